@@ -14,7 +14,7 @@ from gymnasium import spaces
 from rollmill import envs
 from rollmill.core.errors import ContractError, UsageError
 from rollmill.core.own_line import own_line
-from rollmill.core.types import Environment, Timestep
+from rollmill.core.types import AgentKind, Environment, Timestep
 from rollmill.envs.host import allocate
 
 BOX = spaces.Box(0.0, 10.0, (1,), np.float32)
@@ -246,6 +246,110 @@ def test_nan_is_found():
     fails(r"the reward is inf in step \d+, expected a number", step=step)
 
 
+def counted_step(**changes):
+    """A step that never ends an episode and counts up by one, with fields replaced as by `changed_step`."""
+    return changed_step(
+        **{
+            "state": lambda t, s: {"count": s["count"] + 1},
+            "terminated": lambda t, s: jnp.asarray(False),
+            **changes,
+        }
+    )
+
+
+def counted(**changes):
+    return environment(reset=lambda key, params: (observe(0), {"count": jnp.int32(0)}), **changes)
+
+
+@pytest.mark.parametrize(("at", "value"), [(19, "nan"), (20, "-inf"), (1234, "nan")])
+def test_a_reward_that_is_no_number_is_found_in_every_step_that_is_played(at, value):
+    # Twenty steps are recorded, and further ones look for the end of the episode.
+    step = counted_step(reward=lambda t, s: jnp.where(s["count"] == at, float(value), t.reward))
+    with pytest.raises(ContractError, match=f"the reward is {value} in step {at}, expected a number"):
+        envs.check_environment(counted(step=step), num_steps=20)
+
+
+@pytest.mark.parametrize(
+    ("value", "message", "at"),
+    [
+        (jnp.nan, "observation is NaN after step number 150, expected a number", 150),
+        (jnp.inf, "observation is infinite after step number 5, expected a number", 5),
+        (12.0, r"the observation after step number 150 is \[12.0\], outside of observation_space", 150),
+    ],
+)
+def test_observations_are_checked_in_every_step_that_is_played(value, message, at):
+    space = spaces.Box(0.0, np.inf if value == jnp.inf else 10.0, (1,), np.float32)
+    step = counted_step(observation=lambda t, s: jnp.where(s["count"] == at, value, t.observation))
+    with pytest.raises(ContractError, match=message):
+        envs.check_environment(counted(step=step, observation_space=space), num_steps=20)
+
+
+def test_a_reset_between_episodes_is_checked():
+    # Few resets go wrong, and those that the rollout itself plays are among the ones that are looked at.
+    def reset(key, params):
+        observation, state = good_reset(key, params)
+        return jnp.where(jax.random.uniform(key) < 0.01, jnp.nan, observation), state
+
+    fails(r"observation is NaN after reset number \d+, expected a number", reset=reset, num_steps=600)
+
+
+def test_masks_and_turns_are_checked_in_every_step_that_is_played():
+    mask = counted(step=counted_step(), action_mask=lambda state, params: jnp.full(2, state["count"] != 70))
+    with pytest.raises(ContractError, match="action_mask allows no action before step 70, expected at least one"):
+        envs.check_environment(mask, num_steps=20)
+    turns = counted(
+        step=counted_step(), num_players=2, to_move=lambda state, params: jnp.where(state["count"] == 70, 2, 0)
+    )
+    with pytest.raises(ContractError, match="to_move is 2 before step 70, expected 0 or 1"):
+        envs.check_environment(turns, num_steps=20)
+
+
+@pytest.mark.parametrize(("what", "at"), [("reward", 70), ("observation", 70), ("central", 70), ("central", 3)])
+def test_several_agents_are_checked_in_every_step_that_is_played(what, at):
+    pair = AgentKind("pair", 2, spaces.Box(-1.0, 1.0, (1,), np.float32), spaces.Discrete(2))
+    observation_space, action_space = envs.joint_spaces([pair])
+
+    def numbers(kind, count):
+        bad = jnp.where(count == at, jnp.nan, 0.0) if kind == what else jnp.float32(0)
+        return jnp.stack([jnp.float32(0), bad])
+
+    def reset(key, params):
+        return {"pair": jnp.zeros((2, 1))}, jnp.int32(0)
+
+    def step(key, state, action, params):
+        observation = {"pair": numbers("observation", state)[:, None]}
+        reward = {"pair": numbers("reward", state)}
+        return Timestep(observation, state + 1, reward, jnp.asarray(False), jnp.asarray(False), {})
+
+    env = Environment(
+        name="Pair",
+        reset=reset,
+        step=step,
+        observation_space=observation_space,
+        action_space=action_space,
+        params={},
+        agents=(pair,),
+        central=lambda state, params: numbers("central", state),
+    )
+    expected = {
+        "reward": rf"the reward\['pair'\] is \[ ?0\. +nan\] in step {at}, expected a number",
+        "observation": rf"observation\['pair'\] is NaN after step number {at}, expected a number",
+        "central": rf"the result of central is NaN before step number {at}, expected a number",
+    }
+    with pytest.raises(ContractError, match=expected[what]):
+        envs.check_environment(env, num_steps=20)
+
+
+def test_actions_far_from_a_gaussian_are_warned_of():
+    far = spaces.Box(290.0, 300.0, (1,), np.float32)
+    step = changed_step(state=lambda t, s: {"count": s["count"] + 1})
+    env = environment(action_space=far, step=lambda key, state, action, params: step(key, state, 1, params))
+    with pytest.warns(UserWarning, match="Good: the actions lie between 290 and 300.*rescale-actions"):
+        envs.check_environment(env, num_steps=40)
+    with pytest.warns(UserWarning, match="Far: the actions lie between 290 and 300.*rescale-actions"):
+        envs.check_environment(envs.host_environment("Far", lambda: FarCounter()), num_steps=5)
+
+
 def test_params_must_be_numbers():
     fails(r"params\['skin'\] is a str, expected an array or a number", params={"bonus": 0.5, "skin": "wood"})
 
@@ -446,6 +550,10 @@ class HostCounter(gymnasium.Env):
 
     def close(self):
         CLOSED.append(self)
+
+
+class FarCounter(HostCounter):
+    action_space = spaces.Box(290.0, 300.0, (1,), np.float32)
 
 
 CLOSED = []

@@ -10,6 +10,7 @@ from rollmill.api.algorithms import ALGORITHMS
 from rollmill.api.creation import create_run, run_config, run_root
 from rollmill.api.driver import drive
 from rollmill.api.evaluations import PeriodicEvaluation, prepare_evaluation
+from rollmill.api.far_actions import notes_on_far_actions
 from rollmill.api.hook_calls import check_hooks
 from rollmill.api.options import RunOptions
 from rollmill.api.own_names import note_of_unknown, only_here, with_own_modules
@@ -107,6 +108,8 @@ def prepare_training(
         display.note(note)
     if given:
         display.note(str(given))
+    for note in notes_on_far_actions(algorithm):
+        display.note(note)
     tell_replay_size(algorithm, plan, options, display)
     evaluation = prepare_evaluation(algorithm, described, options, display)
     program = compile_program(algorithm, plan, options, display) if plan.place == "program" else None

@@ -112,12 +112,18 @@ def _inside_rollmill(lines: Sequence[SourceLine]) -> Sequence[SourceLine]:
 
 
 def _is_own(line: SourceLine) -> bool:
-    return not _is_rollmill(line) and not line.file.startswith(_PYTHON)
+    return not _is_rollmill(line) and not line.file.startswith(_PYTHON) and not _is_in_site_packages(line)
+
+
+def _is_in_site_packages(line: SourceLine) -> bool:
+    """True for packages of this environment, of the user's own folder, and of those that a .pth file adds."""
+    return "site-packages" in Path(line.file).parts
 
 
 def _is_installed(line: SourceLine) -> bool:
-    parts = Path(line.file).parts
-    return "site-packages" in parts and not _is_rollmill(line) and not _has_any(parts, _MACHINERY)
+    return (
+        _is_in_site_packages(line) and not _is_rollmill(line) and not _has_any(Path(line.file).parts, _MACHINERY)
+    )
 
 
 def _is_rollmill(line: SourceLine) -> bool:

@@ -5,6 +5,7 @@ import warnings
 import gymnasium
 import numpy as np
 
+from rollmill.core.far_boxes import far_boxes
 from rollmill.core.jax_settings import check_jax
 from rollmill.core.types import Environment, HostEnvironment
 from rollmill.envs.check_host import NUM_COPIES, check_host
@@ -53,7 +54,8 @@ def check_environment(
     """Checks that an environment satisfies the contract of `rollmill.Environment`, and prints a line if it does.
 
     First by tracing alone (types, structures, spaces, side effects), then by a rollout of random actions, which
-    goes on for up to 2,000 further steps if no episode ends in it. A host environment is checked with two copies,
+    goes on for up to 10,000 further steps if no episode ends in it. Every step is checked for numbers that are not
+    finite and for observations outside of their space. A host environment is checked with two copies,
     which are closed again.
 
     Args:
@@ -67,11 +69,12 @@ def check_environment(
         UsageError: `env` is not an environment.
 
     Warns:
-        UserWarning: reset or step relies on implicit dtype promotion, or returns weakly typed values; or no
-            episode ended.
+        UserWarning: reset or step relies on implicit dtype promotion, or returns weakly typed values; no episode
+            ended; or a Gaussian policy hardly reaches the range of the actions.
     """
     check_jax()
     env = as_environment(env)
+    _warn_of_far_actions(env)
     if isinstance(env, HostEnvironment):
         ended = check_host(env, seed=seed, num_steps=num_steps)
         hint = "" if ended else "; if none ever does, limit the time: gymnasium.make(..., max_episode_steps=500)"
@@ -87,7 +90,7 @@ def check_environment(
     ended, more = _count_episodes(record), 0
     if not ended:
         last, more = first_end(strong, record, seed, MORE_STEPS)
-        check_no_auto_reset(strong, last)
+        _check_steps(strong, last)
         ended = _count_episodes(last)
     if not ended:
         _warn_of_no_end(env.name, num_steps + more)
@@ -125,14 +128,24 @@ def _check_by_tracing(env: Environment) -> None:
 
 def _check_by_running(env: Environment, seed: int, num_steps: int) -> Rollout:
     record = rollout(env, seed, num_steps)
+    _check_steps(env, record)
+    check_vmapped(env, record)
+    check_planning(env, record)
+    return record
+
+
+def _check_steps(env: Environment, record: Rollout) -> None:
+    """The checks of what steps return."""
     check_finite(env, record)
     check_bounds(env, record)
     check_legal_actions(env, record)
     check_to_move(env, record)
     check_no_auto_reset(env, record)
-    check_vmapped(env, record)
-    check_planning(env, record)
-    return record
+
+
+def _warn_of_far_actions(env: Environment | HostEnvironment) -> None:
+    for far in far_boxes(env.action_space):
+        warnings.warn(f"{env.name}: {far}", stacklevel=3)
 
 
 def _warn_of_no_end(name: str, num_steps: int) -> None:

@@ -16,6 +16,7 @@ from rollmill.core.errors import ContractError, NonFiniteError
 from rollmill.core.spaces import contains, struct
 from rollmill.core.types import HostEnvironment, HostStep, HostVector
 from rollmill.envs.host import step_struct
+from rollmill.envs.host.finite import find_non_finite
 
 NUM_COPIES = 2
 """Number of copies: the fewest that can reveal a wrong order."""
@@ -49,6 +50,7 @@ def _check_run(env: HostEnvironment, vector: HostVector, seed: int, num_steps: i
     _check_failures(env, vector)
     _check_types(env, "reset", step, expected)
     _check_observation(env, "reset", step.observation)
+    _check_finite(env, "reset", step.observation)
     actions, rng = batch_space(env.action_space, NUM_COPIES), np.random.default_rng(seed)
     actions.seed(seed)
     ended = 0
@@ -79,8 +81,17 @@ def _check_types(env: HostEnvironment, what: str, step: PyTree, expected: PyTree
 def _check_numbers(env: HostEnvironment, step: HostStep) -> None:
     _check_observation(env, "step", step.observation)
     _check_observation(env, "step", step.info["final_observation"])
-    if not all(np.isfinite(reward).all() for reward in jax.tree.leaves(step.reward)):
-        raise ContractError(f"{env.name}: step returned the reward {step.reward}, expected finite numbers.")
+    _check_finite(env, "step", step.observation, step.reward)
+    _check_finite(env, "step", step.info["final_observation"])
+
+
+def _check_finite(env: HostEnvironment, what: str, observation: PyTree, reward: PyTree | None = None) -> None:
+    number = find_non_finite(env.observation_space, observation, reward)
+    if number is not None:
+        raise ContractError(
+            f"{env.name}: {what} returned {number.field} = {number.value} in copy {number.row}, expected a finite "
+            "number."
+        )
 
 
 def _check_observation(env: HostEnvironment, what: str, observation: PyTree[np.ndarray]) -> None:

@@ -49,7 +49,10 @@ class Rollout(NamedTuple):
     """Steps under random actions, and many first states to compare them with."""
 
     resets: Resets
+    """Of 128 episodes, and those of the steps."""
     steps: CheckedSteps
+    first_step: int = 0
+    """Number of the first of the steps, for messages."""
 
 
 def rollout(env: Environment, seed: int, num_steps: int) -> Rollout:
@@ -61,11 +64,14 @@ def rollout(env: Environment, seed: int, num_steps: int) -> Rollout:
     key = jax.random.key(seed)
     with blaming(f"{env.name}: a rollout"):
         # A check runs by itself, outside any program that execution would compile.
-        return jax.jit(lambda key, params: _rollout(env, key, params, num_steps))(key, env.params)  # noqa: TID251
+        play = jax.jit(lambda key, params: _rollout(env, key, params, num_steps))  # noqa: TID251
+        return Rollout(*play(key, env.params))
 
 
 def first_end(env: Environment, record: Rollout, seed: int, max_steps: int) -> tuple[Rollout, int]:
     """Plays the episode in which a rollout stopped on to its end, by random legal actions.
+
+    Stops before the end at a step that violates the contract, so that the checks of the result find it.
 
     Args:
         env: the environment.
@@ -80,36 +86,40 @@ def first_end(env: Environment, record: Rollout, seed: int, max_steps: int) -> t
     last = jax.tree.map(lambda leaf: leaf[-1], record.steps)
     play = jax.jit(lambda key, params: _until_end(env, key, params, last, max_steps))  # noqa: TID251, as above
     taken, number = play(key, env.params)
-    return record._replace(steps=jax.tree.map(lambda leaf: leaf[None], taken)), int(number)
+    more, played = int(number), record.first_step + len(record.steps.inside)
+    steps = jax.tree.map(lambda leaf: leaf[None], taken)
+    return record._replace(steps=steps, first_step=played + more - 1), more
 
 
 def check_finite(env: Environment, record: Rollout) -> None:
-    """Checks that observations and rewards are not NaN, and rewards not infinite."""
-    _check_not_nan(env.name, "observation", record.resets.observation, "after reset number")
-    _check_not_nan(env.name, "observation", record.steps.timestep.observation, "after step number")
-    for path, leaf in jax.tree_util.tree_leaves_with_path(record.steps.timestep.reward):
-        finite = np.isfinite(np.asarray(leaf)).reshape(len(leaf), -1).all(axis=1)
+    """Checks that observations, rewards and what `central` returns are neither NaN nor infinite."""
+    name, steps = env.name, record.steps
+    _check_numbers(name, "observation", record.resets.observation, "after reset number", 0)
+    _check_numbers(name, "observation", steps.timestep.observation, "after step number", record.first_step)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(steps.timestep.reward):
+        finite = _rows_finite(leaf)
         if not finite.all():
             first = int(np.argmin(finite))
-            where = jax.tree_util.keystr(path)
-            raise ContractError(
-                f"{env.name}: the reward{where} is {leaf[first]} in step {first}, expected a number."
-            )
+            where, number = jax.tree_util.keystr(path), record.first_step + first
+            raise ContractError(f"{name}: the reward{where} is {leaf[first]} in step {number}, expected a number.")
+    if env.central is not None:
+        central = jax.vmap(env.central, in_axes=(0, None))(steps.state, env.params)
+        _check_numbers(name, "the result of central", central, "before step number", record.first_step)
 
 
 def check_bounds(env: Environment, record: Rollout) -> None:
     """Checks that every observation is in the observation space."""
-    parts: tuple[tuple[str, Any, Any], ...] = (
-        ("after reset number", record.resets.inside, record.resets.observation),
-        ("after step number", record.steps.inside, record.steps.timestep.observation),
+    parts: tuple[tuple[str, int, Any, Any], ...] = (
+        ("after reset number", 0, record.resets.inside, record.resets.observation),
+        ("after step number", record.first_step, record.steps.inside, record.steps.timestep.observation),
     )
-    for when, inside, observations in parts:
+    for when, start, inside, observations in parts:
         if not np.all(inside):
             first = int(np.argmin(inside))
             observation = jax.tree.map(lambda leaf, first=first: np.asarray(leaf[first]).tolist(), observations)
             raise ContractError(
-                f"{env.name}: the observation {when} {first} is {observation}, outside of observation_space "
-                f"{env.observation_space}: widen the space's bounds or clip the observation."
+                f"{env.name}: the observation {when} {start + first} is {observation}, outside of "
+                f"observation_space {env.observation_space}: widen the space's bounds or clip the observation."
             )
 
 
@@ -122,9 +132,10 @@ def check_legal_actions(env: Environment, record: Rollout) -> None:
         legal = np.asarray(mask) & (possible[path[0].key] if path else possible)
         has_legal = legal.any(axis=-1).reshape(len(legal), -1).all(axis=1)
         if not has_legal.all():
+            number = record.first_step + int(np.argmin(has_legal))
             raise ContractError(
-                f"{env.name}: action_mask{jax.tree_util.keystr(path)} allows no action before step "
-                f"{int(np.argmin(has_legal))}, expected at least one: end the episode if none is left."
+                f"{env.name}: action_mask{jax.tree_util.keystr(path)} allows no action before step {number}, "
+                "expected at least one: end the episode if none is left."
             )
 
 
@@ -136,7 +147,8 @@ def check_to_move(env: Environment, record: Rollout) -> None:
     known = (players == 0) | (players == 1)
     if not known.all():
         first = int(np.argmin(known))
-        raise ContractError(f"{env.name}: to_move is {players[first]} before step {first}, expected 0 or 1.")
+        number = record.first_step + first
+        raise ContractError(f"{env.name}: to_move is {players[first]} before step {number}, expected 0 or 1.")
 
 
 def check_no_auto_reset(env: Environment, record: Rollout) -> None:
@@ -216,24 +228,25 @@ def check_planning(env: Environment, record: Rollout) -> None:
         )
 
 
-def _rollout(env: Environment, key: Key, params: Params, num_steps: int) -> Rollout:
+def _rollout(env: Environment, key: Key, params: Params, num_steps: int) -> tuple[Resets, CheckedSteps]:
     first_key, resets_key, steps_key = jax.random.split(key, 3)
 
     def one_reset(key: Key) -> Resets:
         observation, state = env.reset(key, params)
         return Resets(observation, state, contains(env.observation_space, observation))
 
-    def one_step(state: State, key: Key) -> tuple[State, CheckedSteps]:
+    def one_step(state: State, key: Key) -> tuple[State, tuple[Resets, CheckedSteps]]:
         step_key, reset_key = jax.random.split(key)
-        taken = _random_step(env, params, state, step_key)
-        _, first_state = env.reset(reset_key, params)
+        taken, reset = _random_step(env, params, state, step_key), one_reset(reset_key)
         ends = _ends(taken.timestep)
-        next_state = jax.tree.map(lambda new, old: jnp.where(ends, new, old), first_state, taken.timestep.state)
-        return next_state, taken
+        next_state = jax.tree.map(lambda new, old: jnp.where(ends, new, old), reset.state, taken.timestep.state)
+        return next_state, (reset, taken)
 
-    _, state = env.reset(first_key, params)
-    _, steps = jax.lax.scan(one_step, state, jax.random.split(steps_key, num_steps))
-    return Rollout(jax.vmap(one_reset)(jax.random.split(resets_key, NUM_RESETS)), steps)
+    first = one_reset(first_key)
+    _, (between, steps) = jax.lax.scan(one_step, first.state, jax.random.split(steps_key, num_steps))
+    many = jax.vmap(one_reset)(jax.random.split(resets_key, NUM_RESETS))
+    first = jax.tree.map(lambda leaf: leaf[None], first)
+    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), many, first, between), steps
 
 
 def _until_end(
@@ -243,7 +256,7 @@ def _until_end(
 
     def goes_on(so_far: tuple[CheckedSteps, Int[Array, ""]]) -> Bool[Array, ""]:
         taken, number = so_far
-        return ~_ends(taken.timestep) & (number < max_steps)
+        return ~_ends(taken.timestep) & (number < max_steps) & _is_sound(env, params, taken)
 
     def one_more(so_far: tuple[CheckedSteps, Int[Array, ""]]) -> tuple[CheckedSteps, Int[Array, ""]]:
         taken, number = so_far
@@ -262,6 +275,26 @@ def _random_step(env: Environment, params: Params, state: State, key: Key) -> Ch
     return CheckedSteps(
         step_key, state, action, mask, timestep, contains(env.observation_space, timestep.observation)
     )
+
+
+def _is_sound(env: Environment, params: Params, taken: CheckedSteps) -> Bool[Array, ""]:
+    """False if one of the checks of a single step would fail for this one."""
+    central = () if env.central is None else env.central(taken.state, params)
+    numbers = jax.tree.leaves((taken.timestep.observation, taken.timestep.reward, central))
+    sound = [taken.inside, *(jnp.all(jnp.isfinite(leaf)) for leaf in numbers)]
+    if env.action_mask is not None:
+        possible = possible_masks(env)
+        masks = taken.mask.items() if isinstance(taken.mask, dict) else [(None, taken.mask)]
+        sound += [jnp.all(jnp.any(mask & _possible(possible, name), axis=-1)) for name, mask in masks]
+    if env.to_move is not None:
+        player = env.to_move(taken.state, params)
+        sound.append((player == 0) | (player == 1))
+    return jnp.all(jnp.stack(sound))
+
+
+def _possible(masks: PyTree[np.ndarray], kind: str | None) -> np.ndarray:
+    """The mask of all choices of a kind of agents; of the single agent, for None."""
+    return masks if kind is None else masks[kind]
 
 
 def _ends(timestep: Timestep) -> Bool[Array, ""]:
@@ -310,15 +343,22 @@ def _first_difference(results: Timestep, expected: Timestep) -> str | None:
     return None
 
 
-def _check_not_nan(name: str, what: str, values: Any, when: str) -> None:
+def _check_numbers(name: str, what: str, values: Any, when: str, start: int) -> None:
     for path, leaf in jax.tree_util.tree_leaves_with_path(values):
-        bad = np.isnan(np.asarray(leaf, np.float64)).reshape(len(leaf), -1).any(axis=1)
-        if bad.any():
+        finite = _rows_finite(leaf)
+        if not finite.all():
+            first = int(np.argmin(finite))
+            value = "NaN" if np.isnan(np.asarray(leaf[first], np.float64)).any() else "infinite"
             where = f"{what}{jax.tree_util.keystr(path)}"
             raise ContractError(
-                f"{name}: {where} is NaN {when} {int(np.argmax(bad))}, expected a number: look for a "
+                f"{name}: {where} is {value} {when} {start + first}, expected a number: look for a "
                 "division by zero, a root of a negative number, or a missing clip."
             )
+
+
+def _rows_finite(leaf: Array) -> np.ndarray:
+    """For each row, True if all its numbers are finite."""
+    return np.isfinite(np.asarray(leaf, np.float64)).reshape(len(leaf), -1).all(axis=1)
 
 
 def _resembles(values: Any, firsts: Any, num_values: int) -> np.ndarray:

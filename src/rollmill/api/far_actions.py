@@ -1,0 +1,51 @@
+"""A note on actions that the policy of a new training hardly reaches."""
+
+import math
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import PyTree
+
+from rollmill.core.far_boxes import far_boxes
+from rollmill.dataflow import Graph
+from rollmill.networks import DiagonalGaussian
+
+
+def notes_on_far_actions(graph: Graph) -> list[str]:
+    """Names the actions whose range is far from the Gaussian with which the graph's policy begins.
+
+    Policies that are squashed into their bounds, and those of other kinds, have none.
+    """
+    std = _first_std(graph)
+    if not far_boxes(graph.action_space, std=std):  # nearly always, and known without a trace
+        return []
+    distribution = _distribution(graph)
+    if isinstance(distribution, DiagonalGaussian):
+        gaussian = [""]
+    elif isinstance(distribution, dict):
+        gaussian = [f"[{kind!r}]" for kind, part in distribution.items() if isinstance(part, DiagonalGaussian)]
+    else:
+        return []
+    return [f"note: {far}" for far in far_boxes(graph.action_space, std=std) if far.where in gaussian]
+
+
+def _first_std(graph: Graph) -> float:
+    """The standard deviation that the network's settings give, if there are any."""
+    network = graph.settings["config"].get("network")
+    return math.exp(network.get("initial_log_std", 0.0)) if isinstance(network, Mapping) else 1.0
+
+
+def _distribution(graph: Graph) -> PyTree:
+    """The action distribution of the graph's policy, whose leaves are types; None if it has no distribution."""
+    of_policy = graph.outputs.distribution
+    if of_policy is None or graph.outputs.searches:
+        return None
+
+    def first(key: jax.Array) -> PyTree:
+        _, state_key, learner_key = jax.random.split(key, 3)
+        weights = graph.weights(graph.start_learner(learner_key))
+        state, observation = graph.start_environment(state_key, jnp.int32(0))
+        return of_policy(weights, graph.start_memory(), observation, graph.action_mask(state))
+
+    return jax.eval_shape(first, jax.random.key(0))

@@ -1,0 +1,103 @@
+"""Boxes of actions that a policy which begins as a Gaussian about 0 hardly reaches.
+
+Such a policy draws its actions about mean 0 with a standard deviation of 1, unless another one is given, and they
+are clipped to the bounds. Each update moves the mean by a small step. A box far from 0 or a very small one is
+therefore explored at its bounds only, and a very large one hardly at all.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from gymnasium import spaces
+
+MIN_INSIDE = 0.1
+"""Smallest share of the first actions within the bounds of a near box. About 0, a box of width 0.25 has it."""
+MIN_REACHED = 0.25
+"""Smallest share of a near box within two standard deviations. About 0, a box of width 16 has it."""
+MAX_WIDTH = float(np.finfo(np.float32).max)
+"""A wider box has no bounds: some environments give the largest float for one."""
+
+
+class FarBox(NamedTuple):
+    """The dimension of a box of actions that the Gaussian reaches least."""
+
+    where: str
+    """The kind of agents, for several agents, as `['taggers']`; else empty."""
+    low: float
+    high: float
+    inside: float
+    """Share of the Gaussian's actions within the bounds."""
+    std: float
+    """Standard deviation of the Gaussian."""
+
+    @property
+    def is_bounded(self) -> bool:
+        """True if both bounds are finite numbers that a transform can stretch to."""
+        return self.high - self.low <= MAX_WIDTH
+
+    def __str__(self) -> str:
+        return f"the actions{self.where} lie between {self.low:g} and {self.high:g}, {self._effect}. {self._hint}"
+
+    @property
+    def _effect(self) -> str:
+        gaussian = f"a Gaussian policy, which begins with mean 0 and standard deviation {self.std:g},"
+        if self.inside < MIN_INSIDE:
+            return f"and {gaussian} draws only {self.inside:.1%} of its actions from there: the others are clipped"
+        return f"and {gaussian} explores only a small part of that range"
+
+    @property
+    def _hint(self) -> str:
+        if not self.is_bounded:
+            return "hint: shift and scale the actions in the environment's step."
+        return (
+            "hint: --transform rescale-actions (rollmill.transform(env, 'rescale-actions')), or "
+            "--network.squash-actions (NetworkConfig(squash_actions=True)). SAC and TD3 scale actions themselves."
+        )
+
+
+def far_boxes(space: spaces.Space, *, std: float = 1.0) -> list[FarBox]:
+    """The boxes of floats in a space of actions that are far from a Gaussian about 0.
+
+    Args:
+        space: space of the actions; of several agents, a dictionary by kind.
+        std: standard deviation of the Gaussian.
+    """
+    worst = (_worst(where, box, std) for where, box in _boxes(space))
+    return [far for far in worst if far is not None]
+
+
+def _boxes(space: spaces.Space, where: str = "") -> Iterator[tuple[str, spaces.Box]]:
+    match space:
+        case spaces.Dict():
+            for name, part in space.spaces.items():
+                yield from _boxes(part, f"{where}[{name!r}]")
+        case spaces.Tuple():
+            for place, part in enumerate(space.spaces):
+                yield from _boxes(part, f"{where}[{place}]")
+        case spaces.Box() if np.issubdtype(space.dtype, np.floating):
+            yield where, space
+
+
+def _worst(where: str, box: spaces.Box, std: float) -> FarBox | None:
+    """The dimension that is reached least; None if all are near."""
+    bounds = set(zip(np.float64(box.low).ravel().tolist(), np.float64(box.high).ravel().tolist(), strict=True))
+    far = [
+        FarBox(where, low, high, _inside(low, high, std), std) for low, high in bounds if _is_far(low, high, std)
+    ]
+    return min(far, key=lambda each: (each.inside, each.low)) if far else None
+
+
+def _is_far(low: float, high: float, std: float) -> bool:
+    if not low < high:  # a single value, which every policy takes
+        return False
+    reached = max(min(high, 2 * std) - max(low, -2 * std), 0.0)
+    is_wide = high - low <= MAX_WIDTH and reached < MIN_REACHED * (high - low)
+    return is_wide or _inside(low, high, std) < MIN_INSIDE
+
+
+def _inside(low: float, high: float, std: float) -> float:
+    """Probability that a Gaussian about 0 lies between two bounds."""
+    scale = std * math.sqrt(2)
+    return (math.erf(high / scale) - math.erf(low / scale)) / 2
