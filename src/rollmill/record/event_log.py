@@ -2,14 +2,14 @@
 
 import os
 import socket
-import struct
 import time
 from collections.abc import Mapping
 from queue import SimpleQueue
 from threading import Thread
-from typing import IO, Any, NamedTuple
+from typing import IO, NamedTuple
 
 from rollmill.core.folder import Folder, ForeignFileError
+from rollmill.record.event_records import record, restart_event, scalars_event, version_event
 from rollmill.record.storage import write_failure
 
 
@@ -22,8 +22,7 @@ class _Entry(NamedTuple):
 class EventLog:
     """One TensorBoard event file, opened at the first entry.
 
-    It uses the messages and checksums of tensorboardX and not its `SummaryWriter`, whose background process queue
-    blocks for ever once its thread has died of a full disk, and whose files are opened through links.
+    Its thread imports nothing: an import would hold up the training's own threads.
 
     Args:
         folder: folder of the event files, created at the first entry.
@@ -71,7 +70,7 @@ class EventLog:
         try:
             with _open_events(self._folder, self._purge_step) as file:
                 while (entry := self._entries.get()) is not None:
-                    _write_event(file, _event(entry))
+                    file.write(record(scalars_event(entry.wall_time, entry.step, entry.scalars)))
                     if self._entries.empty():
                         file.flush()
         except Exception as error:  # any error: `add` must not queue for a thread that has ended
@@ -79,33 +78,12 @@ class EventLog:
 
 
 def _open_events(folder: Folder, purge_step: int | None) -> IO[bytes]:
-    from tensorboardX.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue]
-
     folder.make()
     now = time.time()
     name = f"events.out.tfevents.{int(now):010d}.{socket.gethostname()}.{time.time_ns()}"
     file = os.fdopen(folder.create(name), "wb")
-    _write_event(file, Event(wall_time=now, file_version="brain.Event:2"))
+    file.write(record(version_event(now)))
     if purge_step is not None:
-        start = SessionLog(status=SessionLog.START)
-        _write_event(file, Event(wall_time=now, step=purge_step, session_log=start))
+        file.write(record(restart_event(now, purge_step)))
     file.flush()
     return file
-
-
-def _write_event(file: IO[bytes], event: Any) -> None:
-    """Writes one record: its length, the length's checksum, the event and its checksum."""
-    from tensorboardX.record_writer import masked_crc32c
-
-    data = event.SerializeToString()
-    length = struct.pack("<Q", len(data))
-    checksums = [struct.pack("<I", masked_crc32c(part)) for part in (length, data)]
-    file.write(length + checksums[0] + data + checksums[1])
-
-
-def _event(entry: _Entry) -> Any:
-    from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
-    from tensorboardX.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
-
-    values = [Summary.Value(tag=tag, simple_value=scalar) for tag, scalar in entry.scalars.items()]
-    return Event(wall_time=entry.wall_time, step=entry.step, summary=Summary(value=values))

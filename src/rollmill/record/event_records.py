@@ -1,0 +1,98 @@
+"""Records of TensorBoard's event files: protocol buffers of a few fields, each between checksums.
+
+They are written here, because to import the packages that hold these messages takes seconds of a training's
+beginning, in which its own threads wait for the interpreter's lock. The fields are those of `event.proto` and
+`summary.proto`, the records those of TFRecord.
+"""
+
+import struct
+from collections.abc import Mapping
+from functools import cache
+
+POLYNOMIAL = 0x82F63B78
+"""CRC-32C (Castagnoli), its bits reversed."""
+MASK = 0xA282EAD8
+"""Constant by which TFRecord masks checksums."""
+VERSION = "brain.Event:2"
+"""Version of the format, in each file's first event."""
+START = 1
+"""`SessionLog.START`."""
+
+
+def version_event(wall_time: float) -> bytes:
+    """The first event of a file."""
+    return _double(1, wall_time) + _bytes(3, VERSION.encode())
+
+
+def restart_event(wall_time: float, step: int) -> bytes:
+    """An event from which on TensorBoard hides those of earlier files whose step is not lower."""
+    return _double(1, wall_time) + _integer(2, step) + _bytes(7, _integer(1, START))
+
+
+def scalars_event(wall_time: float, step: int, scalars: Mapping[str, float]) -> bytes:
+    """An event with numbers, which are stored as float32, by their names."""
+    values = (
+        _bytes(1, _bytes(1, name.encode(errors="replace")) + _float(2, value)) for name, value in scalars.items()
+    )
+    return _double(1, wall_time) + _integer(2, step) + _bytes(5, b"".join(values))
+
+
+def record(event: bytes) -> bytes:
+    """One record: its length, the length's checksum, the event and its checksum."""
+    length = struct.pack("<Q", len(event))
+    return b"".join([length, struct.pack("<I", _masked(length)), event, struct.pack("<I", _masked(event))])
+
+
+def crc32c(data: bytes) -> int:
+    """The checksum CRC-32C."""
+    table, checksum = _table(), 0xFFFFFFFF
+    for byte in data:
+        checksum = table[(checksum ^ byte) & 0xFF] ^ (checksum >> 8)
+    return checksum ^ 0xFFFFFFFF
+
+
+def _masked(data: bytes) -> int:
+    checksum = crc32c(data)
+    return ((checksum >> 15 | checksum << 17) + MASK) & 0xFFFFFFFF
+
+
+@cache
+def _table() -> tuple[int, ...]:
+    """The checksum's change by each byte."""
+
+    def changed(byte: int) -> int:
+        for _ in range(8):
+            byte = byte >> 1 ^ (POLYNOMIAL if byte & 1 else 0)
+        return byte
+
+    return tuple(map(changed, range(256)))
+
+
+def _bytes(field: int, value: bytes) -> bytes:
+    return _varint(field << 3 | 2) + _varint(len(value)) + value
+
+
+def _integer(field: int, value: int) -> bytes:
+    return _varint(field << 3) + _varint(value & 0xFFFFFFFFFFFFFFFF) if value else b""
+
+
+def _double(field: int, value: float) -> bytes:
+    return _varint(field << 3 | 1) + struct.pack("<d", value)
+
+
+def _float(field: int, value: float) -> bytes:
+    """A number of the field's precision; one that exceeds it becomes an infinity."""
+    try:
+        packed = struct.pack("<f", value)
+    except OverflowError:
+        packed = struct.pack("<f", float("inf") if value > 0 else float("-inf"))
+    return _varint(field << 3 | 5) + packed
+
+
+def _varint(value: int) -> bytes:
+    """An integer of seven bits a byte, the lowest first."""
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*encoded, value])
