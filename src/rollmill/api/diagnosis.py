@@ -50,7 +50,7 @@ def kept_fault(run_dir: str | Path) -> bool:
     Raises:
         CheckpointError: if the directory is no run.
     """
-    folder = RunDirectory.open(Path(run_dir)).fault
+    folder = RunDirectory.open(fit("run_dir", Path, run_dir)).fault
     return has_fault(folder) or has_message(folder)
 
 
@@ -60,7 +60,7 @@ def examine(run_dir: str | Path) -> Examination:
     Raises:
         CheckpointError: if the directory is no run.
     """
-    run = RunDirectory.open(Path(run_dir))
+    run = RunDirectory.open(fit("run_dir", Path, run_dir))
     examined = Examination([], [])
     for look in (_configuration, _checkpoints, _metrics, _summary):
         try:

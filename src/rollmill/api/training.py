@@ -3,7 +3,6 @@
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from rollmill.api.algorithms import ALGORITHMS
@@ -22,6 +21,7 @@ from rollmill.api.starting import GivenWeights, given_weights
 from rollmill.core.errors import UsageError
 from rollmill.core.fields import check_names
 from rollmill.core.jax_settings import check_compiled
+from rollmill.core.local_paths import local_path
 from rollmill.dataflow import Graph
 from rollmill.execution import CompiledProgram, RunSpec
 from rollmill.hooks import Hook
@@ -93,9 +93,9 @@ def prepare_training(
     check_algorithm(algorithm)
     options = with_settings(chosen_options(options, overrides))
     if options.start_from is not None:
-        options = replace(options, start_from=str(Path(options.start_from).resolve()))
+        options = replace(options, start_from=str(local_path("start_from", options.start_from).resolve()))
     if options.run_dir is not None:
-        RunDirectory.refuse_occupied(Path(options.run_dir))
+        RunDirectory.refuse_occupied(options.run_dir)
     plan = choose_plan(algorithm, options)
     refuse_unread(plan, options)
     given = given_weights(algorithm, options, imports)

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from rollmill.api.saved_run import SavedConfig
 from rollmill.core.errors import CheckpointError, DataError
 from rollmill.core.json_data import parse_json, read_as
+from rollmill.core.local_paths import local_path
 from rollmill.record import Folder, RunDirectory
 
 FILE = "trusted_runs.json"
@@ -116,7 +117,8 @@ def trusted_modules(run: RunDirectory) -> set[str]:
 def state_folder() -> Path:
     """`$ROLLMILL_STATE_DIR`, or `rollmill/` in the user's folder for state."""
     home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-    return Path(os.environ.get("ROLLMILL_STATE_DIR") or home / "rollmill")
+    chosen = os.environ.get("ROLLMILL_STATE_DIR")
+    return local_path("ROLLMILL_STATE_DIR", chosen) if chosen else home / "rollmill"
 
 
 def _same(one: TrustedRun, other: TrustedRun) -> bool:

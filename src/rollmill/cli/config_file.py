@@ -18,6 +18,7 @@ from rollmill.core.bounds import check_numbers
 from rollmill.core.errors import UsageError
 from rollmill.core.fields import fit
 from rollmill.core.json_data import parse_object
+from rollmill.core.local_paths import local_path
 from rollmill.envs import check_name
 
 OPTION = "--config"
@@ -48,7 +49,7 @@ def with_config_file(arguments: Sequence[str], types_of: TypesOf) -> list[str]:
     files, (named, options) = values_of(OPTION, arguments), _split(_without_option(arguments))
     if not files:
         return list(arguments)
-    path = Path(files[-1])
+    path = local_path("config", files[-1])
     settings = _read(path)
     lacking = POSITIONAL[len(named) :]
     for name in lacking:

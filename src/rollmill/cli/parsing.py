@@ -19,6 +19,7 @@ from rollmill.cli.values import Option, check_values
 from rollmill.core.bounds import Range, bounds_of
 from rollmill.core.errors import UsageError
 from rollmill.core.fields import named_like
+from rollmill.core.local_paths import check_local_paths
 
 RECORDING = {
     "run-dir",
@@ -89,7 +90,9 @@ def parse(kind: Any, arguments: Sequence[str], *, prog: str) -> Any:
     words, given = check_values(arguments, _options(kind, parser))
     _check_positional(given, [action for action in parser._actions if not action.option_strings], prog)
     with _errors_in_a_sentence(prog):
-        return tyro.cli(kind, prog=prog, args=words)
+        options = tyro.cli(kind, prog=prog, args=words)
+    check_local_paths(options)
+    return options
 
 
 def parse_known(kind: Any, arguments: Sequence[str], *, prog: str) -> Any:

@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 import tyro
@@ -16,6 +15,7 @@ from rollmill.api import Frame, render_run
 from rollmill.cli.environment_options import chosen_environment_options
 from rollmill.cli.parsing import parse
 from rollmill.cli.policy_options import PolicyOptions
+from rollmill.core.local_paths import local_path
 from rollmill.pictures import FASTEST_GIF, check_fps, check_place, coloured_lines, plain_lines, write_frames
 
 TERMINAL = "terminal"
@@ -45,9 +45,10 @@ def run(arguments: list[str]) -> int:
     """Plays the episodes, and writes or shows their pictures."""
     options = parse(Render, arguments, prog="rollmill render")
     output = options.output or f"{options.run.resolve().name}.gif"
+    path = local_path("output", output)
     check_fps(options.fps)
     if output != TERMINAL:
-        check_place(Path(output), fps=options.fps, force=options.force)
+        check_place(path, fps=options.fps, force=options.force)
     frames = _frames(options)
     first = next(frames)
     fps = options.fps or first.fps
@@ -57,7 +58,7 @@ def run(arguments: list[str]) -> int:
         return 0
     fps = options.fps or (min(fps, FASTEST_GIF) if output.endswith(".gif") else fps)
     tally = Tally()
-    write_frames(Path(output), (frame.picture for frame in tally.counting(frames)), fps=fps)
+    write_frames(path, (frame.picture for frame in tally.counting(frames)), fps=fps)
     print(tally.sentence(output, fps))
     return 0
 

@@ -1,7 +1,7 @@
 """`rollmill sweep ALGORITHM ENVIRONMENT --over OPTION=VALUES ... [OPTIONS OF TRAIN]`."""
 
 import argparse
-from pathlib import Path
+from functools import partial
 
 from rollmill.api import TRIAL_RESULTS, SweepDirectory, run_sweep, trusted_modules
 from rollmill.cli.parsing import RefusingParser, values_of
@@ -15,6 +15,7 @@ from rollmill.cli.sweep_creation import (
 )
 from rollmill.cli.values import integer
 from rollmill.core.errors import UsageError
+from rollmill.core.local_paths import local_path
 from rollmill.core.shell import command
 from rollmill.execution.instances import SHARINGS, check_sharing
 from rollmill.planning import SAMPLERS, check_sampler, parse_axis
@@ -100,8 +101,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--at-once", type=integer)
     parser.add_argument("--gpu-sharing", choices=SHARINGS, default="auto")
     parser.add_argument("--metric", choices=TRIAL_RESULTS)
-    parser.add_argument("--sweep-dir", type=Path)
-    parser.add_argument("--resume", type=Path)
+    parser.add_argument("--sweep-dir", type=partial(local_path, "sweep_dir"))
+    parser.add_argument("--resume", type=partial(local_path, "resume"))
     parser.add_argument("--all", action="store_true")
     return parser
 

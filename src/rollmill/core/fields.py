@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from rollmill.core.errors import UsageError, unknown_name
+from rollmill.core.local_paths import local_path
 
 Values = TypeVar("Values")
 
@@ -182,7 +183,7 @@ def _flag(name: str, value: Any) -> bool:
 def _path(name: str, value: Any) -> Path:
     if not isinstance(value, str | PathLike):
         raise _misfit(name, value, "a path")
-    return Path(value)
+    return local_path(name, value)
 
 
 def _text(name: str, value: Any) -> str:

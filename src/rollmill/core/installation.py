@@ -4,6 +4,8 @@ import os
 import shlex
 from pathlib import Path
 
+from rollmill.core.local_paths import local_path
+
 PROJECT = Path(__file__).parents[3]
 """Root of the repository, if Rollmill runs from a clone."""
 
@@ -18,4 +20,6 @@ def install_command(extra: str) -> str:
 def cache_root() -> Path:
     """Folder of the cache: `$ROLLMILL_CACHE_DIR`, else `rollmill/` in `$XDG_CACHE_HOME` or `~/.cache`."""
     chosen = os.environ.get("ROLLMILL_CACHE_DIR")
-    return Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "rollmill")
+    if chosen:
+        return local_path("ROLLMILL_CACHE_DIR", chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "rollmill")

@@ -47,12 +47,13 @@ def plot(
         StorageError: the file cannot be written.
     """
     axes = axes_of(x)
+    file = None if output is None else fit("output", Path, output)
     opened = _opened(runs)  # what is no run is told before what is wrong with the output
-    if output is not None:
-        check_output(Path(output), force=force)
+    if file is not None:
+        check_output(file, force=force)
     curves = _read_curves(opened, metric=metric, smoothing=smoothing)
-    if output is not None:
-        write_curves(Path(output), curves, axes)
+    if file is not None:
+        write_curves(file, curves, axes)
     return curves
 
 
@@ -104,7 +105,7 @@ def _opened(runs: Sequence[str | Path]) -> _Opened:
         raise UsageError("name at least one directory of a run or of a sweep.")
     found: dict[Path, tuple[RunDirectory, bool]] = {}
     waiting: list[str] = []
-    for root in map(Path, runs):
+    for root in (fit("run", Path, run) for run in runs):
         if not (root / SWEEP).is_file():
             found.setdefault(root.resolve(), (RunDirectory.open(root), False))
             continue

@@ -1,0 +1,103 @@
+"""URLs where a path is expected are refused, and no folder of that name comes to be."""
+
+from pathlib import Path
+
+import pytest
+
+import rollmill
+from rollmill.cli.main import main
+from rollmill.core.errors import UsageError
+from rollmill.core.local_paths import local_path
+
+URL = "s3://bucket/x"
+TRAIN = ("ppo", "CartPole-v1")
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    yield
+    assert [path.name for path in tmp_path.iterdir() if ":" in path.name] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (("train", *TRAIN, "--run-dir", URL), "run_dir"),
+        (("train", *TRAIN, f"--run-dir={URL}"), "run_dir"),
+        (("train", *TRAIN, "--start-from", URL), "start_from"),
+        (("train", *TRAIN, "--plan", f"{URL}.json"), "plan"),
+        (("train", *TRAIN, "--config", f"{URL}.toml"), "config"),
+        (("plan", *TRAIN, "--output", f"{URL}.json"), "output"),
+        (("profile", *TRAIN, "--output", URL), "output"),
+        (("profile", "compare", URL, URL), "before"),
+        (("sweep", *TRAIN, "--over", "gamma=0.9,0.99", "--sweep-dir", URL), "sweep_dir"),
+        (("sweep", "--resume", URL), "resume"),
+        (("resume", URL), "run"),
+        (("evaluate", URL), "run"),
+        (("serve", URL), "run"),
+        (("play", URL), "run"),
+        (("doctor", URL), "run"),
+        (("export", URL), "run"),
+        (("export", "run", "--output", f"{URL}.onnx"), "output"),
+        (("render", URL), "run"),
+        (("render", "run", "--output", f"{URL}.gif"), "output"),
+        (("plot", URL), "runs"),
+        (("plot", "run", "--output", f"{URL}.html"), "output"),
+        (("serve", "run", "--address-file", URL), "address_file"),
+    ],
+)
+def test_commands(words, option, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(list(words))
+    assert ended.value.code == 2
+    printed = capsys.readouterr()
+    assert f"{option}=s3://bucket/x" in printed.err and "aws s3 sync" in printed.err, printed
+    assert "Traceback" not in printed.err
+
+
+def probe():
+    return rollmill.ppo("CartPole-v1", num_envs=4, num_steps=4, total_timesteps=64)
+
+
+@pytest.mark.parametrize("form", [str, Path])
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda url: rollmill.train(probe(), run_dir=url),
+        lambda url: rollmill.train(probe(), start_from=str(url)),
+        lambda url: rollmill.train(probe(), plan=url),
+        lambda url: rollmill.sweep("ppo", "CartPole-v1", over={"gamma": [0.9]}, sweep_dir=url),
+        lambda url: rollmill.resume(url),
+        lambda url: rollmill.evaluate(url),
+        lambda url: rollmill.load(url),
+        lambda url: rollmill.match(url, "random"),
+        lambda url: rollmill.render(url),
+        lambda url: rollmill.replay(url),
+        lambda url: rollmill.export(url, "policy.onnx"),
+        lambda url: rollmill.export("run", url),
+        lambda url: rollmill.plot(url),
+        lambda url: rollmill.plot("run", output=url),
+        lambda url: rollmill.hooks.csv_log(url),
+    ],
+)
+def test_functions(use, form):
+    with pytest.raises(UsageError, match="=s3://bucket/x is a URL, and Rollmill reads and writes files"):
+        use(form(URL))
+
+
+@pytest.mark.parametrize("url", ["gs://b/x", "hdfs://host:9000/x", "https://host/x", "S3://b", "abfs+tls://c@a/x"])
+def test_schemes(url):
+    for path in (url, Path(url)):
+        with pytest.raises(UsageError, match="is a URL"):
+            local_path("run_dir", path)
+
+
+def test_files_have_a_path():
+    with pytest.raises(UsageError, match="run_dir=file://tmp/x is a URL, expected a path. hint: /tmp/x"):
+        local_path("run_dir", "file:///tmp/x")
+
+
+@pytest.mark.parametrize("path", ["runs/a", "/data/s3:/x", "a:b", "C:/x", "s3", "runs/s3://x", "ppo-ale:pong"])
+def test_paths(path):
+    assert local_path("run_dir", path) == Path(path)
