@@ -1,5 +1,6 @@
 """Runs a program with JAX's own functions: the reference for kernels, on any device."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -73,7 +74,7 @@ def _structural_value(
         case "table":
             return uniforms[node.attributes[0]].reshape(-1)[operands[0]]
         case "loop":
-            return _loop(node.attributes[0], operands, uniforms, precision)
+            return _loop(node, operands, uniforms, precision)
         case "item":
             return operands[0][node.attributes[0]]
     raise ValueError(f"there is no operation {node.op!r}")
@@ -117,11 +118,16 @@ def _row_value(node: Node, operands: list[Any], uniforms: Sequence[Array], preci
     return jax.lax.dot(first, own, precision=precision, preferred_element_type=node.dtype)
 
 
-def _loop(loop: Loop, operands: list[Any], uniforms: Sequence[Array], precision: Any) -> list[Array]:
+def _loop(node: Node, operands: list[Any], uniforms: Sequence[Array], precision: Any) -> list[Array]:
     """Each environment goes on for as long as its own condition holds."""
+    loop: Loop = node.attributes[0]
     count = len(loop.body.outputs)
-    shape = np.broadcast_shapes(*(jnp.shape(x)[:1] for x in operands))
-    block = shape[0] if shape else 1
+    # What all environments have in common has no axis of them, and a row of it has that of its columns alone.
+    lead = (
+        jnp.shape(x)[: jnp.ndim(x) - (own.width is not None)]
+        for x, own in zip(operands, node.operands, strict=True)
+    )
+    block = math.prod(np.broadcast_shapes(*lead))
     widths = [node.width for node in loop.body.outputs]
     whole = lambda x, width: jnp.broadcast_to(x, (block,) if width is None else (block, width))
     carried = [whole(x, width) for x, width in zip(operands[:count], widths, strict=True)]

@@ -8,11 +8,13 @@ from jax.core import ShapedArray
 
 from rollmill.fusion.errors import LoweringError
 from rollmill.fusion.ir import Node
-from rollmill.fusion.lower.context import Lowering
-from rollmill.fusion.lower.loops import emit_loop
-from rollmill.fusion.lower.movement import index_leading
+from rollmill.fusion.lower.context import Lowering, settled
+from rollmill.fusion.lower.loops import Body, emit_loop
+from rollmill.fusion.lower.movement import index_leading, reshaped
 from rollmill.fusion.lower.rule import Equation, Rule
+from rollmill.fusion.lower.rules.elementwise import chosen
 from rollmill.fusion.lower.rules.indexing import element_at
+from rollmill.fusion.lower.rules.reductions import reduced
 from rollmill.fusion.lower.rules.scattering import with_element
 from rollmill.fusion.lower.rules.shapes import stacked
 from rollmill.fusion.lower.values import (
@@ -20,6 +22,7 @@ from rollmill.fusion.lower.values import (
     ScalarArray,
     Value,
     alone,
+    is_same,
     is_shared,
 )
 
@@ -44,6 +47,15 @@ def _while(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[V
     of_condition, of_body, start = values[:asked], values[asked : asked + own], list(values[asked + own :])
     condition = lambda at, now: at.read(equation.params["cond_jaxpr"], [*of_condition, *now], at)
     body = lambda at, now: at.read(equation.params["body_jaxpr"], [*of_body, *now], at)
+    if not equation.params["cond_jaxpr"].out_avals[0].shape:
+        return _repeated(ctx, body, condition, start)
+    # Under `vmap` the condition is one boolean for each lane.
+    _, *after = _repeated(ctx, _turn_of_lanes(condition, body), _any_lane, [*condition(ctx, start), *start])
+    return after
+
+
+def _repeated(ctx: Lowering, body: Body, condition: Body, start: list[Value]) -> list[Value]:
+    """A loop for as long as its condition, a single boolean, holds."""
     # Written out as long as the condition is known: such loops have a fixed number of turns, and each turn is then
     # folded with what it knows of its own number.
     first, now, turns = ctx.region.size, start, 0
@@ -57,6 +69,33 @@ def _while(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[V
         if ctx.region.size - first > MOST_NODES_SHORT:
             break
     return emit_loop(ctx, body, condition, start, None)
+
+
+def _any_lane(ctx: Lowering, now: list[Value]) -> list[Value]:
+    """Whether any lane goes on; the lanes' booleans are the first of what is carried."""
+    lanes = now[0]
+    return [settled(reduced(ctx, "or", lanes, range(len(lanes.shape))))]
+
+
+def _turn_of_lanes(condition: Body, body: Body) -> Body:
+    """A turn of a loop under `vmap`: lanes that have ended keep what they carry."""
+
+    def turn(ctx: Lowering, now: list[Value]) -> list[Value]:
+        goes_on, *before = now
+        pairs = zip(body(ctx, list(before)), before, strict=True)
+        after = [_where_lanes(ctx, goes_on, *pair) for pair in pairs]
+        # Asked once in each turn, and carried on to the next, in which it says which lanes change.
+        return [*condition(ctx, after), *after]
+
+    return turn
+
+
+def _where_lanes(ctx: Lowering, goes_on: Value, new: Value, old: Value) -> Value:
+    """What each lane carries after a turn; the lanes are the leading axes."""
+    if is_same(new, old, ctx.region.is_same):
+        return old
+    lanes = (*goes_on.shape, *[1] * (len(old.shape) - len(goes_on.shape)))
+    return settled(chosen(ctx, reshaped(ctx, goes_on, lanes), new, old))
 
 
 # --- scan -----------------------------------------------------------------------------------------------
