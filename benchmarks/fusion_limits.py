@@ -36,6 +36,7 @@ from rollmill.dataflow import Graph, collect, start
 from rollmill.fusion import (
     CHIPS,
     Launch,
+    compiled_resources,
     explain,
     fused_collect,
     pressure_of_rollout,
@@ -141,7 +142,7 @@ def model_of(graph: Graph) -> dict[str, int]:
 def kernel_of(graph: Graph, launch: Launch) -> dict[str, Any]:
     """Registers and memory of a compiled kernel; it is compiled here, for an H200."""
     began = time.perf_counter()
-    resources = explain(graph, CHIPS["H200"], "tf32", launch).resources
+    resources = compiled_resources(explain(graph, CHIPS["H200"], "tf32", launch), CHIPS["H200"])
     assert resources is not None, "Triton is not installed"
     return resources._asdict() | {"compile_seconds": time.perf_counter() - began}
 

@@ -8,7 +8,7 @@ import pytest
 
 from rollmill.cli import explain as command
 from rollmill.core.errors import UsageError
-from rollmill.fusion import CHIPS, lower_function
+from rollmill.fusion import CHIPS, Resources, lower_function
 from rollmill.fusion.estimate.cost import Cost, costs_of
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -45,6 +45,22 @@ def test_an_environment_that_fuses(capsys):
     told = capsys.readouterr().out
     for part in ("CartPole-v1 fuses", "registers a thread", "on one A100", "special functions", "one kernel too"):
         assert part in told, told
+
+
+def test_what_needs_no_compilation_is_printed_before_it(capsys, monkeypatch):
+    def compile_nothing(found, chip):
+        so_far = capsys.readouterr()
+        assert f"{found.pressure.operations:,} operations" in so_far.out and "one kernel too" in so_far.out
+        assert "on one H100" in so_far.out and "registers a thread" not in so_far.out
+        assert so_far.err == f"compiling the kernel of {found.pressure.operations:,} operations ...\n"
+        return Resources(registers=64, spilled=128, shared=1024, code=2048)
+
+    monkeypatch.setattr(command, "compiled_resources", compile_nothing)
+    assert command.run(["fusion", "CartPole-v1", "--chip", "H100"]) == 0
+    # 64 registers x 4 warps x 32 threads / 64 environments, and 65,536 / (64 x 128) x 64 environments.
+    after = capsys.readouterr().out
+    assert "128 registers and 16 B on chip an environment, 512 environments at once" in after, after
+    assert "128 B of a thread found no register" in after and "compiled in 0." in after
 
 
 def test_an_environment_that_does_not(capsys):

@@ -1,6 +1,7 @@
 """`rollmill explain fusion ENVIRONMENT [OPTIONS]`."""
 
 import sys
+import time
 from dataclasses import dataclass, make_dataclass
 from typing import Annotated, Any
 
@@ -15,15 +16,19 @@ from rollmill.core.installation import install_command
 from rollmill.dataflow import Graph
 from rollmill.fusion import (
     CannotFuse,
+    Chip,
     Explanation,
     Launch,
     Numerics,
+    Resources,
     check_package,
+    compiled_resources,
     explain,
     find_chip,
     lower_gradients,
     lower_rollout,
     machine_code,
+    resident,
     stages_of,
 )
 
@@ -82,7 +87,6 @@ def run(arguments: list[str]) -> int:
         return 0
     if kernel.ir:
         return _print_stages(graph)
-    print("compiling ...", file=sys.stderr)
     try:
         found = explain(graph, chip, kernel.numerics, Launch(kernel.block, kernel.num_warps))
     except CannotFuse as reason:
@@ -91,8 +95,19 @@ def run(arguments: list[str]) -> int:
         )
         return 0
     head = f"{chosen.environment} fuses: policy and environment are one kernel."
-    print(head, *_lines(found, name), _line("gradients", _gradients(graph)), sep="\n")
+    print(head, *_lines(found, name), _line("gradients", _gradients(graph)), sep="\n", flush=True)
+    _print_compiled(found, chip)
     return 0
+
+
+def _print_compiled(found: Explanation, chip: Chip) -> None:
+    """Compiles the kernel and prints the resources that it takes, last because it may take minutes."""
+    print(f"compiling the kernel of {found.pressure.operations:,} operations ...", file=sys.stderr)
+    began = time.perf_counter()
+    resources = compiled_resources(found, chip)
+    print(*_kernel(found, resources), sep="\n")
+    if resources is not None:
+        print(_line("", f"compiled in {time.perf_counter() - began:.1f} s"))
 
 
 def _print_stages(graph: Graph) -> int:
@@ -160,7 +175,6 @@ def _lines(found: Explanation, chip: str) -> list[str]:
         lines.append(_line("", f"{sometimes.instructions:,.0f} more in blocks where an episode ends"))
     if found.hopeless:
         lines.append(_line("", f"`--fusion auto` leaves it to XLA: {found.hopeless}; `--fusion rollout` insists"))
-    lines += _kernel(found)
     bounds = sorted(found.bounds.items(), key=lambda item: item[1])
     listed = ", ".join(f"{limit} {_rate(rate)}" for limit, rate in bounds)
     return [
@@ -178,17 +192,17 @@ def _code() -> str:
     return "machine code by LLVM, made when a training begins"
 
 
-def _kernel(found: Explanation) -> list[str]:
-    if found.resources is None:
+def _kernel(found: Explanation, resources: Resources | None) -> list[str]:
+    if resources is None:
         return [_line("kernel", f"not compiled: {install_command('fusion')}")]
-    registers, spilled, shared, code = found.resources
+    registers, spilled, shared, code = resources
     block, warps = found.launch.block, found.launch.num_warps
     of_each = f"{registers * warps * 32 / block:,.0f} registers and {shared / block:,.0f} B on chip an environment"
     lines = [
         _line("kernel", f"{block} environments by {warps} warps, {registers} registers a thread:"),
         _line(
             "",
-            f"{of_each}, {found.resident:,} environments at once on each multiprocessor, "
+            f"{of_each}, {resident(resources, found.launch):,} environments at once on each multiprocessor, "
             f"{code / 1024:,.0f} KiB of code",
         ),
     ]

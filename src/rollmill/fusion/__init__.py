@@ -20,7 +20,7 @@ from rollmill.fusion.backends.triton.rollout import Launch, run_kernel
 from rollmill.fusion.errors import CannotFuse
 from rollmill.fusion.estimate.chips import CHIPS, Chip, find_chip
 from rollmill.fusion.estimate.pressure import Pressure, pressure_of
-from rollmill.fusion.explain import Explanation, explain, stages_of
+from rollmill.fusion.explain import Explanation, Resources, compiled_resources, explain, resident, stages_of
 from rollmill.fusion.ir import Loop, Node, Program, Region, evaluate, program_text
 from rollmill.fusion.kernels.gradients import (
     GradientStep,
@@ -64,6 +64,7 @@ __all__ = [
     "Program",
     "Prologue",
     "Region",
+    "Resources",
     "RolloutStep",
     "Search",
     "Tuned",
@@ -72,6 +73,7 @@ __all__ = [
     "check_package",
     "compile_candidates",
     "compile_one_shot_mean",
+    "compiled_resources",
     "evaluate",
     "explain",
     "fastest",
@@ -91,6 +93,7 @@ __all__ = [
     "pressure_of_rollout",
     "program_text",
     "register_rule",
+    "resident",
     "rollout_step",
     "rollout_search",
     "rollouts_in_a_row",

@@ -55,25 +55,18 @@ class Explanation(NamedTuple):
     bounds: dict[str, float]
     """Environment steps a second at most, by what limits them."""
     launch: Launch
-    resources: Resources | None
-    """Resources of the compiled kernel; None where Triton is not installed."""
+    kernel: Kernel
+    arrays: list[jax.ShapeDtypeStruct]
+    """Arrays that the kernel takes."""
 
     @property
     def hopeless(self) -> str | None:
         """Why XLA is faster, or the kernel too long to compile, as far as is known."""
         return hopeless_on_gpu(self.pressure)
 
-    @property
-    def resident(self) -> int | None:
-        """Environments that a multiprocessor holds at once, as far as registers go."""
-        if self.resources is None:
-            return None
-        threads = self.launch.num_warps * WARP
-        return REGISTERS // (self.resources.registers * threads) * self.launch.block
-
 
 def explain(graph: Graph, chip: Chip, numerics: Numerics, launch: Launch | None = None) -> Explanation:
-    """Explains a graph's rollout kernel on a chip; no GPU is needed.
+    """Explains a graph's rollout kernel on a chip, which is not compiled; no GPU is needed.
 
     Raises:
         CannotFuse: it cannot be fused, with the reason and the line.
@@ -92,8 +85,35 @@ def explain(graph: Graph, chip: Chip, numerics: Numerics, launch: Launch | None 
         costs=costs,
         bounds=chip.bounds(costs.always, written, numerics),
         launch=launch,
-        resources=_resources(kernel, arrays, chip.capability),
+        kernel=kernel,
+        arrays=arrays,
     )
+
+
+def resident(resources: Resources, launch: Launch) -> int:
+    """Environments that a multiprocessor holds at once, as far as registers go."""
+    return REGISTERS // (resources.registers * launch.num_warps * WARP) * launch.block
+
+
+def compiled_resources(found: Explanation, chip: Chip) -> Resources | None:
+    """Compiles an explained kernel for a chip; the resources that it takes, or None where Triton is not installed.
+
+    A kernel of 18,000 operations takes half a minute of a core.
+    """
+    try:
+        from triton import knobs
+    except ImportError:
+        return None
+    binary = compiled(found.kernel, found.arrays, chip.capability)
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(binary.asm["cubin"])
+        file.flush()
+        # The loader would say so too, but it needs a GPU of that kind.
+        command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
+        usage = run_program(*command, capture_output=True, text=True, check=True).stdout
+    number = lambda name: int(re.findall(rf"{name}:(\d+)", usage)[-1])
+    code = _section_size(binary.asm["cubin"], f".text.{binary.metadata.name}")
+    return Resources(number("REG"), number("STACK"), binary.metadata.shared, code)
 
 
 class CompilerStage(NamedTuple):
@@ -118,23 +138,6 @@ def _state_of(step: RolloutStep) -> int:
     # What is known, or another number again, takes no register of its own.
     each = [(leaf, place) for leaf in step.carried for place in leaf.places if step.carries(place)]
     return sum((leaf.width or 1) * leaf.dtype.itemsize for leaf, _ in each)
-
-
-def _resources(kernel: Kernel, arrays: list[jax.ShapeDtypeStruct], capability: int) -> Resources | None:
-    try:
-        from triton import knobs
-    except ImportError:
-        return None
-    binary = compiled(kernel, arrays, capability)
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(binary.asm["cubin"])
-        file.flush()
-        # The loader would say so too, but it needs a GPU of that kind.
-        command = (knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name)
-        usage = run_program(*command, capture_output=True, text=True, check=True).stdout
-    number = lambda name: int(re.findall(rf"{name}:(\d+)", usage)[-1])
-    code = _section_size(binary.asm["cubin"], f".text.{binary.metadata.name}")
-    return Resources(number("REG"), number("STACK"), binary.metadata.shared, code)
 
 
 def _section_size(elf: bytes, wanted: str) -> int:
