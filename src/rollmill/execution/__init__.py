@@ -1,5 +1,6 @@
 """Runs graphs: in one compiled program or with workers; evaluation; and what to do at a fault."""
 
+from rollmill.core.convolutions import order_convolutions
 from rollmill.core.threefry import unroll_threefry
 from rollmill.execution.evaluation.compiled import evaluate, evaluator
 from rollmill.execution.evaluation.episodes import EvaluationEpisodes, Evaluator
@@ -21,6 +22,7 @@ from rollmill.execution.reports import Recorded, Report, Saved, Training
 from rollmill.execution.run_spec import RunSpec
 
 unroll_threefry()  # before anything that this package compiles
+order_convolutions()
 
 __all__ = [
     "check_devices",

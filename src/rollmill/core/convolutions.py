@@ -1,0 +1,118 @@
+"""Convolutions for programs on CPUs, with their axes in the one order that XLA computes fast in every place.
+
+XLA's CPU backend has a fast routine for operands whose channels are last and kernels whose outputs are last. It
+brings other convolutions into this order itself, but not those inside of loops and branches. There it computes
+them element by element: gradients of a convolution take eight to eleven times as long in a `scan` as outside.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import ShapedArray
+from jax.extend import core
+from jax.interpreters import mlir
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import stablehlo
+from jaxtyping import Array
+
+_ordered = core.Primitive("ordered_convolution")
+"""A convolution of `[batch, *space, inputs]` by `[*space, inputs, outputs]` to `[batch, *space, outputs]`."""
+
+
+def order_convolutions() -> None:
+    """From now on, programs that this process compiles for CPUs have convolutions in the fast order of axes."""
+    rule = mlir.lower_fun(reordered, multiple_results=False)
+    mlir.register_lowering(jax.lax.conv_general_dilated_p, rule, platform="cpu")
+
+
+def reordered(lhs: Array, rhs: Array, *, dimension_numbers: Any, **params: Any) -> Array:
+    """Computes `jax.lax.conv_general_dilated_p` of these parameters by transposing its operands and its result."""
+    (batch, inputs, *space), (outputs, kernel_inputs, *kernel_space), out = dimension_numbers
+    last, kernel_last = (batch, *space, inputs), (*kernel_space, kernel_inputs, outputs)
+    product = _expanded(jnp.transpose(lhs, last), jnp.transpose(rhs, kernel_last), params)
+    return jnp.transpose(product, _positions(out))
+
+
+def _positions(out: Sequence[int]) -> list[int]:
+    """For each axis of a result, given as the places of batch, outputs and space, its place in the fast order."""
+    batch, outputs, *space = out
+    return [int(axis) for axis in np.argsort((batch, *space, outputs))]
+
+
+def _expanded(lhs: Array, rhs: Array, params: dict[str, Any]) -> Array:
+    """The convolution of operands in the fast order; that of complex numbers as four of real ones."""
+    if not jnp.issubdtype(lhs.dtype, jnp.complexfloating):
+        return _ordered.bind(lhs, rhs, **params)
+    real = {**params, "preferred_element_type": None}
+    product = lambda a, b: _ordered.bind(a, b, **real)
+    return jax.lax.complex(
+        product(lhs.real, rhs.real) - product(lhs.imag, rhs.imag),
+        product(lhs.real, rhs.imag) + product(lhs.imag, rhs.real),
+    )
+
+
+@_ordered.def_abstract_eval
+def _shape(lhs: Any, rhs: Any, **params: Any) -> ShapedArray:
+    rank = lhs.ndim
+    last, kernel_last = (0, rank - 1, *range(1, rank - 1)), (rank - 1, rank - 2, *range(rank - 2))
+    numbers = jax.lax.ConvDimensionNumbers(last, kernel_last, last)
+    shapes = (jax.ShapeDtypeStruct(operand.shape, operand.dtype) for operand in (lhs, rhs))
+    convolve = lambda *operands: jax.lax.conv_general_dilated_p.bind(
+        *operands, dimension_numbers=numbers, **params
+    )
+    result = jax.eval_shape(convolve, *shapes)
+    return ShapedArray(result.shape, result.dtype)
+
+
+def _lower(
+    context: mlir.LoweringRuleContext,
+    lhs: ir.Value,
+    rhs: ir.Value,
+    *,
+    window_strides: Sequence[int],
+    padding: Sequence[tuple[int, int]],
+    lhs_dilation: Sequence[int],
+    rhs_dilation: Sequence[int],
+    feature_group_count: int,
+    batch_group_count: int,
+    precision: Any,
+    **_: Any,
+) -> list[ir.Value]:
+    (result,) = context.avals_out
+    space = list(range(1, result.ndim - 1))
+    kernel = [axis - 1 for axis in space]
+    numbers = stablehlo.ConvDimensionNumbers.get(
+        0, result.ndim - 1, space, result.ndim - 2, result.ndim - 1, kernel, 0, result.ndim - 1, space
+    )
+    convolution = stablehlo.ConvolutionOp(
+        _tensor(result),
+        lhs,
+        rhs,
+        dimension_numbers=numbers,
+        feature_group_count=mlir.i64_attr(feature_group_count),
+        batch_group_count=mlir.i64_attr(batch_group_count),
+        window_strides=mlir.dense_int_array(window_strides),
+        padding=mlir.dense_int_elements(padding),
+        lhs_dilation=mlir.dense_int_array(lhs_dilation),
+        rhs_dilation=mlir.dense_int_array(rhs_dilation),
+        precision_config=_precision(precision),
+    )
+    return [convolution.result]
+
+
+def _tensor(shape: ShapedArray) -> ir.RankedTensorType:
+    sizes = [size if isinstance(size, int) else ir.ShapedType.get_dynamic_size() for size in shape.shape]
+    return ir.RankedTensorType.get(sizes, mlir.dtype_to_ir_type(shape.dtype))
+
+
+def _precision(precision: Any) -> ir.ArrayAttr:
+    """XLA's precision of the two operands, from that of JAX."""
+    both = precision if isinstance(precision, tuple) else (precision, precision)
+    names = [jax.lax.Precision.DEFAULT.name if each is None else each.name for each in both]
+    return ir.ArrayAttr.get([stablehlo.PrecisionAttr.get(name) for name in names])
+
+
+mlir.register_lowering(_ordered, _lower, platform="cpu")
