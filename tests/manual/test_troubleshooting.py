@@ -14,6 +14,8 @@ from gymnasium import spaces
 import rollmill
 from manual.snippets import ROOT
 from rollmill.cli import main
+from rollmill.core import device_errors
+from rollmill.core.gpu_memory import GpuMemory, Holder
 from rollmill.execution.program.devices import telling_memory
 
 sys.path.append(str(ROOT / "tests/api"))
@@ -80,6 +82,15 @@ def too_many(folder, trained):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 56998800108728 bytes.")
 
 
+def beside_another(folder, trained):
+    """As on a GPU that another program holds."""
+    holder = Holder(2**22 + 5, "trainer", 79 * 2**30)
+    memory = GpuMemory("GPU 0 (NVIDIA H100)", "GPU-0", 80 * 2**30, 2**30, (holder,))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(device_errors, "ask_gpu_memory", lambda: (memory,))
+        too_many(folder, trained)
+
+
 def too_long_a_memory(folder, trained):
     env = rollmill.make("CartPole-v1", transforms=["frame-stack:50"])
     graph = rollmill.dqn(env, buffer_size=2 * 10**9, total_timesteps=10**6)
@@ -117,6 +128,7 @@ PROVOKED = [
     lambda folder, trained: rollmill.check_environment(own(rooting)),
     too_many,
     too_long_a_memory,
+    beside_another,
     hanging,
     raising,
     lambda folder, trained: rollmill.check_environment(own(branching)),

@@ -10,6 +10,7 @@ from typing import NamedTuple, NoReturn
 
 # Only fast imports: the handler of Ctrl-C is installed before JAX is imported.
 from rollmill.cli.output import code_after_output, open_streams
+from rollmill.core.device_errors import known_device_error
 from rollmill.core.errors import RollmillError, unknown_name
 from rollmill.core.interruption import Interruption
 from rollmill.core.machine import leave_device_memory, versions
@@ -100,8 +101,16 @@ def _exit_code(arguments: list[str]) -> int:
     try:
         return _find(arguments[0])(arguments[1:])
     except RollmillError as error:
-        print(f"rollmill: {error}", file=sys.stderr)
-        return error.exit_code
+        return _told(error)
+    except RuntimeError as error:
+        if (known := known_device_error(error)) is None:
+            raise
+        return _told(known)
+
+
+def _told(error: RollmillError) -> int:
+    print(f"rollmill: {error}", file=sys.stderr)
+    return error.exit_code
 
 
 def _find(name: str) -> Callable[[list[str]], int]:

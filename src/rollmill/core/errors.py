@@ -20,6 +20,12 @@ class DeviceMemoryError(UsageError):
     exit_code = 3
 
 
+class DeviceLostError(RollmillError):
+    """A device failed, or a process that shares it made it fail; the last good checkpoint is kept."""
+
+    exit_code = 4
+
+
 class FusionError(UsageError):
     """A training cannot be fused.
 

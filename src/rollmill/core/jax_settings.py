@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 import jax
 
+from rollmill.core.device_errors import known_device_error
 from rollmill.core.errors import UsageError
+from rollmill.core.gpu_share import asked_memory
 
 
 def check_jax() -> None:
@@ -24,14 +26,18 @@ def check_jax() -> None:
 
 
 def check_platform() -> None:
-    """Starts JAX's backend.
+    """Starts JAX's backend, with a part of the GPUs' memory that is free.
 
     Raises:
         UsageError: JAX is configured for a platform that it does not have.
+        DeviceMemoryError: a GPU has too little free memory.
     """
     try:
-        jax.default_backend()
+        with asked_memory():
+            jax.default_backend()
     except RuntimeError as error:
+        if (known := known_device_error(error, starting=True)) is not None:
+            raise known from error
         chosen = jax.config.values["jax_platforms"]
         name = "JAX_PLATFORMS" if chosen == os.environ.get("JAX_PLATFORMS") else "jax_platforms"
         reason = str(error).strip().partition("\n")[0]

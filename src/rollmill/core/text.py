@@ -9,3 +9,11 @@ def compact(value: float) -> str:
         if abs(value) >= 0.9995 * size:  # what would be rounded to 1,000 of the next smaller unit
             return f"{value / size:.3g} {letter}"
     return f"{value:.3g}"
+
+
+def in_bytes(count: int) -> str:
+    """A number of bytes as text: 1536 as `1.5 KiB`."""
+    size, units = float(count), ["bytes", "KiB", "MiB", "GiB", "TiB"]
+    while size >= 1024 and len(units) > 1:
+        size, units = size / 1024, units[1:]
+    return f"{size:.0f} bytes" if units[0] == "bytes" else f"{size:.1f} {units[0]}"

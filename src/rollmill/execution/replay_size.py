@@ -10,8 +10,8 @@ import jax.numpy as jnp
 
 from rollmill.core.errors import UsageError
 from rollmill.core.machine import device_memory, memory_bytes
+from rollmill.core.text import in_bytes
 from rollmill.dataflow import Graph, empty_rings
-from rollmill.record.storage import in_bytes
 
 SHARE = 0.8
 """Share of a memory that the replay memory may take: the rest is for programs and what they compute."""

@@ -21,6 +21,7 @@ from jaxtyping import PyTree
 
 from rollmill.core.errors import CheckpointError, DataError, StorageError, UsageError
 from rollmill.core.folder import Folder, ForeignFileError
+from rollmill.core.text import in_bytes
 from rollmill.record.checkpoint_files import (
     CheckpointRecord,
     DamageError,
@@ -32,7 +33,7 @@ from rollmill.record.checkpoint_files import (
 )
 from rollmill.record.json_files import plain
 from rollmill.record.leaves import LeafType, differences, digest, from_host, leaf_types, to_host
-from rollmill.record.storage import disk_is_full, in_bytes
+from rollmill.record.storage import disk_is_full
 
 OVERHEAD_BYTES = 256 * 1024
 """Disk space that a checkpoint needs besides its arrays."""

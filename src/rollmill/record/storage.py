@@ -24,11 +24,3 @@ def write_failure(path: Path, error: BaseException) -> StorageError:
     if disk_is_full(error):
         return StorageError(f"{path} cannot be written: the disk is full. Free some space and resume the run.")
     return StorageError(f"{path} cannot be written: {error}.")
-
-
-def in_bytes(count: int) -> str:
-    """A number of bytes as text: 1536 as `1.5 KiB`."""
-    size, units = float(count), ["bytes", "KiB", "MiB", "GiB", "TiB"]
-    while size >= 1024 and len(units) > 1:
-        size, units = size / 1024, units[1:]
-    return f"{size:.0f} bytes" if units[0] == "bytes" else f"{size:.1f} {units[0]}"

@@ -23,6 +23,7 @@ from rollmill.execution.instances import (
 )
 from rollmill.execution.instances import machine_parts as parts_module
 from rollmill.execution.instances import sharing as sharing_module
+from rollmill.execution.instances.sharing import part_of
 
 GIBIBYTE = 2**30
 
@@ -65,7 +66,7 @@ def test_slices_are_found(sliced):
 
 def test_visible_gpus_are_chosen_as_cuda_does(monkeypatch):
     gpus = (gpu_of(0), gpu_of(1), gpu_of(2, slices=(Slice("MIG-a", 1, 1),)))
-    monkeypatch.setattr("rollmill.execution.instances.gpus.read_gpus", lambda nvml: gpus)
+    monkeypatch.setattr("rollmill.core.gpus.read_gpus", lambda nvml: gpus)
     indices = lambda visible: [gpu.index for gpu in find_gpus(None, visible=visible)]
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert [gpu.index for gpu in find_gpus(None)] == [0, 1, 2]
@@ -79,7 +80,7 @@ def test_visible_gpus_are_chosen_as_cuda_does(monkeypatch):
 
 def test_only_slices_that_are_visible_are_used(monkeypatch):
     slices = tuple(Slice(f"MIG-{letter}", 1, 1) for letter in "abc")
-    monkeypatch.setattr("rollmill.execution.instances.gpus.read_gpus", lambda nvml: (gpu_of(0, slices=slices),))
+    monkeypatch.setattr("rollmill.core.gpus.read_gpus", lambda nvml: (gpu_of(0, slices=slices),))
     visible = lambda words: [part.uuid for gpu in find_gpus(None, visible=words) for part in gpu.slices]
     assert visible("MIG-b") == ["MIG-b"] and visible("MIG-c,MIG-a") == ["MIG-c", "MIG-a"]
     assert visible("0") == visible("GPU-0") == ["MIG-a", "MIG-b", "MIG-c"]
@@ -88,7 +89,7 @@ def test_only_slices_that_are_visible_are_used(monkeypatch):
 def test_gpus_without_slices_run_no_programs_where_mig_is_on(monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     gpus = [gpu_of(0, mig=True), gpu_of(1)]
-    monkeypatch.setattr("rollmill.execution.instances.gpus.read_gpus", lambda nvml: tuple(gpus))
+    monkeypatch.setattr("rollmill.core.gpus.read_gpus", lambda nvml: tuple(gpus))
     assert [gpu.index for gpu in find_computing_gpus(None)] == [1]
     gpus.pop()
     with pytest.raises(UsageError, match="GPU 0 has MIG on and no slices.*rollmill gpu partition"):
@@ -157,13 +158,26 @@ def test_instances_divide_memory_and_gpus_in_turns(monkeypatch):
     assert first.environment() == {
         "CUDA_VISIBLE_DEVICES": "GPU-0",
         "XLA_PYTHON_CLIENT_MEM_FRACTION": f"{first.memory_fraction:.4f}",
+        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
         "CUDA_MPS_PIPE_DIRECTORY": "/GPU-0",
         "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25",
     }
     monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.3")
     assert "XLA_PYTHON_CLIENT_MEM_FRACTION" not in first.environment()  # the user's share stays
+    monkeypatch.delenv("XLA_PYTHON_CLIENT_MEM_FRACTION")
+    monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", "0.3")  # JAX's new name; with both it does not start
+    assert "XLA_PYTHON_CLIENT_MEM_FRACTION" not in first.environment()
     with pytest.raises(UsageError, match="200 processes on 2 GPUs are more than"):
         divide_gpus(gpus, 200, way="mps", daemons=daemons)
+
+
+@pytest.mark.parametrize(
+    ("free", "processes", "part"),
+    [(80, 1, 73.6), (80, 12, 80 / 12 - 0.625), (80, 20, 3.375), (8, 8, 0.375), (4, 8, 0.125)],
+)
+def test_each_process_has_room_for_its_handles_beside_its_part(free, processes, part):
+    # 0.92 of an equal share, but at most that less 0.625 GiB, and at least a quarter.
+    assert part_of(free * GIBIBYTE, processes) == pytest.approx(part * GIBIBYTE)
 
 
 def test_a_gpu_whose_memory_is_in_use_gets_fewer_instances():
@@ -179,12 +193,12 @@ def driver(monkeypatch, tmp_path):
     gpus = [gpu_of(0), gpu_of(1, used_bytes=137 * GIBIBYTE)]
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(parts_module, "Path", lambda name: tmp_path)
-    monkeypatch.setattr(parts_module, "_jax_has_cuda", lambda: True)
+    monkeypatch.setattr(parts_module, "driver_is_there", lambda: True)
+    monkeypatch.setattr(parts_module, "jax_has_cuda", lambda: True)
     monkeypatch.setattr(parts_module, "visible_gpus", lambda: ["0", "1"])
     monkeypatch.setattr(parts_module, "open_nvml", lambda: contextlib.nullcontext(None))
     monkeypatch.setattr(parts_module, "usable_cores", lambda: 64)
-    monkeypatch.setattr("rollmill.execution.instances.gpus.read_gpus", lambda nvml: tuple(gpus))
+    monkeypatch.setattr("rollmill.core.gpus.read_gpus", lambda nvml: tuple(gpus))
     monkeypatch.setattr(sharing_module, "find_mps", lambda: None)
     daemon = lambda uuid: contextlib.nullcontext(MpsDaemon({}, True, lock=None))
     monkeypatch.setattr(sharing_module, "shared_mps", daemon)
@@ -220,7 +234,7 @@ def test_gpus_that_jax_uses_are_divided(driver, monkeypatch, platforms):
     assert set(devices_of(wanted=3)[0]) == {"GPU-0", "GPU-1"}
 
 
-@pytest.mark.parametrize("missing", ["_jax_has_cuda", "visible_gpus"])
+@pytest.mark.parametrize("missing", ["jax_has_cuda", "visible_gpus"])
 def test_without_gpus_that_jax_could_use_there_are_cores(driver, monkeypatch, missing):
     monkeypatch.setattr(parts_module, missing, lambda: False)
     assert set(devices_of(wanted=3)[0]) == {None}

@@ -34,7 +34,9 @@ class _Schedule:
     stopped: dict[str, Judgement] = field(default_factory=dict)
     """Trials that were told to stop early."""
     too_large: list[Trial] = field(default_factory=list)
-    """Trials whose part of the GPU's memory did not suffice."""
+    """Trials that ended for want of a GPU's memory, and wait until fewer run at a time."""
+    without_memory: dict[str, int] = field(default_factory=dict)
+    """How often trials ended so."""
 
 
 def run_sweep(
@@ -48,9 +50,9 @@ def run_sweep(
 ) -> int:
     """Runs the trials that are neither finished nor stopped early; returns the exit code.
 
-    A trial that fails does not stop the others. One whose process is killed is resumed. Those whose part of a
-    GPU's memory did not suffice run at the end, half as many at a time. A sampler proposes a trial when there is
-    room for it. On SIGINT or SIGTERM all running trials stop with a checkpoint.
+    A trial that fails does not stop the others. One whose process is killed is resumed. Those that ended for want
+    of a GPU's memory run at the end, half as many at a time, and in the end alone. A sampler proposes a trial when
+    there is room for it. On SIGINT or SIGTERM all running trials stop with a checkpoint.
 
     Args:
         sweep: the directory.
@@ -82,6 +84,8 @@ def run_sweep(
                     _run_all(sweep, schedule, parts, early, stop, say, results)
                 at_once = max(parts.least, len(parts) // 2)
                 schedule.waiting, schedule.too_large = schedule.too_large, []
+            if schedule.without_memory:
+                say(_memory_told(schedule))
         finally:
             stop_all(schedule.running)
             results.write()
@@ -158,10 +162,12 @@ def _outcome(sweep: SweepDirectory, schedule: _Schedule, running: RunningTrial, 
     if trial.name in schedule.stopped:
         return f"trial {trial} was stopped early {described(schedule.stopped[trial.name])}"
     last = last_line(sweep.log(trial))
-    if code == DeviceMemoryError.exit_code and not alone:
-        schedule.too_large.append(trial)
-        return f"trial {trial} needs more memory than its part of the GPU; it runs later, with fewer at a time"
-    if (how := how_lost(code, last)) is not None:
+    if code == DeviceMemoryError.exit_code:
+        schedule.without_memory[trial.name] = schedule.without_memory.get(trial.name, 0) + 1
+        if not alone:
+            schedule.too_large.append(trial)
+            return f"trial {trial} ended for want of the GPU's memory; it runs later, with fewer beside it: {last}"
+    if (how := how_lost(code)) is not None:
         schedule.kills[trial.name] = schedule.kills.get(trial.name, 0) + 1
         if schedule.kills[trial.name] <= MOST_KILLS:
             schedule.waiting.insert(0, trial)
@@ -171,6 +177,15 @@ def _outcome(sweep: SweepDirectory, schedule: _Schedule, running: RunningTrial, 
     schedule.failed.append(trial.name)
     sweep.note_failure(trial, failed=True)
     return f"trial {trial} {how}: {last} (all of it: {sweep.log(trial)})"
+
+
+def _memory_told(schedule: _Schedule) -> str:
+    """How many trials ended for want of memory, and how many of them did so alone, too."""
+    counted = schedule.without_memory
+    lost = sum(name in counted for name in schedule.failed)
+    ended = "1 trial" if len(counted) == 1 else f"{len(counted)} trials"
+    times = f"{ended} ended for want of a GPU's memory, {sum(counted.values())} times in all"
+    return f"{times}; with fewer beside them {'all' if not lost else f'all but {lost}'} went on"
 
 
 def _short(value: Any) -> str:

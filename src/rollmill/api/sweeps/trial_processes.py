@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from rollmill.api.sweeps.directory import SweepDirectory
 from rollmill.api.sweeps.spec import Trial
 from rollmill.core.children import start_python
+from rollmill.core.errors import DeviceLostError
 from rollmill.execution.instances import MachinePart
 
 
@@ -43,15 +44,15 @@ def start_trial(sweep: SweepDirectory, trial: Trial, part: MachinePart) -> subpr
         )
 
 
-def how_lost(code: int, last_line: str) -> str | None:
+def how_lost(code: int) -> str | None:
     """The way in which a process was lost by no fault of its trial, for the user; None if it failed by itself.
 
-    A fault of one client of MPS on the GPU ends the work of all its clients there, by an error of CUDA.
+    A fault of one client of MPS on the GPU ends the work of all its clients there.
     """
     if code < 0 or code in (129, 130, 143):
         return f"was ended by {signal.Signals(-code if code < 0 else code - 128).name}"
-    if code == 1 and "CUDA_ERROR" in last_line:
-        return f"was stopped by an error of the GPU ({last_line[:120]})"
+    if code == DeviceLostError.exit_code:
+        return "was stopped by an error of the GPU"
     return None
 
 

@@ -1,7 +1,6 @@
 """Instances: the parts of a GPU that several processes have, by MPS, as slices of MIG, or in turns."""
 
-from rollmill.execution.instances.activity import Activity, ActivityMonitor, GpuActivity, watched_gpus
-from rollmill.execution.instances.gpus import (
+from rollmill.core.gpus import (
     Gpu,
     Slice,
     find_computing_gpus,
@@ -9,6 +8,7 @@ from rollmill.execution.instances.gpus import (
     open_nvml,
     read_gpus,
 )
+from rollmill.execution.instances.activity import Activity, ActivityMonitor, GpuActivity, watched_gpus
 from rollmill.execution.instances.machine_parts import (
     MachinePart,
     MachineParts,

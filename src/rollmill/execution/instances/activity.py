@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from rollmill.execution.instances.gpus import find_gpus, open_nvml
+from rollmill.core.gpus import find_gpus, open_nvml
 
 LOOK_SECONDS = 0.2
 """Time between two readings of utilisation, which NVML averages over a sixth of a second or more."""

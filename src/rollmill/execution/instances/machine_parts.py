@@ -1,21 +1,18 @@
 """Divides the machine among independent processes: each has some of its cores, and a part of one of its GPUs."""
 
 import contextlib
-import importlib.util
 import os
-import pkgutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from rollmill.core.errors import UsageError
+from rollmill.core.gpus import Gpu, driver_is_there, find_computing_gpus, jax_has_cuda, open_nvml
 from rollmill.core.machine import GpuSharing, usable_cores, visible_gpus
-from rollmill.execution.instances.gpus import Gpu, find_computing_gpus, open_nvml
 from rollmill.execution.instances.sharing import MOST_CLIENTS, Instance, Way, shared_gpus
 
 GIBIBYTE = 2**30
 LEAST_GPU_MEMORY = 4 * GIBIBYTE
-"""Least memory of a GPU for each process, where the number of processes is not given."""
+"""Least free memory of a GPU for each process, handles included, where the number of processes is not given."""
 
 
 @dataclass(frozen=True)
@@ -126,19 +123,12 @@ def _usable_gpus(*, required: bool) -> tuple[Gpu, ...]:
         UsageError: the driver cannot be asked.
     """
     first = os.environ.get("JAX_PLATFORMS", "").split(",")[0].strip() or "cuda"
-    if first not in ("cuda", "gpu") or not Path("/dev/nvidiactl").exists():
+    if first not in ("cuda", "gpu") or not driver_is_there():
         return ()
-    if not required and not (_jax_has_cuda() and visible_gpus()):
+    if not required and not (jax_has_cuda() and visible_gpus()):
         return ()
     with open_nvml() as nvml:
         return find_computing_gpus(nvml)
-
-
-def _jax_has_cuda() -> bool:
-    """Whether JAX's plugin for NVIDIA GPUs is installed."""
-    plugins = importlib.util.find_spec("jax_plugins")
-    folders = (plugins and plugins.submodule_search_locations) or ()
-    return any(module.name.startswith("xla_cuda") for module in pkgutil.iter_modules(folders))
 
 
 def _default_count(gpus: Sequence[Gpu], way: Way) -> int:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from rollmill.core.errors import UsageError
-from rollmill.execution.instances.gpus import MEBIBYTE, Gpu
+from rollmill.core.gpus import MEBIBYTE, Gpu
 
 MOST_SLICES = 7
 

@@ -9,8 +9,9 @@ from math import fsum
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from rollmill.core.errors import UsageError
+from rollmill.core.gpu_share import FRACTION, FRACTIONS, IN_USE, PREALLOCATE
+from rollmill.core.gpus import Gpu
 from rollmill.core.machine import GpuSharing
-from rollmill.execution.instances.gpus import Gpu
 from rollmill.execution.instances.mps import MpsDaemon, MpsUnavailable, find_mps, shared_mps
 
 SHARINGS: tuple[str, ...] = get_args(GpuSharing)
@@ -18,8 +19,10 @@ Way: TypeAlias = Literal["mps", "mig", "turns"]
 
 MOST_CLIENTS = 48
 """Clients of one MPS daemon, from Volta on (CUDA's documentation of MPS)."""
-MEMORY_IN_USE = 0.92
-"""Part of a GPU's free memory that instances divide; the rest is for their CUDA contexts."""
+HANDLE_BYTES = 5 * 2**27
+"""Bytes of each process outside of its part: a CUDA context, kernels and handles of libraries on an H100."""
+LEAST_PART = 0.25
+"""Least part of its equal share that a process may allocate, where there are more than fit."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +47,13 @@ class Instance:
         return () if lock is None else (lock,)
 
     def environment(self) -> dict[str, str]:
-        """Environment variables of the process, but for shares that the user has set."""
-        shares = {"XLA_PYTHON_CLIENT_MEM_FRACTION": f"{self.memory_fraction:.4f}"}
+        """Environment variables of the process, but for shares that the user has set.
+
+        Memory is taken as it is needed, so that what one process leaves others can have.
+        """
+        shares = {}
+        if not set(FRACTIONS) & set(os.environ):
+            shares |= {FRACTION: f"{self.memory_fraction:.4f}", PREALLOCATE: "false"}
         if self.share is not None:
             shares["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = f"{100 * self.share:.3g}"
         variables = {name: text for name, text in shares.items() if name not in os.environ}
@@ -162,9 +170,15 @@ def divide_gpus(
         )
     made = []
     for gpu, device, memory, free in ordered:
-        part = MEMORY_IN_USE * free / counts[device]
+        part = part_of(free, counts[device])
         made.append(Instance(gpu, device, int(part), part / memory, share, daemons.get(gpu.uuid)))
     return made
+
+
+def part_of(free: int, processes: int) -> float:
+    """Bytes that each of several processes may allocate of a device's free memory, beside its handles."""
+    share = free / processes
+    return max(LEAST_PART * share, min(IN_USE * share, share - HANDLE_BYTES))
 
 
 def _devices(gpu: Gpu, way: Way) -> list[tuple[str, int, int]]:

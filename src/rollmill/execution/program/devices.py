@@ -6,7 +6,8 @@ from typing import Any
 
 import jax
 
-from rollmill.core.errors import DeviceMemoryError, UsageError
+from rollmill.core.device_errors import known_device_error
+from rollmill.core.errors import UsageError
 from rollmill.core.jax_settings import check_platform
 from rollmill.dataflow import Loops
 
@@ -44,17 +45,20 @@ def _divide_cpu(count: int) -> None:
 
 @contextmanager
 def telling_memory(loops: Loops) -> Iterator[None]:
-    """Turns the allocator's error into one that says what takes the memory.
+    """Turns errors of a device into those that say what takes the memory, and who holds the rest.
 
     Raises:
         DeviceMemoryError: if a device's memory does not suffice.
+        DeviceLostError: if a device is lost.
     """
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
+        known = known_device_error(
+            error,
+            what=f"the device's memory does not suffice for num_envs x num_steps = {loops.num_envs} x "
+            f"{loops.num_steps}; lower one of them, or use more devices.",
+        )
+        if known is None:
             raise
-        raise DeviceMemoryError(
-            f"the device's memory does not suffice for num_envs x num_steps = {loops.num_envs} x "
-            f"{loops.num_steps}; lower one of them, or use more devices. ({str(error).splitlines()[0]})"
-        ) from error
+        raise known from error

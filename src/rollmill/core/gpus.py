@@ -5,8 +5,11 @@ for a driver.
 """
 
 import contextlib
+import importlib.util
 import os
+import pkgutil
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from rollmill.core.errors import UsageError
@@ -38,6 +41,18 @@ class Gpu(NamedTuple):
     mig: bool = False
     """MIG is on: programs run on its slices alone."""
     slices: tuple[Slice, ...] = ()
+
+
+def jax_has_cuda() -> bool:
+    """Whether JAX's plugin for NVIDIA GPUs is installed."""
+    plugins = importlib.util.find_spec("jax_plugins")
+    folders = (plugins and plugins.submodule_search_locations) or ()
+    return any(module.name.startswith("xla_cuda") for module in pkgutil.iter_modules(folders))
+
+
+def driver_is_there() -> bool:
+    """Whether NVIDIA's driver is loaded."""
+    return Path("/dev/nvidiactl").exists()
 
 
 @contextlib.contextmanager
@@ -82,13 +97,23 @@ def find_gpus(nvml: Any, *, visible: str | None = None) -> tuple[Gpu, ...]:
     Raises:
         UsageError: there is none.
     """
-    gpus = read_gpus(nvml)
+    gpus = chosen_gpus(read_gpus(nvml), visible)
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES") if visible is None else visible
-    if chosen is not None:
-        gpus = _chosen(gpus, [word.strip() for word in chosen.split(",")])
     if not gpus:
         raise UsageError("there is no GPU to share" + (f" in CUDA_VISIBLE_DEVICES={chosen}." if chosen else "."))
     return gpus
+
+
+def chosen_gpus(gpus: Sequence[Gpu], visible: str | None = None) -> tuple[Gpu, ...]:
+    """Those of all GPUs that this process may use, in its order.
+
+    Args:
+        gpus: all GPUs of the host.
+        visible: default: `$CUDA_VISIBLE_DEVICES`; all if it is not set. As for CUDA, the list ends at the first
+            entry that is no GPU.
+    """
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES") if visible is None else visible
+    return tuple(gpus) if chosen is None else _chosen(gpus, [word.strip() for word in chosen.split(",")])
 
 
 def find_computing_gpus(nvml: Any) -> tuple[Gpu, ...]:

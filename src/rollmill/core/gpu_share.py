@@ -1,0 +1,142 @@
+"""The part of the GPUs' memory that this process may take, decided before JAX's backend takes any.
+
+JAX by itself takes three quarters of each GPU at once, or nearly all that is left, so that a second process finds
+no memory even for the handles of CUDA's libraries, which lie outside of JAX's part. Here memory is asked first. A
+process may then take most of what is free, as it needs it. Variables by which the user has chosen otherwise are
+heeded.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+
+import jax
+
+from rollmill.core.errors import DeviceMemoryError, UsageError
+from rollmill.core.gpu_memory import HINT, GpuMemory, ask_gpu_memory
+from rollmill.core.gpus import driver_is_there, jax_has_cuda
+from rollmill.core.text import in_bytes
+
+PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
+FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
+FRACTIONS = (FRACTION, "XLA_CLIENT_MEM_FRACTION")
+"""JAX's old and new name; it refuses to start with both."""
+ALLOCATOR = "XLA_PYTHON_CLIENT_ALLOCATOR"
+JAX_FRACTION = 0.75
+"""JAX's own share, where nobody chooses."""
+IN_USE = 0.92
+"""Part of the free memory that a process may take; the rest is for what CUDA keeps beside JAX's part."""
+LEAST_FREE = 2**30
+"""Free bytes of a GPU without which no process starts there: its context and the handles of libraries take about
+600 MB on an H100 before a training has any array."""
+
+_chosen: float | None = None
+
+
+def choose_fraction(fraction: float) -> None:
+    """Chooses the share of each GPU's memory that this process takes at once when JAX's backend starts.
+
+    Raises:
+        UsageError: it comes too late, there is no GPU, or a variable says otherwise.
+    """
+    global _chosen
+    name = f"memory_fraction={fraction:g}"
+    if not takes_gpus():
+        raise UsageError(f"{name} has no effect: JAX uses no NVIDIA GPU here. hint: leave it out.")
+    for variable in FRACTIONS:
+        if os.environ.get(variable) not in (None, f"{fraction:g}"):
+            raise UsageError(f"{name} contradicts {variable}={os.environ[variable]}. hint: leave one of them out.")
+    if backend_has_started() and _chosen != fraction:
+        raise UsageError(
+            f"{name} comes too late: JAX has started, and has its memory. hint: set {FRACTION}={fraction:g} in "
+            "the environment of this program."
+        )
+    _chosen = fraction
+
+
+@contextlib.contextmanager
+def asked_memory() -> Iterator[None]:
+    """JAX's backend, if it starts inside, takes no more memory of GPUs than is free; unless the user has chosen.
+
+    Raises:
+        DeviceMemoryError: a GPU has too little free memory; names the processes that hold it.
+    """
+    if backend_has_started() or not takes_gpus():
+        yield
+        return
+    variables = memory_variables(ask_gpu_memory(), os.environ, _chosen)
+    os.environ.update(variables)
+    try:
+        yield
+    finally:  # children decide for themselves
+        for name in variables:
+            os.environ.pop(name, None)
+
+
+def memory_variables(
+    memory: Sequence[GpuMemory], environment: Mapping[str, str], fraction: float | None = None
+) -> dict[str, str]:
+    """Variables by which JAX takes what is free, those left out that the user has set.
+
+    Args:
+        memory: of the GPUs that JAX will use; empty if nobody knows.
+        environment: the variables of this process.
+        fraction: share of each GPU that is taken at once, by an option.
+
+    Raises:
+        DeviceMemoryError: too little is free.
+    """
+    for each in memory:
+        if each.free < LEAST_FREE:
+            needed = f"a training needs {in_bytes(LEAST_FREE)} before it has any array"
+            raise DeviceMemoryError(f"{needed}, and {each}. {HINT}")
+    given = next((environment[name] for name in FRACTIONS if name in environment), None)
+    if fraction is not None:
+        check_fraction(f"memory_fraction={fraction:g}", fraction, memory)
+        return {} if given is not None else {FRACTION: f"{fraction:g}"}
+    if given is not None:
+        if environment.get(PREALLOCATE, "true").lower() not in ("false", "0"):
+            with contextlib.suppress(ValueError):
+                name = next(name for name in FRACTIONS if name in environment)
+                check_fraction(f"{name}={given}", float(given), memory)
+        return {}
+    if environment.get(PREALLOCATE, "false").lower() not in ("false", "0"):
+        check_fraction(f"{PREALLOCATE}={environment[PREALLOCATE]}", JAX_FRACTION, memory)
+        return {}
+    variables = {} if {PREALLOCATE, ALLOCATOR} & set(environment) else {PREALLOCATE: "false"}
+    if memory:
+        variables[FRACTION] = f"{min(map(free_share, memory)):.4f}"
+    return variables
+
+
+def check_fraction(name: str, fraction: float, memory: Sequence[GpuMemory]) -> None:
+    """Checks that a share of each GPU is free, and the memory besides that no process starts without.
+
+    Raises:
+        DeviceMemoryError: it is not; names the processes that hold the rest.
+    """
+    for each in memory:
+        if fraction * each.total > each.free - LEAST_FREE / 2:
+            fits = max(0.0, free_share(each))
+            raise DeviceMemoryError(
+                f"{name} takes {in_bytes(int(fraction * each.total))} at once, and {each}. hint: {fits:.2f} would "
+                "fit; without a share, memory is taken as it is needed."
+            )
+
+
+def free_share(memory: GpuMemory) -> float:
+    """The share of a GPU's memory that a process may take of what is free."""
+    return min(IN_USE * memory.free, memory.free - LEAST_FREE / 2) / memory.total
+
+
+def takes_gpus() -> bool:
+    """Whether JAX's backend computes on NVIDIA GPUs here, as far as is known before it starts."""
+    first = (jax.config.values["jax_platforms"] or "").split(",")[0].strip() or "cuda"
+    return first in ("cuda", "gpu") and driver_is_there() and jax_has_cuda()
+
+
+def backend_has_started() -> bool:
+    """Whether JAX's backend has started, so that it has its memory."""
+    from jax._src import xla_bridge  # JAX tells it nowhere else
+
+    return xla_bridge.backends_are_initialized()
