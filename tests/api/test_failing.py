@@ -1,16 +1,18 @@
 """Trainings on environments that fail in every episode: they end by a rule, and name what failed."""
 
+import contextlib
 import os
 import signal
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import failing  # noqa: F401
 import pytest
 
 import rollmill
-from rollmill.api.driver import StopOverdue
+from rollmill.api.driver import StopOverdue, _is_stopping
 from rollmill.core.errors import CheckpointError, EnvironmentFailed, NonFiniteError
 from rollmill.execution.coordination.coordinator import LostWorker
 from rollmill.record import read_metrics
@@ -83,6 +85,23 @@ def test_sigterm_ends_a_run_whose_environment_hangs(tmp_path, monkeypatch):
     with pytest.raises(StopOverdue, match=message) as caught:
         train(tmp_path, "Hanging", place="threads")
     assert caught.value.exit_code == 143
+
+
+@pytest.mark.parametrize(
+    ("name", "seconds", "host", "ends"),
+    [
+        ("SIGTERM", 0.5, "actor/1 on 10.0.0.2", True),
+        ("SIGTERM", 0.5, "", False),
+        ("SIGINT", 0.5, "actor/1", False),
+    ],
+)
+def test_sigterm_waits_for_no_host_out_of_reach(tmp_path, name, seconds, host, ends):
+    stop = SimpleNamespace(signal_name=name, seconds=seconds, requested=True)
+    training = SimpleNamespace(out_of_reach=host, waited_for="actor/1 (collecting)")
+    run = SimpleNamespace(command=lambda verb: f"rollmill {verb} run")
+    message = r"SIGTERM came 0 s ago, and nothing is heard from actor/1 on 10.0.0.2\n.*\n  rollmill resume run"
+    with pytest.raises(StopOverdue, match=message) if ends else contextlib.nullcontext():
+        assert _is_stopping(stop, SimpleNamespace(stopping=False), training, run)
 
 
 def count_hanging():

@@ -16,7 +16,18 @@ from rollmill.execution.coordination import coordinator as module
 from rollmill.execution.coordination import recovery as losses
 from rollmill.execution.coordination.coordinator import Coordinator, LostWorker
 from rollmill.execution.coordination.jobs import jobs_of
-from rollmill.execution.processes import ALL, Finished, Hung, Job, Lost, Received, Started, WorkerMessage
+from rollmill.execution.processes import (
+    ALL,
+    Audible,
+    Finished,
+    Hung,
+    Job,
+    Lost,
+    Received,
+    Silent,
+    Started,
+    WorkerMessage,
+)
 from rollmill.execution.replica import share_of
 from rollmill.execution.reports import LaunchesChosen, MetricsRows, Notice, RolledBack, Saved, StartedUp
 from rollmill.planning import Counts, find_distribution
@@ -121,6 +132,10 @@ class Scripted:
         first, second = (self.part(name, state) for name in ("all/0", "all/1"))
         first.message.arrays.update(share_of(state, range(4), learner=True, environments=False))
         return [first, second]
+
+    def is_at_work(self, job):
+        """It has built its graph, and begins."""
+        return self.says(job, "Process", {"pid": 7})
 
     def lost(self, job, **how):
         told = {"reason": "killed by SIGKILL", "exit_status": -9, "raised": False, "details": ""} | how
@@ -445,8 +460,10 @@ def test_a_lost_actor_is_replaced_and_begins_anew_while_others_go_on():
         # Its channels count from the beginning of all, whatever was saved since.
         assert (fields["first"], fields["attempt"], fields["generation"], fields["restart"]) == (0, 1, 0, 0)
         assert rest == [("actor/1", "SnapshotRequest", again, {})]  # which the lost one had not answered
-        yield [workers.lost("actor/1")]
+        yield [workers.is_at_work("actor/1"), workers.lost("actor/1")]
         assert [f["attempt"] for _, f, _ in workers.take("Begin")] == [2]
+        yield [workers.row(51)]
+        yield [workers.is_at_work("actor/1")]
         yield from ends_at(100, workers)
 
     told = coordinate(script, on_told=wants_at_rows(1, 51))
@@ -456,7 +473,8 @@ def test_a_lost_actor_is_replaced_and_begins_anew_while_others_go_on():
         notices
         == [
             "actor/1 was lost: killed by SIGKILL",
-            "actor/1 was replaced; the training goes on",
+            "actor/1 is process 7",
+            "actor/1 was replaced; the training goes on",  # not before it is at work
         ]
         * 2
     )
@@ -543,16 +561,30 @@ def test_a_worker_that_hangs_is_lost():
         workers.take()
         yield [Hung(workers.jobs[1], 12.3, "in reset, at env.py:7")]
         assert workers.take()[0] == ("replaced", "actor/1")
+        yield [workers.is_at_work("actor/1")]
         yield [Hung(workers.jobs[2], 12.3, "learning, at loops.py:7")]
         assert len([s for s in workers.take() if s[0] == "replaced"]) == 3
         yield from ends_at(100, workers)
 
     told = coordinate(script)
-    assert of_kind(told, Notice)[:2] == [
+    assert of_kind(told, Notice)[:3] == [
         Notice("actor/1 hangs since 12 s in reset, at env.py:7", failed="worker"),
+        Notice("actor/1 is process 7"),
         Notice("actor/1 was replaced; the training goes on"),
     ]
     assert of_kind(told, RolledBack) == [RolledBack(0)]
+
+
+def test_a_silent_host_is_told_with_its_worker_and_when_it_is_given_up():
+    def script(workers):
+        actor = workers.jobs[1]
+        yield [Silent(actor, 10.4, "10.0.0.2"), Audible(actor, 14.2, "10.0.0.2")]
+        yield from ends_at(100, workers)
+
+    assert [notice.text for notice in of_kind(coordinate(script), Notice)] == [
+        "nothing is heard from actor/1 on 10.0.0.2 for 10 s; it is given up after 20 s",
+        "actor/1 on 10.0.0.2 is heard again after 14 s",
+    ]
 
 
 @pytest.mark.parametrize("job", ["actor/0", "learner/0"])
@@ -620,13 +652,15 @@ def test_each_try_waits_longer_than_the_one_before(monkeypatch):
             looks.append(1)
             yield []
         assert sent[0] == ("replaced", "actor/0")
+        yield [workers.is_at_work("actor/0")]
         yield from ends_at(100, workers)
 
     told = coordinate(script)
     assert len(looks) > 1
-    assert [notice.text for notice in of_kind(told, Notice)][2:5] == [
+    assert [notice.text for notice in of_kind(told, Notice)][1:5] == [
         "actor/0 was lost: killed by SIGKILL",
         "actor/0 was lost 2 times in a row (more than 5 end the run); it is started again in 0.2 s",
+        "actor/0 is process 7",
         "actor/0 was replaced; the training goes on",
     ]
 

@@ -183,10 +183,24 @@ def _is_stopping(stop: StopRequest, calls: HookCalls, training: Training, run: R
     Raises:
         StopOverdue: it was, by a SIGTERM or SIGHUP, and its workers do not come to an end.
     """
-    overdue = stop.signal_name in ("SIGTERM", "SIGHUP") and stop.seconds > TERMINATE_SECONDS
-    if overdue and (workers := training.waited_for):
+    if stop.signal_name in ("SIGTERM", "SIGHUP"):
+        _check_not_overdue(stop, training, run)
+    return stop.requested or calls.stopping
+
+
+def _check_not_overdue(stop: StopRequest, training: Training, run: RunDirectory) -> None:
+    """Checks that a training that a signal has stopped can still come to an end by itself.
+
+    Raises:
+        StopOverdue: a worker's host is out of reach, or a worker takes too long.
+    """
+    reason = ""
+    if hosts := training.out_of_reach:
+        reason = f"nothing is heard from {hosts}"
+    elif stop.seconds > TERMINATE_SECONDS and (workers := training.waited_for):
+        reason = f"this is still at work: {workers}"
+    if reason:
         raise StopOverdue(
-            f"{stop.signal_name} came {stop.seconds:.0f} s ago, and this is still at work: {workers}\n"
+            f"{stop.signal_name} came {stop.seconds:.0f} s ago, and {reason}\n"
             f"The run ends with its newest checkpoint; go on with\n  {run.command('resume')}"
         )
-    return stop.requested or calls.stopping

@@ -76,3 +76,8 @@ class ProgramTraining:
     def waited_for(self) -> str:
         """See `Training`."""
         return ""
+
+    @property
+    def out_of_reach(self) -> str:
+        """See `Training`."""
+        return ""

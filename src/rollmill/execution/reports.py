@@ -106,6 +106,11 @@ class Training(Protocol):
         ...
 
     @property
+    def out_of_reach(self) -> str:
+        """The workers on hosts that may be out of reach, and these hosts; empty where there are none."""
+        ...
+
+    @property
     def waited_for(self) -> str:
         """The workers that keep a training from ending; empty where it needs none."""
         ...

@@ -426,6 +426,11 @@ class ProfiledTraining:
                     self._windows.receive(worker, number, read)
 
     @property
+    def out_of_reach(self) -> str:
+        """See `Training`."""
+        return self._training.out_of_reach
+
+    @property
     def waited_for(self) -> str:
         """See `Training`."""
         return self._training.waited_for

@@ -221,6 +221,13 @@ def _connect(ray: Any, name: str, show: Callable[[str], None]) -> None:
         except (ConnectionError, ImportError, RuntimeError, ValueError) as error:
             lines = str(error).strip().splitlines() or [type(error).__name__]
             raise UsageError(f"cluster={name!r} cannot be joined: {lines[0]} {WAYS_OUT} {TOKEN}") from error
+    _silence(ray)
+
+
+def _silence(ray: Any) -> None:
+    """Keeps Ray from printing its own view of ended workers, which it does whatever it is asked to log."""
+    with contextlib.suppress(AttributeError):
+        ray._private.worker.print_to_stdstream = lambda data, ignore_prefix: None
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from typing import Any
 from rollmill.execution.cluster.demands import Demand
 from rollmill.execution.cluster.joining import Cluster
 from rollmill.execution.cluster.lines import OutputListener, OutputStream
+from rollmill.execution.cluster.reach import selector_without, unreachable_nodes
 from rollmill.execution.cluster.worker import Assignment, Worker
 from rollmill.execution.processes import Exit, Job
 from rollmill.execution.processes.process_tree import MARK, condition_of
@@ -32,20 +33,38 @@ FAREWELL_SECONDS = 8.0
 
 CLOSE_SECONDS = 3.0
 
+LOOK_SECONDS = 3.0
+"""For how long it is remembered which nodes are out of reach."""
+
+UNUSUAL_SECONDS = 10.0
+"""After this long, the node that a worker was placed on may be out of reach."""
+
+MAX_PLACEMENTS = 5
+"""Actors that are asked for one worker at most, where those before never ran."""
+
+NEVER_RAN = ("never ran", "actor's node")
+"""Ray's words for an actor that was placed on a node that is gone."""
+
 
 @dataclass(eq=False)
 class RayHandle:
-    """One actor."""
+    """One worker, and the actor that was last asked for it."""
 
-    actor: Any
+    assignment: Assignment
     stream: OutputStream
-    working: Future
+    actor: Any = None
+    working: Future = field(default_factory=Future)
     """Its exit code; or Ray's error."""
-    ending: Future
+    ending: Future = field(default_factory=Future)
     """Fails once the actor is dead."""
+    placements: int = 0
+    """Actors that were asked for."""
+    without: Mapping[str, str] = field(default_factory=dict)
+    """Nodes that were out of reach when the actor was asked for."""
     asked_at: float = field(default_factory=time.monotonic)
     waiting_told: int = 0
     """How often the user was told that it has not come."""
+    killed: bool = False
     dead_since: float | None = None
     exit: Exit | None = None
 
@@ -79,28 +98,38 @@ class RayLauncher:
         self._output_listener = OutputListener(cluster.host, self._tell_arrival)
         self._actors = self._ray.remote(Worker)
         self._handles: set[RayHandle] = set()
+        self._looked: tuple[float, Mapping[str, str]] = (float("-inf"), {})
+        """When it was last seen which nodes are out of reach, and those."""
 
     def start(self, job: Job, address: str, token: bytes) -> RayHandle:
-        """See `Launcher`."""
+        """See `Launcher`. A replacement is kept off nodes that are out of reach."""
+        stream = self._output_listener.expect(job)
+        assignment = Assignment(
+            job.to_json(), address, token, self._output_listener.address, self._output_listener.token, _folders()
+        )
+        handle = RayHandle(assignment, stream)
+        self._place(handle, self._out_of_reach() if job.attempt else {})
+        self._handles.add(handle)
+        return handle
+
+    def _place(self, handle: RayHandle, without: Mapping[str, str]) -> None:
+        job = handle.stream.job
         demand = self._demand(job)
+        handle.placements += 1
+        handle.without = without
         options = {
-            "name": self._name(job),
+            "name": self._name(job, handle.placements),
             "namespace": self._namespace,
             "num_cpus": demand.cpus,
             "num_gpus": demand.gpus,
             "max_restarts": 0,
             "scheduling_strategy": "SPREAD",
+            "label_selector": selector_without(without),
             "runtime_env": {"env_vars": _passed_on() | dict(job.environment) | {MARK: secrets.token_hex(8)}},
         }
-        actor = self._actors.options(**options).remote(job.name)
-        stream = self._output_listener.expect(job)
-        assignment = Assignment(
-            job.to_json(), address, token, self._output_listener.address, self._output_listener.token, _folders()
-        )
-        working = actor.work.remote(*assignment)
-        handle = RayHandle(actor, stream, working.future(), actor.__ray_terminate__.remote().future())
-        self._handles.add(handle)
-        return handle
+        handle.actor = self._actors.options(**options).remote(job.name)
+        handle.working = handle.actor.work.remote(*handle.assignment).future()
+        handle.ending = handle.actor.__ray_terminate__.remote().future()
 
     def output(self, handle: RayHandle) -> int | None:
         """See `Launcher`."""
@@ -111,7 +140,9 @@ class RayLauncher:
         if handle.exit is not None:
             return handle.exit
         if not (handle.working.done() and handle.ending.done()):
-            self._tell_waiting(handle)
+            self._look_after_waiting(handle)
+            return None
+        if self._place_again(handle):
             return None
         handle.dead_since = handle.dead_since or time.monotonic()
         if handle.stream.origin is None or time.monotonic() - handle.dead_since > FAREWELL_SECONDS:
@@ -122,9 +153,34 @@ class RayLauncher:
         handle.exit = _exit_of(handle.working)
         return handle.exit
 
+    def _place_again(self, handle: RayHandle) -> bool:
+        """Places a worker again whose actor Ray sent to a node that was gone, so that it never ran."""
+        if handle.killed or handle.stream.origin is not None or handle.placements >= MAX_PLACEMENTS:
+            return False
+        if not any(words in str(handle.working.exception()) for words in NEVER_RAN):
+            return False
+        self._place(handle, self._out_of_reach())
+        return True
+
+    def _out_of_reach(self) -> Mapping[str, str]:
+        """See `unreachable_nodes`; as it was a few seconds ago at most."""
+        looked_at, nodes = self._looked
+        if time.monotonic() - looked_at > LOOK_SECONDS:
+            nodes = unreachable_nodes(self._ray)
+            self._looked = (time.monotonic(), nodes)
+        return nodes
+
     def kill(self, handle: RayHandle, *, at_once: bool = True) -> None:
         """See `Launcher`; Ray knows no softer way than SIGKILL."""
+        handle.killed = True
         self._ray.kill(handle.actor, no_restart=True)
+
+    def abandon(self, handle: RayHandle) -> None:
+        """See `Launcher`. The worker ends by itself, since its own line is cut as well."""
+        self.kill(handle)
+        handle.exit = handle.exit or Exit(None)
+        handle.stream.cut()
+        self._handles.discard(handle)
 
     def condition(self, handle: RayHandle) -> str:
         """See `Launcher`; known of this host alone."""
@@ -153,18 +209,29 @@ class RayLauncher:
     def _demand(self, job: Job) -> Demand:
         return self._demands.get(job.group, Demand())
 
-    def _name(self, job: Job) -> str:
+    def _name(self, job: Job, placement: int) -> str:
         """A replacement gets a name of its own: that of the one before may not be free yet."""
         name = f"rollmill-{self._run}-{job.group}-{job.replica}"
-        return f"{name}-again-{job.attempt}" if job.attempt else name
+        name = f"{name}-again-{job.attempt}" if job.attempt else name
+        return f"{name}-placed-{placement}" if placement > 1 else name
 
     def _tell_arrival(self, stream: OutputStream) -> None:
         assert stream.origin is not None
         self._show(f"{stream.job.name} was placed on {stream.origin.host}")
 
-    def _tell_waiting(self, handle: RayHandle) -> None:
+    def _look_after_waiting(self, handle: RayHandle) -> None:
+        """Tells of a worker that has not come; places it again if other nodes are out of reach than before."""
         waited = time.monotonic() - handle.asked_at
-        if handle.stream.origin is not None or waited < WAITING_SECONDS * (handle.waiting_told + 1):
+        if handle.stream.origin is not None or waited < UNUSUAL_SECONDS:
+            return
+        without = self._out_of_reach()
+        if handle.without.keys() != without.keys() and handle.placements < MAX_PLACEMENTS:
+            self._ray.kill(handle.actor, no_restart=True)
+            self._place(handle, without)
+        self._tell_waiting(handle, waited)
+
+    def _tell_waiting(self, handle: RayHandle, waited: float) -> None:
+        if waited < WAITING_SECONDS * (handle.waiting_told + 1):
             return
         handle.waiting_told = int(waited / WAITING_SECONDS)
         job, demand = handle.stream.job, self._demand(handle.stream.job)
@@ -173,8 +240,12 @@ class RayLauncher:
         counts = (f"{free.get(kind, 0.0):g} of {there.get(kind, 0.0):g} {kind}" for kind in kinds)
         self._show(
             f"{job.name} has not come in {waited:.0f} s: it asks for {demand}, and the cluster has "
-            f"{' and '.join(counts)} free; `ray status` tells more"
+            f"{' and '.join(counts)} free{_beyond(handle.without)}; `ray status` tells more"
         )
+
+
+def _beyond(without: Mapping[str, str]) -> str:
+    return f", {', '.join(without.values())} being out of reach" if without else ""
 
 
 def _passed_on() -> dict[str, str]:

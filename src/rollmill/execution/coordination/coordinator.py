@@ -30,17 +30,20 @@ from rollmill.dataflow import (
     start_learner,
 )
 from rollmill.execution.coordination.failure_log import FailureLog
+from rollmill.execution.coordination.link_notices import link_notice
 from rollmill.execution.coordination.recovery import Recovery, pause_before
 from rollmill.execution.coordination.start_up import StartUp
 from rollmill.execution.coordination.stop import StopBarrier
 from rollmill.execution.faults.find import stop_at_nonfinite
 from rollmill.execution.processes import (
     ALL,
+    Audible,
     Finished,
     Hung,
     Job,
     Lost,
     Received,
+    Silent,
     Started,
     Supervision,
 )
@@ -146,6 +149,8 @@ class Coordinator:
         self._generation = 1 if restored else 0
         self._restart = 0
         self._attempts: dict[str, int] = {}
+        self._replacing: set[str] = set()
+        """Lost replicas whose replacements are not at work yet."""
         self._wanted: int | None = None
         self._parts: dict[int, dict[str, StatePart]] = {}
         self._finished: set[str] = set()
@@ -240,6 +245,11 @@ class Coordinator:
         return "; ".join(f"{name} ({note})" for name, note in busy.items()) or "workers to start"
 
     @property
+    def out_of_reach(self) -> str:
+        """See `Training`."""
+        return ", ".join(f"{name} on {host}" for name, host in self._workers.out_of_reach().items())
+
+    @property
     def last(self) -> int:
         """The number of iterations after which the training ends."""
         return self._barrier.last
@@ -261,12 +271,18 @@ class Coordinator:
                     raise type(event.final)(f"{job.name}: {event.final}")
                 yield Notice(f"{job.name} was lost: {reason}", failed="worker")
                 yield from self._recover(job, reason, event.details if event.raised else "")
-            case Hung(job, seconds, where):
-                yield Notice(f"{job.name} hangs since {seconds:.0f} s {where}", failed="worker")
-                try:
-                    yield from self._recover(job, f"it hung {where}", "", hung_seconds=seconds)
-                except UsageError as error:  # nobody can replace it
-                    raise LostWorker(f"{job.name} hangs since {seconds:.0f} s {where}. {error}") from error
+            case Silent() | Audible():
+                yield link_notice(event)
+            case Hung():
+                yield from self._on_hung(event)
+
+    def _on_hung(self, hung: Hung) -> Iterator[Report]:
+        told = f"{hung.job.name} hangs since {hung.seconds:.0f} s {hung.where}"
+        yield Notice(told, failed="worker")
+        try:
+            yield from self._recover(hung.job, f"it hung {hung.where}", "", hung_seconds=hung.seconds)
+        except UsageError as error:  # nobody can replace it
+            raise LostWorker(f"{told}. {error}") from error
 
     def _check_alive(self) -> None:
         """Whether a state can still come.
@@ -301,6 +317,9 @@ class Coordinator:
         match message:
             case Process(pid):
                 yield Notice(f"{job.name} is process {pid}")
+                if job.name in self._replacing:
+                    self._replacing.remove(job.name)
+                    yield Notice(f"{job.name} was replaced; the training goes on")
             case KernelsChosen():
                 for other in self._workers.jobs:
                     if other.name != job.name:
@@ -449,20 +468,21 @@ class Coordinator:
             return
         for job in self._workers.jobs:
             if job.name in due:
-                yield from self._replace(job)
+                self._replace(job)
 
-    def _replace(self, job: Job) -> Iterator[Report]:
+    def _replace(self, job: Job) -> None:
         self._attempts[job.name] = self._attempts.get(job.name, 0) + 1
         self._begin(self._workers.replace(job))
         if self._wanted is not None:
             send_to(self._workers, job.name, SnapshotRequest(self._wanted))
-        yield Notice(f"{job.name} was replaced; the training goes on")
+        self._replacing.add(job.name)
 
     def _begin_again(self) -> Iterator[Report]:
         self._restart += 1
         self._meeting = free_address() if self._mesh else ""
         self._generation += 1
         self._attempts.clear()
+        self._replacing.clear()
         self._parts.clear()
         self._wanted = None
         self._iteration = self._saved.iteration

@@ -5,7 +5,7 @@ unpickled or evaluated.
 """
 
 from rollmill.execution.processes.control import Control
-from rollmill.execution.processes.events import Event, Finished, Hung, Lost, Received, Started
+from rollmill.execution.processes.events import Audible, Event, Finished, Hung, Lost, Received, Silent, Started
 from rollmill.execution.processes.jobs import Job
 from rollmill.execution.processes.launchers import Exit, Launcher
 from rollmill.execution.processes.local_launcher import LocalLauncher
@@ -17,6 +17,7 @@ from rollmill.execution.processes.worker import serve
 
 __all__ = [
     "ALL",
+    "Audible",
     "Control",
     "Event",
     "Exit",
@@ -29,6 +30,7 @@ __all__ = [
     "Lost",
     "WorkerMessage",
     "Received",
+    "Silent",
     "Started",
     "Supervision",
     "Supervisor",

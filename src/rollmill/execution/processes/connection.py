@@ -1,6 +1,7 @@
 """The coordinator's side of the connections: whoever knows the token is taken in, all others are sent away."""
 
 import contextlib
+import errno
 import queue
 import socket
 import threading
@@ -10,7 +11,8 @@ from typing import TypeAlias
 
 from rollmill.channels import Damaged, TimedOut
 from rollmill.channels.transport.handshake import Admission
-from rollmill.channels.transport.listener import Listener
+from rollmill.channels.transport.listener import Listener, address_of
+from rollmill.channels.transport.tcp_options import SECONDS_UNTIL_LOST, seconds_unacknowledged
 from rollmill.execution.processes.framing import receive_frame, send_frame
 from rollmill.execution.processes.handshake import (
     Identity,
@@ -23,6 +25,9 @@ from rollmill.execution.processes.handshake import (
 from rollmill.execution.processes.messages import WorkerMessage
 
 MOST_UNSENT = 8 * 2**30
+UNREACHABLE = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH}
+"""Errors of a connection whose other host acknowledged nothing for too long."""
+
 SMALL = 2**16
 """Bytes of a message that is queued however much lies there."""
 
@@ -43,6 +48,9 @@ class WorkerConnection:
         """Set once nothing more can come from that worker."""
         self.last_heard = time.monotonic()
         self._take = take
+        self.host = ""
+        """Address of the worker's host; empty for this host."""
+        self._timed_out = False
         self._peer: socket.socket | None = None
         self._unsent: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
         self._unsent_bytes = 0
@@ -63,13 +71,18 @@ class WorkerConnection:
 
     def serve(self, peer: socket.socket) -> None:
         """Sends and takes until the worker closes the connection, or says what makes no sense."""
+        self.host = address_of(peer.getpeername())
         self._peer = peer
         self._hear()
         sender = threading.Thread(target=self._send_all, args=(peer,), name="rollmill-send", daemon=True)
         sender.start()
-        with contextlib.suppress(OSError, Damaged):
+        try:
             while (message := receive_frame(peer, heard=self._hear)) is not None:
                 self._take(message)
+        except Damaged:
+            pass
+        except OSError as error:
+            self._timed_out = error.errno in UNREACHABLE
         self.hang_up()
         sender.join()
 
@@ -79,6 +92,12 @@ class WorkerConnection:
         if self._peer is not None:
             with contextlib.suppress(OSError):
                 self._peer.shutdown(socket.SHUT_RDWR)
+
+    def silence(self) -> float:
+        """Seconds since the kernel of the worker's host acknowledged anything; 0.0 within one host."""
+        if self._timed_out:
+            return float(SECONDS_UNTIL_LOST)
+        return 0.0 if self._peer is None else seconds_unacknowledged(self._peer) or 0.0
 
     def _hear(self) -> None:
         self.last_heard = time.monotonic()

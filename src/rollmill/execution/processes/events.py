@@ -57,4 +57,22 @@ class Hung(NamedTuple):
     """Its last note, and the source line at which its main thread waits."""
 
 
-Event: TypeAlias = Started | Received | Finished | Lost | Hung
+class Silent(NamedTuple):
+    """The worker's host acknowledges nothing: the link is down, or the host is. Told once, until it does again."""
+
+    job: Job
+    seconds: float
+    """Since its last acknowledgement."""
+    host: str
+
+
+class Audible(NamedTuple):
+    """The host of a silent worker acknowledges again."""
+
+    job: Job
+    seconds: float
+    """For which it was silent."""
+    host: str
+
+
+Event: TypeAlias = Started | Received | Finished | Lost | Hung | Silent | Audible

@@ -5,10 +5,21 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from rollmill.execution.processes.connection import WorkerConnection
-from rollmill.execution.processes.events import FINAL, Event, Finished, Hung, Lost, Received, Started
+from rollmill.execution.processes.events import (
+    FINAL,
+    Audible,
+    Event,
+    Finished,
+    Hung,
+    Lost,
+    Received,
+    Silent,
+    Started,
+)
 from rollmill.execution.processes.heartbeat import Heartbeat
 from rollmill.execution.processes.jobs import Job
 from rollmill.execution.processes.launchers import Exit, status_text
+from rollmill.execution.processes.links import Link
 from rollmill.execution.processes.logs import WorkerLog
 from rollmill.execution.processes.messages import WorkerMessage
 
@@ -45,6 +56,7 @@ class WorkerHealth:
         self.connection = WorkerConnection(lambda message: None)
         self.dismissed = False
         """Whether the coordinator has dismissed the worker, so that no further event of it is reported."""
+        self.link = Link(job)
         self.unread_bytes = 0
         self.blocked = False
         """Whether it has to wait until the coordinator has read."""
@@ -54,6 +66,7 @@ class WorkerHealth:
         self._beat: Heartbeat | None = None
         self._last: WorkerMessage | None = None
         self._doom = ""
+        self._left_behind = False
         self._since: dict[str, float] = {}
         self._told: object = None
 
@@ -71,8 +84,20 @@ class WorkerHealth:
                 return Received(self.job, message)
         return None
 
+    def look_at_link(self) -> Silent | Audible | None:
+        """Notes how long its host has been silent; returns an event if that is to be told."""
+        return self.link.look(self.connection.silence(), self.connection.host)
+
+    def leave_behind(self) -> None:
+        """Takes it for ended without knowing, because its host is out of reach."""
+        self._doom = f"its host {self.link.host} has acknowledged nothing for {self.link.silence:.0f} s"
+        self._left_behind = True
+        self.exit = self.exit or Exit(None)
+
     def has_ended(self, now: float) -> bool:
         """Whether its process is gone, and all that it said and wrote has come."""
+        if self._left_behind:
+            return True
         if self._doom and self._waited("killed", now) > UNKILLABLE_SECONDS:
             self.exit = self.exit or Exit(None)
         if self.exit is None:

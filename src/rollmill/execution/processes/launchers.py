@@ -35,6 +35,10 @@ class Launcher(Protocol):
         """Ends the process: with SIGKILL and all that it had started, or else only by asking it with SIGTERM."""
         ...
 
+    def abandon(self, handle: Any) -> None:
+        """Lets go of a process on a host that is out of reach, whose end nobody would notice."""
+        ...
+
     def condition(self, handle: Any) -> str:
         """Why the process cannot run, such as "stopped by a signal"; empty where it can or nobody knows."""
         ...

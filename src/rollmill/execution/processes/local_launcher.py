@@ -96,6 +96,10 @@ class LocalLauncher:
         """See `Launcher`."""
         handle.server.ask({"kill": handle.number, "at_once": at_once})
 
+    def abandon(self, handle: LocalHandle) -> None:
+        """See `Launcher`; this host is always within reach."""
+        self.kill(handle)
+
     def condition(self, handle: LocalHandle) -> str:
         """See `Launcher`."""
         return condition_of(handle.pid) if handle.pid is not None else ""

@@ -45,6 +45,10 @@ class Supervision(Protocol):
         """The last known activity of each remaining worker, by its job's name."""
         ...
 
+    def out_of_reach(self) -> dict[str, str]:
+        """The hosts of those workers whose hosts may be out of reach, by the job's name."""
+        ...
+
     def send(
         self,
         to: Job | str,

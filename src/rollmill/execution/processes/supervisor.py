@@ -107,6 +107,11 @@ class Supervisor:
         with self._changed:
             return {name: worker.doing for name, worker in self._workers.items()}
 
+    def out_of_reach(self) -> dict[str, str]:
+        """See `Supervision`."""
+        with self._changed:
+            return {name: each.link.host for name, each in self._workers.items() if each.link.is_doubtful}
+
     def send(
         self,
         to: Job | str,
@@ -137,8 +142,8 @@ class Supervisor:
         self._tell(names, WorkerMessage(".stop", {}, {}))
         workers = self._dismiss(names)
         for worker in workers:
-            if not worker.connection.taken:  # it has nothing to put in order yet
-                self._launcher.kill(worker.handle)
+            if worker.link.is_doubtful or not worker.connection.taken:  # it has nothing to put in order yet
+                self._end(worker)
         left = self._wait(workers, grace_seconds)
         for worker in left:
             self._launcher.kill(worker.handle, at_once=False)
@@ -202,6 +207,11 @@ class Supervisor:
         now = time.monotonic()
         for name, worker in list(self._workers.items()):
             worker.exit = worker.exit or self._launcher.exit(worker.handle)
+            if (told := worker.look_at_link()) is not None:
+                self._inbox.append((worker, told))
+            if worker.exit is None and worker.link.is_lost:
+                worker.leave_behind()
+                self._end(worker)
             if worker.has_ended(now):
                 self._inbox.append((worker, worker.outcome()))
                 self._forget([self._workers.pop(name)])
@@ -239,9 +249,15 @@ class Supervisor:
 
     def _kill(self, workers: Sequence[WorkerHealth]) -> None:
         for worker in workers:
-            self._launcher.kill(worker.handle)
+            self._end(worker)
         for worker in self._wait(workers, KILL_SECONDS):
             self._display(f"[{worker.job.name}] its process could not be killed and was left behind")
+
+    def _end(self, worker: WorkerHealth) -> None:
+        if worker.link.is_doubtful:
+            self._launcher.abandon(worker.handle)
+        else:
+            self._launcher.kill(worker.handle)
 
     def _wait(self, workers: Iterable[WorkerHealth], seconds: float) -> list[WorkerHealth]:
         """Waits until these processes are gone; those that are not in time."""

@@ -146,6 +146,10 @@ class ThreadSupervisor:
             self._fail(failed)
         return events
 
+    def out_of_reach(self) -> dict[str, str]:
+        """See `Supervision`."""
+        return {}
+
     def doing(self) -> dict[str, str]:
         """See `Supervision`."""
         with self._changed:

@@ -1,0 +1,206 @@
+"""Hosts made of namespaces of one Linux machine: network, mounts, processes, name and clock of their own.
+
+A host has an address, /tmp and /dev/shm of its own; the rest of the file system is that of the machine. Needs
+root, `ip`, `unshare` and `nsenter`.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+NETWORK = "10.77.0"
+PORT = 6379
+NODE_BYTES = 80_000_000
+TOOLS = ("ip", "unshare", "nsenter")
+
+SCRIPT = """
+import os, subprocess, sys, time
+for folder in ("/tmp", "/dev/shm"):
+    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", folder], check=True)
+subprocess.run(["hostname", sys.argv[1]], check=True)
+print("up", flush=True)
+while True:
+    try:
+        os.waitpid(-1, 0)
+    except ChildProcessError:
+        time.sleep(0.2)
+"""
+"""The first process of a host, which reaps orphans."""
+
+
+class NoNamespaces(Exception):
+    """Hosts cannot be made here; the message says why."""
+
+
+@dataclass
+class Host:
+    """One host."""
+
+    number: int
+    monotonic_offset: int
+    """Seconds by which its monotonic clock is ahead."""
+    prefix: str
+    pid: int = 0
+    mounts: Sequence[tuple[Path, Path]] = ()
+    """Folders that it sees in the place of others."""
+    process: subprocess.Popen | None = None
+    environment: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Name of its network namespace, and its host name."""
+        return f"{self.prefix}-{self.number}"
+
+    @property
+    def address(self) -> str:
+        """Its IP address."""
+        return f"{NETWORK}.{self.number}"
+
+    def command(self, *words: object) -> list[str]:
+        """The command line that runs a command on this host."""
+        entering = ["nsenter", "-t", str(self.pid), "-n", "-m", "-u", "-p", "-T"]
+        return [*entering, "--wd=" + os.getcwd(), "--", *map(str, words)]
+
+    def run(self, *words: object, check: bool = True, **options: object) -> subprocess.CompletedProcess:
+        """Runs a command on this host to its end."""
+        return subprocess.run(
+            self.command(*words), check=check, env=self._environment(), text=True, capture_output=True, **options
+        )
+
+    def start(self, *words: object, **options: object) -> subprocess.Popen:
+        """Starts a command on this host."""
+        return subprocess.Popen(self.command(*words), env=self._environment(), text=True, **options)
+
+    def _environment(self) -> Mapping[str, str]:
+        return {**os.environ, **self.environment}
+
+    def up(self) -> None:
+        """Starts it: its first process, its mounts and its link."""
+        clock = ["--time", "--monotonic", str(self.monotonic_offset), "--boottime", str(self.monotonic_offset)]
+        self.process = subprocess.Popen(
+            [
+                *("nsenter", f"--net=/run/netns/{self.name}", "unshare", "--mount", "--uts", "--pid", "--fork"),
+                *("--mount-proc", *clock, "--kill-child", "python3", "-c", SCRIPT, self.name),
+            ],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        if self.process.stdout is None or self.process.stdout.readline() != "up\n":
+            raise NoNamespaces(f"host {self.name} did not start")
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        self.pid = int(children[0])
+        for source, target in self.mounts:
+            self.run("mount", "--bind", source, target)
+        self.link(True)
+
+    def link(self, up: bool) -> None:
+        """Cuts its link, or mends it."""
+        subprocess.run(
+            ["ip", "-n", f"{self.prefix}-sw", "link", "set", f"p{self.number}", "up" if up else "down"], check=True
+        )
+
+    def kill(self) -> None:
+        """Ends it and all of its processes, as a failure of power does."""
+        if self.process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+            self.process.wait()
+
+
+@contextlib.contextmanager
+def hosts(count: int, *, offsets: Mapping[int, int] | None = None, prefix: str = "rmh") -> Iterator[list[Host]]:
+    """Hosts on one network, which end with the context.
+
+    Args:
+        count: their number; they are numbered from 1.
+        offsets: seconds by which the monotonic clock of a host is ahead of this machine's.
+        prefix: start of the names of namespaces.
+
+    Raises:
+        NoNamespaces: they cannot be made here.
+    """
+    check_namespaces()
+    made = [Host(number, (offsets or {}).get(number, 0), prefix) for number in range(1, count + 1)]
+    try:
+        _make_network(made, prefix)
+        for host in made:
+            host.up()
+        yield made
+    finally:
+        for host in made:
+            host.kill()
+        for name in (*(host.name for host in made), f"{prefix}-sw"):
+            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+
+
+def check_namespaces() -> None:
+    """Whether hosts can be made here.
+
+    Raises:
+        NoNamespaces: they cannot.
+    """
+    if os.geteuid() != 0:
+        raise NoNamespaces("namespaces need root")
+    missing = [tool for tool in TOOLS if shutil.which(tool) is None]
+    if missing:
+        raise NoNamespaces(f"{', '.join(missing)} is missing")
+    tried = subprocess.run(
+        ["unshare", "--net", "--mount", "--uts", "--pid", "--time", "--monotonic", "5", "--fork", "true"],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    if tried.returncode:
+        raise NoNamespaces(tried.stderr.strip())
+
+
+def _make_network(made: Sequence[Host], prefix: str) -> None:
+    switch = f"{prefix}-sw"
+    lines = [["netns", "add", switch], ["-n", switch, "link", "add", "br0", "type", "bridge"]]
+    lines += [["-n", switch, "link", "set", "br0", "up"]]
+    for host in made:
+        ours, theirs = "eth0", f"p{host.number}"
+        lines += [
+            ["netns", "add", host.name],
+            ["-n", switch, "link", "add", theirs, "type", "veth", "peer", "name", ours, "netns", host.name],
+            ["-n", switch, "link", "set", theirs, "master", "br0", "up"],
+            ["-n", host.name, "addr", "add", f"{host.address}/24", "dev", ours],
+            ["-n", host.name, "link", "set", ours, "up"],
+            ["-n", host.name, "link", "set", "lo", "up"],
+        ]
+    for line in lines:
+        done = subprocess.run(["ip", *line], check=False, capture_output=True, text=True)
+        if done.returncode:
+            raise NoNamespaces(f"ip {' '.join(line)}: {done.stderr.strip()}")
+
+
+def start_ray(ray: Path, head: Host, host: Host, *, cpus: int = 4) -> None:
+    """Makes a host a node of a Ray cluster.
+
+    Args:
+        ray: Ray's command.
+        head: the host of the cluster's head.
+        host: the host that joins, or the head itself.
+        cpus: workers that it takes.
+    """
+    where = ["--head", f"--port={PORT}"] if host is head else [f"--address={head.address}:{PORT}"]
+    words = [f"--node-ip-address={host.address}", f"--num-cpus={cpus}", f"--object-store-memory={NODE_BYTES}"]
+    quiet = ["--disable-usage-stats", *(["--include-dashboard=false"] if host is head else [])]
+    host.run(ray, "start", *where, *words, *quiet)
+
+
+def wait_for_nodes(ray: Path, head: Host, count: int, *, seconds: float = 60.0) -> None:
+    """Returns when the cluster has this many nodes."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        listed = head.run(ray, "status", f"--address={head.address}:{PORT}", check=False).stdout
+        if listed.count("node_") >= count:
+            return
+        time.sleep(1.0)
+    raise TimeoutError(f"the cluster has not {count} nodes within {seconds:g} s")

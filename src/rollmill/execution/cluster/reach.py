@@ -1,0 +1,50 @@
+"""The nodes of a cluster that this host can reach now. Ray itself notices after a minute that it cannot."""
+
+import contextlib
+import socket
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+REACH_SECONDS = 1.0
+"""How long a node's answer is waited for: it is one round trip."""
+
+MAX_AT_ONCE = 64
+
+
+def unreachable_nodes(ray: Any) -> dict[str, str]:
+    """The addresses of those nodes that Ray takes to be alive and that do not answer, by the id of the node.
+
+    Empty if none answers, because then this host itself may be what is cut off.
+
+    Args:
+        ray: Ray's module, connected.
+    """
+    if ray.util.client.ray.is_connected():  # such a client need not reach the nodes
+        return {}
+    nodes = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
+    answers = _answers(nodes.values())
+    missing = {
+        name: str(node["NodeManagerAddress"])
+        for (name, node), answered in zip(nodes.items(), answers, strict=True)
+        if not answered
+    }
+    return missing if len(missing) < len(nodes) else {}
+
+
+def selector_without(nodes: Iterable[str]) -> dict[str, str]:
+    """Ray's selector of all nodes but these."""
+    names = ", ".join(sorted(nodes))
+    return {"ray.io/node-id": f"!in({names})"} if names else {}
+
+
+def _answers(nodes: Iterable[Mapping[str, Any]]) -> list[bool]:
+    with ThreadPoolExecutor(MAX_AT_ONCE, "rollmill-reach") as pool:
+        return list(pool.map(_answers_now, nodes))
+
+
+def _answers_now(node: Mapping[str, Any]) -> bool:
+    address = (str(node["NodeManagerAddress"]), int(node["NodeManagerPort"]))
+    with contextlib.suppress(OSError), socket.create_connection(address, timeout=REACH_SECONDS):
+        return True
+    return False
