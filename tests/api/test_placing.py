@@ -87,3 +87,14 @@ def test_asynchronous_gradients_refuse_what_would_drift_apart(algorithm, setting
     graph = getattr(rollmill, algorithm)("CartPole-v1", **settings)
     with pytest.raises(UsageError, match=f"{algorithm} counts or averages .* would drift apart. hint: .*{hint}"):
         choose_plan(graph, RunOptions(distribution="central", asynchronous=True))
+
+
+def test_a_replay_memory_of_asynchronous_actors_is_refused():
+    graph = rollmill.dqn("CartPole-v1")
+
+    def prepare(learner, trajectory, *, reduce, replicas):
+        """Counts nothing, so that only the memory stands against it."""
+        return learner, graph.prepare(learner, trajectory, reduce=reduce, replicas=replicas)[1]
+
+    with pytest.raises(UsageError, match="would keep a part of the replay memory of dqn in each actor"):
+        choose_plan(graph._replace(prepare=prepare), RunOptions(distribution="central", asynchronous=True))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import rollmill
-from rollmill.core.errors import EnvironmentFailed, NonFiniteError
+from rollmill.core.errors import CheckpointError, EnvironmentFailed, NonFiniteError
 from rollmill.core.machine import visible_gpus
 from rollmill.dataflow import FRAGMENTS, Group, Partition, share
 from rollmill.execution import state_shapes
@@ -342,15 +342,20 @@ def test_parts_of_the_end_that_came_early_are_kept():
     assert [saved.iteration for saved in of_kind(told, Saved)] == [100]
 
 
-def test_a_state_with_leaves_missing_is_none():
+@pytest.mark.parametrize(
+    ("job", "kind"), [("learner/0", "parameters or statistics"), ("actor/1", "policy inputs")]
+)
+def test_a_state_with_a_leaf_missing_is_refused(job, kind):
     def script(workers):
-        *actors, learner = workers.parts(numbered_state(100))
-        name = next(iter(learner.message.arrays))
-        without = {n: array for n, array in learner.message.arrays.items() if n != name}
-        yield [*actors, Received(learner.job, learner.message._replace(arrays=without))]
+        *others, part = sorted(workers.parts(numbered_state(100)), key=lambda part: part.job.name == job)
+        name, *_ = sorted(part.message.arrays, reverse=job == "actor/1")  # `collector.observation` of the actor
+        without = {n: array for n, array in part.message.arrays.items() if n != name}
+        yield [*others, Received(part.job, part.message._replace(arrays=without))]
         yield [Finished(job) for job in workers.jobs]
 
-    with pytest.raises(LostWorker, match="all workers ended, but no whole state came after iteration 0"):
+    with pytest.raises(
+        CheckpointError, match=f"after iteration 100 cannot be saved, because {job} sent no {kind}"
+    ):
         coordinate(script)
 
 

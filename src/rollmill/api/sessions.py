@@ -22,6 +22,7 @@ from rollmill.execution import (
     Saved,
     Training,
     check_devices,
+    check_message_size,
     check_replay_size,
     choose_mean,
     enable_compilation_cache,
@@ -91,8 +92,10 @@ def tell_replay_size(graph: Graph, plan: Plan, options: RunOptions, display: Dis
     size = replay_size(graph, num_seeds=len(options.seeds))
     if size is None:
         return
+    replicas = plan.partition.holder("gradients").replicas
     if plan.place != "ray":  # the memory of other hosts is not known here
-        check_replay_size(size, devices=jax.devices(), replicas=plan.partition.holder("gradients").replicas)
+        check_replay_size(size, devices=jax.devices(), replicas=replicas)
+    check_message_size(size, place=plan.place, replicas=replicas)
     display.note(str(size))
 
 

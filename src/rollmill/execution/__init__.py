@@ -17,7 +17,7 @@ from rollmill.execution.program.kernels import Fusion, Launches, backend_beside_
 from rollmill.execution.program.mean_choice import choose_mean
 from rollmill.execution.program.reductions import mesh_of
 from rollmill.execution.program_training import ProgramTraining
-from rollmill.execution.replay_size import check_replay_size, replay_size
+from rollmill.execution.replay_size import check_message_size, check_replay_size, replay_size
 from rollmill.execution.reports import Recorded, Report, Saved, Training
 from rollmill.execution.run_spec import RunSpec
 
@@ -26,6 +26,7 @@ order_convolutions()
 
 __all__ = [
     "check_devices",
+    "check_message_size",
     "check_replay_size",
     "choose_mean",
     "mesh_of",

@@ -12,9 +12,13 @@ from rollmill.core.errors import UsageError
 from rollmill.core.machine import device_memory, memory_bytes
 from rollmill.core.text import in_bytes
 from rollmill.dataflow import Graph, empty_rings
+from rollmill.execution.processes.framing import LIMITS
 
 SHARE = 0.8
 """Share of a memory that the replay memory may take: the rest is for programs and what they compute."""
+
+ROOM_BYTES = 2**28
+"""Bytes of a message that are left to environments and the learner beside the replay memory."""
 
 
 class ReplaySize(NamedTuple):
@@ -45,6 +49,28 @@ def replay_size(graph: Graph, *, num_seeds: int = 1) -> ReplaySize | None:
     rings = jax.tree.leaves(jax.eval_shape(partial(empty_rings, graph), index))
     each = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in rings)
     return ReplaySize(graph.replay.capacity * graph.loops.num_envs, each * num_seeds)
+
+
+def check_message_size(size: ReplaySize, *, place: str, replicas: int) -> None:
+    """Checks that workers can send their parts of a replay memory, each in one message of a checkpoint.
+
+    Args:
+        size: size of the whole replay memory.
+        place: of the workers; those of a mesh begin again with the whole memory, others with their share.
+        replicas: that share the environments.
+
+    Raises:
+        UsageError: a message would be too large; names the bytes and the sizes that would fit.
+    """
+    parts = {"program": 0, "threads": 0, "mesh": 1}.get(place, replicas)
+    limit = LIMITS.array_bytes - ROOM_BYTES
+    if not parts or size.total / parts <= limit:
+        return
+    fits = int(size.steps * limit * parts / size.total)
+    raise UsageError(
+        f"the replay memory of {size.steps:,} steps takes {in_bytes(size.total)}, and workers of place={place} "
+        f"save it in messages of at most {in_bytes(limit)}. hint: buffer_size={fits} would fit, or place=program."
+    )
 
 
 def check_replay_size(size: ReplaySize, *, devices: Sequence[Any], replicas: int) -> None:

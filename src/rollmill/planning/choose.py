@@ -140,6 +140,12 @@ def _check(plan: Plan, graph: Graph, options: PlacementOptions) -> None:
             f"{graph.settings['algorithm']} counts or averages while it prepares a batch would drift apart. "
             f"hint: {_without_statistics(graph)}."
         )
+    if graph.replay is not None and not partition.holder("gradients").synchronous:
+        raise UsageError(
+            f"{partition.name}, asynchronous, would keep a part of the replay memory of "
+            f"{graph.settings['algorithm']} in each actor, and checkpoints take nothing from asynchronous actors. "
+            "hint: let it be synchronous, or choose another policy, such as single-learner-coarse."
+        )
     if options.devices not in (0, 1):
         raise UsageError(
             f"devices={options.devices} share one program; with place={plan.place} say learners={options.devices}."

@@ -168,6 +168,7 @@ class Coordinator:
             LostWorker: a worker was lost too many times in a row.
             EnvironmentFailed: an environment failed too many times in a row.
             NonFiniteError: an environment gave a number that is not finite.
+            CheckpointError: a worker sent a state without a part that it owns.
         """
         self._start_up = StartUp(time.monotonic())
         self._workers.start()
@@ -304,7 +305,8 @@ class Coordinator:
             case IterationMetrics(first, rows):
                 yield from self._report_metrics(first, rows)
             case SnapshotPart(iteration, lowest, arrays):
-                self._parts.setdefault(iteration, {})[job.name] = StatePart(lowest, arrays)
+                part = StatePart(lowest, arrays, job.name, self._role(job).owned)
+                self._parts.setdefault(iteration, {})[job.name] = part
             case Hold(begun):
                 self._barrier.hear(job, begun)
             case MissedSnapshot(iteration) if iteration == self._wanted:
@@ -374,8 +376,6 @@ class Coordinator:
             state = assemble(self._initial, iteration, list(parts.values()))
             if iteration == self._wanted:
                 self._wanted = None
-            if state is None:
-                continue
             self._saved, self._restored = Saved(iteration, state), True
             yield self._saved
             self._done = iteration >= self.last

@@ -11,11 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
+from rollmill.core.errors import CheckpointError
 from rollmill.dataflow import Collector, Learner, Owned, State
 from rollmill.execution.replica.context import ReplicaContext
 from rollmill.record import from_host, to_host
 
-COLLECTOR, RINGS = "collector.", "rings."
+COLLECTOR, LEARNER, RINGS = "collector.", "learner.", "rings."
 ENVIRONMENT = "collector.environment"
 
 
@@ -25,6 +26,10 @@ class StatePart(NamedTuple):
     lowest: int
     """The first of its environments."""
     arrays: Mapping[str, np.ndarray]
+    replica: str
+    """Name of the replica, such as `actor/0`."""
+    owned: frozenset[Owned]
+    """The parts of the state that its group owns."""
 
 
 def collector_part(context: ReplicaContext, collector: Collector) -> dict[str, np.ndarray]:
@@ -64,14 +69,20 @@ def rings_part(context: ReplicaContext, rings: PyTree[Any]) -> dict[str, np.ndar
     return to_host({"rings": rings}) if Owned.REPLAY in context.role.owned else {}
 
 
-def assemble(blank: State, iteration: int, parts: Sequence[StatePart]) -> State | None:
-    """The whole state; None while a part is missing.
+def assemble(blank: State, iteration: int, parts: Sequence[StatePart]) -> State:
+    """The whole state from the parts of all replicas that own some.
 
     Args:
-        blank: a state at the beginning, from which leaves come that no part holds: environments that begin anew.
+        blank: a state at the beginning; gives the root key, and environments that no group owns because they begin
+            anew.
         iteration: that the state is before.
         parts: parts of the training state, from all replicas.
+
+    Raises:
+        CheckpointError: a part is missing or has another shape; nothing that somebody owns is filled with blanks.
     """
+    whole = to_host(blank)
+    _check_whole(whole, iteration, parts)
     gathered: dict[str, list[np.ndarray]] = {"iteration": [np.asarray(iteration, np.int32)]}
     for part in sorted(parts, key=lambda part: part.lowest):
         for name, array in part.arrays.items():
@@ -79,15 +90,56 @@ def assemble(blank: State, iteration: int, parts: Sequence[StatePart]) -> State 
                 gathered.setdefault(name, []).append(array)
             else:
                 gathered[name] = [array]
-    whole = to_host(blank)
-    if any(name.startswith("learner.") and name not in gathered for name in whole):
-        return None
     for name, arrays in gathered.items():
         joined = np.concatenate(arrays) if len(arrays) > 1 else arrays[0]
         if joined.shape != whole[name].shape:
-            return None
+            sent = f"{name} is {list(joined.shape)} and should be {list(whole[name].shape)}"
+            raise CheckpointError(_unusable(iteration, sent))
         whole[name] = joined
     return from_host(whole, blank)
+
+
+def _check_whole(whole: Mapping[str, np.ndarray], iteration: int, parts: Sequence[StatePart]) -> None:
+    """Checks that every leaf was sent by every replica that owns it.
+
+    Raises:
+        CheckpointError: naming the replica, the part of the state and the leaf.
+    """
+    for part in parts:
+        if foreign := sorted(part.arrays.keys() - whole.keys()):
+            raise CheckpointError(
+                _unusable(iteration, f"{part.replica} sent {foreign[0]}, which it does not have")
+            )
+        for name in whole.keys() - part.arrays.keys():
+            if (kind := _kind_by_environment(name)) in part.owned:
+                raise CheckpointError(_unusable(iteration, f"{part.replica} sent no {kind} ({name})"))
+    sent = frozenset[str]().union(*(part.arrays for part in parts))
+    for name in sorted(whole.keys() - sent):
+        if name.startswith((LEARNER, RINGS)):  # which begin anew in no placement
+            kind = f"{Owned.PARAMETERS} or {Owned.STATISTICS}" if name.startswith(LEARNER) else Owned.REPLAY
+            raise CheckpointError(_unusable(iteration, f"{_owners(parts, kind)} sent no {kind} ({name})"))
+
+
+def _kind_by_environment(name: str) -> Owned | None:
+    """The part of the state that a leaf belongs to, if it is divided along the environments."""
+    if name.startswith(RINGS):
+        return Owned.REPLAY
+    if not name.startswith(COLLECTOR):
+        return None
+    return Owned.ENVIRONMENTS if name.startswith(ENVIRONMENT) else Owned.POLICY_INPUTS
+
+
+def _owners(parts: Sequence[StatePart], kind: str) -> str:
+    """The replicas that own a kind of state; all of them if none does."""
+    owners = [part.replica for part in parts if any(owned in kind for owned in part.owned)]
+    return " and ".join(owners or [part.replica for part in parts])
+
+
+def _unusable(iteration: int, problem: str) -> str:
+    return (
+        f"the state after iteration {iteration} cannot be saved, because {problem}. The run keeps its earlier "
+        "checkpoints. hint: this is an error of Rollmill, or of a worker of another version; please report it."
+    )
 
 
 def share_of(

@@ -185,8 +185,8 @@ def _send_metrics(rank: int, control: Control, window: Window) -> None:
 
 
 def _send_state(rank: int, control: Control, iteration: int, state: State) -> None:
-    """The collector of this process's devices; the learner, which all hold, from the first process."""
-    mine = {"collector": jax.tree.map(_local, state.collector)}
+    """The collector and replay memory of this process's devices; the learner, which all hold, from the first."""
+    mine = {"collector": jax.tree.map(_local, state.collector), "rings": jax.tree.map(_local, state.rings)}
     if rank == 0:
         mine["learner"] = jax.tree.map(lambda leaf: leaf.addressable_data(0), state.learner)
     lowest = int(np.asarray(mine["collector"].index)[0])
