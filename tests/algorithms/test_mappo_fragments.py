@@ -243,6 +243,25 @@ def test_advantages_are_standardised_for_each_kind_over_active_agents(rollout):
         np.testing.assert_allclose(advantage[weight > 0].std(), 1, rtol=1e-4)
 
 
+@pytest.mark.parametrize(("active", "expected"), [(1, [3.0]), (2, [1.0, -1.0])])
+def test_the_advantage_of_a_single_active_agent_stays_as_it_is(rollout, active, expected):
+    """Standardised it would be zero. Those of two, 3 and 1, become 1 and -1."""
+    whole = minibatch(rollout)
+    rows = whole.samples
+    weight = jnp.zeros_like(rows.weight["walker"]).at[0, 0].set(1).at[1, 0].set(float(active == 2))
+    advantage = jnp.zeros_like(weight).at[0, 0].set(3).at[1, 0].set(1)
+    walkers = rows.agents["walker"]._replace(advantage=advantage)
+    given = whole._replace(
+        samples=rows._replace(weight=rows.weight | {"walker": weight}, agents=rows.agents | {"walker": walkers})
+    )
+    for parts in (1, 2):
+        halves = jax.tree.map(lambda leaf: leaf.reshape(parts, -1, *leaf.shape[1:]), given)  # noqa: B023
+        mean = partial(jax.lax.pmean, axis_name="part")
+        each = partial(condition, rollout.policy.sets, reduce=mean, standardise=True, num_rows=len(weight))
+        found = jax.vmap(each, axis_name="part")(halves).samples.agents["walker"].advantage.reshape(weight.shape)
+        np.testing.assert_allclose(found[:active, 0], expected, rtol=1e-4)
+
+
 def test_unequal_parts_of_a_minibatch_make_the_whole(rollout):
     """As on two devices: one holds more active agents than the other."""
     gradients, learner = rollout.graph.gradients, rollout.learner

@@ -167,7 +167,7 @@ def test_the_learning_rate_is_logged(algorithm):
     sizes = {"num_steps": 16, "learning_starts": 256, "gradient_steps": 2, "total_timesteps": 10 * 128}
     graph = ALGORITHMS[algorithm](environment, **{**SMALL, **sizes, "learning_rate": 0.5, "anneal_lr": True})
     (row,) = trained(graph)[1]  # sums over the iterations
-    expected = [0.5, *(0.5 * (1 - updates / 20) for updates in range(0, 18, 2))]
+    expected = [0.5, *(0.5 * (1 - updates / 18) for updates in range(0, 18, 2))]
     np.testing.assert_allclose(row["learning_rate"], sum(expected), rtol=1e-5)
 
 

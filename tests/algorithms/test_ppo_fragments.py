@@ -184,11 +184,12 @@ def test_statistics_take_in_the_rollout_once(rollout):
         np.testing.assert_array_equal(ours, theirs)
 
 
-def test_discounted_returns_start_anew_where_an_episode_terminates(rollout):
+def test_discounted_returns_start_anew_where_an_episode_ends(rollout):
     steps, gamma = rollout.trajectory.steps, rollout.config.gamma
     found, reward = np.asarray(steps.info["discounted_return"]), np.asarray(steps.reward)
     for t in range(1, T):
-        running = np.where(steps.terminated[t - 1], 0, gamma * found[t - 1])
+        done = np.asarray(steps.terminated[t - 1]) | np.asarray(steps.truncated[t - 1])
+        running = np.where(done, 0, gamma * found[t - 1])
         np.testing.assert_allclose(found[t], running + reward[t], rtol=1e-4, atol=1e-4)
 
 

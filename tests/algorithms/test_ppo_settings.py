@@ -30,6 +30,7 @@ def small(**sizes):
     ("sizes", "message"),
     [
         ({"num_envs": 0}, r"num_envs=0 must be at least 1\."),
+        ({"num_minibatches": 32}, "leave one sample to each minibatch, and norm_adv .* hint: fewer minibatches"),
         ({"num_steps": -3}, r"num_steps=-3 must be at least 1\."),
         ({"update_epochs": 0}, r"update_epochs=0 must be at least 1\."),
         ({"num_minibatches": 0}, r"num_minibatches=0 must be at least 1\."),

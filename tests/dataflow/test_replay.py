@@ -5,13 +5,15 @@ Shape letters: `T` steps of a rollout, `E` environments.
 
 from functools import partial
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 import rollmill
-from rollmill.dataflow import Batch, ReplayRing, draw, empty_rings, fill, is_filled
+from rollmill.dataflow import Batch, ReplayRing, draw, empty_rings, fill, is_filled, iterate, start
 from rollmill.dataflow.graph import Step
 from rollmill.dataflow.priorities import BLOCK
 from rollmill.dataflow.replay import store, with_errors
@@ -241,6 +243,54 @@ def test_learning_waits_until_enough_is_stored():
         stored.append(bool(is_filled(graph.replay, rings, graph.loops)))
     assert stored == [T * E * n >= 32 + E for n in range(1, 5)]
     assert 0 < float(fill(rings)) < 1
+
+
+@pytest.mark.parametrize("prioritised", [False, True])
+def test_numbers_that_fall_back_leave_every_row_where_it_is(prioritised):
+    """The same training with numbers that begin near the limit, and so fall back in between, draws the same."""
+    capacity = 24
+    graph = graph_of(capacity=capacity, n_step=3, prioritised=prioritised)
+    plain, late = (filled(graph, History(3), 4) for _ in range(2))
+    # Multiples of the capacity, so that rows are the same; slots and steps fall back at different times.
+    steps, slots = (n // capacity * capacity for n in (3 * 2**29 - 40, 3 * 2**29 - 48))
+    words = late.outcomes.words
+    moved = (words[..., -1].view(jnp.int32) + slots).view(jnp.uint32)
+    late = eqx.tree_at(
+        lambda ring: (ring.steps, ring.oldest, ring.slots, ring.outcomes.words),
+        late,
+        (late.steps + steps, late.oldest + steps, late.slots + slots, words.at[..., -1].set(moved)),
+    )
+    keep, index = jax.jit(partial(store, shard_width=E // graph.loops.num_shards)), jnp.arange(E, dtype=jnp.int32)
+    draws = jax.jit(lambda rings, n: draw(graph, rings, jax.random.key(n), index))
+    one, two, fell = History(9), History(9), set()
+    for n in range(12):
+        plain, late = keep(plain, one.rollout()), keep(late, two.rollout())
+        fell |= {(bool((late.steps < 2**30).all()), bool((late.slots < 2**30).all()))}
+        assert int(jnp.max(jnp.stack([late.steps, late.slots]))) < 3 * 2**29 + 2 * T
+        assert (late.steps - late.oldest == plain.steps - plain.oldest).all()
+        for mine, right in zip(*(jax.tree.leaves(draws(rings, n)) for rings in (late, plain)), strict=True):
+            assert (mine == right).all()
+    assert fell >= {(False, False), (True, True)} and bool(is_filled(graph.replay, late, graph.loops))
+
+
+def test_observations_without_numbers_are_stored():
+    """A bandit, whose observation has the shape (0,): rewards and ends are drawn as they happened."""
+
+    def step(key, t, action, params):
+        done = jnp.asarray(False)
+        return rollmill.Timestep(jnp.zeros(0), t + 1, (t + 1).astype(jnp.float32), done, done, {})
+
+    nothing, two = spaces.Box(-1, 1, (0,), np.float32), spaces.Discrete(2)
+    env = rollmill.Environment("Bandit-v0", lambda key, params: (jnp.zeros(0), jnp.int32(0)), step, nothing, two)
+    graph = rollmill.dqn(
+        env, num_envs=2, num_steps=3, buffer_size=40, batch_size=8, learning_starts=12, total_timesteps=24
+    )
+    state, once = start(graph, jax.random.key(0), jnp.arange(2)), jax.jit(partial(iterate, graph))
+    for _ in range(3):
+        state, metrics = once(state)
+    drawn = draw(graph, state.rings, jax.random.key(0), jnp.arange(2)).transitions
+    assert drawn.observation.shape == drawn.next_observation.shape == (8, 0)
+    assert set(np.asarray(drawn.reward).tolist()) <= set(range(1, 9)) and float(metrics["epochs"]) == 1
 
 
 def test_a_graph_without_a_replay_memory_has_no_rings():

@@ -70,7 +70,7 @@ def test_each_step_is_the_one_gymnasium_makes_from_there(name, state_of):
         done = step.terminated | step.truncated
         same = (step.observation == step.info["final_observation"]).all(axis=-1)
         np.testing.assert_array_equal(same, ~done)
-        returns, lengths, discounted = returns * ~done, lengths * ~done, discounted * ~step.terminated
+        returns, lengths, discounted = returns * ~done, lengths * ~done, discounted * ~done
         now, ends = step, ends + done.sum()
     assert ends >= 6 and compared > 100
     if name == "CartPole-v1":  # first states of episodes lie near upright

@@ -11,9 +11,9 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rollmill import envs
 from rollmill.core.errors import ContractError, NonFiniteError, UsageError
-from rollmill.core.spaces import struct
+from rollmill.core.spaces import contains, struct
 from rollmill.core.types import Environment, Timestep
-from rollmill.envs.host import allocate, environment_seed
+from rollmill.envs.host import allocate, copy_batch, environment_seed
 
 GAMMA = 0.9
 
@@ -218,3 +218,72 @@ def test_wrong_uses_are_refused():
 
     with pytest.raises(ContractError, match=r"Stillborn: reset raised OSError: no licence\n.*raise OSError"):
         envs.host_environment("Stillborn", Stillborn)
+
+
+class Counting(gymnasium.Env):
+    """Gives the numbers of a list, one after the other."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, space, numbers):
+        self.observation_space, self.numbers = space, list(numbers)
+
+    def reset(self, *, seed=None, options=None):
+        return self.numbers.pop(0), {}
+
+    def step(self, action):
+        return self.numbers.pop(0), 0.0, False, False, {}
+
+
+LONG = spaces.Box(0, 2**40, (1,), np.int64)
+
+
+@pytest.mark.parametrize(
+    ("space", "numbers", "message"),
+    [
+        (LONG, [np.array([5]), np.array([2**32 + 6])], "in its step: the observation 4294967302 cannot be kept"),
+        (
+            LONG,
+            [np.array([2**32 + 5])],
+            "environment 3, whose seed is .*, in its reset: .* 4294967301",
+        ),
+        (LONG, [[2**70]], "the observation 1180591620717411303424 cannot be kept as int32"),
+        (spaces.Box(0, 2**32 - 1, (1,), np.uint64), [np.array([2**33], np.uint64)], "8589934592 .* as uint32"),
+        (spaces.Box(0, 255, (2,), np.uint8), [np.array([0, 256])], "the observation 256 .* as uint8.* 0 to 255"),
+        (spaces.Box(-9, 9, (1,), np.int32), [np.array([0.5])], "the observation 0.5 cannot be kept as int32"),
+        (spaces.Discrete(2**40), [np.int64(2**33)], "the observation 8589934592"),
+        (spaces.Discrete(2**40), [2**33], "the observation 8589934592"),
+        (spaces.Dict({"a": LONG}), [{"a": np.array([-(2**31) - 1])}], "the observation -2147483649"),
+    ],
+)
+def test_whole_numbers_never_become_others(space, numbers, message):
+    env = envs.host_environment("Counting", lambda: Counting(space, numbers))
+    vector = env.start([3], seed=0)
+    with pytest.raises(ContractError, match=message):
+        vector.reset()
+        vector.step(np.zeros(1, np.int32))
+    vector.close()
+
+
+def test_whole_numbers_that_fit_are_kept():
+    given = [np.array([2**31 - 1]), np.array([0.0]), [7]]
+    vector = envs.host_environment("Counting", lambda: Counting(LONG, given)).start([0], seed=0)
+    seen = [vector.reset().observation, *(vector.step(np.zeros(1, np.int32)).observation for _ in range(2))]
+    assert [int(observation[0, 0]) for observation in seen] == [2**31 - 1, 0, 7]
+    vector.close()
+
+
+def test_batches_of_other_environments_are_checked_too():
+    target = np.zeros((2, 1), np.int32)
+    copy_batch(LONG, np.array([[7], [2**31 - 1]]), target)
+    assert target.ravel().tolist() == [7, 2**31 - 1]
+    with pytest.raises(ContractError, match="the observation 2147483648"):
+        copy_batch(LONG, np.array([[7], [2**31]]), target)
+
+
+def test_bounds_beyond_32_bits_contain_what_lies_within():
+    """A bound of 2^40 is no bound of what is kept; wrapped around it would be 0."""
+    assert bool(contains(LONG, jnp.array([7]))) and not bool(contains(LONG, jnp.array([-1])))
+    envs.check_environment(
+        envs.host_environment("Counting", lambda: Counting(LONG, np.arange(1000).reshape(-1, 1))), num_steps=20
+    )

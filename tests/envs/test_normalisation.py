@@ -7,9 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from gymnasium import spaces
 
+import rollmill
 from rollmill import envs
 from rollmill.core.errors import UsageError
+from rollmill.core.spaces import struct
+from rollmill.core.types import Environment, Timestep
 
 STRUCT = {
     "box": jax.ShapeDtypeStruct((3,), jnp.float32),
@@ -145,3 +149,50 @@ def test_leaves_with_different_leading_axes_are_refused():
     statistics = envs.initial_statistics({"a": jnp.zeros(2), "b": jnp.zeros(())})
     with pytest.raises(UsageError, match=r"different leading axes: \[\(3,\), \(4,\)\]"):
         envs.update_statistics(statistics, {"a": jnp.zeros((3, 2)), "b": jnp.zeros(4)})
+
+
+def test_whole_numbers_are_normalised_but_categories_and_bytes_are_not():
+    """Counts 0, 500, 1000: mean 500, variance 166,666.7, so that 1000 is sqrt(1.5) = 1.2247 deviations above."""
+    space = spaces.Dict(
+        {
+            "counts": spaces.Box(0, 10**6, (1,), np.int64),
+            "small": spaces.Box(-5, 5, (1,), np.int8),
+            "image": spaces.Box(0, 255, (2, 2, 1), np.uint8),
+            "planes": spaces.Box(0, 1, (2, 2, 1), np.uint8),
+            "choice": spaces.Discrete(3),
+            "choices": spaces.MultiDiscrete([2, 3]),
+            "flags": spaces.MultiBinary(2),
+            "number": spaces.Box(-1, 1, (), np.float32),
+        }
+    )
+    shapes = envs.normalised_struct(space)
+    statistics = envs.initial_statistics(shapes, count=1e-9)
+    assert {name for name, mean in statistics.mean.items() if mean is not None} == {"counts", "small", "number"}
+    of = lambda values, name: jnp.asarray(np.reshape(values, (-1, *space[name].shape)), struct(space)[name].dtype)
+    batch = jax.tree.map(lambda leaf: jnp.zeros((3, *leaf.shape), leaf.dtype), struct(space))
+    batch |= {"counts": of([0, 500, 1000], "counts"), "small": of([-1, 0, 1], "small")}
+    statistics = envs.update_statistics(statistics, batch)
+    np.testing.assert_allclose(statistics.mean["counts"], [500], rtol=1e-6)
+    np.testing.assert_allclose(statistics.variance["counts"], [500_000 / 3], rtol=1e-5)
+    seen = envs.normalise(statistics, batch)
+    for name in ("counts", "small"):
+        assert seen[name].dtype == jnp.float32
+        np.testing.assert_allclose(seen[name].ravel(), [-1.2247449, 0, 1.2247449], rtol=1e-5)
+    for name in ("image", "planes", "choice", "choices", "flags"):
+        assert seen[name].dtype == batch[name].dtype and (seen[name] == batch[name]).all()
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "a3c", "impala"])
+def test_algorithms_normalise_whole_numbers(algorithm):
+    def step(key, t, action, params):
+        done = t >= 7
+        return Timestep((1000 * t)[None], t + 1, jnp.float32(0), done, jnp.asarray(False), {})
+
+    seen = spaces.Box(0, 10**6, (1,), np.int32)
+    reset = lambda key, params: (jnp.zeros(1, jnp.int32), jnp.int32(0))
+    env = Environment("Counts-v0", reset, step, seen, spaces.Discrete(2))
+    graph = getattr(rollmill, algorithm)(
+        env, num_envs=4, num_steps=4, total_timesteps=16, normalize_observations=True
+    )
+    learner = jax.eval_shape(graph.start_learner, jax.random.key(0))
+    assert learner.weights.observations.mean.shape == (1,)

@@ -211,3 +211,11 @@ def test_environments_without_a_mask_stay_without():
     env = envs.make("CartPole-v1")
     wrapped = envs.vectorise(envs.auto_reset(envs.vary(env, lambda key, params: params)), 2)
     assert wrapped.action_mask is None
+
+
+def test_discounted_returns_begin_anew_at_every_end():
+    """Rewards of 1 to 3 end by a limit or a termination, and the next episode begins with 1, whatever gamma is."""
+    for env in (envs.time_limit(counter(end=99), 3), counter(end=3)):
+        timestep = run(envs.record_discounted_returns(envs.auto_reset(env), 1.0), 7)
+        assert np.asarray(timestep.terminated | timestep.truncated).tolist() == [False, False, True] * 2 + [False]
+        np.testing.assert_array_equal(timestep.info["discounted_return"], [1, 3, 6, 1, 3, 6, 1])

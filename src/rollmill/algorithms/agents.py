@@ -34,7 +34,7 @@ from rollmill.core.types import (
     State,
 )
 from rollmill.dataflow import Decision
-from rollmill.envs import RunningStatistics, active_agents, initial_statistics, normalise
+from rollmill.envs import RunningStatistics, active_agents, initial_statistics, normalise, normalised_struct
 from rollmill.networks import AgentNetwork, Distribution, flat_size, flatten
 
 MakeAgentNetwork = Callable[[Key, spaces.Space, spaces.Space, spaces.Space], AgentNetwork]
@@ -131,7 +131,7 @@ class AgentPolicy(NamedTuple):
         networks = {group.name: self._start(group, k) for group, k in zip(self.sets, keys, strict=True)}
         if not self.normalises:
             return AgentWeights(networks, None, None)
-        agents = {kind.name: initial_statistics(struct(kind.observation_space)) for kind in self.kinds}
+        agents = {kind.name: initial_statistics(normalised_struct(kind.observation_space)) for kind in self.kinds}
         central = None if self.central is None else initial_statistics(self.central)
         return AgentWeights(networks, agents, central)
 

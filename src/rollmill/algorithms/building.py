@@ -16,7 +16,14 @@ from rollmill.algorithms.fragments import (
     network_policy,
 )
 from rollmill.algorithms.on_policy import report, start_learner, unconditioned, update
-from rollmill.algorithms.optimisers import clipped_descent, planned_rate, planned_updates, rate_schedule
+from rollmill.algorithms.optimisers import (
+    at_iteration_end,
+    check_schedule,
+    clipped_descent,
+    planned_rate,
+    planned_updates,
+    rate_schedule,
+)
 from rollmill.algorithms.sizes import check_positive, check_shards, iterations_for
 from rollmill.core.errors import UsageError
 from rollmill.core.fields import check_names, fit, fitted
@@ -152,10 +159,12 @@ def optimiser_of(
     Args:
         choices: the hyperparameters.
         scaling: the optimiser's transformation.
-        loops: of the training.
+        loops: of the training, without iterations that learn nothing.
         learning_rate: instead of the hyperparameter `learning_rate`.
         every: updates of the training for each one that this optimiser makes.
     """
+    if choices.schedule is not None:
+        check_schedule(choices.schedule, planned_updates(loops))
     rate = _learning_rate(choices, loops, every)
     if learning_rate is not None:
         rate["learning_rate"] = learning_rate
@@ -212,6 +221,7 @@ def environment_parts(
     params: Params | None,
     num_envs: int,
     gamma: float | None = None,
+    final_mask: bool = False,
 ) -> tuple[Environment | HostEnvironment, EnvironmentFunctions, StartHost | None]:
     """The environment of a single agent, its functions, and what starts it where it is a host environment.
 
@@ -220,6 +230,7 @@ def environment_parts(
         params: parameters of the environment instead of its own.
         num_envs: number of environments of the training.
         gamma: if given, discounted returns are recorded, for reward normalisation.
+        final_mask: whether the legal actions of final states are recorded, if the environment tells them.
 
     Raises:
         UsageError: the environment has several agents or players, or takes no parameters.
@@ -228,9 +239,12 @@ def environment_parts(
     if isinstance(env, Environment) and env.num_players > 1:
         raise UsageError(f"{env.name} is a game for two players; train it with alphazero.")
     if isinstance(env, Environment):
-        return env, environment_functions(env, params=params, num_envs=num_envs, gamma=gamma), None
+        functions = environment_functions(
+            env, params=params, num_envs=num_envs, gamma=gamma, final_mask=final_mask
+        )
+        return env, functions, None
     refuse_params(env, params)
-    return env, host_functions(env, gamma=gamma), partial(env.start, gamma=gamma)
+    return env, host_functions(env, gamma=gamma, final_mask=final_mask), partial(env.start, gamma=gamma)
 
 
 def single_agent(env: Environment | HostEnvironment | gymnasium.Env | str) -> Environment | HostEnvironment:
@@ -307,6 +321,14 @@ def settings_of(
     }
 
 
+def end_iteration_of(choices: Choices, loops: Loops) -> Callable[[Any], Any] | None:
+    """See `Graph.end_iteration`; None for a constant learning rate."""
+    rate = _learning_rate(choices, loops, every=1)
+    if rate["anneal_over"] is None and not callable(rate["learning_rate"]):
+        return None
+    return partial(at_iteration_end, updates=loops.epochs * loops.num_minibatches)
+
+
 def graph_of(
     name: str,
     parts: Parts,
@@ -355,6 +377,7 @@ def graph_of(
         greedy=policy.greedy,
         host=parts.host,
         keep_learning=keep_learning,
+        end_iteration=end_iteration_of(choices, loops),
         appraise=appraise,
         report=partial(report, schedule_of(choices, loops)),
         outputs=policy.outputs,

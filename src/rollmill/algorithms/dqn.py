@@ -27,6 +27,7 @@ from rollmill.algorithms.off_policy import (
     StepCounts,
     adam,
     check_discrete,
+    check_interval,
     counted,
     follow,
     module,
@@ -148,6 +149,7 @@ def dqn(
     """
     parts = off_policy_parts(DQNConfig, env, config, overrides, params=params, network=network, replay=_replay_of)
     chosen: DQNConfig = parts.config
+    check_interval("target_interval", chosen.target_interval)
     actions = check_discrete("dqn", parts.env.action_space, "sac, td3 and ppo take continuous actions")
     values = module(partial(_network, parts.env.observation_space, actions, chosen))
     agent = _ValueAgent(values, int(actions.start), jax.dtypes.canonicalize_dtype(actions.dtype))
@@ -239,8 +241,7 @@ def _start(values: Module, optimiser: optax.GradientTransformation, key: Key) ->
 def _epsilon(parts: OffPolicyParts, progress: StepCounts) -> Float[Array, ""]:
     config = parts.config
     steps = max(config.exploration_fraction * config.total_timesteps, 1.0)
-    share = jnp.minimum(progress.env_steps.astype(jnp.float32) / steps, 1)
-    return config.start_epsilon + share * (config.end_epsilon - config.start_epsilon)
+    return config.start_epsilon + progress.share_of(steps) * (config.end_epsilon - config.start_epsilon)
 
 
 def _error(
@@ -291,7 +292,7 @@ def _update(
     share: float = 1.0,
 ) -> DQNLearner:
     network, state = descend(optimiser, learner.network, learner.optimiser, gradients, share=share)
-    progress = counted(learner.progress)
+    progress = counted(learner.progress, interval=config.target_interval)
     is_due = progress.updates % config.target_interval == 0
     return DQNLearner(
         network, follow(learner.target, network, jnp.where(is_due, config.tau, 0.0)), state, progress

@@ -12,8 +12,9 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from rollmill.core.errors import ContractError, UsageError
 from rollmill.core.own_line import blaming
-from rollmill.core.spaces import struct
+from rollmill.core.spaces import box_bounds, struct
 from rollmill.core.types import (
+    FINAL_MASK,
     Action,
     Environment,
     HostEnvironment,
@@ -32,8 +33,10 @@ from rollmill.envs import (
     check_types,
     initial_statistics,
     normalise,
+    normalised_struct,
     record_discounted_returns,
     record_episodes,
+    record_final_mask,
     step_struct,
     strongly_typed,
 )
@@ -43,7 +46,10 @@ MakeNetwork = Callable[[Key, spaces.Space, spaces.Space], ActorCritic]
 """`(key, observation space, action space) -> network`."""
 
 
-KEPT_INFO = ("final_observation", "episode_return", "episode_length", "discounted_return", "agent_returns")
+KEPT_INFO = (
+    *("final_observation", "episode_return", "episode_length", "discounted_return", "agent_returns"),
+    FINAL_MASK,
+)
 """Entries of an environment's `info` that are stored in the trajectory."""
 
 
@@ -66,6 +72,7 @@ def environment_functions(
     params: Params | None = None,
     num_envs: int,
     gamma: float | None = None,
+    final_mask: bool = False,
     view: Callable[[Environment], Environment] = lambda env: env,
     mask: Callable[[Environment, State, Params], ActionMask] = legal_actions,
 ) -> EnvironmentFunctions:
@@ -77,13 +84,16 @@ def environment_functions(
             ...]`, holds one value for each environment.
         num_envs: number of environments of the training.
         gamma: if given, discounted returns are recorded, for reward normalisation.
+        final_mask: whether the legal actions of final states are recorded, if the environment tells them.
         view: transform of the environment inside of auto-reset, for algorithms that extend the observation.
         mask: knowledge of the state that a policy needs besides the observation (`dataflow.ActionMask`), from the
             environment with all transforms, its state and its parameters. Default: its legal actions.
     """
     env = strongly_typed(env)
     check_types(env)
-    env = record_episodes(auto_reset(view(env)))
+    env = view(env)
+    env = record_final_mask(env) if final_mask and env.action_mask is not None else env
+    env = record_episodes(auto_reset(env))
     env = env if gamma is None else record_discounted_returns(env, gamma)
     params_of = partial(_params_of, env.params, env.params if params is None else params, num_envs)
     jax.eval_shape(params_of, jnp.int32(0))  # raises for params of a wrong structure or shape
@@ -109,13 +119,18 @@ def environment_functions(
 
 
 def host_functions(
-    env: HostEnvironment, *, gamma: float | None = None, view: Callable[[HostStep], HostStep] = lambda step: step
+    env: HostEnvironment,
+    *,
+    gamma: float | None = None,
+    final_mask: bool = False,
+    view: Callable[[HostStep], HostStep] = lambda step: step,
 ) -> EnvironmentFunctions:
     """The functions of a host environment: crossings to the replica that steps it.
 
     Args:
         env: the environment; it resets and accounts for episodes itself (`HostVector`).
         gamma: if given, discounted returns are recorded, for reward normalisation.
+        final_mask: whether the legal actions of final states are kept, if the environment tells them.
         view: arranges the arrays of a step for algorithms that extend the observation.
     """
     batched = view(step_struct(env, 1, discounted=gamma is not None))
@@ -124,7 +139,13 @@ def host_functions(
     mask = info.pop("action_mask", ())
     reply = StepReply(step.observation, mask, step.reward, step.terminated, step.truncated, info)
     remote = remote_environment(reply)
-    return EnvironmentFunctions(remote.start, remote.step, remote.action_mask)
+
+    def kept(key, state, action):
+        timestep = remote.step(key, state, action)
+        info = {name: value for name, value in timestep.info.items() if final_mask or name != FINAL_MASK}
+        return timestep._replace(info=info)
+
+    return EnvironmentFunctions(remote.start, kept, remote.action_mask)
 
 
 def _params_of(default: Params, given: Params, num_envs: int, index: Int[Array, ""]) -> Params:
@@ -155,7 +176,8 @@ def clip_to_space(space: spaces.Space, action: Action) -> Action:
         return {name: clip_to_space(part, action[name]) for name, part in space.spaces.items()}
     if not isinstance(space, spaces.Box):
         return action
-    return jnp.clip(action, jnp.asarray(space.low, action.dtype), jnp.asarray(space.high, action.dtype))
+    low, high = map(jnp.asarray, box_bounds(space, action.dtype))
+    return jnp.clip(action, low, high)
 
 
 class PolicyWeights(eqx.Module):
@@ -277,7 +299,7 @@ def network_policy(
         return make_network(key, env.observation_space, env.action_space)
 
     skeleton, static = weights_and_rest(make)
-    normalised = struct(env.observation_space) if normalise_observations else None
+    normalised = normalised_struct(env.observation_space) if normalise_observations else None
     policy = NetworkPolicy(make, skeleton, static, normalised)
     _check_types(policy, struct(env.observation_space))
     return policy

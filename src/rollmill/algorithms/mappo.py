@@ -29,7 +29,15 @@ from rollmill.algorithms.agents import (
     require_multi_agent,
 )
 from rollmill.algorithms.agents_on_host import agent_environment
-from rollmill.algorithms.building import Choices, configured, loops_of, optimiser_of, schedule_of, settings_of
+from rollmill.algorithms.building import (
+    Choices,
+    configured,
+    end_iteration_of,
+    loops_of,
+    optimiser_of,
+    schedule_of,
+    settings_of,
+)
 from rollmill.algorithms.fragments import EnvironmentFunctions
 from rollmill.algorithms.multi_agent import condition, mean_gradients, prepare, report, start_learner, update
 from rollmill.algorithms.ppo import sample_loss
@@ -197,9 +205,15 @@ def _assemble(
         action_mask=environment.action_mask,
         weights=lambda learner: learner.weights,
         prepare=partial(prepare, policy, gamma=config.gamma, gae_lambda=config.gae_lambda),
-        condition=partial(condition, policy.sets, standardise=config.norm_adv),
+        condition=partial(
+            condition,
+            policy.sets,
+            standardise=config.norm_adv,
+            num_rows=loops.num_envs * loops.rows_each // loops.num_minibatches,
+        ),
         greedy=policy.greedy,
         keep_learning=None if config.target_kl is None else partial(_all_below, config.target_kl),
+        end_iteration=end_iteration_of(choices, loops),
         report=partial(report, schedule_of(choices, loops)),
         outputs=PolicyOutputs(distribution=policy.distributions_of),
     )

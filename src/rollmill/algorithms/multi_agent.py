@@ -219,10 +219,25 @@ def report(schedule: optax.Schedule, learner: AgentLearner, batch: Batch) -> Met
 # --- a minibatch --------------------------------------------------------------------------------------
 
 
-def condition(sets: tuple[ParameterSet, ...], minibatch: Batch, reduce: Reduce, *, standardise: bool) -> Batch:
+def condition(
+    sets: tuple[ParameterSet, ...],
+    minibatch: Batch,
+    reduce: Reduce,
+    *,
+    standardise: bool,
+    num_rows: int | None = None,
+) -> Batch:
     """Sets weights so that a mean over rows is a mean over active agents, and standardises advantages over these.
 
-    Advantages are standardised for each kind, or for each agent of independent ones.
+    Advantages are standardised for each kind, or for each agent of independent ones. The advantage of a single
+    active agent would always become zero, and stays as it is.
+
+    Args:
+        sets: parameter sets of all agents.
+        minibatch: the part of a minibatch that is held here.
+        reduce: the mean over replicas.
+        standardise: whether advantages are standardised.
+        num_rows: rows of the minibatch of all replicas. Default: those held here.
     """
     rows: SetRows = minibatch.samples
     independent = {name for group in sets if group.independent for name in group.names}
@@ -233,7 +248,10 @@ def condition(sets: tuple[ParameterSet, ...], minibatch: Batch, reduce: Reduce, 
     reduced = reduce(local if standardise else {name: moments.share for name, moments in local.items()})
     agents, share = rows.agents, reduced
     if standardise:
-        agents = {name: _standardised(samples, reduced[name]) for name, samples in agents.items()}
+        agents = {
+            name: _standardised(samples, reduced[name], counted=num_rows, each=name in independent)
+            for name, samples in agents.items()
+        }
         share = {name: moments.share for name, moments in reduced.items()}
     weight = {name: active / _share_of_set(sets, name, share) for name, active in rows.weight.items()}
     return minibatch._replace(samples=SetRows(rows.view, agents, weight))
@@ -264,11 +282,24 @@ def _moments(advantage: Float[Array, "N A"], active: Float[Array, "N A"], axes: 
     return _Moments(share, share * local_mean, variance, share * jnp.square(local_mean))
 
 
-def _standardised(samples: TrainingSamples, moments: _Moments) -> TrainingSamples:
+def _standardised(
+    samples: TrainingSamples, moments: _Moments, *, counted: int | None, each: bool
+) -> TrainingSamples:
+    """The samples of a kind with standardised advantages.
+
+    Args:
+        samples: of a minibatch, or of a part of it.
+        moments: of the whole minibatch.
+        counted: rows of the whole minibatch.
+        each: whether each agent is standardised by itself.
+    """
     share, mean, variance, square = moments
     mean = mean / share
     deviation = jnp.sqrt(variance / share + jnp.maximum(square / share - jnp.square(mean), 0))
-    return samples._replace(advantage=(samples.advantage - mean) / (deviation + 1e-8))
+    rows, agents = samples.advantage.shape
+    active = share * ((counted or rows) * (1 if each else agents))
+    standardised = (samples.advantage - mean) / (deviation + 1e-8)
+    return samples._replace(advantage=jnp.where(active > 1.5, standardised, samples.advantage))
 
 
 def _share_of_set(sets: tuple[ParameterSet, ...], name: str, share: dict[str, Array]) -> Float[Array, "1 #A"]:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from gymnasium import spaces
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Integer, PyTree
 
 from rollmill.algorithms.building import (
     Choices,
@@ -32,12 +32,25 @@ from rollmill.algorithms.optimisers import rate_now
 from rollmill.algorithms.sizes import check_fractions, check_positive, iterations_for
 from rollmill.core.errors import UsageError
 from rollmill.core.types import Action, Environment, HostEnvironment, Key, Params, StartHost
-from rollmill.dataflow import Batch, Graph, Learner, Loops, Metrics, PolicyOutputs, Reduce, Replay, Trajectory
+from rollmill.dataflow import (
+    MAX_ROWS,
+    Batch,
+    Graph,
+    Learner,
+    Loops,
+    Metrics,
+    PolicyOutputs,
+    Reduce,
+    Replay,
+    Trajectory,
+    first_learning,
+    waiting_iterations,
+)
 from rollmill.networks import MASKED_LOGIT, Categorical, NetworkConfig
 
 MAX_SHARDS = 64
 
-MOST_STORED = 2**31 - 1
+MAX_STORED = 2**31 - 1
 """Rows of a replay memory are numbered in 32 bits."""
 
 
@@ -55,13 +68,34 @@ class OffPolicyParts(NamedTuple):
     replay: Replay
 
 
-class StepCounts(eqx.Module):
-    """The part of a learner that schedules depend on."""
+MAX_INTERVAL = 2**31 - 1
+"""Updates between two events of a schedule are counted in 32 bits."""
 
-    env_steps: Int[Array, ""]
-    """Environment steps of all environments so far; `prepare` counts them."""
-    updates: Int[Array, ""]
-    """Updates so far; `update` counts them."""
+_WORD = 2**32
+
+
+class StepCounts(eqx.Module):
+    """The part of a learner that schedules depend on; neither count ever overflows."""
+
+    env_steps: Integer[Array, ""]
+    """Environment steps of all environments so far, modulo 2^32; `prepare` counts them."""
+    updates: Integer[Array, ""]
+    """Updates so far, less a multiple of the algorithm's interval from 2^32 on; `update` counts them."""
+    env_step_wraps: Integer[Array, ""] = eqx.field(default_factory=lambda: jnp.uint32(0))
+    """How often `env_steps` has reached 2^32."""
+
+    def share_of(self, steps: float) -> Float[Array, ""]:
+        """Environment steps so far, as a share of these `steps`; at most 1."""
+        high, low = (word.astype(jnp.float32) for word in (self.env_step_wraps, self.env_steps))
+        return jnp.minimum((high * float(_WORD) + low) / steps, 1)
+
+    def is_before(self, step: int) -> Bool[Array, ""]:
+        """Whether fewer environment steps than this have been made."""
+        wraps, rest = divmod(step, _WORD)
+        if wraps >= _WORD:
+            return jnp.asarray(True)
+        high, low = (word.astype(jnp.uint32) for word in (self.env_step_wraps, self.env_steps))
+        return (high < jnp.uint32(wraps)) | ((high == jnp.uint32(wraps)) & (low < jnp.uint32(rest)))
 
 
 class Module(NamedTuple):
@@ -115,7 +149,7 @@ def off_policy_parts(
             "this algorithm makes its own networks, of actions' values; give network=rollmill.NetworkConfig(...)."
         )
     check_fractions({name: getattr(config, name) for name in ("gamma", "tau")})
-    env, environment, host = environment_parts(env, params=params, num_envs=config.num_envs)
+    env, environment, host = environment_parts(env, params=params, num_envs=config.num_envs, final_mask=True)
     config = with_layout(config, env)
     memory = (replay or uniform_replay)(config)
     loops = _loops_of(config)
@@ -214,7 +248,7 @@ def off_policy_graph(
 
 def start_progress() -> StepCounts:
     """The progress before the first step."""
-    return StepCounts(jnp.int32(0), jnp.int32(0))
+    return StepCounts(jnp.uint32(0), jnp.uint32(0))
 
 
 def adam(
@@ -228,18 +262,24 @@ def adam(
         every: updates of the training for each one that this optimiser makes.
     """
     scaling = optax.scale_by_adam(eps=parts.config.adam_eps)
-    return optimiser_of(parts.choices, scaling, parts.loops, learning_rate=learning_rate, every=every)
+    return optimiser_of(parts.choices, scaling, _learning(parts), learning_rate=learning_rate, every=every)
 
 
 def rate_metric(parts: OffPolicyParts, *, every: int = 1) -> Callable[[PyTree[Array]], Metrics]:
     """The metric of the hyperparameter `learning_rate`, by the state of the optimiser from `adam`."""
-    schedule = schedule_of(parts.choices, parts.loops, every=every)
+    schedule = schedule_of(parts.choices, _learning(parts), every=every)
     return lambda state: {"learning_rate": rate_now(schedule, state)}
+
+
+def _learning(parts: OffPolicyParts) -> Loops:
+    """The loops of the iterations that learn: before them no update is made, and no schedule goes on."""
+    loops = parts.loops
+    return loops._replace(iterations=max(loops.iterations - waiting_iterations(parts.replay, loops), 1))
 
 
 def explores_at_random(config: Any, progress: StepCounts) -> Bool[Array, ""]:
     """Whether actions are random still: until learning begins."""
-    return progress.env_steps < config.learning_starts
+    return progress.is_before(config.learning_starts)
 
 
 def random_action(space: spaces.Box | spaces.Discrete, key: Key, action_mask: PyTree) -> Action:
@@ -268,16 +308,34 @@ def scale_weights(minibatch: Batch, reduce: Reduce) -> Batch:
     return minibatch._replace(samples=minibatch.samples._replace(weight=scaled))
 
 
-def counted(progress: StepCounts) -> StepCounts:
-    """The progress after one more update."""
-    return StepCounts(progress.env_steps, progress.updates + 1)
+def counted(progress: StepCounts, *, interval: int = 1) -> StepCounts:
+    """The progress after one more update.
+
+    Args:
+        progress: before the update.
+        interval: the caller asks for `updates` modulo this number; the count starts again at a multiple of it.
+    """
+    updates = progress.updates.astype(jnp.uint32) + 1
+    end = _WORD // interval * interval
+    again = updates if end == _WORD else jnp.where(updates == jnp.uint32(end), 0, updates)
+    return eqx.tree_at(lambda counts: counts.updates, progress, again)
+
+
+def check_interval(name: str, interval: int) -> None:
+    """Raises a `UsageError` for an interval of more updates than are counted."""
+    if interval > MAX_INTERVAL:
+        raise UsageError(f"{name}={interval} is more updates than are counted, at most {MAX_INTERVAL}.")
 
 
 def _count_steps(
     batch_size: int, learner: Any, trajectory: Trajectory, *, reduce: Reduce, replicas: int
 ) -> tuple[Learner, Batch]:
     """Counts the steps of an iteration; what is learned from is drawn from the replay memory."""
-    progress = StepCounts(learner.progress.env_steps + batch_size, learner.progress.updates)
+    before: StepCounts = learner.progress
+    high, low = divmod(batch_size, _WORD)
+    env_steps = before.env_steps.astype(jnp.uint32) + jnp.uint32(low)
+    carry = high + (env_steps < jnp.uint32(low)).astype(jnp.uint32)
+    progress = StepCounts(env_steps, before.updates, before.env_step_wraps.astype(jnp.uint32) + carry)
     return eqx.tree_at(lambda learner: learner.progress, learner, progress), Batch(())
 
 
@@ -308,16 +366,28 @@ def _most_shards(num_envs: int, batch_size: int) -> int:
     return min(both & -both, MAX_SHARDS)
 
 
+def _each(replay: Replay, loops: Loops) -> int:
+    """Steps of each environment before learning begins."""
+    return -(-first_learning(replay, loops) // loops.num_envs)
+
+
 def _check_replay(config: Any, replay: Replay, loops: Loops) -> None:
     """Checks that what is drawn can be stored.
 
     Raises:
         UsageError: naming the sizes and what would fit.
     """
-    if config.buffer_size > MOST_STORED:
+    if config.buffer_size > MAX_STORED:
         raise UsageError(
-            f"buffer_size={config.buffer_size} is more than a replay memory can number, which is {MOST_STORED}."
+            f"buffer_size={config.buffer_size} is more than a replay memory can number, which is {MAX_STORED}."
         )
+    for name, steps in {"buffer_size": replay.capacity, "learning_starts": _each(replay, loops)}.items():
+        if steps > MAX_ROWS:
+            raise UsageError(
+                f"{name}={getattr(config, name)} is {steps} steps of each of num_envs={loops.num_envs} "
+                f"environments; at most {MAX_ROWS} are numbered. hint: {name}={MAX_ROWS * loops.num_envs} or "
+                "less, or more environments."
+            )
     least = 2 * loops.num_steps + replay.n_step + 1
     if replay.capacity < least:
         raise UsageError(

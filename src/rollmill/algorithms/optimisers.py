@@ -12,7 +12,7 @@ from rollmill.core.errors import UsageError
 from rollmill.core.schedules import parse_schedule
 from rollmill.dataflow import Loops
 
-MOST_UPDATES = 2**31 - 1
+MAX_UPDATES = 2**31 - 1
 """Updates are counted in 32 bits."""
 
 
@@ -29,7 +29,10 @@ class Annealing(NamedTuple):
 
 
 def planned_updates(loops: Loops) -> int:
-    """Number of updates of a training with one update for each minibatch."""
+    """Number of updates of a training with one update for each minibatch.
+
+    Those that an iteration leaves out count as made (`at_iteration_end`).
+    """
     return loops.iterations * loops.epochs * loops.num_minibatches
 
 
@@ -96,11 +99,49 @@ def rate_schedule(learning_rate: float | optax.Schedule, *, anneal_over: int | N
     return optax.linear_schedule(learning_rate, 0.0, anneal_over)
 
 
+def check_schedule(schedule: optax.Schedule, updates: int) -> None:
+    """Checks a learning rate that was given as a function of the number of updates.
+
+    Args:
+        schedule: the function.
+        updates: of the whole training.
+
+    Raises:
+        UsageError: a rate is negative or not finite, more updates are made than the optimiser counts, or the rate
+            grows up to the end as a function of the remaining progress would, which Stable-Baselines3 takes.
+    """
+    _check_count(updates)
+    rates = {n: _rate_at(schedule, n) for n in sorted({0, 1, *(updates * part // 10 for part in range(11))})}
+    for n, rate in rates.items():
+        if not (math.isfinite(rate) and rate >= 0):
+            raise UsageError(f"learning_rate is a function that gives {rate} after {n} of {updates} updates.")
+    first, last, before = rates[0], rates[updates], rates[updates * 9 // 10]
+    grows = last > before and last > first
+    if grows and (first == 0 or last > 1 or last > 10 * rates[min(1, updates)]):
+        raise UsageError(
+            "learning_rate is a function of the number of updates, as Optax has them, and this one grows from "
+            f"{first:g} to {last:g} over all {updates} updates. Functions of the remaining progress, as "
+            "Stable-Baselines3 takes them, have another form here. hint: learning_rate='linear:3e-4:0', or "
+            "optax.linear_schedule(3e-4, 0, updates); a rate that is to grow up to the end: 'linear:0:3e-4'."
+        )
+
+
+def _rate_at(schedule: optax.Schedule, updates: int) -> float:
+    try:
+        return float(schedule(jnp.float32(updates)))
+    except Exception as error:  # the user's function may raise anything
+        raise UsageError(
+            f"learning_rate is a function that does not return a number for {updates} updates "
+            f"({type(error).__name__}: {error}). hint: give a number, or a schedule such as optax.linear_schedule "
+            "returns."
+        ) from error
+
+
 def _check_count(updates: int) -> None:
-    if updates > MOST_UPDATES:
+    if updates > MAX_UPDATES:
         raise UsageError(
             f"total_timesteps makes {updates:,} updates, and the learning rate is annealed over at most "
-            f"{MOST_UPDATES:,}; lower it, or turn anneal_lr off."
+            f"{MAX_UPDATES:,}; lower it, or turn anneal_lr off."
         )
 
 
@@ -138,6 +179,22 @@ def descend(
     with jax.numpy_dtype_promotion("standard"):  # Optax counts steps in integers and relies on promotion
         steps, state = optax.with_extra_args_support(optimiser).update(gradients, state, weights, share=share)
     return optax.apply_updates(weights, steps), state
+
+
+def at_iteration_end(state: PyTree[Array], updates: int) -> PyTree[Array]:
+    """Moves the counts of planned updates to the end of the iteration that they are in.
+
+    Args:
+        state: states of optimisers, or whatever holds them.
+        updates: planned updates of an iteration, all of which count as made.
+    """
+
+    def moved(node: Any) -> Any:
+        if not isinstance(node, Annealing):
+            return node
+        return Annealing(-(-node.whole // updates) * updates, node.part)
+
+    return jax.tree.map(moved, state, is_leaf=lambda node: isinstance(node, Annealing))
 
 
 def _scheduled(rate: optax.Schedule) -> optax.GradientTransformationExtraArgs:

@@ -34,6 +34,7 @@ from rollmill.algorithms.on_policy import (
 )
 from rollmill.algorithms.sizes import check_fractions
 from rollmill.core.bounds import Count, Fraction, NonNegative, Positive, Range, Rate, check_bounds
+from rollmill.core.errors import UsageError
 from rollmill.core.types import Environment, HostEnvironment, Params
 from rollmill.dataflow import Graph, Metrics
 from rollmill.networks import NetworkConfig, Output
@@ -121,6 +122,7 @@ def ppo(
         epochs=config.update_epochs,
         num_minibatches=config.num_minibatches,
     )
+    _check_standardised(config)
     return graph_of(
         "ppo",
         parts,
@@ -133,6 +135,17 @@ def ppo(
         condition=standardise_advantages if config.norm_adv else unconditioned,
         keep_learning=None if config.target_kl is None else partial(_below, config.target_kl),
     )
+
+
+def _check_standardised(config: PPOConfig) -> None:
+    """Raises a `UsageError` for minibatches of one sample, whose standardised advantage is zero always."""
+    samples = config.num_envs * config.num_steps // config.num_minibatches
+    if config.norm_adv and samples == 1:
+        raise UsageError(
+            f"num_minibatches={config.num_minibatches} of num_envs x num_steps = {config.num_envs} x "
+            f"{config.num_steps} leave one sample to each minibatch, and norm_adv makes the advantage of a single "
+            "sample zero, so that nothing is learned. hint: fewer minibatches, or norm_adv=False."
+        )
 
 
 def sample_loss(config: Any, sample: TrainingSamples, output: Output) -> tuple[Float[Array, ""], Metrics]:

@@ -4,6 +4,9 @@ from collections.abc import Mapping
 
 from rollmill.core.errors import UsageError
 
+MAX_ITERATIONS = 2**31 - 1
+"""Iterations are counted in 32 bits."""
+
 
 def check_positive(sizes: Mapping[str, int]) -> None:
     """Raises a `UsageError` if a size is less than 1."""
@@ -23,7 +26,7 @@ def iterations_for(total_timesteps: int, num_envs: int, num_steps: int) -> int:
     """Number of iterations for at least `total_timesteps` environment steps.
 
     Raises:
-        UsageError: one iteration makes more steps.
+        UsageError: one iteration makes more steps, or there are more iterations than are counted.
     """
     batch = num_envs * num_steps
     if total_timesteps < batch:
@@ -31,7 +34,14 @@ def iterations_for(total_timesteps: int, num_envs: int, num_steps: int) -> int:
             f"total_timesteps={total_timesteps} is less than one iteration of num_envs x num_steps = "
             f"{num_envs} x {num_steps} = {batch}; raise it to {batch} or more, or lower num_envs or num_steps."
         )
-    return -(-total_timesteps // batch)
+    iterations = -(-total_timesteps // batch)
+    if iterations > MAX_ITERATIONS:
+        raise UsageError(
+            f"total_timesteps={total_timesteps} makes {iterations} iterations of num_envs x num_steps = "
+            f"{num_envs} x {num_steps} = {batch} steps; at most {MAX_ITERATIONS} are counted. hint: "
+            f"total_timesteps={MAX_ITERATIONS * batch} or less, or larger num_envs or num_steps."
+        )
+    return iterations
 
 
 def check_shards(num_shards: int, num_envs: int, rows_per_env: int, num_minibatches: int) -> None:

@@ -24,6 +24,7 @@ from rollmill.algorithms.off_policy import (
     StepCounts,
     adam,
     check_continuous,
+    check_interval,
     counted,
     explores_at_random,
     follow,
@@ -139,6 +140,7 @@ def td3(
     """
     parts = off_policy_parts(TD3Config, env, config, overrides, params=params, network=network)
     agent, delay = _agent_of(parts), parts.config.policy_delay
+    check_interval("policy_delay", delay)
     optimisers = _TD3Optimisers(adam(parts, every=delay), adam(parts))
     rate = rate_metric(parts, every=delay)
     return off_policy_graph(
@@ -279,4 +281,5 @@ def _update(
     actor, actor_state = if_due(moved, (before.actor, states.actor))
     networks = TD3Networks(actor, critics)
     targets = if_due(follow(learner.targets, networks, agent.config.tau), learner.targets)
-    return TD3Learner(networks, targets, TD3Networks(actor_state, critics_state), counted(learner.progress))
+    progress = counted(learner.progress, interval=agent.config.policy_delay)
+    return TD3Learner(networks, targets, TD3Networks(actor_state, critics_state), progress)

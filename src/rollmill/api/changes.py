@@ -13,7 +13,7 @@ from rollmill.core.errors import UsageError, unknown_name
 from rollmill.core.fields import named_like
 from rollmill.core.json_data import read_as, short_json
 from rollmill.core.schedules import NumberSchedule, parse_schedule
-from rollmill.dataflow import Graph, Loops
+from rollmill.dataflow import Graph, Loops, first_learning_iteration
 from rollmill.record import Display, Restored, RunDirectory, plain
 
 COUNTED = ("update_epochs", "num_minibatches")
@@ -138,7 +138,7 @@ def note_changes(
     lines = [f"{name} {short_json(old[name])} -> {short_json(value)}" for name, value in changed.items()]
     display.note(f"changed after iteration {done}: {', '.join(lines)}")
     earlier = {**described["config"], **change.before}
-    if note := _annealing_note(earlier, described["config"], graph.loops, done):
+    if note := _annealing_note(earlier, described["config"], graph, done):
         display.note(note)
 
 
@@ -170,15 +170,17 @@ def note_launches(run: RunDirectory, launches: Mapping[str, Any]) -> None:
         run.write_config({**config, "launches": launches})
 
 
-def _annealing_note(before: Mapping[str, Any], after: Mapping[str, Any], loops: Loops, done: int) -> str | None:
+def _annealing_note(before: Mapping[str, Any], after: Mapping[str, Any], graph: Graph, done: int) -> str | None:
     """The jump of an annealed learning rate, where its schedule begins or ends elsewhere than before."""
     if not {"total_timesteps", "learning_rate"} <= after.keys():
         return None
-    ends = [-(-config["total_timesteps"] // loops.batch_size) for config in (before, after)]
+    waiting = first_learning_iteration(graph)  # no schedule goes on before it
+    ends = [-(-config["total_timesteps"] // graph.loops.batch_size) for config in (before, after)]
     schedules = [_schedule(config) for config in (before, after)]
     if schedules[1].shape == "constant" or (ends[0], schedules[0]) == (ends[1], schedules[1]):
         return None
-    rates = [float(schedule.at(done / end)) for schedule, end in zip(schedules, ends, strict=True)]
+    shares = [max(done - waiting, 0) / max(end - waiting, 1) for end in ends]
+    rates = [float(schedule.at(share)) for schedule, share in zip(schedules, shares, strict=True)]
     return (
         f"note: the learning rate is annealed over total_timesteps: it goes on at {rates[1]:.4g} instead of "
         f"{rates[0]:.4g}, and {'falls' if schedules[1].last < rates[1] else 'changes'} to {schedules[1].last:.4g} "

@@ -3,6 +3,8 @@
 Gymnasium's 64-bit defaults (`Discrete` is int64) become JAX's 32-bit ones here and nowhere else.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -66,11 +68,21 @@ def contains(space: spaces.Space, value: PyTree[Array]) -> Bool[Array, ""]:
         case spaces.MultiBinary():
             inside = [jnp.all((value == 0) | (value == 1))]
         case spaces.Box():
-            low, high = (jnp.asarray(bound, value.dtype) for bound in (space.low, space.high))
+            low, high = map(jnp.asarray, box_bounds(space, value.dtype))
             inside = [jnp.all((value >= low) & (value <= high))]
         case _:
             raise unsupported(space)
     return jnp.all(jnp.stack(inside)) if inside else jnp.asarray(True)
+
+
+def box_bounds(space: spaces.Box, dtype: Any) -> tuple[np.ndarray, np.ndarray]:
+    """The bounds of a space in another dtype; whole numbers that it cannot hold become the nearest that it can."""
+    low, high = np.asarray(space.low), np.asarray(space.high)
+    if np.issubdtype(dtype, np.integer):
+        limits = np.iinfo(dtype)
+        low, high = (np.clip(bound, limits.min, limits.max) for bound in (low, high))
+    with np.errstate(over="ignore"):
+        return low.astype(dtype), high.astype(dtype)
 
 
 def possible_choices(space: spaces.Space) -> np.ndarray | None:

@@ -130,14 +130,18 @@ class Environment(NamedTuple):
     """Options that `make` was given besides the name; a run records both, to make the environment again."""
 
 
+FINAL_MASK = "final_action_mask"
+"""Entry of a step's `info`: the legal actions of the state that it led to, even where its episode ended there."""
+
+
 class HostStep(NamedTuple):
     """The result of one step of `n` host environments: NumPy arrays with a leading axis of environments.
 
     As after `envs.auto_reset` and `envs.record_episodes`: where an episode ended, `observation` is the first
     of the next episode, while reward and flags are those of the old one. `info` holds
     `final_observation` (before any reset), `episode_return` (float32) and `episode_length` (int32) up to this
-    step, `discounted_return` (float32) if a `gamma` was given, and `action_mask` (legal actions after this
-    step) if the environment has one.
+    step, and `discounted_return` (float32) if a `gamma` was given. An environment with masks adds `action_mask`,
+    the legal actions of `observation`, and with a single agent `final_action_mask`, those of `final_observation`.
 
     With several agents, observations, rewards, masks and `agent_returns` (the return of each kind) are
     dictionaries by kind, as those of an `Environment`. `active` and `final_active`, `[n, A]` for each kind, mark

@@ -34,6 +34,7 @@ from rollmill.dataflow.graph import (
 from rollmill.dataflow.interfaces import EDGES, Edge, Interface, interfaces, widened
 from rollmill.dataflow.keys import COLLECT, LEARN, iteration_key
 from rollmill.dataflow.learning import (
+    end_iteration,
     learn,
     learn_drawn,
     learn_from,
@@ -87,6 +88,7 @@ from rollmill.dataflow.remote import (
 )
 from rollmill.dataflow.replay import (
     FILL,
+    MAX_ROWS,
     Drawn,
     ReplayRing,
     Transitions,
@@ -96,12 +98,15 @@ from rollmill.dataflow.replay import (
     first_learning,
     first_learning_iteration,
     is_filled,
+    waiting_iterations,
     with_errors,
 )
 from rollmill.dataflow.roles import Channel, Owned, Role, Stage, channels_of, roles, roles_of
 from rollmill.dataflow.shuffle import permutation
 
 __all__ = [
+    "waiting_iterations",
+    "MAX_ROWS",
     "COLLECT",
     "EDGES",
     "ENVIRONMENT",
@@ -169,6 +174,7 @@ __all__ = [
     "evaluate",
     "fill",
     "fingerprint",
+    "end_iteration",
     "first_learning",
     "first_learning_iteration",
     "flat_samples",

@@ -274,6 +274,9 @@ class Graph(NamedTuple):
     """Starts environments that are Python objects; then `environment` is a crossing to them."""
     keep_learning: Callable[[Metrics], Bool[Array, ""]] | None = None
     """Asked with the metrics of an epoch's last minibatch; False ends the iteration's learning."""
+    end_iteration: Callable[[Learner], Learner] | None = None
+    """Beside `keep_learning`: moves schedules over the updates that an iteration has left out. Where none was left
+    out it changes nothing, so that it may be called again."""
     appraise: Callable[[Weights, Step], Step] | None = None
     """Optional: values that a rollout kernel computes with each step, so that `prepare` need not. The returned
     step may lack leaves that are no longer needed, such as final observations."""

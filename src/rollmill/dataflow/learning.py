@@ -114,7 +114,14 @@ def learn(
     with traced("shuffle"):
         shuffled = loop.shuffled(jax.vmap(rows_of)(jnp.arange(graph.loops.epochs)))
     end, (metrics, learned) = jax.lax.scan(epoch_step, begin, shuffled)
-    return loop.end(end.carried), over_epochs(metrics, learned)
+    return end_iteration(graph, loop.end(end.carried)), over_epochs(metrics, learned)
+
+
+def end_iteration(graph: Graph, learner: Learner) -> Learner:
+    """The learner after an iteration that `keep_learning` may have ended early."""
+    if graph.keep_learning is None or graph.end_iteration is None:
+        return learner
+    return graph.end_iteration(learner)
 
 
 def store_steps(graph: Graph, rings: ReplayRing, trajectory: Trajectory) -> ReplayRing:

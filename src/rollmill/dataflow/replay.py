@@ -12,6 +12,7 @@ Shape letters: `T` steps, `E` environments held here, `C` steps kept of each, `S
 shard, `N` samples of a minibatch held here, `B` those of one shard.
 """
 
+import math
 from functools import partial
 from typing import NamedTuple
 
@@ -21,7 +22,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 from jaxtyping import Key as KeyArray
 
-from rollmill.core.types import Action, Key, Observation
+from rollmill.core.types import FINAL_MASK, Action, Key, Observation
 from rollmill.dataflow.collecting import start_one, step_one
 from rollmill.dataflow.graph import Batch, Graph, Learner, Loops, Replay, Step
 from rollmill.dataflow.packing import Rows, from_rows, to_rows
@@ -37,6 +38,13 @@ FILL = "replay/fill"
 """Metric: the mean share of the rings that is in use."""
 
 RUNNING, TERMINATED, TRUNCATED = 0, 1, 2
+
+MAX_ROWS = 2**29
+"""Most rows of a ring, and most steps of an environment before learning begins: numbers of steps and slots fall
+back long before they overflow, and stay above this one afterwards."""
+
+FALL_BACK_AT = 3 * MAX_ROWS
+"""Numbers that have reached this one fall back by `_fall` before the next steps are stored."""
 
 
 class View(NamedTuple):
@@ -60,7 +68,8 @@ class Outcome(NamedTuple):
 class ReplayRing(eqx.Module):
     """The newest steps of ONE environment.
 
-    Slots and steps are numbered from the beginning of the training; number `n` lies in row `n % C`.
+    Slots and steps are numbered from the beginning of the training; number `n` lies in row `n % C`. Before numbers
+    would overflow they fall back by a multiple of `C`, which leaves every row where it is.
     """
 
     views: Rows
@@ -68,9 +77,9 @@ class ReplayRing(eqx.Module):
     outcomes: Rows
     """The other results of each step: row `step % C`."""
     slots: Int[Array, "*E"]
-    """Slots written so far."""
+    """Slots written so far, until they fall back."""
     steps: Int[Array, "*E"]
-    """Steps stored so far."""
+    """Steps stored so far, until they fall back; `oldest` falls with them."""
     oldest: Int[Array, "*E"]
     """The oldest step whose view is not overwritten."""
     priorities: Priorities | None
@@ -89,7 +98,7 @@ class Transitions(NamedTuple):
     """Factor of the next observation's value; 0 after a termination."""
     next_observation: Observation
     next_action_mask: PyTree[Bool[Array, "..."]]
-    """All True where the episode was truncated: environments do not tell the legal actions of its last state."""
+    """Legal actions of the next observation, also where it is the final one of a truncated episode."""
     weight: Float[Array, "..."]
     """Importance weight of a prioritised draw; 1 for a uniform one."""
     key: KeyArray[Array, "..."]
@@ -126,11 +135,12 @@ def store(rings: ReplayRing, steps: Step, *, shard_width: int) -> ReplayRing:
 
     Args:
         rings: rings of the environments held here.
-        steps: of these environments.
+        steps: of these environments; where there are action masks, their info has those of final states.
         shard_width: environments of a logical shard; new steps get the highest priority of their shard.
     """
     num_steps, num_envs = steps.reward.shape
     capacity = rings.outcomes.words.shape[1]
+    rings = _fallen_back(rings, capacity)
     by_env = jax.tree.map(lambda leaf: leaf.swapaxes(0, 1), steps)
     # The final observation of a truncated episode takes the slot after the step's own.
     extra = (by_env.truncated & ~by_env.terminated).astype(jnp.int32)
@@ -140,8 +150,8 @@ def store(rings: ReplayRing, steps: Step, *, shard_width: int) -> ReplayRing:
     end = jnp.where(by_env.terminated, TERMINATED, jnp.where(by_env.truncated, TRUNCATED, RUNNING))
     outcome = Outcome(by_env.action, by_env.reward, end.astype(jnp.int32), slot)
     view = View(by_env.observation, by_env.action_mask)
-    all_legal = jax.tree.map(jnp.ones_like, by_env.action_mask)
-    final = View(by_env.final_observation, all_legal)
+    final_mask = by_env.info[FINAL_MASK] if jax.tree.leaves(by_env.action_mask) else by_env.action_mask
+    final = View(by_env.final_observation, final_mask)
     after = ReplayRing(
         views=_written(
             rings.views,
@@ -164,7 +174,8 @@ def store(rings: ReplayRing, steps: Step, *, shard_width: int) -> ReplayRing:
 
 def is_filled(replay: Replay, rings: ReplayRing, loops: Loops) -> Bool[Array, ""]:
     """Whether enough steps are stored to begin learning; the same on every replica."""
-    return rings.steps[0] * loops.num_envs >= first_learning(replay, loops)
+    # Steps of ONE environment: those of all may be more than 32 bits count.
+    return rings.steps[0] >= -(-first_learning(replay, loops) // loops.num_envs)
 
 
 def first_learning(replay: Replay, loops: Loops) -> int:
@@ -174,9 +185,12 @@ def first_learning(replay: Replay, loops: Loops) -> int:
 
 def first_learning_iteration(graph: Graph) -> int:
     """Number of iterations before the first that learns; 0 without a replay memory."""
-    if graph.replay is None:
-        return 0
-    return -(-first_learning(graph.replay, graph.loops) // graph.loops.batch_size) - 1
+    return 0 if graph.replay is None else waiting_iterations(graph.replay, graph.loops)
+
+
+def waiting_iterations(replay: Replay, loops: Loops) -> int:
+    """Number of iterations that only fill the replay memory, before the first that learns."""
+    return -(-first_learning(replay, loops) // loops.batch_size) - 1
 
 
 def draw(graph: Graph, rings: ReplayRing, key: Key, index: Int[Array, " E"]) -> Drawn:
@@ -273,13 +287,28 @@ def _written(into: Rows, rows: Rows, places: Int[Array, "N E T"]) -> Rows:
     return jax.tree.map(write, into, rows)
 
 
+def _fall(capacity: int) -> int:
+    """What numbers fall back by: a multiple of the capacity, and at least twice it."""
+    return 2 * MAX_ROWS // capacity * capacity
+
+
+def _fallen_back(rings: ReplayRing, capacity: int) -> ReplayRing:
+    """The rings with numbers that leave room for the next steps."""
+    fall = lambda number: jnp.where(number >= FALL_BACK_AT, _fall(capacity), 0)
+    steps, slots = fall(rings.steps), fall(rings.slots)
+    numbers = lambda ring: (ring.slots, ring.steps, ring.oldest)
+    fallen = rings.slots - slots, rings.steps - steps, rings.oldest - steps
+    return eqx.tree_at(numbers, rings, fallen)
+
+
 def _oldest_intact(ring: ReplayRing, num_steps: int) -> Int[Array, ""]:
     """The oldest step of ONE ring, after `num_steps` more steps, whose view is still there."""
     capacity = ring.outcomes.words.shape[0]
     # Each of the new steps took at most two slots.
     candidates = ring.oldest + jnp.arange(2 * num_steps)
-    slot = _slots(ring.outcomes)[candidates % capacity]
-    is_lost = (candidates < ring.steps - capacity) | (slot < ring.slots - capacity)
+    age = ring.slots - _slots(ring.outcomes)[candidates % capacity]
+    age = jnp.where(age < 0, age + _fall(capacity), age)  # of a slot that was numbered before they fell back
+    is_lost = (candidates < ring.steps - capacity) | (age > capacity)
     return ring.oldest + jnp.sum(is_lost & (candidates < ring.steps), dtype=jnp.int32)
 
 
@@ -333,7 +362,7 @@ def _transitions(
     first = environment * capacity
 
     def take(rows: Rows, struct: PyTree, number: Int[Array, " N"]) -> PyTree:
-        flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), rows)
+        flat = jax.tree.map(lambda leaf: leaf.reshape(math.prod(leaf.shape[:2]), *leaf.shape[2:]), rows)
         places = first + number % capacity
         return from_rows(jax.tree.map(lambda leaf: leaf[places], flat), struct)
 

@@ -10,6 +10,7 @@ from rollmill.envs.normalisation import (
     denormalise,
     initial_statistics,
     normalise,
+    normalised_struct,
     scale,
     update_statistics,
 )
@@ -27,7 +28,15 @@ from rollmill.envs.registry import (
     registered,
 )
 from rollmill.envs.strong_types import strongly_typed
-from rollmill.envs.transforms import auto_reset, plannable, time_limit, vary, vectorise, wrap
+from rollmill.envs.transforms import (
+    auto_reset,
+    plannable,
+    record_final_mask,
+    time_limit,
+    vary,
+    vectorise,
+    wrap,
+)
 
 __all__ = [
     "TRANSFORMS",
@@ -48,11 +57,13 @@ __all__ = [
     "joint_spaces",
     "make",
     "normalise",
+    "normalised_struct",
     "parse_options",
     "plannable",
     "plugins_of_environments",
     "record_discounted_returns",
     "record_episodes",
+    "record_final_mask",
     "register",
     "registered",
     "scale",

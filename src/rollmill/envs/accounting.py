@@ -97,7 +97,7 @@ class DiscountedState(eqx.Module):
 
 
 def record_discounted_returns(env: Environment, gamma: float) -> Environment:
-    """Adds `info["discounted_return"]`, `R = gamma R + r`, reset to 0 after a termination.
+    """Adds `info["discounted_return"]`, `R = gamma R + r`, reset to 0 at the end of an episode.
 
     Rewards are normalised by its standard deviation (Engstrom et al., "Implementation Matters
     in Deep Policy Gradients", ICLR 2020). With several agents it is a dictionary with one sum for each agent of
@@ -116,7 +116,8 @@ def record_discounted_returns(env: Environment, gamma: float) -> Environment:
         if env.agents:
             active = active_agents(env, state.inner, params)
             discounted = {name: jnp.where(active[name], sums, 0) for name, sums in discounted.items()}
-        carried = jax.tree.map(lambda x: jnp.where(timestep.terminated, 0, x), discounted)
+        done = timestep.terminated | timestep.truncated
+        carried = jax.tree.map(lambda x: jnp.where(done, 0, x), discounted)
         info = {**timestep.info, "discounted_return": discounted}
         return timestep._replace(state=DiscountedState(timestep.state, carried), info=info)
 

@@ -7,8 +7,9 @@ the weight `w = n / (count + n)` of the batch's `n` values:
     mean'     = mean + w (mean_b - mean)
     variance' = (1 - w) variance + w variance_b + w (1 - w) (mean_b - mean)^2
 
-Leaves that are not floating-point (a `Discrete` observation, for one) have no statistics (None in
-their place) and pass through unchanged.
+Numbers have statistics: floating-point leaves, and `Box`es of whole numbers such as counts, which become float32
+when they are normalised. Categories (`Discrete`, `MultiDiscrete`, `MultiBinary`) and bytes (uint8: images and
+planes) have none (None in their place) and pass through unchanged.
 """
 
 import dataclasses
@@ -20,9 +21,12 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
+from gymnasium import spaces
 from jaxtyping import Array, Bool, Float, PyTree
 
 from rollmill.core.errors import UsageError
+from rollmill.core.spaces import struct
 
 VARIANCE_FLOOR = 1e-8
 """Added to a variance before its square root is used as a divisor; in the value's unit squared."""
@@ -52,6 +56,18 @@ def initial_statistics(struct: PyTree, *, count: float = 1e-4) -> RunningStatist
     return RunningStatistics(
         mean=mean, variance=jax.tree.map(jnp.ones_like, mean), count=jnp.asarray(count, jnp.float32)
     )
+
+
+def normalised_struct(space: spaces.Space) -> PyTree[jax.ShapeDtypeStruct]:
+    """One observation as `initial_statistics` takes it: a leaf is floating-point if it is to be normalised."""
+    match space:
+        case spaces.Dict():
+            return {name: normalised_struct(part) for name, part in space.spaces.items()}
+        case spaces.Tuple():
+            return tuple(normalised_struct(part) for part in space.spaces)
+    leaf = struct(space)
+    counts = isinstance(space, spaces.Box) and leaf.dtype != np.uint8 and jnp.issubdtype(leaf.dtype, jnp.integer)
+    return jax.ShapeDtypeStruct(leaf.shape, jnp.float32) if counts else leaf
 
 
 def update_statistics(
@@ -95,13 +111,14 @@ def normalise(statistics: RunningStatistics, value: PyTree[Array], *, clip: floa
 
     Args:
         statistics: running statistics of one value's structure.
-        value: leaves `[..., *value]`, any leading axes; their dtypes are kept.
+        value: leaves `[..., *value]`, any leading axes; floating-point dtypes are kept, whole numbers become
+            float32.
         clip: bound on the result, in standard deviations.
     """
 
     def centred(x: Array, mean: Array, variance: Array) -> Array:
         deviation = (_float32(x) - _spread(mean, x)) * jax.lax.rsqrt(_spread(variance, x) + VARIANCE_FLOOR)
-        return jnp.clip(deviation, -clip, clip).astype(x.dtype)
+        return jnp.clip(deviation, -clip, clip).astype(x.dtype if _is_float(x) else jnp.float32)
 
     return _over_floats(centred, value, statistics.mean, statistics.variance, other=lambda x: x)
 

@@ -19,7 +19,17 @@ from jaxtyping import Key as KeyArray
 from rollmill.core.errors import UsageError
 from rollmill.core.fields import fit
 from rollmill.core.operations import traced
-from rollmill.core.types import Action, Environment, HostEnvironment, Key, Observation, Params, State, Timestep
+from rollmill.core.types import (
+    FINAL_MASK,
+    Action,
+    Environment,
+    HostEnvironment,
+    Key,
+    Observation,
+    Params,
+    State,
+    Timestep,
+)
 from rollmill.envs.rare_resets import Restart, rare_reset
 from rollmill.envs.returned import as_timestep
 
@@ -104,6 +114,22 @@ def auto_reset(env: Environment) -> Environment:
             observation, state = restart(done, key, params, (timestep.observation, timestep.state))
         info = {**timestep.info, "final_observation": timestep.observation}
         return timestep._replace(observation=observation, state=state, info=info)
+
+    return env._replace(step=step)
+
+
+def record_final_mask(env: Environment) -> Environment:
+    """Adds `info["final_action_mask"]`, the legal actions after the step and before any auto-reset.
+
+    Args:
+        env: the environment, unbatched, without auto-reset, with an action mask.
+    """
+    mask = env.action_mask
+    assert mask is not None
+
+    def step(key: Key, state: State, action: Action, params: Params) -> Timestep:
+        timestep = as_timestep(env.name, env.step(key, state, action, params))
+        return timestep._replace(info={**timestep.info, FINAL_MASK: mask(timestep.state, params)})
 
     return env._replace(step=step)
 

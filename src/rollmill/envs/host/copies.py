@@ -10,6 +10,7 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 from rollmill.core.errors import ContractError
 from rollmill.core.own_line import own_line
 from rollmill.core.types import HostFailure
+from rollmill.envs.host.casting import CastError
 from rollmill.envs.host.seeds import environment_seed
 
 MAX_FAILURES = 5
@@ -92,8 +93,11 @@ class Copies(Generic[Single]):
         """Records a failure and drops environment `i`.
 
         Raises:
-            ContractError: it failed too many times in a row.
+            ContractError: it failed too many times in a row, or gave a number that would become another.
         """
+        if isinstance(error, CastError):
+            where = f"{self._name}: environment {self._indices[i]}, whose seed is {self.seed(i)}, in its {doing}"
+            raise CastError(f"{where}: {error}") from error
         text = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
         failure = HostFailure(self._indices[i], doing, text, own_line(error), self.seed(i))
         self._failures.append(failure)

@@ -9,8 +9,9 @@ from gymnasium import spaces
 from jaxtyping import PyTree
 
 from rollmill.core.spaces import struct
-from rollmill.core.types import HostEnvironment, HostStep
+from rollmill.core.types import FINAL_MASK, HostEnvironment, HostStep
 from rollmill.envs.agents import possible_masks, reward_struct
+from rollmill.envs.host.casting import fitted
 
 COUNTS = {"episode_return", "episode_length", "discounted_return", "agent_returns"}
 
@@ -35,6 +36,8 @@ def step_struct(env: HostEnvironment, num_envs: int, *, discounted: bool = False
         info["discounted_return"] = vector(np.float32)
     if env.has_action_mask:
         info["action_mask"] = jax.tree.map(batch, possible_masks(env))
+        if not env.agents:
+            info[FINAL_MASK] = info["action_mask"]
     flag = vector(np.bool_)
     if env.agents:
         info |= {"agent_returns": {kind.name: vector(np.float32) for kind in env.agents}}
@@ -60,12 +63,16 @@ def begin(space: spaces.Space, first: PyTree[np.ndarray], out: HostStep) -> None
 def copy_batch(
     space: spaces.Space, source: PyTree[np.ndarray], target: PyTree[np.ndarray], *, rows: Any = ...
 ) -> None:
-    """Copies a batch of observations to `target`, or to these `rows` of it, cast to its dtypes."""
+    """Copies a batch of observations to `target`, or to these `rows` of it, cast to its dtypes.
+
+    Raises:
+        CastError: a whole number does not fit.
+    """
     if isinstance(source, np.ndarray):
-        target[rows] = source
+        target[rows] = fitted(source, target.dtype)
         return
     for target_leaf, source_leaf in zip(leaves(space, target), leaves(space, source), strict=True):
-        target_leaf[rows] = source_leaf
+        target_leaf[rows] = fitted(source_leaf, target_leaf.dtype)
 
 
 def leaves(space: spaces.Space, value: Any) -> Iterator[Any]:

@@ -9,6 +9,7 @@ from gymnasium import spaces
 from jaxtyping import PyTree
 
 from rollmill.core.spaces import struct
+from rollmill.envs.host.casting import fitted
 from rollmill.envs.host.layout import leaves
 
 Write = Callable[[PyTree[np.ndarray], int, Any], None]
@@ -19,20 +20,34 @@ def writer(space: spaces.Space) -> Write:
     """A function that writes one observation to row `i` of a batch, cast to the batch's dtypes.
 
     A row is written completely or, if the observation does not match the space, not at all. Shapes that NumPy
-    would broadcast are refused too.
+    would broadcast are refused too, and whole numbers that the batch cannot hold (`CastError`).
     """
     if isinstance(space, spaces.Dict | spaces.Tuple):
         return _writer_of_parts(space)
-    shape = space.shape or ()
-    return _writer_of_arrays(shape) if shape else operator.setitem
+    kind = struct(space)
+    if not kind.shape:
+        return _writer_of_numbers(kind.dtype)
+    return _writer_of_arrays(kind.shape, kind.dtype)
 
 
-def _writer_of_arrays(shape: tuple[int, ...]) -> Write:
+def _writer_of_numbers(dtype: np.dtype) -> Write:
+    if dtype.kind not in "iu":
+        return operator.setitem
+
+    def write(batch: Any, i: int, observation: Any) -> None:
+        batch[i] = fitted(observation, dtype)
+
+    return write
+
+
+def _writer_of_arrays(shape: tuple[int, ...], dtype: np.dtype) -> Write:
+    is_whole = dtype.kind in "iu"
+
     def write(batch: Any, i: int, observation: Any) -> None:
         actual = observation.shape if isinstance(observation, np.ndarray) else np.shape(observation)
         if actual != shape:
             raise _wrong_shape(actual, shape)
-        batch[i] = observation
+        batch[i] = fitted(observation, dtype) if is_whole else observation
 
     return write
 
@@ -41,9 +56,7 @@ def _writer_of_parts(space: spaces.Space) -> Write:
     kinds = list(leaves(space, struct(space)))
 
     def write(batch: PyTree[np.ndarray], i: int, observation: Any) -> None:
-        parts = [
-            np.asarray(part, kind.dtype) for kind, part in zip(kinds, leaves(space, observation), strict=True)
-        ]
+        parts = [fitted(part, kind.dtype) for kind, part in zip(kinds, leaves(space, observation), strict=True)]
         for kind, part in zip(kinds, parts, strict=True):
             if part.shape != kind.shape:
                 raise _wrong_shape(part.shape, kind.shape)

@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 from jaxtyping import PyTree
 
-from rollmill.core.types import HostEnvironment, HostStep
+from rollmill.core.types import FINAL_MASK, HostEnvironment, HostStep
 from rollmill.envs.host.actions import element_splitter
 from rollmill.envs.host.layout import allocate, step_struct
 from rollmill.envs.host.observations import writer
@@ -62,7 +62,8 @@ class PythonVector(OneByOne):
         self._copies.begin_episode(i, reset)
 
     def _copy_final(self, out: HostStep) -> None:
-        pass
+        if self._mask is not None:
+            out.info[FINAL_MASK][:] = self._mask
 
     def _copy_next(self, out: HostStep) -> None:
         if self._mask is not None:

@@ -36,4 +36,4 @@ class RunningSums:
             self._discounted *= self._gamma
             self._discounted += step.reward
             step.info["discounted_return"][:] = self._discounted
-            self._discounted[step.terminated] = 0
+            self._discounted[done] = 0

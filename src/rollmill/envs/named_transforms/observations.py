@@ -7,7 +7,7 @@ import numpy as np
 from gymnasium import spaces as gymnasium_spaces
 
 from rollmill.core.errors import UsageError
-from rollmill.core.spaces import struct, unsupported
+from rollmill.core.spaces import box_bounds, struct, unsupported
 from rollmill.envs.named_transforms.definition import Spaces, Transform, bad_argument, box_of, count_of
 
 
@@ -94,9 +94,7 @@ def time_observation(argument: str, spaces: Spaces) -> Transform:
 
 def bounds_of(space: gymnasium_spaces.Box) -> tuple[np.ndarray, np.ndarray]:
     """The bounds of a space in its dtype of 32 bits or fewer."""
-    dtype = struct(space).dtype
-    with np.errstate(over="ignore"):
-        return space.low.astype(dtype), space.high.astype(dtype)
+    return box_bounds(space, struct(space).dtype)
 
 
 def channel_axis(shape: tuple[int, ...]) -> int:

@@ -7,6 +7,7 @@ import numpy as np
 from gymnasium import spaces
 
 from rollmill.core.spaces import struct
+from rollmill.envs.host.casting import fitted
 from rollmill.envs.host.layout import leaves
 from rollmill.envs.named_transforms.definition import Transform
 
@@ -58,7 +59,7 @@ class TransformedObject(gymnasium.Wrapper):
     def _arrays(self, observation: Any) -> Any:
         """The observation as arrays of the space's 32-bit dtypes."""
         parts = leaves(self._inner_observations, observation)
-        arrays = [np.asarray(part, like.dtype) for part, like in zip(parts, self._kinds, strict=True)]
+        arrays = [fitted(part, like.dtype) for part, like in zip(parts, self._kinds, strict=True)]
         for array, like in zip(arrays, self._kinds, strict=True):
             if array.shape != like.shape:
                 raise ValueError(

@@ -37,6 +37,7 @@ from rollmill.dataflow import (
     collection_metrics,
     cut,
     draw,
+    end_iteration,
     fill,
     identity,
     is_filled,
@@ -123,6 +124,8 @@ class CutLearner:
         self._update, self._skip = update, skip
         self._minibatches = jax.jit(partial(_minibatches, graph.loops, key, index))
         self._over_epochs = jax.jit(over_epochs)
+        end = partial(end_iteration, graph)
+        self._end_iteration = end if graph.keep_learning is None else jax.jit(end)
         self._store = jax.jit(partial(store_steps, graph), donate_argnums=0)
         self._draw = jax.jit(partial(_draw, graph, key, index))
         self._follow_errors = jax.jit(partial(_follow_errors, graph), donate_argnums=0)
@@ -160,7 +163,7 @@ class CutLearner:
             if graph.keep_learning is not None and not graph.keep_learning(jax.tree.map(jnp.asarray, found)):
                 break
         summary = self._over_epochs(_stacked(metrics, loops.num_minibatches), np.asarray(learned, np.float32))
-        return jax.tree.unflatten(structure, leaves), _row(summary)
+        return self._end_iteration(jax.tree.unflatten(structure, leaves)), _row(summary)
 
     def _learn_from_replay(
         self, learner: Learner, rings: ReplayRing, trajectory: Trajectory, iteration: int, mean: Reduce

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from rollmill.channels import ChannelClosed, ReceivedMessage, Receiver, TimedOut
-from rollmill.dataflow import Learner, start_learner
+from rollmill.dataflow import Learner, end_iteration, start_learner
 from rollmill.execution.protocol import IterationMetrics, SnapshotPart, send
 from rollmill.execution.replica.context import ReplicaContext
 from rollmill.execution.replica.lag import Lag
@@ -77,6 +77,7 @@ class _Server:
         self._share = 1.0 / senders.replicas if self._asynchronous else 1.0
         self._rows_each = senders.replicas if self._asynchronous else 1
         self._update = jax.jit(partial(graph.update, share=self._share))
+        self._end_iteration = jax.jit(partial(end_iteration, graph))
         self._rows: list[np.ndarray] = []
         self._lag = Lag()
         self._iteration = context.first  # that the learner is before, or in
@@ -97,6 +98,7 @@ class _Server:
         header = message.header
         if not self._asynchronous and header.iteration > self._iteration:
             self._iteration, self._whole = header.iteration, True
+            self._learner = self._end_iteration(self._learner)  # the one before ended early
         if self._whole and not self._ending.admit(self._iteration):
             self.look_around()  # workers go on sending until they are ended, and may leave no time to wait
             return
@@ -152,5 +154,7 @@ class _Server:
     def _send_snapshot(self) -> None:
         iteration = self._requests.pending()
         assert iteration is not None
+        if not self._asynchronous:
+            self._learner = self._end_iteration(self._learner)
         send(self._context.control, SnapshotPart(iteration, 0, learner_part(self._context, self._learner)))
         self._requests.answered()
