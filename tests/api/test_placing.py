@@ -43,6 +43,16 @@ def test_what_does_not_go_together_is_refused(environment, options, message):
         ("CartPole-v1", {"checksums": True}, "checksums has no effect with place=program"),
         ("CartPole-v1", {"hang_seconds": 5.0}, r"hang_seconds=5\.0 has no effect with place=program"),
         ("CartPole-v1", {"gpu_sharing": "mps"}, "gpu_sharing=mps has no effect with place=program"),
+        (
+            "CartPole-v1",
+            {"memory_fraction": 0.5},
+            r"0\.5 has no effect: JAX uses no NVIDIA GPU here",
+        ),
+        (
+            "CartPole-v1",
+            {"memory_fraction": 0.5, "place": "threads"},
+            "no effect with place=threads",
+        ),
         ("CartPole-v1", {"max_failures": 9}, "max_failures=9 has no effect with place=program"),
         ("CartPole-v1", {"fusion": "off", "numerics": "float32"}, "numerics=float32 has no effect with fusion"),
     ],

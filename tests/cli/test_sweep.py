@@ -87,6 +87,7 @@ def trial_process(run: Path) -> int | None:
             [*SHORT, "--over", "seed=0..1", "--gpu-sharing", "mps"],
             "--gpu-sharing mps has no effect: JAX uses no GPU",
         ),
+        ([*SHORT, "--over", "seed=0..1", "--memory-fraction", "0.2"], "--memory-fraction has no effect: trials"),
         ([*SHORT, "--over", "seed=0..1", "--network", "nope"], "unknown network 'nope'"),
         (["ppo", "gymnasium:nowhere.envs:X-v0", "--over", "seed=0..1"], "cannot import 'nowhere.envs'"),
         ([*SHORT, "--over", "seed=0..1", "--all"], "--all is for --resume SWEEP"),

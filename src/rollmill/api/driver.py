@@ -11,6 +11,7 @@ from rollmill.api.hook_calls import HookCalls
 from rollmill.api.options import RunOptions
 from rollmill.api.recorder import Recorder, Run
 from rollmill.core.errors import EnvironmentFailed, NonFiniteError, RollmillError
+from rollmill.core.gpu_claims import release_claim, settle_claim
 from rollmill.core.operations import span
 from rollmill.dataflow import Graph, State
 from rollmill.execution.coordination.coordinator import LostWorker
@@ -84,6 +85,7 @@ def drive(
     first = restored.iteration if restored else 0
     with stop_on_signals() as stop:
         with (
+            _claimed(),
             session as (training, state),
             MetricsLog(run, tensorboard=options.tensorboard, resume_from=first) as log,
             _activity() as gpus,
@@ -104,6 +106,15 @@ def drive(
         raise calls.failure
     code = 1 if recorder.every_episode_failed else 0
     return Run(run.root, summary, stop.exit_code if summary["status"] == "stopped" and stop.requested else code)
+
+
+@contextmanager
+def _claimed() -> Iterator[None]:
+    """Ends the claim of this process to memory with the training."""
+    try:
+        yield
+    finally:
+        release_claim()
 
 
 def _hooks_of(options: RunOptions) -> list[Hook]:
@@ -146,6 +157,7 @@ def _follow(
     for report in training.run(stopping):
         match report:
             case MetricsRows():
+                settle_claim()
                 with span("metrics log", "storage"):
                     wants_state = recorder.wants_state(recorder.record(report))
                 if wants_state:

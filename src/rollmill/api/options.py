@@ -93,6 +93,8 @@ class RunOptions(PlacementOptions):
     is faster, in trainings that are long enough; `off` leaves all to XLA."""
     numerics: Numerics = "tf32"
     """Matrix products in kernels: `float32`, `tf32` as XLA computes them on a GPU, or `bfloat16`."""
+    memory_fraction: Annotated[float, Range(0.01, 1)] | None = None
+    """Take this share of each GPU's memory at once, instead of memory as it is needed; `resume` does not."""
     quiet: bool = False
     """Show nothing while training."""
 

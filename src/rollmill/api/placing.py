@@ -6,6 +6,7 @@ from dataclasses import replace
 from rollmill import planning
 from rollmill.api.options import WORKER_LIMITS, RunOptions
 from rollmill.core.errors import UsageError
+from rollmill.core.gpu_share import choose_fraction
 from rollmill.core.machine import leave_device_memory
 from rollmill.dataflow import Graph
 from rollmill.envs import is_on_host
@@ -26,7 +27,7 @@ def prepare_devices(options: RunOptions, *, environment: str = "", plan: Plan | 
         plan: the plan, where it is known already.
 
     Raises:
-        UsageError: the options name a file that holds no plan.
+        UsageError: the options name a file that holds no plan, or a share of a GPU's memory that cannot be had.
     """
     if plan is None and options.plan is not None and options.cluster is None:
         plan = read_plan(options.plan)
@@ -35,6 +36,8 @@ def prepare_devices(options: RunOptions, *, environment: str = "", plan: Plan | 
     if is_on_host(environment) or (uses_workers(options) if plan is None else plan.place != "program"):
         leave_device_memory()
         return
+    if options.memory_fraction is not None:
+        choose_fraction(options.memory_fraction)
     replicas = options.learners or 1 if plan is None else plan.partition.groups[0].replicas
     take_devices(max(options.devices, replicas) if options.devices else 0)
 
@@ -110,6 +113,13 @@ def refuse_unread(plan: Plan, options: RunOptions) -> None:
             f"gpu_sharing={options.gpu_sharing} has no effect with place={plan.place}: it is for workers that are "
             "processes of this host. hint: leave it out, or give place=processes or place=mesh."
         )
+    if options.memory_fraction is not None:
+        if plan.place != "program":
+            raise UsageError(
+                f"memory_fraction={options.memory_fraction:g} has no effect with place={plan.place}: its workers "
+                "divide what is free. hint: leave it out, or give place=program."
+            )
+        choose_fraction(options.memory_fraction)
     if options.reduction != default.reduction and not _reads_reduction(plan, options):
         raise UsageError(
             f"reduction={options.reduction} has no effect here: place=mesh reads every reduction; one program "

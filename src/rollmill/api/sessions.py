@@ -25,6 +25,8 @@ from rollmill.execution import (
     check_message_size,
     check_replay_size,
     choose_mean,
+    claim_before_compiling,
+    claim_compiled,
     enable_compilation_cache,
     launch,
     lower,
@@ -57,13 +59,15 @@ def compile_program(
 
     Raises:
         UsageError: a kernel was asked for and cannot be made, or the devices' memory does not suffice.
+        DeviceMemoryError: other processes hold the memory that it needs, or have claimed it.
     """
     enable_compilation_cache()
     replicas = plan.partition.groups[0].replicas
     devices = take_devices(replicas if replicas > 1 else options.devices)
+    check_devices(graph.loops, len(devices))
+    claim_before_compiling(graph, seeds=options.seeds, devices=devices)
     display.note("compiling ...")
     with telling_memory(graph.loops):
-        check_devices(graph.loops, len(devices))
         means = choose_mean(graph, mesh_of(devices), "flat" if options.num_seeds > 1 else options.reduction)
         program = lower(
             graph,
@@ -75,6 +79,7 @@ def compile_program(
             numerics=options.numerics,
             launches=launches,
         )
+    claim_compiled(graph, program)
     return_freed_memory()  # the compiler's is as much as many a training needs
     for note in (*program.notes, *means.notes):
         display.note(note)

@@ -210,7 +210,7 @@ def types_of_options(name: str, rest: list[str]) -> dict[str, OptionType]:
 
 
 def check_arguments(name: str, rest: list[str], *, who: str) -> Any:
-    """Checks the arguments of a training, without beginning it, and returns them parsed.
+    """Checks the arguments of a training of a sweep, without beginning it, and returns them parsed.
 
     Args:
         name: the algorithm.
@@ -224,6 +224,8 @@ def check_arguments(name: str, rest: list[str], *, who: str) -> Any:
         find_own_algorithm(name, rest)
         chosen = parse(_arguments(name, rest), rest, prog=f"rollmill train {name}")
         chosen_environment_options(chosen.env_options, chosen.transforms)
+        if chosen.run.memory_fraction is not None:
+            raise UsageError("--memory-fraction has no effect: trials divide a GPU's memory. hint: leave it out.")
         return chosen
     except UsageError as error:
         raise UsageError(f"{who}: {error}") from error

@@ -31,6 +31,7 @@ LEAST_FREE = 2**30
 600 MB on an H100 before a training has any array."""
 
 _chosen: float | None = None
+_as_needed = False
 
 
 def choose_fraction(fraction: float) -> None:
@@ -64,8 +65,10 @@ def asked_memory() -> Iterator[None]:
     if backend_has_started() or not takes_gpus():
         yield
         return
+    global _as_needed
     variables = memory_variables(ask_gpu_memory(), os.environ, _chosen)
     os.environ.update(variables)
+    _as_needed = os.environ.get(PREALLOCATE, "true").lower() in ("false", "0")
     try:
         yield
     finally:  # children decide for themselves
@@ -133,6 +136,11 @@ def takes_gpus() -> bool:
     """Whether JAX's backend computes on NVIDIA GPUs here, as far as is known before it starts."""
     first = (jax.config.values["jax_platforms"] or "").split(",")[0].strip() or "cuda"
     return first in ("cuda", "gpu") and driver_is_there() and jax_has_cuda()
+
+
+def takes_as_needed() -> bool:
+    """Whether this process takes memory of GPUs as it needs it; known once JAX's backend has started."""
+    return _as_needed
 
 
 def backend_has_started() -> bool:

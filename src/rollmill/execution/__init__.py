@@ -9,6 +9,7 @@ from rollmill.execution.faults.find import Fault, find_fault, is_finite, stop_at
 from rollmill.execution.faults.replay import Replayed, has_fault, has_message, replay_fault
 from rollmill.execution.launch import launch
 from rollmill.execution.matches import Game, MatchResult, Player, play_match
+from rollmill.execution.memory_needs import claim_before_compiling, claim_compiled
 from rollmill.execution.program.cache import cache_directory, enable_compilation_cache, names_in_cache
 from rollmill.execution.program.compiled import CompiledProgram, check_devices, lower, start_state, state_shapes
 from rollmill.execution.program.devices import take_devices, telling_memory
@@ -29,6 +30,8 @@ __all__ = [
     "check_message_size",
     "check_replay_size",
     "choose_mean",
+    "claim_before_compiling",
+    "claim_compiled",
     "mesh_of",
     "replay_size",
     "EvaluationEpisodes",
