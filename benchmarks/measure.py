@@ -14,7 +14,8 @@ from typing import Any
 
 import jax
 
-from rollmill.core.machine import git_commit, hardware, versions
+from rollmill.core.git import commit_of
+from rollmill.core.machine import hardware, versions
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -47,7 +48,7 @@ def this_commit() -> str | None:
     """
     if given := os.environ.get("ROLLMILL_COMMIT"):
         return given
-    commit = git_commit(RESULTS.parent)
+    commit = commit_of(RESULTS.parent)
     others = ["git", "diff", "--quiet", "HEAD", "--", ":(top)", ":(top,exclude)benchmarks/results"]
     if commit is None or subprocess.run(others, cwd=RESULTS.parent, check=False).returncode:
         return commit
