@@ -133,6 +133,7 @@ PROVOKED = [
     raising,
     lambda folder, trained: rollmill.check_environment(own(branching)),
     lambda folder, trained: rollmill.train(ppo(), run_dir=trained, **QUIET),
+    lambda folder, trained: rollmill.train(ppo(), run_dir=trained, seed=3, resume_if_exists=True, **QUIET),
     lambda folder, trained: rollmill.resume(trained, changes={"num_envs": 4}),
     edited,
     foreign,

@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from rollmill.core.interruption import NOTICES
 from rollmill.record import Interruption, stop_on_signals
 
 
@@ -87,3 +88,33 @@ def test_an_interruption_in_a_finaliser_is_not_printed(capsys):
     finally:
         sys.unraisablehook = hook
         signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("number", NOTICES)
+def test_the_notice_of_a_batch_system_is_a_request(number):
+    before = signal.getsignal(number)
+    with stop_on_signals() as stop:
+        os.kill(os.getpid(), number)
+        assert (stop.signal_name, stop.exit_code) == (signal.Signals(number).name, 128 + number)
+    assert signal.getsignal(number) is before
+
+
+def test_a_sigterm_after_a_notice_takes_its_place():
+    with stop_on_signals() as stop:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        noticed = stop.received_at
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.signal_name == "SIGTERM" and stop.received_at > noticed
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert stop.signal_name == "SIGTERM"
+
+
+def test_a_notice_goes_to_the_handler_that_the_program_has():
+    seen = []
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: seen.append(number))
+    try:
+        with stop_on_signals() as stop:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            assert seen == [signal.SIGUSR1] and not stop.requested
+    finally:
+        signal.signal(signal.SIGUSR1, before)

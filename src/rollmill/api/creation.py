@@ -18,6 +18,8 @@ from rollmill.execution import Launches
 from rollmill.planning import Plan
 from rollmill.record import RunDirectory, name_run
 
+UNRECORDED = ("run_dir", "resume_if_exists", "quiet", "plan")
+
 
 def create_run(config: dict[str, Any], options: RunOptions) -> RunDirectory:
     """Creates the directory of a run; a name that the user did not choose gives way to one that exists.
@@ -57,16 +59,20 @@ def run_config(
     recipe: str | None,
 ) -> dict[str, Any]:
     """The content of config.json."""
-    recorded = {name: value for name, value in asdict(options).items() if name not in ("run_dir", "quiet", "plan")}
     return {
         "graph": described,
-        "options": recorded,
+        "options": recorded_options(options),
         "imports": list(imports),
         "plan": plan.to_json(),
         "launches": launches,
         "recipe": recipe,
         "command": sys.argv,
     }
+
+
+def recorded_options(options: RunOptions) -> dict[str, Any]:
+    """The options that config.json has: not those of where the run lies and what is shown."""
+    return {name: value for name, value in asdict(options).items() if name not in UNRECORDED}
 
 
 def _provenance() -> dict[str, Any]:

@@ -50,6 +50,9 @@ class RunOptions(PlacementOptions):
     agree; optimiser and environments begin anew."""
     run_dir: Path | None = None
     """Where the run is recorded; named by algorithm, environment, seed and time under runs/ if left out."""
+    resume_if_exists: bool = False
+    """Go on with the run in --run-dir if there is one, of the same configuration, and train if there is none: for
+    jobs that a batch system starts again with the same command."""
     checkpoint_seconds: Annotated[float, Range(0, finite=False)] = 30.0
     """Time between two checkpoints; one is always saved at the end."""
     checkpoint_iterations: Count | None = None
@@ -109,6 +112,11 @@ class RunOptions(PlacementOptions):
         if self.cluster is not None and self.place not in (None, "ray"):
             raise UsageError(
                 f"cluster={self.cluster} has Ray place the workers, not place={self.place}; leave one of them out."
+            )
+        if self.resume_if_exists and self.run_dir is None:
+            raise UsageError(
+                "resume_if_exists needs run_dir, the directory in which a job that is started again finds its "
+                "run. hint: give run_dir, or leave resume_if_exists out."
             )
         if self.seed + self.num_seeds > 2**32:
             raise UsageError(f"seed={self.seed} with num_seeds={self.num_seeds} exceeds 2**32.")

@@ -62,8 +62,8 @@ class Run(NamedTuple):
     directory: Path
     summary: dict[str, Any]
     exit_code: int
-    """0 where it finished or a hook stopped it, 1 where every episode failed; 129, 130 or 143 after SIGHUP, SIGINT
-    or SIGTERM."""
+    """0 where it finished or a hook stopped it, 1 where every episode failed; 128 and the number of the signal
+    that stopped it, as 143 after SIGTERM."""
 
     def __fspath__(self) -> str:
         """The directory: a run can be given wherever one is expected."""

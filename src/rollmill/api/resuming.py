@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from rollmill.api.changes import changed_settings, check_end, note_changes, note_option
 from rollmill.api.driver import drive
+from rollmill.api.earlier_versions import note_of_versions
 from rollmill.api.evaluations import PeriodicEvaluation, prepare_evaluation
 from rollmill.api.hook_calls import check_hooks
 from rollmill.api.options import WORKER_LIMITS, RunOptions
@@ -86,6 +87,8 @@ def resume(
         if finished := _if_finished(run, reopened.graph, restored):
             display.note("this run is finished already; nothing was changed")
             return finished
+        if note := note_of_versions(run):
+            display.note(note)
         described = _describe(reopened, display)
         reopened = reopened._replace(modules=with_own_modules(reopened.modules, described))
         plan, options = _placed(plan, reopened, described, options, keeps_fusion=fusion is None, display=display)

@@ -155,13 +155,19 @@ def identity_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """The part of config.json that decides what is learned, as flat names and values."""
     graph = {name: value for name, value in config["graph"].items() if name not in DERIVED}
     options = {name: config["options"].get(name) for name in DECIDING_OPTIONS}
-    return _flat("", plain({**graph, **options}))
+    return flat("", plain({**graph, **options}))
 
 
-def _flat(prefix: str, value: Any) -> dict[str, Any]:
+def flat(prefix: str, value: Any) -> dict[str, Any]:
+    """Nested objects as one object with dotted names; an empty one stays a value.
+
+    Args:
+        prefix: before each name.
+        value: JSON value.
+    """
     if not isinstance(value, dict) or not value:
         return {prefix: value}
-    parts = {name: _flat(f"{prefix}.{name}" if prefix else name, part) for name, part in value.items()}
+    parts = {name: flat(f"{prefix}.{name}" if prefix else name, part) for name, part in value.items()}
     return {name: leaf for part in parts.values() for name, leaf in part.items()}
 
 

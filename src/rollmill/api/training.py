@@ -15,6 +15,9 @@ from rollmill.api.options import RunOptions
 from rollmill.api.own_names import note_of_unknown, only_here, with_own_modules
 from rollmill.api.placing import choose_plan, place_parts, refuse_unread, with_settings
 from rollmill.api.recorder import Run, open_checkpoints
+from rollmill.api.requeueing import run_to_go_on
+from rollmill.api.resuming import resume
+from rollmill.api.saved_run import read_saved
 from rollmill.api.sessions import Session, compile_program, open_session, run_spec, tell_replay_size
 from rollmill.api.specification import describe
 from rollmill.api.starting import GivenWeights, given_weights
@@ -53,13 +56,19 @@ def train(
         The run's directory and its summary.
 
     Raises:
-        UsageError: for options that cannot be used; nothing was written then.
+        UsageError: for options that cannot be used, or a run of another configuration where `resume_if_exists`
+            would go on; nothing was written then.
         NonFiniteError: if a loss, gradient, weight, observation or reward is not finite.
         StorageError: if the run cannot be written any further; it can be resumed.
         HookFailed: if a hook raised; the training has stopped with a checkpoint, and can be resumed.
     """
     hooks = check_hooks(hooks)
-    prepared = prepare_training(algorithm, options, imports=imports, recipe=recipe, **overrides)
+    check_algorithm(algorithm)
+    options = chosen_options(options, overrides)
+    if options.resume_if_exists and (run := run_to_go_on(algorithm, _settled(options))):
+        again = algorithm if read_saved(run).graph.get("custom") else None
+        return resume(run.root, algorithm=again, imports=imports, quiet=options.quiet, hooks=hooks)
+    prepared = prepare_training(algorithm, options, imports=imports, recipe=recipe)
     return begin_training(prepared, hooks)
 
 
@@ -91,9 +100,7 @@ def prepare_training(
     """Checks and compiles a training; arguments and errors are those of `train`."""
     check_compiled()
     check_algorithm(algorithm)
-    options = with_settings(chosen_options(options, overrides))
-    if options.start_from is not None:
-        options = replace(options, start_from=str(local_path("start_from", options.start_from).resolve()))
+    options = _settled(chosen_options(options, overrides))
     if options.run_dir is not None:
         RunDirectory.refuse_occupied(options.run_dir)
     plan = choose_plan(algorithm, options)
@@ -140,6 +147,14 @@ def begin_training(
         return drive(
             watch(session), run, algorithm, options, display, checkpoints, None, hooks=hooks, evaluation=evaluation
         )
+
+
+def _settled(options: RunOptions) -> RunOptions:
+    """The options with those of their plan, and with a path that holds from any working directory."""
+    options = with_settings(options)
+    if options.start_from is None:
+        return options
+    return replace(options, start_from=str(local_path("start_from", options.start_from).resolve()))
 
 
 def chosen_options(options: RunOptions | Mapping[str, Any] | None, overrides: dict[str, Any]) -> RunOptions:

@@ -36,8 +36,8 @@ class Sweep(NamedTuple):
     """The table: for each trial its name, the values that it was given, its status and its results; the best
     trial first."""
     exit_code: int
-    """0 if all trials finished or were stopped early, 1 if one failed; 129, 130 or 143 after SIGHUP, SIGINT or
-    SIGTERM."""
+    """0 if all trials finished or were stopped early, 1 if one failed; 128 and the number of the signal
+    that stopped it, as 143 after SIGTERM."""
 
     def __fspath__(self) -> str:
         """The directory."""

@@ -5,6 +5,15 @@ import sys
 from dataclasses import dataclass
 from types import FrameType
 
+NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
+"""Signals by which batch systems say that a job's time is almost over; SIGTERM and SIGKILL follow."""
+
+
+def leave_signals_to_coordinator() -> None:
+    """Ignores in a worker the signals that stop a training: batch systems send them to all processes of a job."""
+    for number in (signal.SIGINT, *NOTICES):
+        signal.signal(number, signal.SIG_IGN)
+
 
 @dataclass
 class Interruption:

@@ -15,11 +15,12 @@ from rollmill.record.leaves import from_host, to_host, tree_digest
 from rollmill.record.metric_curves import MetricAt, metric_curve, metric_names
 from rollmill.record.metrics import MetricsLog, MetricsWarning, check_metrics, read_metrics
 from rollmill.record.row_sums import RowSums, SavedSums
-from rollmill.record.run_directory import RunDirectory, name_run
+from rollmill.record.run_directory import CONFIG, RunDirectory, name_run
 from rollmill.record.signals import StopRequest, stop_on_signals
 from rollmill.record.throughput import Throughput
 
 __all__ = [
+    "CONFIG",
     "CheckpointWarning",
     "Checkpoints",
     "Display",

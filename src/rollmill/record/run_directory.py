@@ -154,6 +154,14 @@ class RunDirectory:
         """
         write_json(self.folder, CONFIG, config)
 
+    def read_versions(self) -> dict[str, Any]:
+        """Reads the versions, hardware and commits that `create` was given; empty if the file is not there.
+
+        Raises:
+            CheckpointError: the file is damaged.
+        """
+        return read_json(self.folder, VERSIONS) if self.folder.has(VERSIONS) else {}
+
     def read_summary(self) -> dict[str, Any] | None:
         """Reads the summary; None before the run has ended for the first time.
 

@@ -1,4 +1,4 @@
-"""Stopping on Ctrl-C, `kill` or a closed terminal without tearing an iteration."""
+"""Stopping on Ctrl-C, `kill`, a closed terminal or a batch system's notice without tearing an iteration."""
 
 import signal
 import threading
@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
+from typing import Any
 
-from rollmill.core.interruption import Interruption
+from rollmill.core.interruption import NOTICES, Interruption
 
-CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *NOTICES)
 
 
 @dataclass
@@ -33,21 +34,23 @@ class StopRequest:
 
     @property
     def signal_name(self) -> str | None:
-        """`SIGINT`, `SIGTERM` or `SIGHUP`; None without a signal."""
+        """Name of the signal, such as `SIGTERM`; None without one."""
         return None if self.signal_number is None else signal.Signals(self.signal_number).name
 
     @property
     def exit_code(self) -> int:
-        """Exit code of the process: 130 after SIGINT, 143 after SIGTERM, 129 after SIGHUP, 0 without a signal."""
+        """Exit code of the process: 128 and the number of the signal, as 143 after SIGTERM; 0 without a signal."""
         return 0 if self.signal_number is None else 128 + self.signal_number
 
 
 @contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """Turns the first SIGINT, SIGTERM or SIGHUP into a `StopRequest` while the context is active.
+    """Turns the first of the signals `CAUGHT` into a `StopRequest` while the context is active.
 
-    A later SIGINT raises KeyboardInterrupt at once, any other later signal is ignored. SIGHUP, which a closing
-    terminal sends, stays ignored where it was, as under `nohup`. Previous handlers are restored at the end.
+    A later SIGINT raises KeyboardInterrupt at once. SIGTERM or SIGHUP after a notice takes its place, since the
+    time that it gives counts. Any other later signal is ignored. SIGHUP, which a closing terminal sends, stays
+    ignored where it was, as under `nohup`. A notice goes to the handler that the program has for it, as submitit
+    does, if there is one. Previous handlers are restored at the end.
     Outside of the main thread, where Python cannot set handlers, nothing is caught.
     """
     request = StopRequest()
@@ -55,13 +58,13 @@ def stop_on_signals() -> Iterator[StopRequest]:
     def handle(number: int, frame: FrameType | None) -> None:
         if request.requested and number == signal.SIGINT:
             raise KeyboardInterrupt
-        if not request.requested:
+        if not request.requested or (request.signal_number in NOTICES and number not in NOTICES):
             request.signal_number, request.received_at = int(number), time.monotonic()
 
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
-    caught = [n for n in CAUGHT if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
+    caught = [number for number in CAUGHT if _is_ours(number, signal.getsignal(number))]
     previous = {number: signal.signal(number, handle) for number in caught}
     startup_handler = previous[signal.SIGINT]
     if isinstance(startup_handler, Interruption) and startup_handler.asked:
@@ -71,3 +74,10 @@ def stop_on_signals() -> Iterator[StopRequest]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+def _is_ours(number: int, handler: Any) -> bool:
+    """Whether a signal stops a training, by its present handler."""
+    if number in NOTICES:
+        return handler == signal.SIG_DFL
+    return number != signal.SIGHUP or handler != signal.SIG_IGN

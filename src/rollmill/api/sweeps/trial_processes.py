@@ -12,6 +12,7 @@ from rollmill.api.sweeps.spec import Trial
 from rollmill.core.children import start_python
 from rollmill.core.errors import DeviceLostError
 from rollmill.execution.instances import MachinePart
+from rollmill.record.signals import CAUGHT
 
 
 @dataclass
@@ -49,7 +50,7 @@ def how_lost(code: int) -> str | None:
 
     A fault of one client of MPS on the GPU ends the work of all its clients there.
     """
-    if code < 0 or code in (129, 130, 143):
+    if code < 0 or code - 128 in CAUGHT:
         return f"was ended by {signal.Signals(-code if code < 0 else code - 128).name}"
     if code == DeviceLostError.exit_code:
         return "was stopped by an error of the GPU"

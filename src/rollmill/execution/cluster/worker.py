@@ -2,12 +2,12 @@
 
 import faulthandler
 import os
-import signal
 import sys
 from typing import Any, NamedTuple
 
 from rollmill.channels import Damaged, Refused
 from rollmill.core.errors import UsageError
+from rollmill.core.interruption import leave_signals_to_coordinator
 from rollmill.execution.cluster.joining import find_ray
 from rollmill.execution.cluster.lines import redirect_output
 from rollmill.execution.processes import Job, serve
@@ -45,7 +45,7 @@ class Worker:
     def work(self, *assignment: Any) -> tuple[int, str]:
         """Does the job of an `Assignment`; returns the exit code, and why it could not begin."""
         job, address, token, lines, lines_token, folders = Assignment(*assignment)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the coordinator's business
+        leave_signals_to_coordinator()
         self._guard = start_guard(os.environ[MARK])  # Ray's own processes may be killed before they can do that
         sys.path.extend(folder for folder in folders.split(os.pathsep) if folder not in sys.path)
         host = find_ray().util.get_node_ip_address()

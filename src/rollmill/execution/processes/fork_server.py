@@ -30,6 +30,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from rollmill.core.children import PATH, python_command, python_environment
+from rollmill.core.interruption import leave_signals_to_coordinator
 from rollmill.execution.processes.main import close_input, run_as_worker
 from rollmill.execution.processes.process_tree import (
     MARK,
@@ -107,11 +108,11 @@ class ForkServer:
         return None
 
     def _take_signals(self) -> None:
-        """Wakes the loop when a child ends. SIGTERM and SIGINT are left to the coordinator."""
+        """Wakes the loop when a child ends. Signals that stop a training are left to the coordinator."""
         signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        leave_signals_to_coordinator()
 
     def _obey(self, request: _Request) -> dict[str, Any] | None:
         match request.fields:
@@ -209,7 +210,7 @@ def _prepare(parent: int, assignment: dict[str, Any], output: int | None, forked
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    leave_signals_to_coordinator()
     lead_session()
     die_with(parent)
     if output is not None:

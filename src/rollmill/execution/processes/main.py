@@ -9,10 +9,10 @@ import faulthandler
 import io
 import json
 import os
-import signal
 import sys
 from typing import Any
 
+from rollmill.core.interruption import leave_signals_to_coordinator
 from rollmill.execution.processes.jobs import Job
 from rollmill.execution.processes.process_tree import name_process
 from rollmill.execution.processes.worker import serve
@@ -32,7 +32,7 @@ def run_as_worker(assignment: dict[str, Any]) -> int:
         assignment: `job` (its JSON), `address`, `token` (in hexadecimal), `environment` (all of it), `path`
             (`sys.path`), `folder` (the working directory).
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the coordinator's business
+    leave_signals_to_coordinator()
     take_environment(assignment["environment"])
     sys.path[:] = assignment["path"]
     sys.argv[1:] = []

@@ -1,0 +1,44 @@
+"""Says where a run goes on with packages of other major versions than those that it was made with."""
+
+import re
+from typing import Any
+
+from rollmill.core.machine import versions
+from rollmill.record import RunDirectory
+
+VERSION = re.compile(r"(?P<first>\d{1,9})(\.(?P<second>\d{1,9}))?[\w.+!-]{0,60}", re.ASCII)
+
+
+def note_of_versions(run: RunDirectory) -> str | None:
+    """A sentence about packages whose major version is another than when a run was made; None where all agree.
+
+    A version `0.N` counts as major by its `N`. Only what looks like a version is repeated, as the file may be a
+    stranger's.
+
+    Raises:
+        CheckpointError: versions.json is damaged.
+    """
+    recorded: Any = run.read_versions().get("versions")
+    if not isinstance(recorded, dict):
+        return None
+    made_with = {name: found for name, found in recorded.items() if isinstance(found, str) and _major(found)}
+    other = [
+        f"{name} {made_with[name]} (now {now})"
+        for name, now in versions().items()
+        if now is not None and name in made_with and _major(made_with[name]) != _major(now)
+    ]
+    if not other:
+        return None
+    return (
+        f"note: this run was made with {', '.join(other)}; its numbers may go on otherwise than in a run that was "
+        "never stopped"
+    )
+
+
+def _major(version: str) -> tuple[int, ...] | None:
+    """The numbers that a version may change only with its meaning; None for a text that is no version."""
+    found = VERSION.fullmatch(version)
+    if found is None:
+        return None
+    first = int(found["first"])
+    return (first,) if first else (first, int(found["second"] or 0))
