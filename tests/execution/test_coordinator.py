@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import rollmill
-from rollmill.core.errors import CheckpointError, EnvironmentFailed, NonFiniteError
+from rollmill.core.errors import CheckpointError, DeviceMemoryError, EnvironmentFailed, NonFiniteError
 from rollmill.core.machine import visible_gpus
 from rollmill.dataflow import FRAGMENTS, Group, Partition, share
 from rollmill.execution import state_shapes
@@ -689,7 +689,7 @@ def test_while_all_wait_to_begin_again_nothing_that_they_said_counts(monkeypatch
     assert of_kind(told, MetricsRows) == []
 
 
-@pytest.mark.parametrize("kind", [EnvironmentFailed, NonFiniteError])
+@pytest.mark.parametrize("kind", [EnvironmentFailed, NonFiniteError, DeviceMemoryError])
 def test_an_error_that_no_other_attempt_would_mend_ends_the_run_at_once(kind):
     def script(workers):
         yield [workers.lost("actor/1", raised=True, final=kind("environment 3 gave reward = nan"))]

@@ -2,13 +2,17 @@
 
 from types import SimpleNamespace
 
+import jax
 import pytest
 
 import rollmill
 from rollmill.api import sessions
+from rollmill.core import device_errors
 from rollmill.core.errors import DeviceMemoryError
 from rollmill.execution import memory_needs
 from rollmill.execution.memory_needs import claim_before_compiling, claim_compiled, least_bytes
+from rollmill.execution.processes.worker import _failure
+from rollmill.record.storage import disk_is_full
 
 GPU = SimpleNamespace(platform="gpu", memory_stats=lambda: {"pool_bytes": 700, "bytes_in_use": 200})
 
@@ -69,3 +73,22 @@ def test_what_does_not_fit_is_refused_before_anything_is_compiled(monkeypatch, t
     with pytest.raises(DeviceMemoryError, match="processes hold it"):
         rollmill.train(graph, run_dir=tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()
+
+
+def out_of_memory():
+    raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 5 bytes.")
+
+
+def test_a_worker_without_memory_ends_the_training_in_a_sentence(monkeypatch, capsys):
+    monkeypatch.setattr(device_errors, "ask_gpu_memory", lambda: ())
+    with pytest.raises(jax.errors.JaxRuntimeError) as caught:
+        out_of_memory()
+    told = _failure(caught.value)
+    assert told.fields["final"] == "DeviceMemoryError" and "does not suffice (RESOURCE" in told.fields["text"]
+    assert capsys.readouterr().err == ""  # no traceback: the coordinator says it
+
+
+def test_a_full_device_is_no_full_disk(monkeypatch):
+    monkeypatch.setattr(device_errors, "ask_gpu_memory", lambda: ())
+    full = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 5 bytes.")
+    assert not disk_is_full(full) and disk_is_full(ValueError("RESOURCE_EXHAUSTED: Error writing: No space left"))

@@ -3,7 +3,8 @@
 import errno
 from pathlib import Path
 
-from rollmill.core.errors import StorageError
+from rollmill.core.device_errors import known_device_error
+from rollmill.core.errors import DeviceMemoryError, StorageError
 
 FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 FULL_TEXTS = ("No space left", "Disk quota exceeded", "RESOURCE_EXHAUSTED")
@@ -13,6 +14,8 @@ def disk_is_full(error: BaseException) -> bool:
     """True if `error`, or an exception that caused it, means that the disk or a quota is full."""
     if isinstance(error, OSError) and error.errno in FULL_ERRNOS:
         return True
+    if isinstance(error, DeviceMemoryError) or known_device_error(error) is not None:
+        return False  # a device's memory, which JAX calls RESOURCE_EXHAUSTED too
     if any(text in str(error) for text in FULL_TEXTS):
         return True
     cause = error.__cause__ or error.__context__

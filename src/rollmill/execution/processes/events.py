@@ -2,11 +2,11 @@
 
 from typing import NamedTuple, TypeAlias
 
-from rollmill.core.errors import EnvironmentFailed, NonFiniteError, RollmillError
+from rollmill.core.errors import DeviceMemoryError, EnvironmentFailed, NonFiniteError, RollmillError
 from rollmill.execution.processes.jobs import Job
 from rollmill.execution.processes.messages import WorkerMessage
 
-FINAL = (EnvironmentFailed, NonFiniteError)
+FINAL = (EnvironmentFailed, NonFiniteError, DeviceMemoryError)
 """Errors that end a training: another attempt would meet them again."""
 
 

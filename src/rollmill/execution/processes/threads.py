@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rollmill.channels import Abandoned
+from rollmill.core.device_errors import known_device_error
 from rollmill.core.errors import RollmillError, UsageError
 from rollmill.core.own_line import own_line
 from rollmill.execution.processes.events import FINAL, Event, Finished, Hung, Received, Started
@@ -240,7 +241,8 @@ class ThreadSupervisor:
             self._note(worker, Finished(worker.job))
         except BaseException as error:
             stopped = worker.mailbox.stopping and isinstance(error, Abandoned)
-            self._note(worker, Finished(worker.job) if stopped else _Failed(worker.job, error))
+            failed = _Failed(worker.job, known_device_error(error) or error)
+            self._note(worker, Finished(worker.job) if stopped else failed)
 
     def _note(self, worker: _Worker, what: Event | _Failed) -> None:
         with self._changed:

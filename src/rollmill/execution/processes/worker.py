@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from rollmill.channels import Abandoned, Damaged
+from rollmill.core.device_errors import known_device_error
 from rollmill.core.own_line import own_line
 from rollmill.execution.processes.events import FINAL
 from rollmill.execution.processes.framing import encode, receive_frame, send_frame
@@ -171,6 +172,7 @@ def _run(job: Job, control: SocketControl) -> WorkerMessage:
 
 
 def _failure(error: BaseException) -> WorkerMessage:
+    error = known_device_error(error) or error
     details = "".join(traceback.format_exception(error))
     if not isinstance(error, FINAL):  # which the coordinator reports in a sentence
         print(details, file=sys.stderr, flush=True)
