@@ -94,6 +94,9 @@ SAME_RULE = {
     "reduce_precision": "reduce_precision bfloat16",
     "integer_pow": "integer_pow 2",
     "scatter_sub": "scatter_add",
+    "psum": "reduce_sum",
+    "pmax": "reduce_max",
+    "pmin": "reduce_min",
 }
 """Primitives whose operations are those of a case of another name."""
 

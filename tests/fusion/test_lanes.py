@@ -110,6 +110,16 @@ def known_lanes(t):
     return jax.vmap(counted)(jnp.array([0, 9, 0]), jnp.stack([t, jnp.int32(5), jnp.int32(3)]))
 
 
+def lanes_that_see_each_other(t):
+    together = lambda v: (
+        v - lax.psum(v, "lanes"),
+        lax.pmax(v, "lanes"),
+        lax.pmin(-v, "lanes"),
+        lax.all_gather(v, "lanes"),
+    )
+    return jax.vmap(together, axis_name="lanes")(bounds(t))
+
+
 FUNCTIONS = [
     one_bound_each,
     lanes_of_lanes,
@@ -124,6 +134,7 @@ FUNCTIONS = [
     loops_in_loops,
     lanes_as_a_row,
     known_lanes,
+    lanes_that_see_each_other,
 ]
 
 

@@ -17,7 +17,7 @@ OF_FLOATS: dict[str, Callable[..., Value]] = {
     "sub": Emitter.subtract,
     "mul": Emitter.multiply,
     "div": lambda emit, x, y: emit.builder.fdiv(x, y),
-    "rem": lambda emit, x, y: emit.each_lane("fmodf", x, _without_denormals(emit, y)),
+    "rem": lambda emit, x, y: _rest_of_floats(emit, x, y),
     "neg": lambda emit, x: emit.builder.fneg(x),
     "abs": lambda emit, x: emit.intrinsic("fabs", x),
     "sign": lambda emit, x: _sign_of_float(emit, x),
@@ -208,6 +208,15 @@ def _sign_of_float(emit: Emitter, x: Value) -> Value:
     builder = emit.builder
     decided = builder.fcmp_ordered("!=", x, emit.constant(0.0))
     return builder.select(decided, emit.intrinsic("copysign", emit.constant(1.0), x), _without_denormals(emit, x))
+
+
+def _rest_of_floats(emit: Emitter, x: Value, y: Value) -> Value:
+    """What a division of floats leaves.
+
+    The instruction, and not a call of `fmodf`: LLVM takes the result of that for a number wherever the dividend is
+    finite and the divisor is not zero, although either may be NaN.
+    """
+    return emit.builder.frem(x, _without_denormals(emit, y))
 
 
 def _without_denormals(emit: Emitter, x: Value) -> Value:

@@ -7,6 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from rollmill.fusion.errors import LoweringError
 from rollmill.fusion.ir import Node, is_float
 from rollmill.fusion.lower.context import Lowering
 from rollmill.fusion.lower.movement import joined
@@ -35,6 +36,9 @@ REDUCTIONS = {
 }
 """Primitive to the operation between two elements."""
 
+OF_LANES = {"psum": "add", "pmax": "max", "pmin": "min"}
+"""Collectives, which under `vmap` are reductions of the lanes."""
+
 RUNNING = {"cumsum": "add", "cumprod": "mul", "cummax": "max", "cummin": "min"}
 
 OVER_COLUMNS = {"add": "row_sum", "max": "row_max", "min": "row_min", "or": "row_max", "and": "row_min"}
@@ -47,6 +51,19 @@ OVER_COLUMNS = {"add": "row_sum", "max": "row_max", "min": "row_min", "or": "row
 def _by_op(op: str) -> Rule:
     def rule(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
         return [reduced(ctx, op, values[0], equation.params["axes"])]
+
+    return rule
+
+
+def _of_lanes(op: str) -> Rule:
+    """A collective over lanes of `vmap`, whose axes are numbers in its jaxpr."""
+
+    def rule(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
+        axes = equation.params["axes"]
+        names = [axis for axis in axes if not isinstance(axis, int)]
+        if names or equation.params["axis_index_groups"] is not None:
+            raise LoweringError(f"a collective over {names or 'groups of lanes'}; only whole axes of `vmap` are")
+        return [reduced(ctx, op, values[0], axes)]
 
     return rule
 
@@ -214,6 +231,7 @@ def _reduce(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[
 
 RULES: dict[str, Rule] = {
     **{name: _by_op(op) for name, op in REDUCTIONS.items()},
+    **{name: _of_lanes(op) for name, op in OF_LANES.items()},
     **{name: _running(lambda ctx, own=op: lambda a, b: ctx.apply(own, a, b)) for name, op in RUNNING.items()},
     "cumlogsumexp": _running(_log_add_exp),
     "argmax": _argument_of("gt"),
