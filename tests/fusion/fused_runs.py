@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from program_rules import check_program
 
-from rollmill.fusion import evaluate, lower_function
+from rollmill.fusion import LoweredFunction, evaluate, lower_function
 from rollmill.fusion.lower.values import Const, KeyPair, PrologueOutput, RowArray, ScalarArray, is_output
 
 
@@ -53,10 +53,24 @@ def by_program(
     evaluate: Callable = evaluate,
 ) -> Any:
     """The results of a function's program for arguments [E, ...]; call it under `jax.jit`."""
-    block = jax.tree.leaves(each)[0].shape[0]
+    return of_lowered(lowered_for(function, each, uniform, carried=carried), each, uniform, evaluate=evaluate)
+
+
+def lowered_for(
+    function: Callable, each: Sequence[Any], uniform: Sequence[Any] = (), *, carried: bool = False
+) -> LoweredFunction:
+    """The program of a function of one environment, for arguments [E, ...]."""
     one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), tuple(each))
     lowered = lower_function(function, one, uniform, carried=carried)
     check_program(lowered.program)
+    return lowered
+
+
+def of_lowered(
+    lowered: LoweredFunction, each: Sequence[Any], uniform: Sequence[Any] = (), *, evaluate: Callable = evaluate
+) -> Any:
+    """The results of a program for arguments [E, ...]."""
+    block = jax.tree.leaves(each)[0].shape[0]
     slots, shared = lowered.prologue(*uniform)
     kinds = jax.tree.leaves(lowered.inputs, is_leaf=is_output)
     arrays = jax.tree.leaves(tuple(each))

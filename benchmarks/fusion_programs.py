@@ -1,0 +1,227 @@
+"""Whether kernels compute what XLA computes, for programs drawn at random and for games, on a CPU or on one GPU.
+
+    python benchmarks/fusion_programs.py [--programs 3000] [--processes 1]
+    python benchmarks/fusion_programs.py --gpu --games [--programs 400] [--seconds 420] [--processes 16]
+
+The programs are those of tests/fusion/drawn_programs.py: control flow in control flow, `vmap` in `vmap`, indexing,
+sorting, linear algebra and random numbers, for all types and their edge values. On a CPU each is computed unfused
+by XLA, with the options of Rollmill's own unfused programs, by the reference and as machine code; with `--gpu`,
+unfused by XLA and as a Triton kernel there. Integers and flags are compared exactly. So are floats, which are
+whole numbers, except for those of operations that round: these may differ by a relative 1e-4. `--games` plays 256
+steps of four copies of each game of tests/fusion/game_environments.py.
+
+Each process is given one program after the other. One that takes longer than `--limit` seconds is ended and
+counted as `late`. Rows are appended to a file beside the result as they come. What differs is made smaller and
+printed. Writes results/fusion-programs.json, or fusion-programs-gpu.json; `--output` names another folder.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import sys
+import time
+from collections import Counter
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, NamedTuple
+
+TESTS = Path(__file__).parents[1] / "tests" / "fusion"
+sys.path[:0] = [str(TESTS), str(TESTS.parent)]
+
+FIRST = 100_000
+"""The seed of the first program, beyond those of the tests."""
+GAME_STEPS, GAME_COPIES = 256, 4
+SHRINKING = 60
+"""Programs that are tried to make smaller what differs."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--programs", type=int, default=3000)
+    parser.add_argument("--first", type=int, default=FIRST, help="seed of the first program")
+    parser.add_argument("--gpu", action="store_true", help="as Triton kernels on a GPU")
+    parser.add_argument("--games", action="store_true", help="play games, too")
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--limit", type=float, default=120, help="seconds that one program may take")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="no program begins later than that")
+    parser.add_argument("--output", type=Path, help="folder for the result")
+    options = parser.parse_args()
+    from measure import RESULTS, write_result
+
+    name = "fusion-programs-gpu" if options.gpu else "fusion-programs"
+    folder = options.output or RESULTS
+    folder.mkdir(parents=True, exist_ok=True)
+    tasks = games() if options.games else []
+    tasks += [("program", seed) for seed in range(options.first, options.first + options.programs)]
+    begin = time.monotonic()
+    with (folder / f"{name}.rows.jsonl").open("w") as rows:
+        found = [row for row in run_all(tasks, options) if rows.write(json.dumps(row) + "\n") and not rows.flush()]
+    result = summary(found) | {"seconds": round(time.monotonic() - begin), "first": options.first}
+    print(json.dumps(result["counts"], indent=2))
+    write_result(name, result, directory=folder)
+
+
+def games() -> list[tuple[str, Any]]:
+    """A task for each game; they take longest, and so begin first."""
+    from game_environments import GAMES
+
+    return [("game", name) for name in GAMES]
+
+
+# --- processes ------------------------------------------------------------------------------------------
+
+
+class Worker(NamedTuple):
+    """A process, what it works on, and since when."""
+
+    process: Any
+    answers: Connection
+    task: Any
+    since: float
+
+
+def run_all(tasks: list[Any], options: argparse.Namespace) -> Any:
+    """The rows of all tasks, in the order in which they end."""
+    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+    if not options.gpu:
+        os.environ["JAX_PLATFORMS"] = "cpu"
+    context, pending = multiprocessing.get_context("spawn"), tasks[::-1]
+    workers: list[Worker] = []
+    end = time.monotonic() + options.seconds
+    while pending or workers:
+        if time.monotonic() > end:
+            yield from (row_of(task, "not begun") for task in pending)
+            pending.clear()
+        while pending and len(workers) < options.processes:
+            workers.append(begun(context, pending.pop(), options.gpu))
+        ready = wait([worker.answers for worker in workers], timeout=1)
+        working, workers = workers, []
+        for worker in working:
+            rows = answer_of(worker, worker.answers in ready, options.limit)
+            yield from rows
+            workers += [worker] if not rows else next_task(worker, pending)
+
+
+def row_of(task: Any, outcome: str, detail: str = "") -> dict[str, Any]:
+    """What is said of a task that has given no rows itself."""
+    return {"task": task, "way": "", "outcome": outcome, "detail": detail}
+
+
+def answer_of(worker: Worker, has_answered: bool, limit: float) -> list[dict[str, Any]]:
+    """The rows that a process gives; none while it works, and one that says so where it is late or has died."""
+    if has_answered:
+        try:
+            return worker.answers.recv()
+        except EOFError:
+            worker.process.join()
+            return [row_of(worker.task, "died", str(worker.process.exitcode))]
+    if time.monotonic() - worker.since <= limit:
+        return []
+    worker.process.kill()
+    worker.process.join()
+    return [row_of(worker.task, "late")]
+
+
+def next_task(worker: Worker, pending: list[Any]) -> list[Worker]:
+    """The same process with its next task; none where it is dead, or nothing is left to do."""
+    if not worker.process.is_alive():
+        return []
+    task = pending.pop() if pending else None
+    worker.answers.send(task)
+    return [worker._replace(task=task, since=time.monotonic())] if task else []
+
+
+def begun(context: Any, task: Any, gpu: bool) -> Worker:
+    """A new process that works on a task."""
+    own, other = context.Pipe()
+    process = context.Process(target=work, args=(other, gpu), daemon=True)
+    process.start()
+    other.close()
+    own.send(task)
+    return Worker(process, own, task, time.monotonic())
+
+
+def work(tasks: Connection, gpu: bool) -> None:
+    """Computes one task after the other, until there is none."""
+    while (task := tasks.recv()) is not None:
+        kind, which = task
+        begin = time.monotonic()
+        rows = game_rows(which, gpu) if kind == "game" else program_rows(which, gpu)
+        seconds = round(time.monotonic() - begin, 3)
+        tasks.send([{"task": task, "seconds": seconds} | row for row in rows])
+
+
+def ways(gpu: bool) -> dict[str, Any]:
+    """The ways of computing a program that are compared with XLA."""
+    from drawn_compare import WAYS
+
+    if not gpu:
+        return WAYS
+    import jax
+    import jax.numpy as jnp
+    from kernel_runs import evaluate_by_kernel
+
+    assert jax.default_backend() == "gpu", "there is no GPU"
+    arrays = lambda own: [jnp.asarray(x) for x in own]
+    return {"kernel": lambda p, x, u, *, block: evaluate_by_kernel(p, arrays(x), arrays(u), block=block)}
+
+
+def program_rows(seed: int, gpu: bool) -> list[dict[str, Any]]:
+    """The verdicts on a program; where it differs, with the smallest one that does."""
+    from drawn_compare import AS_UNFUSED, Case, case_of, compare, smallest
+    from drawn_programs import to_json
+
+    def verdicts(case: Case) -> list[Any]:
+        return compare(case, own, options)
+
+    own, case = ways(gpu), case_of(seed)
+    options = {name: value for name, value in AS_UNFUSED.items() if not gpu or "cpu" not in name}
+    found = verdicts(case)
+    rows = [verdict._asdict() for verdict in found]
+    if is_wrong(found):
+        small = smallest(case, lambda one: is_wrong(verdicts(one)), most=SHRINKING)
+        rows[-1]["smallest"] = list(map(to_json, small.outputs))
+    return rows
+
+
+def is_wrong(verdicts: list[Any]) -> bool:
+    """Whether some way differs, or fails with an error that is no refusal."""
+    return any(verdict.outcome in ("differs", "failed") for verdict in verdicts)
+
+
+def game_rows(name: str, gpu: bool) -> list[dict[str, Any]]:
+    """In how many of its steps a game differs, in each way."""
+    from game_runs import differing, unfused_steps
+
+    try:
+        steps = unfused_steps(name, steps=GAME_STEPS, copies=GAME_COPIES)
+        counts = {way: differing(steps, run) for way, run in ways(gpu).items()}
+    except Exception as error:
+        return [{"way": "", "outcome": "failed", "detail": f"{type(error).__name__}: {error}"[:500]}]
+    total = GAME_STEPS * GAME_COPIES
+    outcome = lambda count: "differs" if count else "equal"
+    return [
+        {"way": way, "outcome": outcome(count), "detail": f"{count} of {total} steps differ"}
+        for way, count in counts.items()
+    ]
+
+
+# --- the result -----------------------------------------------------------------------------------------
+
+
+def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Counts of programs and games by way and outcome, reasons of refusals, and all that is not equal."""
+    counts: dict[str, Counter] = {}
+    for row in rows:
+        name = f"{row['task'][0]}s: {row['way']}"
+        counts.setdefault(name, Counter())[row["outcome"]] += 1
+    refused = Counter(row["detail"] for row in rows if row["outcome"] == "refused")
+    others = [row for row in rows if row["outcome"] not in ("equal", "refused")]
+    for row in others:
+        print(row)
+    return {"counts": counts, "refused": dict(refused.most_common()), "others": others}
+
+
+if __name__ == "__main__":
+    main()
