@@ -180,9 +180,9 @@ def test_an_option_takes_its_share_at_once():
         (
             FULL,
             {},
-            rf"needs 1.0 GiB before it has any array, and GPU 0 .*; a.py \(process {UNKNOWN_PID}\) holds 79.0 GiB",
+            rf"needs 1.0 GiB of a GPU before it has .*; a.py \(process {UNKNOWN_PID}\) holds 79.0 GiB",
         ),
-        (FULL, {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.1"}, r"needs 1.0 GiB before"),
+        (FULL, {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.1"}, r"needs 1.0 GiB of a GPU before"),
         (
             HALF,
             {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.75"},
@@ -206,10 +206,15 @@ def test_variables_hold_while_the_backend_starts_and_no_longer(monkeypatch):
         monkeypatch.delenv(f"XLA_PYTHON_CLIENT_{name}", raising=False)
     monkeypatch.setattr(gpu_share, "takes_gpus", lambda: True)
     monkeypatch.setattr(gpu_share, "backend_has_started", lambda: False)
+    monkeypatch.setattr(gpu_share, "_memory", ())
+    monkeypatch.setattr(gpu_share, "_as_needed", False)
     monkeypatch.setattr(gpu_share, "ask_gpu_memory", lambda: (HALF,))
     seen = []
     monkeypatch.setattr(jax, "default_backend", lambda: seen.append(dict(os.environ)))
     jax_settings.check_platform()
+    (note,) = gpu_share.memory_notes()
+    assert note.startswith("GPU 0 (NVIDIA H100) has 40.0 GiB of 80.0 GiB free; a.py (process")
+    assert note.endswith("holds 40.0 GiB; what is free is taken as it is needed")
     assert seen[0]["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
     assert seen[0]["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.4600"
     assert not any(name.startswith("XLA_PYTHON_CLIENT") for name in os.environ)

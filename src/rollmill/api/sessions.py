@@ -11,6 +11,7 @@ from rollmill.api.options import RunOptions
 from rollmill.api.recorder import default_log_every
 from rollmill.api.starting import GivenWeights, begin_with
 from rollmill.core.errors import NonFiniteError
+from rollmill.core.gpu_share import memory_notes
 from rollmill.core.machine import return_freed_memory
 from rollmill.dataflow import Graph, State
 from rollmill.execution import (
@@ -65,6 +66,8 @@ def compile_program(
     replicas = plan.partition.groups[0].replicas
     devices = take_devices(replicas if replicas > 1 else options.devices)
     check_devices(graph.loops, len(devices))
+    for note in memory_notes():
+        display.note(note)
     claim_before_compiling(graph, seeds=options.seeds, devices=devices)
     display.note("compiling ...")
     with telling_memory(graph.loops):

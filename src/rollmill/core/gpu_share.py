@@ -32,6 +32,8 @@ LEAST_FREE = 2**30
 
 _chosen: float | None = None
 _as_needed = False
+_memory: tuple[GpuMemory, ...] = ()
+"""What was asked before JAX's backend started."""
 
 
 def choose_fraction(fraction: float) -> None:
@@ -65,8 +67,9 @@ def asked_memory() -> Iterator[None]:
     if backend_has_started() or not takes_gpus():
         yield
         return
-    global _as_needed
-    variables = memory_variables(ask_gpu_memory(), os.environ, _chosen)
+    global _as_needed, _memory
+    _memory = ask_gpu_memory()
+    variables = memory_variables(_memory, os.environ, _chosen)
     os.environ.update(variables)
     _as_needed = os.environ.get(PREALLOCATE, "true").lower() in ("false", "0")
     try:
@@ -91,7 +94,7 @@ def memory_variables(
     """
     for each in memory:
         if each.free < LEAST_FREE:
-            needed = f"a training needs {in_bytes(LEAST_FREE)} before it has any array"
+            needed = f"a program needs {in_bytes(LEAST_FREE)} of a GPU before it has any array"
             raise DeviceMemoryError(f"{needed}, and {each}. {HINT}")
     given = next((environment[name] for name in FRACTIONS if name in environment), None)
     if fraction is not None:
@@ -141,6 +144,15 @@ def takes_gpus() -> bool:
 def takes_as_needed() -> bool:
     """Whether this process takes memory of GPUs as it needs it; known once JAX's backend has started."""
     return _as_needed
+
+
+def memory_notes() -> list[str]:
+    """A sentence on each GPU that other processes were using when JAX's backend started."""
+    return [
+        f"{each}; what is free is taken as it is needed" if _as_needed else str(each)
+        for each in _memory
+        if each.total - each.free > LEAST_FREE
+    ]
 
 
 def backend_has_started() -> bool:
