@@ -12,11 +12,19 @@ from rollmill.core import device_errors, gpu_memory, gpu_share, jax_settings
 from rollmill.core.errors import DeviceLostError, DeviceMemoryError, UsageError
 from rollmill.core.gpu_memory import GpuMemory, Holder, memory_by_nvml, memory_by_smi, process_name
 from rollmill.core.gpu_share import check_fraction, choose_fraction, memory_variables
+from rollmill.envs import registry
 
 GIBIBYTE = 2**30
 MINE = os.getpid()
 UNKNOWN_PID = 2**22 + 5
 """Above the largest of Linux."""
+
+
+@pytest.fixture(autouse=True)
+def nothing_chosen(monkeypatch):
+    """The user has set none of JAX's variables, nor has another test."""
+    for name in (gpu_share.PREALLOCATE, gpu_share.ALLOCATOR, *gpu_share.FRACTIONS):
+        monkeypatch.delenv(name, raising=False)
 
 
 class Driver:
@@ -202,8 +210,6 @@ def test_too_little_memory_is_refused_before_anything_starts(memory, environment
 
 
 def test_variables_hold_while_the_backend_starts_and_no_longer(monkeypatch):
-    for name in ("PREALLOCATE", "MEM_FRACTION", "ALLOCATOR"):
-        monkeypatch.delenv(f"XLA_PYTHON_CLIENT_{name}", raising=False)
     monkeypatch.setattr(gpu_share, "takes_gpus", lambda: True)
     monkeypatch.setattr(gpu_share, "backend_has_started", lambda: False)
     monkeypatch.setattr(gpu_share, "_memory", ())
@@ -224,6 +230,23 @@ def test_variables_hold_while_the_backend_starts_and_no_longer(monkeypatch):
     monkeypatch.setattr(gpu_share, "backend_has_started", lambda: True)
     jax_settings.check_platform()  # it has its memory, and this process may be the one that holds it
     assert len(seen) == 2
+
+
+def test_an_environment_whose_arrays_start_the_backend_leaves_memory_too(monkeypatch):
+    seen = []
+
+    def factory():
+        seen.append({name: text for name, text in os.environ.items() if name.startswith("XLA_PYTHON")})
+        return registry.make("CartPole-v1")
+
+    monkeypatch.setitem(registry._factories, "Starting-v0", factory)
+    monkeypatch.setattr(gpu_share, "takes_gpus", lambda: True)
+    monkeypatch.setattr(gpu_share, "backend_has_started", lambda: bool(seen))
+    monkeypatch.setattr(gpu_share, "_memory", ())
+    monkeypatch.setattr(gpu_share, "_as_needed", False)
+    monkeypatch.setattr(gpu_share, "ask_gpu_memory", lambda: (HALF,))
+    registry.make("Starting-v0")
+    assert seen == [{"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.4600"}]
 
 
 def test_a_backend_that_finds_no_memory_says_who_holds_it(monkeypatch):

@@ -13,6 +13,7 @@ from typing import Any
 import gymnasium
 
 from rollmill.core.errors import UsageError, unknown_name
+from rollmill.core.jax_settings import modest_start
 from rollmill.core.plugins import (
     Plugin,
     check_function,
@@ -125,7 +126,8 @@ def make(name: str, *, transforms: Sequence[str] = (), **options: Any) -> Enviro
             transform does not fit the environment.
     """
     names = [str(parsed) for parsed in parse_transforms(transforms)]
-    return transform(_made(name, options), *names)
+    with modest_start():
+        return transform(_made(name, options), *names)
 
 
 def check_name(name: str) -> None:
