@@ -9,7 +9,6 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -180,11 +179,11 @@ def _make_network(made: Sequence[Host], prefix: str) -> None:
             raise NoNamespaces(f"ip {' '.join(line)}: {done.stderr.strip()}")
 
 
-def start_ray(ray: Path, head: Host, host: Host, *, cpus: int = 4) -> None:
+def start_ray(python: str, head: Host, host: Host, *, cpus: int = 4) -> None:
     """Makes a host a node of a Ray cluster.
 
     Args:
-        ray: Ray's command.
+        python: the interpreter that has Ray, with which workers run.
         head: the host of the cluster's head.
         host: the host that joins, or the head itself.
         cpus: workers that it takes.
@@ -192,15 +191,4 @@ def start_ray(ray: Path, head: Host, host: Host, *, cpus: int = 4) -> None:
     where = ["--head", f"--port={PORT}"] if host is head else [f"--address={head.address}:{PORT}"]
     words = [f"--node-ip-address={host.address}", f"--num-cpus={cpus}", f"--object-store-memory={NODE_BYTES}"]
     quiet = ["--disable-usage-stats", *(["--include-dashboard=false"] if host is head else [])]
-    host.run(ray, "start", *where, *words, *quiet)
-
-
-def wait_for_nodes(ray: Path, head: Host, count: int, *, seconds: float = 60.0) -> None:
-    """Returns when the cluster has this many nodes."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        listed = head.run(ray, "status", f"--address={head.address}:{PORT}", check=False).stdout
-        if listed.count("node_") >= count:
-            return
-        time.sleep(1.0)
-    raise TimeoutError(f"the cluster has not {count} nodes within {seconds:g} s")
+    host.run(python, "-m", "ray.scripts.scripts", "start", *where, *words, *quiet)

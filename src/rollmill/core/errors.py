@@ -39,6 +39,10 @@ class FusionError(UsageError):
         self.depths = tuple(depths)
 
 
+class UnfitHost(RollmillError):
+    """A worker cannot do its job on its host, whoever tries again: the code there is another, or is missing."""
+
+
 class ContractError(RollmillError):
     """An environment violates the contract of `rollmill.Environment`, or raised an exception in a step."""
 

@@ -9,9 +9,18 @@ import jax
 from rollmill.channels import BrokerServer, LocalBroker, new_token
 from rollmill.core.machine import usable_cores
 from rollmill.dataflow import Flow, Graph, State, flow
-from rollmill.execution.cluster import RayLauncher, autoscales, check_room, demands_of, joined, living_nodes
+from rollmill.execution.cluster import (
+    RayLauncher,
+    autoscales,
+    check_room,
+    demands_of,
+    joined,
+    living_nodes,
+    modules_to_send,
+)
 from rollmill.execution.coordination.coordinator import Coordinator, Saved, initial_host_state
 from rollmill.execution.coordination.jobs import jobs_of
+from rollmill.execution.loaded_code import LoadedCode
 from rollmill.execution.processes import Supervision, Supervisor, ThreadSupervisor
 from rollmill.execution.run_spec import RunSpec, WorkerSettings
 from rollmill.execution.worker_entry import MODULE, share
@@ -61,6 +70,7 @@ def launch(
             max_failures=spec.max_failures,
             hang_seconds=spec.hang_seconds,
             fault_advice=fault_advice,
+            check_loaded=LoadedCode(spec, run).check,
         )
         yield coordinator, initial
 
@@ -142,7 +152,13 @@ def _on_cluster(
         if not autoscales(cluster.ray):
             check_room(plan.partition, demands, living_nodes(cluster.ray))
         with (
-            RayLauncher(cluster, demands=demands, run=run.root.name, show=show) as launcher,
+            RayLauncher(
+                cluster,
+                demands=demands,
+                run=run.root.name,
+                modules=modules_to_send(spec.imports),
+                show=show,
+            ) as launcher,
             Supervisor(
                 jobs,
                 launcher=launcher,

@@ -93,6 +93,22 @@ class StopRecording(NamedTuple):
 # --- from a replica --------------------------------------------------------------------------------------
 
 
+class Loaded(NamedTuple):
+    """The code that the replica has loaded, to be compared with the coordinator's before it counts."""
+
+    host: str
+    """Name of its host."""
+    pid: int
+    platform: str
+    """JAX's name of the platform that it computes on; empty where no fingerprint is told."""
+    code: Mapping[str, Any]
+    """JSON form of `core.code_identity.CodeIdentity`."""
+    modules: Mapping[str, str]
+    """Digest of the source of each module that it imported for the user."""
+    fingerprint: str | None
+    """That of its graph; None where it is a process of the coordinator's host."""
+
+
 class Process(NamedTuple):
     """The replica's function was called."""
 
@@ -159,7 +175,16 @@ MESSAGES: dict[str, Any] = {
     kind.__name__: kind
     for kind in (
         *(Begin, SnapshotRequest, Hold, End, StartRecording, AbandonRecording, StopRecording),
-        *(Process, KernelsChosen, MeshCompiled, CompileTimes, IterationMetrics, SnapshotPart, MissedSnapshot),
+        *(
+            Loaded,
+            Process,
+            KernelsChosen,
+            MeshCompiled,
+            CompileTimes,
+            IterationMetrics,
+            SnapshotPart,
+            MissedSnapshot,
+        ),
         *(EnvFailures, WindowRecorded),
     )
 }

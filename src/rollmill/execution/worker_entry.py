@@ -11,9 +11,12 @@ import jax
 import numpy as np
 
 from rollmill.channels import LocalBroker, MemoryWire, RemoteBroker, ScopedBroker, TcpWire, Wire
+from rollmill.core.errors import UnfitHost, UsageError
 from rollmill.dataflow import Flow, Graph, flow, roles_of
 from rollmill.execution.cluster import find_ray, own_host
+from rollmill.execution.loaded_code import tell_loaded
 from rollmill.execution.processes import Control, Job
+from rollmill.execution.processes.events import FINAL
 from rollmill.execution.program.cache import enable_compilation_cache
 from rollmill.execution.program.compile_clock import CompileClock
 from rollmill.execution.program.compiled import unroll_for
@@ -62,6 +65,7 @@ def work_in_process(job: Job, control: Control) -> None:
     """A worker that is a process of the coordinator's host."""
     settings = read_settings(job.settings)
     graph = _build(settings.run, control)
+    tell_loaded(control, settings.run)
     with contextlib.closing(RemoteBroker(settings.broker, settings.token)) as broker:
         run_replica(job, control, settings.run, graph, flow(graph), _memory_wire(broker))
 
@@ -69,8 +73,9 @@ def work_in_process(job: Job, control: Control) -> None:
 def work_on_cluster(job: Job, control: Control) -> None:
     """A worker that may be on another host than its coordinator."""
     settings = read_settings(job.settings)
-    graph = _build(settings.run, control)
     host = own_host(find_ray(), settings.host)
+    graph = _build(settings.run, control, host=host)
+    tell_loaded(control, settings.run, graph)
     with contextlib.closing(RemoteBroker(settings.broker, settings.token)) as broker:
         wires: list[TcpWire] = []
 
@@ -90,6 +95,7 @@ def work_on_mesh(job: Job, control: Control) -> None:
     settings: WorkerSettings = read_settings(job.settings)
     spec = settings.run
     _prepare(spec, control)
+    tell_loaded(control, spec)
     processes = spec.read_plan().partition.groups[0].replicas
     with contextlib.closing(RemoteBroker(settings.broker, settings.token)) as broker:
         run_on_mesh(
@@ -145,9 +151,20 @@ def _memory_wire(broker: LocalBroker | RemoteBroker) -> OpenWire:
     return lambda should_stop, restart: MemoryWire(ScopedBroker(broker, str(restart)), abandon=should_stop)
 
 
-def _build(spec: RunSpec, control: Control) -> Graph:
+def _build(spec: RunSpec, control: Control, *, host: str = "") -> Graph:
+    """Builds the graph.
+
+    Raises:
+        UnfitHost: it cannot be built on this host, whoever tries again.
+    """
     _prepare(spec, control)
-    return _graph_of(spec)
+    try:
+        return _graph_of(spec)
+    except FINAL:
+        raise
+    except (UsageError, ImportError) as error:
+        where = f"on {host}: " if host else ""
+        raise UnfitHost(f"{where}{error}") from error
 
 
 def _prepare(spec: RunSpec, control: Control) -> None:

@@ -194,7 +194,7 @@ class Listener:
         try:
             admission = handshake.advance()
         except Exception as error:  # an unauthenticated peer may send anything, and must not disturb others
-            self._refuse(handshake, error)
+            self._refuse(handshake, error, idle=False)
             return
         if admission is None:
             self._selector.modify(handshake, handshake.events)
@@ -206,9 +206,9 @@ class Listener:
         for handshake in [candidate for candidate in self._handshakes.values() if candidate.deadline <= now]:
             self._refuse(handshake, TimedOut(f"it did not prove itself within {HANDSHAKE_SECONDS:g} s."))
 
-    def _refuse(self, handshake: Handshake, reason: object) -> None:
+    def _refuse(self, handshake: Handshake, reason: object, *, idle: bool = True) -> None:
         self._forget(handshake).close()
-        self._refusals.add(Refusal(handshake.address, str(reason), idle=handshake.silent))
+        self._refusals.add(Refusal(handshake.address, str(reason), idle=idle and handshake.silent))
 
     def _forget(self, handshake: Handshake) -> socket.socket:
         self._selector.unregister(handshake)

@@ -26,7 +26,7 @@ class Refusal(NamedTuple):
     """IP address of the peer; empty for a peer of this host."""
     reason: str
     idle: bool = False
-    """Whether the peer said nothing, so that there is nothing about it that the user could mend."""
+    """Whether the peer said nothing and did not go away by itself, so that more like it may follow."""
 
     @property
     def key(self) -> tuple[str, str]:

@@ -8,6 +8,7 @@ carries the jobs alone.
 from rollmill.execution.cluster.demands import Demand, demands_of
 from rollmill.execution.cluster.joining import Cluster, check_cluster, find_ray, joined, own_host
 from rollmill.execution.cluster.launcher import RayHandle, RayLauncher
+from rollmill.execution.cluster.modules import modules_to_send
 from rollmill.execution.cluster.room import autoscales, check_room, living_nodes
 
 __all__ = [
@@ -22,5 +23,6 @@ __all__ = [
     "find_ray",
     "joined",
     "living_nodes",
+    "modules_to_send",
     "own_host",
 ]

@@ -11,9 +11,11 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
+from rollmill.core.errors import UnfitHost
 from rollmill.execution.cluster.demands import Demand
 from rollmill.execution.cluster.joining import Cluster
 from rollmill.execution.cluster.lines import OutputListener, OutputStream
+from rollmill.execution.cluster.modules import NOTHING, SentModules
 from rollmill.execution.cluster.reach import selector_without, unreachable_nodes
 from rollmill.execution.cluster.worker import Assignment, Worker
 from rollmill.execution.processes import Exit, Job
@@ -78,6 +80,7 @@ class RayLauncher:
         cluster: that this process is connected with.
         demands: demands of the workers of each group; those of other groups ask for one core.
         run: names the actors: `rollmill-RUN-actor-2`.
+        modules: modules of the user that workers get if their hosts lack them.
         show: is given lines for the user, from any thread.
     """
 
@@ -87,13 +90,14 @@ class RayLauncher:
         *,
         demands: Mapping[str, Demand] | None = None,
         run: str = "run",
+        modules: SentModules = NOTHING,
         show: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._ray = cluster.ray
         self._here = self._ray.util.get_node_ip_address()
         self._demands = demands or {}
         self._run = re.sub(r"[^\w.-]", "-", run)
-        self._show = show
+        self._modules, self._show = modules, show
         self._namespace = f"rollmill-{secrets.token_hex(8)}"
         self._output_listener = OutputListener(cluster.host, self._tell_arrival)
         self._actors = self._ray.remote(Worker)
@@ -105,7 +109,8 @@ class RayLauncher:
         """See `Launcher`. A replacement is kept off nodes that are out of reach."""
         stream = self._output_listener.expect(job)
         assignment = Assignment(
-            job.to_json(), address, token, self._output_listener.address, self._output_listener.token, _folders()
+            *(job.to_json(), address, token, self._output_listener.address, self._output_listener.token),
+            *(_folders(), self._modules),
         )
         handle = RayHandle(assignment, stream)
         self._place(handle, self._out_of_reach() if job.attempt else {})
@@ -264,9 +269,32 @@ def _exit_of(working: Future) -> Exit:
     error = working.exception()
     if error is None:
         return Exit(*working.result())
+    if failure := failed_start(str(error)):
+        return Exit(None, failure, UnfitHost(failure))
     text = [line for line in str(error).splitlines() if line.strip()][-1].strip()
     for start in ("Worker exit detail: ", "The actor is dead because "):
         text = text.rpartition(start)[2]
     text = text.partition(" Some common causes")[0][:500]
     code = re.search(r"exits? with an exit code (\d+)", text)
     return Exit(int(code[1])) if code else Exit(None, f"Ray says: {text}")
+
+
+def failed_start(text: str) -> str:
+    """The reason why no worker can begin on a host, from the text of Ray's error; empty if it is no such error.
+
+    It raised outside of the worker's job, so Rollmill there is missing, or another one.
+    """
+    raised = re.search(r"^ *Traceback \(most recent call last\)|^ray::\S+\(\) \(pid=", text, re.MULTILINE)
+    lines = [line.strip() for line in text.splitlines()]
+    errors = [line for line in lines if re.match(r"\w+(\.\w+)*(Error|Exception)\b", line)]
+    if raised is None or not errors:
+        return ""
+    host = re.search(r"\bip[=:] *([\w.:]+)", text)
+    missing = re.search(r"No module named '?([\w.]+)", text)
+    where = f"on {host[1]}" if host else "on its host"
+    if missing:
+        return (
+            f"{missing[1]} is missing {where}: {errors[-1]}. Install what the driver has, for the Python that "
+            "runs Ray's node"
+        )
+    return f"the rollmill {where} cannot begin, as one of another version may not: {errors[-1]}"

@@ -2,7 +2,9 @@
 
 import faulthandler
 import os
+import shutil
 import sys
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from rollmill.channels import Damaged, Refused
@@ -10,6 +12,7 @@ from rollmill.core.errors import UsageError
 from rollmill.core.interruption import leave_signals_to_coordinator
 from rollmill.execution.cluster.joining import find_ray
 from rollmill.execution.cluster.lines import redirect_output
+from rollmill.execution.cluster.modules import NOTHING, SentModules, missing_here, unpack
 from rollmill.execution.processes import Job, serve
 from rollmill.execution.processes.process_tree import MARK, start_guard
 
@@ -27,6 +30,8 @@ class Assignment(NamedTuple):
     lines_token: bytes
     folders: str
     """Where the coordinator finds modules; where these exist on the node too, so does the worker."""
+    modules: tuple[Mapping[str, str], bytes] = NOTHING
+    """See `SentModules`."""
 
 
 class Worker:
@@ -44,10 +49,14 @@ class Worker:
 
     def work(self, *assignment: Any) -> tuple[int, str]:
         """Does the job of an `Assignment`; returns the exit code, and why it could not begin."""
-        job, address, token, lines, lines_token, folders = Assignment(*assignment)
+        job, address, token, lines, lines_token, folders, modules = Assignment(*assignment)
         leave_signals_to_coordinator()
-        self._guard = start_guard(os.environ[MARK])  # Ray's own processes may be killed before they can do that
         sys.path.extend(folder for folder in folders.split(os.pathsep) if folder not in sys.path)
+        sent = SentModules(*modules)
+        missing = missing_here(sent)
+        unpacked = str(unpack(sent, missing)) if missing else ""
+        # Ray's own processes may be killed before they can do that.
+        self._guard = start_guard(os.environ[MARK], folder=unpacked)
         host = find_ray().util.get_node_ip_address()
         try:
             redirect_output(lines, lines_token, Job.from_json(job), host)
@@ -55,6 +64,8 @@ class Worker:
             return serve(Job.from_json(job), address, token), ""
         except (OSError, Damaged, Refused, UsageError) as error:
             return 1, _unreachable(error, address, host)
+        finally:
+            shutil.rmtree(unpacked, ignore_errors=True)  # Ray kills the guard of a process that ends by itself
 
 
 def _unreachable(error: Any, address: str, host: str) -> str:

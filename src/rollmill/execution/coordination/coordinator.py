@@ -55,6 +55,7 @@ from rollmill.execution.protocol import (
     Hold,
     IterationMetrics,
     KernelsChosen,
+    Loaded,
     MeshCompiled,
     MissedSnapshot,
     Process,
@@ -114,6 +115,7 @@ class Coordinator:
         max_failures: int = 5,
         hang_seconds: float = 120.0,
         fault_advice: str = "",
+        check_loaded: Callable[[str, Loaded], None] = lambda worker, loaded: None,
     ) -> None:
         """Makes a coordinator; `run` starts the workers.
 
@@ -130,7 +132,9 @@ class Coordinator:
             hang_seconds: losses of a replica that steps environments are not consecutive if it has worked for more
                 than this in between.
             fault_advice: ends the message about a number that is not finite.
+            check_loaded: checks the code that a replica has loaded.
         """
+        self._check_loaded = check_loaded
         self._max_failures, self._recovery = max_failures, Recovery(hang_seconds)
         self._due: dict[str, float] = {}
         """When lost replicas, or `ALL`, are started again."""
@@ -167,6 +171,7 @@ class Coordinator:
         Raises:
             LostWorker: a worker was lost too many times in a row.
             EnvironmentFailed: an environment failed too many times in a row.
+            UnfitHost: a replica's host has other code, or lacks some.
             NonFiniteError: an environment gave a number that is not finite.
             CheckpointError: a worker sent a state without a part that it owns.
         """
@@ -296,7 +301,7 @@ class Coordinator:
 
     def _receive(self, job: Job, message: Any) -> Iterator[Report]:
         match message:
-            case Process() | KernelsChosen() | MeshCompiled() | WindowRecorded():
+            case Loaded() | Process() | KernelsChosen() | MeshCompiled() | WindowRecorded():
                 yield from self._pass_on(job, message)
             case EnvFailures(failures):
                 yield from self._failures.add(job.name, failures)
@@ -314,14 +319,13 @@ class Coordinator:
         yield from self._save_if_whole()
 
     def _pass_on(
-        self, job: Job, message: Process | KernelsChosen | MeshCompiled | WindowRecorded
+        self, job: Job, message: Loaded | Process | KernelsChosen | MeshCompiled | WindowRecorded
     ) -> Iterator[Report]:
         match message:
+            case Loaded():
+                self._check_loaded(job.name, message)
             case Process(pid):
-                yield Notice(f"{job.name} is process {pid}")
-                if job.name in self._replacing:
-                    self._replacing.remove(job.name)
-                    yield Notice(f"{job.name} was replaced; the training goes on")
+                yield from self._tell_process(job.name, pid)
             case KernelsChosen():
                 for other in self._workers.jobs:
                     if other.name != job.name:
@@ -330,6 +334,12 @@ class Coordinator:
                 yield from self._keep_choices(message)
             case WindowRecorded(number, window):
                 yield Recorded(job.name, number, window)
+
+    def _tell_process(self, name: str, pid: int) -> Iterator[Notice]:
+        yield Notice(f"{name} is process {pid}")
+        if name in self._replacing:
+            self._replacing.remove(name)
+            yield Notice(f"{name} was replaced; the training goes on")
 
     def _keep_choices(self, compiled: MeshCompiled) -> Iterator[Report]:
         """Reports what the processes of a mesh have chosen by timing, and keeps it for when they begin again."""

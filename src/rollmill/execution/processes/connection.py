@@ -71,7 +71,6 @@ class WorkerConnection:
 
     def serve(self, peer: socket.socket) -> None:
         """Sends and takes until the worker closes the connection, or says what makes no sense."""
-        self.host = address_of(peer.getpeername())
         self._peer = peer
         self._hear()
         sender = threading.Thread(target=self._send_all, args=(peer,), name="rollmill-send", daemon=True)
@@ -157,12 +156,12 @@ class Acceptor:
             connection.ended.set()
 
     def _connection_of(self, peer: socket.socket, admission: Admission) -> WorkerConnection | None:
-        claim = claim_of(admission)
+        claim = claim_of(admission)._replace(host=address_of(peer.getpeername()))
         admitted = self._admit(claim)
         if isinstance(admitted, WorkerConnection):
             return admitted
         refuse(peer, admission, admitted)
-        self._tell(f"a connection was refused: {claim.name!r} was not expected: {admitted}")
+        self._tell(f"a connection was refused: {claim.name!r}: {admitted}")
         return None
 
     def _tell(self, line: str) -> None:

@@ -2,11 +2,11 @@
 
 from typing import NamedTuple, TypeAlias
 
-from rollmill.core.errors import DeviceMemoryError, EnvironmentFailed, NonFiniteError, RollmillError
+from rollmill.core.errors import DeviceMemoryError, EnvironmentFailed, NonFiniteError, RollmillError, UnfitHost
 from rollmill.execution.processes.jobs import Job
 from rollmill.execution.processes.messages import WorkerMessage
 
-FINAL = (EnvironmentFailed, NonFiniteError, DeviceMemoryError)
+FINAL = (EnvironmentFailed, NonFiniteError, DeviceMemoryError, UnfitHost)
 """Errors that end a training: another attempt would meet them again."""
 
 

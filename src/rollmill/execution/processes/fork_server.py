@@ -30,6 +30,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from rollmill.core.children import PATH, python_command, python_environment
+from rollmill.core.code_identity import own_code
 from rollmill.core.interruption import leave_signals_to_coordinator
 from rollmill.execution.processes.main import close_input, run_as_worker
 from rollmill.execution.processes.process_tree import (
@@ -67,6 +68,7 @@ def main() -> None:
     close_input()
     for module in filter(None, preload.split(",")):
         importlib.import_module(module)
+    own_code()  # of what was imported just now, whatever becomes of the files
     may_fork = may_fork and ON_LINUX and count_threads() == 1
     gc.collect()
     gc.freeze()  # what is there now is shared with the workers as long as nobody writes to it

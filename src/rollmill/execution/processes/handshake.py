@@ -16,6 +16,7 @@ from rollmill.channels.errors import ConnectionLost
 from rollmill.channels.transport.dialling import reach
 from rollmill.channels.transport.handshake import PATIENCE, Admission
 from rollmill.channels.transport.tcp_options import watch_link
+from rollmill.core.code_identity import CodeIdentity, code_from_json, own_code
 from rollmill.core.errors import UsageError
 from rollmill.core.json_data import parse_object
 from rollmill.execution.processes.framing import encode, receive_frame, send_frame
@@ -31,6 +32,10 @@ class Identity(NamedTuple):
     attempt: int
     details: Mapping[str, Any]
     """All that it claims."""
+    code: CodeIdentity | None = None
+    """The code that it computes with; None if it does not say, as an older version."""
+    host: str = ""
+    """Address of its host; empty for this host."""
 
 
 def listen(address: str) -> tuple[socket.socket, str]:
@@ -70,8 +75,24 @@ def claim_of(admission: Admission) -> Identity:
     fields = parse_object(admission.claim, where="a worker's claim", error=Damaged)
     match fields:
         case {"name": str(name), "attempt": int(attempt)}:
-            return Identity(name, attempt, fields)
+            return Identity(name, attempt, fields, code_from_json(fields.get("code")))
     raise Damaged("a worker's claim lacks its name or its attempt.")
+
+
+def other_code(code: CodeIdentity | None, host: str) -> str:
+    """The reason to refuse a worker whose code is not that of this process; empty if it is the same.
+
+    Args:
+        code: that of the worker.
+        host: address of its host; empty for this one.
+    """
+    where = f"on {host}" if host else "in its process"
+    if code is None:
+        return f"the rollmill {where} does not say which code it is: it is an older version"
+    differences = own_code().differences(code)
+    if not differences:
+        return ""
+    return f"the code {where} is not that of the driver: {'; '.join(differences)}. Install the same on all hosts"
 
 
 def welcome(peer: socket.socket, admission: Admission, **settings: float) -> None:
@@ -100,7 +121,8 @@ def connect_as(address: str, token: bytes, job: Job, **details: Any) -> tuple[so
         OSError: nobody is there, or answers in time.
     """
     family, where = _parse(address)
-    claim = json.dumps({"name": job.name, "attempt": job.attempt, **details}).encode()
+    code = own_code()._asdict()
+    claim = json.dumps({"name": job.name, "attempt": job.attempt, "code": code, **details}).encode()
     try:
         peer = reach(lambda: _connected(family, where), token, claim)
     except (ConnectionLost, TimedOut) as error:

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+from rollmill.core.errors import UnfitHost
 from rollmill.execution.processes.connection import WorkerConnection
 from rollmill.execution.processes.events import (
     FINAL,
@@ -67,6 +68,7 @@ class WorkerHealth:
         self._last: WorkerMessage | None = None
         self._doom = ""
         self._left_behind = False
+        self._refusal: UnfitHost | None = None
         self._since: dict[str, float] = {}
         self._told: object = None
 
@@ -84,6 +86,11 @@ class WorkerHealth:
                 return Received(self.job, message)
         return None
 
+    def refuse(self, problem: str) -> None:
+        """Takes it for ended, because the coordinator does not take it in. Another attempt would meet the same."""
+        self._refusal = UnfitHost(problem)
+        self.exit = self.exit or Exit(None, problem)
+
     def look_at_link(self) -> Silent | Audible | None:
         """Notes how long its host has been silent; returns an event if that is to be told."""
         return self.link.look(self.connection.silence(), self.connection.host)
@@ -96,7 +103,7 @@ class WorkerHealth:
 
     def has_ended(self, now: float) -> bool:
         """Whether its process is gone, and all that it said and wrote has come."""
-        if self._left_behind:
+        if self._left_behind or self._refusal is not None:
             return True
         if self._doom and self._waited("killed", now) > UNKILLABLE_SECONDS:
             self.exit = self.exit or Exit(None)
@@ -110,7 +117,8 @@ class WorkerHealth:
         """The final event, once the worker has ended."""
         status, lines = self.exit.status if self.exit else None, "\n".join(self.log.last_lines)
         if self._last is None:
-            return Lost(self.job, self._reason(), status, raised=False, details=lines)
+            final = self._refusal or (self.exit.final if self.exit else None)
+            return Lost(self.job, self._reason(), status, raised=False, details=lines, final=final)
         if self._last.kind == ".finished":
             return Finished(self.job)
         fields = self._last.fields

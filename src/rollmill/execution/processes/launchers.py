@@ -3,6 +3,7 @@
 import signal
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+from rollmill.core.errors import RollmillError
 from rollmill.execution.processes.jobs import Job
 
 
@@ -13,6 +14,8 @@ class Exit(NamedTuple):
     """Its exit code, or the negative number of the signal that killed it; None where nobody knows."""
     reason: str = ""
     """The launcher's explanation, beyond the status."""
+    final: RollmillError | None = None
+    """The reason why no further attempt could succeed, if there is one."""
 
 
 @runtime_checkable

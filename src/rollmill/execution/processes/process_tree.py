@@ -8,6 +8,7 @@ import contextlib
 import ctypes
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -98,7 +99,7 @@ def kill_children() -> None:
             return
 
 
-def start_guard(mark: str, *, leader: int | None = None) -> subprocess.Popen | None:
+def start_guard(mark: str, *, leader: int | None = None, folder: str = "") -> subprocess.Popen | None:
     """Starts a process that ends, once this one is gone, what it has started and left behind.
 
     For workers whose parent does not, or dies with them. None where the system has no way to watch a process.
@@ -106,6 +107,7 @@ def start_guard(mark: str, *, leader: int | None = None) -> subprocess.Popen | N
     Args:
         mark: in the environment of what is ended, from its beginning on.
         leader: leader of a session that is ended too: this process's own, or `NOBODY`'s.
+        folder: a folder of this process's own that is removed at the end; none if empty.
     """
     from rollmill.core.children import start_python  # the guard, which this file is too, imports nothing of ours
 
@@ -115,7 +117,7 @@ def start_guard(mark: str, *, leader: int | None = None) -> subprocess.Popen | N
         return None
     try:
         return start_python(
-            *(__file__, str(watched), str(os.getpid() if leader is None else leader), mark),
+            *(__file__, str(watched), str(os.getpid() if leader is None else leader), mark, folder),
             isolated=True,
             pass_fds=[watched],
             stdout=subprocess.DEVNULL,
@@ -126,7 +128,7 @@ def start_guard(mark: str, *, leader: int | None = None) -> subprocess.Popen | N
         os.close(watched)
 
 
-def guard(watched: int, leader: int, mark: str) -> None:
+def guard(watched: int, leader: int, mark: str, folder: str) -> None:
     """The main function of a guard process: waits for the end of the process behind the descriptor `watched`."""
     poll = select.poll()
     poll.register(watched, select.POLLIN)
@@ -135,6 +137,8 @@ def guard(watched: int, leader: int, mark: str) -> None:
     for _ in range(LATE_LOOKS):
         time.sleep(LOOK_SECONDS)
         kill_family(leader, mark)
+    if folder:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def end_leader(pid: int) -> None:
@@ -257,4 +261,4 @@ def _prctl(option: int, value: int) -> None:
 
 
 if __name__ == "__main__":
-    guard(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    guard(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4])

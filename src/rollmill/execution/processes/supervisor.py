@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from rollmill.core.code_identity import own_code
 from rollmill.execution.processes.connection import Acceptor, WorkerConnection
 from rollmill.execution.processes.events import Event, Received
 from rollmill.execution.processes.framing import encode
-from rollmill.execution.processes.handshake import Identity
+from rollmill.execution.processes.handshake import Identity, other_code
 from rollmill.execution.processes.health import Timeouts, WorkerHealth
 from rollmill.execution.processes.jobs import Job
 from rollmill.execution.processes.launchers import Launcher
@@ -64,6 +65,7 @@ class Supervisor:
         address: str = "unix:",
     ) -> None:
         self._jobs = by_name(jobs)
+        own_code()  # before anything changes the files
         self._timeouts = Timeouts(heartbeat_seconds, hang_seconds, start_seconds)
         self._launcher = LocalLauncher() if launcher is None else launcher
         self._owns_launcher = launcher is None
@@ -186,6 +188,10 @@ class Supervisor:
                 return "no worker of that name and attempt is expected"
             if worker.connection.taken:
                 return "it is here already"
+            if problem := other_code(claim.code, claim.host):
+                worker.refuse(problem)
+                return problem
+            worker.connection.host = claim.host
             worker.connection.taken = True
             return worker.connection
 

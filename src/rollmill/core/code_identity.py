@@ -1,0 +1,93 @@
+"""The code that a process computes with, as digests and versions that two processes compare."""
+
+import functools
+import hashlib
+import importlib.util
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rollmill.core.machine import versions
+
+PACKAGE = Path(__file__).parents[1]
+SHOWN_DIGITS = 16
+"""Digits of a digest that messages have."""
+
+
+class CodeIdentity(NamedTuple):
+    """Rollmill's code in a process, and the versions of the packages that determine numbers."""
+
+    source: str
+    """Digest of Rollmill's source files."""
+    versions: Mapping[str, str | None]
+
+    def differences(self, other: "CodeIdentity") -> list[str]:
+        """The ways in which another process's code differs, as "what: mine here, theirs there"."""
+        names = [name for name in self.versions if not _same_version(name, self.versions, other.versions)]
+        told = [f"{name} {self.versions[name]} here, {other.versions.get(name)} there" for name in names]
+        if self.source != other.source:
+            here, there = self.source[:SHOWN_DIGITS], other.source[:SHOWN_DIGITS]
+            told.append(f"source of rollmill {here} here, {there} there")
+        return told
+
+
+def _same_version(name: str, ours: Mapping[str, str | None], theirs: Mapping[str, str | None]) -> bool:
+    """Whether both have one version. A package that one of them lacks is no difference."""
+    mine, other = ours.get(name), theirs.get(name)
+    if mine is None or other is None:
+        return True
+    parts = 2 if name == "python" else None  # a bug-fix release of Python changes no number
+    return mine.split(".")[:parts] == other.split(".")[:parts]
+
+
+@functools.cache
+def own_code() -> CodeIdentity:
+    """The code of this process; read once, so that it is that of the time when it was asked for first."""
+    return CodeIdentity(digest_of(PACKAGE), versions())
+
+
+def digest_of(place: Path) -> str:
+    """The digest of a source file, or of all files with names `*.py` in a folder and those below."""
+    files = sorted(place.rglob("*.py")) if place.is_dir() else [place]
+    total = hashlib.sha256()
+    for file in files:
+        name = file.relative_to(place).as_posix() if place.is_dir() else file.name
+        total.update(f"{name}\0".encode())
+        total.update(hashlib.sha256(file.read_bytes()).digest())
+    return total.hexdigest()
+
+
+def place_of(module: str) -> Path | None:
+    """The folder of a top-level package, or the file of a module; None if it has no source. Imports nothing.
+
+    Args:
+        module: name of a top-level module that was imported, or can be found.
+    """
+    loaded = sys.modules.get(module)
+    spec = getattr(loaded, "__spec__", None) if loaded is not None else importlib.util.find_spec(module)
+    folders = list(getattr(spec, "submodule_search_locations", None) or ())
+    if folders:
+        return Path(folders[0])
+    origin = getattr(spec, "origin", None) or getattr(loaded, "__file__", None)
+    return Path(origin) if origin and Path(origin).is_file() else None
+
+
+def digests_of(modules: Sequence[str]) -> dict[str, str]:
+    """The digest of the top-level package or module of each of these modules that has source."""
+    return {top: digest_of(place) for top, place in places_of(modules)}
+
+
+def places_of(modules: Sequence[str]) -> Iterator[tuple[str, Path]]:
+    """The top-level packages or modules of these modules, each once, and where their source is."""
+    for top in dict.fromkeys(module.partition(".")[0] for module in modules):
+        if (place := place_of(top)) is not None:
+            yield top, place
+
+
+def code_from_json(fields: Any) -> CodeIdentity | None:
+    """The identity that another process sent as JSON; None if it is none."""
+    match fields:
+        case {"source": str(source), "versions": dict(known)}:
+            return CodeIdentity(source, {str(name): text and str(text) for name, text in known.items()})
+    return None

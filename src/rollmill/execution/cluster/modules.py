@@ -1,0 +1,121 @@
+"""The user's modules, sent with the job to hosts that have none of their own."""
+
+import importlib
+import io
+import os
+import site
+import stat
+import sys
+import sysconfig
+import tempfile
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from rollmill.core.code_identity import PACKAGE, digest_of, place_of, places_of
+
+MAX_BYTES = 64 * 2**20
+"""Bytes of files of one package that are sent. Larger ones have data that belongs on a shared file system."""
+
+LEFT_OUT = ("__pycache__",)
+"""Folders that are not sent, beside those whose names begin with a dot."""
+
+
+class SentModules(NamedTuple):
+    """Modules of the user."""
+
+    digests: Mapping[str, str]
+    """Digest of the source of each top-level package or module."""
+    archive: bytes
+    """Their files, as a zip archive."""
+
+
+NOTHING = SentModules({}, b"")
+
+
+def modules_to_send(imports: Sequence[str]) -> SentModules:
+    """The modules that a training imports, and what was imported from beside them; installed packages excluded.
+
+    Args:
+        imports: modules that workers import.
+    """
+    named = {top: place for top, place in places_of(imports) if _is_of_user(place)}
+    beside = {place.parent for place in named.values()}
+    others = {top: place for top, place in places_of(_loaded()) if place.parent in beside and _is_of_user(place)}
+    places = {top: place for top, place in {**named, **others}.items() if _size(place) <= MAX_BYTES}
+    return SentModules({top: digest_of(place) for top, place in places.items()}, _archive(places.values()))
+
+
+def missing_here(sent: SentModules) -> list[str]:
+    """Those of the modules that this host lacks, or has with other source."""
+    return [top for top, digest in sent.digests.items() if _own_digest(top) != digest]
+
+
+def unpack(sent: SentModules, names: Sequence[str]) -> Path:
+    """Makes modules importable in this process; returns the new folder that has them.
+
+    Args:
+        sent: modules.
+        names: those that are unpacked. They come first, whatever this host has.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="rollmill-modules-"))
+    with zipfile.ZipFile(io.BytesIO(sent.archive)) as archive:
+        members = [name for name in archive.namelist() if _top_of(name) in names]
+        archive.extractall(folder, members)
+    sys.path.insert(0, str(folder))
+    importlib.invalidate_caches()
+    return folder
+
+
+def _top_of(member: str) -> str:
+    head, _, rest = member.partition("/")
+    return head if rest else head.partition(".")[0]
+
+
+def _own_digest(top: str) -> str | None:
+    place = place_of(top)
+    return None if place is None else digest_of(place)
+
+
+def _loaded() -> list[str]:
+    return [name for name in list(sys.modules) if "." not in name and name != "__main__"]
+
+
+def _is_of_user(place: Path) -> bool:
+    """Whether source is neither Rollmill's, Python's, nor that of an installed package."""
+    return place != PACKAGE and not any(place.is_relative_to(folder) for folder in _installed())
+
+
+def _installed() -> Iterator[Path]:
+    paths = sysconfig.get_paths()
+    for name in ("stdlib", "platstdlib", "purelib", "platlib"):
+        yield Path(paths[name])
+    yield from map(Path, [*site.getsitepackages(), site.getusersitepackages()])
+    yield from (Path(folder) for folder in sys.path if Path(folder).name in ("site-packages", "dist-packages"))
+
+
+def _archive(places: Iterable[Path]) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for place in places:
+            for file in _files(place):
+                archive.write(file, file.relative_to(place.parent).as_posix())
+    return buffer.getvalue()
+
+
+def _files(place: Path) -> Iterator[Path]:
+    """The regular files of a package, or the file of a module; no link is followed."""
+    if not place.is_dir():
+        yield place
+        return
+    for folder, folders, names in os.walk(place):
+        folders[:] = sorted(name for name in folders if name not in LEFT_OUT and not name.startswith("."))
+        for name in sorted(names):
+            file = Path(folder, name)
+            if stat.S_ISREG(file.lstat().st_mode):
+                yield file
+
+
+def _size(place: Path) -> int:
+    return sum(file.stat().st_size for file in _files(place))
