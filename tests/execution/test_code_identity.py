@@ -16,7 +16,7 @@ from rollmill.core.errors import UnfitHost
 from rollmill.execution.cluster.launcher import failed_start
 from rollmill.execution.cluster.modules import missing_here, modules_to_send, unpack
 from rollmill.execution.loaded_code import LoadedCode
-from rollmill.execution.processes import LocalLauncher, Lost, Supervisor
+from rollmill.execution.processes import Clock, LocalLauncher, Lost, Supervisor
 from rollmill.execution.processes import handshake as handshake_module
 from rollmill.execution.protocol import Loaded
 from rollmill.record import RunDirectory
@@ -114,7 +114,7 @@ def loaded(**changes):
 
 def check(run, **changes):
     spec = SimpleNamespace(imports=("my_parts",), graph={"fingerprint": "f" * 64}, platform="cpu")
-    LoadedCode(spec, run).check("actor/1", loaded(**changes))
+    LoadedCode(spec, run).check("actor/1", loaded(**changes), Clock(5, 6, 7))
 
 
 def test_what_a_replica_has_loaded_is_recorded_and_compared(tmp_path, mine):
@@ -122,6 +122,7 @@ def test_what_a_replica_has_loaded_is_recorded_and_compared(tmp_path, mine):
     check(run)
     check(run, fingerprint=None)
     record = json.loads((tmp_path / "run" / "workers.json").read_text())["actor/1"]
+    assert record["clock"] == {"ahead_ns": 5, "wall_ahead_ns": 6, "round_trip_ns": 7}
     assert (record["host"], record["modules"]) == ("far", digests_of(["my_parts"]))
     assert record["code"]["versions"]["jax"] == own_code().versions["jax"]
     ours = digests_of(["my_parts"])["my_parts"][:16]
@@ -135,7 +136,7 @@ def test_what_a_replica_has_loaded_is_recorded_and_compared(tmp_path, mine):
 def test_on_another_platform_fingerprints_are_not_compared(tmp_path, mine):
     run = RunDirectory.create(tmp_path / "run", config={}, versions={})
     spec = SimpleNamespace(imports=(), graph={"fingerprint": "f" * 64}, platform="gpu")
-    LoadedCode(spec, run).check("actor/1", loaded(fingerprint="e" * 64))
+    LoadedCode(spec, run).check("actor/1", loaded(fingerprint="e" * 64), Clock())
 
 
 def test_modules_travel_with_those_beside_them_and_installed_ones_do_not(tmp_path, mine, monkeypatch):

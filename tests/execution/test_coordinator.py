@@ -432,17 +432,32 @@ def test_failures_of_environments_are_told_and_counted():
 
 
 def test_what_workers_built_and_compiled_is_put_together():
-    """Side by side and after one another; of a worker that is replaced it does not count."""
+    """Side by side and after one another; of a worker that is replaced later it does not count."""
 
     def script(workers):
         yield [workers.says("actor/0", "CompileTimes", {"compiled": [[9.0, 7.0], [6.0, 5.0]], "built": 6.5})]
         yield [workers.says("learner/0", "CompileTimes", {"compiled": [[8.0, 6.5]], "built": 9.0})]
-        yield [workers.lost("actor/0")]
+        yield [workers.row(0), workers.lost("actor/0")]
         yield [workers.says("actor/0", "CompileTimes", {"compiled": [[5.0, 0.0]], "built": 1.0})]
         yield from ends_at(100, workers)
 
     first, second = (told.so_far.compiling for told in of_kind(coordinate(script), StartedUp))
     assert abs(first - 3.0) < 0.1 and abs(second - 3.5) < 0.1
+
+
+def test_before_the_first_iteration_waiting_for_another_attempt_is_no_training():
+    """The second attempt is built when it tells so: what passed since the workers were asked for counts."""
+
+    def script(workers):
+        yield [workers.says("learner/0", "CompileTimes", {"compiled": [], "built": 9.0})]
+        time.sleep(0.2)
+        yield [workers.lost("actor/0")]
+        yield [workers.says("actor/0", "CompileTimes", {"compiled": [[0.1, 0.0]], "built": 0.0})]
+        yield from ends_at(100, workers)
+
+    first, second = (told.so_far for told in of_kind(coordinate(script), StartedUp))
+    assert first.total == 0.0  # built before this coordinator began
+    assert second.total >= 0.2
 
 
 # --- losses -------------------------------------------------------------------------------------------

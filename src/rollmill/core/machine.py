@@ -35,17 +35,6 @@ PACKAGES = {
 }
 
 
-def host_id() -> str:
-    """A name of this host that no other one has, if the system gives it one; else the host's name.
-
-    Processes with the same one have the same monotonic clock.
-    """
-    try:
-        return BOOT_ID.read_text().strip()
-    except OSError:
-        return platform.node()
-
-
 def versions() -> dict[str, str | None]:
     """Versions of Python and of the packages that determine a run's numbers; None if not installed."""
     return {"python": platform.python_version()} | {key: _version(name) for key, name in PACKAGES.items()}

@@ -11,7 +11,7 @@ import jax
 from rollmill.core.code_identity import SHOWN_DIGITS, digests_of, own_code
 from rollmill.core.errors import UnfitHost
 from rollmill.dataflow import Graph, fingerprint
-from rollmill.execution.processes import Control
+from rollmill.execution.processes import Clock, Control
 from rollmill.execution.protocol import Loaded, send
 from rollmill.execution.run_spec import RunSpec
 from rollmill.record import RunDirectory, write_json
@@ -58,13 +58,13 @@ class LoadedCode:
     def __post_init__(self) -> None:
         self.modules = digests_of(self.spec.imports)
 
-    def check(self, worker: str, loaded: Loaded) -> None:
-        """Records what a replica has loaded.
+    def check(self, worker: str, loaded: Loaded, clock: Clock) -> None:
+        """Records what a replica has loaded, and its clock.
 
         Raises:
             UnfitHost: it is not what the coordinator has loaded.
         """
-        self._record[worker] = loaded._asdict()
+        self._record[worker] = {**loaded._asdict(), "clock": clock._asdict()}
         write_json(self.run.folder, RECORD, self._record)
         differences = [
             f"source of {name} {digest[:SHOWN_DIGITS]} here, {loaded.modules[name][:SHOWN_DIGITS]} there"

@@ -83,11 +83,9 @@ class StopRecording(NamedTuple):
     number: int
     """Number of this request, which the answer repeats."""
     begin: int
-    """The window's first nanosecond on the monotonic clock of `host`."""
+    """The window's first nanosecond on the monotonic clock of the replica's own host."""
     end: int
     """The nanosecond after its last."""
-    host: str
-    """See `host_id`."""
 
 
 # --- from a replica --------------------------------------------------------------------------------------

@@ -1,11 +1,9 @@
 """Lets the coordinator record windows of a worker's process, while the worker does its job."""
 
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
-from rollmill.core.machine import host_id
 from rollmill.execution.processes import Control, WorkerMessage
 from rollmill.execution.protocol import (
     AbandonRecording,
@@ -26,14 +24,6 @@ def answer_recordings(control: Control) -> None:
     control.answer(AbandonRecording.__name__, recordings.abandon)
 
 
-def window_here(request: StopRecording) -> tuple[int, int]:
-    """The begin and the end of a window on this host's clock; that of another host says nothing about it."""
-    if request.host == host_id():
-        return request.begin, request.end
-    now = time.monotonic_ns()
-    return now - (request.end - request.begin), now
-
-
 class _Recordings:
     """The recordings of this process, one at a time."""
 
@@ -52,8 +42,7 @@ class _Recordings:
     def stop(self, message: WorkerMessage) -> dict[str, Any]:
         """Ends the recording, and sends the sums of its window."""
         request: StopRecording = parse(message)
-        begin, end = window_here(request)
-        self._in_background(lambda: self._send_window(request.number, begin, end))
+        self._in_background(lambda: self._send_window(*request))
         return request._asdict()
 
     def abandon(self, message: WorkerMessage) -> dict[str, Any]:

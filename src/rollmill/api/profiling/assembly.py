@@ -117,10 +117,22 @@ def _notes(prepared: PreparedTraining, windows: Windows) -> Iterator[str]:
             "Left out: windows in which a worker was lost, or did not tell in time what it recorded"
             f" ({len(windows.incomplete)}: {', '.join(windows.lost_workers)})."
         )
+    yield from _silent_workers(windows)
     if (every := max(each.every for window in windows.profiled for each in window.processes.values())) > 1:
         yield f"Windows had too many events to read: of every {every} ms one was read, and stands for all."
     if prepared.algorithm.host is not None and sys.version_info < (3, 12):
         yield "Before Python 3.12 a simulator's own code cannot be told apart from the Python code around it."
+
+
+def _silent_workers(windows: Windows) -> Iterator[str]:
+    """Sentences about workers that were recorded and gave no events."""
+    for process in windows.by_process():
+        empty = sum(not each.times.program_events and not each.times.span_events for each in process.windows)
+        if empty:
+            yield (
+                f"{process.name} gave no events in {empty} of {len(process.windows)} windows, so what it did in "
+                "them is not known."
+            )
 
 
 def _calibration(calibrate: bool, notes: list[str]) -> Calibration:

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from rollmill.core.errors import RollmillError, UsageError
-from rollmill.core.machine import host_id
 from rollmill.core.operations import span
 from rollmill.dataflow import (
     Graph,
@@ -38,6 +37,7 @@ from rollmill.execution.faults.find import stop_at_nonfinite
 from rollmill.execution.processes import (
     ALL,
     Audible,
+    Clock,
     Finished,
     Hung,
     Job,
@@ -115,7 +115,7 @@ class Coordinator:
         max_failures: int = 5,
         hang_seconds: float = 120.0,
         fault_advice: str = "",
-        check_loaded: Callable[[str, Loaded], None] = lambda worker, loaded: None,
+        check_loaded: Callable[[str, Loaded, Clock], None] = lambda worker, loaded, clock: None,
     ) -> None:
         """Makes a coordinator; `run` starts the workers.
 
@@ -149,7 +149,7 @@ class Coordinator:
         self._saved, self._initial, self._restored = begin_with, initial, restored
         self._began, self._goes_on = begin_with.iteration, restored
         self._barrier = StopBarrier(workers, graph.loops.iterations)
-        self._iteration = self._furthest = begin_with.iteration
+        self._first = self._iteration = self._furthest = begin_with.iteration
         self._generation = 1 if restored else 0
         self._restart = 0
         self._attempts: dict[str, int] = {}
@@ -203,6 +203,7 @@ class Coordinator:
 
     def start_recording(self) -> Sequence[str]:
         """Has all workers record their events for the profiler; returns their names."""
+        self._workers.measure_clocks()
         send_to(self._workers, ALL, StartRecording())
         return [job.name for job in self._workers.jobs if job.name not in self._finished]
 
@@ -214,7 +215,9 @@ class Coordinator:
             begin: the window's first nanosecond on this host's monotonic clock.
             end: the nanosecond after its last.
         """
-        send_to(self._workers, ALL, StopRecording(number, begin, end, host_id()))
+        for job in self._workers.jobs:
+            ahead = self._workers.clock(job).ahead_ns
+            send_to(self._workers, job, StopRecording(number, begin + ahead, end + ahead))
 
     def abandon_recording(self, number: int) -> None:
         """Has all workers stop recording, and forget the events; requests a `Recorded` of each when it has.
@@ -305,7 +308,7 @@ class Coordinator:
                 yield from self._pass_on(job, message)
             case EnvFailures(failures):
                 yield from self._failures.add(job.name, failures)
-            case CompileTimes() if self._restart == 0 and not self._attempts.get(job.name):
+            case CompileTimes() if self._is_starting_up(job):
                 yield StartedUp(self._start_up.add(message))
             case IterationMetrics(first, rows):
                 yield from self._report_metrics(first, rows)
@@ -318,12 +321,16 @@ class Coordinator:
                 self._wanted = None
         yield from self._save_if_whole()
 
+    def _is_starting_up(self, job: Job) -> bool:
+        """Whether this replica's start belongs to that of the training: another attempt, too, until it gets on."""
+        return self._furthest == self._first or (self._restart == 0 and not self._attempts.get(job.name))
+
     def _pass_on(
         self, job: Job, message: Loaded | Process | KernelsChosen | MeshCompiled | WindowRecorded
     ) -> Iterator[Report]:
         match message:
             case Loaded():
-                self._check_loaded(job.name, message)
+                self._check_loaded(job.name, message, self._workers.clock(job))
             case Process(pid):
                 yield from self._tell_process(job.name, pid)
             case KernelsChosen():

@@ -4,6 +4,7 @@ Nothing here knows what the workers do. What passes between processes is JSON an
 unpickled or evaluated.
 """
 
+from rollmill.execution.processes.clocks import Clock
 from rollmill.execution.processes.control import Control
 from rollmill.execution.processes.events import Audible, Event, Finished, Hung, Lost, Received, Silent, Started
 from rollmill.execution.processes.jobs import Job
@@ -18,6 +19,7 @@ from rollmill.execution.processes.worker import serve
 __all__ = [
     "ALL",
     "Audible",
+    "Clock",
     "Control",
     "Event",
     "Exit",

@@ -13,7 +13,9 @@ from rollmill.channels import Damaged, TimedOut
 from rollmill.channels.transport.handshake import Admission
 from rollmill.channels.transport.listener import Listener, address_of
 from rollmill.channels.transport.tcp_options import SECONDS_UNTIL_LOST, seconds_unacknowledged
-from rollmill.execution.processes.framing import receive_frame, send_frame
+from rollmill.execution.processes import clocks
+from rollmill.execution.processes.clocks import ClockWatch
+from rollmill.execution.processes.framing import encode, receive_frame, send_frame
 from rollmill.execution.processes.handshake import (
     Identity,
     claim_of,
@@ -47,6 +49,7 @@ class WorkerConnection:
         self.ended = threading.Event()
         """Set once nothing more can come from that worker."""
         self.last_heard = time.monotonic()
+        self.watch = ClockWatch()
         self._take = take
         self.host = ""
         """Address of the worker's host; empty for this host."""
@@ -75,15 +78,28 @@ class WorkerConnection:
         self._hear()
         sender = threading.Thread(target=self._send_all, args=(peer,), name="rollmill-send", daemon=True)
         sender.start()
+        self.measure_clock()
         try:
             while (message := receive_frame(peer, heard=self._hear)) is not None:
-                self._take(message)
+                if message.kind == clocks.KIND:
+                    self._ask(self.watch.take(message.fields))
+                else:
+                    self._take(message)
         except Damaged:
             pass
         except OSError as error:
             self._timed_out = error.errno in UNREACHABLE
         self.hang_up()
         sender.join()
+
+    def measure_clock(self) -> None:
+        """Asks the worker for its clock, where it may be another than this host's."""
+        if self.host and self._peer is not None:
+            self._ask(self.watch.begin())
+
+    def _ask(self, question: WorkerMessage | None) -> None:
+        if question is not None:
+            self.send(encode(question))
 
     def hang_up(self) -> None:
         """Closes the connection, which makes a worker that still lives exit."""

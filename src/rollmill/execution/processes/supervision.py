@@ -6,6 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from rollmill.core.errors import UsageError, unknown_name
+from rollmill.execution.processes.clocks import Clock
 from rollmill.execution.processes.events import Event
 from rollmill.execution.processes.jobs import Job
 from rollmill.execution.processes.messages import NOTHING, Seconds
@@ -43,6 +44,14 @@ class Supervision(Protocol):
 
     def doing(self) -> dict[str, str]:
         """The last known activity of each remaining worker, by its job's name."""
+        ...
+
+    def measure_clocks(self) -> None:
+        """Asks workers of other hosts for their clocks again, without waiting for the answers."""
+        ...
+
+    def clock(self, job: Job | str) -> Clock:
+        """The clock of a worker, as it was measured last; this host's if it is gone."""
         ...
 
     def out_of_reach(self) -> dict[str, str]:

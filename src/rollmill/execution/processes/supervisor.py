@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from rollmill.core.code_identity import own_code
+from rollmill.execution.processes.clocks import Clock
 from rollmill.execution.processes.connection import Acceptor, WorkerConnection
 from rollmill.execution.processes.events import Event, Received
 from rollmill.execution.processes.framing import encode
@@ -108,6 +109,19 @@ class Supervisor:
         """See `Supervision`."""
         with self._changed:
             return {name: worker.doing for name, worker in self._workers.items()}
+
+    def measure_clocks(self) -> None:
+        """See `Supervision`."""
+        with self._changed:
+            workers = list(self._workers.values())
+        for worker in workers:
+            worker.connection.measure_clock()
+
+    def clock(self, job: Job | str) -> Clock:
+        """See `Supervision`."""
+        with self._changed:
+            worker = self._workers.get(named(self.jobs, job))
+            return Clock() if worker is None else worker.connection.watch.clock
 
     def out_of_reach(self) -> dict[str, str]:
         """See `Supervision`."""

@@ -14,6 +14,7 @@ from rollmill.channels import Abandoned
 from rollmill.core.device_errors import known_device_error
 from rollmill.core.errors import RollmillError, UsageError
 from rollmill.core.own_line import own_line
+from rollmill.execution.processes.clocks import Clock
 from rollmill.execution.processes.events import FINAL, Event, Finished, Hung, Received, Started
 from rollmill.execution.processes.heartbeat import Progress
 from rollmill.execution.processes.jobs import Job, function_of
@@ -146,6 +147,13 @@ class ThreadSupervisor:
         if failed is not None and not events:
             self._fail(failed)
         return events
+
+    def measure_clocks(self) -> None:
+        """See `Supervision`."""
+
+    def clock(self, job: Job | str) -> Clock:
+        """See `Supervision`."""
+        return Clock()
 
     def out_of_reach(self) -> dict[str, str]:
         """See `Supervision`."""

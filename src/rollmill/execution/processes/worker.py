@@ -15,6 +15,7 @@ import numpy as np
 from rollmill.channels import Abandoned, Damaged
 from rollmill.core.device_errors import known_device_error
 from rollmill.core.own_line import own_line
+from rollmill.execution.processes import clocks
 from rollmill.execution.processes.events import FINAL
 from rollmill.execution.processes.framing import encode, receive_frame, send_frame
 from rollmill.execution.processes.handshake import connect_as
@@ -119,6 +120,8 @@ class SocketControl:
             while (message := receive_frame(self._peer)) is not None:
                 if message.kind == ".stop":
                     self._mailbox.stop()
+                elif message.kind == clocks.KIND:
+                    self.tell(clocks.answer(message))
                 else:
                     self._mailbox.put(message)
         if not self._hung_up:
