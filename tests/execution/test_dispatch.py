@@ -15,7 +15,8 @@ class Counting:
     metric_names = ("count",)
 
     def __init__(self, *, reuses_state=False):
-        self.reuses_state, self.done = reuses_state, 0
+        self.reuses_state = self.sums_iterations = reuses_state
+        self.done = 0
 
     def advance(self, state, count=1):
         self.done = state + count

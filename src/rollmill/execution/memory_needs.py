@@ -10,10 +10,7 @@ from jaxtyping import PyTree
 from rollmill.core.gpu_claims import claim_memory
 from rollmill.core.gpu_share import takes_as_needed
 from rollmill.dataflow import Graph, State, collect
-from rollmill.execution.program.compiled import CompiledProgram, state_shapes
-
-DIVIDED = ("collector", "rings")
-"""Parts of the state that are divided among devices; the rest is whole on each."""
+from rollmill.execution.program.compiled import CompiledProgram, reuses_memory, state_bytes, state_shapes
 
 
 def claim_before_compiling(graph: Graph, *, seeds: Sequence[int], devices: Sequence[Any]) -> None:
@@ -42,13 +39,12 @@ def claim_compiled(graph: Graph, program: CompiledProgram) -> None:
 
 
 def least_bytes(graph: Graph, *, seeds: Sequence[int], devices: int) -> int:
-    """Bytes of a device that hold states and trajectory; a state without a replay memory is there twice."""
+    """Bytes of a device that hold states and trajectory; a state whose memory is not used again is there twice."""
     state = state_shapes(graph, seeds)
-    divided = sum(map(_bytes_of, (getattr(state, name) for name in DIVIDED)))
-    states = divided / devices + _bytes_of(state) - divided
+    states = state_bytes(state, devices=devices) * (1 if reuses_memory(graph, state, devices=devices) else 2)
     one = state_shapes(graph, seeds[:1])
     trajectory = jax.eval_shape(lambda state: _trajectory(graph, state), one)
-    return int(states * (1 if graph.replay else 2) + _bytes_of(trajectory) * len(seeds) / devices)
+    return int(states + _bytes_of(trajectory) * len(seeds) / devices)
 
 
 def claims_memory(devices: Sequence[Any]) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 
 from rollmill.dataflow import Graph, State, first_learning_iteration
-from rollmill.execution.faults.find import stop_at_fault
+from rollmill.execution.faults.find import is_finite, stop_at_fault
 from rollmill.execution.program.compiled import CompiledProgram
 from rollmill.execution.program.dispatch import TARGET_SECONDS, Pauses, dispatch_ahead
 from rollmill.execution.reports import Durations, MetricsRows, Report, Saved, StartedUp
@@ -47,6 +47,7 @@ class ProgramTraining:
         """See `Training`."""
         yield StartedUp(Durations(self._program.compile_seconds, 0.0))
         last = self._graph.loops.iterations
+        keeps = lambda iteration: self._may_want(iteration) or stopping()
         windows = dispatch_ahead(
             self._program,
             self._state,
@@ -56,11 +57,16 @@ class ProgramTraining:
             pauses=self._pauses,
             span=self._span,
             slower_from=first_learning_iteration(self._graph),
+            keeps=keeps,
             window_seconds=self.report_seconds,
         )
         for window in windows:
             yield MetricsRows(window.first, window.metrics, window.counts)
+            if self._program.reuses_state and not all(map(is_finite, window.metrics)):
+                windows.close()  # the window that is computed already would take as much memory as the search
             stop_at_fault(self._graph, self._program, window, self._fault)
+            if not window.kept:
+                continue  # what is wanted now is the state after the next window
             ends = stopping()
             if ends or self._snapshot_requested:
                 self._snapshot_requested = False
@@ -68,8 +74,13 @@ class ProgramTraining:
             if ends:
                 return
 
+    def _may_want(self, iteration: int) -> bool:
+        """Whether the state after so many iterations is asked for already, or may be when it is there."""
+        ends = [*self._strides, *([self._pauses.every] if self._pauses else [])]
+        return self._program.sums_iterations or self._snapshot_requested or any(iteration % n == 0 for n in ends)
+
     def request_snapshot(self) -> None:
-        """See `Training`; the next window's state is saved."""
+        """See `Training`; the state after this window is saved, or after the next one that is kept."""
         self._snapshot_requested = True
 
     @property

@@ -80,7 +80,7 @@ def memory_need(prepared: PreparedTraining) -> MemoryNeed | None:
 def iteration_seconds(prepared: PreparedTraining) -> float | None:
     """Seconds of an iteration; None if early ones tell nothing, because a replay memory is filled first."""
     program = prepared.program
-    if program is None or program.reuses_state:
+    if program is None or program.sums_iterations:
         return None
 
     def several(count: int, state: State) -> State:
@@ -94,7 +94,7 @@ def iteration_seconds(prepared: PreparedTraining) -> float | None:
 def stage_seconds(prepared: PreparedTraining) -> float | None:
     """Seconds of an unfused rollout of all environments on one device; None if there is no such program."""
     program, graph = prepared.program, prepared.algorithm
-    if program is None or program.reuses_state or len(prepared.options.seeds) > 1:
+    if program is None or program.sums_iterations or len(prepared.options.seeds) > 1:
         return None
     state = program.start()
     collector, weights, key = state.collector, graph.weights(state.learner), state.key

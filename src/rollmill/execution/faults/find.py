@@ -53,6 +53,9 @@ NOT_REPLAYED = (
 )
 
 
+NO_CHECKPOINT = "The iteration cannot be computed again, because there is no checkpoint to begin with."
+
+
 class Fault(NamedTuple):
     """Where the first non-finite number of an iteration appeared."""
 
@@ -114,15 +117,15 @@ def stop_at_fault(graph: Graph, program: CompiledProgram, window: Window, direct
     Raises:
         NonFiniteError: naming fragment, iteration and environments.
     """
-    if program.reuses_state:
+    if program.sums_iterations:
         return stop_at_nonfinite(window.first, window.metrics, NOT_REPLAYED, counts=window.counts)
     bad = next((i for i, metrics in enumerate(window.metrics) if not is_finite(metrics)), None)
     if bad is None:
         return None
-    state = window.before
-    for _ in range(bad):
-        state, _ = program.advance(state)
-    seed_index, state = _failing_seed(jax.device_get(state), window.metrics[bad])
+    before = _state_before(program, window, window.first + bad, directory)
+    if before is None:
+        return stop_at_nonfinite(window.first, window.metrics, NO_CHECKPOINT)
+    seed_index, state = _failing_seed(before, window.metrics[bad])
     fault = find_fault(graph, state)._replace(seed_index=seed_index)
     message = f"{fault}. Training stopped; the last good checkpoint is kept."
     try:
@@ -134,6 +137,28 @@ def stop_at_fault(graph: Graph, program: CompiledProgram, window: Window, direct
         f"{message} `{command}`, or `rollmill.replay` from Python, replays the step un-jitted and shows where it "
         "happens."
     )
+
+
+def _state_before(program: CompiledProgram, window: Window, iteration: int, directory: Folder) -> PyTree | None:
+    """The state after so many iterations, on the host, computed again from the one before the window.
+
+    If that is gone, because the program `reuses_state`, from the newest checkpoint; None if there is none.
+    """
+    state, done = window.before, window.first
+    if program.reuses_state:
+        for leaf in jax.tree.leaves(window.after):
+            leaf.delete()
+        try:
+            with Checkpoints(RunDirectory(directory.root).checkpoints, read_only=True) as checkpoints:
+                restored = checkpoints.restore(program.state)
+        except CheckpointError:
+            restored = None
+        if restored is None or restored.iteration > iteration:
+            return None
+        state, done = program.place(restored.state), restored.iteration
+    for _ in range(iteration - done):
+        state, _ = program.advance(state)
+    return jax.device_get(state)
 
 
 def _failing_seed(state: PyTree, metrics: Mapping[str, np.ndarray]) -> tuple[int, State]:

@@ -5,6 +5,7 @@ environments and the whole learner, and means are reduced between them. Nothing 
 waits for the host; metrics leave as one small vector.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -26,6 +27,13 @@ from rollmill.execution.program.reductions import AXES, MeshMean, mean_over, mes
 from rollmill.fusion import CannotFuse, Numerics
 from rollmill.planning import AllReduce
 
+LARGE_STATE_BYTES = 32 * 2**20
+"""Bytes of a state on each device from which on iterations are computed in its memory. Copies of a smaller one are
+no burden, and leave the states around a window to whoever looks for a fault in it."""
+
+DIVIDED = ("collector", "rings")
+"""Parts of the state that are divided among devices; the rest is whole on each."""
+
 UNROLL = {"gpu": 4}
 """On a GPU the launches of a small step cost more than its arithmetic; `benchmarks/training.py --unroll` tells."""
 
@@ -42,8 +50,8 @@ class CompiledProgram(NamedTuple):
     """`() -> State` before the first iteration."""
     step: jax.stages.Compiled
     """`State -> (State, PackedMetrics)`: one iteration; with several seeds metrics have one more axis, the first.
-    With a replay memory `(State, count) -> (State, PackedMetrics)`: `count` iterations, in the memory of the given
-    state, which is gone afterwards, and the sums of their metrics (of flags, the lowest)."""
+    With a replay memory `(State, count) -> (State, PackedMetrics)`: `count` iterations, and the sums of their
+    metrics (of flags, the lowest)."""
     metric_names: tuple[str, ...]
     compile_seconds: float
     shardings: PyTree[NamedSharding]
@@ -55,7 +63,10 @@ class CompiledProgram(NamedTuple):
     launches: Launches | None = None
     """Launches of its kernels, where they were chosen."""
     reuses_state: bool = False
-    """Whether `step` computes in the memory of the given state, because that holds a replay memory."""
+    """Whether `step` computes in the memory of the given state, which is gone afterwards: one that holds a replay
+    memory, or a large one."""
+    sums_iterations: bool = False
+    """Whether `step` takes a number of iterations, whose metrics are summed: those with a replay memory."""
     operands: tuple[Array, ...] = ()
     """Arrays that `step` takes besides, the last of its arguments."""
     reduction: AllReduce | None = None
@@ -71,9 +82,9 @@ class CompiledProgram(NamedTuple):
 
         Args:
             state: before them; no longer usable afterwards if the program `reuses_state`.
-            count: 1, unless the program `reuses_state`.
+            count: 1, unless the program `sums_iterations`.
         """
-        counts = (np.int32(count),) if self.reuses_state else ()
+        counts = (np.int32(count),) if self.sums_iterations else ()
         state, metrics = self.step(state, *counts, *self.operands)
         return state, metrics.values
 
@@ -144,12 +155,14 @@ def lower(
     compile_with = partial(
         _compile_step, partial(_step, graph, seeds, mesh, mean, specs), placed, mean.operands, options
     )
-    reuses_state = graph.replay is not None
+    sums_iterations = graph.replay is not None
+    reuses_state = reuses_memory(graph, shapes, devices=mesh.size)
+    compile_with = partial(compile_with, reuses_state=reuses_state, sums_iterations=sums_iterations)
     try:
-        compiled_step, names = compile_with(kernels, reuses_state=reuses_state)
+        compiled_step, names = compile_with(kernels)
     except CannotFuse as reason:
         kernels = without_kernels(fusion, unroll, reason)
-        compiled_step, names = compile_with(kernels, reuses_state=reuses_state)
+        compiled_step, names = compile_with(kernels)
     seconds = time.perf_counter() - began
     return CompiledProgram(
         start=compiled_start,
@@ -161,6 +174,7 @@ def lower(
         notes=kernels.notes,
         launches=kernels.launches,
         reuses_state=reuses_state,
+        sums_iterations=sums_iterations,
         operands=mean.operands,
     )
 
@@ -178,20 +192,33 @@ def _compile_step(
     kernels: KernelChoice,
     *,
     reuses_state: bool,
+    sums_iterations: bool,
 ) -> tuple[jax.stages.Compiled, tuple[str, ...]]:
     """The compiled step, and the names of its metrics."""
-    step = step_with(kernels)
-    if reuses_state:
-        count = jax.ShapeDtypeStruct((), jnp.int32)
-        traced = jax.jit(step, donate_argnums=0).trace(placed, count, *operands)
-    else:
-        traced = jax.jit(step).trace(placed, *operands)
+    counts = [jax.ShapeDtypeStruct((), jnp.int32)] if sums_iterations else []
+    step = jax.jit(step_with(kernels), donate_argnums=0 if reuses_state else ())
+    traced = step.trace(placed, *counts, *operands)
     return traced.lower().compile(dict(options)), traced.out_info[1].names
 
 
 def state_shapes(graph: Graph, seeds: Sequence[int] = (0,)) -> PyTree[jax.ShapeDtypeStruct]:
     """Shapes and dtypes of the training state; nothing is computed."""
     return jax.eval_shape(partial(_start, graph, seeds))
+
+
+def reuses_memory(graph: Graph, state: PyTree[jax.ShapeDtypeStruct], *, devices: int) -> bool:
+    """Whether iterations are computed in the memory of their state: with a replay memory, or if it is large."""
+    return graph.replay is not None or state_bytes(state, devices=devices) >= LARGE_STATE_BYTES
+
+
+def state_bytes(state: PyTree[jax.ShapeDtypeStruct], *, devices: int) -> float:
+    """Bytes of a state on each of the devices that share its environments."""
+    whole, divided = _bytes_of(state), sum(_bytes_of(getattr(state, name)) for name in DIVIDED)
+    return divided / devices + whole - divided
+
+
+def _bytes_of(tree: PyTree[jax.ShapeDtypeStruct]) -> int:
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
 def start_state(graph: Graph, seeds: Sequence[int] = (0,)) -> State:
@@ -229,7 +256,7 @@ def _specs(state: State, *, has_seeds: bool) -> PyTree[PartitionSpec]:
     by_environment = PartitionSpec(None, AXES) if has_seeds else PartitionSpec(AXES)
 
     def spec(path, _):
-        return by_environment if path[0].name in ("collector", "rings") else PartitionSpec()
+        return by_environment if path[0].name in DIVIDED else PartitionSpec()
 
     return jax.tree.map_with_path(spec, state)
 

@@ -5,7 +5,7 @@ down, the next window is already running.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import NamedTuple
 
 import jax
@@ -31,13 +31,16 @@ class Window(NamedTuple):
     before: State
     """The state before the window's first iteration; gone if the program `reuses_state`."""
     after: State
-    """The state after its last."""
+    """The state after its last; gone unless it is `kept`."""
     first: int
     """Number of iterations that came before the window."""
     metrics: list[dict[str, np.ndarray]]
     """Sums of metrics over one iteration, or over several in a row; each value is a scalar, or `[seed]`."""
     counts: list[int]
     """Number of iterations of each entry of `metrics`."""
+
+    kept: bool = True
+    """Whether `after` is still there: always, unless a program that `reuses_state` was run ahead of the window."""
 
     @property
     def last(self) -> int:
@@ -55,6 +58,10 @@ class _Running(NamedTuple):
 
 def _all(first: int, count: int) -> int:
     return count
+
+
+def _always(first: int) -> bool:
+    return True
 
 
 class Pauses(NamedTuple):
@@ -76,14 +83,15 @@ def dispatch_ahead(
     pauses: Pauses | None = None,
     span: int = 1,
     slower_from: int = 0,
+    keeps: Callable[[int], bool] = _always,
     admit: Callable[[int, int], int] = _all,
     window_seconds: float = TARGET_SECONDS,
-) -> Iterator[Window]:
+) -> Generator[Window]:
     """Runs iterations `first` to `until`, and yields them window by window.
 
     A consumer that stops early loses nothing: every window carries the state at its end. A window
     ends at every multiple of each of the `strides`, and at every pause. A program that `reuses_state` is not run
-    ahead: a window's state would be gone before anyone could save it.
+    ahead of a window whose state somebody may want: it would be gone before anyone could save it.
 
     Args:
         program: program of one iteration.
@@ -91,21 +99,23 @@ def dispatch_ahead(
         first: number of iterations that came before.
         until: number of iterations after which it ends.
         strides: see above.
-        pauses: see above; unless the program `reuses_state`, the next window is dispatched right after one.
+        pauses: see above; unless the state is kept, the next window is dispatched right after one.
+        keeps: whether the state after so many iterations may be wanted; asked where a program `reuses_state`.
         span: iterations whose metrics are summed, where the program can; sums end at its multiples.
         slower_from: number of iterations after which they take longer, 0 for none: windows grow anew from there.
         admit: how many iterations may be dispatched, of so many after the first ones; with none it ends there.
         window_seconds: windows grow until one takes about so long.
     """
     ahead, growing = None, _GrowingSize(window_seconds)
-    span = span if program.reuses_state else 1
+    span = span if program.sums_iterations else 1
     ends = [*strides, *([pauses.every] if pauses else [])]
     while first < until or ahead is not None:
         running, ahead, window = ahead, None, None
         if running is not None and pauses and first % pauses.every == 0:
             window = _read(program, running)
             pauses.run(window)
-        if first < until and not (program.reuses_state and running is not None):
+        holds = running is not None and program.reuses_state and keeps(first)
+        if first < until and not holds:
             to_end = min((every - first % every for every in ends), default=until)
             if first < slower_from:
                 to_end = min(to_end, slower_from - first)
@@ -120,7 +130,7 @@ def dispatch_ahead(
             began = time.perf_counter()
             window = window or _read(program, running)
             waited = time.perf_counter() - began
-            yield window
+            yield window._replace(kept=ahead is None or not program.reuses_state)
             growing.note_window(waited)
 
 

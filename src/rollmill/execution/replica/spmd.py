@@ -128,13 +128,14 @@ def _train(rank: int, control: Control, program: CompiledProgram, state: State, 
         until=last,
         strides=(STRIDE,),
         slower_from=first_learning_iteration(graph),
+        keeps=lambda iteration: program.sums_iterations or requests.pending() == iteration,
         admit=stop.admit,
     )
     for window in windows:
         control.at("training")
         _send_metrics(rank, control, window)
         first, state = window.last, window.after
-        if requests.wants(first):
+        if window.kept and requests.wants(first):  # a request that came too late is answered at the next window
             _send_state(rank, control, first, state)
             requests.answered()
     _send_state(rank, control, first, state)
