@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 import rollmill
 from rollmill.algorithms.dqn import DQNLearner
@@ -147,6 +148,74 @@ def test_the_temperature_falls_while_the_entropy_is_above_its_target():
         assert (after.networks.log_temperature < learner.networks.log_temperature) == falls
 
 
+def still(space):
+    """An environment of these actions, in which nothing happens."""
+    reset = lambda key, params: (jnp.zeros(3), jnp.int32(0))
+    step = lambda key, t, action, params: rollmill.Timestep(
+        jnp.zeros(3), t + 1, jnp.float32(0), t >= 7, jnp.asarray(False), {}
+    )
+    return rollmill.Environment("Still-v0", reset, step, spaces.Box(-1, 1, (3,), np.float32), space)
+
+
+def sac_losses(space, transitions, **options):
+    """The metrics of a minibatch, and the slope of the loss of the temperature, which begins at 1."""
+    graph = rollmill.sac(still(space), **SMALL, **options)
+    learner = graph.start_learner(jax.random.key(0))
+    gradients, metrics = graph.gradients(learner, Batch(transitions))
+    return {name: float(value) for name, value in metrics.items()}, float(gradients.log_temperature)
+
+
+def four_transitions(action, mask=()):
+    return Transitions(
+        observation=jnp.linspace(-1, 1, 12).reshape(4, 3),
+        action_mask=mask,
+        action=action,
+        reward=jnp.zeros(4),
+        discount=jnp.zeros(4),
+        next_observation=jnp.zeros((4, 3)),
+        next_action_mask=mask,
+        weight=jnp.ones(4),
+        key=jax.random.split(jax.random.key(0), 4),
+    )
+
+
+@pytest.mark.parametrize("half", [0.05, 1.0, 1000.0])
+def test_entropies_and_their_target_do_not_depend_on_the_unit_of_actions(half):
+    """Of two actions: the target is -2, and entropies are those of actions between -1 and 1, at most 2 log 2."""
+    box = spaces.Box(-half, half, (2,), np.float32)
+    metrics, slope = sac_losses(box, four_transitions(jnp.zeros((4, 2))))
+    unit, unit_slope = sac_losses(spaces.Box(-1, 1, (2,), np.float32), four_transitions(jnp.zeros((4, 2))))
+    np.testing.assert_allclose(metrics["losses/entropy"], unit["losses/entropy"], rtol=1e-4)
+    np.testing.assert_allclose([slope, unit_slope], unit["losses/entropy"] + 2, rtol=1e-4)
+    assert -5 < unit["losses/entropy"] < 5
+
+
+def test_bounds_of_different_widths_have_one_target():
+    """log(0.5 * 0.1) + log(0.5 * 2000) = 3.912 is what the entropy in the actions' own units would be more."""
+    box = spaces.Box(np.float32([-0.05, -1000]), np.float32([0.05, 1000]), dtype=np.float32)
+    metrics, slope = sac_losses(box, four_transitions(jnp.zeros((4, 2))))
+    unit, _ = sac_losses(spaces.Box(-1, 1, (2,), np.float32), four_transitions(jnp.zeros((4, 2))))
+    np.testing.assert_allclose(metrics["losses/entropy"], unit["losses/entropy"], rtol=1e-4)
+    np.testing.assert_allclose(slope, unit["losses/entropy"] + 2, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "legal", "target"),
+    [
+        ({}, None, 0.89 * np.log(9)),
+        ({}, [9, 9, 9, 9], 0.89 * np.log(9)),
+        ({}, [2, 2, 2, 2], 0.89 * np.log(2)),
+        ({}, [1, 2, 4, 9], 0.89 * (np.log(1) + np.log(2) + np.log(4) + np.log(9)) / 4),
+        ({"target_entropy": 0.3}, [2, 2, 2, 2], 0.3),
+    ],
+)
+def test_the_target_entropy_of_discrete_actions_is_that_of_the_legal_ones(options, legal, target):
+    mask = () if legal is None else jnp.asarray(np.arange(9) < np.array(legal)[:, None])
+    metrics, slope = sac_losses(spaces.Discrete(9), four_transitions(jnp.zeros(4, jnp.int32), mask), **options)
+    np.testing.assert_allclose(slope, metrics["losses/entropy"] - target, atol=1e-5)
+    assert metrics["losses/entropy"] <= np.mean(np.log(legal or 9)) + 1e-5
+
+
 def test_exploration_falls_with_the_steps_of_all_environments():
     graph = rollmill.dqn("CartPole-v1", **SMALL, total_timesteps=10_000, exploration_fraction=0.5, end_epsilon=0.1)
     learner = graph.start_learner(jax.random.key(0))
@@ -184,6 +253,10 @@ def test_weights_of_a_minibatch_have_the_mean_one():
         (partial(rollmill.td3, "CartPole-v1"), "td3 needs a Box.*hint: dqn"),
         (partial(rollmill.sac, "Probe-MultiDiscrete-v0"), "sac needs a Discrete action space or a bounded Box"),
         (partial(rollmill.dqn, "TagGridWorld-Small-v0"), "several agents"),
+        (
+            lambda: rollmill.sac(still(spaces.Box(np.zeros(2, np.float32), np.float32([0, 1])))),
+            "sac needs actions between two bounds",
+        ),
         (partial(rollmill.sac, "CartPole-v1", buffer_size=8), "keeps 1 steps of each.*hint: buffer_size=32"),
         (partial(rollmill.sac, "CartPole-v1", buffer_size=2**31), "more than a replay memory can number"),
         (partial(rollmill.sac, "CartPole-v1", batch_size=6000), "larger than learning_starts=5000.*hint"),

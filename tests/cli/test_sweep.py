@@ -94,6 +94,13 @@ def trial_process(run: Path) -> int | None:
         ([*SHORT, "--over", "gamma=0.9,0.99", "--group-seeds"], "needs seeds in a row: --over seed=0..4"),
         ([*SHORT, "--over", "seed=0,2", "--group-seeds"], "needs seeds in a row: --over seed=0..4"),
         ([*SHORT, "--over", "seed=0..1", "--group-seeds", "--num-seeds", "2"], "leave out --num-seeds"),
+        (
+            [*SHORT, "--over", "seed=0..1", "--num-seeds", "2"],
+            r"1 \(seed=1\) would both train seed 1",
+        ),
+        ([*SHORT, "--over", "seed=5,3,8", "--num-seeds", "3"], "would both train seed 5, which would count twice"),
+        ([*SHORT, "--over", "seed=0..1", "--over", "num-seeds=1,2"], "would both train seed 1"),
+        ([*SHORT, "--over", "seed=7,07"], "would both train seed 7"),
         ([*SHORT, "--over", "seed=0..1", "--group-seeds", "--fusion", "full"], "kernels of --fusion full one"),
         ([*SHORT, "--over", "seed=0..1", "--stop-early", "median"], "invalid choice: 'median'"),
         ([*SHORT, "--over", "seed=0..1", "--grace-steps", "5"], "are of --stop-early asha, which is not given"),
@@ -287,3 +294,22 @@ def test_killed_sweeps_and_trials_lose_nothing(tmp_path):
     assert third.wait(timeout=60) == 143
     assert [row["status"] for row in table(folder)] == ["stopped", "stopped"]
     assert not any(trial_process(run) for run in runs)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--over", "seed=0,2,4", "--num-seeds", "2"],
+        ["--over", "num-seeds=1,2"],
+        ["--over", "seed=0..1", "--over", "gamma=0.9,0.99"],
+        ["--over", "seed=0..2", "--group-seeds"],
+    ],
+)
+def test_seeds_that_are_apart_are_taken(words, tmp_path):
+    from rollmill.cli.sweep_creation import SweepRequest, create_sweep
+    from rollmill.planning import parse_axis
+
+    axes = tuple(parse_axis(text) for text in words[1::2] if "=" in text)
+    options = (*SHORT[2:], *(words[2:] if "--num-seeds" in words else ()))
+    asked = SweepRequest("ppo", "CartPole-v1", options, axes, directory=tmp_path / "sweep")
+    create_sweep(asked)

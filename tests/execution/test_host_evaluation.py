@@ -58,3 +58,21 @@ def test_an_environment_that_raises_ends_the_evaluation(policy):
         ContractError, match="Breathless: step raised RuntimeError: out of breath\n.*raise RuntimeEr"
     ):
         evaluate_on_host(*policy, env, episodes=19)
+
+
+def test_evaluations_do_not_begin_with_the_seeds_of_trainings(policy):
+    seeds = []
+
+    class Seeded(Countdown):
+        def reset(self, *, seed=None, options=None):
+            seeds.extend([] if seed is None else [seed])
+            return super().reset(seed=seed)
+
+    env = envs.host_environment("Seeded", Seeded)
+    seeds.clear()
+    evaluate_on_host(*policy, env, episodes=8, seed=3)
+    played, trained = set(seeds), set(env.start(range(8), seed=3).seeds)
+    assert len(played) == len(trained) == 8 and not played & trained
+    seeds.clear()
+    evaluate_on_host(*policy, env, episodes=8, seed=3)
+    assert set(seeds) == played

@@ -14,6 +14,7 @@ import equinox as eqx
 import gymnasium
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from gymnasium import spaces
 from jaxtyping import Array, Bool, Float, PyTree
@@ -81,8 +82,8 @@ class SACConfig:
     learn_temperature: bool = True
     """Learn the temperature that keeps the policy's entropy near the target."""
     target_entropy: float | None = None
-    """Entropy to keep, in nats. Default: minus the number of continuous actions, or 0.89 of the highest entropy of
-    discrete ones."""
+    """Entropy to keep, in nats; that of continuous actions as if their bounds were -1 and 1. Default: minus the
+    number of continuous actions, or 0.89 of the highest entropy of the legal discrete ones."""
     num_shards: Count | None = None
     """Logical shards within which transitions are drawn, a multiple of the device count. Default: automatic."""
     network: NetworkConfig = field(
@@ -172,12 +173,28 @@ class _SoftAgent(NamedTuple):
     actor: Module
     critic: Module
     action_space: spaces.Box | spaces.Discrete
-    target_entropy: float
     config: SACConfig
 
     @property
     def is_discrete(self) -> bool:
         return isinstance(self.action_space, spaces.Discrete)
+
+    @property
+    def log_unit(self) -> float:
+        """Logarithm of the volume of continuous actions, relative to that of actions between -1 and 1."""
+        assert isinstance(self.action_space, spaces.Box)
+        low, high = (np.asarray(bound, np.float64) for bound in (self.action_space.low, self.action_space.high))
+        return float(np.sum(np.log(0.5 * (high - low))))
+
+    def target_entropy(self, action_mask: PyTree) -> float | Float[Array, ""]:
+        """The entropy to keep where these actions are legal."""
+        if self.config.target_entropy is not None:
+            return self.config.target_entropy
+        if isinstance(self.action_space, spaces.Box):
+            return -float(math.prod(self.action_space.shape))
+        if isinstance(action_mask, tuple):
+            return DISCRETE_ENTROPY * math.log(int(self.action_space.n))
+        return DISCRETE_ENTROPY * jnp.log(jnp.maximum(jnp.sum(action_mask), 1).astype(jnp.float32))
 
     def distribution(self, actor: PyTree[Array], observation: Observation, action_mask: PyTree) -> Any:
         """The action distribution."""
@@ -195,17 +212,16 @@ def _agent_of(parts: OffPolicyParts) -> _SoftAgent:
         raise UsageError(
             f"sac needs a Discrete action space or a bounded Box; this one is {space}. hint: ppo takes others."
         )
+    if isinstance(space, spaces.Box) and not np.all(space.low < space.high):
+        raise UsageError(
+            f"sac needs actions between two bounds; some bounds are equal in {space}. hint: leave these out."
+        )
     actor = partial(
         stochastic_actor, observation_space=observation_space, action_space=space, config=config.network
     )
-    if isinstance(space, spaces.Discrete):
-        make = partial(action_values, duelling=False)
-        entropy = DISCRETE_ENTROPY * math.log(int(space.n))
-    else:
-        make, entropy = action_critic, -float(math.prod(space.shape))
+    make = partial(action_values, duelling=False) if isinstance(space, spaces.Discrete) else action_critic
     critic: Any = partial(make, observation_space=observation_space, action_space=space, config=config.network)
-    target = entropy if config.target_entropy is None else config.target_entropy
-    return _SoftAgent(module(actor), module(critic), space, target, config)
+    return _SoftAgent(module(actor), module(critic), space, config)
 
 
 # --- the fragments ------------------------------------------------------------------------------------
@@ -258,7 +274,7 @@ def _loss(
     critic_loss = sample.weight * 0.5 * jnp.sum(jnp.square(errors))
     value, entropy = evaluate(agent, networks.actor, constant.critics, key, sample.observation, mask)
     actor_loss = -value - temperature * entropy
-    excess = jax.lax.stop_gradient(entropy) - agent.target_entropy
+    excess = jax.lax.stop_gradient(entropy) - agent.target_entropy(mask)
     temperature_loss = jnp.exp(networks.log_temperature) * excess if agent.config.learn_temperature else 0.0
     return critic_loss + actor_loss + temperature_loss, {
         "losses/critic": critic_loss,
@@ -276,10 +292,13 @@ def _continuous_values(
     observation: Observation,
     mask: PyTree,
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """The lower value of an action that is drawn, and minus its log-density."""
+    """The lower value of an action that is drawn, and minus its log-density as if bounds were -1 and 1.
+
+    So entropies, and with them the temperature, do not depend on the unit of the actions.
+    """
     action, log_prob = agent.distribution(actor, observation, mask).unclipped_sample_and_log_prob(key)
     values = [agent.critic(critic, observation, action) for critic in critics]
-    return jnp.minimum(*values), -log_prob
+    return jnp.minimum(*values), -log_prob - agent.log_unit
 
 
 def _discrete_values(

@@ -17,6 +17,7 @@ from rollmill.api.evaluations import EvaluationProgress, PeriodicEvaluation
 from rollmill.api.hook_calls import HookCalls
 from rollmill.api.options import RunOptions
 from rollmill.api.recorded_progress import Episodes, read_progress
+from rollmill.api.runaway import TemperatureWatch
 from rollmill.api.saved_run import IDENTITY, identity_of
 from rollmill.dataflow import Graph
 from rollmill.execution import is_finite
@@ -121,6 +122,8 @@ class Recorder:
         self._each_line = options.log_every or default_log_every(algorithm)
         self._sums = RowSums()
         self._saved_sums = self._sums.to_json()
+        hyperparameters = algorithm.settings.get("config", {})
+        self._temperature = TemperatureWatch(hyperparameters.get("initial_temperature", 1.0))
 
     def begin(self, restored: Restored | None, state: PyTree[Array | np.ndarray]) -> None:
         """Goes on from a checkpoint, or saves the first one."""
@@ -383,6 +386,8 @@ class Recorder:
     def _write_line(self, speed: float, seconds: float) -> None:
         row = self._log.write(self._iteration, self._env_steps, {"seconds": seconds, **self._line(speed)})
         self._sums = RowSums()
+        if note := self._temperature.seen(row):
+            self._display.note(note)
         episodes = min(window.episodes for window in self._windows)
         self._hooks.emit(
             MetricsLogged(**self._at(self._iteration), seconds=row["seconds"], row=row, episodes=episodes)

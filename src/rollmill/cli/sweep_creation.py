@@ -86,6 +86,7 @@ def create_sweep(asked: SweepRequest) -> SweepDirectory:
     )
     to_check = _trials_to_check(spec)
     parsed = [_checked(trial) for trial in to_check]
+    _check_seeds(to_check, [each.run.seeds for each in parsed])
     _check_parts(to_check)
     spec = _with_early_stopping(spec, asked, parsed)
     sweep = SweepDirectory.create(asked.directory or _default_directory(asked), spec)
@@ -194,6 +195,29 @@ def _trials_to_check(spec: SweepSpec) -> list[Trial]:
 
 def _checked(trial: Trial) -> Any:
     return check_arguments(trial.words[0], list(trial.words[1:]), who=f"trial {trial}")
+
+
+def _check_seeds(trials: Sequence[Trial], seeds: Sequence[Sequence[int]]) -> None:
+    """Checks that trials that differ in their seeds alone train each seed once: their mean is one over seeds.
+
+    Args:
+        trials: the trials.
+        seeds: that each of them trains.
+
+    Raises:
+        UsageError: names two trials and the seed that both train.
+    """
+    owners: dict[tuple[Any, int], Trial] = {}
+    for trial, trained in zip(trials, seeds, strict=True):
+        others = tuple(sorted((name, value) for name, value in trial.point.items() if name != "seed"))
+        for seed in trained:
+            owner = owners.setdefault((others, seed), trial)
+            if owner.point.get("seed") != trial.point.get("seed"):
+                raise UsageError(
+                    f"trials {owner} and {trial} would both train seed {seed}, which would count twice: "
+                    f"num_seeds={len(trained)} trains as many seeds from each one on. hint: leave out num_seeds, "
+                    "or train all seeds in one program by --over seed=FIRST..LAST --group-seeds."
+                )
 
 
 def _check_parts(trials: Sequence[Trial]) -> None:

@@ -237,7 +237,7 @@ class StartHost(Protocol):
             indices: global indices of the environments; they determine the seeds.
             seed: seed of the training.
             generation: 0 for the first start of these environments in a run, another number for each later one,
-                so that a restarted environment does not repeat its episodes.
+                so that a restarted environment does not repeat its episodes; `envs.host.EVALUATION` to evaluate.
             gamma: if given, discounted returns are recorded, as by `envs.record_discounted_returns`.
         """
         ...

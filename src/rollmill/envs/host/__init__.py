@@ -13,9 +13,10 @@ from rollmill.envs.host.finite import find_non_finite, non_finite_error
 from rollmill.envs.host.layout import allocate, begin, copy_batch, step_struct
 from rollmill.envs.host.parallel import parallel_environment
 from rollmill.envs.host.running_sums import RunningSums
-from rollmill.envs.host.seeds import environment_seed
+from rollmill.envs.host.seeds import EVALUATION, environment_seed
 
 __all__ = [
+    "EVALUATION",
     "Film",
     "RunningSums",
     "StartByName",

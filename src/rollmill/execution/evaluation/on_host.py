@@ -14,6 +14,7 @@ from jaxtyping import Int
 from rollmill.core.errors import ContractError
 from rollmill.core.types import HostEnvironment, HostVector, Memory
 from rollmill.dataflow import Graph, Weights
+from rollmill.envs.host import EVALUATION
 from rollmill.execution.evaluation.episodes import (
     MAX_STEPS,
     EvaluationEpisodes,
@@ -40,7 +41,8 @@ def evaluate_on_host(
     """Plays whole episodes of a host environment, side by side in up to `MAX_COPIES` copies of it.
 
     Episodes are dealt out beforehand, an equal number to each copy, so that short ones do not count more
-    often. Arguments are those of `evaluate`.
+    often. Their seeds are not those that a training with the same `seed` begins with. Arguments are those of
+    `evaluate`.
 
     Raises:
         UsageError: if an episode does not end within `MAX_STEPS` steps.
@@ -59,7 +61,7 @@ def evaluator_on_host(
     decide = jax.jit(jax.vmap(graph.policy if stochastic else graph.greedy, in_axes=(None, 0, 0, 0, 0)))
 
     def play(weights: Weights) -> EvaluationEpisodes:
-        vector = env.start(range(num_envs), seed=seed)
+        vector = env.start(range(num_envs), seed=seed, generation=EVALUATION)
         try:
             memory = start_memories(graph.start_memory, num_envs)
             return _play_on_host(env.name, vector, partial(decide, weights), memory, quota, seed)
