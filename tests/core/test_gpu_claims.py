@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from rollmill.core import gpu_claims
+from rollmill.core import gpu_claims, gpu_memory
 from rollmill.core.errors import DeviceMemoryError
 from rollmill.core.gpu_claims import ROOM, claim_memory, release_claim, settle_claim
 from rollmill.core.gpu_memory import GpuMemory
@@ -61,6 +61,8 @@ def test_a_claim_that_is_settled_is_counted_by_the_driver_alone(claims):
     claims.take(60)
     settle_claim()
     claims.others(11)
+    (claim,) = gpu_claims.living_claims(claims.path)
+    assert (claim.taken, claim.bytes) == (True, 60 * GIBIBYTE + ROOM)
     claims.take(70)
 
 
@@ -96,6 +98,22 @@ def test_claims_of_processes_that_ended_are_gone(claims):
     assert completed.stdout == "2\n" and "it needs at least 20.0 GiB" in completed.stderr
     claims.take(18)
     assert len(list(claims.path.glob("*.claim"))) == 2
+
+
+def test_a_training_that_the_driver_does_not_name_is_named_by_its_claim(claims, monkeypatch):
+    claims.take(40)
+    settle_claim()
+    claims.others(11)
+    (file,) = claims.path.glob("*.claim")
+    file.write_text(file.read_text().replace(f'"pid": {os.getpid()}', '"pid": 11'))
+    monkeypatch.setattr(gpu_claims, "_default_folder", lambda: claims.path)
+    monkeypatch.setattr(gpu_memory, "open_nvml", lambda: 1 / 0)
+    monkeypatch.setattr(gpu_memory, "memory_by_smi", lambda: (FREE._replace(free=30 * GIBIBYTE), OTHER))
+    first, second = gpu_memory.ask_gpu_memory()
+    told = str(first)
+    # 50 GiB are held, of which the claim explains 40.5.
+    assert "(process 11) took about 40.5 GiB, processes that the driver does not name here hold 9.5 GiB" in told
+    assert second.holders == ()
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"pid": "x"}', "[]", "x" * 2**17])

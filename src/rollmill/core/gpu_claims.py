@@ -79,6 +79,20 @@ def claim_memory(need: int, *, what: str, devices: int, folder: Path | None = No
         )
 
 
+def living_claims(folder: Path | None = None) -> list[Claim]:
+    """The claims of processes that live; none where the folder cannot be read.
+
+    Args:
+        folder: of claims; default: that of this user.
+    """
+    folder = folder or _default_folder()
+    try:
+        _check_folder(folder)
+        return list(_living(Folder(folder), removes=False))
+    except (OSError, ForeignFileError):
+        return []
+
+
 def settle_claim() -> None:
     """Says that this process has taken what it has claimed."""
     if _own is not None and not _own.claim.taken:
@@ -103,13 +117,14 @@ def _check(need: int, what: str, memory: Sequence[GpuMemory], claims: Sequence[C
             raise DeviceMemoryError(f"{what} at least {in_bytes(need)} of each GPU, and {each}{listed}. {HINT}")
 
 
-def _living(folder: Folder) -> Iterator[Claim]:
-    """The claims of processes that live; files of others are removed."""
+def _living(folder: Folder, *, removes: bool = True) -> Iterator[Claim]:
+    """The claims of processes that live; the files of others can be removed by who holds the lock."""
     for name in sorted(name for name, kind in folder.kinds().items() if kind == "file" and name.endswith(SUFFIX)):
         descriptor = folder.open_to_append(name)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            folder.remove(name)
+            if removes:
+                folder.remove(name)
         except BlockingIOError:
             with contextlib.suppress(DataError, ForeignFileError):
                 text = folder.read(name, limit=MAX_BYTES)
@@ -123,13 +138,14 @@ def _write(folder: Folder, claim: Claim) -> None:
     descriptor = os.open(
         folder.path / f"{claim.pid}{SUFFIX}", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600
     )
-    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)  # one that only reads holds it for a moment
     _own = _Own(claim, descriptor)
     _write_text(_own)
 
 
 def _write_text(own: _Own) -> None:
-    os.ftruncate(own.descriptor, 0)  # it is open for appending
+    os.ftruncate(own.descriptor, 0)
+    os.lseek(own.descriptor, 0, os.SEEK_SET)
     os.write(own.descriptor, json.dumps(asdict(own.claim)).encode())
 
 
@@ -138,9 +154,7 @@ def _locked(folder: Path) -> Iterator[Folder]:
     """The folder of claims, while no other process reads or changes it."""
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
-    facts = folder.lstat()
-    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid() or facts.st_mode & 0o022:
-        raise PermissionError(f"{folder} is no folder of this user alone")
+    _check_folder(folder)
     claims = Folder(folder)
     descriptor = claims.open_to_append(LOCK)
     try:
@@ -148,6 +162,13 @@ def _locked(folder: Path) -> Iterator[Folder]:
         yield claims
     finally:
         os.close(descriptor)
+
+
+def _check_folder(folder: Path) -> None:
+    """Raises a PermissionError if others could write into a folder, or it is a link."""
+    facts = folder.lstat()
+    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid() or facts.st_mode & 0o022:
+        raise PermissionError(f"{folder} is no folder of this user alone")
 
 
 def _default_folder() -> Path:

@@ -41,12 +41,16 @@ class Holder(NamedTuple):
     name: str
     bytes: int | None
     """None where the driver does not tell."""
+    by_claim: bool = False
+    """The driver does not name it; it is a training that said what it would take."""
 
     def __str__(self) -> str:
         held = "an unknown part" if self.bytes is None else in_bytes(self.bytes)
         if self.pid == os.getpid():
             return f"this process holds {held}"
-        return f"{self.name or 'a program'} (process {self.pid}) holds {held}"
+        return (
+            f"{self.name or 'a program'} (process {self.pid}) {'took about' if self.by_claim else 'holds'} {held}"
+        )
 
 
 class GpuMemory(NamedTuple):
@@ -78,12 +82,19 @@ class GpuMemory(NamedTuple):
 
 
 def ask_gpu_memory() -> tuple[GpuMemory, ...]:
-    """The memory of each device that CUDA sees in this process; empty where nobody answers."""
+    """The memory of each device that CUDA sees in this process; empty where nobody answers.
+
+    Trainings of this user that the driver does not name, as in containers, are named by their claims.
+    """
+    from rollmill.core.gpu_claims import living_claims  # here, because claims ask for memory
+
     try:
         with open_nvml() as nvml:
-            return memory_by_nvml(nvml)
+            found = memory_by_nvml(nvml)
     except Exception:  # any: NVML and its package may be missing, older than what is called, or of another driver
-        return memory_by_smi()
+        found = memory_by_smi()
+    claims = [claim for claim in living_claims() if claim.taken and claim.pid != os.getpid()] if found else []
+    return tuple(each._replace(holders=_ordered([*each.holders, *_claimed(each, claims)])) for each in found)
 
 
 def memory_by_nvml(nvml: Any) -> tuple[GpuMemory, ...]:
@@ -181,6 +192,14 @@ def _driver_name(nvml: Any, pid: int) -> str:
 
 def _ordered(holders: Iterable[Holder]) -> tuple[Holder, ...]:
     return tuple(sorted(holders, key=lambda holder: -(holder.bytes or 0)))
+
+
+def _claimed(memory: GpuMemory, claims: Iterable[Any]) -> Iterator[Holder]:
+    """Processes of claims that the driver does not name."""
+    named = {holder.pid for holder in memory.holders}
+    for claim in claims:
+        if memory.uuid in claim.gpus and claim.pid not in named:
+            yield Holder(claim.pid, claim.program, claim.bytes, by_claim=True)
 
 
 def _label(gpu: Gpu) -> str:
