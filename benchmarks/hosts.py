@@ -1,0 +1,330 @@
+"""Trainings over two hosts, whose code differs, whose clocks are far apart, whose link is cut and that are killed.
+
+    sudo python benchmarks/hosts.py code modules profile cuts
+
+The hosts are namespaces of this machine. `code` and `modules` show what a training says where host 2 has another
+Rollmill, or lacks the user's module. `profile` compares the clocks and the profile of hosts 100,000 s apart with
+those of one clock. `cuts` cuts the link of host 2 for 8, 30 and 120 s, and kills the host, under several trainings
+at a time, and tells what was said when, and when the training went on. Each part is one object of
+`results/hosts.json`.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from host_namespaces import Host, hosts, start_ray
+from measure import RESULTS, write_result
+
+import rollmill
+
+SOURCE = Path(rollmill.__file__).parent
+APART_SECONDS = 100_000
+SMALL = (
+    *("--num-envs", 8, "--num-steps", 16, "--num-minibatches", 2, "--update-epochs", 1, "--seed", 3),
+    *("--cluster", "auto"),
+)
+COARSE = ("--distribution", "single-learner-coarse", "--actors", 2)
+EVENTS = {"link cut for 8 s": 8.0, "link cut for 30 s": 30.0, "link cut for 120 s": 120.0, "host killed": None}
+"""Seconds for which the link is down."""
+PATIENCE_SECONDS = 150.0
+FIRST_SECONDS = 180.0
+SAID = {
+    "silence": "nothing is heard",
+    "heard": "is heard again",
+    "lost": "was lost",
+    "placed": "was placed",
+    "replaced": "was replaced",
+    "again": "begin again",
+}
+"""Words of lines whose times are kept."""
+
+
+@dataclass
+class Told:
+    """A command on a host, and what it prints, each line with its time."""
+
+    process: subprocess.Popen
+    run: Path
+    lines: list[tuple[float, str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        for line in self.process.stdout:
+            self.lines.append((time.monotonic(), line.strip()))
+
+    def iteration(self) -> int:
+        """The last iteration of the log; 0 before the first."""
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            return int(json.loads((self.run / "metrics.jsonl").read_text().splitlines()[-1])["iteration"])
+        return 0
+
+    def since(self, began: float) -> list[tuple[float, str]]:
+        """Seconds and text of the lines since then, progress lines excluded."""
+        return [(round(at - began, 1), text) for at, text in self.lines if at >= began and "steps/s" not in text]
+
+
+def train(host: Host, run: Path, *words: object, **environment: str) -> Told:
+    """Starts a small training whose driver is on a host."""
+    command = [sys.executable, "-m", "rollmill", "train", "ppo", *words, *SMALL, "--run-dir", run]
+    host.environment = {"RAY_worker_niceness": "0", **environment}
+    return Told(host.start(*command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT), run)
+
+
+@contextlib.contextmanager
+def cluster(**options: Any) -> Iterator[tuple[Host, Host]]:
+    """Two hosts, each a node of one Ray cluster of four cores each."""
+    with hosts(2, **options) as (first, second):
+        for host in (first, second):
+            host.environment = {"RAY_worker_niceness": "0"}
+            start_ray(sys.executable, first, host)
+        yield first, second
+
+
+def ended(told: Told, began: float) -> dict[str, Any]:
+    """How a command ended."""
+    code = told.process.wait(600)
+    time.sleep(0.5)
+    return {"exit_code": code, "seconds": round(time.monotonic() - began, 1), "said": told.since(began)[-6:]}
+
+
+def different_code(folder: Path) -> dict[str, Any]:
+    """Host 2 has another file of Rollmill's; then none at all."""
+    other = folder / "returns.py"
+    original = SOURCE / "algorithms" / "returns.py"
+    other.write_text(original.read_text() + "\n# another one\n")
+    found = {}
+    with cluster() as (first, second):
+        second.run("mount", "--bind", other, original)
+        began = time.monotonic()
+        words = ("CartPole-v1", "--distribution", "multi-learner", "--workers", 2, "--learners", 2)
+        found["another source"] = ended(train(first, folder / "other", *words, "--total-timesteps", 4096), began)
+        second.run("umount", original)
+        second.run("mount", "-t", "tmpfs", "tmpfs", SOURCE)
+        began = time.monotonic()
+        found["rollmill missing"] = ended(train(first, folder / "none", *words, "--total-timesteps", 4096), began)
+    return found
+
+
+def sent_module(folder: Path) -> dict[str, Any]:
+    """A module of the user is on host 1 alone."""
+    mine = folder / "mine"
+    mine.mkdir()
+    (mine / "my_game.py").write_text(
+        "import my_name\nimport rollmill\n"
+        "rollmill.register(my_name.NAME, lambda **_: rollmill.make('CartPole-v1'))\n"
+    )
+    (mine / "my_name.py").write_text("NAME = 'mine'\n")
+    with cluster() as (first, second):
+        second.run("mount", "-t", "tmpfs", "tmpfs", mine)
+        began = time.monotonic()
+        words = ("mine", "--import", "my_game", "--distribution", "multi-learner", "--workers", 2, "--learners", 2)
+        told = train(first, folder / "sent", *words, "--total-timesteps", 4096, PYTHONPATH=str(mine))
+        result = ended(told, began)
+        workers = json.loads((folder / "sent/workers.json").read_text())
+        summary = json.loads((folder / "sent/summary.json").read_text())
+    return {
+        **result,
+        "status": summary["status"],
+        "steps_per_second": summary["steps_per_second"],
+        "modules_of_hosts": {each["host"]: each["modules"]["my_game"] for each in workers.values()},
+    }
+
+
+def profiles(folder: Path) -> dict[str, Any]:
+    """The same profile with one clock, and with those of the hosts far apart."""
+    return {
+        "one clock": _profile(folder / "one", 0),
+        f"clocks {APART_SECONDS:,} s apart": _profile(folder / "apart", APART_SECONDS),
+    }
+
+
+def _profile(folder: Path, apart: int) -> dict[str, Any]:
+    folder.mkdir()
+    output = folder / "profile.json"
+    with cluster(offsets={2: apart}) as (first, _):
+        words = [sys.executable, "-m", "rollmill", "profile", "ppo", "gymnasium:CartPole-v1", *COARSE, *SMALL]
+        words += ["--total-timesteps", 100_000_000, "--output", output]
+        done = first.run(*words, check=False, timeout=900)
+        if done.returncode:
+            raise RuntimeError(done.stdout[-2000:] + done.stderr[-2000:])
+        clock = _clock_error(first, folder, apart)
+    profile = json.loads(output.read_text())
+    processes = {each["name"]: sum(each["overlap"].values()) for each in profile["processes"]}
+    return {
+        "clock": clock,
+        "iteration_seconds": profile["iteration"]["unprofiled"],
+        "processes": {each["name"]: each["overlap"] for each in profile["processes"]},
+        "seconds_accounted_for": processes,
+        "notes": profile["notes"],
+    }
+
+
+def _clock_error(first: Host, folder: Path, apart: int) -> dict[str, Any]:
+    """The measured offset of workers beside the true one, from a short training."""
+    told = train(first, folder / "run", "gymnasium:CartPole-v1", *COARSE, "--total-timesteps", 4096)
+    told.process.wait(300)
+    workers = json.loads((folder / "run/workers.json").read_text())
+    return {
+        name: {
+            "host": each["host"],
+            "error_ms": round((each["clock"]["ahead_ns"] - 1e9 * apart * each["host"].endswith("-2")) / 1e6, 4),
+            "round_trip_ms": round(each["clock"]["round_trip_ns"] / 1e6, 4),
+        }
+        for name, each in workers.items()
+    }
+
+
+def cuts(folder: Path, rounds: dict[str, int], at_once: int) -> list[dict[str, Any]]:
+    """Cuts the link of host 2, or kills it, under trainings."""
+    results = []
+    with cluster() as (first, second):
+        number = 0
+        for event, count in rounds.items():
+            for _ in range(count):
+                number += 1
+                runs = [folder / f"run-{number}-{each}" for each in range(at_once)]
+                results += _disturbed(first, second, event, runs)
+                print(json.dumps(results[-at_once:], indent=1), flush=True)
+                write_result("hosts-cuts", {"trials": results, "table": table(results)})
+                for run in runs:
+                    shutil.rmtree(run, ignore_errors=True)
+    return results
+
+
+def _disturbed(first: Host, second: Host, event: str, runs: Sequence[Path]) -> list[dict[str, Any]]:
+    words = ("gymnasium:CartPole-v1", *COARSE, "--total-timesteps", 100_000_000, "--log-every", 4)
+    trainings = [train(first, run, *words) for run in runs]
+    try:
+        deadline = time.monotonic() + FIRST_SECONDS
+        while min(each.iteration() for each in trainings) < 8 and time.monotonic() < deadline:
+            time.sleep(0.2)
+        began = time.monotonic()
+        before = [each.iteration() for each in trainings]
+        seconds = EVENTS[event]
+        second.link(False) if seconds else second.kill()
+        later = threading.Timer(seconds or 0.0, second.link, [True]) if seconds else None
+        if later:
+            later.start()
+        found = _watch(trainings, began, before, until=began + (seconds or 30.0) + 5.0)
+        if later:
+            later.join()
+        return [{"event": event, **each} for each in found]
+    finally:
+        for each in trainings:
+            _end(first, each)
+        _mend(first, second)
+
+
+def _watch(trainings: Sequence[Told], began: float, before: Sequence[int], until: float) -> list[dict[str, Any]]:
+    """Follows trainings until the event is over and all have gone on."""
+    progress: list[list[tuple[float, int]]] = [[(0.0, at)] for at in before]
+    while True:
+        now = time.monotonic()
+        for course, training in zip(progress, trainings, strict=True):
+            if (at := training.iteration()) != course[-1][1]:
+                course.append((now - began, at))
+        over = now > until and all(now - began - course[-1][0] < 3.0 and len(course) > 2 for course in progress)
+        if over or now > until + PATIENCE_SECONDS:
+            break
+        time.sleep(0.2)
+    return [_outcome(each, course, began) for each, course in zip(trainings, progress, strict=True)]
+
+
+def _outcome(training: Told, course: Sequence[tuple[float, int]], began: float) -> dict[str, Any]:
+    said = training.since(began)
+    gaps = [(later[0] - earlier[0], later[0]) for earlier, later in zip(course, course[1:], strict=False)]
+    longest, on_again = max(gaps, default=(float("nan"), float("nan")))
+    times = {name: next((at for at, text in said if words in text), None) for name, words in SAID.items()}
+    placed = {
+        match[1]: match[2] for _, text in training.lines if (match := re.match(r"(\S+) was placed on (\S+)", text))
+    }
+    return {
+        "goes_on": training.process.poll() is None and len(course) > 2,
+        "stood_still_seconds": round(longest, 1),
+        "on_again_at": round(on_again, 1),
+        "seconds": times,
+        "on_host_2": sorted(name for name, host in placed.items() if host.endswith(".2")),
+        "said": said,
+    }
+
+
+def _end(first: Host, training: Told) -> None:
+    """Ends a training as a driver's crash does, which ends its workers at once."""
+    if training.process.poll() is None:
+        first.run("pkill", "-9", "-f", f"rollmill train.*{training.run.name}", check=False)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        training.process.wait(10)
+
+
+def _mend(first: Host, second: Host) -> None:
+    """Has host 2 join the cluster again, if it has left it."""
+    second.link(True)
+    if second.process.poll() is not None:
+        second.up()
+    alive = second.run("pgrep", "-f", "raylet/raylet", check=False).returncode == 0
+    if not alive:
+        second.run(sys.executable, "-m", "ray.scripts.scripts", "stop", "--force", check=False)
+        start_ray(sys.executable, first, second)
+    time.sleep(2.0)
+
+
+def table(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One line for each kind of event."""
+    lines = []
+    for event in dict.fromkeys(each["event"] for each in results):
+        trials = [each for each in results if each["event"] == event]
+        spread = lambda values: [min(values), max(values)] if values else None
+        lines.append(
+            {
+                "event": event,
+                "trials": len(trials),
+                "went_on": sum(each["goes_on"] for each in trials),
+                "stood_still_seconds": spread([each["stood_still_seconds"] for each in trials]),
+                **{name: spread([s for t in trials if (s := t["seconds"][name]) is not None]) for name in SAID},
+            }
+        )
+    return lines
+
+
+def main() -> None:
+    """Runs the parts that are asked for, and writes what they found beside what others have."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="+", choices=["code", "modules", "profile", "cuts"])
+    parser.add_argument("--rounds", default="6,4,2,3", help="events of each kind, under --at-once trainings each")
+    parser.add_argument("--at-once", type=int, default=2)
+    options = parser.parse_args()
+    rounds = dict(zip(EVENTS, map(int, options.rounds.split(",")), strict=True))
+    path = RESULTS / "hosts.json"
+    found = json.loads(path.read_text())["result"] if path.exists() else {}
+    with tempfile.TemporaryDirectory(prefix="rollmill-hosts-", dir="/var/tmp") as name:
+        folder = Path(name)
+        for part in options.parts:
+            if part == "cuts":
+                trials = cuts(folder, rounds, options.at_once)
+                found[part] = {"trials": trials, "table": table(trials)}
+            else:
+                found[part] = {"code": different_code, "modules": sent_module, "profile": profiles}[part](folder)
+            print(json.dumps(found[part], indent=1), flush=True)
+            write_result("hosts", found)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    main()
