@@ -157,3 +157,26 @@ def test_the_command_writes_a_page_and_prints_the_last_values(tmp_path, monkeypa
     assert ended.value.code == 0 and (tmp_path / "curves.html").is_file()
     shown = capsys.readouterr().out
     assert "ppo on CartPole-v1: episode/return 10.5, 2 seeds from 10.0 to 11.0" in shown
+
+
+def test_groups_with_labels_that_are_cut_have_an_entry_each(tmp_path):
+    # The labels of all three begin with the same hundred letters.
+    sizes = " ".join(["1024"] * 30)
+    runs = [
+        recorded(tmp_path, f"run{n}", [n, n + 1], config={"sizes": f"{sizes} {n}", "gamma": 0.9}) for n in range(3)
+    ]
+    runs.append(recorded(tmp_path, "run9", [9, 9], config={"sizes": "8", "gamma": 0.9}))
+    curves = rollmill.plot(*runs, output=tmp_path / "curves.html")
+    page = (tmp_path / "curves.html").read_text()
+    legend = re.search(r'<div class="legend">(.*?)</div>', page).group(1)
+    assert len(curves.groups) == 4
+    assert re.findall(r"var\(--(\w+)\)", legend) == ["c0", "c1", "c2", "c3"]
+    assert ["[run2]" in legend, "[run1]" in legend, "[run0]" in legend, "[run9]" in legend] == [True] * 3 + [False]
+
+
+def test_numbers_that_differ_late_tell_groups_apart():
+    curves = [SeedCurve(name, {"gamma": gamma}, [MetricAt(1, 1.0, 1.0)]) for name, gamma in RATES]
+    assert sorted(group.label for group in grouped(curves)) == ["gamma=0.99999901", "gamma=0.99999902"]
+
+
+RATES = (("a", 0.99999901), ("b", 0.99999902))

@@ -168,6 +168,32 @@ def test_seeds_in_one_program_have_a_row_each(tmp_path):
     assert text.count("<polyline") == 3 and "<title>0 (gamma=0.9, seed=3..5), seed 5</title>" in text
 
 
+def test_the_best_of_a_sweep_over_seeds_has_the_highest_mean(tmp_path):
+    # Means by hand: (100 + 0 + 20) / 3 = 40 of gamma 0.9 with the luckiest seed, (60 + 50 + 40) / 3 = 50 of 0.99.
+    # Seed 2 of 0.999 has no result: its mean of 90 is one over two seeds.
+    results = {"0.9": (100.0, 0.0, 20.0), "0.99": (60.0, 50.0, 40.0), "0.999": (90.0, 90.0, None)}
+    axes = (listed_axis("gamma", list(results)), listed_axis("seed", ["0", "1", "2"]))
+    points = tuple((gamma, str(seed)) for gamma in results for seed in range(3))
+    sweep = SweepDirectory.create(tmp_path / "sweep", SweepSpec("ppo", "CartPole-v1", (), axes, 9, points))
+    for trial in sweep.trials():
+        result = results[trial.point["gamma"]][int(trial.point["seed"])]
+        if result is not None:
+            end(sweep, trial, "finished", result)
+    rows = sweep.rows("final_return")
+    assert [(row["gamma"], row["seed"], row["mean_over_seeds"], row["num_seeds"]) for row in rows] == [
+        *(("0.99", seed, 50.0, 3) for seed in "012"),
+        *(("0.9", seed, 40.0, 3) for seed in "021"),
+        *(("0.999", seed, 90.0, 2) for seed in "012"),
+    ]
+    sweep.write_table(rows)
+    table = (sweep.root / "table.csv").read_text().splitlines()
+    assert table[0].endswith(",mean_over_seeds,num_seeds") and table[1].endswith(",50.0,3")
+    write_report(sweep, rows, "final_return")
+    report = (sweep.root / "report.html").read_text()
+    assert report.count('<tr class="best">') == 3
+    assert "the best by the mean final_return over the seeds of a point" in report
+
+
 def test_more_seeds_than_a_run_can_have(tmp_path):
     sweep = grouped(tmp_path / "sweep")
     path = sweep.root / "sweep.json"

@@ -98,9 +98,9 @@ def test_a_sweep_without_any_result(tmp_path):
 def test_a_curve_lies_where_its_numbers_are():
     curve = [ReturnAt(0, 0.0), ReturnAt(50, 5.0), ReturnAt(100, 10.0)]
     curves = [LabelledCurve("a", curve), LabelledCurve("b", [ReturnAt(100, float("nan"))])]
-    drawn = ElementTree.fromstring(figure(curves, has_best=False))
+    drawn = ElementTree.fromstring(figure(curves, num_best=0))
     assert [line.get("points") for line in drawn.iter(f"{SVG}polyline")] == ["70,374 478,194 886,14"]
-    flat = figure([LabelledCurve("a", [ReturnAt(7, 1.0)])], has_best=True)
+    flat = figure([LabelledCurve("a", [ReturnAt(7, 1.0)])], num_best=1)
     assert ElementTree.fromstring(flat).find(f"{SVG}polyline").get("points") == "886,194"
 
 

@@ -4,6 +4,7 @@ import argparse
 from functools import partial
 
 from rollmill.api import TRIAL_RESULTS, SweepDirectory, run_sweep, trusted_modules
+from rollmill.api.sweeps import OVER_SEEDS
 from rollmill.cli.parsing import RefusingParser, values_of
 from rollmill.cli.sweep_creation import (
     ALL_SAMPLERS,
@@ -44,7 +45,7 @@ SWEEP/table.csv compares them, SWEEP/report.html shows their learning curves. Al
                          GPUs' memory; one for each slice of MIG; one for each GPU in turns)
   --gpu-sharing WAY      how trials share a GPU: mps (kernels side by side), mig (slices that exist), turns, or
                          auto (default)
-  --metric NAME          column by which trials are compared, the largest is the best: {metrics}
+  --metric NAME          column by which trials are compared, by its mean over seeds where these vary: {metrics}
                          (default: final_return)
   --sweep-dir SWEEP      directory of the sweep (default: runs/sweep- with algorithm, environment and time)
   --resume SWEEP         go on with a sweep that was stopped or killed
@@ -171,7 +172,9 @@ def _created(own: argparse.Namespace, rest: list[str]) -> SweepDirectory:
 def _print_table(sweep: SweepDirectory, metric: str) -> None:
     columns = ["trial", *sweep.spec.options_varied, "status", metric]
     columns += [] if metric == "seconds" else ["seconds"]
-    cells = [columns, *([_text(row[name]) for name in columns] for row in sweep.rows(metric))]
+    rows = sweep.rows(metric)
+    columns += [name for name in OVER_SEEDS if rows and name in rows[0]]
+    cells = [columns, *([_text(row[name]) for name in columns] for row in rows)]
     widths = [max(len(row[index]) for row in cells) for index in range(len(columns))]
     for row in cells:
         print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())

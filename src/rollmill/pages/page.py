@@ -84,17 +84,19 @@ def tiles(figures: Iterable[tuple[str, str]]) -> str:
     return f'<div class="tiles">{"".join(made)}</div>'
 
 
-def legend(colours: Mapping[str, str], *, hatched: str = "", most: int = LONGEST_NAME) -> str:
+def legend(
+    colours: Mapping[str, str] | Sequence[tuple[str, str]], *, hatched: str = "", most: int = LONGEST_NAME
+) -> str:
     """Names and their colours.
 
     Args:
-        colours: the page's colour of each name.
+        colours: the page's colour of each name; names need not differ in a sequence.
         hatched: a name whose area is hatched in the colour of the device.
         most: characters of a name.
     """
     marks = [
         f'<span><i style="background:var(--{colour})"></i>{escaped(name, most=most)}</span>'
-        for name, colour in colours.items()
+        for name, colour in (colours.items() if isinstance(colours, Mapping) else colours)
     ]
     if hatched:
         marks.append(

@@ -136,7 +136,8 @@ def _text(value: Any) -> str:
         case bool() | None:
             return str(value).lower()
         case float():
-            return f"{value:g}"
+            short = f"{value:g}"
+            return short if float(short) == value else repr(value)
         case list() | tuple():
             return " ".join(map(_text, value)) or "none"
     return str(value)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from rollmill.api.plotting.groups import Curves
-from rollmill.api.plotting.words import AXIS_TITLES, COLOURED, label, metric_title
+from rollmill.api.plotting.words import AXIS_TITLES, COLOURED, labels, metric_title
 from rollmill.core.text import compact
 from rollmill.pictures import GREY, new_figure, tidy
 
@@ -39,8 +39,8 @@ def _draw(part: Any, curves: Curves, axis: str) -> None:
         if len(group.runs) > 1 and coloured:
             part.fill_between(band.x, band.low, band.high, color=colour, alpha=0.18, linewidth=0)
         part.plot(band.x, band.mean, color=colour, linewidth=1.8 if coloured else 0.8)
-    for index, group in enumerate(curves.groups[:COLOURED]):
-        part.plot([], [], color=COLOURS[index], linewidth=1.8, label=label(group))
+    for colour, name in zip(COLOURS, labels(curves.groups)[:COLOURED], strict=False):
+        part.plot([], [], color=colour, linewidth=1.8, label=name)
     part.set_xlabel(AXIS_TITLES[axis])
     part.set_ylabel(metric_title(curves))
     part.xaxis.set_major_formatter(lambda value, _: compact(value))

@@ -1,5 +1,8 @@
 """Titles, labels and colours that the page and the PNG share."""
 
+from collections import Counter
+from collections.abc import Sequence
+
 from rollmill.api.plotting.groups import CurveGroup, Curves
 from rollmill.pages.text import cut, printable
 
@@ -14,11 +17,24 @@ def metric_title(curves: Curves) -> str:
     return printable(cut(curves.metric.replace("/", " ").replace("_", " "), LONGEST_LABEL))
 
 
-def label(group: CurveGroup) -> str:
-    """The label of a group, with its number of seeds."""
-    count = len(group.runs)
-    seeds = f" ({count} seeds)" if count > 1 else ""
-    return printable(cut(group.label, LONGEST_LABEL)) + seeds
+def labels(groups: Sequence[CurveGroup]) -> list[str]:
+    """The label of each group, with its number of seeds; of those that are cut to the same text, also a run."""
+    texts = [printable(cut(group.label, LONGEST_LABEL)) for group in groups]
+    counts = Counter(texts)
+    return [
+        _distinct(text, group) if counts[text] > 1 else text + _seeds(group)
+        for text, group in zip(texts, groups, strict=True)
+    ]
+
+
+def _distinct(text: str, group: CurveGroup) -> str:
+    """A label that ends with the name of a run, which no other group has."""
+    run = f" [{printable(cut(group.runs[0], LONGEST_LABEL // 2))}]"
+    return cut(text, LONGEST_LABEL - len(run)) + run + _seeds(group)
+
+
+def _seeds(group: CurveGroup) -> str:
+    return f" ({len(group.runs)} seeds)" if len(group.runs) > 1 else ""
 
 
 def explanation(curves: Curves) -> str:

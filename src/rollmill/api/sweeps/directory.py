@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from rollmill.api.sweeps.ranking import OVER_SEEDS, SEED, ranked
 from rollmill.api.sweeps.spec import SweepSpec, Trial
 from rollmill.core.errors import CheckpointError, StorageError, UsageError
 from rollmill.core.json_data import read_as
@@ -207,7 +208,8 @@ class SweepDirectory:
     def rows(self, metric: str, *, running: Collection[str] = ()) -> list[dict[str, Any]]:
         """A row for each trial: its values and results, the largest `metric` first, trials without one last.
 
-        Of trials that train several seeds in one program there is a row for each seed.
+        Of trials that train several seeds in one program there is a row for each seed. A sweep over seeds is
+        sorted by the mean over the seeds of each point (`ranked`).
 
         Args:
             metric: a column.
@@ -227,7 +229,7 @@ class SweepDirectory:
             for point, results in _of_each_seed(trial, summary):
                 numbers = {name: _number(results.get(name)) for name in TRIAL_RESULTS}
                 rows.append({"trial": trial.name, **point, "status": status, **numbers})
-        return sorted(rows, key=lambda row: (row[metric] is None, -(row[metric] or 0.0)))
+        return ranked(rows, self.spec.options_varied, metric)
 
     def write_table(self, rows: Sequence[dict[str, Any]]) -> None:
         """Writes rows as CSV.
@@ -236,7 +238,8 @@ class SweepDirectory:
             StorageError: the file cannot be written.
         """
         text = io.StringIO(newline="")
-        writer = csv.DictWriter(text, ["trial", *self.spec.options_varied, "status", *TRIAL_RESULTS])
+        more = OVER_SEEDS if SEED in self.spec.options_varied else ()
+        writer = csv.DictWriter(text, ["trial", *self.spec.options_varied, "status", *TRIAL_RESULTS, *more])
         writer.writeheader()
         writer.writerows(rows)
         try:

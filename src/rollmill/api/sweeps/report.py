@@ -6,6 +6,7 @@ from html import escape
 from typing import Any, NamedTuple
 
 from rollmill.api.sweeps.directory import TRIAL_RESULTS, SweepDirectory
+from rollmill.api.sweeps.ranking import OVER_SEEDS, SEED, count_best
 from rollmill.api.sweeps.spec import Trial
 from rollmill.core.errors import StorageError
 from rollmill.pages.scales import ticks
@@ -106,32 +107,33 @@ def report(
         metric: column by which it is sorted.
         total: number of rows, of which only the first may be shown.
     """
-    has_best = bool(rows) and rows[0][metric] is not None
+    best = count_best(rows, options, metric)
     note = f"The best {len(rows)} of {total} are shown." if total > len(rows) else ""
-    columns = ("trial", *options, "status", *TRIAL_RESULTS)
+    columns = ("trial", *options, "status", *TRIAL_RESULTS, *(OVER_SEEDS if SEED in options else ()))
+    by = f"the mean {metric} over the seeds of a point" if SEED in options else metric
     return "\n".join(
         [
             "<!doctype html>",
             f'<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>',
             f"<style>\n{STYLE}\n</style></head><body>",
             f"<h1>{escape(title)}</h1>",
-            f"<p>Return over environment steps; the best by {escape(metric)} in orange. {note}</p>",
-            figure(curves, has_best=has_best),
-            f'<div class="scroll">{_table(rows, columns, has_best=has_best)}</div>',
+            f"<p>Return over environment steps; the best by {escape(by)} in orange. {note}</p>",
+            figure(curves, num_best=best),
+            f'<div class="scroll">{_table(rows, columns, num_best=best)}</div>',
             "</body></html>\n",
         ]
     )
 
 
-def figure(curves: Sequence[LabelledCurve], *, has_best: bool) -> str:
-    """Learning curves as SVG; the first one lies over the others and is highlighted, if it is the best."""
+def figure(curves: Sequence[LabelledCurve], *, num_best: int) -> str:
+    """Learning curves as SVG; the first `num_best` lie over the others and are highlighted."""
     points = [point for curve in curves for point in curve.points if math.isfinite(point.mean_return)]
     if not points:
         return "<p>No episode has ended yet.</p>"
     returns = [point.mean_return for point in points]
     across = _Scale(0.0, float(max(point.env_steps for point in points)), LEFT, WIDTH - RIGHT)
     upwards = _Scale(min(returns), max(returns), HEIGHT - BOTTOM, TOP)
-    kinds = ["curve best" if has_best else "curve"] + ["curve"] * len(curves)
+    kinds = ["curve best"] * num_best + ["curve"] * len(curves)
     lines = [_curve(curve, across, upwards, kind=kind) for curve, kind in zip(curves, kinds, strict=False)]
     axes = [*_ticks_across(across), *_ticks_upwards(upwards)]
     view = f'viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="learning curves"'
@@ -165,9 +167,9 @@ def _ticks_upwards(scale: _Scale) -> list[str]:
     ]
 
 
-def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, has_best: bool) -> str:
+def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, num_best: int) -> str:
     head = "".join(f"<th>{escape(name)}</th>" for name in columns)
-    starts = ['<tr class="best">' if has_best else "<tr>"] + ["<tr>"] * len(rows)
+    starts = ['<tr class="best">'] * num_best + ["<tr>"] * len(rows)
     lines = [
         start + "".join(f"<td>{escape(_cell(row[name]))}</td>" for name in columns) + "</tr>"
         for start, row in zip(starts, rows, strict=False)

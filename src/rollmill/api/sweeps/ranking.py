@@ -1,0 +1,77 @@
+"""The order of a sweep's table: points by their mean over seeds, so that one lucky seed makes none the best."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+SEED = "seed"
+OVER_SEEDS = ("mean_over_seeds", "num_seeds")
+"""Columns of a sweep over seeds: the mean of the metric over the seeds of a point, and how many have one."""
+
+
+class _Point(NamedTuple):
+    """The results of all seeds of a combination of values."""
+
+    mean: float | None
+    """None without any result."""
+    count: int
+    is_complete: bool
+    """True if every seed has a result."""
+    place: int
+    """Number of the point, in the order of the rows."""
+
+
+def ranked(rows: Sequence[dict[str, Any]], options: Sequence[str], metric: str) -> list[dict[str, Any]]:
+    """Rows with the best point first; of a point, the largest `metric` first.
+
+    Points with a result of every seed come before those that lack some, and these before points without any. If
+    seeds vary, each row has the columns `OVER_SEEDS` besides.
+
+    Args:
+        rows: one for each trial or seed.
+        options: columns with the values that vary.
+        metric: column with the result; None where there is none yet.
+    """
+    varies = SEED in options
+    points = _points(rows, options, metric) if varies else {}
+
+    def key(row: Mapping[str, Any]) -> tuple:
+        own = (row[metric] is None, -(row[metric] or 0.0))
+        if not varies:
+            return own
+        point = points[point_of(row, options)]
+        return (point.mean is None, not point.is_complete, -(point.mean or 0.0), point.place, *own)
+
+    if not varies:
+        return sorted(rows, key=key)
+    means = (points[point_of(row, options)] for row in rows)
+    extended = [
+        row | dict(zip(OVER_SEEDS, point[:2], strict=True)) for row, point in zip(rows, means, strict=True)
+    ]
+    return sorted(extended, key=key)
+
+
+def count_best(rows: Sequence[Mapping[str, Any]], options: Sequence[str], metric: str) -> int:
+    """The number of rows in front that are of the best point; 0 while there is no result."""
+    if not rows or rows[0][metric] is None:
+        return 0
+    if SEED not in options:
+        return 1
+    best = point_of(rows[0], options)
+    return sum(point_of(row, options) == best for row in rows)
+
+
+def point_of(row: Mapping[str, Any], options: Sequence[str]) -> tuple:
+    """The values of a row that vary, without its seed."""
+    return tuple(row[option] for option in options if option != SEED)
+
+
+def _points(rows: Iterable[Mapping[str, Any]], options: Sequence[str], metric: str) -> dict[tuple, _Point]:
+    results: dict[tuple, list[Any]] = {}
+    for row in rows:
+        results.setdefault(point_of(row, options), []).append(row[metric])
+    points = {}
+    for place, (point, values) in enumerate(results.items()):
+        known = [value for value in values if value is not None]
+        mean = sum(known) / len(known) if known else None
+        points[point] = _Point(mean, len(known), len(known) == len(values), place)
+    return points
