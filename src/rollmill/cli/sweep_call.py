@@ -34,7 +34,7 @@ class Sweep(NamedTuple):
     directory: Path
     rows: list[dict[str, Any]]
     """The table: for each trial its name, the values that it was given, its status and its results; the best
-    trial first. If seeds vary, those of the point with the best mean over seeds come first, and rows have the mean."""
+    trial first. If seeds vary, those of the point with the best mean over its seeds, which rows have then, too."""
     exit_code: int
     """0 if all trials finished or were stopped early, 1 if one failed; 128 and the number of the signal
     that stopped it, as 143 after SIGTERM."""
