@@ -179,7 +179,7 @@ def four_transitions(action, mask=()):
     )
 
 
-@pytest.mark.parametrize("half", [0.05, 1.0, 1000.0])
+@pytest.mark.parametrize("half", [0.05, pytest.param(1000.0, marks=pytest.mark.slow)])
 def test_entropies_and_their_target_do_not_depend_on_the_unit_of_actions(half):
     """Of two actions: the target is -2, and entropies are those of actions between -1 and 1, at most 2 log 2."""
     box = spaces.Box(-half, half, (2,), np.float32)
@@ -203,8 +203,8 @@ def test_bounds_of_different_widths_have_one_target():
     ("options", "legal", "target"),
     [
         ({}, None, 0.89 * np.log(9)),
-        ({}, [9, 9, 9, 9], 0.89 * np.log(9)),
-        ({}, [2, 2, 2, 2], 0.89 * np.log(2)),
+        pytest.param({}, [9, 9, 9, 9], 0.89 * np.log(9), marks=pytest.mark.slow),
+        pytest.param({}, [2, 2, 2, 2], 0.89 * np.log(2), marks=pytest.mark.slow),
         ({}, [1, 2, 4, 9], 0.89 * (np.log(1) + np.log(2) + np.log(4) + np.log(9)) / 4),
         ({"target_entropy": 0.3}, [2, 2, 2, 2], 0.3),
     ],

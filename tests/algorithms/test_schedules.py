@@ -61,7 +61,7 @@ def test_updates_move_to_the_end_of_their_iteration():
     assert int(moved["one"].whole) == 32 and moved["each"].whole.tolist() == [0, 16, 16]
 
 
-@pytest.mark.parametrize("algorithm", ["mappo", "ippo"])
+@pytest.mark.parametrize("algorithm", ["mappo", pytest.param("ippo", marks=pytest.mark.slow)])
 def test_agents_skip_epochs_too(algorithm):
     graph = getattr(rollmill, algorithm)(
         "TagGridWorld-Small-v0",

@@ -38,8 +38,11 @@ from rollmill.algorithms.off_policy import (
 from rollmill.algorithms.optimisers import descend
 from rollmill.core.bounds import Count, Fraction, NonNegative, Positive, Range, Rate, check_bounds
 from rollmill.core.types import Action, Environment, HostEnvironment, Key, Memory, Observation, Params
-from rollmill.dataflow import Decision, Graph, MeanGradients, Metrics, Transitions
+from rollmill.dataflow import COMPUTED, Decision, Graph, MeanGradients, Metrics, Transitions
 from rollmill.networks import NetworkConfig, action_critic, deterministic_actor
+
+OF_THE_ACTOR = ("losses/policy", "losses/total", "losses/gradient_norm")
+"""Metrics of those updates alone in which the actor moves."""
 
 
 @dataclass(frozen=True)
@@ -251,11 +254,13 @@ def _loss(
         action = agent.actor(networks.actor, sample.observation)
         return -agent.critic(jax.lax.stop_gradient(networks.critics[0]), sample.observation, action)
 
-    policy_loss = jax.lax.cond(_moves_actor(config, learner), actor_loss, lambda: jnp.float32(0))
+    moves = _moves_actor(config, learner)
+    policy_loss = jax.lax.cond(moves, actor_loss, lambda: jnp.float32(0))
     return critic_loss + policy_loss, {
         "losses/critic": critic_loss,
         "losses/policy": policy_loss,
         "losses/q": jnp.mean(values),
+        **{COMPUTED + name: moves.astype(jnp.float32) for name in OF_THE_ACTOR},
     }
 
 

@@ -13,13 +13,14 @@ from jaxtyping import Array, PyTree
 
 from rollmill.algorithms import GAMES, MOMENTS, explained_variance
 from rollmill.api.changes import note_launches, note_option
+from rollmill.api.computed import RETURNS, computed_shares, defined_mean, reported_names
 from rollmill.api.evaluations import EvaluationProgress, PeriodicEvaluation
 from rollmill.api.hook_calls import HookCalls
 from rollmill.api.options import RunOptions
 from rollmill.api.recorded_progress import Episodes, read_progress
 from rollmill.api.runaway import TemperatureWatch
 from rollmill.api.saved_run import IDENTITY, identity_of
-from rollmill.dataflow import Graph
+from rollmill.dataflow import COMPUTED, Graph
 from rollmill.execution import is_finite
 from rollmill.execution.instances import GpuActivity
 from rollmill.execution.reports import MetricsRows, Row
@@ -53,7 +54,7 @@ MOST_LINES_OF_REPLAY = 2_000
 """The same for algorithms that learn from a replay memory, whose iterations are many and short."""
 
 ENDED, FAILED = "episodes/ended", "episodes/failed"
-HIDDEN = ("episodes/", "finite/", GAMES, MOMENTS)
+HIDDEN = ("episodes/", "finite/", COMPUTED, GAMES, MOMENTS)
 """How metrics begin that are not logged as they are."""
 
 
@@ -123,6 +124,7 @@ class Recorder:
         self._sums = RowSums()
         self._saved_sums = self._sums.to_json()
         hyperparameters = algorithm.settings.get("config", {})
+        self._reported: frozenset[str] | None = None
         self._temperature = TemperatureWatch(hyperparameters.get("initial_temperature", 1.0))
 
     def begin(self, restored: Restored | None, state: PyTree[Array | np.ndarray]) -> None:
@@ -395,16 +397,21 @@ class Recorder:
 
     def _line(self, speed: float) -> dict[str, Any]:
         """The line of the iterations since the last one: episodes are counted, other metrics are means."""
-        totals, means = self._sums.totals(), self._sums.means()
-        metrics = {name: float(np.mean(value)) for name, value in means.items() if not name.startswith(HIDDEN)}
+        if self._reported is None:
+            self._reported = reported_names(self._algorithm, self._state.learner)
+        shares = computed_shares(self._algorithm, self._sums.names, self._reported)
+        totals, means = self._sums.totals(), self._sums.means(shares)
+        metrics = {name: defined_mean(value) for name, value in means.items() if not name.startswith(HIDDEN)}
+        if not self._episodes.ended:
+            metrics |= {name: None for name in metrics if name.startswith(RETURNS)}
         games = {name: total for name, total in totals.items() if name.startswith(GAMES)}
-        shares = {name: total / totals[ENDED] if totals[ENDED] else None for name, total in games.items()}
+        of_games = {name: total / totals[ENDED] if totals[ENDED] else None for name, total in games.items()}
         return {
             "steps_per_second": speed,
             **self._of_episodes(),
             "episode/ended": totals[ENDED],
             "episode/failed": totals.get(FAILED, 0.0),
-            **shares,
+            **of_games,
             **metrics,
             "losses/explained_variance": explained_variance(means),
             **self._gpus.recent(),

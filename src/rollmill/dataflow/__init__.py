@@ -46,6 +46,7 @@ from rollmill.dataflow.learning import (
 )
 from rollmill.dataflow.loops import iterate, start, start_learner
 from rollmill.dataflow.minibatch_loop import (
+    COMPUTED,
     MakeGradients,
     MakeMinibatchLoop,
     MinibatchLoop,
@@ -105,6 +106,7 @@ from rollmill.dataflow.roles import Channel, Owned, Role, Stage, channels_of, ro
 from rollmill.dataflow.shuffle import permutation
 
 __all__ = [
+    "COMPUTED",
     "waiting_iterations",
     "MAX_ROWS",
     "COLLECT",

@@ -185,7 +185,10 @@ def learn_drawn(
 
 
 def unlearned(metrics: Mapping[str, Any]) -> Metrics:
-    """Metrics of learning, by their shapes, in an iteration without any: all finite, all else 0."""
+    """Metrics of learning, by their shapes, in an iteration without any: all finite, all else 0.
+
+    `epochs`, which is 0 too, tells whoever takes means over iterations to leave these out.
+    """
     return {name: jnp.full(m.shape, float(is_flag(name)), m.dtype) for name, m in metrics.items()}
 
 

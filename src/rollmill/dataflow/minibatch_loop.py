@@ -78,11 +78,21 @@ def _updated(graph: Graph, learner: Learner, gradients: Weights, metrics: Metric
     return advanced, {**metrics, **gradient_metrics(gradients, metrics)}
 
 
+COMPUTED = "computed/"
+"""Prefix of a metric's share: 1 for an update that computes the metric, 0 for one that leaves it at 0.
+
+The ratio of the means of a metric and of its share, over whatever updates and replicas, is the metric's mean over
+the updates that computed it.
+"""
+
+
 def gradient_metrics(gradients: Weights, metrics: Metrics) -> Metrics:
     """Metrics of a minibatch beside its own: the norm of its gradients, and whether all is finite."""
     squares = [jnp.sum(jnp.square(leaf.astype(jnp.float32))) for leaf in jax.tree.leaves(gradients)]
     norm = jnp.sqrt(sum(squares, start=jnp.float32(0)))
-    return {"losses/gradient_norm": norm, "finite/gradients": all_finite((gradients, metrics))}
+    whole = {**metrics, "losses/gradient_norm": norm}
+    shared = {name: whole[name] * metrics[COMPUTED + name] for name in whole if COMPUTED + name in metrics}
+    return {"losses/gradient_norm": norm, **shared, "finite/gradients": all_finite((gradients, metrics))}
 
 
 def is_flag(name: str) -> bool:

@@ -2,9 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+
+NO_WEIGHTS: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -35,9 +38,21 @@ class RowSums:
         """Sums over iterations and seeds."""
         return {name: float(np.sum(numbers)) for name, numbers in self._sums.items()}
 
-    def means(self) -> dict[str, np.ndarray]:
-        """Means over iterations, one number for each seed."""
-        return {name: numbers / self.iterations for name, numbers in self._sums.items()}
+    @property
+    def names(self) -> list[str]:
+        """Names of the metrics."""
+        return list(self._sums)
+
+    def means(self, weights: Mapping[str, str] = NO_WEIGHTS) -> dict[str, np.ndarray]:
+        """Means over iterations, one number for each seed.
+
+        Args:
+            weights: for some metrics the name of another one, the share of each iteration in which they were
+                computed; they are 0 in the rest. Their means are over what was computed, NaN if nothing was.
+        """
+        each = {name: self._sums[weights[name]] if name in weights else self.iterations for name in self._sums}
+        with np.errstate(invalid="ignore"):
+            return {name: numbers / each[name] for name, numbers in self._sums.items()}
 
     def to_json(self) -> dict[str, Any]:
         """The sums as JSON in the form of `SavedSums`."""

@@ -1,0 +1,43 @@
+"""Which part of the iterations a metric was computed in, so that a line of the log has a mean over that part."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import numpy as np
+
+from rollmill.dataflow import COMPUTED, Batch, Graph
+
+EPOCHS = "epochs"
+LOSSES = "losses/"
+RETURNS = "returns/"
+"""Prefix of mean returns of agents, which are 0 until the first episode has ended."""
+
+
+def reported_names(graph: Graph, learner: Any) -> frozenset[str]:
+    """Metrics that an algorithm with a replay memory reports in every iteration, whether or not it learns."""
+    if graph.replay is None or graph.report is None:
+        return frozenset()
+    return frozenset(jax.eval_shape(graph.report, learner, Batch(())))
+
+
+def computed_shares(graph: Graph, names: Iterable[str], reported: frozenset[str]) -> dict[str, str]:
+    """For each metric that not every iteration computes, the metric that tells the share in which it was.
+
+    Args:
+        graph: what is trained.
+        names: of all metrics.
+        reported: see `reported_names`.
+    """
+    known = set(names)
+    of_updates = {name: COMPUTED + name for name in known if COMPUTED + name in known}
+    if graph.replay is None:
+        return of_updates
+    learned = {name: EPOCHS for name in known if name.startswith(LOSSES) and name not in reported}
+    return learned | of_updates
+
+
+def defined_mean(numbers: np.ndarray) -> float | None:
+    """The mean over the seeds whose number is defined; None if there is none."""
+    defined = numbers[~np.isnan(numbers)]
+    return float(np.mean(defined)) if defined.size else None
