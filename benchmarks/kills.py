@@ -1,0 +1,262 @@
+"""Kills trainings that keep a memory at random moments, and compares what they learn with undisturbed ones.
+
+    python benchmarks/kills.py --kills 100 --minutes 25
+
+DQN, SAC, TD3 and AlphaZero train in one program, on a mesh of two processes and under single-learner-coarse, all
+tiny. While one trains, processes are killed with SIGKILL: the one that trains, which its own command starts again
+(`--resume-if-exists`), or one of its workers. At the end the digest of its weights has to be that of a
+training that nobody disturbed. Actors of single-learner-coarse are killed in trainings of their own, which only
+have to finish, because their replacements begin new episodes. Trainings are forked from this process, which has
+imported everything, and find their programs in one compilation cache. Writes results/kills.json.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import random
+import re
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from importlib import import_module
+from pathlib import Path
+from typing import NamedTuple
+
+from measure import RESULTS, write_result
+
+ITERATIONS = 120
+START_SECONDS = 10.0
+"""About how long a training starts up; a quarter of the kills come in that time."""
+STUCK_SECONDS = 600.0
+DRIVER = "driver"
+
+SIZES = ["--num-envs", "4", "--num-steps", "4", "--num-shards", "4", "--network.hidden-sizes", "8"]
+MEMORY = ["--buffer-size", "1600", "--batch-size", "16", "--learning-starts", "256"]
+ALGORITHMS = {
+    "dqn": ["CartPole-v1", *MEMORY, "--priority-exponent", "0.6"],
+    "sac": ["Pendulum-v1", *MEMORY],
+    "td3": ["Pendulum-v1", *MEMORY],
+    "alphazero": ["TicTacToe-v0", "--num-simulations", "4", "--num-minibatches", "2"],
+}
+PLACES = {
+    "program": [],
+    "mesh": ["--place", "mesh", "--learners", "2"],
+    "single-learner-coarse": ["--distribution", "single-learner-coarse", "--actors", "2"],
+    "single-learner-coarse, actors": ["--distribution", "single-learner-coarse", "--actors", "2"],
+}
+EXACT = tuple(PLACES)[:-1]
+PRELOADED = ("gymnasium", "rollmill.api", "rollmill.hooks", "rollmill.recipes", "rollmill.cli.train")
+
+
+class Case(NamedTuple):
+    """A training of the table."""
+
+    algorithm: str
+    place: str
+
+    def command(self, run: Path) -> list[str]:
+        """The words after `rollmill`."""
+        steps = ["--total-timesteps", str(ITERATIONS * 4 * 4)]
+        recorded = [
+            "--run-dir",
+            str(run),
+            "--resume-if-exists",
+            "--checkpoint-iterations",
+            "10",
+            "--no-tensorboard",
+        ]
+        patience = ["--max-failures", "50"] if PLACES[self.place] else []
+        train = ["train", self.algorithm, *ALGORITHMS[self.algorithm], *SIZES, *PLACES[self.place]]
+        return [*train, *steps, *recorded, *patience, "--fusion", "off", "--log-every", "1"]
+
+
+class Training:
+    """A training in a process forked from this one, and what it says."""
+
+    def __init__(self, case: Case, run: Path) -> None:
+        self.run, self.log = run, run.with_suffix(".log")
+        self._begins = self.log.stat().st_size if self.log.exists() else 0
+        self._status: int | None = None
+        self.pid = os.fork()
+        if self.pid == 0:
+            _become_training(case.command(run), self.log)
+
+    def code(self) -> int | None:
+        """The exit code, or minus the signal; None while it runs."""
+        if self._status is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self._status = os.waitstatus_to_exitcode(status) if pid else None
+        return self._status
+
+    def said(self) -> str:
+        """What it has printed since it was started."""
+        return self.log.read_bytes()[self._begins :].decode(errors="replace") if self.log.exists() else ""
+
+    def workers(self) -> dict[str, int]:
+        """Numbers of the newest processes of its workers."""
+        return {name: int(pid) for name, pid in re.findall(r"(\w+/\d+) is process (\d+)", self.said())}
+
+    def iterations(self) -> int:
+        """Iterations that are in the log."""
+        file = self.run / "metrics.jsonl"
+        return sum(1 for _ in file.open("rb")) if file.exists() else 0
+
+    def wait(self, until=lambda: False, seconds: float = STUCK_SECONDS) -> bool:
+        """Waits until it ends or something holds; whether that was in time."""
+        deadline = time.monotonic() + seconds
+        while self.code() is None and not until():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.05)
+        return True
+
+
+def _become_training(command: list[str], log: Path) -> None:
+    """In the child: prints to the log, trains, and ends."""
+    code = 70
+    try:
+        os.setsid()
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        from rollmill.cli import main
+
+        code = main(command) or 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def endure(case: Case, run: Path, kills: int, rng: random.Random) -> dict:
+    """A training whose processes are killed so many times, to its end; what became of it."""
+    killed, starts, faults, began = [], 1, [], time.monotonic()
+    training = Training(case, run)
+    while len(killed) < kills and training.code() is None:
+        await_moment(training, rng)
+        victim, pid = choose_victim(case, training, rng)
+        if training.code() is not None or pid is None or not _kill(pid):
+            continue
+        killed.append({"victim": victim, "iteration": training.iterations()})
+        if victim == DRIVER:
+            training.wait()
+            training, starts = Training(case, run), starts + 1
+    if not training.wait():
+        faults.append(f"it hangs: {training.said()[-500:]}")
+        os.killpg(training.pid, signal.SIGKILL)
+        training.wait()
+    if training.code() != 0:
+        faults.append(f"exit code {training.code()}: {training.said()[-800:]}")
+    summary = run / "summary.json"
+    digest = json.loads(summary.read_text())["weights_sha256"] if summary.exists() else None
+    seconds = time.monotonic() - began
+    return {
+        **case._asdict(),
+        "killed": killed,
+        "starts": starts,
+        "weights": digest,
+        "seconds": seconds,
+        "faults": faults,
+    }
+
+
+def await_moment(training: Training, rng: random.Random) -> None:
+    """Waits for a random moment: of the start-up, or of the iterations that are left."""
+    if rng.random() < 0.25:
+        training.wait(seconds=rng.uniform(0, START_SECONDS))
+        return
+    target = rng.uniform(training.iterations(), ITERATIONS)
+    training.wait(lambda: training.iterations() >= target)
+    training.wait(seconds=rng.uniform(0, 0.3))
+
+
+def choose_victim(case: Case, training: Training, rng: random.Random) -> tuple[str, int | None]:
+    """A process of a training: its name and its number."""
+    workers = training.workers()
+    if case.place.endswith("actors"):
+        workers = {name: pid for name, pid in workers.items() if name.startswith("actor")}
+    elif case.place == "single-learner-coarse":
+        workers = {name: pid for name, pid in workers.items() if name.startswith("learner")}
+    names = sorted(workers) if case.place.endswith("actors") else [DRIVER, *sorted(workers)]
+    if not names:
+        time.sleep(0.1)
+        return "", None
+    victim = rng.choice(names)
+    return victim, training.pid if victim == DRIVER else workers[victim]
+
+
+def _kill(pid: int) -> bool:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def main_loop(chosen: argparse.Namespace, folder: Path) -> list[dict]:
+    """Trainings until enough was killed, or the time is over."""
+    deadline = time.monotonic() + 60 * chosen.minutes
+    cases = [Case(algorithm, place) for algorithm, place in itertools.product(chosen.algorithms, chosen.places)]
+    rng, right, done = random.Random(chosen.seed), {}, []
+    for number, case in enumerate(itertools.cycle(cases)):
+        killed = sum(len(training["killed"]) for training in done)
+        if killed >= chosen.kills or time.monotonic() > deadline:
+            return done
+        if case.place in EXACT and case not in right:
+            undisturbed = endure(case, folder / f"undisturbed-{len(right)}", 0, rng)
+            right[case] = undisturbed["weights"]
+            if undisturbed["faults"]:
+                done.append(undisturbed)
+        one = endure(case, folder / f"run{number}", min(chosen.each, chosen.kills - killed), rng)
+        one["equal"] = one["weights"] == right[case] if case.place in EXACT else None
+        if one["equal"] is False:
+            one["faults"].append(f"weights {one['weights']} are not those of the undisturbed run, {right[case]}")
+        done.append(one)
+        print(json.dumps(one), flush=True)
+    return done
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=100, help="processes to kill in all")
+    parser.add_argument("--each", type=int, default=5, help="at most so many in one training")
+    parser.add_argument("--minutes", type=float, default=25.0, help="no training begins after this time")
+    parser.add_argument("--algorithms", nargs="*", default=list(ALGORITHMS), choices=list(ALGORITHMS))
+    parser.add_argument("--places", nargs="*", default=list(PLACES), choices=list(PLACES))
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    chosen = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ |= {
+            "JAX_PLATFORMS": "cpu",
+            "JAX_COMPILATION_CACHE_DIR": f"{folder}/cache",
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+            "ROLLMILL_STATE_DIR": f"{folder}/state",
+        }
+        for name in PRELOADED:
+            import_module(name)
+        done = main_loop(chosen, Path(folder))
+    faults = [fault for training in done for fault in training["faults"]]
+    exact = [training for training in done if training.get("equal") is not None]
+    kills = sum(len(training["killed"]) for training in done)
+    counted = {
+        "kills": kills,
+        "kills_in_compared": sum(len(training["killed"]) for training in exact),
+        "trainings": len(done),
+        "compared": len(exact),
+        "equal": sum(training["equal"] for training in exact),
+    }
+    write_result("kills", {**counted, "faults": faults, "each": done}, directory=chosen.output)
+    sys.exit(1 if faults else 0)
+
+
+if __name__ == "__main__":
+    main()
