@@ -195,6 +195,14 @@ def _exp2(ctx: Lowering, equation: Equation, x: Node) -> Node:
     return ctx.apply("exp", ctx.apply("mul", x, ctx.constant(math.log(2), x.dtype)))
 
 
+def _logistic(ctx: Lowering, equation: Equation, x: Node) -> Node:
+    """`1 / (1 + e^-x)`; of floats of 16 bits XLA rounds each step, which shows in the result."""
+    if x.dtype == np.float32:
+        return ctx.apply("logistic", x)
+    one = ctx.constant(1, x.dtype)
+    return ctx.apply("div", one, ctx.apply("add", one, ctx.apply("exp", ctx.apply("neg", x))))
+
+
 def _polynomial(ctx: Lowering, equation: Equation, x: Node, *coefficients: Node) -> Node:
     """A polynomial by Horner's rule; the constant comes first."""
     total = coefficients[-1]
@@ -294,6 +302,7 @@ RULES: dict[str, Rule] = {
     "one_minus_square": _by_nodes(_one_minus_square),
     "exp2": _by_nodes(_exp2),
     "log2": _by_nodes(_log2),
+    "logistic": _by_nodes(_logistic),
     "polynomial": _by_nodes(_polynomial),
     "integer_pow": _by_nodes(_integer_pow),
     "pow": _by_nodes(_pow),

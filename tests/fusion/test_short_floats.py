@@ -1,0 +1,48 @@
+"""Floats of 16 bits: kernels round after each operation, and docs/numbers.md says where XLA does not."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from drawn_compare import QUICKLY, WAYS, results
+from fused_runs import lowered_for
+
+lax = jax.lax
+
+
+def by_xla(function, x):
+    return np.asarray(jax.jit(jax.vmap(function), compiler_options=QUICKLY)(x))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_the_logistic_function_of_every_number(dtype, way):
+    x = lax.bitcast_convert_type(jnp.arange(1 << 16, dtype=jnp.uint16), jnp.dtype(dtype))
+    (found,) = results(WAYS[way], lowered_for(jax.nn.sigmoid, (x,)), x)
+    # Each of the four operations is rounded: 1 / (1 + exp(-0.00589)), about 0.5015, is 0.50390625 in bfloat16.
+    wide = lambda numbers: numbers.astype(np.float64)
+    np.testing.assert_allclose(wide(found), wide(by_xla(jax.nn.sigmoid, x)), rtol=0, atol=2.0**-126)  # denormals
+
+
+def twice(x):
+    """A product with two constants, which XLA multiplies with each other first."""
+    return x.dtype.type(0.02) * (x.dtype.type(1.414) * x)
+
+
+def twice_apart(x):
+    return x.dtype.type(0.02) * lax.optimization_barrier(x.dtype.type(1.414) * x)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_products_with_two_constants(dtype, way):
+    x = jnp.asarray(np.random.default_rng(0).normal(size=4096), dtype)
+    (found,) = results(WAYS[way], lowered_for(twice, (x,)), x)
+    # Rounded after each product, by NumPy.
+    np.testing.assert_array_equal(found, twice(np.asarray(x)))
+    np.testing.assert_array_equal(found, by_xla(twice_apart, x))
+    unfused = by_xla(twice, x).astype(np.float64)
+    if dtype == "bfloat16":
+        np.testing.assert_array_equal(found.astype(np.float64), unfused)
+    else:
+        assert np.all(np.abs(found - unfused) <= 1.01 * np.spacing(np.abs(found)))
