@@ -1,18 +1,21 @@
 """Whether kernels compute what XLA computes, for programs drawn at random and for games, on a CPU or on one GPU.
 
     python benchmarks/fusion_programs.py [--programs 3000] [--processes 1]
+    python benchmarks/fusion_programs.py --faults [--programs 150]
     python benchmarks/fusion_programs.py --gpu --games [--programs 400] [--seconds 420] [--processes 16]
 
 The programs are those of tests/fusion/drawn_programs.py: control flow in control flow, `vmap` in `vmap`, indexing,
 sorting, linear algebra and random numbers, for all types and their edge values. On a CPU each is computed unfused
-by XLA, with the options of Rollmill's own unfused programs, by the reference and as machine code; with `--gpu`,
+by XLA, with the passes of Rollmill's own unfused programs, by the reference and as machine code; with `--gpu`,
 unfused by XLA and as a Triton kernel there. Integers and flags are compared exactly. So are floats, which are
 whole numbers, except for those of operations that round: these may differ by a relative 1e-4. `--games` plays 256
-steps of four copies of each game of tests/fusion/game_environments.py.
+steps of four copies of each game of tests/fusion/game_environments.py. `--faults` makes the compiler wrong on
+purpose, in one place after the other, and counts the programs that it takes to find that.
 
 Each process is given one program after the other. One that takes longer than `--limit` seconds is ended and
 counted as `late`. Rows are appended to a file beside the result as they come. What differs is made smaller and
-printed. Writes results/fusion-programs.json, or fusion-programs-gpu.json; `--output` names another folder.
+printed. Writes results/fusion-programs.json, fusion-programs-gpu.json or fusion-programs-faults.json; `--output`
+names another folder.
 """
 
 import argparse
@@ -32,6 +35,8 @@ sys.path[:0] = [str(TESTS), str(TESTS.parent)]
 FIRST = 100_000
 """The seed of the first program, beyond those of the tests."""
 GAME_STEPS, GAME_COPIES = 256, 4
+MAX_TASKS = 200
+"""Programs of one process: what it has compiled stays in its memory."""
 SHRINKING = 60
 """Programs that are tried to make smaller what differs."""
 
@@ -41,6 +46,7 @@ def main() -> None:
     parser.add_argument("--programs", type=int, default=3000)
     parser.add_argument("--first", type=int, default=FIRST, help="seed of the first program")
     parser.add_argument("--gpu", action="store_true", help="as Triton kernels on a GPU")
+    parser.add_argument("--faults", action="store_true", help="find faults that are made on purpose")
     parser.add_argument("--games", action="store_true", help="play games, too")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--limit", type=float, default=120, help="seconds that one program may take")
@@ -49,11 +55,10 @@ def main() -> None:
     options = parser.parse_args()
     from measure import RESULTS, write_result
 
-    name = "fusion-programs-gpu" if options.gpu else "fusion-programs"
+    name = "fusion-programs" + ("-gpu" if options.gpu else "-faults" if options.faults else "")
     folder = options.output or RESULTS
     folder.mkdir(parents=True, exist_ok=True)
-    tasks = games() if options.games else []
-    tasks += [("program", seed) for seed in range(options.first, options.first + options.programs)]
+    tasks = tasks_of(options)
     begin = time.monotonic()
     with (folder / f"{name}.rows.jsonl").open("w") as rows:
         found = [row for row in run_all(tasks, options) if rows.write(json.dumps(row) + "\n") and not rows.flush()]
@@ -62,11 +67,16 @@ def main() -> None:
     write_result(name, result, directory=folder)
 
 
-def games() -> list[tuple[str, Any]]:
-    """A task for each game; they take longest, and so begin first."""
+def tasks_of(options: argparse.Namespace) -> list[tuple[str, Any]]:
+    """A task for each fault, or for each game and each program; games take longest, and so begin first."""
+    if options.faults:
+        from faults import FAULTS
+
+        return [("fault", (name, options.programs)) for name in FAULTS]
     from game_environments import GAMES
 
-    return [("game", name) for name in GAMES]
+    games = [("game", name) for name in GAMES] if options.games else []
+    return [*games, *(("program", seed) for seed in range(options.first, options.first + options.programs))]
 
 
 # --- processes ------------------------------------------------------------------------------------------
@@ -79,6 +89,7 @@ class Worker(NamedTuple):
     answers: Connection
     task: Any
     since: float
+    tasks: int = 1
 
 
 def run_all(tasks: list[Any], options: argparse.Namespace) -> Any:
@@ -124,12 +135,12 @@ def answer_of(worker: Worker, has_answered: bool, limit: float) -> list[dict[str
 
 
 def next_task(worker: Worker, pending: list[Any]) -> list[Worker]:
-    """The same process with its next task; none where it is dead, or nothing is left to do."""
+    """The same process with its next task; none where it is dead, has done enough, or nothing is left to do."""
     if not worker.process.is_alive():
         return []
-    task = pending.pop() if pending else None
+    task = pending.pop() if pending and worker.tasks < MAX_TASKS else None
     worker.answers.send(task)
-    return [worker._replace(task=task, since=time.monotonic())] if task else []
+    return [worker._replace(task=task, since=time.monotonic(), tasks=worker.tasks + 1)] if task else []
 
 
 def begun(context: Any, task: Any, gpu: bool) -> Worker:
@@ -147,7 +158,7 @@ def work(tasks: Connection, gpu: bool) -> None:
     while (task := tasks.recv()) is not None:
         kind, which = task
         begin = time.monotonic()
-        rows = game_rows(which, gpu) if kind == "game" else program_rows(which, gpu)
+        rows = fault_rows(*which) if kind == "fault" else ROWS[kind](which, gpu)
         seconds = round(time.monotonic() - begin, 3)
         tasks.send([{"task": task, "seconds": seconds} | row for row in rows])
 
@@ -169,25 +180,21 @@ def ways(gpu: bool) -> dict[str, Any]:
 
 def program_rows(seed: int, gpu: bool) -> list[dict[str, Any]]:
     """The verdicts on a program; where it differs, with the smallest one that does."""
-    from drawn_compare import AS_UNFUSED, Case, case_of, compare, smallest
+    from drawn_compare import AS_UNFUSED, QUICKLY, Case, case_of, compare, is_wrong, smallest
     from drawn_programs import to_json
 
     def verdicts(case: Case) -> list[Any]:
         return compare(case, own, options)
 
     own, case = ways(gpu), case_of(seed)
-    options = {name: value for name, value in AS_UNFUSED.items() if not gpu or "cpu" not in name}
+    # A GPU's programs have no options of CPUs'. On a CPU, LLVM does not optimise what XLA's passes give.
+    options = {name: value for name, value in AS_UNFUSED.items() if "cpu" not in name} if gpu else QUICKLY
     found = verdicts(case)
     rows = [verdict._asdict() for verdict in found]
     if is_wrong(found):
         small = smallest(case, lambda one: is_wrong(verdicts(one)), most=SHRINKING)
         rows[-1]["smallest"] = list(map(to_json, small.outputs))
     return rows
-
-
-def is_wrong(verdicts: list[Any]) -> bool:
-    """Whether some way differs, or fails with an error that is no refusal."""
-    return any(verdict.outcome in ("differs", "failed") for verdict in verdicts)
 
 
 def game_rows(name: str, gpu: bool) -> list[dict[str, Any]]:
@@ -205,6 +212,20 @@ def game_rows(name: str, gpu: bool) -> list[dict[str, Any]]:
         {"way": way, "outcome": outcome(count), "detail": f"{count} of {total} steps differ"}
         for way, count in counts.items()
     ]
+
+
+ROWS = {"program": program_rows, "game": game_rows}
+
+
+def fault_rows(name: str, most: int) -> list[dict[str, Any]]:
+    """How many programs it takes to find a fault."""
+    from fault_runs import found
+
+    finding = found(name, most)
+    if finding is None:
+        return [{"way": "", "outcome": "not found", "detail": f"in {most} programs"}]
+    detail = f"by the program {finding.programs}: {finding.outcome}, {finding.detail}"
+    return [{"way": "", "outcome": "found", "programs": finding.programs, "detail": detail}]
 
 
 # --- the result -----------------------------------------------------------------------------------------

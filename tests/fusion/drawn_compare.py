@@ -79,12 +79,22 @@ def as_case(outputs: Sequence[Expr], seed: int) -> Case:
 
 def compare(case: Case, ways: dict[str, Way], options: dict[str, Any]) -> list[Verdict]:
     """One verdict for each way; one alone where the program cannot be lowered."""
+    return compare_with(lambda: unfused(case, options), case, ways)
+
+
+def compare_with(expect: Callable[[], list[Any]], case: Case, ways: dict[str, Way]) -> list[Verdict]:
+    """Verdicts as `compare` gives them, beside results that `expect` gives."""
     try:
         lowered = lowered_for(function_of(case.outputs), (case.arguments,))
     except Exception as error:
         return [_failed("lowering", error)]
-    expected = unfused(case, options)
+    expected = expect()
     return [_verdict(way, run, lowered, case, expected) for way, run in ways.items()]
+
+
+def is_wrong(verdicts: Sequence[Verdict]) -> bool:
+    """Whether some way differs, or fails with an error that is no refusal."""
+    return any(verdict.outcome in ("differs", "failed") for verdict in verdicts)
 
 
 def unfused(case: Case, options: dict[str, Any]) -> list[Any]:

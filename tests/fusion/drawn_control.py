@@ -133,7 +133,7 @@ def _lanes(rng: Draw, own: Type) -> Any:
     return (out, tuple(axes)), [*parts, Part(body, tuple(binds))]
 
 
-@control("vmap", _lanes, weight=8)
+@control("vmap", _lanes, weight=12)
 def _vmap(params: tuple, own: Type, *parts: Callable) -> Any:
     out, axes = params
     *operands, body = parts

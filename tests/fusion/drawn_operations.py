@@ -20,19 +20,22 @@ Draw = random.Random
 def held(x: jax.Array, most: float | None = None) -> jax.Array:
     """Numbers on which arithmetic is exact, or NaN; integers as they are."""
     name = x.dtype.name
-    return x if name not in FLOATS else jnp.clip(x, *(sign * x.dtype.type(most or HELD[name]) for sign in (-1, 1)))
+    if name not in FLOATS:
+        return x
+    limit = np.asarray(most or HELD[name], x.dtype)
+    return lax.clamp(-limit, x, limit)
 
 
 def finite(x: jax.Array, most: float | None = None) -> jax.Array:
     """Numbers on which arithmetic is exact; NaN is zero."""
-    return held(jnp.where(jnp.isnan(x), 0, x).astype(x.dtype), most) if x.dtype.name in FLOATS else x
+    return held(lax.select(x != x, lax.full_like(x, 0), x), most) if x.dtype.name in FLOATS else x
 
 
 def ordered(x: jax.Array) -> jax.Array:
     """Numbers whose zeros are positive; those of bfloat16 are no NaN."""
     if x.dtype.name not in FLOATS:
         return x
-    x = jnp.where(x == 0, 0, x).astype(x.dtype)
+    x = lax.select(x == 0, lax.full_like(x, 0), x)
     return finite(x) if x.dtype.name == "bfloat16" else x
 
 
@@ -67,7 +70,17 @@ def _constant(params: tuple, own: Type) -> Any:
 
 
 of_values("constant", NEVER, _constant, kind="leaf")
-of_values("fit", NEVER, lambda params, own, x: jnp.resize(x, own.shape), kind="leaf")
+
+
+def _fit(params: tuple, own: Type, x: jax.Array) -> jax.Array:
+    """An array in another shape: numbers are left out at the end, or repeated from the beginning."""
+    size = int(np.prod(own.shape))
+    flat = lax.reshape(x, (x.size,))
+    repeated = lax.concatenate([flat] * -(-size // x.size), 0) if size > x.size else flat
+    return lax.reshape(lax.slice(repeated, (0,), (size,)), own.shape)
+
+
+of_values("fit", NEVER, _fit, kind="leaf")
 
 # --- element by element -------------------------------------------------------------------------------------
 
@@ -172,7 +185,7 @@ of_values("bitcast", _bits, _cast)
 of_values(
     "where",
     lambda rng, wanted: ((), [Part(Type("bool", wanted.shape)), Part(wanted), Part(wanted)]),
-    lambda params, own, c, x, y: jnp.where(c, x, y),
+    lambda params, own, c, x, y: jnp.where(c, x, y) if own.dtype == "key" else lax.select(c, x, y),
 )
 of_values(
     "select",

@@ -154,7 +154,7 @@ SHAPES = ((), (), (3,), (4,), (4,), (2,), (2, 3), (3, 2))
 class Limits(NamedTuple):
     """How large programs are."""
 
-    operations: int = 9
+    operations: int = 11
     """Operations of one output."""
     nests: int = 3
     """Control flow inside of control flow."""
@@ -174,14 +174,14 @@ class Drawing:
         self.following = len(ARGUMENTS)
 
     def output(self, number: int) -> Expr:
-        """An output; the first has control flow at its root."""
+        """An output: the first has control flow at its root, the second an operation that rounds."""
         self.left = self.limits.operations
         scope = dict(enumerate(ARGUMENTS))
-        if number and self.random.random() < 0.15:
+        if number:
             name = self.random.choice([name for name, own in OPERATIONS.items() if own.kind == "rounded"])
             own = Type("float32")
             return self._of(name, OPERATIONS[name].draw(self.random, own), scope, 0, own)
-        return self.expression(self.type(), scope, 0, force="" if number else "control")
+        return self.expression(self.type(), scope, 0, force="control")
 
     def type(self) -> Type:
         """A type of a result."""
@@ -203,7 +203,7 @@ class Drawing:
 
     def _kind(self, nests: int) -> str:
         share = self.random.random()
-        if nests < self.limits.nests and share < 0.35:
+        if nests < self.limits.nests and share < 0.45:
             return "control"
         return "random" if share > 0.94 else "plain"
 
@@ -212,29 +212,40 @@ class Drawing:
     ) -> Expr:
         params, parts = drawn
         deeper = nests + (OPERATIONS[name].kind == "control")
-        binds, found = [], []
-        for part in parts:
+        binds: list[tuple[int, ...]] = [()] * len(parts)
+        found: list[Any] = [None] * len(parts)
+        # Bodies of loops and lanes first: what is left of the operations is for what they begin with.
+        for place in sorted(range(len(parts)), key=lambda n: not parts[n].binds):
+            part = parts[place]
             own = {self.following + n: type_ for n, type_ in enumerate(part.binds)}
             self.following += len(own)
-            binds.append(tuple(own))
-            found.append(self.expression(part.type, {**scope, **own}, deeper))
+            binds[place] = tuple(own)
+            found[place] = self.expression(part.type, {**scope, **own}, deeper)
         return Expr(name, wanted, params, tuple(found), tuple(binds))
 
     def _leaf(self, wanted: Type, scope: dict[int, Type]) -> Expr:
-        same = [number for number, own in scope.items() if own == wanted]
-        alike = [
-            number for number, own in scope.items() if own.dtype == wanted.dtype and own.shape != wanted.shape
-        ]
         # Variables that control flow gives are read more often than the program's arguments.
-        weights = lambda numbers: [4.0 if number >= len(ARGUMENTS) else 1.0 for number in numbers]
+        own = {
+            number: type_ for number, type_ in scope.items() if number >= len(ARGUMENTS) and type_.dtype != "key"
+        }
         share = self.random.random()
-        if same and (share < 0.6 or wanted.dtype == "key"):
-            (number,) = self.random.choices(same, weights(same))
-            return variable(number, wanted)
+        if own and share < 0.5 and wanted.dtype != "key":
+            return fitted(self.random.choice(list(own)), own, wanted)
+        same = [number for number, type_ in scope.items() if type_ == wanted]
+        if same and (share < 0.7 or wanted.dtype == "key"):
+            return variable(self.random.choice(same), wanted)
+        alike = [number for number, type_ in scope.items() if type_.dtype == wanted.dtype]
         if alike and share < 0.85 and wanted.dtype != "key":
-            (number,) = self.random.choices(alike, weights(alike))
-            return Expr("fit", wanted, (), (variable(number, scope[number]),))
+            return fitted(self.random.choice(alike), scope, wanted)
         return constant(wanted, self.random)
+
+
+def fitted(number: int, scope: Mapping[int, Type], wanted: Type) -> Expr:
+    """What a variable holds, in another shape and of another type."""
+    own = variable(number, scope[number])
+    if own.type.shape != wanted.shape:
+        own = Expr("fit", Type(own.type.dtype, wanted.shape), (), (own,))
+    return own if own.type.dtype == wanted.dtype else Expr("convert", wanted, (), (own,))
 
 
 def variable(number: int, own: Type) -> Expr:
@@ -254,9 +265,9 @@ def constant(wanted: Type, draw: random.Random) -> Expr:
 
 
 def program(seed: int, limits: Limits = MIXED) -> tuple[Expr, ...]:
-    """The outputs of a program."""
+    """The outputs of a program; one in six has a second one."""
     drawing = Drawing(seed, limits)
-    return tuple(drawing.output(number) for number in range(2))
+    return tuple(drawing.output(number) for number in range(1 + (seed % 6 == 5)))
 
 
 def function_of(outputs: Sequence[Expr]) -> Callable[..., list[Any]]:
