@@ -1,5 +1,9 @@
 """Counts that grow as long as a training lasts: beyond 2^31 and 2^32, or refused."""
 
+import importlib.util
+import sys
+from pathlib import Path
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -103,3 +107,17 @@ def test_what_cannot_be_counted_is_refused(sizes, message):
 def test_iterations_of_any_algorithm_are_counted():
     with pytest.raises(UsageError, match=f"total_timesteps={2**40} makes {2**37} iterations"):
         rollmill.ppo("CartPole-v1", num_envs=8, num_steps=1, total_timesteps=2**40, num_minibatches=1)
+
+
+@pytest.mark.slow
+def test_a_training_goes_on_beyond_all_limits():
+    """The small form of the benchmark: counts begin just below 2^31 and below the limit of the rings."""
+    file = Path(__file__).parents[2] / "benchmarks/long_counts.py"
+    spec = importlib.util.spec_from_file_location("long_counts", file)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(file.parent))
+        module = importlib.util.module_from_spec(spec)
+        patch.setitem(sys.modules, "long_counts", module)
+        spec.loader.exec_module(module)
+        checks = module.run(module.SMALL)["checks"]
+    assert len(checks) == 10 and all(checks.values()), checks
