@@ -50,8 +50,9 @@ if TYPE_CHECKING:
     from rollmill.cli.sweep_call import Sweep, sweep
     from rollmill.core.drawing import Circle, Drawing, Line, Polygon
     from rollmill.core.errors import RollmillError
+    from rollmill.core.interrupted import Interrupted
     from rollmill.core.operations import operation
-    from rollmill.core.types import Environment, HostEnvironment, Timestep
+    from rollmill.core.types import AgentKind, Environment, HostEnvironment, Timestep
     from rollmill.envs import (
         auto_reset,
         check_environment,
@@ -71,6 +72,7 @@ __all__ = [
     "A3CConfig",
     "ActionDistribution",
     "ActorCritic",
+    "AgentKind",
     "AlphaZeroConfig",
     "Checkpoint",
     "Circle",
@@ -80,6 +82,7 @@ __all__ = [
     "Export",
     "HostEnvironment",
     "IMPALAConfig",
+    "Interrupted",
     "Line",
     "MAPPOConfig",
     "NetworkConfig",
@@ -176,8 +179,9 @@ _MODULES = {
     "rollmill.cli.sweep_call": ("Sweep", "sweep"),
     "rollmill.core.drawing": ("Circle", "Drawing", "Line", "Polygon"),
     "rollmill.core.errors": ("RollmillError",),
+    "rollmill.core.interrupted": ("Interrupted",),
     "rollmill.core.operations": ("operation",),
-    "rollmill.core.types": ("Environment", "HostEnvironment", "Timestep"),
+    "rollmill.core.types": ("AgentKind", "Environment", "HostEnvironment", "Timestep"),
     "rollmill.envs": (
         "auto_reset",
         "check_environment",
@@ -198,6 +202,7 @@ _PACKAGES = (
     "algorithms",
     "api",
     "channels",
+    "cli",
     "core",
     "dataflow",
     "envs",
@@ -205,10 +210,13 @@ _PACKAGES = (
     "fusion",
     "hooks",
     "networks",
+    "pages",
+    "pictures",
     "planning",
     "profiling",
     "recipes",
     "record",
+    "serving",
 )
 
 
@@ -222,4 +230,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_PACKAGES})
+    own = {name for name in globals() if name.startswith("__")}
+    return sorted({*own, *__all__, *_PACKAGES})

@@ -1,5 +1,7 @@
 """A loaded policy: single observations and batches, NumPy and JAX, in and out of compiled functions."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +12,7 @@ import rollmill
 from rollmill.algorithms import clip_to_space
 from rollmill.api import ActionDistribution, Policy, load_weights
 from rollmill.core.errors import UsageError
+from rollmill.core.spaces import struct
 
 
 def ppo(env, **options):
@@ -173,6 +176,43 @@ def test_a_wrong_observation_is_told_with_the_expected_shape(cartpole, observati
     for use in (cartpole, cartpole.action, cartpole.distribution, cartpole.value):
         with pytest.raises(UsageError, match=sentence):
             use(observation)
+
+
+@pytest.mark.parametrize("array", [np.array, jnp.array])
+@pytest.mark.parametrize(
+    ("value", "place", "use"),
+    [
+        (np.nan, "[1]", lambda policy, observation: policy.action(observation)),
+        (np.inf, "[1]", lambda policy, observation: policy(observation)),
+        (np.nan, "[1, 1]", lambda policy, observation: policy.value(observation)),
+        (-np.inf, "[1, 1]", lambda policy, observation: policy.distribution(observation)),
+    ],
+)
+def test_numbers_that_are_not_finite_are_named(pendulum, array, value, place, use):
+    observation = [1.0, value, 0.0]
+    observation = array([[0.0, 1.0, 0.0], observation] if "," in place else observation, np.float32)
+    with pytest.raises(
+        UsageError, match=rf"the observation{re.escape(place)} is {value}, expected a finite number"
+    ):
+        use(pendulum, observation)
+    # Of a traced observation the value is not known.
+    assert np.isnan(jax.jit(pendulum.value)(jnp.full(3, jnp.nan)))
+
+
+def test_fields_of_dictionaries_that_are_not_finite_are_named():
+    policy = ppo("DictGoal-v0")
+    observation = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), struct(policy.observation_space))
+    name = next(name for name, leaf in observation.items() if leaf.dtype.kind == "f")
+    observation[name].flat[0] = np.nan
+    with pytest.raises(UsageError, match=rf"the observation\['{name}'\]\[0.*\] is nan"):
+        policy.action(observation)
+
+
+def test_a_memory_that_is_not_finite_is_named(recurrent):
+    memory = jax.tree.map(lambda leaf: np.full(leaf.shape, np.nan, np.float32), recurrent.initial_memory())
+    shape = struct(recurrent.observation_space).shape
+    with pytest.raises(UsageError, match=r"the memory.* is nan, expected a finite number"):
+        recurrent.action(np.zeros(shape, np.float32), memory=memory)
 
 
 def test_numbers_are_never_truncated_silently():

@@ -18,6 +18,7 @@ from rollmill.api.action_distribution import ActionDistribution, action_distribu
 from rollmill.api.policy_arguments import (
     Shape,
     batched,
+    check_finite,
     given_key,
     holds_jax,
     is_traced,
@@ -155,7 +156,8 @@ class Policy:
             search: False takes the action of the network alone, without a search.
 
         Raises:
-            UsageError: an argument has another shape or dtype than the policy needs, or one is missing.
+            UsageError: an argument has another shape or dtype than the policy needs, or one is missing; or the
+                observation or the memory holds NaN or infinity, unless they are traced.
         """
         key = given_key(key, seed)
         if key is None and not deterministic:
@@ -309,6 +311,8 @@ class Policy:
     ) -> PolicyInput:
         array, batch = batched("the observation", struct(self.observation_space), observation)
         own = self._memory_of(memory, batch)
+        check_finite("the observation", array)
+        check_finite("the memory", own)
         if position is not None and action_mask is not None:
             raise UsageError("a position has its legal actions, so action_mask is not given beside it.")
         if searches and (self.searches or position is not None):

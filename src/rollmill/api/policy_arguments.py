@@ -77,6 +77,30 @@ def same_batch(name: str, expected: PyTree[jax.ShapeDtypeStruct], given: Any, ba
     return arrays
 
 
+def check_finite(name: str, tree: PyTree) -> None:
+    """Checks that no number is NaN or infinite; passes over leaves that are traced, whose values are not known.
+
+    Args:
+        name: in messages, such as `the observation`.
+        tree: arrays of JAX or NumPy.
+
+    Raises:
+        UsageError: one is; names its place and value.
+    """
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if isinstance(leaf, jax.core.Tracer) or not jnp.issubdtype(leaf.dtype, jnp.floating):
+            continue
+        array = np.asarray(leaf)
+        if np.isfinite(array).all():
+            continue
+        place = np.argwhere(~np.isfinite(array))[0].tolist()
+        where = f"{name}{jax.tree_util.keystr(path)}{place if place else ''}"
+        raise UsageError(
+            f"{where} is {array[tuple(place)]}, expected a finite number: the policy's action would mean nothing. "
+            "hint: find what measures it, or replace it knowingly (numpy.nan_to_num)."
+        )
+
+
 def given_key(key: Key | None, seed: Any) -> Key | None:
     """The random key of a call that takes a key or a seed.
 

@@ -24,6 +24,7 @@ from rollmill.api.starting import GivenWeights, given_weights
 from rollmill.api.trust import approved_imports
 from rollmill.core.errors import CheckpointError, UsageError
 from rollmill.core.fields import fit
+from rollmill.core.interrupted import pass_on_interrupt
 from rollmill.core.jax_settings import check_compiled
 from rollmill.dataflow import Graph, fingerprint
 from rollmill.execution import CompiledProgram, Fusion, RunSpec, state_shapes
@@ -68,6 +69,7 @@ def resume(
         CheckpointError: if the directory is no run, no checkpoint is whole, or the newest was made with another
             configuration.
         UsageError: if the algorithm has other hyperparameters than the run, or a change cannot be made.
+        Interrupted: a KeyboardInterrupt, after Ctrl-C, as by `train`.
     """
     check_compiled()
     hooks = check_hooks(hooks)
@@ -101,7 +103,9 @@ def resume(
         keeps = not elsewhere
         if keeps and prepared.program and prepared.program.reduction:
             note_option(run, "reduction", prepared.program.reduction)
-        return _go_on(run, reopened.graph, prepared, options, checkpoints, restored, hooks, display, keeps)
+        return pass_on_interrupt(
+            _go_on(run, reopened.graph, prepared, options, checkpoints, restored, hooks, display, keeps)
+        )
 
 
 class _Reopened(NamedTuple):

@@ -23,6 +23,7 @@ from rollmill.api.specification import describe
 from rollmill.api.starting import GivenWeights, given_weights
 from rollmill.core.errors import UsageError
 from rollmill.core.fields import check_names
+from rollmill.core.interrupted import pass_on_interrupt
 from rollmill.core.jax_settings import check_compiled
 from rollmill.core.local_paths import local_path
 from rollmill.dataflow import Graph
@@ -61,6 +62,8 @@ def train(
         NonFiniteError: if a loss, gradient, weight, observation or reward is not finite.
         StorageError: if the run cannot be written any further; it can be resumed.
         HookFailed: if a hook raised; the training has stopped with a checkpoint, and can be resumed.
+        Interrupted: a KeyboardInterrupt, after Ctrl-C; the training has stopped with a checkpoint, and the
+            exception's `result` is its `Run`.
     """
     hooks = check_hooks(hooks)
     check_algorithm(algorithm)
@@ -69,7 +72,7 @@ def train(
         again = algorithm if read_saved(run).graph.get("custom") else None
         return resume(run.root, algorithm=again, imports=imports, quiet=options.quiet, hooks=hooks)
     prepared = prepare_training(algorithm, options, imports=imports, recipe=recipe)
-    return begin_training(prepared, hooks)
+    return pass_on_interrupt(begin_training(prepared, hooks))
 
 
 class PreparedTraining(NamedTuple):

@@ -20,6 +20,7 @@ from rollmill.cli.sweep_creation import SweepRequest, create_sweep
 from rollmill.cli.train import OptionKinds, option_kinds
 from rollmill.core.errors import UsageError, unknown_name
 from rollmill.core.fields import fit
+from rollmill.core.interrupted import pass_on_interrupt
 from rollmill.core.machine import GpuSharing
 from rollmill.core.plugins import Kind
 from rollmill.execution.instances import SHARINGS, check_sharing
@@ -101,6 +102,8 @@ def sweep(
 
     Raises:
         UsageError: something cannot be used; nothing was started then.
+        Interrupted: a KeyboardInterrupt, after Ctrl-C; running trials have stopped with a checkpoint, and the
+            exception's `result` is the `Sweep`.
     """
     _check_names(algorithm, environment, gpu_sharing, metric)
     numbers = {
@@ -137,7 +140,8 @@ def sweep(
     say = (lambda line: None) if quiet else (lambda line: print(line, flush=True))
     say(f"sweep: {made.root}")
     code = run_sweep(made, at_once=at_once, sharing=gpu_sharing, metric=metric, say=say)
-    return Sweep(made.root, [_with_values(row, request.axes, over) for row in made.rows(metric)], code)
+    rows = [_with_values(row, request.axes, over) for row in made.rows(metric)]
+    return pass_on_interrupt(Sweep(made.root, rows, code))
 
 
 def _names(

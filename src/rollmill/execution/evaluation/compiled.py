@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
+from rollmill.core.errors import NonFiniteError
 from rollmill.core.types import Key
 from rollmill.dataflow import Collector, Graph, Step, Weights, step_one
 from rollmill.execution.evaluation.episodes import (
@@ -121,6 +122,12 @@ def _play_all(
         returns, lengths, done = jax.device_get(play(weights, own_key, np.int32(first % graph.loops.num_envs)))
         if not done.all():
             raise never_ends(int((~done).sum()), batch)
+        if not np.isfinite(returns).all():
+            raise NonFiniteError(
+                f"the return of episode {first + int(np.argmin(np.isfinite(returns)))} of the evaluation is "
+                f"{returns[~np.isfinite(returns)][0]}: the environment gave such a reward. "
+                "hint: rollmill.check_environment finds the step."
+            )
         played.append((returns, lengths))
     returns, lengths = (np.concatenate(parts)[:episodes] for parts in zip(*played, strict=True))
     return EvaluationEpisodes(returns, lengths)
