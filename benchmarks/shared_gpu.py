@@ -8,8 +8,8 @@ Parts, all of them by default, in this order:
   no handle of them is needed before the first iteration.
 - `one`: the GPU's memory before, during and after one training with default options.
 - `two`, `three`, `four`: PPO, SAC, AlphaZero and fused PPO, as typed, started within a second.
-- `large`: three trainings started within a second, each with trajectories of a quarter of the GPU: what does not
-  fit is refused before its first iteration.
+- `large`: three trainings started within a second, each of which needs about half of the GPU: what
+  does not fit is refused before its first iteration.
 - `little`: a training beside a program that leaves 3 GiB, and beside one that leaves 0.7 GiB, which is refused.
 - `beside`: a sweep of 24 short trials beside a training that goes on meanwhile.
 - `trials`: a sweep of the other trials, so that there are `--trials` in all.
@@ -207,9 +207,9 @@ def some(count: int) -> Callable[[Path], dict[str, Any]]:
 
 
 def large(folder: Path) -> dict[str, Any]:
-    """Trainings whose trajectories take a quarter of the GPU: about 60 bytes of a step of CartPole."""
+    """Trainings that need half of the GPU: a step takes 60 bytes, and its values several times that."""
     total, envs = ask_gpu_memory()[0].total, 2**18
-    steps = int(total * 0.25 / 60 / envs)
+    steps = int(total * 0.05 / 60 / envs)
     words = [*("ppo", "CartPole-v1", "--fusion", "off", "--num-minibatches", "64", "--update-epochs", "1")]
     words += ["--num-envs", str(envs), "--num-steps", str(steps), "--total-timesteps", str(envs * steps * 3)]
     return {"words": words, **side_by_side({f"large {number}": words for number in range(3)}, folder)}
