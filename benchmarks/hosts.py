@@ -14,7 +14,6 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -40,6 +39,15 @@ SMALL = (
 COARSE = ("--distribution", "single-learner-coarse", "--actors", 2)
 EVENTS = {"link cut for 8 s": 8.0, "link cut for 30 s": 30.0, "link cut for 120 s": 120.0, "host killed": None}
 """Seconds for which the link is down."""
+TAIL_BYTES = 8192
+"""Bytes at the end of a log that hold a whole line."""
+
+CORES = 12
+"""Workers that each host takes."""
+
+PATIENT = ("--hang-seconds", 60, "--max-failures", 1000)
+"""A replica that has worked for a minute begins a new row of losses."""
+
 PATIENCE_SECONDS = 150.0
 FIRST_SECONDS = 180.0
 SAID = {
@@ -70,9 +78,22 @@ class Told:
 
     def iteration(self) -> int:
         """The last iteration of the log; 0 before the first."""
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            return int(json.loads((self.run / "metrics.jsonl").read_text().splitlines()[-1])["iteration"])
+        log = self.run / "metrics.jsonl"
+        with contextlib.suppress(OSError, ValueError, IndexError), log.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
+            return int(json.loads(file.read().rsplit(b"\n", 2)[-2])["iteration"])
         return 0
+
+    def workers_on(self, address: str, group: str = "") -> list[str]:
+        """The workers that were placed on a host last."""
+        found = [re.match(r"(\S+) was placed on (\S+)", text) for _, text in self.lines]
+        places = {match[1]: match[2] for match in found if match}
+        return sorted(name for name, host in places.items() if host == address and name.startswith(group))
+
+    def pid_of(self, worker: str) -> str:
+        """The process of a worker, as its host numbers it."""
+        found = [re.fullmatch(rf"{worker} is process (\d+)", text) for _, text in self.lines]
+        return [match[1] for match in found if match][-1]
 
     def since(self, began: float) -> list[tuple[float, str]]:
         """Seconds and text of the lines since then, progress lines excluded."""
@@ -88,11 +109,11 @@ def train(host: Host, run: Path, *words: object, **environment: str) -> Told:
 
 @contextlib.contextmanager
 def cluster(**options: Any) -> Iterator[tuple[Host, Host]]:
-    """Two hosts, each a node of one Ray cluster of four cores each."""
+    """Two hosts, each a node of one Ray cluster that holds all workers by itself."""
     with hosts(2, **options) as (first, second):
         for host in (first, second):
             host.environment = {"RAY_worker_niceness": "0"}
-            start_ray(sys.executable, first, host)
+            start_ray(sys.executable, first, host, cpus=CORES)
         yield first, second
 
 
@@ -156,7 +177,7 @@ def profiles(folder: Path) -> dict[str, Any]:
 
 def _profile(folder: Path, apart: int) -> dict[str, Any]:
     folder.mkdir()
-    output = folder / "profile.json"
+    output = folder / "profile"
     with cluster(offsets={2: apart}) as (first, _):
         words = [sys.executable, "-m", "rollmill", "profile", "ppo", "gymnasium:CartPole-v1", *COARSE, *SMALL]
         words += ["--total-timesteps", 100_000_000, "--output", output]
@@ -164,7 +185,7 @@ def _profile(folder: Path, apart: int) -> dict[str, Any]:
         if done.returncode:
             raise RuntimeError(done.stdout[-2000:] + done.stderr[-2000:])
         clock = _clock_error(first, folder, apart)
-    profile = json.loads(output.read_text())
+    profile = json.loads((output / "profile.json").read_text())
     processes = {each["name"]: sum(each["overlap"].values()) for each in profile["processes"]}
     return {
         "clock": clock,
@@ -191,44 +212,58 @@ def _clock_error(first: Host, folder: Path, apart: int) -> dict[str, Any]:
 
 
 def cuts(folder: Path, rounds: dict[str, int], at_once: int) -> list[dict[str, Any]]:
-    """Cuts the link of host 2, or kills it, under trainings."""
-    results = []
+    """Cuts the link of host 2, or kills it, under trainings that go on from one event to the next."""
+    results: list[dict[str, Any]] = []
     with cluster() as (first, second):
-        number = 0
-        for event, count in rounds.items():
-            for _ in range(count):
-                number += 1
-                runs = [folder / f"run-{number}-{each}" for each in range(at_once)]
-                results += _disturbed(first, second, event, runs)
+        words = ("gymnasium:CartPole-v1", *COARSE, "--total-timesteps", 100_000_000, "--log-every", 4, *PATIENT)
+        trainings = [train(first, folder / f"run-{number}", *words) for number in range(at_once)]
+        try:
+            for event in [event for event, count in rounds.items() for _ in range(count)]:
+                results += _disturbed(first, second, event, trainings)
                 print(json.dumps(results[-at_once:], indent=1), flush=True)
                 write_result("hosts-cuts", {"trials": results, "table": table(results)})
-                for run in runs:
-                    shutil.rmtree(run, ignore_errors=True)
+        finally:
+            for each in trainings:
+                _end(first, each)
     return results
 
 
-def _disturbed(first: Host, second: Host, event: str, runs: Sequence[Path]) -> list[dict[str, Any]]:
-    words = ("gymnasium:CartPole-v1", *COARSE, "--total-timesteps", 100_000_000, "--log-every", 4)
-    trainings = [train(first, run, *words) for run in runs]
-    try:
-        deadline = time.monotonic() + FIRST_SECONDS
-        while min(each.iteration() for each in trainings) < 8 and time.monotonic() < deadline:
-            time.sleep(0.2)
-        began = time.monotonic()
-        before = [each.iteration() for each in trainings]
-        seconds = EVENTS[event]
-        second.link(False) if seconds else second.kill()
-        later = threading.Timer(seconds or 0.0, second.link, [True]) if seconds else None
-        if later:
-            later.start()
-        found = _watch(trainings, began, before, until=began + (seconds or 30.0) + 5.0)
-        if later:
-            later.join()
-        return [{"event": event, **each} for each in found]
-    finally:
-        for each in trainings:
-            _end(first, each)
-        _mend(first, second)
+def _disturbed(first: Host, second: Host, event: str, trainings: Sequence[Told]) -> list[dict[str, Any]]:
+    _settle(first, trainings)
+    began, before = time.monotonic(), [each.iteration() for each in trainings]
+    there = [each.workers_on(second.address) for each in trainings]
+    seconds = EVENTS[event]
+    later = threading.Timer(seconds or 0.0, second.link, [True]) if seconds else None
+    if later:
+        second.link(False)
+        later.start()
+    else:
+        second.kill()
+    found = _watch(trainings, began, before, until=began + (seconds or 20.0) + 5.0)
+    if later:
+        later.join()
+    _mend(first, second)
+    return [{"event": event, "on_host_2": names, **each} for names, each in zip(there, found, strict=True)]
+
+
+def _settle(first: Host, trainings: Sequence[Told]) -> None:
+    """Returns when each training gets on, with a worker on host 2 if that can be had within a minute."""
+    deadline = time.monotonic() + FIRST_SECONDS
+    start = [each.iteration() for each in trainings]
+    while time.monotonic() < deadline and any(
+        each.iteration() <= at for each, at in zip(trainings, start, strict=True)
+    ):
+        time.sleep(0.2)
+    for each in trainings:
+        actors = each.workers_on(first.address, group="actor")
+        if len(actors) == 2:  # both are on host 1: one is sent away, and Ray spreads replacements
+            began = time.monotonic()
+            first.run("kill", "-9", each.pid_of(actors[0]), check=False)
+            while time.monotonic() < began + 60.0:
+                if any(SAID["replaced"] in text for _, text in each.since(began)):
+                    break
+                time.sleep(0.2)
+    time.sleep(3.0)
 
 
 def _watch(trainings: Sequence[Told], began: float, before: Sequence[int], until: float) -> list[dict[str, Any]]:
@@ -251,15 +286,11 @@ def _outcome(training: Told, course: Sequence[tuple[float, int]], began: float) 
     gaps = [(later[0] - earlier[0], later[0]) for earlier, later in zip(course, course[1:], strict=False)]
     longest, on_again = max(gaps, default=(float("nan"), float("nan")))
     times = {name: next((at for at, text in said if words in text), None) for name, words in SAID.items()}
-    placed = {
-        match[1]: match[2] for _, text in training.lines if (match := re.match(r"(\S+) was placed on (\S+)", text))
-    }
     return {
         "goes_on": training.process.poll() is None and len(course) > 2,
         "stood_still_seconds": round(longest, 1),
         "on_again_at": round(on_again, 1),
         "seconds": times,
-        "on_host_2": sorted(name for name, host in placed.items() if host.endswith(".2")),
         "said": said,
     }
 
@@ -280,7 +311,7 @@ def _mend(first: Host, second: Host) -> None:
     alive = second.run("pgrep", "-f", "raylet/raylet", check=False).returncode == 0
     if not alive:
         second.run(sys.executable, "-m", "ray.scripts.scripts", "stop", "--force", check=False)
-        start_ray(sys.executable, first, second)
+        start_ray(sys.executable, first, second, cpus=CORES)
     time.sleep(2.0)
 
 
@@ -306,8 +337,8 @@ def main() -> None:
     """Runs the parts that are asked for, and writes what they found beside what others have."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="+", choices=["code", "modules", "profile", "cuts"])
-    parser.add_argument("--rounds", default="6,4,2,3", help="events of each kind, under --at-once trainings each")
-    parser.add_argument("--at-once", type=int, default=2)
+    parser.add_argument("--rounds", default="4,3,1,2", help="events of each kind, under --at-once trainings each")
+    parser.add_argument("--at-once", type=int, default=3)
     options = parser.parse_args()
     rounds = dict(zip(EVENTS, map(int, options.rounds.split(",")), strict=True))
     path = RESULTS / "hosts.json"

@@ -230,7 +230,7 @@ class RayLauncher:
         if handle.stream.origin is not None or waited < UNUSUAL_SECONDS:
             return
         without = self._out_of_reach()
-        if handle.without.keys() != without.keys() and handle.placements < MAX_PLACEMENTS:
+        if handle.without.keys() != without.keys():
             self._ray.kill(handle.actor, no_restart=True)
             self._place(handle, without)
         self._tell_waiting(handle, waited)
