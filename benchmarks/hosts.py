@@ -49,7 +49,7 @@ PATIENT = ("--hang-seconds", 60, "--max-failures", 1000)
 """A replica that has worked for a minute begins a new row of losses."""
 
 PATIENCE_SECONDS = 150.0
-FIRST_SECONDS = 180.0
+FIRST_SECONDS = 400.0
 SAID = {
     "silence": "nothing is heard",
     "heard": "is heard again",
@@ -91,9 +91,9 @@ class Told:
         return sorted(name for name, host in places.items() if host == address and name.startswith(group))
 
     def pid_of(self, worker: str) -> str:
-        """The process of a worker, as its host numbers it."""
+        """The process of a worker, as its host numbers it; empty before it has told."""
         found = [re.fullmatch(rf"{worker} is process (\d+)", text) for _, text in self.lines]
-        return [match[1] for match in found if match][-1]
+        return next((match[1] for match in reversed(found) if match), "")
 
     def since(self, began: float) -> list[tuple[float, str]]:
         """Seconds and text of the lines since then, progress lines excluded."""
@@ -218,7 +218,7 @@ def cuts(folder: Path, rounds: dict[str, int], at_once: int) -> list[dict[str, A
         words = ("gymnasium:CartPole-v1", *COARSE, "--total-timesteps", 100_000_000, "--log-every", 4, *PATIENT)
         trainings = [train(first, folder / f"run-{number}", *words) for number in range(at_once)]
         try:
-            for event in [event for event, count in rounds.items() for _ in range(count)]:
+            for event in in_turns(rounds):
                 results += _disturbed(first, second, event, trainings)
                 print(json.dumps(results[-at_once:], indent=1), flush=True)
                 write_result("hosts-cuts", {"trials": results, "table": table(results)})
@@ -226,6 +226,12 @@ def cuts(folder: Path, rounds: dict[str, int], at_once: int) -> list[dict[str, A
             for each in trainings:
                 _end(first, each)
     return results
+
+
+def in_turns(rounds: dict[str, int]) -> list[str]:
+    """Each event as often as it is to be, the kinds taking turns."""
+    longest = max(rounds.values())
+    return [event for number in range(longest) for event, count in rounds.items() if number < count]
 
 
 def _disturbed(first: Host, second: Host, event: str, trainings: Sequence[Told]) -> list[dict[str, Any]]:
@@ -256,7 +262,9 @@ def _settle(first: Host, trainings: Sequence[Told]) -> None:
         time.sleep(0.2)
     for each in trainings:
         actors = each.workers_on(first.address, group="actor")
-        if len(actors) == 2:  # both are on host 1: one is sent away, and Ray spreads replacements
+        if len(actors) == 2 and each.pid_of(
+            actors[0]
+        ):  # both are on host 1: one is sent away, and Ray spreads replacements
             began = time.monotonic()
             first.run("kill", "-9", each.pid_of(actors[0]), check=False)
             while time.monotonic() < began + 60.0:
