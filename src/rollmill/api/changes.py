@@ -9,8 +9,8 @@ import msgspec
 
 from rollmill.api.saved_run import CHANGEABLE, IDENTITY, Change, changed_config, identity_of, read_saved
 from rollmill.api.specification import config_from_json, find_algorithm
-from rollmill.core.errors import UsageError, unknown_name
-from rollmill.core.fields import named_like
+from rollmill.core.errors import UsageError
+from rollmill.core.fields import unknown_setting
 from rollmill.core.json_data import read_as, short_json
 from rollmill.core.schedules import NumberSchedule, parse_schedule
 from rollmill.dataflow import Graph, Loops, first_learning_iteration
@@ -58,7 +58,7 @@ def changed_settings(
     for name in changes:
         if name not in known:
             able = [n for n in CHANGEABLE if n in known]
-            raise unknown_name("hyperparameter", name, able, meant=named_like(name, able))
+            raise unknown_setting("hyperparameter", name, able)
         if name not in CHANGEABLE:
             able = ", ".join(n for n in CHANGEABLE if n in known)
             raise UsageError(

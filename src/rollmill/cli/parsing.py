@@ -18,7 +18,7 @@ import tyro
 from rollmill.cli.values import Option, check_values
 from rollmill.core.bounds import Range, bounds_of
 from rollmill.core.errors import UsageError
-from rollmill.core.fields import named_like
+from rollmill.core.fields import named_like, note_on
 from rollmill.core.local_paths import check_local_paths
 
 RECORDING = {
@@ -81,6 +81,8 @@ def parse(kind: Any, arguments: Sequence[str], *, prog: str) -> Any:
     for word in arguments:
         option = word.partition("=")[0]
         if len(option) > 2 and option.startswith("--") and option[2:].replace("_", "-") not in known:
+            if (note := note_on(option, known)) is not None:
+                raise UsageError(f"unknown option {option}. --{note}")
             near = [f"--{name}" for name in options_like(option[2:], known)]
             suggestion = f"Did you mean {' or '.join(near)}?" if near else f"`{prog} --help` lists the options."
             raise UsageError(f"unknown option {option}. {suggestion}")
@@ -104,6 +106,15 @@ def parse_known(kind: Any, arguments: Sequence[str], *, prog: str) -> Any:
     words, _ = check_values(arguments, _options(kind, _parser(kind, prog)))
     with _errors_in_a_sentence(prog):
         return tyro.cli(kind, prog=prog, args=words, return_unknown_args=True, add_help=False)[0]
+
+
+def positional_words(kind: Any, arguments: Sequence[str], *, prog: str) -> list[str]:
+    """The arguments that are no option of `kind`, and no value of one.
+
+    Raises:
+        UsageError: an option does not take its value.
+    """
+    return check_values(arguments, _options(kind, _parser(kind, prog))).positional
 
 
 def _options(kind: Any, parser: Any) -> dict[str, Option]:

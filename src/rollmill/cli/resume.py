@@ -7,9 +7,10 @@ from typing import Annotated, Any, Literal, TypeAlias
 import tyro
 
 from rollmill.api import WORKER_LIMITS, parse_assignments, read_options, resume
-from rollmill.cli.parsing import parse
+from rollmill.cli.parsing import parse, positional_words
 from rollmill.cli.train import Imports, Trust, report
 from rollmill.core.errors import RollmillError
+from rollmill.core.local_paths import local_path
 from rollmill.execution import Fusion
 from rollmill.planning import PLACEMENT, PlacementOptions
 from rollmill.record import RunDirectory
@@ -61,12 +62,9 @@ def run(arguments: list[str]) -> int:
 
 def _placement_before(arguments: list[str]) -> PlacementOptions:
     """Where the run was placed, for defaults that are as before; `resume` itself tells of a run that is none."""
-    folders = (Path(text) for text in arguments if not text.startswith("-"))
-    run = next((folder for folder in folders if (folder / "config.json").is_file()), None)
-    if run is None:
-        return PlacementOptions()
     try:
-        options = read_options(RunDirectory.open(run))
+        named = positional_words(Resume, arguments, prog="rollmill resume")
+        options = read_options(RunDirectory.open(local_path("run", named[0] if named else "")))
     except RollmillError:
         return PlacementOptions()
     return PlacementOptions(**{name: getattr(options, name) for name in PLACEMENT})

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rollmill.api import DEFAULT_BUDGET
-from rollmill.cli.parsing import given_options
+from rollmill.cli.parsing import given_options, values_of
 from rollmill.core.children import start_python
 from rollmill.core.errors import RollmillError, UsageError
 from rollmill.planning.search import Objective
@@ -94,14 +94,15 @@ def planned(arguments: list[str]) -> Iterator[list[str]]:
         UsageError: the search cannot be made; or another error with its exit code, if it failed.
     """
     given = given_options(arguments)
-    if "search-plan" not in given or "--no-search-plan" in arguments or {"-h", "--help"} & set(arguments):
+    searches = [word for word in arguments if word in ("--search-plan", "--no-search-plan")]
+    if searches[-1:] != ["--search-plan"] or {"-h", "--help"} & set(arguments):
         yield arguments
         return
     SearchOptions(search_plan=True).check(given)
     with tempfile.TemporaryDirectory(prefix="rollmill-plan-") as folder:
         file = Path(folder) / "plan.json"
         _search(without_options(arguments, ("run-dir",)), file)
-        grows = ("num-envs",) if "grow-batch" in arguments or "--objective=grow-batch" in arguments else ()
+        grows = ("num-envs",) if values_of("--objective", arguments)[-1:] == ["grow-batch"] else ()
         yield [*without_options(training_words(arguments), grows), "--plan", str(file)]
 
 

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass, make_dataclass, replace
+from itertools import pairwise
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
 import tyro
@@ -29,6 +30,7 @@ from rollmill.cli.parsing import (
     option_types,
     parse,
     parse_known,
+    positional_words,
     values_of,
 )
 from rollmill.cli.searching import SearchOptions, planned
@@ -243,9 +245,20 @@ def find_own_algorithm(name: str, rest: list[str]) -> None:
     if name not in ALGORITHMS and (modules or plugins_named("algorithm", name)):
         if not {"-h", "--help"} & set(rest):
             options = parse_known(RunOptions, rest, prog=f"rollmill train {name}")
-            prepare_devices(options, environment=next((text for text in rest if is_on_host(text)), ""))
+            prepare_devices(options, environment=_environment_named(rest, name))
         import_modules(modules)
     find_algorithm(name)
+
+
+def _environment_named(rest: list[str], name: str) -> str:
+    """The environment on the host that is trained on; empty if it is another one.
+
+    The options of an algorithm that is not known yet may be among the arguments: the word after one is its value.
+    """
+    words = positional_words(RunOptions, rest, prog=f"rollmill train {name}")
+    follows = {after for before, after in pairwise(rest) if before.startswith("--") and "=" not in before}
+    named = rest[:1] if rest and not rest[0].startswith("-") else [word for word in words if word not in follows]
+    return named[0] if named and is_on_host(named[0]) else ""
 
 
 def with_network(config: Any, name: str | None) -> Any:

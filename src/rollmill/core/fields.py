@@ -29,8 +29,6 @@ ALIASES = {
     "n_envs": "num_envs",
     "n_minibatches": "num_minibatches",
     "nminibatches": "num_minibatches",
-    "batch_size": "num_minibatches",
-    "minibatch_size": "num_minibatches",
     "epochs": "update_epochs",
     "n_epochs": "update_epochs",
     "num_epochs": "update_epochs",
@@ -57,15 +55,40 @@ ALIASES = {
     "num_devices": "devices",
     "num_workers": "workers",
     "num_actors": "actors",
-    "verbose": "quiet",
 }
 """Names of settings in other libraries, with the names that they have here."""
+
+_MINIBATCHES = "the number of minibatches that num_envs * num_steps samples are cut into, not their size."
+NOTES = {
+    "verbose": ("quiet", "does the opposite: progress is shown unless it is given."),
+    "batch_size": ("num_minibatches", f"is {_MINIBATCHES}"),
+    "minibatch_size": ("num_minibatches", f"is {_MINIBATCHES}"),
+}
+"""Names of settings in other libraries, with those that say the same by another value, and how."""
 
 
 def named_like(name: str, known: Iterable[str]) -> str | None:
     """The known name of the setting that other libraries call `name`; None if there is none."""
     meant = ALIASES.get(name.strip("-").replace("-", "_").lower())
     return meant if meant in set(known) else None
+
+
+def note_on(name: str, known: Iterable[str]) -> str | None:
+    """A sentence on the known setting that takes another value for what other libraries call `name`.
+
+    It begins with the setting's name, as `known` writes it. None if there is no such setting.
+    """
+    setting, note = NOTES.get(name.strip("-").replace("-", "_").lower(), ("", ""))
+    meant = next((option for option in known if option.replace("-", "_") == setting), None)
+    return None if meant is None else f"{meant} {note}"
+
+
+def unknown_setting(kind: str, name: str, known: Iterable[str], *, hint: str = "") -> UsageError:
+    """An error that suggests the known settings nearest to `name`, or the one with that name elsewhere."""
+    known = list(known)
+    if (note := note_on(name, known)) is not None:
+        return UsageError(f"unknown {kind} {name!r}. {note}")
+    return unknown_name(kind, name, known, hint=hint, meant=named_like(name, known))
 
 
 def fitted(values: Values) -> Values:
@@ -99,7 +122,7 @@ def check_names(kind: type, values: Mapping[str, Any], *, what: str, hint: str =
     known = [field.name for field in dataclasses.fields(kind)]
     for name in values:
         if name not in known:
-            raise unknown_name(what, name, known, hint=hint, meant=named_like(name, known))
+            raise unknown_setting(what, name, known, hint=hint)
 
 
 def fit(name: str, hint: Any, value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 import linecache
 import os
+import shlex
 import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
@@ -52,6 +53,8 @@ def failed_import(module: str, error: BaseException) -> str:
         module: the module that was to be imported.
         error: the error of its import.
     """
+    if os.sep in module or module.endswith(".py"):
+        return _path_for_module(module)
     top = module.partition(".")[0]
     if not isinstance(error, ModuleNotFoundError) or error.name not in (module, top):
         return f"cannot import {module!r}: {type(error).__name__}: {error}, at {own_line(error)}."
@@ -65,6 +68,21 @@ def failed_import(module: str, error: BaseException) -> str:
     return (
         f"{cause} put PYTHONPATH=DIRECTORY in front of the command, with the directory in which {top}.py or the "
         f"package {top} lies, or PYTHONPATH=. if you run the command in that directory."
+    )
+
+
+def _path_for_module(text: str) -> str:
+    """Says how to import what a path leads to: the module's name, and the folder in which Python has to look."""
+    path = Path(text)
+    names, folder = (
+        ([] if path.name == "__init__.py" else [path.stem if path.suffix == ".py" else path.name]),
+        path.parent,
+    )
+    while not names or (folder / "__init__.py").is_file():
+        names, folder = [folder.resolve().name, *names], folder.parent
+    return (
+        f"cannot import {text!r}: it is a path, expected the name of a module. hint: write {'.'.join(names)}, and "
+        f"put PYTHONPATH={shlex.quote(str(folder))} in front of the command, or of python."
     )
 
 
