@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import rollmill
+from rollmill.api.specification import import_modules
 from rollmill.cli import resume, searching, train
 from rollmill.cli.main import main
 from rollmill.core.errors import UsageError
@@ -139,7 +140,5 @@ def test_a_path_is_no_module_and_its_name_is_told(use, path, module, folder, tmp
 
 
 def test_a_path_in_python_is_told_too():
-    with pytest.raises(
-        UsageError, match=r"cannot import './own.py': it is a path.*write own, and put PYTHONPATH=\."
-    ):
-        rollmill.load("run", imports=["./own.py"])
+    with pytest.raises(UsageError, match=r"'./own.py': it is a path.*write own, and put PYTHONPATH=\."):
+        import_modules(["./own.py"])

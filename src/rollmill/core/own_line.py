@@ -74,10 +74,8 @@ def failed_import(module: str, error: BaseException) -> str:
 def _path_for_module(text: str) -> str:
     """Says how to import what a path leads to: the module's name, and the folder in which Python has to look."""
     path = Path(text)
-    names, folder = (
-        ([] if path.name == "__init__.py" else [path.stem if path.suffix == ".py" else path.name]),
-        path.parent,
-    )
+    own = path.stem if path.suffix == ".py" else path.name
+    names, folder = [] if own == "__init__" else [own], path.parent
     while not names or (folder / "__init__.py").is_file():
         names, folder = [folder.resolve().name, *names], folder.parent
     return (
