@@ -203,7 +203,7 @@ def _kill(pid: int) -> bool:
 def main_loop(chosen: argparse.Namespace, folder: Path) -> list[dict]:
     """Trainings until enough was killed, or the time is over."""
     deadline = time.monotonic() + 60 * chosen.minutes
-    cases = [Case(algorithm, place) for algorithm, place in itertools.product(chosen.algorithms, chosen.places)]
+    cases = [Case(algorithm, place) for place, algorithm in itertools.product(chosen.places, chosen.algorithms)]
     rng, right, done = random.Random(chosen.seed), {}, []
     for number, case in enumerate(itertools.cycle(cases)):
         killed = sum(len(training["killed"]) for training in done)
