@@ -27,7 +27,10 @@ from typing import NamedTuple
 
 from measure import RESULTS, write_result
 
-ITERATIONS = 120
+ITERATIONS = {"program": 4000, "mesh": 400}
+"""Iterations by place, such that they take some seconds: one program makes hundreds a second."""
+OTHER_ITERATIONS = 400
+CHECKPOINTS = 20
 START_SECONDS = 10.0
 """About how long a training starts up; a quarter of the kills come in that time."""
 STUCK_SECONDS = 600.0
@@ -57,9 +60,14 @@ class Case(NamedTuple):
     algorithm: str
     place: str
 
+    @property
+    def iterations(self) -> int:
+        """Iterations of the training."""
+        return ITERATIONS.get(self.place, OTHER_ITERATIONS)
+
     def command(self, run: Path) -> list[str]:
         """The words after `rollmill`."""
-        steps = ["--total-timesteps", str(ITERATIONS * 4 * 4)]
+        steps = ["--total-timesteps", str(self.iterations * 4 * 4)]
         recorded = [
             "--run-dir",
             str(run),
@@ -140,7 +148,7 @@ def endure(case: Case, run: Path, kills: int, rng: random.Random) -> dict:
     killed, starts, faults, began = [], 1, [], time.monotonic()
     training = Training(case, run)
     while len(killed) < kills and training.code() is None:
-        await_moment(training, rng)
+        await_moment(case, training, rng)
         victim, pid = choose_victim(case, training, rng)
         if training.code() is not None or pid is None or not _kill(pid):
             continue
@@ -167,14 +175,14 @@ def endure(case: Case, run: Path, kills: int, rng: random.Random) -> dict:
     }
 
 
-def await_moment(training: Training, rng: random.Random) -> None:
+def await_moment(case: Case, training: Training, rng: random.Random) -> None:
     """Waits for a random moment: of the start-up, or of the iterations that are left."""
     if rng.random() < 0.25:
         training.wait(seconds=rng.uniform(0, START_SECONDS))
         return
-    target = rng.uniform(training.iterations(), ITERATIONS)
+    target = rng.uniform(training.iterations(), case.iterations)
     training.wait(lambda: training.iterations() >= target)
-    training.wait(seconds=rng.uniform(0, 0.3))
+    training.wait(seconds=rng.uniform(0, 0.1))
 
 
 def choose_victim(case: Case, training: Training, rng: random.Random) -> tuple[str, int | None]:
