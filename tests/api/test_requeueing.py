@@ -148,7 +148,7 @@ def test_it_needs_a_directory_to_find():
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
-@pytest.mark.slow_beyond(1)
+@pytest.mark.slow
 def test_the_notice_of_a_batch_system_stops_with_a_checkpoint(tmp_path, undisturbed, number):
     notify = lambda event: (
         os.kill(os.getpid(), number) if isinstance(event, MetricsLogged) and event.iteration == 2 else None
@@ -184,6 +184,7 @@ def test_other_major_versions_are_noticed(stopped, versions, said):
     assert note is None if said is None else said in note
 
 
+@pytest.mark.slow
 def test_a_run_of_another_major_version_goes_on_with_a_word(stopped, capsys, undisturbed):
     file = stopped["run_dir"] / "versions.json"
     recorded = json.loads(file.read_text())

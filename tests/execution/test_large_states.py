@@ -121,6 +121,7 @@ def test_checkpoints_are_those_of_a_state_that_is_not_reused(large, tmp_path, un
         assert mine.keys() >= set(range(0, ITERATIONS, every))
 
 
+@pytest.mark.slow
 def test_a_stop_and_a_wanted_checkpoint_get_a_state_that_is_there(large, tmp_path, undonated):
     def hook(event):
         if isinstance(event, MetricsLogged):
@@ -135,6 +136,7 @@ def test_a_stop_and_a_wanted_checkpoint_get_a_state_that_is_there(large, tmp_pat
     assert again.summary["weights_sha256"] == undonated.summary["weights_sha256"]
 
 
+@pytest.mark.slow
 def test_a_fault_is_found_from_the_newest_checkpoint(large, tmp_path):
     """Step 27 of environment 2 is the third one of iteration 7, which has steps 25 to 28."""
     bad = graph(bad_at=27.0)
