@@ -1,9 +1,10 @@
 """The exception by which a call from Python ends after Ctrl-C."""
 
 import signal
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 
+@runtime_checkable
 class _HasExitCode(Protocol):
     @property
     def exit_code(self) -> int:
