@@ -9,6 +9,7 @@ import msgspec
 
 from rollmill.api.saved_run import CHANGEABLE, IDENTITY, Change, changed_config, identity_of, read_saved
 from rollmill.api.specification import config_from_json, find_algorithm
+from rollmill.api.trust import rewrite_config
 from rollmill.core.errors import UsageError
 from rollmill.core.fields import unknown_setting
 from rollmill.core.json_data import read_as, short_json
@@ -134,7 +135,7 @@ def note_changes(
         display.note("the run has these hyperparameters already; nothing is changed")
         return
     change = Change(done, {name: old[name] for name in changed}, changed)
-    run.write_config(changed_config(config, described, change))
+    rewrite_config(run, changed_config(config, described, change))
     lines = [f"{name} {short_json(old[name])} -> {short_json(value)}" for name, value in changed.items()]
     display.note(f"changed after iteration {done}: {', '.join(lines)}")
     earlier = {**described["config"], **change.before}
@@ -154,20 +155,20 @@ def _note_earlier_start(run: RunDirectory, restored: Restored, display: Display)
             f"on is left, so it changes after iteration {restored.iteration} instead"
         )
     moved = [replace(change, iteration=min(change.iteration, restored.iteration)) for change in changes]
-    run.write_config({**config, "changes": [asdict(change) for change in moved]})
+    rewrite_config(run, {**config, "changes": [asdict(change) for change in moved]})
 
 
 def note_option(run: RunDirectory, name: str, value: Any) -> None:
     """Writes down an option that has another value from now on."""
     config = run.read_config()
-    run.write_config({**config, "options": {**config["options"], name: value}})
+    rewrite_config(run, {**config, "options": {**config["options"], name: value}})
 
 
 def note_launches(run: RunDirectory, launches: Mapping[str, Any]) -> None:
     """Writes down the first launches of kernels that workers have chosen, for when the run is resumed."""
     config = run.read_config()
     if config.get("launches") is None:
-        run.write_config({**config, "launches": launches})
+        rewrite_config(run, {**config, "launches": launches})
 
 
 def _annealing_note(before: Mapping[str, Any], after: Mapping[str, Any], graph: Graph, done: int) -> str | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from rollmill.api.options import RunOptions
 from rollmill.api.saved_run import read_saved
-from rollmill.api.trust import named_modules, remember
+from rollmill.api.trust import names_to_remember, remember
 from rollmill.core.errors import UsageError
 from rollmill.core.git import commit_of
 from rollmill.core.machine import hardware, own_commit, versions
@@ -39,7 +39,7 @@ def create_run(config: dict[str, Any], options: RunOptions) -> RunDirectory:
             run = RunDirectory.create(root.with_name(name), config=config, versions=provenance)
             break
     run = run or RunDirectory.create(root, config=config, versions=provenance)
-    remember(run, [named.module for named in named_modules(read_saved(run), distribution=True)])
+    remember(run, names_to_remember(read_saved(run)))
     return run
 
 

@@ -21,7 +21,7 @@ from rollmill.api.saved_run import check_identity, read_options, read_saved, rea
 from rollmill.api.sessions import compile_program, open_session, run_spec, tell_replay_size
 from rollmill.api.specification import describe, import_modules
 from rollmill.api.starting import GivenWeights, given_weights
-from rollmill.api.trust import approved_imports
+from rollmill.api.trust import approved_imports, check_cluster
 from rollmill.core.errors import CheckpointError, UsageError
 from rollmill.core.fields import fit
 from rollmill.core.interrupted import pass_on_interrupt
@@ -82,6 +82,8 @@ def resume(
     plan = None if where else _saved_plan(run)
     prepare_devices(options, plan=plan)
     asks_policy = plan is None and not where.keys() & {"distribution", "plan"}
+    if not where.keys() & {"distribution", "plan", "place", "cluster"}:  # it goes on where it was
+        check_cluster(run, read_saved(run), trust=trust)
     reopened = _reopen(run, algorithm, imports, changes or {}, trust=trust, asks_policy=asks_policy)
     display = choose_display(quiet=quiet)
     with contextlib.closing(display), run.lock(), open_checkpoints(run, options) as checkpoints:

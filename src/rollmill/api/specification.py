@@ -1,12 +1,12 @@
 """From names and JSON to graphs, and from a graph to the names and the JSON that make it again."""
 
-import importlib
 import json
 from collections.abc import Sequence
 from typing import Any
 
 from rollmill.api.algorithms import find_algorithm
 from rollmill.core.errors import CheckpointError, RollmillError, UsageError
+from rollmill.core.imports import ImportRefused, import_named
 from rollmill.core.json_data import parse_json, read_as, writable
 from rollmill.core.own_line import failed_import
 from rollmill.core.sameness import certainly_same
@@ -20,7 +20,9 @@ def import_modules(names: Sequence[str]) -> None:
     """Imports modules that register environments, networks or algorithms; only those that the user names."""
     for name in names:
         try:
-            importlib.import_module(name)
+            import_named(name)
+        except ImportRefused:
+            raise
         except Exception as error:  # whatever the user's module does
             raise UsageError(failed_import(name, error)) from error
 

@@ -15,13 +15,15 @@ from typing import Any, NamedTuple, TypeAlias
 from rollmill.api import RunOptions
 from rollmill.cli.parsing import OptionType, given_options, options_like, values_of
 from rollmill.core.bounds import check_numbers
-from rollmill.core.errors import UsageError
+from rollmill.core.errors import CheckpointError, UsageError
 from rollmill.core.fields import fit
+from rollmill.core.folder import read_named
 from rollmill.core.json_data import parse_object
 from rollmill.core.local_paths import local_path
 from rollmill.envs import check_name
 
 OPTION = "--config"
+MAX_BYTES = 2**20
 POSITIONAL = ("algorithm", "environment")
 REPEATED = ("env-option", "transform", "import")
 """Options that are given once for each value."""
@@ -66,6 +68,18 @@ def with_config_file(arguments: Sequence[str], types_of: TypesOf) -> list[str]:
     with _read_from(path if "environment" in lacking else None):
         check_name(named[1])
     return [*named, *_words([_checked(option, types, path) for option in of_file], path), *options]
+
+
+def words_of_file(file: str) -> list[str]:
+    """All that a file of `--config` names, as words of a training; nothing is imported, and no value is checked.
+
+    Raises:
+        UsageError: the file cannot be read, or holds what is no value of an option.
+    """
+    path = Path(file)
+    settings = _read(path)
+    named = [text for name in POSITIONAL if isinstance(text := settings.get(name), str)]
+    return [*named, *_words(_options(settings), path)]
 
 
 @contextlib.contextmanager
@@ -122,8 +136,8 @@ def _read(path: Path) -> dict[str, Any]:
         UsageError: there is none, or it is neither TOML nor the config.json of a run.
     """
     try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_named(path, limit=MAX_BYTES).decode()
+    except (OSError, CheckpointError, UnicodeDecodeError) as error:
         raise UsageError(f"{OPTION} {path} cannot be read: {error}.") from error
     if path.suffix == ".json":
         content = parse_object(text, where=str(path), error=UsageError)

@@ -14,6 +14,7 @@ from rollmill.core.device_errors import known_device_error
 from rollmill.core.errors import RollmillError, unknown_name
 from rollmill.core.interruption import Interruption
 from rollmill.core.machine import leave_device_memory, versions
+from rollmill.core.text import printable
 
 
 class Command(NamedTuple):
@@ -109,7 +110,7 @@ def _exit_code(arguments: list[str]) -> int:
 
 
 def _told(error: RollmillError) -> int:
-    print(f"rollmill: {error}", file=sys.stderr)
+    print(f"rollmill: {printable(str(error))}", file=sys.stderr)
     return error.exit_code
 
 

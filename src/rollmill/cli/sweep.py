@@ -3,14 +3,16 @@
 import argparse
 from functools import partial
 
-from rollmill.api import TRIAL_RESULTS, SweepDirectory, run_sweep, trusted_modules
+from rollmill.api import TRIAL_RESULTS, SweepDirectory, remember, run_sweep, trusted_modules
 from rollmill.api.sweeps import OVER_SEEDS
+from rollmill.cli.named_code import named_by
 from rollmill.cli.parsing import RefusingParser, values_of
 from rollmill.cli.sweep_creation import (
     ALL_SAMPLERS,
     DEFAULT_FACTOR,
     EARLY_STOPPING,
     SweepRequest,
+    all_words,
     create_sweep,
     named_modules_of,
 )
@@ -49,6 +51,7 @@ SWEEP/table.csv compares them, SWEEP/report.html shows their learning curves. Al
                          (default: final_return)
   --sweep-dir SWEEP      directory of the sweep (default: runs/sweep- with algorithm, environment and time)
   --resume SWEEP         go on with a sweep that was stopped or killed
+  --trust                with --resume: let the trials of this directory use the code that they name, now and later
   --all                  with --resume: go on with trials that were stopped early, too; none is stopped any more
 """
 
@@ -72,6 +75,7 @@ def run(arguments: list[str]) -> int:
         sharing=own.gpu_sharing,
         metric=metric,
         say=lambda line: print(line, flush=True),
+        imports=named_modules_of(sweep.spec, sweep.trials()),
         also_stopped=own.all,
     )
     _print_table(sweep, metric)
@@ -105,6 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--sweep-dir", type=partial(local_path, "sweep_dir"))
     parser.add_argument("--resume", type=partial(local_path, "resume"))
     parser.add_argument("--all", action="store_true")
+    parser.add_argument("--trust", action="store_true")
     return parser
 
 
@@ -126,13 +131,7 @@ _OF_NEW_SWEEPS = (
 def _reopened(own: argparse.Namespace, rest: list[str]) -> SweepDirectory:
     sweep = SweepDirectory.open(own.resume)
     named = set(values_of("--import", rest))
-    if missing := sorted(
-        named_modules_of(sweep.spec, sweep.trials()) - named - trusted_modules(RunDirectory(sweep.root))
-    ):
-        raise UsageError(
-            f"The trials of {sweep.root} import {', '.join(missing)}. If you trust them, name them again: "
-            + " ".join(f"--import {module}" for module in missing)
-        )
+    _check_trust(sweep, named, trust=own.trust)
     if any(getattr(own, name) not in (None, [], False) for name in _OF_NEW_SWEEPS) or len(rest) > 2 * len(named):
         raise UsageError("--resume goes on with the trials as they were given, without other options of train.")
     if sweep.spec.sampler is not None:
@@ -142,11 +141,42 @@ def _reopened(own: argparse.Namespace, rest: list[str]) -> SweepDirectory:
     return sweep
 
 
+def _check_trust(sweep: SweepDirectory, named: set[str], *, trust: bool) -> None:
+    """Whether the trials of a sweep may use the code that they name.
+
+    Args:
+        sweep: the sweep.
+        named: modules that the user names at this call.
+        trust: remember that this directory may use all that it names.
+
+    Raises:
+        UsageError: naming what nobody allowed.
+    """
+    run, words = RunDirectory(sweep.root), all_words(sweep.spec, sweep.trials())
+    others = {name for each in words for name in named_by(each).others}
+    allowed = named | trusted_modules(run)
+    if not trust and (missing := sorted(others - allowed)):
+        raise UsageError(
+            f"{sweep.root} was not made here, and its trials use {', '.join(missing)}, by which others choose "
+            "what runs here. hint: if you trust it, add --trust, which is remembered for this directory."
+        )
+    modules = named_modules_of(sweep.spec, sweep.trials())
+    if trust:
+        remember(run, sorted(others | modules))
+    elif missing := sorted(modules - allowed):
+        raise UsageError(
+            f"The trials of {sweep.root} import {', '.join(missing)}. If you trust them, name them again: "
+            + " ".join(f"--import {module}" for module in missing)
+        )
+
+
 def _created(own: argparse.Namespace, rest: list[str]) -> SweepDirectory:
     if len(rest) < 2 or rest[0].startswith("-") or rest[1].startswith("-"):
         raise UsageError(
             "rollmill sweep needs an algorithm and an environment first: rollmill sweep ppo CartPole-v1"
         )
+    if own.trust:
+        raise UsageError("--trust is for --resume SWEEP: what you name yourself is trusted.")
     if own.all:
         raise UsageError("--all is for --resume SWEEP: it goes on with trials that were stopped early.")
     return create_sweep(

@@ -16,7 +16,7 @@ from rollmill.api import TRIAL_RESULTS, run_sweep
 from rollmill.api.own_names import modules_of_names
 from rollmill.api.sweeps import flag
 from rollmill.cli.environment_options import parse_env_options
-from rollmill.cli.sweep_creation import SweepRequest, create_sweep
+from rollmill.cli.sweep_creation import SweepRequest, create_sweep, named_modules_of
 from rollmill.cli.train import OptionKinds, option_kinds
 from rollmill.core.errors import UsageError, unknown_name
 from rollmill.core.fields import fit
@@ -139,7 +139,8 @@ def sweep(
     made = create_sweep(request)
     say = (lambda line: None) if quiet else (lambda line: print(line, flush=True))
     say(f"sweep: {made.root}")
-    code = run_sweep(made, at_once=at_once, sharing=gpu_sharing, metric=metric, say=say)
+    allowed = named_modules_of(made.spec, made.trials())
+    code = run_sweep(made, at_once=at_once, sharing=gpu_sharing, metric=metric, say=say, imports=allowed)
     rows = [_with_values(row, request.axes, over) for row in made.rows(metric)]
     return pass_on_interrupt(Sweep(made.root, rows, code))
 

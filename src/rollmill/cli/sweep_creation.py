@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from rollmill.api import SweepDirectory, SweepSpec, Trial, find_algorithm, remember
-from rollmill.cli.config_file import with_config_file
+from rollmill.cli.config_file import with_config_file, words_of_file
+from rollmill.cli.named_code import named_by
 from rollmill.cli.parsing import given_options, values_of
 from rollmill.cli.train import check_arguments, option_kinds, types_of_options
 from rollmill.core.errors import UsageError, unknown_name
@@ -90,24 +91,26 @@ def create_sweep(asked: SweepRequest) -> SweepDirectory:
     _check_parts(to_check)
     spec = _with_early_stopping(spec, asked, parsed)
     sweep = SweepDirectory.create(asked.directory or _default_directory(asked), spec)
-    remember(RunDirectory(sweep.root), sorted(named_modules_of(spec, sweep.trials())))
+    named = {name for words in all_words(spec, sweep.trials()) for name in named_by(words).others}
+    remember(RunDirectory(sweep.root), sorted(named | named_modules_of(spec, sweep.trials())))
     return sweep
 
 
-def named_modules_of(spec: SweepSpec, trials: Sequence[Trial]) -> set[str]:
-    """Modules that trials import, those included that a sampler has not proposed yet."""
+def all_words(spec: SweepSpec, trials: Sequence[Trial]) -> list[tuple[str, ...]]:
+    """The words of all trials, those included that a sampler has not proposed yet."""
     each = [{axis.option: value} for axis in spec.axes for value in axis.values]
-    modules: set[str] = set()
-    for words in [*(trial.words for trial in trials), *map(spec.words, each)]:
-        modules |= _modules_of(words)
-    return modules
+    return [*(trial.words for trial in trials), *map(spec.words, each)]
 
 
-def _modules_of(words: Sequence[str]) -> set[str]:
-    """The modules that a training imports: of `--import`, of its distribution policy and of its environment."""
-    policies = [policy.partition(":")[0] for policy in values_of("--distribution", words) if ":" in policy]
-    of_environment = words[1].partition(":")[2].rpartition(":")[0]
-    return {*values_of("--import", words), *policies, of_environment} - {""}
+def named_modules_of(spec: SweepSpec, trials: Sequence[Trial]) -> set[str]:
+    """Modules that trials import, those that files of `--config` name included.
+
+    Raises:
+        UsageError: a file cannot be read.
+    """
+    words = all_words(spec, trials)
+    files = {file for each in words for file in named_by(each).files}
+    return {module for each in [*words, *map(words_of_file, sorted(files))] for module in named_by(each).modules}
 
 
 def _check_request(asked: SweepRequest) -> None:
@@ -242,7 +245,7 @@ def _check_parts(trials: Sequence[Trial]) -> None:
 def _named_parts(words: Sequence[str]) -> Iterator[tuple[Callable[[str], object], str]]:
     """The parts that the words of a training name, each with what checks it."""
     _, environment, *options = words
-    for module in sorted(_modules_of(words)):
+    for module in sorted(named_by(words).modules):
         yield _check_module, module
     for policy in values_of("--distribution", options):
         if ":" not in policy:

@@ -214,6 +214,22 @@ class Folder:
         return self.root.joinpath(*self.names[:depth])
 
 
+def read_named(path: Path, *, limit: int) -> bytes:
+    """Reads a file that the user named, through links too; never a device or a pipe that nobody writes to.
+
+    Raises:
+        ForeignFileError: it is a folder, a pipe or a device, or has more than `limit` bytes.
+        OSError: it does not exist, or cannot be read.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        _check_plain(descriptor, path)
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise ForeignFileError(f"{path} cannot be read: it has more than {limit:,} bytes.")
+    return data
+
+
 def _open(folder: int, name: str, flags: int, path: Path) -> int:
     """Opens without following a link, and without blocking on a pipe."""
     try:

@@ -1,4 +1,8 @@
-"""Numbers as text."""
+"""Numbers as text, and text that others may have written."""
+
+from pathlib import Path
+
+from rollmill.core.errors import UsageError
 
 UNITS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
@@ -17,3 +21,23 @@ def in_bytes(count: int) -> str:
     while size >= 1024 and len(units) > 1:
         size, units = size / 1024, units[1:]
     return f"{size:.0f} bytes" if units[0] == "bytes" else f"{size:.1f} {units[0]}"
+
+
+def check_is_text(option: str, value: str | Path) -> None:
+    """Checks a value that is going to be recorded.
+
+    Raises:
+        UsageError: it has bytes that are no text in UTF-8, which no JSON file can hold.
+    """
+    try:
+        str(value).encode()
+    except UnicodeEncodeError:
+        raise UsageError(
+            f"{option} {printable(str(value))} has bytes that are no text in UTF-8. hint: choose another name."
+        ) from None
+
+
+def printable(text: str) -> str:
+    r"""Text of others for a terminal: what would control it is shown as an escape such as `\x1b`."""
+    shown = text.encode("utf-8", "backslashreplace").decode()
+    return "".join(each if each.isprintable() or each in "\n\t" else repr(each)[1:-1] for each in shown)

@@ -1,13 +1,15 @@
 """A hook that writes metrics as CSV."""
 
+import contextlib
 import csv
-import os
-from collections.abc import Sequence
+import io
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from rollmill.core.errors import StorageError, UsageError
 from rollmill.core.fields import fit
+from rollmill.core.folder import Folder
 from rollmill.hooks.events import (
     Hook,
     MetricsLogged,
@@ -33,6 +35,7 @@ def csv_log(path: str | Path | None = None) -> Hook:
     Raises:
         UsageError: when the training begins, if the path is a file that holds something else than such rows.
         StorageError: the file cannot be written.
+        CheckpointError: the file is a link, or no regular file.
     """
     chosen = None if path is None else fit("path", Path, path)
     table: list[_CsvTable] = []
@@ -55,6 +58,7 @@ class _CsvTable:
 
     def __init__(self, path: Path) -> None:
         self._path, self._columns = path, [ITERATION]
+        self._folder = Folder(path.parent)
 
     def cut_after(self, iteration: int) -> None:
         """Keeps the rows up to an iteration.
@@ -74,28 +78,30 @@ class _CsvTable:
         """Appends a row; the file is written anew where the row has other metrics than those before."""
         if new := [name for name in row if name not in self._columns]:
             self._write([*self._columns, *new], self._read()[1])
-        with self._opened("a") as file:
+        with self._errors(), open(self._folder.open_to_append(self._path.name), "a", newline="") as file:
             csv.DictWriter(file, self._columns, lineterminator="\n").writerow(row)
 
     def _read(self) -> tuple[list[str], list[dict[str, Any]]]:
-        if not self._path.exists():
-            return [ITERATION], []
-        with self._opened("r") as file:
-            reader = csv.DictReader(file)
-            rows = list(reader)
-            return list(reader.fieldnames or []), rows
+        with self._errors():
+            if not self._folder.has(self._path.name):
+                return [ITERATION], []
+            with self._folder.reading(self._path.name) as file:
+                reader = csv.DictReader(io.TextIOWrapper(file, "utf-8", errors="replace", newline=""))
+                rows = list(reader)
+                return list(reader.fieldnames or []), rows
 
     def _write(self, columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
         self._columns = list(columns)
-        partial = self._path.with_name(f".{self._path.name}.tmp")
-        with self._opened("w", partial) as file:
-            writer = csv.DictWriter(file, self._columns, lineterminator="\n", extrasaction="ignore")
-            writer.writeheader()
-            writer.writerows(rows)
-        os.replace(partial, self._path)
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, self._columns, lineterminator="\n", extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(rows)
+        with self._errors(), self._folder.replacing(self._path.name) as file:
+            file.write(text.getvalue().encode())
 
-    def _opened(self, mode: str, path: Path | None = None) -> Any:
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
         try:
-            return (path or self._path).open(mode, newline="")
+            yield
         except OSError as error:
             raise StorageError(f"{self._path} cannot be opened: {error.strerror or error}.") from error

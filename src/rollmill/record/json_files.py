@@ -25,8 +25,10 @@ def plain(value: Any) -> Any:
         TypeError: a part of `value` has no JSON form.
     """
     match value:
-        case None | bool() | int() | str():
+        case None | bool() | int():
             return value
+        case str():
+            return value.encode("utf-8", "backslashreplace").decode()  # what is no text could not be read again
         case float():
             return float(value) if math.isfinite(value) else None
         case Mapping():
@@ -36,7 +38,7 @@ def plain(value: Any) -> Any:
         case np.generic() | np.ndarray() | jax.Array():
             return plain(value.tolist())
         case Path():
-            return str(value)
+            return plain(str(value))
     raise TypeError(f"{value!r} of type {type(value).__name__} has no JSON form")
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from rollmill.core.errors import CheckpointError, StorageError, UsageError
 from rollmill.core.folder import Folder
 from rollmill.core.shell import command
+from rollmill.core.text import check_is_text
 from rollmill.record.json_files import plain, read_json, write_json
 from rollmill.record.storage import disk_is_full, write_failure
 
@@ -70,7 +71,8 @@ class RunDirectory:
 
     @staticmethod
     def refuse_occupied(root: Path) -> None:
-        """Raises a UsageError if `root` is a run, a file, or a directory with other files."""
+        """Raises a UsageError if `root` is a run, a file, a directory with other files, or no text."""
+        check_is_text("--run-dir", root)
         if (root / CONFIG).exists():
             if RunDirectory(root).is_locked():
                 raise UsageError(f"{_being_written(root)} Choose another --run-dir.")

@@ -10,7 +10,7 @@ import numpy as np
 from rollmill.core.spaces import struct
 from rollmill.serving.act_requests import ActRequest, ActRequestReader, RequestSchema
 from rollmill.serving.batching import Batcher, BatchingRule
-from rollmill.serving.connection import Request
+from rollmill.serving.context import Request
 from rollmill.serving.decisions import BatchedPolicy, PolicyRows
 from rollmill.serving.engine import Answer, Engine, QueuedRequest
 from rollmill.serving.limits import ServerLimits

@@ -4,15 +4,12 @@ import asyncio
 import contextlib
 import traceback
 from collections import deque
-from collections.abc import Callable
-from typing import NamedTuple, Protocol, runtime_checkable
 
 from rollmill.core.errors import UsageError
 from rollmill.core.installation import install_command
-from rollmill.serving.limits import ServerLimits
+from rollmill.serving.context import ConnectionContext, Exchange, Request
 from rollmill.serving.refusal import Refusal
 from rollmill.serving.responses import CONTINUE, Response, encode, error_response
-from rollmill.serving.statistics import ServerStatistics
 
 try:
     import httptools
@@ -24,58 +21,17 @@ LINGER_SECONDS = 2.0
 destroy the answer on its way."""
 
 
+PIECE = 1024
+"""Bytes that are parsed in one turn of a connection, beside the rest of a body: some dozens of short requests."""
+
+MAX_WAITING = 2**14
+"""Bytes that wait for a turn, beyond which no more are read."""
+
+MAX_DIGITS = 20
+"""Digits of the length of a body; it fits into 64 bits."""
+
 MOST_FRAMING = 8
 """A body in chunks may have this many times as many bytes on the wire, for the lengths of its chunks."""
-
-
-class Request(NamedTuple):
-    """A whole request."""
-
-    method: str
-    path: str
-    body: bytes
-
-
-@runtime_checkable
-class Application(Protocol):
-    """Answers requests."""
-
-    def admit(self, method: str, path: str, authorization: bytes) -> None:
-        """Raises `Refusal` for a request that is refused by its head."""
-        ...
-
-    def answer(self, request: Request, respond: Callable[[Response], None]) -> None:
-        """Calls `respond` once, now or later; raises `Refusal` instead."""
-        ...
-
-
-class ConnectionContext:
-    """The parts of a server that its connections share.
-
-    Args:
-        application: answers requests.
-        limits: of sizes and times.
-        statistics: where requests and answers are counted.
-    """
-
-    def __init__(self, application: Application, limits: ServerLimits, statistics: ServerStatistics) -> None:
-        self.application, self.limits, self.statistics = application, limits, statistics
-        self.connections: set[HttpConnection] = set()
-        self.held_bytes = 0
-        self.stopping = False
-        """True once a connection ends with the last answer that it waits for."""
-
-
-class _Exchange:
-    """A request of a connection and its answer, which waits for those before it."""
-
-    __slots__ = ("answer", "held", "keep_alive", "old", "request", "without_body")
-
-    def __init__(self) -> None:
-        self.request: Request | Refusal | None = None
-        self.answer: Response | None = None
-        self.keep_alive, self.old, self.without_body = True, False, False
-        self.held = 0
 
 
 class HttpConnection(asyncio.Protocol):
@@ -91,17 +47,18 @@ class HttpConnection(asyncio.Protocol):
         self._refusal = refusal
         self._parser = httptools.HttpRequestParser(self)
         self._loop = asyncio.get_running_loop()
-        self._unanswered: deque[_Exchange] = deque()
-        self._unstarted: deque[_Exchange] = deque()
+        self._unanswered: deque[Exchange] = deque()
+        self._unstarted: deque[Exchange] = deque()
         self._starting = False
-        self._receiving: _Exchange | None = None
+        self._receiving: Exchange | None = None
         self._began = self._loop.time()
         self._blocked: float | None = None
-        self._ended = False
-        self._paused = False
+        self._ended = self._paused = self._in_queue = self._at_end = False
+        self._data = bytearray()
+        self._piece = self._body_left = 0
         self._head_bytes = self._headers = self._unparsed = self._received = 0
         self._in_head = self._owes_continue = False
-        self._url = self._authorization = self._expect = b""
+        self._url = self._authorization = self._expect = self._length = b""
         self._body: list[bytes] = []
         self._transport: asyncio.Transport
 
@@ -125,18 +82,58 @@ class HttpConnection(asyncio.Protocol):
             self._receiving = None
 
     def data_received(self, data: bytes) -> None:
-        """Parses, and starts the requests that are complete."""
+        """Keeps the data until this connection has its turn, and reads no more meanwhile."""
         if self._ended:
             return
+        self._data += data
+        self._ask_for_turn()
+        if len(self._data) > MAX_WAITING:
+            self._pause()
+
+    def take_turn(self) -> bool:
+        """Parses a piece of what has been read, and starts the requests that are complete; see `Waiting`."""
+        size = max(PIECE, min(self._body_left, len(self._data)))
+        piece = bytes(memoryview(self._data)[:size])
+        del self._data[:size]
+        if not self._ended:
+            self._take(piece)
+        if self._ended:
+            self._data.clear()
+        self._in_queue = bool(self._data) and self._blocked is None and not self._unstarted
+        self._pause()
+        if self._at_end and not self._data:
+            self._end_of_input()
+        return self._in_queue
+
+    def _take(self, piece: bytes) -> None:
+        self._piece = len(piece)
         if self._receiving is not None:
-            self._received += len(data)
-            self._unparsed += len(data)
-        if (refusal := self._parse(data)) is not None:
+            self._received += len(piece)
+            self._unparsed += len(piece)
+        if (refusal := self._parse(piece)) is not None:
             self._end_with(refusal)
         self._start()
 
+    def _ask_for_turn(self) -> None:
+        """Joins the queue, unless the client has to take answers first."""
+        if self._data and not self._in_queue and self._blocked is None and not self._unstarted:
+            self._in_queue = True
+            self._context.turns.ask(self)
+
     def eof_received(self) -> bool:
         """Answers a request that the client broke off; keeps the connection open for answers."""
+        if self._data and not self._ended:
+            self._at_end = True
+            return True
+        return self._end_of_input()
+
+    def _end_of_input(self) -> bool:
+        """Answers a request that the client broke off; returns whether answers have to be waited for."""
+        if self._at_end:
+            self._at_end = False
+            if not self._end_of_input() and not self._transport.is_closing():
+                self._transport.close()
+            return True
         if not self._ended and self._receiving is not None:
             self._end_with(Refusal(400, "the request is truncated: the connection ended before the request did."))
         if self._unanswered:
@@ -153,15 +150,17 @@ class HttpConnection(asyncio.Protocol):
     def resume_writing(self) -> None:
         """Goes on."""
         self._blocked = None
+        self._ask_for_turn()
         self._pause()
 
     # --- the parser's callbacks -----------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
         """Begins a request."""
-        self._receiving, self._in_head = _Exchange(), True
-        self._head_bytes = self._headers = self._unparsed = self._received = 0
-        self._url = self._authorization = self._expect = b""
+        self._receiving, self._in_head = Exchange(), True
+        self._head_bytes = self._headers = self._received = self._body_left = 0
+        self._unparsed = self._piece  # all of it may be this head's
+        self._url = self._authorization = self._expect = self._length = b""
         self._body, self._owes_continue = [], False
         self._began = self._loop.time()
 
@@ -179,8 +178,8 @@ class HttpConnection(asyncio.Protocol):
                 self._authorization = value
             case b"expect":
                 self._expect = value.lower()
-            case b"content-length" if value.isdigit() and int(value) > self._limits.body_bytes:
-                raise self._too_long(int(value))
+            case b"content-length":
+                self._length = value
 
     def on_headers_complete(self) -> None:
         """Refuses by the head what can be refused by it, before the body is read."""
@@ -194,31 +193,37 @@ class HttpConnection(asyncio.Protocol):
         exchange.request = Request(method, path, b"")
         try:
             self._context.application.admit(method, path, self._authorization)
+            self._check_length()
             if self._expect and self._expect != b"100-continue":
                 raise Refusal(417, f"Expect: {self._expect[:60].decode('ascii', 'replace')} is not known.")
         except Refusal as refusal:
+            if len(self._length) > MAX_DIGITS or self._announced() > self._limits.body_bytes:
+                raise  # the body is not read, so nothing can follow it
             exchange.request = refusal
         else:
             self._owes_continue = bool(self._expect)
             self._continue()
 
     def on_body(self, body: bytes) -> None:
-        """Keeps a part of the body, within the limits."""
+        """Keeps a part of the body, within the limits; that of a refused request is dropped."""
         exchange, context = self._receiving, self._context
         assert exchange is not None
         self._owes_continue = False
+        exchange.body_bytes += len(body)
+        self._body_left = max(0, self._body_left - len(body))
+        if exchange.body_bytes > self._limits.body_bytes:
+            raise self._too_long(exchange.body_bytes)
+        if not isinstance(exchange.request, Request):
+            return
         exchange.held += len(body)
         context.held_bytes += len(body)
-        if exchange.held > self._limits.body_bytes:
-            raise self._too_long(exchange.held)
         if context.held_bytes > self._limits.held_bytes:
             raise Refusal(
                 503,
                 f"bodies of requests that are not answered yet have more than {self._limits.held_bytes:,} bytes.",
                 retry_after=1,
             )
-        if isinstance(exchange.request, Request):
-            self._body.append(body)
+        self._body.append(body)
 
     def on_message_complete(self) -> None:
         """The request is whole."""
@@ -285,6 +290,7 @@ class HttpConnection(asyncio.Protocol):
             self._start_all()
         finally:
             self._starting = False
+        self._ask_for_turn()
         self._pause()
 
     def _start_all(self) -> None:
@@ -305,12 +311,12 @@ class HttpConnection(asyncio.Protocol):
                 traceback.print_exc()
                 self._respond(exchange, error_response(Refusal(500, "the server failed at this request.")))
 
-    def _answered(self, exchange: _Exchange, response: Response) -> None:
+    def _answered(self, exchange: Exchange, response: Response) -> None:
         self._respond(exchange, response)
         if self._unstarted:
             self._start()
 
-    def _respond(self, exchange: _Exchange, response: Response) -> None:
+    def _respond(self, exchange: Exchange, response: Response) -> None:
         """Keeps an answer until those before it are sent, then sends all that are ready."""
         exchange.answer = response
         self._context.statistics.answered(response.status)
@@ -341,7 +347,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _end_with(self, refusal: Refusal) -> None:
         """Answers with an error after which the connection cannot be used any more."""
-        exchange = self._receiving or _Exchange()
+        exchange = self._receiving or Exchange()
         exchange.keep_alive, exchange.request = False, refusal
         self._receiving, self._in_head, self._ended = None, False, True
         self._context.statistics.add("requests")
@@ -361,12 +367,13 @@ class HttpConnection(asyncio.Protocol):
 
     def _pause(self) -> None:
         """Reads from the client only while it takes its answers, and has not sent too many requests."""
-        pause = (self._blocked is not None or bool(self._unstarted)) and not self._ended
+        waits = self._blocked is not None or bool(self._unstarted or self._data)
+        pause = waits and not self._ended
         if pause != self._paused and not self._transport.is_closing():
             self._paused = pause
             (self._transport.pause_reading if pause else self._transport.resume_reading)()
 
-    def _release(self, exchange: _Exchange) -> None:
+    def _release(self, exchange: Exchange) -> None:
         self._context.held_bytes -= exchange.held
         exchange.held = 0
 
@@ -375,6 +382,19 @@ class HttpConnection(asyncio.Protocol):
             self._release(exchange)
         self._unanswered.clear()
         self._unstarted.clear()
+
+    def _check_length(self) -> None:
+        """Refuses a body by its length, of which any number of digits may have come."""
+        if len(self._length) > MAX_DIGITS:
+            digits = f"Content-Length has {len(self._length):,} digits, and at most {MAX_DIGITS} are read."
+            raise Refusal(400, digits)
+        self._body_left = self._announced()
+        if self._body_left > self._limits.body_bytes:
+            raise self._too_long(self._body_left)
+
+    def _announced(self) -> int:
+        """The length of the body by the head; 0 if there is none."""
+        return int(self._length) if self._length.isdigit() else 0
 
     def _count_head(self, length: int) -> None:
         limits = self._limits

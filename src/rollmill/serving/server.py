@@ -11,7 +11,8 @@ from collections.abc import Callable
 from rollmill.record.signals import StopRequest
 from rollmill.serving.application import PolicyApplication
 from rollmill.serving.batching import BatchingRule
-from rollmill.serving.connection import ConnectionContext, HttpConnection
+from rollmill.serving.connection import HttpConnection
+from rollmill.serving.context import ConnectionContext
 from rollmill.serving.decisions import BatchedPolicy
 from rollmill.serving.engine import MOST_FAILURES
 from rollmill.serving.limits import ServerLimits

@@ -10,7 +10,6 @@ was killed goes on where its runs stand.
 import csv
 import io
 import math
-import shutil
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from rollmill.api.sweeps.ranking import OVER_SEEDS, SEED, ranked
 from rollmill.api.sweeps.spec import SweepSpec, Trial
 from rollmill.core.errors import CheckpointError, StorageError, UsageError
 from rollmill.core.json_data import read_as
+from rollmill.core.text import check_is_text
 from rollmill.planning import SAMPLERS, HalvingState, Judgement, PastTrial, propose
 from rollmill.record import Folder, RunDirectory, read_json, write_json
 
@@ -67,6 +67,7 @@ class SweepDirectory:
             UsageError: there are other files in it already.
             StorageError: it cannot be written.
         """
+        check_is_text("--sweep-dir", root)
         if (root / SPECIFICATION).exists():
             raise UsageError(f"{root} already holds a sweep: `rollmill sweep --resume {root}`.")
         if root.exists() and not root.is_dir():
@@ -90,10 +91,12 @@ class SweepDirectory:
             UsageError: the directory holds none.
             CheckpointError: a file of it is damaged.
         """
-        if not (root / SPECIFICATION).is_file():
+        if not root.is_dir() or not Folder(root).has(SPECIFICATION):
             raise UsageError(f"{root} holds no sweep: there is no {SPECIFICATION} in it.")
         sweep = cls(root, _read(root, SPECIFICATION, SweepSpec))
         sweep.trials()
+        if not sweep.trials_folder.is_folder():
+            raise CheckpointError(f"{sweep.trials_folder.path} is missing, or is a link or a file.")
         sweep.stopping()
         sweep.failed()
         return sweep
@@ -177,9 +180,26 @@ class SweepDirectory:
         """The run of a trial; it need not exist yet."""
         return RunDirectory(self.root / TRIALS / trial.name)
 
+    @property
+    def trials_folder(self) -> Folder:
+        """The folder of the trials' runs and logs."""
+        return Folder(self.root).inner(TRIALS)
+
     def log(self, trial: Trial) -> Path:
         """The file that holds all that a trial's process prints."""
         return self.root / TRIALS / f"{trial.name}.log"
+
+    def open_log(self, trial: Trial) -> int:
+        """Opens the file of what a trial's process prints, for appending; returns the descriptor.
+
+        Raises:
+            CheckpointError: the file is a link, or no regular file.
+            StorageError: the file cannot be opened.
+        """
+        try:
+            return self.trials_folder.open_to_append(self.log(trial).name)
+        except OSError as error:
+            raise StorageError(f"{self.log(trial)} cannot be opened: {error.strerror or error}.") from error
 
     def summary(self, trial: Trial) -> dict[str, Any]:
         """The summary of a trial's run; empty before the run has ended, or if it cannot be read."""
@@ -198,11 +218,19 @@ class SweepDirectory:
         return [trial for trial in self.trials() if not (trial.name in stopped or self.is_finished(trial))]
 
     def command(self, trial: Trial) -> list[str]:
-        """Arguments of `rollmill` that begin a trial, or go on with it if there is a checkpoint."""
-        run = self.run(trial)
-        if any((run.root / "checkpoints").glob("[0-9]*")):
+        """Arguments of `rollmill` that begin a trial, or go on with it if there is a checkpoint.
+
+        Raises:
+            CheckpointError: its run is a link or a file.
+            StorageError: what is left of a run without a checkpoint cannot be deleted.
+        """
+        run, trials = self.run(trial), self.trials_folder
+        if any(name[:1].isdecimal() for name in trials.inner(trial.name).inner("checkpoints").kinds()):
             return ["resume", str(run.root)]
-        shutil.rmtree(run.root, ignore_errors=True)  # killed before its first checkpoint
+        try:
+            trials.remove(trial.name)  # killed before its first checkpoint
+        except OSError as error:
+            raise StorageError(f"{run.root} cannot be deleted: {error.strerror or error}.") from error
         return ["train", *trial.words, "--run-dir", str(run.root)]
 
     def rows(self, metric: str, *, running: Collection[str] = ()) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """Runs the trials of a sweep, several at a time, each in a process of its own."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,6 +46,7 @@ def run_sweep(
     sharing: GpuSharing,
     metric: str,
     say: Callable[[str], None],
+    imports: Collection[str],
     also_stopped: bool = False,
 ) -> int:
     """Runs the trials that are neither finished nor stopped early; returns the exit code.
@@ -60,6 +61,7 @@ def run_sweep(
         sharing: how trials share a GPU.
         metric: column of the table by which trials are compared.
         say: prints a line.
+        imports: modules that trials may import by their names.
         also_stopped: go on with trials that were stopped early, and stop none any more.
 
     Returns:
@@ -81,7 +83,7 @@ def run_sweep(
                     total = sweep.spec.num_trials
                     ended = f"{total - open_trials} of them {'ended' if rule else 'finished'}"
                     say(f"{total} trials, {ended}; {len(parts)} at a time, {parts.note}")
-                    _run_all(sweep, schedule, parts, early, stop, say, results)
+                    _run_all(sweep, schedule, parts, early, stop, say, results, imports)
                 at_once = max(parts.least, len(parts) // 2)
                 schedule.waiting, schedule.too_large = schedule.too_large, []
             if schedule.without_memory:
@@ -100,12 +102,14 @@ def _run_all(
     stop: StopRequest,
     say: Callable[[str], None],
     results: SweepResults,
+    imports: Collection[str],
 ) -> None:
     while (schedule.waiting or schedule.running or sweep.remaining) and not stop.requested:
         free = sorted(set(range(len(parts))) - {running.part for running in schedule.running})
         for part, trial in zip(free, _next_trials(sweep, schedule, early, say), strict=False):
             sweep.note_failure(trial, failed=False)
-            schedule.running.append(RunningTrial(trial, start_trial(sweep, trial, parts.each[part]), part))
+            process = start_trial(sweep, trial, parts.each[part], imports)
+            schedule.running.append(RunningTrial(trial, process, part))
             say(f"trial {trial} started")
         ended = [running for running in schedule.running if running.process.poll() is not None]
         if early:

@@ -4,13 +4,14 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from rollmill.api.sweeps.directory import SweepDirectory
 from rollmill.api.sweeps.spec import Trial
 from rollmill.core.children import start_python
 from rollmill.core.errors import DeviceLostError
+from rollmill.core.imports import only_importing
 from rollmill.execution.instances import MachinePart
 from rollmill.record.signals import CAUGHT
 
@@ -31,16 +32,29 @@ class RunningTrial:
         return time.monotonic() - self.began
 
 
-def start_trial(sweep: SweepDirectory, trial: Trial, part: MachinePart) -> subprocess.Popen:
-    """Starts the process of a trial in its part of the machine."""
+def start_trial(
+    sweep: SweepDirectory, trial: Trial, part: MachinePart, imports: Collection[str]
+) -> subprocess.Popen:
+    """Starts the process of a trial in its part of the machine.
+
+    Args:
+        sweep: the directory.
+        trial: the trial.
+        part: its part of the machine.
+        imports: the modules that it may import by their names.
+
+    Raises:
+        CheckpointError: a link, or something else, is in the place of its log or its run.
+        StorageError: its log cannot be opened.
+    """
     cores = ",".join(map(str, part.cores))
-    with sweep.log(trial).open("ab") as log:
+    with os.fdopen(sweep.open_log(trial), "ab") as log:
         return start_python(
             *("-m", "rollmill.cli.trial", str(os.getpid()), cores, *sweep.command(trial)),
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            variables=os.environ | part.environment,
+            variables=os.environ | part.environment | only_importing(imports),
             pass_fds=part.descriptors,
         )
 

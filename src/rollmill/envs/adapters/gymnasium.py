@@ -2,13 +2,13 @@
 
 import copy
 import functools
-import importlib
 from typing import Any
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 from rollmill.core.errors import UsageError, unknown_name
+from rollmill.core.imports import import_named
 from rollmill.core.types import HostEnvironment
 from rollmill.envs.host import host_environment
 from rollmill.envs.options import keyword_names, unknown_option
@@ -74,7 +74,7 @@ def _spec(name: str) -> EnvSpec:
 
 def _import(name: str, module: str) -> None:
     try:
-        importlib.import_module(module)
+        import_named(module)
     except ImportError as error:
         raise UsageError(f"gymnasium:{name}: the module {module!r} cannot be imported: {error}.") from None
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from rollmill.core.errors import UsageError, unknown_name
+from rollmill.core.imports import import_named
 from rollmill.core.types import HostEnvironment
 from rollmill.envs.adapters.importing import import_extra
 from rollmill.envs.host import parallel_environment
@@ -48,7 +49,7 @@ def make(name: str, **options: Any) -> HostEnvironment:
 
 def _import(name: str, module: str) -> None:
     try:
-        importlib.import_module(module)
+        import_named(module)
     except ImportError as error:
         raise UsageError(f"pettingzoo:{name}: the module {module!r} cannot be imported: {error}.") from None
 

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from rollmill.core.errors import UsageError, unknown_name
+from rollmill.core.imports import ImportRefused, import_named
 from rollmill.core.own_line import failed_import, own_line
 from rollmill.dataflow import Group, Partition
 from rollmill.planning.placement import Counts
@@ -51,7 +52,9 @@ def _summary(text: str | None) -> str:
 def _own(name: str) -> DistributionPolicy:
     module, _, function = name.partition(":")
     try:
-        found: Any = getattr(importlib.import_module(module), function, None)
+        found: Any = getattr(import_named(module), function, None)
+    except ImportRefused:
+        raise
     except Exception as error:  # whatever the user's module does
         raise UsageError(f"distribution {name!r}: {failed_import(module, error)}") from error
     if not callable(found):
@@ -62,7 +65,7 @@ def _own(name: str) -> DistributionPolicy:
 def _checked(name: str, policy: Callable[[Counts], Any], counts: Counts) -> Partition:
     try:
         found = policy(counts)
-    except UsageError:
+    except ImportRefused:
         raise
     except Exception as error:  # whatever the user's function does
         raise UsageError(

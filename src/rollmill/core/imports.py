@@ -1,0 +1,44 @@
+"""The one door for modules whose names come from outside of the program: options, files, ids of environments.
+
+Whether a name may be imported is decided before, where it was read. A process that runs for a sweep has a list
+besides: its trials import what the sweep was allowed, whatever their words say.
+"""
+
+import importlib
+import os
+from collections.abc import Iterable
+from types import ModuleType
+
+from rollmill.core.errors import UsageError
+
+ONLY = "ROLLMILL_ONLY_IMPORT"
+"""Variable of a process that may import some modules only, those with commas between them, by their names."""
+
+
+class ImportRefused(UsageError):
+    """A module that this process may not import."""
+
+
+def only_importing(modules: Iterable[str]) -> dict[str, str]:
+    """The variable of a process that, like all that it starts, may import only these modules and those in them."""
+    return {ONLY: ",".join(sorted(modules))}
+
+
+def import_named(name: str) -> ModuleType:
+    """Imports a module by its name.
+
+    Raises:
+        ImportRefused: this process may not.
+        ImportError: Python does not find it; or whatever else its import raises.
+    """
+    allowed = os.environ.get(ONLY)
+    if allowed is not None and not any(_is_within(name, module) for module in allowed.split(",")):
+        raise ImportRefused(
+            f"the module {name!r} is not imported, because the sweep was not allowed to. hint: name it when the "
+            f"sweep goes on: --import {name}."
+        )
+    return importlib.import_module(name)
+
+
+def _is_within(name: str, module: str) -> bool:
+    return bool(module) and (name == module or name.startswith(f"{module}."))

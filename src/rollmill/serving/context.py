@@ -1,0 +1,61 @@
+"""The parts that connections of a server share: what a request is, who answers it, and what is held meanwhile."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from rollmill.serving.limits import ServerLimits
+from rollmill.serving.refusal import Refusal
+from rollmill.serving.responses import Response
+from rollmill.serving.statistics import ServerStatistics
+from rollmill.serving.turns import Turns
+
+
+class Request(NamedTuple):
+    """A whole request."""
+
+    method: str
+    path: str
+    body: bytes
+
+
+@runtime_checkable
+class Application(Protocol):
+    """Answers requests."""
+
+    def admit(self, method: str, path: str, authorization: bytes) -> None:
+        """Raises `Refusal` for a request that is refused by its head."""
+        ...
+
+    def answer(self, request: Request, respond: Callable[[Response], None]) -> None:
+        """Calls `respond` once, now or later; raises `Refusal` instead."""
+        ...
+
+
+class ConnectionContext:
+    """The parts of a server that its connections share.
+
+    Args:
+        application: answers requests.
+        limits: of sizes and times.
+        statistics: where requests and answers are counted.
+    """
+
+    def __init__(self, application: Application, limits: ServerLimits, statistics: ServerStatistics) -> None:
+        self.application, self.limits, self.statistics = application, limits, statistics
+        self.connections: set[Any] = set()
+        self.held_bytes = 0
+        self.turns = Turns()
+        self.stopping = False
+        """True once a connection ends with the last answer that it waits for."""
+
+
+class Exchange:
+    """A request of a connection and its answer, which waits for those before it."""
+
+    __slots__ = ("answer", "body_bytes", "held", "keep_alive", "old", "request", "without_body")
+
+    def __init__(self) -> None:
+        self.request: Request | Refusal | None = None
+        self.answer: Response | None = None
+        self.keep_alive, self.old, self.without_body = True, False, False
+        self.held = self.body_bytes = 0

@@ -1,0 +1,48 @@
+"""Turns of connections: those with data to parse have them one after the other, for a short time at once."""
+
+import asyncio
+from collections import deque
+from typing import Protocol
+
+SECONDS = 0.005
+"""Time for turns between two looks at sockets, so that no client waits for what others have sent."""
+
+
+class Waiting(Protocol):
+    """A connection that has data to parse."""
+
+    def take_turn(self) -> bool:
+        """Parses a piece of the data; returns whether there is more."""
+        ...
+
+
+class Turns:
+    """A queue of connections that have data. Those that have just sent some come before those with a backlog."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._fresh: deque[Waiting] = deque()
+        self._backlog: deque[Waiting] = deque()
+        self._scheduled = False
+
+    def ask(self, connection: Waiting) -> None:
+        """Gives a connection that is in no queue a turn."""
+        self._fresh.append(connection)
+        self._schedule()
+
+    def _schedule(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._run)
+
+    def _run(self) -> None:
+        self._scheduled = False
+        deadline = self._loop.time() + SECONDS
+        while queue := self._fresh or self._backlog:
+            connection = queue.popleft()
+            if connection.take_turn():
+                self._backlog.append(connection)
+            if self._loop.time() > deadline:
+                break
+        if self._fresh or self._backlog:
+            self._schedule()
