@@ -10,6 +10,8 @@ import os
 import sys
 from typing import Any
 
+from rollmill.core.text import printable
+
 LOST_READER = 141
 """Exit code if the reader of a result disappeared: 128 plus the number of SIGPIPE, as a shell reports it."""
 UNWRITTEN = 1
@@ -33,6 +35,25 @@ class ForgivingFile(io.FileIO):
             except OSError as error:
                 self.failure = error
         return len(memoryview(data).cast("B"))
+
+
+class PlainText(io.TextIOWrapper):
+    """A text stream in which nothing that others have written controls the terminal."""
+
+    def write(self, text: str, /) -> int:
+        """Writes the text; what would control a terminal is shown as an escape."""
+        super().write(printable(text))
+        return len(text)
+
+
+def control_terminal(text: str) -> None:
+    """Prints text that moves a terminal's cursor or colours it, and is nobody else's."""
+    stream = sys.stdout
+    if isinstance(stream, PlainText):
+        io.TextIOWrapper.write(stream, text)
+    else:
+        stream.write(text)
+    stream.flush()
 
 
 def open_streams() -> tuple[ForgivingFile | None, ForgivingFile | None]:
@@ -61,7 +82,8 @@ def open_streams() -> tuple[ForgivingFile | None, ForgivingFile | None]:
 def _text(file: ForgivingFile, original: io.TextIOWrapper | None) -> io.TextIOWrapper:
     if original is not None:
         original.flush()
-    return io.TextIOWrapper(
+    kind = PlainText if file.fileno() == 1 else io.TextIOWrapper
+    return kind(
         io.BufferedWriter(file),
         encoding=original.encoding if original else "utf-8",
         errors=original.errors if original else "replace",

@@ -13,6 +13,7 @@ import tyro
 
 from rollmill.api import Frame, render_run
 from rollmill.cli.environment_options import chosen_environment_options
+from rollmill.cli.output import control_terminal
 from rollmill.cli.parsing import parse
 from rollmill.cli.policy_options import PolicyOptions
 from rollmill.core.local_paths import local_path
@@ -109,18 +110,18 @@ def show_frames(frames: Iterator[Frame], *, fps: float) -> None:
             print("\n".join([_caption(frame), *plain_lines(frame.picture, 80, 24), ""]))
         return
     draw = plain_lines if "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb" else coloured_lines
-    print(HIDE + CLEAR, end="")
+    control_terminal(HIDE + CLEAR)
     due = time.monotonic()
     try:
         for frame in frames:
             columns, rows = shutil.get_terminal_size()
             lines = draw(frame.picture, columns, max(1, rows - 2))
             ends = "\x1b[K\n"  # what was there before is longer, or of another picture
-            print(HOME + ends.join([_caption(frame), *lines]) + CLEAR_REST, end="", flush=True)
+            control_terminal(HOME + ends.join([_caption(frame), *lines]) + CLEAR_REST)
             due = max(due + 1 / fps, time.monotonic())
             time.sleep(max(0.0, due - time.monotonic()))
     finally:
-        print(SHOW, flush=True)
+        control_terminal(f"{SHOW}\n")
 
 
 def _caption(frame: Frame) -> str:

@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from rollmill.api import DEFAULT_BUDGET
 from rollmill.cli.parsing import given_options, values_of
 from rollmill.core.children import start_python
 from rollmill.core.errors import RollmillError, UsageError
+from rollmill.core.temporary import temporary_folder
 from rollmill.planning.search import Objective
 
 FLAGS = ("search-plan", "fresh")
@@ -99,8 +99,8 @@ def planned(arguments: list[str]) -> Iterator[list[str]]:
         yield arguments
         return
     SearchOptions(search_plan=True).check(given)
-    with tempfile.TemporaryDirectory(prefix="rollmill-plan-") as folder:
-        file = Path(folder) / "plan.json"
+    with temporary_folder("plan") as folder:
+        file = folder / "plan.json"
         _search(without_options(arguments, ("run-dir",)), file)
         grows = ("num-envs",) if values_of("--objective", arguments)[-1:] == ["grow-batch"] else ()
         yield [*without_options(training_words(arguments), grows), "--plan", str(file)]

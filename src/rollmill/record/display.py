@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn
 from rich.text import Text
 
-from rollmill.core.text import compact
+from rollmill.core.text import compact, printable
 
 LINE_SECONDS = 5.0
 """Seconds between two plain lines."""
@@ -105,7 +105,7 @@ class Lines:
 
     def note(self, text: str) -> None:
         """Prints the line."""
-        print(text, file=sys.stderr, flush=True)
+        print(printable(text), file=sys.stderr, flush=True)
 
     def update(self, status: Status) -> None:
         """Prints the status if enough time has passed since the last one."""
@@ -133,7 +133,7 @@ class Bar:
 
     def note(self, text: str) -> None:
         """Prints the line above the bar."""
-        self._progress.console.print(Text(text))
+        self._progress.console.print(Text(printable(text)))
 
     def update(self, status: Status) -> None:
         """Moves the bar."""

@@ -4,9 +4,7 @@ import contextlib
 import json
 import os
 import select
-import shutil
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from rollmill.core.children import start_python
 from rollmill.core.errors import RollmillError
+from rollmill.core.temporary import TemporaryFolder
 from rollmill.execution.processes.logs import last_line
 from rollmill.execution.processes.process_tree import (
     MARK,
@@ -66,7 +65,8 @@ class CandidateProcess:
 
     def __init__(self, *, check_stop: Callable[[], None], environment: dict[str, str]) -> None:
         self._check_stop = check_stop
-        self._folder = Path(tempfile.mkdtemp(prefix="rollmill-plan-"))
+        self._temporary = TemporaryFolder("candidate")
+        self._folder = self._temporary.path
         self._mark = f"plan-{os.getpid()}-{self._folder.name}"
         self._unread = b""
         self.device_peak = 0
@@ -106,7 +106,7 @@ class CandidateProcess:
         kill_all(family)
         for end in (self._commands, self._reports):
             os.close(end)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._temporary.close()
 
     def ask(self, command: str | None, name: str, *, seconds: float) -> Any:
         """Sends a command, if there is one, and waits for the report of this name.

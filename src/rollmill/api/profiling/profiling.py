@@ -2,10 +2,8 @@
 
 import contextlib
 import signal
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Annotated, NamedTuple, cast
 
 import jax
@@ -17,6 +15,7 @@ from rollmill.api.sessions import Session
 from rollmill.api.training import PreparedTraining, begin_training, prepare_training
 from rollmill.core.bounds import Range, check_bounds
 from rollmill.core.errors import RollmillError
+from rollmill.core.temporary import temporary_folder
 from rollmill.dataflow import Graph, State, first_learning_iteration
 from rollmill.execution import ProgramTraining, Training, names_in_cache
 from rollmill.execution.instances import GpuActivity, watched_gpus
@@ -98,9 +97,8 @@ def profile(
         ProfilingStopped: a signal or an error ended the training; it has the profile of what was measured.
     """
     how = how or ProfileOptions()
-    temporary = tempfile.TemporaryDirectory(prefix="rollmill-profile-", ignore_cleanup_errors=True)
-    with temporary as folder, names_in_cache():
-        quiet = replace(options or RunOptions(), run_dir=Path(folder) / "run", quiet=True)
+    with temporary_folder("profile") as folder, names_in_cache():
+        quiet = replace(options or RunOptions(), run_dir=folder / "run", quiet=True)
         prepared = prepare_training(algorithm, quiet, imports=imports, recipe=recipe)
         show("compiled; training")
         windows, error, code = _trained(prepared, how, show)
