@@ -75,7 +75,7 @@ class SweepDirectory:
         if root.exists() and any(root.iterdir()):
             raise UsageError(f"{root} is not empty and holds no sweep. Choose another --sweep-dir.")
         try:
-            (root / TRIALS).mkdir(parents=True)
+            Folder(root).inner(TRIALS).make()
         except OSError as error:
             raise UsageError(
                 f"{root} cannot be created: {error.strerror or error}. Choose another --sweep-dir."

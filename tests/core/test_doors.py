@@ -1,0 +1,199 @@
+"""Files, child processes and modules that are named from outside go through one door each.
+
+What does not is listed with its reason.
+"""
+
+import ast
+import functools
+from pathlib import Path
+
+import pytest
+
+import rollmill
+
+SOURCE = Path(rollmill.__file__).parent
+
+OF_PATHS = {
+    *("read_text", "write_text", "read_bytes", "write_bytes", "unlink", "rmdir", "mkdir", "touch"),
+    *("symlink_to", "hardlink_to"),
+}
+"""Methods of a path that follow links on their way."""
+
+OF_OS = {
+    *(
+        "open",
+        "unlink",
+        "remove",
+        "rename",
+        "replace",
+        "mkdir",
+        "makedirs",
+        "rmdir",
+        "removedirs",
+        "symlink",
+        "link",
+    ),
+    *("truncate", "chmod", "chown"),
+}
+OF_SHUTIL = {"rmtree", "move", "copy", "copy2", "copyfile", "copytree"}
+OF_NUMPY = {"save", "savez", "load", "fromfile", "memmap", "loadtxt", "savetxt"}
+STARTING = {"system", "popen", "fork", "forkpty", "execv", "execve", "execvp", "execvpe", "posix_spawn", "spawnv"}
+OF_SUBPROCESS = {"Popen", "run", "call", "check_call", "check_output", "getoutput"}
+
+FILES = {
+    "core/folder.py": "the door",
+    "core/temporary.py": "new folders, below the door's",
+    "core/new_files.py": "tries, by a new file without a name, whether the user's folder can be written",
+    "core/machine.py": "facts of the system, in /proc and of installed packages",
+    "cli/output.py": "the null device",
+    "cli/measured.py": "descriptors of its parent",
+    "cli/profile.py": "files in a folder that the user names, which is new or empty",
+    "cli/serve.py": "a file and a socket that the user names; a file without a name",
+    "serving/address.py": "a file and a socket that the user names",
+    "planning/plan.py": "a file that the user names",
+    "pictures/files.py": "a file or a new folder that the user names",
+    "pages/page.py": "files of the package",
+    "api/exporting/files.py": "files that the user names, and new ones beside them",
+    "api/plotting/curves.py": "a file that the user names, and a new one beside it",
+    "api/trust.py": "the user's own folder for state",
+    "api/plan_search/process.py": "output of its own child, in a temporary folder",
+    "api/plan_search/stored.py": "the user's own cache",
+    "fusion/cache.py": "the user's own cache",
+    "profiling/calibration.py": "the user's own cache",
+    "fusion/explain.py": "a new temporary file",
+    "profiling/jax_trace.py": "a new temporary folder",
+    "channels/shm/memory.py": "a temporary file without a name",
+    "channels/transport/listener.py": "a socket in a new temporary folder",
+    "execution/cluster/joining.py": "Ray's own file, which says where its cluster is",
+    "execution/cluster/lines.py": "a descriptor of its own",
+    "execution/instances/mps.py": "a folder that is checked to be this user's alone",
+    "execution/instances/mps_owner.py": "the same folder; it imports nothing of ours",
+    "execution/processes/fork_server.py": "a file without a name",
+    "execution/processes/handshake.py": "its own socket",
+    "execution/processes/logs.py": "the end of a log, of which one line is shown",
+    "execution/processes/main.py": "the null device",
+    "execution/processes/process_tree.py": "facts of the system, in /proc",
+    "execution/processes/threads.py": "a pulse, which is no file",
+    "execution/processes/worker.py": "a pulse, which is no file",
+    "execution/processes/stacks.py": "a temporary file without a name",
+    "execution/program/peer_memory.py": "facts of the system, in /proc",
+    "record/run_directory.py": "new folders beside a run that is created, and the number in a lock",
+    "hooks/csv_log.py": "a descriptor of the door's",
+}
+
+PROCESSES = {
+    "core/children.py": "the door",
+    "execution/processes/fork_server.py": "forks, and becomes what the door says",
+    "execution/instances/mps_owner.py": "starts a program of the system, and imports nothing of ours",
+}
+
+IMPORTS = {
+    "core/imports.py": "the door",
+    "core/plugins.py": "modules that installed packages offer",
+    "__init__.py": "the package's own modules",
+    "cli/main.py": "the package's own modules",
+    "planning/distribution/__init__.py": "the package's own modules",
+    "envs/registry.py": "the package's own modules",
+    "envs/adapters/importing.py": "packages that adapters name",
+    "envs/adapters/pettingzoo.py": "modules that PettingZoo's own registry names",
+    "hooks/trackers.py": "a package that the hook names",
+    "pictures/files.py": "a package that the module names",
+    "api/exporting/onnx.py": "a package that the module names",
+    "execution/processes/fork_server.py": "modules that the coordinator names, a parent that is trusted",
+    "execution/processes/jobs.py": "a function that the coordinator names, which has proved to know the token",
+    "execution/worker_entry.py": "a function that the coordinator names, which has proved to know the token",
+    "fusion/backends/triton/compile_file.py": "a kernel's source, which this user's process has just written",
+}
+
+
+@functools.cache
+def calls(file):
+    """All calls in a file."""
+    return [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
+
+
+def owner_of(call):
+    """The names before the dot and after it: `os.open` as (`os`, `open`); a bare name as ("", name)."""
+    match call.func:
+        case ast.Name(name):
+            return "", name
+        case ast.Attribute(ast.Name(owner), name):
+            return owner, name
+        case ast.Attribute(_, name):
+            return "?", name
+    return "?", ""
+
+
+def has_mode(call):
+    """True for `path.open("rb")`, which no other method of that name takes."""
+    texts = [part.value for part in call.args[:1] if isinstance(part, ast.Constant)]
+    return any(isinstance(text, str) and set(text) <= set("rwabxt+") for text in texts)
+
+
+def opens_a_file(call):
+    owner, name = owner_of(call)
+    return (
+        (owner, name) == ("", "open")
+        or (owner == "os" and name in OF_OS)
+        or (owner == "shutil" and name in OF_SHUTIL)
+        or (owner in ("np", "numpy") and name in OF_NUMPY)
+        or owner == "tempfile"
+        or (owner not in ("os", "") and name in OF_PATHS)
+        or (owner not in ("os", "") and name == "open" and has_mode(call))
+    )
+
+
+def starts_a_process(call):
+    owner, name = owner_of(call)
+    return (owner == "subprocess" and name in OF_SUBPROCESS) or (owner == "os" and name in STARTING)
+
+
+def imports_by_name(call):
+    owner, name = owner_of(call)
+    known = name in ("import_module", "__import__", "exec", "eval", "run_module", "run_path", "exec_module")
+    constant = bool(call.args) and isinstance(call.args[0], ast.Constant)
+    return known and owner in ("", "importlib", "runpy", "?") and not constant
+
+
+@pytest.mark.parametrize(
+    ("kind", "allowed"),
+    [(opens_a_file, FILES), (starts_a_process, PROCESSES), (imports_by_name, IMPORTS)],
+    ids=["files", "processes", "imports"],
+)
+def test_what_does_not_use_a_door_is_listed(kind, allowed):
+    found = {}
+    for file in sorted(SOURCE.rglob("*.py")):
+        name = str(file.relative_to(SOURCE))
+        if lines := [f"line {call.lineno}: {ast.unparse(call)[:60]}" for call in calls(file) if kind(call)]:
+            found[name] = lines
+    assert {name: lines for name, lines in found.items() if name not in allowed} == {}
+    assert set(allowed) - set(found) == set(), "listed without need"
+
+
+@pytest.mark.parametrize(
+    ("kind", "source"),
+    [
+        (opens_a_file, "open(path)"),
+        (opens_a_file, "folder.path.open('ab')"),
+        (opens_a_file, "Path(a).write_text(b)"),
+        (opens_a_file, "(a / b).unlink(missing_ok=True)"),
+        (opens_a_file, "shutil.rmtree(run.root)"),
+        (opens_a_file, "os.replace(a, b)"),
+        (opens_a_file, "np.load(file)"),
+        (starts_a_process, "subprocess.Popen([sys.executable])"),
+        (starts_a_process, "os.execve(a, b, c)"),
+        (imports_by_name, "importlib.import_module(name)"),
+        (imports_by_name, "__import__(name)"),
+        (imports_by_name, "eval(text)"),
+    ],
+)
+def test_a_call_that_uses_no_door_is_noticed(kind, source):
+    assert kind(ast.parse(source).body[0].value)
+
+
+@pytest.mark.parametrize(
+    "source", ["RunDirectory.open(root)", "importlib.import_module('ray')", "name.replace('a', 'b')"]
+)
+def test_other_calls_of_such_names_are_not(source):
+    call = ast.parse(source).body[0].value
+    assert not any(kind(call) for kind in (opens_a_file, starts_a_process, imports_by_name))
