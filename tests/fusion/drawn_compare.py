@@ -8,6 +8,7 @@ import drawn_control  # noqa: F401  registers its operations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from code_runs import run_code
 from drawn_programs import (
     OPERATIONS,
@@ -23,6 +24,7 @@ from fused_runs import is_key, lowered_for
 
 from emitters import AS_USERS
 from rollmill.fusion import CannotFuse, LoweredFunction, Program, evaluate
+from rollmill.fusion.lower.rules import control
 from rollmill.fusion.lower.values import Const, KeyPair, PrologueOutput, RowArray, is_output
 
 SAMPLES = 8
@@ -64,6 +66,8 @@ class Case(NamedTuple):
 
     outputs: tuple[Expr, ...]
     arguments: dict[int, Any]
+    keeps_loops: bool = False
+    """Whether short loops stay loops as well, which are written out otherwise."""
 
 
 def case_of(seed: int) -> Case:
@@ -74,7 +78,9 @@ def case_of(seed: int) -> Case:
 def as_case(outputs: Sequence[Expr], seed: int) -> Case:
     """Some outputs, with arguments drawn from a seed."""
     given = arguments(seed, SAMPLES)
-    return Case(tuple(outputs), {number: given[number] for number in (arguments_of(outputs) or [0])})
+    return Case(
+        tuple(outputs), {number: given[number] for number in (arguments_of(outputs) or [0])}, seed % 2 == 1
+    )
 
 
 def compare(case: Case, ways: dict[str, Way], options: dict[str, Any]) -> list[Verdict]:
@@ -85,11 +91,20 @@ def compare(case: Case, ways: dict[str, Way], options: dict[str, Any]) -> list[V
 def compare_with(expect: Callable[[], list[Any]], case: Case, ways: dict[str, Way]) -> list[Verdict]:
     """Verdicts as `compare` gives them, beside results that `expect` gives."""
     try:
-        lowered = lowered_for(function_of(case.outputs), (case.arguments,))
+        lowered = lowered_case(case)
     except Exception as error:
         return [_failed("lowering", error)]
     expected = expect()
     return [_verdict(way, run, lowered, case, expected) for way, run in ways.items()]
+
+
+def lowered_case(case: Case) -> LoweredFunction:
+    """The program of a case."""
+    with pytest.MonkeyPatch.context() as patch:
+        if case.keeps_loops:
+            for name in ("SHORT", "MOST_NODES", "MOST_NODES_SHORT"):
+                patch.setattr(control, name, -1)
+        return lowered_for(function_of(case.outputs), (case.arguments,))
 
 
 def is_wrong(verdicts: Sequence[Verdict]) -> bool:
@@ -181,7 +196,7 @@ def smallest(case: Case, is_bad: Callable[[Case], bool], *, most: int = 300) -> 
     """A program that is still bad, of which no part can be left out; asks `is_bad` at most so often."""
     asked = 0
     for outputs in ((output,) for output in case.outputs):
-        alone = Case(outputs, case.arguments)
+        alone = case._replace(outputs=outputs)
         if is_bad(alone):
             case = alone
             break
@@ -190,7 +205,7 @@ def smallest(case: Case, is_bad: Callable[[Case], bool], *, most: int = 300) -> 
         shrinking = False
         for outputs in smaller(case.outputs):
             asked += 1
-            one = Case(outputs, case.arguments)
+            one = case._replace(outputs=outputs)
             if asked > most:
                 break
             if is_bad(one):

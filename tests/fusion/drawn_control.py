@@ -7,7 +7,7 @@ import drawn_indexing  # noqa: F401
 import jax
 import jax.numpy as jnp
 from drawn_operations import ANY, Draw, finite, held, ordered
-from drawn_programs import NUMBERS, Part, Type, operation
+from drawn_programs import FLOATS, INTEGERS, NUMBERS, Part, Type, operation
 
 lax = jax.lax
 
@@ -18,6 +18,15 @@ TURNS = (1, 2, 3, 4, 5, 10)
 
 def control(name: str, draw: Callable, *, weight: float = 1.0) -> Callable:
     return operation(name, draw, kind="control", weight=weight)
+
+
+def mixed(before: Any, after: Any) -> Any:
+    """What a loop carries on: as different after each turn as can be, so that the number of turns shows."""
+    if after.dtype.name == "bool":
+        return before ^ after
+    if after.dtype.name in INTEGERS:
+        return before * after.dtype.type(5) + after
+    return finite(after) - finite(before) if after.dtype.name in FLOATS else after
 
 
 # --- branches -----------------------------------------------------------------------------------------------
@@ -74,7 +83,8 @@ def _while(params: tuple, own: Type, first: Callable, last: Callable, asked: Cal
 
     def turn(carry: Any) -> Any:
         counter, *rest = carry
-        return counter + counter.dtype.type(1), *(part(counter, *rest) for part in turns)
+        after = [part(counter, *rest) for part in turns]
+        return counter + counter.dtype.type(1), mixed(rest[0], after[0]), *after[1:]
 
     return lax.while_loop(goes_on, turn, (few(first()), *(part() for part in starts)))[1]
 
@@ -90,7 +100,7 @@ def _fori(params: tuple, own: Type, first: Callable, last: Callable, start: Call
     known, turns = params
     low = 0 if known else first() & 3
     high = turns if known == "both" else last() & 7
-    return lax.fori_loop(low, high, lambda n, carry: turn(jnp.asarray(n, jnp.int32), carry), start())
+    return lax.fori_loop(low, high, lambda n, carry: mixed(carry, turn(jnp.asarray(n, jnp.int32), carry)), start())
 
 
 def _scanned(rng: Draw, own: Type) -> Any:
@@ -109,7 +119,7 @@ def _scan(params: tuple, own: Type, taken: Callable, start: Callable, turn: Call
     length, reverse = params
 
     def step(carry: Any, x: Any) -> Any:
-        return turn(carry, x), gives[0](carry, x) if gives else None
+        return mixed(carry, turn(carry, x)), gives[0](carry, x) if gives else None
 
     carry, given = lax.scan(step, start(), taken(), length, reverse=reverse)
     return given if gives else carry
@@ -130,7 +140,8 @@ def _lanes(rng: Draw, own: Type) -> Any:
         axes.append(axis)
         binds.append(lane)
         parts.append(Part(Type(lane.dtype, (*lane.shape[:axis], count, *lane.shape[axis:]))))
-    return (out, tuple(axes)), [*parts, Part(body, tuple(binds))]
+    inside = rng.choice(("while", "while", "fori", "", "", ""))
+    return (out, tuple(axes)), [*parts, Part(body, tuple(binds), inside)]
 
 
 @control("vmap", _lanes, weight=12)

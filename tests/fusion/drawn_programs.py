@@ -53,6 +53,8 @@ class Part(NamedTuple):
 
     type: Type
     binds: tuple[Type, ...] = ()
+    op: str = ""
+    """The operation that the expression has at its root, where it must be that one."""
 
 
 class Operation(NamedTuple):
@@ -188,9 +190,14 @@ class Drawing:
         wide = self.random.random() < 0.04
         return Type("float32", (40,)) if wide else Type(self.random.choice(NUMBERS), self.random.choice(SHAPES))
 
-    def expression(self, wanted: Type, scope: dict[int, Type], nests: int, *, force: str = "") -> Expr:
+    def expression(
+        self, wanted: Type, scope: dict[int, Type], nests: int, *, force: str = "", op: str = ""
+    ) -> Expr:
         """An expression of a type, which reads the variables of a scope."""
         self.left -= 1
+        drawn = OPERATIONS[op].draw(self.random, wanted) if op else None
+        if drawn is not None:
+            return self._of(op, drawn, scope, nests, wanted)
         if self.left > 0 or force:
             kind = force or self._kind(nests)
             names = [name for name, own in OPERATIONS.items() if own.kind == kind]
@@ -220,7 +227,7 @@ class Drawing:
             own = {self.following + n: type_ for n, type_ in enumerate(part.binds)}
             self.following += len(own)
             binds[place] = tuple(own)
-            found[place] = self.expression(part.type, {**scope, **own}, deeper)
+            found[place] = self.expression(part.type, {**scope, **own}, deeper, op=part.op)
         return Expr(name, wanted, params, tuple(found), tuple(binds))
 
     def _leaf(self, wanted: Type, scope: dict[int, Type]) -> Expr:
@@ -229,10 +236,10 @@ class Drawing:
             number: type_ for number, type_ in scope.items() if number >= len(ARGUMENTS) and type_.dtype != "key"
         }
         share = self.random.random()
-        if own and share < 0.5 and wanted.dtype != "key":
+        if own and share < 0.65 and wanted.dtype != "key":
             return fitted(self.random.choice(list(own)), own, wanted)
         same = [number for number, type_ in scope.items() if type_ == wanted]
-        if same and (share < 0.7 or wanted.dtype == "key"):
+        if same and (share < 0.75 or wanted.dtype == "key"):
             return variable(self.random.choice(same), wanted)
         alike = [number for number, type_ in scope.items() if type_.dtype == wanted.dtype]
         if alike and share < 0.85 and wanted.dtype != "key":

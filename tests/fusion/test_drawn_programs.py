@@ -13,8 +13,8 @@ from drawn_programs import Expr, Type, from_json, parts_of, program, to_json, va
 
 from rollmill.fusion.ir import OPERATIONS
 
-FAST, CHUNK = 16, 8
-SLOW = 160
+FAST, CHUNK = 8, 8
+SLOW = 152
 CORPUS = json.loads((Path(__file__).parent / "drawn_corpus.json").read_text())
 
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered in cast:RuntimeWarning")
