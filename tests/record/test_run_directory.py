@@ -36,6 +36,33 @@ def test_an_empty_directory_becomes_a_run(tmp_path):
     assert RunDirectory.open(tmp_path).root == tmp_path
 
 
+@pytest.mark.parametrize("relative", [True, False])
+def test_a_link_to_an_empty_directory_becomes_a_run_there(tmp_path, relative):
+    (tmp_path / "disk" / "big").mkdir(parents=True)
+    link = tmp_path / "run"
+    link.symlink_to("disk/big" if relative else tmp_path / "disk/big")
+    RunDirectory.check_parent(link)
+    run = RunDirectory.create(link, config={"a": 1}, versions={})
+    assert run.root == link and link.is_symlink()
+    assert RunDirectory.open(link).read_config() == {"a": 1}
+    assert (tmp_path / "disk/big/config.json").is_file()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["disk", "run"]
+    assert [path.name for path in (tmp_path / "disk").iterdir()] == ["big"]
+    with pytest.raises(UsageError, match="already holds a run"):
+        RunDirectory.create(link, config={}, versions={})
+
+
+def test_links_that_lead_nowhere_or_to_a_file_are_refused(tmp_path):
+    link = tmp_path / "run"
+    link.symlink_to("missing")
+    with pytest.raises(UsageError, match="run is a link to missing, where nothing is. hint: make that folder"):
+        RunDirectory.create(link, config={}, versions={})
+    assert not (tmp_path / "missing").exists()
+    (tmp_path / "missing").write_text("a file")
+    with pytest.raises(UsageError, match="run is a file"):
+        RunDirectory.create(link, config={}, versions={})
+
+
 def test_a_second_run_in_the_same_place_is_refused(tmp_path):
     create(tmp_path / "run", a=1)
     with pytest.raises(UsageError, match="already holds a run: `rollmill resume .*--run-dir"):

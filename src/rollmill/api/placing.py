@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from rollmill import planning
 from rollmill.api.options import WORKER_LIMITS, RunOptions
@@ -12,7 +13,7 @@ from rollmill.dataflow import Graph
 from rollmill.envs import is_on_host
 from rollmill.execution import take_devices
 from rollmill.execution.cluster import check_cluster
-from rollmill.planning import Plan, place_custom, read_plan, settings_of, uses_workers
+from rollmill.planning import COUNTS, Place, Plan, place_custom, read_plan, settings_of, uses_workers
 from rollmill.record import Display
 
 
@@ -140,6 +141,29 @@ def _reads_reduction(plan: Plan, options: RunOptions) -> bool:
     return several and options.num_seeds == 1 and options.reduction in ("flat", "one-shot")
 
 
+def _ways_out(graph: Graph, options: RunOptions, *places: Place) -> str:
+    """The places, of these, that the other options allow, or else the policy `gpu-only`, followed by `or`.
+
+    Empty if the options rule all of them out.
+    """
+    possible = [f"place={place}" for place in places if _is_accepted(graph, options, place)]
+    alone = {"distribution": "gpu-only", "workers": None, "actors": None, "learners": None, "asynchronous": False}
+    if not possible and _is_accepted(graph, options, places[0], **alone):
+        given = [f"--{name}" for name in COUNTS if getattr(options, name)]
+        possible = [f"distribution=gpu-only{' without ' * bool(given)}{', '.join(given)}"]
+    return f"use {' or '.join(possible)}, or " if possible else ""
+
+
+def _is_accepted(graph: Graph, options: RunOptions, place: Place, **changes: Any) -> bool:
+    try:
+        changed = replace(options, place=place, **changes)
+        plan = planning.choose_plan(graph, changed)
+        refuse_unread(plan, changed)
+    except UsageError:
+        return False
+    return plan.place == place and not options.checksums
+
+
 def _check(plan: Plan, graph: Graph, options: RunOptions) -> None:
     if options.checksums and plan.place in ("program", "mesh"):
         raise UsageError(
@@ -150,7 +174,7 @@ def _check(plan: Plan, graph: Graph, options: RunOptions) -> None:
     if len(options.seeds) > 1:
         raise UsageError(
             f"num_seeds={options.num_seeds} trains several seeds in one program, and place={plan.place} has "
-            "several programs; use place=program, or start a run for each seed."
+            f"several programs; {_ways_out(graph, options, 'program')}start a run for each seed."
         )
     if options.fusion in ("rollout", "full"):
         if graph.host is not None:
@@ -161,7 +185,7 @@ def _check(plan: Plan, graph: Graph, options: RunOptions) -> None:
         if plan.place != "mesh":
             raise UsageError(
                 f"fusion={options.fusion} makes kernels of one program's parts, and place={plan.place} has "
-                "several programs; use place=program or place=mesh, or leave fusion out."
+                f"several programs; {_ways_out(graph, options, 'program', 'mesh')}leave fusion out."
             )
     if plan.place == "ray":
         check_cluster(options.cluster or "ray")

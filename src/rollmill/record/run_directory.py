@@ -82,6 +82,11 @@ class RunDirectory:
             raise UsageError(f"{root} is not empty and holds no run. Choose another --run-dir.")
         if root.exists() and not root.is_dir():
             raise UsageError(f"{root} is a file. Choose another --run-dir.")
+        if root.is_symlink() and not root.exists():
+            raise UsageError(
+                f"{root} is a link to {os.readlink(root)}, where nothing is. hint: make that folder, delete the "
+                "link, or choose another --run-dir."
+            )
 
     @staticmethod
     def check_parent(root: Path) -> None:
@@ -90,7 +95,7 @@ class RunDirectory:
         Raises:
             UsageError: that folder cannot be written.
         """
-        parent = next(folder for folder in root.absolute().parents if os.path.lexists(folder))
+        parent = next(folder for folder in _linked(root).absolute().parents if os.path.lexists(folder))
         try:
             with tempfile.TemporaryDirectory(prefix=".rollmill-", dir=parent):
                 pass
@@ -110,14 +115,15 @@ class RunDirectory:
         """
         root, config, versions = Path(root), plain(config), plain(versions)
         cls.refuse_occupied(root)
-        partial = root.with_name(f".{root.name}.{os.getpid()}.tmp")
+        place = _linked(root)
+        partial = place.with_name(f".{place.name}.{os.getpid()}.tmp")
         try:
-            root.parent.mkdir(parents=True, exist_ok=True)
+            place.parent.mkdir(parents=True, exist_ok=True)
             shutil.rmtree(partial, ignore_errors=True)  # left by a killed process with our process number
             partial.mkdir()
             write_json(Folder(partial), VERSIONS, versions)
             write_json(Folder(partial), CONFIG, config)
-            partial.rename(root)  # replaces an empty directory, refuses any other
+            partial.rename(place)  # replaces an empty directory, refuses any other
         except (OSError, StorageError) as error:
             shutil.rmtree(partial, ignore_errors=True)
             cls.refuse_occupied(root)  # another process may have created it meanwhile
@@ -251,6 +257,11 @@ class RunDirectory:
         except (BlockingIOError, PermissionError):
             return True
         return False
+
+
+def _linked(root: Path) -> Path:
+    """The directory that a link leads to; the user chose the link, unlike those inside a run."""
+    return root.resolve() if root.is_symlink() else root
 
 
 def name_run(algorithm: str, environment: str, *, seed: int, now: datetime) -> Path:

@@ -133,7 +133,10 @@ def mean_gradients(graph: Graph) -> MeanGradients:
     if graph.replay is not None:
         raise CannotFuse("minibatches are drawn from a replay memory, which kernels do not read.")
     if not isinstance(graph.gradients, MeanGradients):
-        raise CannotFuse(f"the gradients of {graph.settings['algorithm']} are no mean over samples.")
+        raise CannotFuse(
+            f"{graph.settings['algorithm']} gives the gradients of a whole minibatch, and kernels are made of "
+            "those of one sample (rollmill.dataflow.MeanGradients)."
+        )
     return graph.gradients
 
 

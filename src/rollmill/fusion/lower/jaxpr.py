@@ -44,7 +44,8 @@ ADVICE = {
     "debug_callback": "a kernel cannot print or call Python; leave debugging out when it is to be fused.",
     "debug_print": "a kernel cannot print; leave debugging out when it is to be fused.",
     "conv_general_dilated": "convolutions are faster as kernels of their own.",
-    "custom_vmap_call": "a kernel steps environments one by one; is `reset_ratio` 1, so that each resets itself?",
+    "custom_vmap_call": "a kernel steps each environment by itself, and some share their resets, as brax: "
+    "and playground: do; reset_ratio=1 (--env-option reset_ratio=1) lets each reset itself.",
     "cross": "a fragment that is placed elsewhere cannot be part of a kernel.",
 }
 
