@@ -37,8 +37,8 @@ FIRST = 100_000
 GAME_STEPS, GAME_COPIES = 256, 4
 MAX_TASKS = 200
 """Programs of one process: what it has compiled stays in its memory."""
-SHRINKING = 60
-"""Programs that are tried to make smaller what differs."""
+SHRINKING = 50.0
+"""Seconds for making smaller what differs; a program's verdict is not to be late for it."""
 
 
 def main() -> None:
@@ -53,6 +53,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="no program begins later than that")
     parser.add_argument("--output", type=Path, help="folder for the result")
     options = parser.parse_args()
+    # Before any module makes an array: this process and all others share the GPU.
+    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+    if not options.gpu:
+        os.environ["JAX_PLATFORMS"] = "cpu"
     from measure import RESULTS, write_result
 
     name = "fusion-programs" + ("-gpu" if options.gpu else "-faults" if options.faults else "")
@@ -94,9 +98,6 @@ class Worker(NamedTuple):
 
 def run_all(tasks: list[Any], options: argparse.Namespace) -> Any:
     """The rows of all tasks, in the order in which they end."""
-    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
-    if not options.gpu:
-        os.environ["JAX_PLATFORMS"] = "cpu"
     context, pending = multiprocessing.get_context("spawn"), tasks[::-1]
     workers: list[Worker] = []
     end = time.monotonic() + options.seconds
@@ -192,7 +193,8 @@ def program_rows(seed: int, gpu: bool) -> list[dict[str, Any]]:
     found = verdicts(case)
     rows = [verdict._asdict() for verdict in found]
     if is_wrong(found):
-        small = smallest(case, lambda one: is_wrong(verdicts(one)), most=SHRINKING)
+        end = time.monotonic() + SHRINKING
+        small = smallest(case, lambda one: time.monotonic() < end and is_wrong(verdicts(one)))
         rows[-1]["smallest"] = list(map(to_json, small.outputs))
     return rows
 
