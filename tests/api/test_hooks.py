@@ -1,6 +1,7 @@
 """Hooks of a training: what they are called with, what they can request, and what happens where they fail."""
 
 import json
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -162,6 +163,19 @@ def test_a_hook_that_raises_stops_the_run_with_its_state_saved(tmp_path, whole, 
     assert "test_hooks.py" in others[-1].message
     if not placement:
         assert weights_of(rollmill.resume(tmp_path / "run", quiet=True)) == weights_of(whole)
+
+
+def test_a_hook_that_exits_leaves_the_state_and_the_summary(tmp_path):
+    def exits(event):
+        if isinstance(event, MetricsLogged):
+            sys.exit(3)
+
+    with pytest.raises(SystemExit) as ended:
+        rollmill.train(small(), run_dir=tmp_path / "run", hooks=[exits], **QUIET)
+    assert ended.value.code == 3
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    done = summary["iterations"]
+    assert summary["status"] == "stopped" and 1 <= done < 12 and (tmp_path / f"run/checkpoints/{done}").is_dir()
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,7 @@ def drive(
         NonFiniteError: a number of an iteration is not finite.
         StopOverdue: a SIGTERM came, and a worker does not end its iteration.
         HookFailed: a hook raised; the training has stopped with a checkpoint.
+        SystemExit: a hook exited; likewise.
     """
     calls = HookCalls([*_hooks_of(options), *hooks], display.note)
     first = restored.iteration if restored else 0
@@ -104,6 +105,8 @@ def drive(
                 display.note("every episode of this run failed: its environment raised, hung or ended its process")
     if calls.failure is not None:
         raise calls.failure
+    if calls.exit is not None:
+        raise calls.exit
     code = 1 if recorder.every_episode_failed else 0
     return Run(run.root, summary, stop.exit_code if summary["status"] == "stopped" and stop.requested else code)
 

@@ -36,19 +36,24 @@ class HookCalls:
         """The first request to stop."""
         self.failure: HookFailed | None = None
         """The error of the first hook that failed."""
+        self.exit: SystemExit | None = None
+        """The first exit of the program that a hook asked for; it comes when the state is saved."""
         self.wants_checkpoint = False
         """Whether a checkpoint was requested; cleared by whoever saves one."""
 
     @property
     def stopping(self) -> bool:
         """Whether the training is to stop: a hook requested it, or failed."""
-        return self.stop is not None or self.failure is not None
+        return not (self.stop is None and self.failure is None and self.exit is None)
 
     def emit(self, event: TrainingEvent) -> None:
         """Calls each hook with an event; one that fails is not called again."""
         for hook in tuple(self._hooks):
             try:
                 self._heed(hook, hook(event))
+            except SystemExit as ended:
+                self._hooks.remove(hook)
+                self.exit = self.exit or ended
             except Exception as error:  # whatever the user's code does, the training keeps its state
                 self._hooks.remove(hook)
                 self._fail(hook, event, error)
