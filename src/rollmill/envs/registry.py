@@ -137,7 +137,12 @@ def check_name(name: str) -> None:
         _adapter(prefix)
     elif name not in _factories and not load_plugin("environment", name, _factories):
         known = {*_factories, *(plugin.name for plugin in plugins("environment"))}
-        raise unknown_name("environment", name, known, hint=f"Others: {_prefixes()}.")
+        raise unknown_name(
+            "environment",
+            name,
+            known,
+            hint=f"Others: {_prefixes()}. One of your own: --import MODULE, or import it in Python.",
+        )
 
 
 def _made(name: str, options: dict[str, Any]) -> Environment | HostEnvironment:
