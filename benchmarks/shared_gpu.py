@@ -209,7 +209,7 @@ def some(count: int) -> Callable[[Path], dict[str, Any]]:
 def large(folder: Path) -> dict[str, Any]:
     """Trainings that need half of the GPU: a step takes 60 bytes, and its values several times that."""
     total, envs = ask_gpu_memory()[0].total, 2**18
-    steps = int(total * 0.05 / 60 / envs)
+    steps = int(total * 0.02 / 60 / envs)
     words = [*("ppo", "CartPole-v1", "--fusion", "off", "--num-minibatches", "64", "--update-epochs", "1")]
     words += ["--num-envs", str(envs), "--num-steps", str(steps), "--total-timesteps", str(envs * steps * 3)]
     return {"words": words, **side_by_side({f"large {number}": words for number in range(3)}, folder)}
