@@ -39,6 +39,9 @@ SMALL = (
 COARSE = ("--distribution", "single-learner-coarse", "--actors", 2)
 EVENTS = {"link cut for 8 s": 8.0, "link cut for 30 s": 30.0, "link cut for 120 s": 120.0, "host killed": None}
 """Seconds for which the link is down."""
+MAX_MOVES = 5
+"""Replacements after which a training keeps its actors where they are."""
+
 TAIL_BYTES = 8192
 """Bytes at the end of a log that hold a whole line."""
 
@@ -261,17 +264,24 @@ def _settle(first: Host, trainings: Sequence[Told]) -> None:
     ):
         time.sleep(0.2)
     for each in trainings:
-        actors = each.workers_on(first.address, group="actor")
-        if len(actors) == 2 and each.pid_of(
-            actors[0]
-        ):  # both are on host 1: one is sent away, and Ray spreads replacements
-            began = time.monotonic()
-            first.run("kill", "-9", each.pid_of(actors[0]), check=False)
-            while time.monotonic() < began + 60.0:
-                if any(SAID["replaced"] in text for _, text in each.since(began)):
-                    break
-                time.sleep(0.2)
+        for _ in range(MAX_MOVES):
+            if not _moved(first, each):
+                break
     time.sleep(3.0)
+
+
+def _moved(first: Host, training: Told) -> bool:
+    """Sends an actor away from host 1 where both are there; Ray spreads replacements. Whether it had to."""
+    actors = training.workers_on(first.address, group="actor")
+    if len(actors) < 2 or not training.pid_of(actors[0]):
+        return False
+    began = time.monotonic()
+    first.run("kill", "-9", training.pid_of(actors[0]), check=False)
+    while time.monotonic() < began + 60.0:
+        if any(SAID["replaced"] in text for _, text in training.since(began)):
+            break
+        time.sleep(0.2)
+    return True
 
 
 def _watch(trainings: Sequence[Told], began: float, before: Sequence[int], until: float) -> list[dict[str, Any]]:
@@ -324,10 +334,10 @@ def _mend(first: Host, second: Host) -> None:
 
 
 def table(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One line for each kind of event."""
+    """One line for each kind of event, of the trainings that had a worker on host 2."""
     lines = []
     for event in dict.fromkeys(each["event"] for each in results):
-        trials = [each for each in results if each["event"] == event]
+        trials = [each for each in results if each["event"] == event and each["on_host_2"]]
         spread = lambda values: [min(values), max(values)] if values else None
         lines.append(
             {
