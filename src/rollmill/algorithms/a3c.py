@@ -105,6 +105,7 @@ def a3c(
         scaling=optax.scale_by_rms(decay=config.rms_decay, eps=config.rms_eps),
         prepare=partial(prepare, parts.policy, gamma=config.gamma, gae_lambda=config.gae_lambda),
         appraise=parts.policy.appraisal,
+        condense=parts.policy.condensation,
         gradients=mean_gradients(parts.policy, partial(sample_loss, config)),
     )
 

@@ -341,6 +341,7 @@ def graph_of(
     condition: Any = unconditioned,
     keep_learning: Any = None,
     appraise: Any = None,
+    condense: Any = None,
 ) -> Graph:
     """Assembles the graph of an actor-critic.
 
@@ -355,6 +356,7 @@ def graph_of(
         condition: see `Graph.condition`.
         keep_learning: see `Graph.keep_learning`.
         appraise: see `Graph.appraise`.
+        condense: see `Graph.condense`.
     """
     policy, environment = parts.policy, parts.environment
     optimiser, rewards = optimiser_of(choices, scaling, loops), choices.config.normalize_rewards
@@ -379,6 +381,7 @@ def graph_of(
         keep_learning=keep_learning,
         end_iteration=end_iteration_of(choices, loops),
         appraise=appraise,
+        condense=condense,
         report=partial(report, schedule_of(choices, loops)),
         outputs=policy.outputs,
     )

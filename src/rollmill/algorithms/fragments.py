@@ -8,7 +8,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from gymnasium import spaces
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree, Shaped
 
 from rollmill.core.errors import ContractError, UsageError
 from rollmill.core.own_line import blaming
@@ -26,7 +26,7 @@ from rollmill.core.types import (
     State,
     Timestep,
 )
-from rollmill.dataflow import ActionMask, Decision, PolicyOutputs, Step, StepReply, remote_environment
+from rollmill.dataflow import ActionMask, Decision, PolicyOutputs, Step, StepReply, is_large, remote_environment
 from rollmill.envs import (
     RunningStatistics,
     auto_reset,
@@ -193,11 +193,11 @@ class Extras(NamedTuple):
     log_prob: Float[Array, "..."]
     """Log-probability of the action."""
     value: PyTree[Float[Array, "..."]]
-    """Value of the observation, for recurrent policies, whose critic has to see every step in order. Otherwise
-    `()`: computing all values of a trajectory at once takes fewer and larger matrix products; or `appraise`
-    adds them in a kernel."""
+    """Value of the observation, for recurrent policies, whose critic has to see every step in order, and for large
+    observations, where actor and critic share a torso. Otherwise `()`: computing all values of a trajectory at
+    once takes fewer and larger matrix products; or `appraise` adds them in a kernel."""
     final_value: PyTree[Float[Array, "..."]] = ()
-    """Value after a truncated step, zero elsewhere; `()` unless `appraise` has added it."""
+    """Value after a truncated step, zero elsewhere; `()` unless `appraise` or `condense` has added it."""
 
 
 class NetworkPolicy(NamedTuple):
@@ -211,6 +211,8 @@ class NetworkPolicy(NamedTuple):
     """The parts of the network that are not weights."""
     normalised_struct: PyTree[jax.ShapeDtypeStruct] | None
     """Shapes of the observations; None if they are not normalised."""
+    is_large: bool
+    """True if an observation has a large leaf (`dataflow.is_large`), such as an image."""
 
     def start_weights(self, key: Key) -> PolicyWeights:
         """Initial weights."""
@@ -259,9 +261,21 @@ class NetworkPolicy(NamedTuple):
     @property
     def appraisal(self) -> Callable[[PolicyWeights, Step], Step] | None:
         """`appraise` if values are nearly free, because actor and critic share a torso; otherwise None."""
-        network = eqx.combine(self.skeleton, self.static)
-        is_cheap = not self.recurrent and getattr(network, "shares_torso", False)
-        return self.appraise if is_cheap else None
+        return self.appraise if not self.recurrent and self._shares_torso else None
+
+    @property
+    def condensation(self) -> Callable[[PolicyWeights, Step], Step] | None:
+        """`condense` if observations are large, as final ones would double a trajectory; else None."""
+        return self.condense if self.is_large else None
+
+    @property
+    def keeps_values(self) -> bool:
+        """True if decisions come with values: once every step is computed by itself, or nearly for nothing."""
+        return self.recurrent or (self.is_large and self._shares_torso)
+
+    @property
+    def _shares_torso(self) -> bool:
+        return getattr(eqx.combine(self.skeleton, self.static), "shares_torso", False)
 
     def appraise(self, weights: PolicyWeights, step: Step) -> Step:
         """Adds its values to a step, and drops the final observation, which is no longer needed."""
@@ -269,6 +283,19 @@ class NetworkPolicy(NamedTuple):
         final_value = self.value(weights, step.final_memory, step.final_observation)
         extras = Extras(step.extras.log_prob, value, jnp.where(step.truncated, final_value, 0.0))
         return step._replace(extras=extras, final_observation=())
+
+    def condense(self, weights: PolicyWeights, step: Step) -> Step:
+        """Puts values in the place of large final observations, in a step of all environments, leaves `[E, ...]`.
+
+        They are computed only if an episode was truncated in this step.
+        """
+        final_value = jax.lax.cond(
+            jnp.any(step.truncated),
+            lambda: jax.vmap(partial(self.value, weights))(step.final_memory, step.final_observation),
+            lambda: jnp.zeros_like(step.reward),
+        )
+        extras = step.extras._replace(final_value=jnp.where(step.truncated, final_value, 0.0))
+        return step._replace(extras=extras, final_observation=jax.tree.map(_condensed, step.final_observation))
 
     def sample(
         self, weights: PolicyWeights, key: Key, memory: Memory, observation: Observation, action_mask: PyTree
@@ -287,7 +314,7 @@ class NetworkPolicy(NamedTuple):
         return self._decision(output, action, output.distribution.log_prob(action))
 
     def _decision(self, output: Output, action: Action, log_prob: Float[Array, ""]) -> Decision:
-        return Decision(action, output.memory, Extras(log_prob, output.value if self.recurrent else ()))
+        return Decision(action, output.memory, Extras(log_prob, output.value if self.keeps_values else ()))
 
 
 def network_policy(
@@ -300,9 +327,20 @@ def network_policy(
 
     skeleton, static = weights_and_rest(make)
     normalised = normalised_struct(env.observation_space) if normalise_observations else None
-    policy = NetworkPolicy(make, skeleton, static, normalised)
+    large = any(map(is_large, jax.tree.leaves(struct(env.observation_space))))
+    policy = NetworkPolicy(make, skeleton, static, normalised, large)
     _check_types(policy, struct(env.observation_space))
     return policy
+
+
+def _condensed(leaf: Shaped[Array, "E ..."]) -> PyTree[Array]:
+    """Nothing in the place of a large leaf; of one of floats, whether it is finite: `[E]`, zero or NaN."""
+    if not is_large(jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)):
+        return leaf
+    if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+        return ()
+    finite = jnp.isfinite(leaf).reshape(len(leaf), -1).all(axis=1)
+    return jnp.where(finite, 0, jnp.nan).astype(leaf.dtype)
 
 
 def _check_types(policy: NetworkPolicy, observation: PyTree[jax.ShapeDtypeStruct]) -> None:

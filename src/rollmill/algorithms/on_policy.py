@@ -22,6 +22,10 @@ from rollmill.dataflow import Batch, MeanGradients, Metrics, Reduce, Step, Traje
 from rollmill.envs import RunningStatistics, initial_statistics, scale, update_statistics
 from rollmill.networks import Output
 
+IMAGES_AT_ONCE = 256
+"""Large observations whose values are computed together: as floats, and by layers of convolutions, each takes some
+hundred kilobytes."""
+
 
 class ActorCriticLearner(eqx.Module):
     """Weights, optimiser state and running statistics."""
@@ -120,12 +124,13 @@ def beginnings(done: Bool[Array, "T ..."]) -> Bool[Array, "T ..."]:
 def _values(policy: NetworkPolicy, weights: PolicyWeights, trajectory: Trajectory):
     """Values of observations `[T, E]`, of the observation after the last step `[E]`, of final ones `[T, E]`.
 
-    Values added by `appraise` are reused. Otherwise those of final observations are computed only in iterations in
+    Values added by `appraise` or `condense` are reused.
+    Otherwise those of final observations are computed only in iterations in
     which an episode was truncated.
     """
     steps, extras = trajectory.steps, trajectory.steps.extras
     value_e = jax.vmap(partial(policy.value, weights))
-    value_te = jax.vmap(value_e)
+    value_te = partial(_over_steps, value_e, at_once=IMAGES_AT_ONCE if policy.is_large else None)
     last_value = value_e(trajectory.memory, trajectory.observation)
     value = value_te(steps.final_memory, steps.observation) if _is_missing(extras.value) else extras.value
     if not _is_missing(extras.final_value):
@@ -136,6 +141,17 @@ def _values(policy: NetworkPolicy, weights: PolicyWeights, trajectory: Trajector
         lambda: jnp.zeros_like(steps.reward),
     )
     return value, last_value, final_value
+
+
+def _over_steps(
+    value_e: Callable[..., Float[Array, " E"]], memory: Memory, observation: PyTree[Array], *, at_once: int | None
+) -> Float[Array, "T E"]:
+    """Values of all steps; with `at_once`, in parts of about so many observations, for the sake of memory."""
+    if at_once is None:
+        return jax.vmap(value_e)(memory, observation)
+    num_steps, num_envs = jax.tree.leaves(observation)[0].shape[:2]
+    steps = min(num_steps, max(1, at_once // num_envs))
+    return jax.lax.map(lambda now: value_e(*now), (memory, observation), batch_size=steps)
 
 
 def _is_missing(value: PyTree[Array]) -> bool:

@@ -131,6 +131,7 @@ def ppo(
         scaling=optax.scale_by_adam(eps=1e-5),
         prepare=partial(prepare, parts.policy, gamma=config.gamma, gae_lambda=config.gae_lambda),
         appraise=parts.policy.appraisal,
+        condense=parts.policy.condensation,
         gradients=mean_gradients(parts.policy, partial(sample_loss, config)),
         condition=standardise_advantages if config.norm_adv else unconditioned,
         keep_learning=None if config.target_kl is None else partial(_below, config.target_kl),

@@ -65,7 +65,7 @@ from rollmill.dataflow.minibatches import (
     num_shards_for,
     shuffled_rows,
 )
-from rollmill.dataflow.packing import TOGETHER, Packed, pack
+from rollmill.dataflow.packing import TOGETHER, Packed, is_large, pack
 from rollmill.dataflow.partition import (
     FRAGMENTS,
     Group,
@@ -187,6 +187,7 @@ __all__ = [
     "identity",
     "is_filled",
     "is_flag",
+    "is_large",
     "interfaces",
     "iterate",
     "iteration_key",

@@ -32,9 +32,20 @@ def collect(
     graph: Graph, weights: Weights, collector: Collector, key: Key, *, unroll: int = 1
 ) -> tuple[Collector, Trajectory]:
     """`num_steps` of policy and environment in every environment; keys belong to the global index."""
+    if graph.condense is not None:
+        return _collect_condensed(graph, weights, collector, key, unroll=unroll)
     rollout = partial(rollout_one, graph, weights, unroll=unroll)
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, collector.index)
     after, steps = jax.vmap(rollout, out_axes=(0, 1))(collector, keys)
+    return after, Trajectory(steps, collector.memory, after.observation, after.memory)
+
+
+def _collect_condensed(
+    graph: Graph, weights: Weights, collector: Collector, key: Key, *, unroll: int
+) -> tuple[Collector, Trajectory]:
+    """Collects step by step in all environments at once, so that each step is condensed before the next one."""
+    step = lambda now, t: step_all(graph, weights, now, key, t)
+    after, steps = jax.lax.scan(step, collector, jnp.arange(graph.loops.num_steps), unroll=unroll)
     return after, Trajectory(steps, collector.memory, after.observation, after.memory)
 
 
@@ -57,7 +68,11 @@ def step_all(
     def step(now: Collector) -> tuple[Collector, Step]:
         return step_one(graph, weights, now, jax.random.fold_in(key, now.index), t)
 
-    return jax.vmap(step)(now)
+    after, steps = jax.vmap(step)(now)
+    if graph.condense is None:
+        return after, steps
+    with traced("policy"):
+        return after, graph.condense(weights, steps)
 
 
 def step_one(

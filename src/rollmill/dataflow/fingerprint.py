@@ -65,6 +65,8 @@ def _whole(graph: Graph, key: Key) -> Any:
     learner, rings, metrics = learn_from(graph, begin.learner, begin.rings, trajectory, learn_key, collector.index)
     step = jax.tree.map(lambda leaf: leaf[0, 0], trajectory.steps)
     greedy = graph.greedy(weights, key, step.final_memory, step.observation, step.action_mask)
+    if graph.condense is not None:  # kernels appraise whole steps: an observation stands for the final one
+        step = step._replace(final_observation=step.observation)
     appraised = None if graph.appraise is None else graph.appraise(weights, step)
     return begin, State(collector, learner, key, begin.iteration, rings), metrics, greedy, appraised
 

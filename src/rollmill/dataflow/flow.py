@@ -90,7 +90,9 @@ def flow(graph: Graph) -> Flow:
     index = jnp.arange(graph.loops.num_envs, dtype=jnp.int32)
     state = jax.eval_shape(lambda: start(graph, jax.random.key(0), index))
     weights_program, weights = _traced(graph.weights, state.learner)
-    trajectory = jax.eval_shape(partial(_trajectory, graph), state)
+    whole = trajectory = jax.eval_shape(partial(_trajectory, graph._replace(condense=None)), state)
+    if graph.condense is not None:
+        trajectory = jax.eval_shape(partial(_trajectory, graph), state)
     prepare_program, (_, batch) = _traced(partial(prepare, graph), state.learner, trajectory, index)
     minibatch = jax.eval_shape(partial(_minibatch, graph, index), state, batch)
     conditioned = jax.eval_shape(lambda batch: graph.condition(batch, identity), minibatch)
@@ -111,7 +113,7 @@ def flow(graph: Graph) -> Flow:
         request=StepRequest(
             jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0))), _of_one(trajectory).action
         ),
-        reply=_reply(trajectory),
+        reply=_reply(whole),
         gradients=gradients,
         weights=weights,
         metric_names=tuple(sorted({*collected, *reported, *learned, *LEARNED, *replayed})),

@@ -280,6 +280,9 @@ class Graph(NamedTuple):
     appraise: Callable[[Weights, Step], Step] | None = None
     """Optional: values that a rollout kernel computes with each step, so that `prepare` need not. The returned
     step may lack leaves that are no longer needed, such as final observations."""
+    condense: Callable[[Weights, Step], Step] | None = None
+    """Optional: makes a step of all environments, leaves `[E, ...]`, smaller where it is collected, so that a
+    trajectory holds a large observation once. Rollout kernels do without it."""
     replay: Replay | None = None
     """A replay memory to learn from, instead of the iteration's own batch."""
     elsewhere: Callable[[Environment], "Graph"] | None = None

@@ -13,12 +13,12 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int, PyTree, UInt32
+from jaxtyping import Array, Int, PyTree, Shaped, UInt32
 
 from rollmill.core.errors import UsageError
 from rollmill.core.types import Key
 from rollmill.dataflow.graph import Batch, Loops
-from rollmill.dataflow.packing import pack
+from rollmill.dataflow.packing import is_large, pack
 from rollmill.dataflow.shuffle import permutation
 
 
@@ -78,9 +78,20 @@ def minibatch_gather(batch: Batch, loops: Loops) -> Callable[[UInt32[Array, " N"
     if loops.cut == "samples":
         packed = pack(flat_samples(batch))
         return lambda rows: Batch(packed.take(rows))
-    by_sequence = jax.tree.map(lambda leaf: leaf.swapaxes(0, 1), batch.samples)
     pick = lambda tree, rows: jax.tree.map(lambda leaf: leaf[rows], tree)
-    return lambda rows: Batch(pick(by_sequence, rows), pick(batch.sequences, rows))
+    takers = jax.tree.map(_sequences, batch.samples)
+    return lambda rows: Batch(jax.tree.map(lambda take: take(rows), takers), pick(batch.sequences, rows))
+
+
+def _sequences(leaf: Shaped[Array, "T E ..."]) -> Callable[[UInt32[Array, " N"]], Shaped[Array, "N T ..."]]:
+    """The function from environments to their sequences.
+
+    Small leaves are transposed once, large ones as they are taken: a copy would double the memory of a batch.
+    """
+    if is_large(jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype)):
+        return lambda rows: leaf[:, rows].swapaxes(0, 1)
+    by_sequence = leaf.swapaxes(0, 1)
+    return lambda rows: by_sequence[rows]
 
 
 def flat_samples(batch: Batch) -> PyTree[Array]:

@@ -15,6 +15,10 @@ TOGETHER = 4
 """Rows are as many words long or a multiple of it, so that a processor can read four words at once."""
 
 
+LARGE_BYTES = 4096
+"""Leaves of one sample that are larger are kept as they are, once, and computed with in parts."""
+
+
 class Packed(NamedTuple):
     """Samples as a table of 32-bit words, and what does not fit into one."""
 
@@ -83,6 +87,11 @@ def pack(samples: PyTree[Array]) -> Packed:
     words = [_to_words(leaf) for leaf in leaves if _fits(leaf)]
     empty = jnp.zeros((len(leaves[0]), -width % TOGETHER), jnp.uint32)
     return Packed(jnp.concatenate([*words, empty], axis=1), leaves, columns, structure)
+
+
+def is_large(leaf: jax.ShapeDtypeStruct) -> bool:
+    """Whether a leaf of ONE sample is large, as images are."""
+    return math.prod(leaf.shape) * leaf.dtype.itemsize > LARGE_BYTES
 
 
 def words_of(leaf: Array) -> int:

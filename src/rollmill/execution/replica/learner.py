@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
+from rollmill.core.machine import return_freed_memory
 from rollmill.core.operations import traced
 from rollmill.core.types import Key
 from rollmill.dataflow import (
@@ -68,14 +69,25 @@ class CompiledLearner:
 
     def __init__(self, graph: Graph, key: Key, index: np.ndarray) -> None:
         # A replay memory is changed in its place: a copy would cost more than what is learned from it.
-        self._learn = jax.jit(partial(_learn, graph, key, index), donate_argnums=0)
+        self._program = jax.jit(partial(_learn, graph, key, index), donate_argnums=0)
+        self._learn: Callable[..., Any] | None = None
 
     def __call__(
         self, learner: Learner, rings: PyTree[Any], trajectory: Trajectory, iteration: int
     ) -> tuple[Learner, PyTree[Any], Row]:
         """Learns from a trajectory; also returns the replay memory, which is no longer usable as it was given."""
-        learner, rings, metrics = self._learn(rings, learner, trajectory, np.int32(iteration))
+        arguments = rings, learner, trajectory, np.int32(iteration)
+        self._learn = self._learn or self._compiled(*arguments)
+        learner, rings, metrics = self._learn(*arguments)
         return learner, rings, metrics.row()
+
+    def _compiled(self, *arguments: PyTree[Any]) -> Callable[..., Any]:
+        """The program; on a CPU the compiler's memory is returned before it runs, so that they do not add up."""
+        if jax.default_backend() != "cpu":
+            return self._program
+        compiled = self._program.lower(*arguments).compile()
+        return_freed_memory()
+        return compiled
 
 
 def _learn(

@@ -6,6 +6,7 @@ from functools import partial
 
 import numpy as np
 
+from rollmill.core.machine import return_freed_memory
 from rollmill.dataflow import Stage
 from rollmill.execution.protocol import IterationMetrics, SnapshotPart, send
 from rollmill.execution.replica.collecting import collect_stage
@@ -57,6 +58,10 @@ class _Replica:
         self._reports = Stage.REPORT in context.role.stages and context.replica == 0
         context.control.start("starting")
         self._stages = _stages(context)
+        self._compiled = False
+        """Whether all stages have run once, and so nothing more is compiled: a compiler frees as much
+        memory as many a training needs."""
+        return_freed_memory()
 
     def run(self) -> None:
         """Runs until the training ends; replicas that nobody waits for run until they are ended."""
@@ -81,6 +86,9 @@ class _Replica:
         work = Work(iteration)
         for stage in self._stages:
             work = stage.run(work)
+            if not self._compiled:
+                return_freed_memory()
+        self._compiled = True
         self._start_report.send()  # before the first metrics, whose speed it explains
         if self._reports and work.metrics is not None:
             send(self._context.control, IterationMetrics(iteration, [work.metrics]))

@@ -7,6 +7,7 @@ environments of one link are stepped, the policy decides for another.
 Shape letters: `T` steps, `E` environments of this replica.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -28,11 +29,15 @@ from rollmill.dataflow import (
     Weights,
     collect,
     cut,
+    is_large,
     iteration_key,
     step_all,
 )
 from rollmill.execution.replica.env_client import EnvLink
 from rollmill.execution.replica.pieces import CompiledPieces
+
+ALIGNMENT = 64
+"""Bytes; JAX's CPU backend copies an array of NumPy that begins elsewhere."""
 
 
 class CompiledRollout:
@@ -99,7 +104,7 @@ class RemoteEnvsRollout:
                     walks[n] = decide(n, t + 1)
         after = self.collector
         return Trajectory(
-            jax.tree.unflatten(structure, rollout.leaves), before.memory, after.observation, after.memory
+            jax.tree.unflatten(structure, rollout.taken_over()), before.memory, after.observation, after.memory
         )
 
     def _compiled(self, weights: Weights, key: Key) -> tuple[CompiledPieces, Any]:
@@ -148,8 +153,28 @@ class _Rollout:
             width = len(array)
             leaf[t, link * width : (link + 1) * width] = array
 
+    def taken_over(self) -> list[Any]:
+        """All leaves. On a CPU the large ones are arrays of JAX in the same memory, not copied."""
+        if jax.default_backend() != "cpu":
+            return self.leaves
+        return [jax.device_put(leaf) if _is_large_of_one(leaf, axes=2) else leaf for leaf in self.leaves]
+
     def _empty(self, array: np.ndarray) -> np.ndarray:
-        return np.empty((self.num_steps, self._num_links * len(array), *array.shape[1:]), array.dtype)
+        shape = self.num_steps, self._num_links * len(array), *array.shape[1:]
+        return (_aligned_empty if _is_large_of_one(array, axes=1) else np.empty)(shape, array.dtype)
+
+
+def _is_large_of_one(array: np.ndarray, *, axes: int) -> bool:
+    """Whether one element is large, without the leading axes."""
+    return is_large(jax.ShapeDtypeStruct(array.shape[axes:], array.dtype))
+
+
+def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """An uninitialised array that begins at a multiple of `ALIGNMENT` bytes."""
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.empty(size + ALIGNMENT, np.uint8)
+    begin = -memory.ctypes.data % ALIGNMENT
+    return memory[begin : begin + size].view(dtype).reshape(shape)
 
 
 def truncate_lost(reply: StepReply, before: Collector, last: StepReply | None) -> StepReply:

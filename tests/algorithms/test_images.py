@@ -1,0 +1,120 @@
+"""Large observations: a trajectory holds each of them once, and in the type that the environment gave it."""
+
+from functools import partial
+
+import equinox as eqx
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jaxtyping import Array, Int
+
+import rollmill
+from rollmill.core.types import Environment, Timestep
+from rollmill.dataflow import collect, start
+from rollmill.execution import lower
+from rollmill.networks import NetworkConfig
+
+SIDE = 40
+IMAGE_BYTES = SIDE * SIDE * 4
+"""6,400, more than `LARGE_BYTES`."""
+
+NETWORK = NetworkConfig(convolutions=((2, 8, 8),), hidden_sizes=(4,))
+ROWS = 8
+"""Samples of a minibatch, whatever the number of steps."""
+
+
+class Counter(eqx.Module):
+    """The state: steps of the episode."""
+
+    t: Int[Array, ""]
+
+
+def image(state):
+    """A picture whose every pixel is the number of the step, in tens."""
+    return jnp.full((SIDE, SIDE, 4), 10 * state.t, jnp.uint8)
+
+
+def short_episodes():
+    """Episodes of 5 steps that are truncated; the reward is 1."""
+
+    def reset(key, params):
+        state = Counter(jnp.int32(0))
+        return image(state), state
+
+    def step(key, state, action, params):
+        state = Counter(state.t + 1)
+        return Timestep(image(state), state, jnp.float32(1), jnp.asarray(False), state.t >= 5, {})
+
+    space = gymnasium.spaces.Box(0, 255, (SIDE, SIDE, 4), np.uint8)
+    return Environment("Counter", reset, step, space, gymnasium.spaces.Discrete(2), ())
+
+
+def graph_of(*, shared, num_steps=16, **changes):
+    network = NETWORK if not shared else NetworkConfig(**{**vars(NETWORK), "shared_torso": True})
+    return rollmill.ppo(
+        short_episodes(),
+        total_timesteps=4 * num_steps,
+        num_envs=4,
+        num_steps=num_steps,
+        num_minibatches=4 * num_steps // ROWS,
+        update_epochs=1,
+        network=network,
+        **changes,
+    )
+
+
+def rollout(graph):
+    state = start(graph, jax.random.key(0), jnp.arange(4))
+    weights = graph.weights(state.learner)
+    return state.learner, jax.jit(partial(collect, graph))(weights, state.collector, jax.random.key(1))[1]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_condensed_steps_lead_to_the_same_batch(shared):
+    graph = graph_of(shared=shared)
+    learner, condensed = rollout(graph)
+    _, whole = rollout(graph._replace(condense=None))
+    assert condensed.steps.final_observation == ()
+    assert condensed.steps.observation.dtype == np.uint8
+    np.testing.assert_array_equal(condensed.steps.observation, whole.steps.observation)
+    assert np.asarray(whole.steps.truncated).sum() == 4 * 3  # 16 steps of 4 environments, one truncation in each 5
+    prepare = jax.jit(partial(graph.prepare, reduce=lambda tree: tree, replicas=1))
+    batches = [prepare(learner, trajectory)[1].samples for trajectory in (condensed, whole)]
+    for name in ("observation", "value", "advantage", "target"):
+        found, expected = (np.asarray(getattr(batch, name)) for batch in batches)
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def program_bytes(graph):
+    memory = lower(graph).step.memory_analysis()
+    return memory.temp_size_in_bytes + memory.argument_size_in_bytes + memory.output_size_in_bytes
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_stored_step_takes_little_more_than_its_image(shared):
+    """As floats it would take four times as much, with its final observation twice."""
+    few, many = (program_bytes(graph_of(shared=shared, num_steps=num_steps)) for num_steps in (256, 512))
+    each = (many - few) / (256 * 4)
+    assert IMAGE_BYTES <= each <= 1.3 * IMAGE_BYTES
+
+
+def test_a_trajectory_with_a_number_that_is_not_finite_says_so():
+    """Of a large final observation of floats only that is kept."""
+    env = short_episodes()
+
+    def step(key, state, action, params):
+        timestep = env.step(key, state, action, params)
+        broken = jnp.where(timestep.truncated, jnp.nan, 0.5)
+        return timestep._replace(observation=jnp.full((SIDE, SIDE, 4), broken, jnp.float32))
+
+    def reset(key, params):
+        return jnp.full((SIDE, SIDE, 4), 0.5, jnp.float32), Counter(jnp.int32(0))
+
+    space = gymnasium.spaces.Box(-np.inf, np.inf, (SIDE, SIDE, 4), np.float32)
+    broken = env._replace(reset=reset, step=step, observation_space=space)
+    graph = rollmill.ppo(broken, total_timesteps=64, num_envs=4, num_steps=16, network=NETWORK)
+    _, trajectory = rollout(graph)
+    final = np.asarray(trajectory.steps.final_observation)
+    np.testing.assert_array_equal(np.isnan(final), np.asarray(trajectory.steps.truncated))
