@@ -2,12 +2,13 @@
 
 import asyncio
 from collections import deque
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 SECONDS = 0.005
 """Time for turns between two looks at sockets, so that no client waits for what others have sent."""
 
 
+@runtime_checkable
 class Waiting(Protocol):
     """A connection that has data to parse."""
 

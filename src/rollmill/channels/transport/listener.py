@@ -21,7 +21,7 @@ from rollmill.channels.errors import ConnectionLost, TimedOut
 from rollmill.channels.protocols import Address
 from rollmill.channels.shm.doorbell import Doorbell
 from rollmill.channels.transport.handshake import Admission, Dialogue, Step, admit
-from rollmill.channels.transport.refusals import Refusal, RefusalLog
+from rollmill.channels.transport.refusals import RefusalLog, RefusedConnection
 from rollmill.core.errors import RollmillError, UsageError
 
 BACKLOG = 128
@@ -208,7 +208,7 @@ class Listener:
 
     def _refuse(self, handshake: Handshake, reason: object, *, idle: bool = True) -> None:
         self._forget(handshake).close()
-        self._refusals.add(Refusal(handshake.address, str(reason), idle=idle and handshake.silent))
+        self._refusals.add(RefusedConnection(handshake.address, str(reason), idle=idle and handshake.silent))
 
     def _forget(self, handshake: Handshake) -> socket.socket:
         self._selector.unregister(handshake)
@@ -227,7 +227,7 @@ class Listener:
             with self._lock:
                 del self._served[thread]
             sock.close()
-            self._refusals.add(Refusal(address, str(error)))
+            self._refusals.add(RefusedConnection(address, str(error)))
 
     def _serve_one(self, sock: socket.socket, admission: Admission) -> None:
         try:

@@ -19,7 +19,7 @@ SHOWN_ADDRESSES = 5
 """Number of addresses that a line has."""
 
 
-class Refusal(NamedTuple):
+class RefusedConnection(NamedTuple):
     """A connection that was refused."""
 
     address: str
@@ -43,12 +43,12 @@ class RefusalLog:
 
     def __init__(self, show: Callable[[str], None]) -> None:
         self._show = show
-        self._gathered: list[Refusal] = []
+        self._gathered: list[RefusedConnection] = []
         self._shown_at: dict[tuple[str, str], float] = {}
         self.due: float | None = None
         """When `show_due` has something to show, in seconds of `time.monotonic`; None if nothing was gathered."""
 
-    def add(self, refusal: Refusal) -> None:
+    def add(self, refusal: RefusedConnection) -> None:
         """Gathers a refusal."""
         now = time.monotonic()
         again = self._shown_at.get(refusal.key, -REPEAT_SECONDS) + REPEAT_SECONDS
@@ -71,7 +71,7 @@ class RefusalLog:
         self._show(sentence(gathered))
 
 
-def sentence(refusals: list[Refusal]) -> str:
+def sentence(refusals: list[RefusedConnection]) -> str:
     """One line about some refusals, at least one."""
     last = refusals[-1].reason
     if len(refusals) == 1:
