@@ -128,7 +128,7 @@ def check_schedule(schedule: optax.Schedule, updates: int) -> None:
 
 def _rate_at(schedule: optax.Schedule, updates: int) -> float:
     try:
-        return float(schedule(jnp.float32(updates)))
+        return float(jnp.asarray(schedule(jnp.float32(updates))).item())
     except Exception as error:  # the user's function may raise anything
         raise UsageError(
             f"learning_rate is a function that does not return a number for {updates} updates "

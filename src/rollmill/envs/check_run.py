@@ -358,7 +358,7 @@ def _check_numbers(name: str, what: str, values: Any, when: str, start: int) -> 
 
 def _rows_finite(leaf: Array) -> np.ndarray:
     """For each row, True if all its numbers are finite."""
-    return np.isfinite(np.asarray(leaf, np.float64)).reshape(len(leaf), -1).all(axis=1)
+    return np.all(np.isfinite(np.asarray(leaf, np.float64)).reshape(len(leaf), -1), axis=1)
 
 
 def _resembles(values: Any, firsts: Any, num_values: int) -> np.ndarray:

@@ -72,8 +72,8 @@ class LoadedCode:
             if loaded.modules.get(name, digest) != digest
         ]
         ours, theirs = self.spec.graph.get("fingerprint"), loaded.fingerprint
-        comparable = ours and theirs and loaded.platform == self.spec.platform
-        if not differences and comparable and ours != theirs:
+        comparable = loaded.platform == self.spec.platform
+        if not differences and comparable and ours and theirs and ours != theirs:
             here, there = ours[:SHOWN_DIGITS], theirs[:SHOWN_DIGITS]
             differences.append(f"fingerprint of the graph {here} here, {there} there")
         if differences:

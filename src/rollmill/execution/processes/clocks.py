@@ -75,6 +75,6 @@ def _measured(fields: Mapping[str, Any], now: int, wall: int) -> Clock:
     match fields:
         case {"asked": int(asked), "monotonic": int(monotonic), "wall": int(theirs)}:
             trip = now - asked
-            ahead = monotonic - (asked + now) // 2, theirs - (wall - trip // 2)
-            return Clock(*(0 if abs(each) <= trip else each for each in ahead), trip)
+            known = lambda ahead: 0 if abs(ahead) <= trip else ahead
+            return Clock(known(monotonic - (asked + now) // 2), known(theirs - (wall - trip // 2)), trip)
     raise Damaged("an answer to a question for a worker's clock has no times.")
