@@ -12,6 +12,14 @@ from rollmill.hooks import MetricsLogged
 SMALL = {"num_envs": 4, "num_steps": 8, "network": {"hidden_sizes": (8,)}}
 
 
+@pytest.fixture(autouse=True)
+def python_handles_interrupts():
+    """Gives SIGINT the handler of a fresh interpreter, whatever ran before in this process."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def sends(number):
     def hook(event):
         if isinstance(event, MetricsLogged):

@@ -60,7 +60,7 @@ def sweep_of(monkeypatch, tmp_path):
         monkeypatch.setattr(module, "start_trial", processes.start)
         said = []
         sweep = made(tmp_path / "sweep", trials=trials)
-        code = run_sweep(sweep, at_once=None, sharing="auto", metric="final_return", say=said.append)
+        code = run_sweep(sweep, at_once=None, sharing="auto", metric="final_return", say=said.append, imports=())
         return code, said
 
     return run

@@ -46,7 +46,7 @@ def test_confirmed_commands_are_run_until_one_fails(h200, monkeypatch):
     ran = []
 
     def fail_at_second(words, **_):
-        ran.append(words[:2])
+        ran.append(list(words[:2]))
         return subprocess.CompletedProcess(words, len(ran) - 1)
 
     monkeypatch.setattr(subprocess, "run", fail_at_second)

@@ -71,7 +71,7 @@ def refused(tmp_path, monkeypatch, capsys):
         (
             ["--distribution", "single-learner-coarse", "--num-seeds", "2"],
             "rollmill: num_seeds=2 trains several seeds in one program, and place=processes has several programs; "
-            "use place=program, or start a run for each seed.",
+            "use distribution=gpu-only, or start a run for each seed.",
         ),
         (
             ["--distribution", "single-learner-coarse", "--place", "program"],

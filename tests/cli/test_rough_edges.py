@@ -23,7 +23,6 @@ OPTIONS = {
     "--lr": "--learning-rate",
     "--n-envs": "--num-envs",
     "--n_steps": "--num-steps",
-    "--batch-size=3": "--num-minibatches",
     "--clip-range": "--clip-coef",
     "--log-dir": "--run-dir",
 }
@@ -47,6 +46,14 @@ def test_doctor_names_a_platform_that_is_none(rollmill):
 def test_a_terminal_without_unicode_gets_the_list(rollmill):
     done = rollmill("list", env={"PYTHONIOENCODING": "ascii"})
     assert done.returncode == 0 and "CartPole-v1" in done.stdout and done.stdout.isascii()
+
+
+def test_a_size_of_minibatches_is_no_number_of_them():
+    from rollmill.cli.train import run
+    from rollmill.core.errors import UsageError
+
+    with pytest.raises(UsageError, match="--num-minibatches is the number of minibatches .*, not their size"):
+        getattr(run, "__wrapped__", run)(["ppo", "CartPole-v1", "--batch-size=3"])
 
 
 @pytest.mark.parametrize("option", OPTIONS)

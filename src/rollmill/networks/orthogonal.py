@@ -38,6 +38,8 @@ def orthonormal_columns(matrix: Float[Array, "N M"]) -> Float[Array, "N M"]:
     al. 2005).
     """
     rows, columns = matrix.shape
+    if columns == 0:
+        return matrix
     if columns <= PANEL:
         return _orthonormal_panel(matrix)
     count = -(-columns // PANEL)

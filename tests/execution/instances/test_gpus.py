@@ -147,7 +147,8 @@ def test_sharing_is_chosen_by_what_there_is(monkeypatch):
 
 
 def test_instances_divide_memory_and_gpus_in_turns(monkeypatch):
-    monkeypatch.delenv("XLA_PYTHON_CLIENT_MEM_FRACTION", raising=False)
+    for name in ("MEM_FRACTION", "PREALLOCATE", "ALLOCATOR"):
+        monkeypatch.delenv(f"XLA_PYTHON_CLIENT_{name}", raising=False)
     gpus = [gpu_of(0), gpu_of(1, used_bytes=70 * GIBIBYTE)]
     daemons = {gpu.uuid: MpsDaemon({"CUDA_MPS_PIPE_DIRECTORY": f"/{gpu.uuid}"}, True, lock=9) for gpu in gpus}
     instances = divide_gpus(gpus, 6, way="mps", daemons=daemons, share=0.25)
