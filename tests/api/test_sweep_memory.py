@@ -27,7 +27,7 @@ class Processes:
         self.sizes.append(count)
         yield MachineParts([MachinePart((), {}) for _ in range(count)], "on a GPU", least=1)
 
-    def start(self, sweep, trial, part):
+    def start(self, sweep, trial, part, imports):
         self.started.append(trial.name)
         codes = self.codes.get(trial.name, [])
         code = codes.pop(0) if codes else (0 if self.sizes[-1] <= self.fits else MEMORY)
