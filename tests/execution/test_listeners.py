@@ -187,17 +187,17 @@ def test_a_refusal_that_repeats_waits_for_its_minute(monkeypatch):
     log = refusals.RefusalLog(lines.append)
     for moment in (0.0, 0.5, 10.0, 20.0, 30.0):
         now[0] = moment
-        log.add(refusals.Refusal("10.0.0.7", "it does not know the token"))
+        log.add(refusals.RefusedConnection("10.0.0.7", "it does not know the token"))
         now[0] = moment + 0.5
         log.show_due()
     assert lines == ["2 connections from 10.0.0.7 were refused: it does not know the token"]
-    log.add(refusals.Refusal("10.0.0.8", "it closed"))  # it is news, and takes the rest with it
+    log.add(refusals.RefusedConnection("10.0.0.8", "it closed"))  # it is news, and takes the rest with it
     now[0] += 1.0
     log.show_due()
     assert lines[1:] == [
         "4 connections from 10.0.0.7 (3), 10.0.0.8 (1) were refused: it does not know the token (3); it closed (1)"
     ]
-    log.add(refusals.Refusal("10.0.0.7", "it does not know the token"))
+    log.add(refusals.RefusedConnection("10.0.0.7", "it does not know the token"))
     assert log.due == 31.5 + 60.0  # a minute after the last line about it
 
 
