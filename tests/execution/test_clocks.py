@@ -121,9 +121,10 @@ class ThreadLauncher:
         def serve():
             peer, _ = worker.connect_as(address, token, job)
             control = worker.SocketControl(peer)
+            control._hung_up = True  # this process goes on when its supervisor is gone
             threading.Thread(target=control.listen, daemon=True).start()
             self.end.wait(30.0)
-            control.hang_up()
+            control.hang_up()  # tells the supervisor that nothing more comes
             peer.close()
 
         threading.Thread(target=serve, daemon=True).start()
