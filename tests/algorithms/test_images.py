@@ -71,7 +71,7 @@ def rollout(graph):
     return state.learner, jax.jit(partial(collect, graph))(weights, state.collector, jax.random.key(1))[1]
 
 
-@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("shared", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_condensed_steps_lead_to_the_same_batch(shared):
     graph = graph_of(shared=shared)
     learner, condensed = rollout(graph)
@@ -92,7 +92,7 @@ def program_bytes(graph):
     return memory.temp_size_in_bytes + memory.argument_size_in_bytes + memory.output_size_in_bytes
 
 
-@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("shared", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_stored_step_takes_little_more_than_its_image(shared):
     """As floats it would take four times as much, with its final observation twice."""
     few, many = (program_bytes(graph_of(shared=shared, num_steps=num_steps)) for num_steps in (256, 512))

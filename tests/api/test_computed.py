@@ -90,6 +90,7 @@ def test_norms_are_of_all_gradients():
     assert [float(norm) for norm in norms] == [5, 5, 0]
 
 
+@pytest.mark.slow
 def test_lines_before_learning_have_no_losses(tmp_path):
     """Of 12 iterations the last eight learn; each of four longer lines is over three of them."""
     quiet = {"quiet": True, "tensorboard": False, "seed": 1}

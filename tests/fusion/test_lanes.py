@@ -139,6 +139,7 @@ FUNCTIONS = [
 
 
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.slow_beyond(14)
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
 def test_as_under_vmap(function, way):
     assert_same(*both(function, (TURNS,), evaluate=WAYS[way]))
