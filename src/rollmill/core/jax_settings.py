@@ -47,17 +47,6 @@ def check_platform() -> None:
         ) from error
 
 
-@contextlib.contextmanager
-def modest_start() -> Iterator[None]:
-    """JAX's backend, if arrays that are made inside start it, takes memory of devices as it needs it.
-
-    Raises:
-        DeviceMemoryError: a device has too little free memory.
-    """
-    with asked_memory():
-        yield
-
-
 def check_compiled() -> None:
     """Checks that compilation is enabled.
 

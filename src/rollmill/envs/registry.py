@@ -13,7 +13,7 @@ from typing import Any
 import gymnasium
 
 from rollmill.core.errors import UsageError, unknown_name
-from rollmill.core.jax_settings import modest_start
+from rollmill.core.gpu_share import asked_memory
 from rollmill.core.plugins import (
     Plugin,
     check_function,
@@ -126,7 +126,7 @@ def make(name: str, *, transforms: Sequence[str] = (), **options: Any) -> Enviro
             transform does not fit the environment.
     """
     names = [str(parsed) for parsed in parse_transforms(transforms)]
-    with modest_start():
+    with asked_memory():  # an adapter may start JAX's backend
         return transform(_made(name, options), *names)
 
 
