@@ -124,9 +124,8 @@ def beginnings(done: Bool[Array, "T ..."]) -> Bool[Array, "T ..."]:
 def _values(policy: NetworkPolicy, weights: PolicyWeights, trajectory: Trajectory):
     """Values of observations `[T, E]`, of the observation after the last step `[E]`, of final ones `[T, E]`.
 
-    Values added by `appraise` or `condense` are reused.
-    Otherwise those of final observations are computed only in iterations in
-    which an episode was truncated.
+    Values added by `appraise` or `condense` are reused. Otherwise those of final observations are computed only
+    in iterations in which an episode was truncated.
     """
     steps, extras = trajectory.steps, trajectory.steps.extras
     value_e = jax.vmap(partial(policy.value, weights))
@@ -146,7 +145,7 @@ def _values(policy: NetworkPolicy, weights: PolicyWeights, trajectory: Trajector
 def _over_steps(
     value_e: Callable[..., Float[Array, " E"]], memory: Memory, observation: PyTree[Array], *, at_once: int | None
 ) -> Float[Array, "T E"]:
-    """Values of all steps; with `at_once`, in parts of about so many observations, for the sake of memory."""
+    """Computes values of all steps, `at_once` observations at a time if given, to bound memory."""
     if at_once is None:
         return jax.vmap(value_e)(memory, observation)
     num_steps, num_envs = jax.tree.leaves(observation)[0].shape[:2]

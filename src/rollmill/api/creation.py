@@ -71,7 +71,7 @@ def run_config(
 
 
 def recorded_options(options: RunOptions) -> dict[str, Any]:
-    """The options that config.json has: not those of where the run lies and what is shown."""
+    """Returns the options for config.json, without the run directory and display settings."""
     return {name: value for name, value in asdict(options).items() if name not in UNRECORDED}
 
 

@@ -42,7 +42,7 @@ def run_to_go_on(algorithm: Graph, options: RunOptions) -> RunDirectory | None:
 
 
 def _differences(algorithm: Graph, options: RunOptions, saved: SavedConfig) -> list[str]:
-    """What a training asks for that a run does not have, in sentences."""
+    """Describes each setting in which the requested training differs from the run."""
     given = _settings(algorithm)
     graph = {name: value for name, value in saved.graph.items() if name not in UNCOMPARED}
     if "hyperparameters" in saved.graph.get("custom", ()):  # no file can hold them

@@ -21,7 +21,7 @@ class TemperatureWatch:
         self._is_told = False
 
     def seen(self, row: Mapping[str, Any]) -> str | None:
-        """What to tell the user about a line of the log, once a training."""
+        """Returns a note on a runaway temperature for the first log line that shows one."""
         before, now = self._latest, row.get(TEMPERATURE)
         if now is None:
             return None

@@ -43,7 +43,7 @@ def _positions(out: Sequence[int]) -> list[int]:
 
 
 def _expanded(lhs: Array, rhs: Array, params: dict[str, Any]) -> Array:
-    """The convolution of operands in the fast order; that of complex numbers as four of real ones."""
+    """Convolves operands in the fast order. A complex convolution is computed as four real ones."""
     if not jnp.issubdtype(lhs.dtype, jnp.complexfloating):
         return _ordered.bind(lhs, rhs, **params)
     real = {**params, "preferred_element_type": None}
@@ -109,7 +109,7 @@ def _tensor(shape: ShapedArray) -> ir.RankedTensorType:
 
 
 def _precision(precision: Any) -> ir.ArrayAttr:
-    """XLA's precision of the two operands, from that of JAX."""
+    """Converts a precision of JAX to the precision attribute of both operands."""
     both = precision if isinstance(precision, tuple) else (precision, precision)
     names = [jax.lax.Precision.DEFAULT.name if each is None else each.name for each in both]
     return ir.ArrayAttr.get([stablehlo.PrecisionAttr.get(name) for name in names])

@@ -52,7 +52,7 @@ def _without_filters(folder: Path | None) -> list[str]:
 
 
 def _output(folder: Path | None, *arguments: str) -> str | None:
-    """What git prints; None if it fails or prints nothing."""
+    """Runs git and returns its output, or None if it fails or prints nothing."""
     completed = _git(folder, *arguments)
     return None if completed is None or completed.returncode else completed.stdout.strip() or None
 

@@ -94,7 +94,7 @@ def living_claims(folder: Path | None = None) -> list[Claim]:
 
 
 def settle_claim() -> None:
-    """Says that this process has taken what it has claimed."""
+    """Marks the claim of this process as taken, so that others no longer subtract it from the free memory."""
     if _own is not None and not _own.claim.taken:
         _own.claim = replace(_own.claim, taken=True)
         with contextlib.suppress(OSError):

@@ -26,14 +26,14 @@ JAX_FRACTION = 0.75
 """JAX's own share, where nobody chooses."""
 IN_USE = 0.92
 """Part of the free memory that a process may take; the rest is for what CUDA keeps beside JAX's part."""
-LEAST_FREE = 2**30
+MIN_FREE = 2**30
 """Free bytes of a GPU without which no process starts there: its context and the handles of libraries take about
 600 MB on an H100 before a training has any array."""
 
 _chosen: float | None = None
 _as_needed = False
 _memory: tuple[GpuMemory, ...] = ()
-"""What was asked before JAX's backend started."""
+"""Answer from before the start of JAX's backend."""
 
 
 def choose_fraction(fraction: float) -> None:
@@ -93,8 +93,8 @@ def memory_variables(
         DeviceMemoryError: too little is free.
     """
     for each in memory:
-        if each.free < LEAST_FREE:
-            needed = f"a program needs {in_bytes(LEAST_FREE)} of a GPU before it has any array"
+        if each.free < MIN_FREE:
+            needed = f"a program needs {in_bytes(MIN_FREE)} of a GPU before it has any array"
             raise DeviceMemoryError(f"{needed}, and {each}. {HINT}")
     given = next((environment[name] for name in FRACTIONS if name in environment), None)
     if fraction is not None:
@@ -122,7 +122,7 @@ def check_fraction(name: str, fraction: float, memory: Sequence[GpuMemory]) -> N
         DeviceMemoryError: it is not; names the processes that hold the rest.
     """
     for each in memory:
-        if fraction * each.total > each.free - LEAST_FREE / 2:
+        if fraction * each.total > each.free - MIN_FREE / 2:
             fits = max(0.0, free_share(each))
             raise DeviceMemoryError(
                 f"{name} takes {in_bytes(int(fraction * each.total))} at once, and {each}. hint: {fits:.2f} would "
@@ -131,8 +131,8 @@ def check_fraction(name: str, fraction: float, memory: Sequence[GpuMemory]) -> N
 
 
 def free_share(memory: GpuMemory) -> float:
-    """The share of a GPU's memory that a process may take of what is free."""
-    return min(IN_USE * memory.free, memory.free - LEAST_FREE / 2) / memory.total
+    """Returns the largest share of a GPU's total memory that a process may take, given its free memory."""
+    return min(IN_USE * memory.free, memory.free - MIN_FREE / 2) / memory.total
 
 
 def takes_gpus() -> bool:
@@ -151,7 +151,7 @@ def memory_notes() -> list[str]:
     return [
         f"{each}; what is free is taken as it is needed" if _as_needed else str(each)
         for each in _memory
-        if each.total - each.free > LEAST_FREE
+        if each.total - each.free > MIN_FREE
     ]
 
 

@@ -30,8 +30,8 @@ MAX_WAITING = 2**14
 MAX_DIGITS = 20
 """Digits of the length of a body; it fits into 64 bits."""
 
-MOST_FRAMING = 8
-"""A body in chunks may have this many times as many bytes on the wire, for the lengths of its chunks."""
+MAX_FRAMING = 8
+"""Upper bound on the bytes of a chunked body on the wire, relative to its limit, with the lengths of chunks."""
 
 
 class HttpConnection(asyncio.Protocol):
@@ -205,7 +205,7 @@ class HttpConnection(asyncio.Protocol):
             self._continue()
 
     def on_body(self, body: bytes) -> None:
-        """Keeps a part of the body, within the limits; that of a refused request is dropped."""
+        """Stores a part of the body within the limits. Bodies of refused requests are dropped."""
         exchange, context = self._receiving, self._context
         assert exchange is not None
         self._owes_continue = False
@@ -410,7 +410,7 @@ class HttpConnection(asyncio.Protocol):
         limits = self._limits
         if self._in_head and self._head_bytes + self._unparsed > limits.head_bytes:
             raise self._long_head()
-        if self._received > MOST_FRAMING * (limits.head_bytes + limits.body_bytes):
+        if self._received > MAX_FRAMING * (limits.head_bytes + limits.body_bytes):
             raise self._too_long(self._received)
 
     def _long_head(self) -> Refusal:

@@ -11,8 +11,8 @@ SECONDS_UNTIL_LOST = 20
 PROBE_SECONDS = 4
 """Seconds without a segment after which the kernel asks the other host for one, and again."""
 
-LONGEST_RETRY_MS = 2000
-"""Longest pause between two retransmissions: a link that is back is used within so long."""
+MAX_RETRY_MS = 2000
+"""Upper bound on the pause between two retransmissions, in milliseconds, so that a restored link is used soon."""
 
 TCP_RTO_MAX_MS = 44
 """From linux/tcp.h, since Linux 6.15."""
@@ -38,7 +38,7 @@ def watch_link(sock: socket.socket) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, SECONDS_UNTIL_LOST // PROBE_SECONDS)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SECONDS_UNTIL_LOST * 1000)
     with contextlib.suppress(OSError):  # an older kernel waits up to twice as long as the link was down
-        sock.setsockopt(socket.IPPROTO_TCP, TCP_RTO_MAX_MS, LONGEST_RETRY_MS)
+        sock.setsockopt(socket.IPPROTO_TCP, TCP_RTO_MAX_MS, MAX_RETRY_MS)
 
 
 def seconds_unacknowledged(sock: socket.socket) -> float | None:

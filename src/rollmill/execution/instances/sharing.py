@@ -21,7 +21,7 @@ MOST_CLIENTS = 48
 """Clients of one MPS daemon, from Volta on (CUDA's documentation of MPS)."""
 HANDLE_BYTES = 5 * 2**27
 """Bytes of each process outside of its part: a CUDA context, kernels and handles of libraries on an H100."""
-LEAST_PART = 0.25
+MIN_PART = 0.25
 """Least part of its equal share that a process may allocate, where there are more than fit."""
 
 
@@ -178,7 +178,7 @@ def divide_gpus(
 def part_of(free: int, processes: int) -> float:
     """Bytes that each of several processes may allocate of a device's free memory, beside its handles."""
     share = free / processes
-    return max(LEAST_PART * share, min(IN_USE * share, share - HANDLE_BYTES))
+    return max(MIN_PART * share, min(IN_USE * share, share - HANDLE_BYTES))
 
 
 def _devices(gpu: Gpu, way: Way) -> list[tuple[str, int, int]]:

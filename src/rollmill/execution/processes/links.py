@@ -47,5 +47,5 @@ class Link:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the host has been silent for so long that its workers are replaced."""
+        """Whether the silence of the host has exceeded the limit after which its workers are replaced."""
         return self.silence >= SECONDS_UNTIL_LOST

@@ -72,7 +72,7 @@ def _repeated(ctx: Lowering, body: Body, condition: Body, start: list[Value]) ->
 
 
 def _any_lane(ctx: Lowering, now: list[Value]) -> list[Value]:
-    """Whether any lane goes on; the lanes' booleans are the first of what is carried."""
+    """Returns whether any lane continues. The carry begins with one boolean for each lane."""
     lanes = now[0]
     return [settled(reduced(ctx, "or", lanes, range(len(lanes.shape))))]
 
@@ -91,7 +91,7 @@ def _turn_of_lanes(condition: Body, body: Body) -> Body:
 
 
 def _where_lanes(ctx: Lowering, goes_on: Value, new: Value, old: Value) -> Value:
-    """What each lane carries after a turn; the lanes are the leading axes."""
+    """Selects the new carry in lanes that continue and the old one elsewhere. Lanes are the leading axes."""
     if is_same(new, old, ctx.region.is_same):
         return old
     lanes = (*goes_on.shape, *[1] * (len(old.shape) - len(goes_on.shape)))
