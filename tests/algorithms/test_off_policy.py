@@ -100,6 +100,35 @@ def test_sac_learns_which_action_is_rewarded():
     assert evaluate(graph, graph.weights(state.learner), episodes=64, seed=0).returns.min() == 1
 
 
+# --- sizes --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "sizes", "updates"),
+    [
+        *((name, {"num_envs": 1}, 1) for name in ALGORITHMS),
+        *((name, {}, 8) for name in ("sac", "td3")),
+        *((name, {"num_envs": 4, "num_steps": 3}, 12) for name in ("sac", "td3")),
+        ("dqn", {}, 2),  # 8 steps, an update for every four
+        ("dqn", {"num_envs": 4, "num_steps": 6}, 6),
+        ("dqn", {"num_envs": 2, "num_steps": 1}, 1),
+        *((name, {"num_envs": 1, "gradient_steps": 8}, 8) for name in ALGORITHMS),
+        *((name, {"num_envs": 4, "gradient_steps": 1}, 1) for name in ALGORITHMS),
+    ],
+)
+def test_updates_follow_from_the_steps_collected_unless_they_are_set(algorithm, sizes, updates):
+    environment = "CartPole-v1" if algorithm == "dqn" else "Pendulum-v1"
+    graph = ALGORITHMS[algorithm](environment, **SMALL | sizes)
+    assert graph.loops.num_minibatches * graph.loops.epochs == updates
+
+
+def test_an_iteration_makes_the_updates_that_follow_from_its_steps():
+    """Six steps an iteration, of which the first two fill the memory: 4 iterations of 6 updates."""
+    sizes = {"num_envs": 2, "num_steps": 3, "learning_starts": 16, "batch_size": 8, "total_timesteps": 36}
+    state, _ = trained(rollmill.sac("Pendulum-v1", **SMALL | sizes))
+    assert int(state.learner.progress.updates) == 24
+
+
 # --- parts --------------------------------------------------------------------------------------------
 
 

@@ -16,7 +16,7 @@ from rollmill.networks import NetworkConfig
 TINY = NetworkConfig(hidden_sizes=(4,))
 REPLAY = {
     **{"num_envs": 8, "batch_size": 8, "buffer_size": 800, "learning_starts": 64, "network": TINY},
-    **{"total_timesteps": 13 * 8, "num_shards": 1},
+    **{"total_timesteps": 13 * 8, "num_shards": 1, "gradient_steps": 1},
 }
 
 

@@ -32,6 +32,7 @@ def graph_of(*, capacity, batch_size=64, **options):
         buffer_size=E * capacity,
         batch_size=batch_size,
         learning_starts=batch_size,
+        gradient_steps=1,
         gamma=GAMMA,
         **options,
     )

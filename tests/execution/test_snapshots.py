@@ -30,6 +30,7 @@ def graph():
         buffer_size=64,
         learning_starts=64,
         batch_size=8,
+        gradient_steps=1,
         num_shards=ENVS,
         priority_exponent=0.6,
         network=rollmill.NetworkConfig(hidden_sizes=(2,)),

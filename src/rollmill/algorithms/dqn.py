@@ -45,6 +45,10 @@ from rollmill.dataflow import Batch, Decision, Graph, MeanGradients, Metrics, Po
 from rollmill.networks import MASKED_LOGIT, Categorical, NetworkConfig, action_values
 
 
+STEPS_AN_UPDATE = 4
+"""Environment steps of one update, unless the updates are set (Mnih et al., Nature 2015, table 1)."""
+
+
 @dataclass(frozen=True)
 class DQNConfig:
     """Hyperparameters of DQN, under their usual names."""
@@ -55,8 +59,9 @@ class DQNConfig:
     """Number of parallel environments."""
     num_steps: Count = 1
     """Steps of each environment in one iteration, after which there are `gradient_steps` updates."""
-    gradient_steps: Count = 1
-    """Updates of one iteration."""
+    gradient_steps: Count | None = None
+    """Updates of one iteration. Default: one for every four of the `num_envs` x `num_steps` environment steps that
+    it collects, and at least one."""
     buffer_size: Count = 100_000
     """Steps that the replay memory holds, over all environments."""
     batch_size: Count = 128
@@ -147,7 +152,16 @@ def dqn(
     Raises:
         UsageError: invalid names, types or sizes, or actions that are not `Discrete`.
     """
-    parts = off_policy_parts(DQNConfig, env, config, overrides, params=params, network=network, replay=_replay_of)
+    parts = off_policy_parts(
+        DQNConfig,
+        env,
+        config,
+        overrides,
+        params=params,
+        network=network,
+        replay=_replay_of,
+        steps_an_update=STEPS_AN_UPDATE,
+    )
     chosen: DQNConfig = parts.config
     check_interval("target_interval", chosen.target_interval)
     actions = check_discrete("dqn", parts.env.action_space, "sac, td3 and ppo take continuous actions")

@@ -128,6 +128,7 @@ def off_policy_parts(
     params: Params | None,
     network: NetworkConfig | str | None,
     replay: Callable[[Any], Replay] | None = None,
+    steps_an_update: int = 1,
 ) -> OffPolicyParts:
     """Checks the inputs of an algorithm with a replay memory, and prepares them for a graph.
 
@@ -139,6 +140,8 @@ def off_policy_parts(
         params: parameters of the environment instead of its own.
         network: settings of the networks instead of `config.network`.
         replay: makes the replay memory from the hyperparameters. Default: a uniform one of single steps.
+        steps_an_update: environment steps of one update, where `gradient_steps` is None. Default: 1, as SAC and TD3
+            were published.
 
     Raises:
         UsageError: invalid names, types or sizes, or an environment of several agents.
@@ -152,7 +155,7 @@ def off_policy_parts(
     env, environment, host = environment_parts(env, params=params, num_envs=config.num_envs, final_mask=True)
     config = with_layout(config, env)
     memory = (replay or uniform_replay)(config)
-    loops = _loops_of(config)
+    loops = _loops_of(config, steps_an_update)
     _check_replay(config, memory, loops)
     return OffPolicyParts(
         env, environment, host, config, choices, choices.made_in_python(params=params), loops, memory
@@ -339,9 +342,12 @@ def _count_steps(
     return eqx.tree_at(lambda learner: learner.progress, learner, progress), Batch(())
 
 
-def _loops_of(config: Any) -> Loops:
-    names = ("total_timesteps", "num_envs", "num_steps", "gradient_steps", "batch_size", "buffer_size")
-    check_positive({name: getattr(config, name) for name in names})
+def _loops_of(config: Any, steps_an_update: int) -> Loops:
+    names = ("total_timesteps", "num_envs", "num_steps", "batch_size", "buffer_size")
+    updates = config.gradient_steps
+    if updates is None:
+        updates = max(1, config.num_envs * config.num_steps // steps_an_update)
+    check_positive({**{name: getattr(config, name) for name in names}, "gradient_steps": updates})
     shards = config.num_shards or _most_shards(config.num_envs, config.batch_size)
     for name in ("num_envs", "batch_size"):
         if getattr(config, name) % shards:
@@ -354,7 +360,7 @@ def _loops_of(config: Any) -> Loops:
         num_envs=config.num_envs,
         num_steps=config.num_steps,
         epochs=1,
-        num_minibatches=config.gradient_steps,
+        num_minibatches=updates,
         num_shards=shards,
         cut="samples",
     )

@@ -55,8 +55,9 @@ class TD3Config:
     """Number of parallel environments."""
     num_steps: Count = 1
     """Steps of each environment in one iteration, after which there are `gradient_steps` updates."""
-    gradient_steps: Count = 8
-    """Updates of one iteration."""
+    gradient_steps: Count | None = None
+    """Updates of one iteration. Default: one for each environment step that it collects, `num_envs` x
+    `num_steps`."""
     buffer_size: Count = 1_000_000
     """Steps that the replay memory holds, over all environments."""
     batch_size: Count = 256
