@@ -44,7 +44,6 @@ from rollmill.core.types import Action, Environment, HostEnvironment, Key, Memor
 from rollmill.dataflow import Batch, Decision, Graph, MeanGradients, Metrics, PolicyOutputs, Replay, Transitions
 from rollmill.networks import MASKED_LOGIT, Categorical, NetworkConfig, action_values
 
-
 STEPS_AN_UPDATE = 4
 """Environment steps of one update, unless the updates are set (Mnih et al., Nature 2015, table 1)."""
 

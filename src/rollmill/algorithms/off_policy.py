@@ -140,8 +140,8 @@ def off_policy_parts(
         params: parameters of the environment instead of its own.
         network: settings of the networks instead of `config.network`.
         replay: makes the replay memory from the hyperparameters. Default: a uniform one of single steps.
-        steps_an_update: environment steps of one update, where `gradient_steps` is None. Default: 1, as SAC and TD3
-            were published.
+        steps_an_update: environment steps of one update, where `gradient_steps` is None. Default: 1, as SAC and
+            TD3 were published.
 
     Raises:
         UsageError: invalid names, types or sizes, or an environment of several agents.
