@@ -1,6 +1,7 @@
 """Environments of Gymnasium that fail in ways of their own, each of them in every episode."""
 
 import os
+import sys
 import time
 
 import gymnasium
@@ -39,6 +40,20 @@ class Exiting(Walk):
         os._exit(0)
 
 
+class Leaving(Walk):
+    """Exits the program in its ninth episode."""
+
+    episodes = 0
+
+    def reset(self, *, seed=None, options=None):
+        self.episodes += 1
+        return super().reset(seed=seed)
+
+    def fail(self):
+        if self.episodes == 9:
+            sys.exit(7)
+
+
 class Hanging(Walk):
     def fail(self):
         time.sleep(10**6)  # it hangs here
@@ -50,5 +65,5 @@ class Dividing(Walk):
         return observation * (np.nan if self.steps == 3 else 1.0), *rest
 
 
-for kind in (Walk, Raising, Exiting, Hanging, Dividing):
+for kind in (Walk, Raising, Exiting, Leaving, Hanging, Dividing):
     gymnasium.register(f"Failing-{kind.__name__}-v0", kind)

@@ -13,6 +13,7 @@ import pytest
 
 import rollmill
 from rollmill.api.driver import StopOverdue, _is_stopping
+from rollmill.api.policies import load_weights
 from rollmill.core.errors import CheckpointError, EnvironmentFailed, NonFiniteError
 from rollmill.execution.coordination.coordinator import LostWorker
 from rollmill.record import read_metrics
@@ -33,6 +34,29 @@ def test_one_that_raises_in_every_episode_ends_the_run(tmp_path):
     with pytest.raises(EnvironmentFailed, match=message) as caught:
         train(tmp_path, "Raising", place="threads", max_failures=3)
     assert caught.value.exit_code == 1
+
+
+PLACES = [
+    {"place": "threads"},
+    {"distribution": "gpu-only", "actors": None},
+    pytest.param({"place": "processes"}, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize("where", PLACES, ids=["thread", "this process", "process"])
+def test_one_that_exits_the_program_ends_the_run_in_a_sentence_with_its_checkpoint(tmp_path, where):
+    """In the ninth episode of an environment, which is in the eleventh iteration."""
+    seen = []
+    message = (
+        r"gymnasium:Failing-Leaving-v0: environment \d, whose seed is \d+, exited in its step, by sys.exit\(7\)\n"
+        r".*failing\.py:\d+: sys\.exit\(7\)"
+    )
+    with pytest.raises(EnvironmentFailed, match=message) as caught:
+        train(tmp_path, "Leaving", hooks=[seen.append], checkpoint_iterations=1, **where)
+    assert caught.value.exit_code == 1
+    assert [event.kind for event in seen if isinstance(event, rollmill.hooks.FailureReported)] == ["environment"]
+    saved = [event.iteration for event in seen if isinstance(event, rollmill.hooks.CheckpointSaved)]
+    assert 1 <= load_weights(tmp_path / "run", imports=["failing"]).iteration == max(saved) <= 10
 
 
 def test_a_run_in_which_every_episode_failed_does_not_succeed(tmp_path):

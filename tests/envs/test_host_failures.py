@@ -1,5 +1,8 @@
 """Host environments that raise: the batch goes on, and says so."""
 
+import re
+import sys
+
 import host_cases
 import numpy as np
 import pytest
@@ -181,6 +184,50 @@ def test_what_is_no_timestep_is_a_failure():
     vector.reset()
     assert vector.step(NO_OP[:1]).truncated.all()
     assert "not enough values to unpack" in vector.drain_failures()[0].error
+
+
+# --- environments that exit the program ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("doing", "ended", "shown"),
+    [
+        ("step", 3, "exit(3)"),
+        ("reset", "the engine fell", "exit('the engine fell')"),
+        ("step", None, "exit()"),
+    ],
+)
+def test_one_that_exits_ends_the_batch_with_its_name(doing, ended, shown):
+    def fails(env, now):
+        if now == doing and getattr(env, "resets", 0) == 2:
+            sys.exit(ended)
+        if now == "close":
+            sys.exit("and again")
+
+    vector, _, made = started(fails)
+    seed, actions = vector.seeds[1], np.array([0, host_cases.TERMINATE, 0])
+    message = (
+        rf"Fragile: environment 8, whose seed is {seed}, exited in its {doing}, by sys.{re.escape(shown)}\n.*py:"
+    )
+    with pytest.raises(EnvironmentFailed, match=message):
+        for _ in range(2):
+            vector.step(actions)
+    vector.close()
+    assert made[1].closed
+
+
+def test_one_that_exits_when_it_is_made_is_named():
+    with pytest.raises(ContractError, match=r"Gone: making it raised SystemExit: 4\n.*sys.exit\(4\)"):
+        envs.host_environment("Gone", lambda: sys.exit(4))
+
+
+def test_one_that_exits_keeps_the_contract_of_nobody():
+    class Leaving(host_cases.Script):
+        def step(self, action):
+            sys.exit(5)
+
+    with pytest.raises(ContractError, match=r"exited in its step, by sys.exit\(5\)"):
+        envs.check_environment(envs.host_environment("Leaving", Leaving))
 
 
 # --- numbers that are not finite -----------------------------------------------------------------------

@@ -92,13 +92,13 @@ def blaming(what: str) -> Iterator[None]:
         what: the call for the message, such as "CartPole-v1: step".
 
     Raises:
-        ContractError: from any exception but Rollmill's own.
+        ContractError: from any exception but Rollmill's own, and from `sys.exit`.
     """
     try:
         yield
     except (RollmillError, FloatingPointError):  # `jax.debug_nans` raises the latter
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         hint = next((hint for kind, hint in HINTS.items() if isinstance(error, kind)), None)
         lines = [f"{what} raised {type(error).__name__}: {first_line(error)}", f"at {own_line(error)}"]
         raise ContractError("\n  ".join(lines + ([f"hint: {hint}"] if hint else []))) from error

@@ -195,6 +195,7 @@ class HostVector(Protocol):
 
         Raises:
             ContractError: one environment failed too many times in a row.
+            EnvironmentFailed: one tried to exit the program.
         """
         ...
 
@@ -211,6 +212,7 @@ class HostVector(Protocol):
 
         Raises:
             ContractError: one environment failed too many times in a row.
+            EnvironmentFailed: one tried to exit the program.
             NonFiniteError: a reward or an observation is not finite.
         """
         ...

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 from jaxtyping import PyTree
 
-from rollmill.core.errors import ContractError, NonFiniteError
+from rollmill.core.errors import ContractError, EnvironmentFailed, NonFiniteError
 from rollmill.core.spaces import contains, struct
 from rollmill.core.types import HostEnvironment, HostStep, HostVector
 from rollmill.envs.host import step_struct
@@ -37,7 +37,7 @@ def check_host(env: HostEnvironment, *, seed: int, num_steps: int) -> int:
     vector = env.start(range(NUM_COPIES), seed=seed)
     try:
         return _check_run(env, vector, seed, num_steps)
-    except NonFiniteError as error:
+    except (EnvironmentFailed, NonFiniteError) as error:
         raise ContractError(str(error)) from error
     finally:
         vector.close()

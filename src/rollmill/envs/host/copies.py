@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
-from rollmill.core.errors import ContractError
+from rollmill.core.errors import ContractError, EnvironmentFailed
 from rollmill.core.own_line import own_line
 from rollmill.core.types import HostFailure
 from rollmill.envs.host.casting import CastError
@@ -76,6 +76,7 @@ class Copies(Generic[Single]):
 
         Raises:
             ContractError: it failed too many times in a row.
+            EnvironmentFailed: it tried to exit the program.
         """
         while True:
             doing = "reset"
@@ -86,18 +87,21 @@ class Copies(Generic[Single]):
                     single = self.objects[i] = self._make()
                 doing = "reset"
                 return reset(single, seed)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 self.fail(i, doing, error)
 
-    def fail(self, i: int, doing: str, error: Exception) -> None:
+    def fail(self, i: int, doing: str, error: Exception | SystemExit) -> None:
         """Records a failure and drops environment `i`.
 
         Raises:
             ContractError: it failed too many times in a row, or gave a number that would become another.
+            EnvironmentFailed: it tried to exit the program.
         """
+        who = f"{self._name}: environment {self._indices[i]}, whose seed is {self.seed(i)},"
         if isinstance(error, CastError):
-            where = f"{self._name}: environment {self._indices[i]}, whose seed is {self.seed(i)}, in its {doing}"
-            raise CastError(f"{where}: {error}") from error
+            raise CastError(f"{who} in its {doing}: {error}") from error
+        if isinstance(error, SystemExit):
+            raise _exited(f"{who} exited in its {doing}", error) from error
         text = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
         failure = HostFailure(self._indices[i], doing, text, own_line(error), self.seed(i))
         self._failures.append(failure)
@@ -127,8 +131,16 @@ class Copies(Generic[Single]):
 
 def close_quietly(single: Any) -> None:
     """Closes an environment and ignores its exceptions."""
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(Exception, SystemExit):
         single.close()
+
+
+def _exited(what: str, error: SystemExit) -> EnvironmentFailed:
+    return EnvironmentFailed(
+        f"{what}, by sys.exit({'' if error.code is None else repr(error.code)})\n  at {own_line(error)}\n"
+        "hint: an environment must not end the program; let it end its episode (terminated), or raise another "
+        "exception, after which another copy takes its place."
+    )
 
 
 def _given_up(name: str, failure: HostFailure, count: int) -> ContractError:

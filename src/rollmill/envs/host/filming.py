@@ -86,7 +86,7 @@ def _look(env: Any, film: Film) -> None:
         return
     try:
         picture = np.asarray(env.render())
-    except Exception as error:  # what fails to draw depends on the environment's library
+    except (Exception, SystemExit) as error:  # what fails to draw depends on the environment's library
         film.problems.append(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}")
         return
     if picture.ndim != 3 or picture.shape[2] != 3 or picture.dtype != np.uint8:

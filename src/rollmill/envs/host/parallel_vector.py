@@ -113,7 +113,7 @@ class ParallelVector(OneByOne):
             self._see(i, observations, infos, left, ended=[*terminated, *truncated])
             for agent in acting:
                 out.reward[columns[agent].kind][i, columns[agent].number] = rewards[agent]
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self._copies.fail(i, "step", error)
             for reward in out.reward.values():
                 reward[i] = 0

@@ -48,7 +48,7 @@ class PythonVector(OneByOne):
                 if mask is not None:
                     mask[i] = info["action_mask"]
                 write(current, i, observation)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 self._copies.fail(i, "step", error)
                 reward[i], terminated[i], truncated[i] = 0.0, False, True
 

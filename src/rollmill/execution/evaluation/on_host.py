@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int
 
-from rollmill.core.errors import ContractError
+from rollmill.core.errors import ContractError, EnvironmentFailed
 from rollmill.core.types import HostEnvironment, HostVector, Memory
 from rollmill.dataflow import Graph, Weights
 from rollmill.envs.host import EVALUATION
@@ -65,6 +65,8 @@ def evaluator_on_host(
         try:
             memory = start_memories(graph.start_memory, num_envs)
             return _play_on_host(env.name, vector, partial(decide, weights), memory, quota, seed)
+        except EnvironmentFailed as error:  # which ends a training, and keeps its checkpoint
+            raise ContractError(str(error)) from error
         finally:
             vector.close()
 
