@@ -28,6 +28,7 @@ from rollmill.serving import (
     Server,
     ServerLimits,
     ServerStatistics,
+    allow_descriptors,
     bytes_of,
     check_rule,
     limits_of,
@@ -142,6 +143,7 @@ def run(arguments: list[str]) -> int:
     """Serves until a signal; returns its exit code."""
     options = parse(Serve, arguments, prog="rollmill serve")
     options.check()
+    allow_descriptors(ServerLimits(1).connections)
     token = read_token(options.token_file, options.address)
     _ = options.rule
     with contextlib.ExitStack() as stack:

@@ -3,7 +3,7 @@
 from rollmill.serving.address import LOOPBACK, Address, listen, read_token, url_of
 from rollmill.serving.batching import BatchingRule, check_rule
 from rollmill.serving.decisions import BatchedPolicy
-from rollmill.serving.limits import ServerLimits, limits_of
+from rollmill.serving.limits import ServerLimits, allow_descriptors, limits_of
 from rollmill.serving.server import Server
 from rollmill.serving.statistics import ServerStatistics, bytes_of
 from rollmill.serving.workers import READY, run_workers
@@ -17,6 +17,7 @@ __all__ = [
     "Server",
     "ServerLimits",
     "ServerStatistics",
+    "allow_descriptors",
     "bytes_of",
     "check_rule",
     "limits_of",

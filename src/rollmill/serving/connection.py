@@ -8,7 +8,7 @@ from collections import deque
 from rollmill.core.errors import UsageError
 from rollmill.core.installation import install_command
 from rollmill.serving.context import ConnectionContext, Exchange, Request
-from rollmill.serving.refusal import Refusal
+from rollmill.serving.refusal import Refusal, long_body, long_head
 from rollmill.serving.responses import CONTINUE, Response, encode, error_response
 
 try:
@@ -68,14 +68,18 @@ class HttpConnection(asyncio.Protocol):
         """Begins to read."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        self._context.opening.discard(self)
         self._context.connections.add(self)
         if self._refusal is not None:
             self._end_with(self._refusal)
+        else:
+            self._context.strangers.add(self, transport.get_extra_info("peername"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forgets the connection; answers that are still computed go nowhere."""
         self._ended = True
         self._context.connections.discard(self)
+        self._context.strangers.discard(self)
         self._drop_unanswered()
         if self._receiving is not None:
             self._release(self._receiving)
@@ -193,6 +197,7 @@ class HttpConnection(asyncio.Protocol):
         exchange.request = Request(method, path, b"")
         try:
             self._context.application.admit(method, path, self._authorization)
+            self._context.strangers.discard(self)
             self._check_length()
             if self._expect and self._expect != b"100-continue":
                 raise Refusal(417, f"Expect: {self._expect[:60].decode('ascii', 'replace')} is not known.")
@@ -212,7 +217,7 @@ class HttpConnection(asyncio.Protocol):
         exchange.body_bytes += len(body)
         self._body_left = max(0, self._body_left - len(body))
         if exchange.body_bytes > self._limits.body_bytes:
-            raise self._too_long(exchange.body_bytes)
+            raise long_body(self._limits, exchange.body_bytes)
         if not isinstance(exchange.request, Request):
             return
         exchange.held += len(body)
@@ -273,6 +278,11 @@ class HttpConnection(asyncio.Protocol):
                 )
         elif not self._unanswered and now - self._began > limits.idle_seconds:
             self._transport.close()
+
+    def give_up(self) -> None:
+        """Closes the connection at once, so that another has its place."""
+        self._ended = True
+        self._transport.abort()
 
     def close(self) -> None:
         """Ends the connection as the server ends: answers on their way are sent."""
@@ -390,7 +400,7 @@ class HttpConnection(asyncio.Protocol):
             raise Refusal(400, digits)
         self._body_left = self._announced()
         if self._body_left > self._limits.body_bytes:
-            raise self._too_long(self._body_left)
+            raise long_body(self._limits, self._body_left)
 
     def _announced(self) -> int:
         """The length of the body by the head; 0 if there is none."""
@@ -403,22 +413,12 @@ class HttpConnection(asyncio.Protocol):
         if self._headers > limits.headers:
             raise Refusal(431, f"the request has more than {limits.headers} headers.")
         if self._head_bytes > limits.head_bytes:
-            raise self._long_head()
+            raise long_head(limits)
 
     def _check_unparsed(self) -> None:
         """Bounds what the parser itself keeps: a header that has not ended yet, and the framing of a body."""
         limits = self._limits
         if self._in_head and self._head_bytes + self._unparsed > limits.head_bytes:
-            raise self._long_head()
+            raise long_head(limits)
         if self._received > MAX_FRAMING * (limits.head_bytes + limits.body_bytes):
-            raise self._too_long(self._received)
-
-    def _long_head(self) -> Refusal:
-        return Refusal(
-            431, f"the request's first line and headers have more than {self._limits.head_bytes:,} bytes."
-        )
-
-    def _too_long(self, length: int) -> Refusal:
-        return Refusal(
-            413, f"the body has {length:,} bytes or more, and at most {self._limits.body_bytes:,} are read."
-        )
+            raise long_body(self._limits, self._received)

@@ -7,6 +7,7 @@ from rollmill.serving.limits import ServerLimits
 from rollmill.serving.refusal import Refusal
 from rollmill.serving.responses import Response
 from rollmill.serving.statistics import ServerStatistics
+from rollmill.serving.strangers import Strangers
 from rollmill.serving.turns import Turns
 
 
@@ -43,10 +44,18 @@ class ConnectionContext:
     def __init__(self, application: Application, limits: ServerLimits, statistics: ServerStatistics) -> None:
         self.application, self.limits, self.statistics = application, limits, statistics
         self.connections: set[Any] = set()
+        self.opening: set[Any] = set()
+        """Connections that were accepted, and cannot be written to yet."""
+        self.strangers = Strangers()
         self.held_bytes = 0
         self.turns = Turns()
         self.stopping = False
         """True once a connection ends with the last answer that it waits for."""
+
+    @property
+    def taken(self) -> int:
+        """Number of connections, with those that are about to open."""
+        return len(self.connections) + len(self.opening)
 
 
 class Exchange:

@@ -1,5 +1,7 @@
 """The sizes and times beyond which a server refuses."""
 
+import contextlib
+import resource
 from dataclasses import dataclass, replace
 
 from rollmill.core.bounds import Count, Positive
@@ -9,6 +11,9 @@ BYTES_PER_NUMBER = 32
 
 BYTES_BESIDES, BYTES_BESIDES_EACH = 4096, 128
 """Names of fields and white space of a body, and brackets and a session's id of each observation."""
+
+DESCRIPTORS_BESIDES = 1024
+"""Descriptors of a server that are no connections: JAX's, libraries' and those of connections about to close."""
 
 
 @dataclass(frozen=True)
@@ -57,3 +62,14 @@ def limits_of(max_batch: int, numbers: int) -> ServerLimits:
     body = BYTES_BESIDES + max_batch * (BYTES_PER_NUMBER * numbers + BYTES_BESIDES_EACH)
     usual = ServerLimits(body)
     return replace(usual, queued=max(usual.queued, 4 * max_batch), held_bytes=max(usual.held_bytes, 4 * body))
+
+
+def allow_descriptors(connections: int) -> None:
+    """Raises this process's limit of descriptors, as far as it may, to what so many connections need."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + DESCRIPTORS_BESIDES
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

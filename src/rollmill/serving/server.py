@@ -25,6 +25,9 @@ TICK = 0.1
 REFUSED_AT_ONCE = 64
 """Connections beyond the limit that are told so at a time; further ones wait to be accepted."""
 
+CLOSED_AT_ONCE = 64
+"""Connections of strangers that are closed when no more descriptors are to be had."""
+
 
 class Server:
     """Serves a policy on a listening socket.
@@ -109,8 +112,8 @@ class Server:
 
     def _accept(self, listener: socket.socket) -> None:
         """Accepts one connection at a time, so that workers that share the listener share the connections."""
-        beyond = len(self._context.connections) + len(self._accepting) - self._limits.connections
-        if beyond >= REFUSED_AT_ONCE:
+        beyond = self._context.taken - self._limits.connections
+        if beyond >= REFUSED_AT_ONCE and not len(self._context.strangers):
             self._pause(listener)
             return
         try:
@@ -120,24 +123,36 @@ class Server:
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                 raise
+            self._close_strangers()
             self._pause(listener)
             return
         client.setblocking(False)
         if client.family != socket.AF_UNIX:
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        full = beyond >= 0 and not self._context.strangers.close_one()
         self._statistics.add("connections")
-        task = asyncio.get_running_loop().create_task(self._open(client, full=beyond >= 0))
+        connection = HttpConnection(self._context, self._refusal() if full else None)
+        self._context.opening.add(connection)
+        task = asyncio.get_running_loop().create_task(self._open(client, connection))
         self._accepting.add(task)
         task.add_done_callback(self._accepting.discard)
 
-    async def _open(self, client: socket.socket, *, full: bool) -> None:
-        refusal = None
-        if full:
-            limit = self._limits.connections
-            refusal = Refusal(503, f"{limit} connections are open, and no more may be.", retry_after=1)
-        with contextlib.suppress(OSError):
-            loop = asyncio.get_running_loop()
-            await loop.connect_accepted_socket(lambda: HttpConnection(self._context, refusal), client)
+    async def _open(self, client: socket.socket, connection: HttpConnection) -> None:
+        try:
+            with contextlib.suppress(OSError):
+                await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, client)
+        finally:
+            self._context.opening.discard(connection)
+
+    def _refusal(self) -> Refusal:
+        limit = self._limits.connections
+        return Refusal(503, f"{limit} connections are open, and no more may be.", retry_after=1)
+
+    def _close_strangers(self) -> None:
+        """Gives back descriptors, of which this process has no more."""
+        for _ in range(CLOSED_AT_ONCE):
+            if not self._context.strangers.close_one():
+                return
 
     def _pause(self, listener: socket.socket) -> None:
         """Accepts nothing for a moment; connections wait in the listener."""

@@ -1,0 +1,73 @@
+"""Connections that have not yet sent an admitted request, which make room for others when a server is full."""
+
+import ipaddress
+from typing import Any, Protocol, runtime_checkable
+
+IPV6_HOST = 64
+"""Leading bits of an IPv6 address by which hosts are told apart: one host can use all addresses behind them."""
+
+
+@runtime_checkable
+class Closable(Protocol):
+    """A connection."""
+
+    def give_up(self) -> None:
+        """Closes it at once, without an answer."""
+        ...
+
+
+class Strangers:
+    """Connections by the host that they come from, the oldest of each host first.
+
+    A host with many connections loses its own. It keeps out neither clients of other hosts nor known ones.
+    """
+
+    def __init__(self) -> None:
+        self._of_host: dict[str, dict[Closable, None]] = {}
+        self._hosts: dict[Closable, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._hosts)
+
+    def add(self, connection: Closable, peer: Any) -> None:
+        """Adds a new connection.
+
+        Args:
+            connection: to be remembered.
+            peer: the address of its other end, as a socket gives it.
+        """
+        host = host_of(peer)
+        self._hosts[connection] = host
+        self._of_host.setdefault(host, {})[connection] = None
+
+    def discard(self, connection: Closable) -> None:
+        """Forgets a connection that is known now, or closed."""
+        if (host := self._hosts.pop(connection, None)) is None:
+            return
+        del self._of_host[host][connection]
+        if not self._of_host[host]:
+            del self._of_host[host]
+
+    def close_one(self) -> bool:
+        """Closes the oldest connection of the host that has the most of them; False if there are none."""
+        if not self._hosts:
+            return False
+        oldest = next(iter(max(self._of_host.values(), key=len)))
+        self.discard(oldest)
+        oldest.give_up()
+        return True
+
+
+def host_of(peer: Any) -> str:
+    """The host of a socket's address; all clients of a Unix socket are of one."""
+    if not isinstance(peer, tuple):
+        return ""
+    try:
+        address = ipaddress.ip_address(peer[0].partition("%")[0])
+    except ValueError:
+        return str(peer[0])
+    if isinstance(address, ipaddress.IPv4Address):
+        return str(address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.ip_network((address, IPV6_HOST), strict=False))
