@@ -12,7 +12,7 @@ import numpy as np
 
 from rollmill.fusion.backends.triton.control import SEPARATOR, AddSum, write_items
 from rollmill.fusion.backends.triton.hoist import columns, permute_to_mma_order
-from rollmill.fusion.backends.triton.operations import TYPES, by_constant, expression
+from rollmill.fusion.backends.triton.operations import TYPES, by_constant, expression, of_type
 from rollmill.fusion.backends.triton.registers import KEEP_LAYOUT, ONE, ZERO, LayoutChange, interleave, pack_row
 from rollmill.fusion.backends.triton.source import KernelSource
 from rollmill.fusion.ir import Node, is_float
@@ -92,7 +92,9 @@ class TritonWriter:
                 return self._dot(node, operands[0])
             case "stack":
                 return self._stack(node, operands)
-        return self._skinny_node(node, operands) or self._assign(self._expression(node, operands))
+        return self._skinny_node(node, operands) or self._assign(
+            of_type(self._expression(node, operands), node.op, node.dtype)
+        )
 
     def _skinny_node(self, node: Node, operands: list[str]) -> str | None:
         """A node that belongs to a skinny product."""

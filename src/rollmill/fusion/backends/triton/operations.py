@@ -50,21 +50,21 @@ OF_INTEGERS = {
     "rem_by": "{0} % {1}",
     "max": "tl.maximum({0}, {1})",
     "min": "tl.minimum({0}, {1})",
-    "sign": "tl.where({0} > 0, 1, tl.where({0} < 0, -1, 0)).to({type})",
+    "sign": "tl.where({0} > 0, 1, tl.where({0} < 0, -1, 0))",
     "and": "{0} & {1}",
     "or": "{0} | {1}",
     "xor": "{0} ^ {1}",
     "not": "~{0}",
-    "shift_left": "tl.where({1} < {bits}, {0} << {1}, 0).to({type})",
-    "shift_right_logical": "tl.where({1} < {bits}, {0}.to({unsigned}, bitcast=True) >> {1}.to({unsigned}, "
-    "bitcast=True), 0).to({type}, bitcast=True)",
-    "shift_right_arithmetic": "{0}.to({signed}, bitcast=True) >> tl.minimum({1}, {bits} - 1)",
+    "shift_left": "tl.where({1}.to({unsigned}, bitcast=True) < {bits}, {0} << {1}, 0)",
+    "shift_right_logical": "tl.where({1}.to({unsigned}, bitcast=True) < {bits}, {0}.to({unsigned}, bitcast=True) "
+    ">> {1}.to({unsigned}, bitcast=True), 0)",
+    "shift_right_arithmetic": "{0}.to({signed}, bitcast=True) >> tl.minimum({1}.to({unsigned}, bitcast=True), "
+    "{bits} - 1)",
     "shift_left_by": "{0} << {1}",
-    "shift_right_logical_by": "({0}.to({unsigned}, bitcast=True) >> {1}.to({unsigned}, bitcast=True))"
-    ".to({type}, bitcast=True)",
+    "shift_right_logical_by": "{0}.to({unsigned}, bitcast=True) >> {1}.to({unsigned}, bitcast=True)",
     "shift_right_arithmetic_by": "{0}.to({signed}, bitcast=True) >> {1}",
-    "population_count": "libdevice.popc({0}.to({unsigned}, bitcast=True).to(tl.int32)).to({type})",
-    "clz": "(libdevice.clz({0}.to({unsigned}, bitcast=True).to(tl.int32)) - {missing_bits}).to({type})",
+    "population_count": "libdevice.popc({0}.to({unsigned}, bitcast=True).to(tl.int32))",
+    "clz": "libdevice.clz({0}.to({unsigned}, bitcast=True).to(tl.int32)) - {missing_bits}",
 }
 """Booleans are integers of one bit.
 
@@ -164,6 +164,21 @@ Division is XLA's where a processor leaves it undefined: by zero, and of the lea
 """
 
 
+COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge", "is_finite")
+"""Operations that give booleans whatever their operands are."""
+
+
+def of_type(text: str, op: str, dtype: np.dtype) -> str:
+    """An expression of just this type.
+
+    Triton takes a number in an expression for an int32 or a float32, and widens what stands beside it; sums of
+    short integers and of booleans are of int32, too.
+    """
+    if op in COMPARISONS or dtype == np.float32:
+        return text
+    return f"({text}).to({TYPES[dtype.name]})"
+
+
 KNOWN = "_by"
 """The end of an operation's name whose second operand is known."""
 
@@ -178,7 +193,7 @@ def by_constant(op: str, dtype: np.dtype, amount: object) -> str:
 
 
 def expression(op: str, dtype: np.dtype, operand: np.dtype, names: Sequence[str], *, fast: bool) -> str:
-    """An operation on named tensors of one shape.
+    """An operation on named tensors of one shape; `of_type` gives it the type that is asked for.
 
     Args:
         op: a name in `operations.OPERATIONS` or `operations.TYPED`.
@@ -195,11 +210,8 @@ def expression(op: str, dtype: np.dtype, operand: np.dtype, names: Sequence[str]
     if op == "bitcast":
         return f"{names[0]}.to({TYPES[dtype.name]}, bitcast=True)"
     if is_short_float(operand) and op != "select":
-        wide = _operation(
-            op, np.dtype(np.float32), np.dtype(np.float32), [_wide(name) for name in names], fast=fast
-        )
-        return f"({wide}).to({TYPES[dtype.name]})" if is_short_float(dtype) else wide
-    return _operation(op, dtype, operand, names, fast=fast)
+        return _operation(op, np.dtype(np.float32), [_wide(name) for name in names], fast=fast)
+    return _operation(op, operand, names, fast=fast)
 
 
 def _wide(name: str) -> str:
@@ -225,11 +237,10 @@ def _converted(name: str, before: np.dtype, after: np.dtype) -> str:
     return f"tl.minimum(tl.maximum({whole}, {limits.min}), {limits.max}).to({TYPES[after.name]})"
 
 
-def _operation(op: str, dtype: np.dtype, operand: np.dtype, names: Sequence[str], *, fast: bool) -> str:
+def _operation(op: str, operand: np.dtype, names: Sequence[str], *, fast: bool) -> str:
     bits = 1 if operand == np.bool_ else operand.itemsize * 8
     of_bits = {"bits": bits, "missing_bits": 32 - bits, "unsigned": f"tl.uint{bits}", "signed": f"tl.int{bits}"}
-    of_type = {"type": TYPES[dtype.name], "is_signed": operand.kind == "i"}
-    return _template(op, operand, fast=fast).format(*names, **of_bits, **of_type)
+    return _template(op, operand, fast=fast).format(*names, **of_bits, is_signed=operand.kind == "i")
 
 
 def _template(op: str, operand: np.dtype, *, fast: bool) -> str:
