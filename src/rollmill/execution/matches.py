@@ -21,7 +21,7 @@ from rollmill.core.types import Action, Key, Memory, Observation, Timestep
 from rollmill.dataflow import ActionMask, Decide, Decision, Weights
 from rollmill.execution.evaluation.episodes import check_seed, start_memories, where_rows
 from rollmill.execution.program.cache import enable_compilation_cache
-from rollmill.execution.program.compiler_options import EXACT_PRECISION
+from rollmill.execution.program.compiler_options import program_options
 
 MAX_PLIES = 10_000
 """A match gives up on a game that is longer than this."""
@@ -116,7 +116,9 @@ def play_match(
     enable_compilation_cache()
     pairs = games // 2
     batch = min(pairs, MAX_PLAYED_AT_ONCE)
-    play = jax.jit(partial(_play, game, player, opponent, batch, opening_plies), compiler_options=EXACT_PRECISION)
+    play = jax.jit(
+        partial(_play, game, player, opponent, batch, opening_plies), compiler_options=program_options()
+    )
     played: list[list[Int[np.ndarray, " N"]]] = [[], []]
     for first in range(0, pairs, batch):
         key = jax.random.fold_in(jax.random.key(seed), first)

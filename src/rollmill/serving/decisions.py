@@ -21,7 +21,7 @@ from rollmill.core.types import Memory
 from rollmill.dataflow import Graph, Weights
 from rollmill.execution import enable_compilation_cache
 from rollmill.execution.evaluation.episodes import check_seed, start_memories
-from rollmill.execution.program.compiler_options import EXACT_PRECISION
+from rollmill.execution.program.compiler_options import program_options
 from rollmill.serving.batching import padded_sizes
 
 
@@ -78,7 +78,7 @@ class BatchedPolicy:
     def compile(self) -> None:
         """Compiles the program of every size, and runs each once."""
         enable_compilation_cache()
-        decide = jax.jit(self._decide, donate_argnums=2, compiler_options=EXACT_PRECISION)
+        decide = jax.jit(self._decide, donate_argnums=2, compiler_options=program_options())
         for size in padded_sizes(self.max_batch):
             example = self._example(size)
             lowered = decide.lower(self._weights, np.uint32(0), self._memories, example)

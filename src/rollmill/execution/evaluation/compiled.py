@@ -25,7 +25,7 @@ from rollmill.execution.evaluation.episodes import (
     start_memories,
 )
 from rollmill.execution.program.cache import enable_compilation_cache
-from rollmill.execution.program.compiler_options import EXACT_PRECISION
+from rollmill.execution.program.compiler_options import program_options
 from rollmill.fusion import Backend, CannotFuse, fused_collect, lower_rollout, pressure_of
 
 CHUNK = 32
@@ -103,7 +103,7 @@ def evaluator(
 
     def play_with(advance: _Advance) -> Evaluator:
         play = jax.jit(partial(_play, graph, batch, advance)).lower(weights, key, np.int32(0))
-        return partial(_play_all, graph, play.compile(EXACT_PRECISION), key, batch, episodes)
+        return partial(_play_all, graph, play.compile(program_options()), key, batch, episodes)
 
     # A kernel relies on what holds for every environment that a training starts; those of later batches, and
     # beyond `num_envs`, are started with the index of another one.

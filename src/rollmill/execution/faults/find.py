@@ -37,7 +37,7 @@ from rollmill.dataflow import (
     shuffled_rows,
 )
 from rollmill.execution.program.compiled import CompiledProgram
-from rollmill.execution.program.compiler_options import EXACT_PRECISION
+from rollmill.execution.program.compiler_options import program_options
 from rollmill.execution.program.dispatch import Window
 from rollmill.record import Checkpoints, Folder, RunDirectory, write_json
 
@@ -196,7 +196,7 @@ def find_fault(graph: Graph, state: State) -> Fault:
 def roll_out(graph: Graph, state: State) -> Trajectory:
     """The trajectory of the iteration that starts from `state`."""
     weights, key = graph.weights(state.learner), iteration_key(state.key, int(state.iteration), COLLECT)
-    return jax.jit(partial(collect, graph), compiler_options=EXACT_PRECISION)(weights, state.collector, key)[1]
+    return jax.jit(partial(collect, graph), compiler_options=program_options())(weights, state.collector, key)[1]
 
 
 class LearningStep(NamedTuple):

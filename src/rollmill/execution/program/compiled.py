@@ -21,7 +21,7 @@ from rollmill.core.errors import UsageError
 from rollmill.core.machine import keep_freed_memory
 from rollmill.dataflow import Graph, Loops, Reduce, State, is_flag, iterate, num_shards_for, start
 from rollmill.execution.packed_metrics import PackedMetrics, packed
-from rollmill.execution.program.compiler_options import EXACT_PRECISION, CompilerOptions, options_for
+from rollmill.execution.program.compiler_options import CompilerOptions, options_for, program_options
 from rollmill.execution.program.kernels import Fusion, KernelChoice, Launches, choose_kernels, without_kernels
 from rollmill.execution.program.reductions import AXES, MeshMean, mean_over, mesh_of
 from rollmill.fusion import CannotFuse, Numerics
@@ -147,7 +147,7 @@ def lower(
     specs = _specs(shapes, has_seeds=len(seeds) > 1)
     shardings = jax.tree.map(partial(NamedSharding, mesh), specs)
     compiled_start = (
-        jax.jit(partial(_start, graph, seeds), out_shardings=shardings).lower().compile(EXACT_PRECISION)
+        jax.jit(partial(_start, graph, seeds), out_shardings=shardings).lower().compile(program_options())
     )
     placed = jax.tree.map(lambda s, at: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=at), shapes, shardings)
     options = {**options_for(mesh), **(compiler_options or {})}

@@ -8,7 +8,7 @@ from jax.extend import core
 from jaxtyping import PyTree
 
 from rollmill.dataflow import Cut, Handlers, Piece, drive, walk, walk_leaves
-from rollmill.execution.program.compiler_options import EXACT_PRECISION
+from rollmill.execution.program.compiler_options import program_options
 
 
 class CompiledPieces:
@@ -17,7 +17,7 @@ class CompiledPieces:
     def __init__(self, program: Cut) -> None:
         self._program = program
         self._compiled = {
-            id(piece): jax.jit(core.jaxpr_as_fun(piece.program), compiler_options=EXACT_PRECISION)
+            id(piece): jax.jit(core.jaxpr_as_fun(piece.program), compiler_options=program_options())
             for piece in program.pieces
         }
 
