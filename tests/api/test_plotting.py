@@ -148,6 +148,24 @@ def test_a_sweep_stands_for_its_trials_and_names_those_without_values(tmp_path):
     assert [name.rpartition("/")[2] for name in curves.left_out] == ["2", "1"]
 
 
+@pytest.mark.parametrize("text", ["$x_{", r"$\badcommand$", "_hidden", "\x1b[31m$"])
+def test_words_of_others_are_no_formulas_in_a_png(text, tmp_path):
+    pytest.importorskip("matplotlib", reason="it draws PNGs")
+    runs = [recorded(tmp_path, name, [1.0, 2.0], config={"text": text + name}) for name in "ab"]
+    rollmill.plot(*runs, output=tmp_path / "c.png", x="steps")
+    assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_words_of_others_are_printed_without_control_of_the_terminal(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in "ab":
+        recorded(tmp_path, name, [1.0, 2.0], config={"text": f"\x1b]0;evil\x07{name}"})
+    with pytest.raises(SystemExit):
+        main(["plot", "a", "b"])
+    shown = capsys.readouterr()
+    assert "\x1b" not in shown.out + shown.err and r"text=\x1b]0;evil\x07a: episode/return 2" in shown.out
+
+
 def test_the_command_writes_a_page_and_prints_the_last_values(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for seed in (0, 1):

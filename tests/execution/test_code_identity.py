@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -148,16 +149,20 @@ def test_modules_travel_with_those_beside_them_and_installed_ones_do_not(tmp_pat
     command = (
         "import sys, json; from rollmill.execution.cluster.modules import SentModules, missing_here, unpack\n"
         "sent = SentModules(json.loads(sys.argv[1]), open(sys.argv[2], 'rb').read())\n"
-        "missing = missing_here(sent); folder = unpack(sent, missing); import my_parts\n"
+        "missing = missing_here(sent); folder = unpack(sent, missing).path; import my_parts\n"
         "print(missing, my_parts.VALUE, oct(folder.stat().st_mode & 0o777), folder)"
     )
     (tmp_path / "sent").write_bytes(sent.archive)
     arguments = [json.dumps(sent.digests), str(tmp_path / "sent")]
-    environment = os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(map(str, sys.path[1:]))}
+    environment = os.environ | {
+        "ROLLMILL_CACHE_DIR": str(tmp_path),
+        "PYTHONPATH": os.pathsep.join(map(str, sys.path[1:])),
+    }
     environment["PYTHONPATH"] = environment["PYTHONPATH"].replace(str(mine), "")
     process = [sys.executable, "-P", "-c", command, *arguments]
     done = subprocess.run(process, env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("['my_parts', 'my_helpers'] 7 0o700 "), done.stdout
+    assert Path(done.stdout.split()[-1]).parent == tmp_path / "temporary"  # which the next process empties
 
 
 def test_packages_travel_with_their_data_without_links_and_not_beyond_the_limit(tmp_path, monkeypatch):
@@ -168,7 +173,7 @@ def test_packages_travel_with_their_data_without_links_and_not_beyond_the_limit(
     (package / "secret").symlink_to("/etc/hostname")
     monkeypatch.syspath_prepend(tmp_path)
     sent = modules_to_send(["my_package.envs"])
-    folder = unpack(sent, ["my_package"])
+    folder = unpack(sent, ["my_package"]).path
     sys.path.remove(str(folder))
     assert sorted(path.name for path in (folder / "my_package").iterdir()) == ["__init__.py", "levels.json"]
     monkeypatch.setattr("rollmill.execution.cluster.modules.MAX_BYTES", 2)

@@ -1,5 +1,6 @@
 """Clusters that cannot be joined; no Ray is running here."""
 
+import signal
 import socket
 import sys
 import time
@@ -8,6 +9,7 @@ import pytest
 
 from rollmill.core.errors import UsageError
 from rollmill.execution.cluster import joined
+from rollmill.execution.cluster.joining import StoppedJoining, _keeping_signals
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'rollmill[cluster]'")
 
@@ -32,3 +34,18 @@ def test_a_ray_that_cannot_be_imported_is_told_in_a_sentence(monkeypatch, tmp_pa
     message = r"Ray is installed but cannot be imported: OSError: libstdc\+\+.so.6: version not found\nhint: pip"
     with pytest.raises(UsageError, match=message), joined("ray", workers=1):
         pass
+
+
+def test_sigterm_while_ray_starts_ends_with_its_own_code():
+    seen = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
+    ours = signal.getsignal(signal.SIGTERM)
+    try:
+        message = "SIGTERM came while Ray was joined"
+        with pytest.raises(StoppedJoining, match=message) as stopped, _keeping_signals():
+            signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))  # as Ray's does
+            signal.raise_signal(signal.SIGTERM)
+        assert signal.getsignal(signal.SIGTERM) is ours
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert seen == [signal.SIGTERM] and stopped.value.exit_code == 143

@@ -109,10 +109,19 @@ def test_programs_with_equal_names_keep_their_own_operations():
         assert max(times, key=lambda path: times[path].work) == (name,)
 
 
-def test_a_trace_that_cannot_stay_in_memory_is_read_from_its_file(monkeypatch):
+def test_a_trace_that_cannot_stay_in_memory_is_read_from_its_file(monkeypatch, tmp_path):
+    monkeypatch.setenv("ROLLMILL_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(jax_trace, "_session", lambda options: None)
+    made = []
+    begin = jax.profiler.start_trace
+    monkeypatch.setattr(
+        jax.profiler, "start_trace", lambda folder, **options: made.append(folder) or begin(folder, **options)
+    )
     window = record(jax.jit(sorted_often))
     assert window.times.program_events > 0
+    # A killed process's are removed by the next one: see tests/core/test_temporary.py.
+    assert made and all(folder.parent == tmp_path / "temporary" for folder in made)
+    assert list((tmp_path / "temporary").iterdir()) == []
 
 
 def test_a_recording_after_an_abandoned_one_is_whole():

@@ -9,7 +9,7 @@ import tyro
 
 from rollmill.api.plotting import METRIC, Curves, plot
 from rollmill.cli.parsing import parse
-from rollmill.core.text import compact
+from rollmill.core.text import compact, printable
 from rollmill.pages.text import number
 
 MOST_LINES = 20
@@ -45,7 +45,9 @@ def run(arguments: list[str]) -> int:
         force=options.force,
     )
     if curves.left_out:
-        print(f"without values of {curves.metric} yet: {', '.join(curves.left_out)}", file=sys.stderr)
+        print(
+            f"without values of {curves.metric} yet: {', '.join(map(printable, curves.left_out))}", file=sys.stderr
+        )
     print("\n".join(_lines(curves)))
     print(f"wrote {options.output}")
     return 0
@@ -58,6 +60,8 @@ def _lines(curves: Curves) -> list[str]:
         last = (group.last.mean(), group.last.min(), group.last.max())
         mean, low, high = (number(float(value)) for value in last)
         seeds = f", {len(group.runs)} seeds from {low} to {high}" if len(group.runs) > 1 else ""
-        lines.append(f"{group.label}: {curves.metric} {mean}{seeds}, after {compact(group.last_steps)} steps")
+        lines.append(
+            f"{printable(group.label)}: {curves.metric} {mean}{seeds}, after {compact(group.last_steps)} steps"
+        )
     hidden = len(curves.groups) - len(lines)
     return [*lines, f"and {hidden} more"] if hidden else lines

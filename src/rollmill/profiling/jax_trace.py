@@ -3,14 +3,14 @@
 JAX's own way, before version 0.12, writes them to files, as JSON too, which takes longer than to read them.
 """
 
-import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import jax
 from jax._src import lib as jax_library
+
+from rollmill.core.temporary import TemporaryFolder
 
 T = TypeVar("T")
 
@@ -23,10 +23,9 @@ class JaxTrace:
         options.python_tracer_level = 0
         options.enable_hlo_proto = False
         self._session: Any = _session(options)
-        self._folder: Path | None = None
+        self._folder: TemporaryFolder | None = None
         if self._session is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="rollmill-trace-"))
-            jax.profiler.start_trace(self._folder, profiler_options=options)
+            self._folder = _begun(options)
 
     def stop(self) -> Any:
         """Ends it; returns the `jax.profiler.ProfileData`."""
@@ -52,9 +51,7 @@ def trace_of_programs() -> bytes:
     options.host_tracer_level = 0
     if (session := _session(options)) is not None:
         return session.stop()
-    folder = Path(tempfile.mkdtemp(prefix="rollmill-trace-"))
-    jax.profiler.start_trace(folder, profiler_options=options)
-    return _stopped_to_file(folder, Path.read_bytes)
+    return _stopped_to_file(_begun(options), Path.read_bytes)
 
 
 def _session(options: jax.profiler.ProfileOptions) -> Any:
@@ -69,13 +66,24 @@ def _session(options: jax.profiler.ProfileOptions) -> Any:
     return kind(options)
 
 
-def _stopped_to_file(folder: Path, read: Callable[[Path], T]) -> T:
+def _begun(options: jax.profiler.ProfileOptions) -> TemporaryFolder:
+    """The folder into which a trace will be written, begun."""
+    folder = TemporaryFolder("trace")
+    try:
+        jax.profiler.start_trace(folder.path, profiler_options=options)
+    except BaseException:
+        folder.close()
+        raise
+    return folder
+
+
+def _stopped_to_file(folder: TemporaryFolder, read: Callable[[Path], T]) -> T:
     try:
         jax.profiler.stop_trace()
-        (file,) = folder.glob("plugins/profile/*/*.xplane.pb")
+        (file,) = folder.path.glob("plugins/profile/*/*.xplane.pb")
         return read(file)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        folder.close()
 
 
 def _profile_data(file: Path) -> Any:

@@ -25,9 +25,10 @@ def write_png(path: Path, curves: Curves, axes: Sequence[str]) -> None:
         _draw(figure.add_subplot(len(axes), 1, number), curves, axis)
     handles, labels = figure.axes[0].get_legend_handles_labels()
     if handles:
-        figure.legend(
-            handles, labels, loc="outside upper center", ncols=2 if len(labels) > 3 else 1, frameon=False
-        )
+        columns = 2 if len(labels) > 3 else 1
+        legend = figure.legend(handles, labels, loc="outside upper center", ncols=columns, frameon=False)
+        for text in legend.get_texts():  # names of others are no formulas
+            text.set_parse_math(False)
     figure.savefig(path, format="png")
 
 
@@ -42,7 +43,7 @@ def _draw(part: Any, curves: Curves, axis: str) -> None:
     for colour, name in zip(COLOURS, labels(curves.groups)[:COLOURED], strict=False):
         part.plot([], [], color=colour, linewidth=1.8, label=name)
     part.set_xlabel(AXIS_TITLES[axis])
-    part.set_ylabel(metric_title(curves))
+    part.set_ylabel(metric_title(curves), parse_math=False)
     part.xaxis.set_major_formatter(lambda value, _: compact(value))
     part.yaxis.set_major_formatter(lambda value, _: compact(value))
     tidy(part)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rollmill.core.errors import UsageError
+from rollmill.core.errors import RollmillError, UsageError
 from rollmill.core.installation import install_command
 from rollmill.execution.processes.process_tree import MARK, NOBODY, kill_family, start_guard
 
@@ -54,6 +54,12 @@ PATIENT_SECONDS = 5.0
 
 NAMES = ("ray", "auto", "ray://auto")
 """Names of the cluster that this machine belongs to."""
+
+
+class StoppedJoining(RollmillError):
+    """A signal ended this process while it joined a cluster."""
+
+    exit_code = 128 + signal.SIGTERM
 
 
 class Cluster(NamedTuple):
@@ -289,10 +295,20 @@ def _reachable_host(ray: Any) -> str:
 
 @contextlib.contextmanager
 def _keeping_signals() -> Iterator[None]:
-    """Ray takes SIGTERM to itself when it is joined, and would end this process without a last checkpoint."""
+    """Ray takes SIGTERM to itself when it is joined, and would end this process without a last checkpoint.
+
+    Raises:
+        StoppedJoining: SIGTERM came meanwhile, and Ray exited; the handler of this process has had it, too.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield
+    except SystemExit:  # by which Ray's handler ends, with code 1
+        signal.signal(signal.SIGTERM, before)
+        signal.raise_signal(signal.SIGTERM)
+        raise StoppedJoining("SIGTERM came while Ray was joined, before anything was trained.") from None
     finally:
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, before)

@@ -7,13 +7,13 @@ import site
 import stat
 import sys
 import sysconfig
-import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from rollmill.core.code_identity import PACKAGE, digest_of, place_of, places_of
+from rollmill.core.temporary import TemporaryFolder
 
 MAX_BYTES = 64 * 2**20
 """Bytes of files of one package that are sent. Larger ones have data that belongs on a shared file system."""
@@ -52,18 +52,18 @@ def missing_here(sent: SentModules) -> list[str]:
     return [top for top, digest in sent.digests.items() if _own_digest(top) != digest]
 
 
-def unpack(sent: SentModules, names: Sequence[str]) -> Path:
+def unpack(sent: SentModules, names: Sequence[str]) -> TemporaryFolder:
     """Makes modules importable in this process; returns the new folder that has them.
 
     Args:
         sent: modules.
         names: those that are unpacked. They come first, whatever this host has.
     """
-    folder = Path(tempfile.mkdtemp(prefix="rollmill-modules-"))
+    folder = TemporaryFolder("modules")
     with zipfile.ZipFile(io.BytesIO(sent.archive)) as archive:
         members = [name for name in archive.namelist() if _top_of(name) in names]
-        archive.extractall(folder, members)
-    sys.path.insert(0, str(folder))
+        archive.extractall(folder.path, members)
+    sys.path.insert(0, str(folder.path))
     importlib.invalidate_caches()
     return folder
 

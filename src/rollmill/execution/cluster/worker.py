@@ -2,7 +2,6 @@
 
 import faulthandler
 import os
-import shutil
 import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -54,9 +53,9 @@ class Worker:
         sys.path.extend(folder for folder in folders.split(os.pathsep) if folder not in sys.path)
         sent = SentModules(*modules)
         missing = missing_here(sent)
-        unpacked = str(unpack(sent, missing)) if missing else ""
+        unpacked = unpack(sent, missing) if missing else None
         # Ray's own processes may be killed before they can do that.
-        self._guard = start_guard(os.environ[MARK], folder=unpacked)
+        self._guard = start_guard(os.environ[MARK], folder=str(unpacked.path) if unpacked else "")
         host = find_ray().util.get_node_ip_address()
         try:
             redirect_output(lines, lines_token, Job.from_json(job), host)
@@ -65,7 +64,8 @@ class Worker:
         except (OSError, Damaged, Refused, UsageError) as error:
             return 1, _unreachable(error, address, host)
         finally:
-            shutil.rmtree(unpacked, ignore_errors=True)  # Ray kills the guard of a process that ends by itself
+            if unpacked is not None:
+                unpacked.close()  # Ray kills the guard of a process that ends by itself
 
 
 def _unreachable(error: Any, address: str, host: str) -> str:
