@@ -1,13 +1,18 @@
 """Changes that would make a profiled training faster: small rules, each from a profile to one piece of advice.
 
 A rule applies only if what it is about takes a tenth of the time or more. Its prediction is that time multiplied
-by a fraction stated here; no rule knows the speed of any machine.
+by a fraction stated here; no rule knows the speed of any machine. The fractions are such that half of a prediction
+at least is gained. Where that depends on what a profile does not measure, a rule predicts nothing, and says how to
+measure it: what one of several processes saves may only make it wait longer for the others, and one more process
+does not have one more core.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
 from math import fsum
 
+from rollmill.core.processor_time import CoreUse
+from rollmill.pages.text import number
 from rollmill.profiling.breakdown import (
     category_seconds,
     duration_of,
@@ -17,7 +22,7 @@ from rollmill.profiling.breakdown import (
     working_processes,
 )
 from rollmill.profiling.results import Advice, OperationTime, ProcessTime, Profile
-from rollmill.profiling.text import about_percent, counted, duration
+from rollmill.profiling.text import about_percent, duration
 
 LEAST_SHARE = 0.1
 """Share of the time below which no rule applies."""
@@ -26,13 +31,14 @@ FUSED = 0.5
 TRAFFIC_SAVED = 0.25
 """Fraction of the time of memory traffic that kernels save by keeping intermediate results in registers."""
 PARALLEL = 0.5
-"""Fraction of a perfect division among more actors that is predicted."""
-LESS_WAITING = 0.3
-"""Fraction of the waiting between workers that fewer or asynchronous workers are predicted to save."""
+"""Fraction of what is saved where environments wait side by side that is predicted."""
+ROOM = 2.0
+"""Idle cores from which on more processes may step environments faster that compute."""
+WRITTEN_LESS = 0.5
+"""Fraction of the time of writing files that writing a tenth as often is predicted to save: a part is the same
+each time that anything is reported."""
 RARER = 10
 """Factor by which fewer files are written."""
-MOST_ACTORS = 8
-"""Actors that are proposed at most."""
 SHORT_KERNEL = 3e-6
 """Seconds of a kernel on a GPU below which most of it is beginning and ending."""
 SHORT_SAVED = 0.8
@@ -45,6 +51,9 @@ MEMORY_BOUND = 0.5
 """Share of the measured memory bandwidth from which an operation counts as limited by it."""
 CACHED = 1.2
 """Share of the measured bandwidth above which bytes came from caches, which the compiler's count does not know."""
+COMPILING = (
+    "Kernels are compiled when a training begins, which takes longer than XLA: this pays in long trainings."
+)
 ROLLOUT = frozenset({"environment", "policy"})
 GRADIENTS = frozenset({"gradients"})
 LEARNING = frozenset({"gradients", "update"})
@@ -98,7 +107,7 @@ def _fuse(profile: Profile, names: frozenset[str], title: str, options: str) -> 
         f"{gaps if counted_between else ''}. {costly} that do hardly more than begin and end, is "
         f"{about_percent(share)} of the time. A fused kernel is started once. Predicted to be saved: "
         f"{about_percent(FUSED)} of the time between kernels, and {about_percent(SHORT_SAVED)} of that of short "
-        "ones.",
+        f"ones. {COMPILING}",
         options,
         saves=_of_iteration(profile, counted_between * FUSED + short * SHORT_SAVED),
     )
@@ -120,38 +129,83 @@ def fuse_on_cpu(profile: Profile) -> Advice | None:
     if share < LEAST_SHARE:
         return None
     what = "Environment, policy and gradients" if gradients else "Environment and policy"
-    saved = f"{about_percent(ROLLOUTS_SAVED)} of the time of environment and policy"
-    saved += f", {about_percent(GRADIENTS_SAVED)} of that of gradients" if gradients else ""
+    beyond = "that is left when products are as fast as this machine has been measured to be"
+    saved = f"{about_percent(ROLLOUTS_SAVED)} of the time of environment and policy {beyond}"
+    saved += f", and {about_percent(GRADIENTS_SAVED)} of that of gradients" if gradients else ""
     return Advice(
         "Fuse the instructions of a CPU",
         f"{what} take {about_percent(share)} of the time, one instruction after another, each of which reads and "
         "writes memory for all environments or samples. A kernel keeps intermediate results in registers. "
-        f"Predicted: {saved}.",
+        f"Predicted: {saved}. {COMPILING}",
         f"--fusion {depth}",
-        saves=_of_iteration(profile, rollouts * ROLLOUTS_SAVED + gradients * GRADIENTS_SAVED),
+        saves=_of_iteration(
+            profile,
+            _beyond_arithmetic(profile, ROLLOUT) * ROLLOUTS_SAVED
+            + (_beyond_arithmetic(profile, GRADIENTS) * GRADIENTS_SAVED if gradients else 0.0),
+        ),
     )
 
 
+def _beyond_arithmetic(profile: Profile, names: frozenset[str]) -> float:
+    """Seconds of operations beyond those that their arithmetic takes at the machine's measured peak."""
+    operations = _named(profile, names)
+    peak = profile.ceilings.flops_per_second if profile.ceilings is not None else 0.0
+    arithmetic = fsum(one.flops for one in operations) / peak if peak > 0 else 0.0
+    return max(0.0, fsum(one.device for one in operations) - arithmetic)
+
+
 def add_actors(profile: Profile) -> Advice | None:
-    """The devices wait while environments of the host are stepped, and there are more cores."""
-    envs = profile.training.num_envs
-    most = min(MOST_ACTORS, profile.machine.cores, envs)
-    shares = (number for number in range(1, most + 1) if envs % number == 0)
-    actors = max(shares, default=1)
+    """The device waits while one process steps environments of the host, and they wait, or cores are idle."""
     stepping = over_processes(profile, _stepping_alone)
     share = whole_time(profile).share(stepping)
-    simulating = sum(1 for process in profile.processes if stepping_seconds(process) > 0)
-    if share < LEAST_SHARE or simulating >= actors:
+    use, numbers = profile.cores, profile.training.possible_actors
+    if share < LEAST_SHARE or len(profile.processes) > 1 or use is None or not numbers:
         return None
-    fewer = 1.0 - simulating / actors
+    waiting = _waiting_in_steps(profile, use, stepping)
+    if whole_time(profile).share(waiting) >= LEAST_SHARE and _on_cpu(profile):
+        return _wait_side_by_side(profile, use, waiting)
+    if use.idle < ROOM:
+        return None
     return Advice(
-        "Step the environments in more processes",
-        f"For {about_percent(share)} of the time environments are stepped on the host while the device waits, in "
-        f"{counted(simulating, 'process', 'processes')} on {counted(profile.machine.cores, 'core', 'cores')}. "
-        f"{actors} actors, each with its own copy of the policy, would divide that. Predicted: "
-        f"{about_percent(PARALLEL)} of a perfect division, since sending and the slowest actor take their part.",
+        "Measure whether more processes step the environments faster",
+        f"For {about_percent(share)} of the time environments are stepped on the host in one process while the "
+        f"device waits, and {number(use.idle)} cores are idle. Actors would divide the environments, but each "
+        "starts the policy's programs anew and sends what it collects, and the learner shares the cores with "
+        "them, so nothing is predicted. `rollmill plan ALGORITHM ENVIRONMENT --search-plan` measures it.",
+        "",
+        saves=0.0,
+    )
+
+
+def _waiting_in_steps(profile: Profile, use: CoreUse, stepping: float) -> float:
+    """Seconds of an iteration in which environments wait, at least: nothing computes, and a core is idle."""
+    iteration = profile.iteration.unprofiled
+    accelerated = fsum(
+        one.overlap.device_only + one.overlap.both for one in profile.processes if one.accelerators > 0
+    )
+    return max(0.0, min(stepping, iteration * (1.0 - use.busy) - accelerated, iteration * use.idle))
+
+
+def _wait_side_by_side(profile: Profile, use: CoreUse, waiting: float) -> Advice | None:
+    """Environments that wait do so at the same time in several actors, which need not have a core each."""
+    iteration, cores = profile.iteration.unprofiled, use.busy + use.idle
+    computing = iteration - waiting
+
+    def lasts(actors: int) -> float:
+        return waiting / actors + computing * max(1.0, actors / cores)
+
+    actors = min(profile.training.possible_actors, key=lasts)
+    saved = PARALLEL * (iteration - lasts(actors))
+    if saved <= 0.0:
+        return None
+    return Advice(
+        "Let environments wait in several processes at the same time",
+        f"For {about_percent(whole_time(profile).share(waiting))} of the time environments wait in their steps, "
+        f"one after another: no core computes for the training then, and {number(use.idle)} are idle. In {actors} "
+        f"actors they would wait at the same time. Predicted: {about_percent(PARALLEL)} of what that saves if "
+        f"each actor computes as much as the one process does now, on {number(cores)} cores.",
         f"--distribution single-learner-coarse --actors {actors}",
-        saves=_of_iteration(profile, stepping * fewer * PARALLEL),
+        saves=saved,
     )
 
 
@@ -160,7 +214,7 @@ def _stepping_alone(process: ProcessTime) -> float:
 
 
 def wait_less(profile: Profile) -> Advice | None:
-    """Workers wait for each other, or send and receive, for much of the time."""
+    """Workers wait for each other, or send and receive, for much of the time; nothing is predicted."""
     workers = profile.processes
     if len(workers) < 2 or profile.training.replicas < 2:
         return None
@@ -169,19 +223,21 @@ def wait_less(profile: Profile) -> Advice | None:
     share = lost / lasted if lasted > 0 else 0.0
     if share < LEAST_SHARE:
         return None
-    in_step = profile.training.can_be_asynchronous
+    has_room = profile.cores is not None and profile.cores.idle >= 1.0
+    goes_on = profile.training.can_be_asynchronous and has_room
     change = (
-        "Fewer workers wait less. Asynchronous ones go on with the newest weights there are; "
-        "their weights are older then, which changes what is learned."
-        if in_step
+        "Asynchronous ones go on with the newest weights there are. Their weights are older then, which changes "
+        "what is learned, and they take cores from the learner."
+        if goes_on
         else "Fewer workers wait less; they are divided better if all need the same time."
     )
     return Advice(
         "Let workers wait less for each other",
         f"{len(workers)} workers send, receive and wait for each other with their devices idle for "
-        f"{about_percent(share)} of the time. {change} Predicted: {about_percent(LESS_WAITING)} of it.",
-        "--asynchronous" if in_step else "",
-        saves=lost * LESS_WAITING,
+        f"{about_percent(share)} of the time. {change} What that saves depends on which of them is the last, so "
+        "nothing is predicted: profile both and compare.",
+        "--asynchronous" if goes_on else "",
+        saves=0.0,
     )
 
 
@@ -191,23 +247,23 @@ def _waiting_for_workers(process: ProcessTime) -> float:
 
 
 def write_less(profile: Profile) -> Advice | None:
-    """Metrics and checkpoints are written for much of the time in which the device waits."""
-    writing = over_processes(
-        profile, lambda process: min(category_seconds(process, "storage"), process.overlap.host_only)
-    )
-    share = whole_time(profile).share(writing)
-    if share < LEAST_SHARE:
-        return None
+    """Metrics and checkpoints are written for much of the time, in which the device waits."""
     activities = [one for process in profile.processes for one in process.host if one.category == "storage"]
+    names = {one.activity for one in activities}
+    waited_for = fsum(one.host for one in profile.operations if "/".join(one.path) in names)
+    writing = min(waited_for, fsum(one.seconds for one in activities))
+    share = whole_time(profile).share(writing)
+    if share < LEAST_SHARE or len(profile.processes) > 1:
+        return None
     checkpoints = fsum(one.seconds for one in activities if "checkpoint" in one.activity)
     mostly_checkpoints = checkpoints > fsum(one.seconds for one in activities) / 2
     kind = "checkpoints" if mostly_checkpoints else "metrics"
     return Advice(
         f"Write {kind} less often",
         f"For {about_percent(share)} of the time files are written while the device waits, most of it {kind}. "
-        "Written a tenth as often, they would cost a tenth.",
+        f"Predicted where they are written a tenth as often: {about_percent(WRITTEN_LESS)} of it.",
         _rarer_checkpoints(profile) if mostly_checkpoints else f"--log-every {RARER * profile.training.log_every}",
-        saves=_of_iteration(profile, writing * (1.0 - 1.0 / RARER)),
+        saves=writing * WRITTEN_LESS,
     )
 
 
@@ -223,7 +279,7 @@ def enlarge_batches(profile: Profile) -> Advice | None:
     dispatching = over_processes(profile, _dispatching_alone)
     share = whole_time(profile).share(dispatching)
     computing = fsum(operation.device for operation in profile.operations)
-    if share < LEAST_SHARE or dispatching < computing / 2:
+    if share < LEAST_SHARE or dispatching < computing / 2 or len(profile.processes) > 1:
         return None
     twice = 2 * profile.training.num_envs
     return Advice(
@@ -255,9 +311,11 @@ def reduce_traffic(profile: Profile) -> Advice | None:
     is_bound = MEMORY_BOUND * device <= traffic <= CACHED * device
     if share < LEAST_SHARE or not is_bound or products > traffic:
         return None
-    is_final = _fusion_is(profile, "full") or profile.training.possible_fusion != "full"
+    is_timed = _fusion_is(profile, "full") or _fusion_is(profile, "auto")
+    is_final = is_timed or profile.training.possible_fusion != "full"
     change = (
-        "Only a smaller network or batch moves less: the kernels are fused already, or cannot be fused here."
+        "Only a smaller network or batch moves less: kernels are fused already where that is faster, or cannot be "
+        "fused here."
         if is_final
         else "Fused kernels keep intermediate results in registers. Predicted: "
         f"{about_percent(TRAFFIC_SAVED)} of that time."

@@ -12,6 +12,7 @@ from typing import Any
 
 from rollmill.core.errors import DataError
 from rollmill.core.json_data import parse_json, read_as
+from rollmill.core.processor_time import CoreUse
 
 VERSION = 1
 MAX_BYTES = 64 * 2**20
@@ -46,6 +47,8 @@ class ProfiledSetup:
     """Replicas of all groups of fragments, which wait for each other if there are several."""
     can_be_asynchronous: bool = False
     """Whether actors wait for weights, and `--asynchronous` is possible."""
+    possible_actors: tuple[int, ...] = ()
+    """Numbers of actors that `single-learner-coarse` takes here."""
     log_every: int = 1
     """Iterations of a line of metrics."""
     checkpoint_seconds: float | None = 30.0
@@ -263,7 +266,8 @@ class Advice:
     options: str
     """Options of the command that make the change; empty if it is none of an option."""
     saves: float
-    """Predicted seconds of an iteration that it saves."""
+    """Predicted seconds of an iteration that it saves, of which half at least should be seen; 0 if that cannot be
+    told, and has to be measured."""
 
 
 @dataclass(frozen=True)
@@ -279,6 +283,9 @@ class Profile:
     ceilings: Ceilings | None = None
     memory: tuple[MemoryUse, ...] = ()
     devices: tuple[DeviceActivity, ...] = ()
+    cores: CoreUse | None = None
+    """Cores at work in the windows without the profiler; None where the system does not tell, and where workers
+    may be on other hosts."""
     advice: tuple[Advice, ...] = ()
     windows: tuple[WindowDuration, ...] = ()
     """All windows with the profiler, in their order."""

@@ -12,6 +12,7 @@ from rollmill.api.profiling.windows import Windows
 from rollmill.api.training import PreparedTraining
 from rollmill.core.errors import first_line
 from rollmill.core.machine import hardware, versions
+from rollmill.core.processor_time import CoreUse
 from rollmill.profiling import correction, results
 from rollmill.profiling.advice import with_advice
 from rollmill.profiling.calibration import Calibration, calibrated
@@ -57,6 +58,7 @@ def profile_of(
         ceilings=calibration.ceilings,
         memory=memory(processes),
         devices=device_activities(windows.activities, process_times),
+        cores=_cores(prepared, windows),
         windows=tuple(
             results.WindowDuration(
                 1e-9 * pair.profiled,
@@ -104,6 +106,11 @@ def _machine() -> results.ProfiledMachine:
         cores=machine["cores"],
         versions={name: version for name, version in versions().items() if version is not None},
     )
+
+
+def _cores(prepared: PreparedTraining, windows: Windows) -> CoreUse | None:
+    may_be_elsewhere = prepared.spec.read_plan().place == "ray"
+    return None if may_be_elsewhere else windows.cores
 
 
 def _notes(prepared: PreparedTraining, windows: Windows) -> Iterator[str]:

@@ -3,8 +3,10 @@
 import math
 import shlex
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 
+from rollmill.api.options import RunOptions
 from rollmill.api.placing import choose_plan
 from rollmill.api.recorder import default_log_every
 from rollmill.api.training import PreparedTraining
@@ -12,6 +14,9 @@ from rollmill.core.errors import UsageError
 from rollmill.execution.program.kernels import possible_fusion
 from rollmill.planning import Plan
 from rollmill.profiling.results import ProfiledSetup
+
+MAX_ACTORS = 8
+"""Actors that are proposed at most."""
 
 
 def setup_of(prepared: PreparedTraining, command: str) -> ProfiledSetup:
@@ -35,7 +40,8 @@ def setup_of(prepared: PreparedTraining, command: str) -> ProfiledSetup:
         num_seeds=options.num_seeds,
         possible_fusion=_possible_fusion(prepared, plan),
         replicas=sum(group.replicas for group in plan.partition.groups),
-        can_be_asynchronous=_can_be_asynchronous(prepared),
+        can_be_asynchronous=_can_be(prepared, replace(options, asynchronous=True)) and not options.asynchronous,
+        possible_actors=tuple(_possible_actors(prepared)),
         log_every=options.log_every or default_log_every(prepared.algorithm),
         checkpoint_seconds=options.checkpoint_seconds if math.isfinite(options.checkpoint_seconds) else None,
         checkpoint_iterations=options.checkpoint_iterations,
@@ -51,11 +57,18 @@ def _possible_fusion(prepared: PreparedTraining, plan: Plan) -> str:
     return possible_fusion(graph, options.numerics)
 
 
-def _can_be_asynchronous(prepared: PreparedTraining) -> bool:
-    if prepared.options.asynchronous:
-        return False
+def _possible_actors(prepared: PreparedTraining) -> Iterator[int]:
+    envs = prepared.algorithm.loops.num_envs
+    for actors in range(2, min(MAX_ACTORS, envs) + 1):
+        options = replace(prepared.options, distribution="single-learner-coarse", actors=actors)
+        if envs % actors == 0 and _can_be(prepared, options):
+            yield actors
+
+
+def _can_be(prepared: PreparedTraining, options: RunOptions) -> bool:
+    """Whether the training could be run with these options."""
     try:
-        choose_plan(prepared.algorithm, replace(prepared.options, asynchronous=True))
+        choose_plan(prepared.algorithm, options)
     except UsageError:
         return False
     return True

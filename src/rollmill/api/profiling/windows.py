@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 
+from rollmill.core.processor_time import CoreUse, Readings, core_use, read_processor_time
 from rollmill.execution import Recorded, Report, Training
 from rollmill.execution.instances import GpuActivity
 from rollmill.execution.reports import MetricsRows
@@ -89,6 +90,8 @@ class PlainWindow(NamedTuple):
     span: WindowSpan
     activity: list[dict[str, Any]]
     """The driver's figures of each GPU in it."""
+    processors: Readings
+    """The clocks of the host's cores at its beginning and its end."""
 
 
 class ProfiledWindow(NamedTuple):
@@ -164,6 +167,7 @@ class Windows:
         self.plain: list[WindowSpan] = []
         self.activities: list[list[dict[str, Any]]] = []
         """The driver's figures of each GPU, in each window without the profiler."""
+        self._processors: list[Readings] = []
         self.recorded: list[ProfiledWindow] = []
         """All windows with the profiler."""
         self.incomplete: list[ProfiledWindow] = []
@@ -230,6 +234,11 @@ class Windows:
         return ProcessWindows(name, [window.processes[name] for window in windows], iterations)
 
     @property
+    def cores(self) -> CoreUse | None:
+        """The cores that were at work in the windows without the profiler; None where that is not known."""
+        return core_use(self._processors)
+
+    @property
     def planned(self) -> int:
         """Windows with the profiler that there are if the training does not end before."""
         return self._count * (1 + self._unread)
@@ -262,6 +271,7 @@ class Windows:
 
     def _keep(self, plain: PlainWindow) -> None:
         self.plain.append(plain.span)
+        self._processors.append(plain.processors)
         self.activities.append(plain.activity)
 
     def _warm_up(self) -> Steps:
@@ -328,8 +338,9 @@ class Windows:
 
     def _plain_window(self, begin: ReportedProgress) -> Generator[None, ReportedProgress, PlainWindow]:
         self._activity.restart()
+        before = read_processor_time()
         span = yield from self._window(begin, self._seconds)
-        return PlainWindow(span, self._activity.total())
+        return PlainWindow(span, self._activity.total(), (before, read_processor_time()))
 
     def _window(self, begin: ReportedProgress, seconds: float) -> Generator[None, ReportedProgress, WindowSpan]:
         """A window from a report to the first one after so many seconds; anew if the training was rolled back."""

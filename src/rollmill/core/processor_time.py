@@ -1,0 +1,115 @@
+"""Reads how much the cores of this machine are at work: for this process and its descendants, and for nobody."""
+
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+PROC = Path("/proc")
+QUOTA = Path("/sys/fs/cgroup/cpu.max")
+"""The quota of the control group that a container runs in: microseconds of processor time in a period."""
+
+
+class ProcessorTime(NamedTuple):
+    """Clocks that count from an unknown beginning, in seconds."""
+
+    wall: float
+    computed: float
+    """Processor time of this process and of its descendants that live."""
+    idle: float
+    """Sum over the cores that this process may run on of the time in which nobody used them."""
+
+
+@dataclass(frozen=True)
+class CoreUse:
+    """Cores of this host that were at work over some time, on average."""
+
+    busy: float
+    """Those that computed for this process and its descendants."""
+    idle: float
+    """Those that this process may use, and that nobody used."""
+
+
+Readings = tuple[ProcessorTime | None, ProcessorTime | None]
+"""The clocks at the beginning and at the end of an interval."""
+
+
+def read_processor_time() -> ProcessorTime | None:
+    """The clocks now; None where the system does not tell."""
+    if sys.platform != "linux":
+        return None
+    try:
+        return ProcessorTime(time.monotonic(), time.process_time() + _descendants_time(), _idle_time())
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def core_use(readings: Sequence[Readings]) -> CoreUse | None:
+    """The cores that were at work over intervals.
+
+    Returns:
+        the use of cores; None if there is no interval, or a clock could not be read, or ran backwards, as when a
+        descendant ended.
+    """
+    known = [(begin, end) for begin, end in readings if begin is not None and end is not None]
+    wall = sum(end.wall - begin.wall for begin, end in known)
+    computed = [end.computed - begin.computed for begin, end in known]
+    if wall <= 0.0 or len(known) < len(readings) or min(computed) < 0.0:
+        return None
+    busy = sum(computed) / wall
+    idle = sum(end.idle - begin.idle for begin, end in known) / wall
+    return CoreUse(busy, max(0.0, min(idle, allowed_cores() - busy)))
+
+
+def allowed_cores() -> float:
+    """Number of cores that this process may keep busy: those that it may run on, or its container's quota."""
+    cores = float(len(os.sched_getaffinity(0))) if sys.platform == "linux" else float(os.cpu_count() or 1)
+    return min(cores, quota) if (quota := _quota()) is not None else cores
+
+
+def _quota() -> float | None:
+    """Cores that the control group may keep busy; None if there is no limit."""
+    try:
+        most, period = QUOTA.read_text().split()
+        return int(most) / int(period)
+    except (OSError, ValueError, ZeroDivisionError):  # `max` is no limit
+        return None
+
+
+def _descendants_time() -> float:
+    """Processor time of all living descendants of this process."""
+    children: dict[int, list[tuple[int, float]]] = {}
+    for parent, process, seconds in _processes():
+        children.setdefault(parent, []).append((process, seconds))
+    total, parents = 0.0, [os.getpid()]
+    while parents:
+        for process, seconds in children.pop(parents.pop(), []):
+            total += seconds
+            parents.append(process)
+    return total
+
+
+def _processes() -> Iterator[tuple[int, int, float]]:
+    """Parent, number and processor time of every process that can be seen."""
+    tick = os.sysconf("SC_CLK_TCK")
+    for folder in PROC.iterdir():
+        if not folder.name.isdecimal():
+            continue
+        try:
+            fields = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
+        except OSError:  # it has ended
+            continue
+        yield int(fields[1]), int(folder.name), (int(fields[11]) + int(fields[12])) / tick
+
+
+def _idle_time() -> float:
+    """Idle time, and that of waiting for disks, of the cores that this process may run on."""
+    tick, ours = os.sysconf("SC_CLK_TCK"), {f"cpu{core}" for core in os.sched_getaffinity(0)}
+    lines = [line.split() for line in (PROC / "stat").read_text().splitlines()]
+    found = [(int(line[4]) + int(line[5])) / tick for line in lines if line and line[0] in ours]
+    if len(found) < len(ours):
+        raise ValueError("the system does not tell of each core")
+    return sum(found)
