@@ -1,10 +1,9 @@
-"""The profiler's figures, checked: its correction, its attribution by planted work, its advice; and a survey.
+"""The profiler's figures, checked: its correction, its attribution by planted work; and a survey.
 
     python benchmarks/profiler.py errors [--platform cpu] [--repeats 5] [--workload NAME ...]
     python benchmarks/profiler.py planted [--repeats 5] [--operation NAME ...]
     python benchmarks/profiler.py off [--repeats 5]
     python benchmarks/profiler.py survey [--workload ALGORITHM ...]
-    python benchmarks/profiler.py advice [--repeats 3]
 
 - `errors`: profiles each workload several times, each in a process of its own, and takes the relative difference
   of the corrected duration of an iteration from the unprofiled one (RL-Scope states +-16 %);
@@ -14,8 +13,9 @@
 - `off`: what it costs that a training could be profiled: short iterations with the spans of the host and without
   them take turns, while nothing is recorded; and, which noise hides less, how many spans an iteration has and how
   long one takes;
-- `survey`: shares of simulation, inference, backpropagation, replay and search of all algorithms;
-- `advice`: follows what a profile advises, and compares the speed with the one that it predicts.
+- `survey`: shares of simulation, inference, backpropagation, replay and search of all algorithms.
+
+What the advice of profiles is worth, advice.py measures.
 
 All but the survey have other sizes with `--platform gpu`. Each row is written at once, to
 results/profiler-PART-PLATFORM.json. With `--add`, what is there and of the same commit is kept: other rows, and
@@ -113,17 +113,6 @@ PLACEMENTS: dict[str, list[str]] = {
     "one program": [],
     "actors and a learner": ["--distribution", "single-learner-coarse", "--actors", "2"],
 }
-ADVISED = [
-    ["ppo", "CartPole-v1", "--num-envs", "64", "--fusion", "off"],
-    ["ppo", "Acrobot-v1", "--num-envs", "1024", "--fusion", "off"],
-    ["ppo", "gymnasium:CartPole-v1", "--num-envs", "64"],
-    ["ppo", "gymnasium:HalfCheetah-v5", "--num-envs", "8", "--num-steps", "64"],
-]
-ADVISED_ON_GPU = [
-    ["ppo", "CartPole-v1", "--num-envs", "4096", "--num-steps", "128", "--fusion", "off"],
-    ["ppo", "Acrobot-v1", "--num-envs", "1024", "--fusion", "off"],
-    ["ppo", "CartPole-v1", "--num-envs", "4096", "--num-steps", "128", "--fusion", "rollout"],
-]
 Rows: TypeAlias = Iterator[tuple[str, dict[str, Any]]]
 GROUPS = {
     "simulation": ("environment",),
@@ -526,7 +515,7 @@ def _seconds_of_a_span() -> float:
     return median(measured) / loops
 
 
-# --- a survey, and advice ---------------------------------------------------------------------------------
+# --- a survey ---------------------------------------------------------------------------------------------
 
 
 def survey(options: argparse.Namespace) -> Rows:
@@ -582,60 +571,7 @@ def _group(path: Sequence[str]) -> str | None:
     return next((name for part in reversed(path) for name, parts in GROUPS.items() if part in parts), None)
 
 
-def advice(options: argparse.Namespace) -> Rows:
-    for words in ADVISED_ON_GPU if options.platform == "gpu" else ADVISED:
-        if options.workload and " ".join(words) not in options.workload:
-            continue
-        first = profiled(words)
-        with_options = [each for each in first.advice if each.options and each.saves > 0]
-        if not with_options:
-            print(f"{' '.join(words)}: nothing is advised", flush=True)
-            continue
-        best = max(with_options, key=lambda each: each.saves)
-        followed = [*_without(words, best.options), *best.options.split()]
-        before, after = [first], [profiled(followed)]
-        for _ in range(options.repeats - 1):  # in turns, because the machine is not always equally fast
-            before.append(profiled(words))
-            after.append(profiled(followed))
-        predicted = median(_predicted(each, best.title) for each in before)
-        saved = median(each.iteration.unprofiled for each in before)
-        saved -= median(each.iteration.unprofiled for each in after)
-        speeds = [median(each.steps_per_second for each in side) for side in (before, after)]
-        row = {
-            "advice": best.title,
-            "options": best.options,
-            "predicted_seconds": predicted,
-            "saved_seconds": saved,
-            "steps_per_second": speeds,
-            "runs": [[each.steps_per_second for each in side] for side in (before, after)],
-        }
-        print(
-            f"{' '.join(words)}: {best.options} saves {1e3 * saved:.1f} ms of {1e3 * predicted:.1f} predicted, "
-            f"{speeds[1] / speeds[0]:.2f}x",
-            flush=True,
-        )
-        yield " ".join(words), row
-
-
-def _predicted(found: Profile, title: str) -> float:
-    """Seconds that a piece of advice is predicted to save; 0 where it is not given."""
-    return next((each.saves for each in found.advice if each.title == title), 0.0)
-
-
-def _without(words: Sequence[str], options: str) -> list[str]:
-    """The words without the options that are given anew."""
-    kept, names, skipping = [], {word for word in options.split() if word.startswith("--")}, False
-    for word in words:
-        if word in names:
-            skipping = True
-        elif skipping and not word.startswith("--"):
-            skipping = False
-        else:
-            kept.append(word)
-    return kept
-
-
-PARTS = {"errors": errors, "planted": planted, "off": off, "survey": survey, "advice": advice}
+PARTS = {"errors": errors, "planted": planted, "off": off, "survey": survey}
 
 
 def main() -> None:

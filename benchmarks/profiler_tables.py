@@ -1,4 +1,4 @@
-"""The tables of docs/profiling.md, from the results of profiler.py.
+"""The tables of docs/profiling.md, from the results of profiler.py and advice.py.
 
     python benchmarks/profiler_tables.py
 
@@ -113,20 +113,23 @@ def planted() -> str:
 
 
 def advice() -> str:
-    """The time that following a piece of advice saved, beside the predicted one."""
+    """What following a piece of advice saved of an iteration's time, beside what was predicted."""
     head = ["training", "on", "advice", "predicted to save", "saved", "steps a second"]
-    rows = [
-        [
-            f"`{name}`",
-            machine,
-            f"`{row['options']}`",
-            duration(row["predicted_seconds"]),
-            duration(row["saved_seconds"]),
-            f"{row['steps_per_second'][1] / row['steps_per_second'][0]:.2f} x",
-        ]
-        for machine, name, row in rows_of("advice")
-    ]
-    return table_of(head, rows, numbers=(3, 4, 5))
+    return table_of(head, [[name, *cells] for name, *cells in _advised()], numbers=(3, 4, 5))
+
+
+def _advised() -> Iterator[list[str]]:
+    for platform in PLATFORMS:
+        file = RESULTS / f"advice-{platform}.json"
+        stored = json.loads(file.read_text()) if file.exists() else {"result": {"rows": {}}}
+        for name, row in sorted(stored["result"]["rows"].items()):
+            machine = machine_of(stored["hardware"]) if platform == "gpu" else f"{stored['result']['cores']} cores"
+            if "skipped" not in row and not row["followed"]:
+                yield [name, machine, "nothing is predicted", "", "", ""]
+            for one in row.get("followed", ()):
+                before, after = (median(each) for each in one["steps_per_second"])
+                shares = [f"{100 * one[key]:.0f}%" for key in ("predicted", "saved")]
+                yield [name, machine, f"`{one['options']}`", *shares, f"{after / before:.2f} x"]
 
 
 def survey() -> str:
@@ -156,13 +159,15 @@ def duration(seconds: float) -> str:
 
 SOURCES = {"devices": "errors"}
 """Parts whose tables others share."""
-TABLES = {"errors": errors, "devices": devices, "planted": planted, "advice": advice, "survey": survey}
+TABLES = {"errors": errors, "devices": devices, "planted": planted, "survey": survey}
 
 
 def main() -> None:
     for part, table in TABLES.items():
         if any(rows_of(SOURCES.get(part, part))) and (text := table()):
             write_table(text, PAGE, part=f" {part}")
+    if any(_advised()):
+        write_table(advice(), PAGE, part=" advice")
 
 
 if __name__ == "__main__":
