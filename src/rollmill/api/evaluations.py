@@ -130,6 +130,10 @@ def _metrics(found: Sequence[EvaluationEpisodes], seeds: Sequence[int]) -> dict[
     returns = np.concatenate([episodes.returns for episodes in found]).astype(np.float64)
     lengths = np.concatenate([episodes.lengths for episodes in found])
     each = {f"evaluation/return_seed{seed}": _mean(part.returns) for seed, part in zip(seeds, found, strict=True)}
+    kinds = {
+        f"evaluation/returns/{kind}": _mean(np.concatenate([episodes.agent_returns[kind] for episodes in found]))
+        for kind in found[0].agent_returns
+    }
     return {
         "evaluation/return": _mean(returns),
         "evaluation/return_std": float(np.std(returns)),
@@ -137,6 +141,7 @@ def _metrics(found: Sequence[EvaluationEpisodes], seeds: Sequence[int]) -> dict[
         "evaluation/return_max": float(np.max(returns)),
         "evaluation/length": _mean(lengths),
         "evaluation/episodes": int(returns.size),
+        **kinds,
         **(each if len(each) > 1 else {}),
     }
 

@@ -106,6 +106,7 @@ def _check_watch(options: Evaluate) -> None:
 
 def _result(environment: str, iteration: int, episodes: EvaluationEpisodes) -> dict[str, Any]:
     returns, lengths = episodes.returns, episodes.lengths
+    of_kinds = {kind: float(np.mean(own, dtype=np.float64)) for kind, own in episodes.agent_returns.items()}
     return {
         "environment": environment,
         "iteration": iteration,
@@ -115,6 +116,7 @@ def _result(environment: str, iteration: int, episodes: EvaluationEpisodes) -> d
         "min_return": float(np.min(returns)),
         "max_return": float(np.max(returns)),
         "mean_length": float(np.mean(lengths)),
+        **({"mean_returns": of_kinds} if of_kinds else {}),
     }
 
 
@@ -173,8 +175,10 @@ def _match_sentence(result: dict[str, Any]) -> str:
 
 
 def _sentence(result: dict) -> str:
+    of_kinds = "".join(f", {kind} {mean:.5g}" for kind, mean in result.get("mean_returns", {}).items())
+    whose = f" over all agents{of_kinds}" if of_kinds else ""
     return (
         f"{result['environment']}, {result['episodes']} episodes, iteration {result['iteration']}: mean return "
-        f"{result['mean_return']:.5g} (std {result['std_return']:.4g}, min {result['min_return']:.5g}, max "
+        f"{result['mean_return']:.5g}{whose} (std {result['std_return']:.4g}, min {result['min_return']:.5g}, max "
         f"{result['max_return']:.5g}), mean length {result['mean_length']:.5g}"
     )

@@ -3,7 +3,7 @@
 Shape letters: `N` episodes, each in an environment of its own; `T` steps.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple, TypeAlias
@@ -43,11 +43,15 @@ BATCH_BYTES = 2**28
 MAX_AT_ONCE = 2**16
 """Environments that play side by side at most."""
 
+OUTCOME = ("episode_return", "episode_length", "agent_returns")
+"""What a step's `info` tells of an episode that ends with it; the last with several agents only."""
+
 
 class _Playing(NamedTuple):
     collector: Collector
     returns: Float[Array, " N"]
     lengths: Int[Array, " N"]
+    agent_returns: dict[str, Float[Array, " N"]]
     done: Bool[Array, " N"]
     chunks: Int[Array, ""]
 
@@ -119,7 +123,8 @@ def _play_all(
     played = []
     for first in range(0, episodes, batch):
         own_key = jax.random.fold_in(key, first) if first else key
-        returns, lengths, done = jax.device_get(play(weights, own_key, np.int32(first % graph.loops.num_envs)))
+        *outcome, done = jax.device_get(play(weights, own_key, np.int32(first % graph.loops.num_envs)))
+        returns = outcome[0]
         if not done.all():
             raise never_ends(int((~done).sum()), batch)
         if not np.isfinite(returns).all():
@@ -128,9 +133,8 @@ def _play_all(
                 f"{returns[~np.isfinite(returns)][0]}: the environment gave such a reward. "
                 "hint: rollmill.check_environment finds the step."
             )
-        played.append((returns, lengths))
-    returns, lengths = (np.concatenate(parts)[:episodes] for parts in zip(*played, strict=True))
-    return EvaluationEpisodes(returns, lengths)
+        played.append(EvaluationEpisodes(*outcome))
+    return jax.tree.map(lambda *parts: np.concatenate(parts)[:episodes], *played)
 
 
 def _most_at_once(graph: Graph) -> int:
@@ -142,7 +146,7 @@ def _most_at_once(graph: Graph) -> int:
 
 def _play(
     graph: Graph, episodes: int, advance: _Advance, weights: Weights, key: Key, first: Int[Array, ""]
-) -> tuple[Array, Array, Array]:
+) -> tuple[Array, Array, dict[str, Array], Array]:
     start_key, run_key = jax.random.split(key)
 
     def chunk(now: _Playing) -> _Playing:
@@ -152,9 +156,17 @@ def _play(
     end = jax.lax.while_loop(
         lambda now: ~jnp.all(now.done) & (now.chunks < MAX_STEPS // CHUNK),
         chunk,
-        _begin(graph, episodes, start_key, first),
+        _with_agents(graph, weights, _begin(graph, episodes, start_key, first)),
     )
-    return end.returns, end.lengths, end.done
+    return end.returns, end.lengths, end.agent_returns, end.done
+
+
+def _with_agents(graph: Graph, weights: Weights, now: _Playing) -> _Playing:
+    """The beginning with a return of 0 for each kind of agents."""
+    first = jax.tree.map(lambda leaf: leaf[0], now.collector)
+    _, step = jax.eval_shape(partial(step_one, graph, weights), first, jax.random.key(0), np.int32(0))
+    kinds = step.info.get("agent_returns", {})
+    return now._replace(agent_returns={name: jnp.zeros_like(now.returns) for name in kinds})
 
 
 def _begin(graph: Graph, episodes: int, key: Key, first: Int[Array, ""]) -> _Playing:
@@ -166,8 +178,20 @@ def _begin(graph: Graph, episodes: int, key: Key, first: Int[Array, ""]) -> _Pla
         collector=Collector(index, state, observation, mask, start_memories(graph.start_memory, episodes)),
         returns=jnp.zeros(episodes, jnp.float32),
         lengths=jnp.zeros(episodes, jnp.int32),
+        agent_returns={},
         done=jnp.zeros(episodes, bool),
         chunks=jnp.int32(0),
+    )
+
+
+def _with_outcome(now: _Playing, ends: Bool[Array, " N"], info: Mapping[str, PyTree[Array]]) -> _Playing:
+    """Keeps the outcome of the episodes that end."""
+    keep = lambda outcome, before: jnp.where(ends, outcome, before)
+    return now._replace(
+        returns=keep(info["episode_return"], now.returns),
+        lengths=keep(info["episode_length"], now.lengths),
+        agent_returns=jax.tree.map(keep, dict(info.get("agent_returns", {})), now.agent_returns),
+        done=now.done | ends,
     )
 
 
@@ -181,12 +205,7 @@ def _advance_by_steps(graph: Graph, weights: Weights, now: _Playing, key: Key) -
     def step(t: Int[Array, ""], now: _Playing) -> _Playing:
         collector, steps = step_each(now.collector, keys, t)
         ends = (steps.terminated | steps.truncated) & ~now.done
-        return now._replace(
-            collector=collector,
-            returns=jnp.where(ends, steps.info["episode_return"], now.returns),
-            lengths=jnp.where(ends, steps.info["episode_length"], now.lengths),
-            done=now.done | ends,
-        )
+        return _with_outcome(now, ends, steps.info)._replace(collector=collector)
 
     if jax.default_backend() not in LOOKS_AT_EACH_STEP:
         return jax.lax.fori_loop(0, CHUNK, step, now)
@@ -221,12 +240,7 @@ def _kernel(graph: Graph, backend: Backend, episodes: int) -> _Advance:
         ended = steps.terminated | steps.truncated
         ends, first = ended.any(axis=0) & ~now.done, jnp.argmax(ended, axis=0)
         at_end = lambda leaf: jnp.take_along_axis(leaf, first[None], axis=0)[0]
-        return now._replace(
-            collector=collector,
-            returns=jnp.where(ends, at_end(steps.info["episode_return"]), now.returns),
-            lengths=jnp.where(ends, at_end(steps.info["episode_length"]), now.lengths),
-            done=now.done | ends,
-        )
+        return _with_outcome(now, ends, jax.tree.map(at_end, steps.info))._replace(collector=collector)
 
     return advance
 
@@ -234,5 +248,5 @@ def _kernel(graph: Graph, backend: Backend, episodes: int) -> _Advance:
 def _outcome(weights: Weights, step: Step) -> Step:
     """The parts of a step that tell how an episode ends; a kernel writes nothing else."""
     empty = ("observation", "action_mask", "action", "extras", "reward", "final_observation", "final_memory")
-    info = {name: step.info[name] for name in ("episode_return", "episode_length")}
+    info = {name: step.info[name] for name in OUTCOME if name in step.info}
     return step._replace(**dict.fromkeys(empty, ()), info=info)

@@ -3,7 +3,8 @@
 Shape letters: `N` episodes, each in an environment of its own.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
 import jax
@@ -28,7 +29,10 @@ class EvaluationEpisodes(NamedTuple):
     """Finished episodes, one entry each."""
 
     returns: Float[np.ndarray, " N"]
+    """With several agents, the mean over all of them."""
     lengths: Int[np.ndarray, " N"]
+    agent_returns: Mapping[str, Float[np.ndarray, " N"]] = MappingProxyType({})
+    """Mean return over the agents of each kind; empty with a single agent."""
 
 
 Evaluator: TypeAlias = Callable[[Weights], EvaluationEpisodes]

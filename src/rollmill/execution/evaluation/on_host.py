@@ -3,13 +3,14 @@
 Shape letters: `B` copies of an environment.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 
 from rollmill.core.errors import ContractError, EnvironmentFailed
 from rollmill.core.types import HostEnvironment, HostVector, Memory
@@ -81,7 +82,8 @@ def _play_on_host(
     quota: Int[np.ndarray, " B"],
     seed: int,
 ) -> EvaluationEpisodes:
-    returns, lengths = [], []
+    played: list[EvaluationEpisodes] = []
+    episodes = int(quota.sum())
     fresh, key = memory, jax.random.key(seed)
     now = vector.reset()
     _raise_failures(name, vector)
@@ -92,14 +94,20 @@ def _play_on_host(
         now = vector.step(jax.device_get(decision.action))
         _raise_failures(name, vector)
         if now.info["episode_length"].max() >= MAX_STEPS:
-            raise never_ends(int(quota.sum()), len(returns) + int(quota.sum()))
+            raise never_ends(int(quota.sum()), episodes)
         done = now.terminated | now.truncated
         counts = done & (quota > 0)
-        returns.extend(now.info["episode_return"][counts])
-        lengths.extend(now.info["episode_length"][counts])
+        if counts.any():
+            played.append(_ended(now.info, counts))
         quota = quota - counts
         memory = where_rows(jnp.asarray(done), fresh, decision.memory)
-    return EvaluationEpisodes(np.asarray(returns, np.float32), np.asarray(lengths, np.int32))
+    return jax.tree.map(lambda *parts: np.concatenate(parts), *played)
+
+
+def _ended(info: Mapping[str, Any], which: Bool[np.ndarray, " B"]) -> EvaluationEpisodes:
+    """The episodes that have ended in these copies."""
+    agents = {kind: returns[which] for kind, returns in info.get("agent_returns", {}).items()}
+    return EvaluationEpisodes(info["episode_return"][which], info["episode_length"][which], agents)
 
 
 def _raise_failures(name: str, vector: HostVector) -> None:
