@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any
 
-import gymnasium
 import optax
 from jaxtyping import Array, Float
 
@@ -23,7 +22,7 @@ from rollmill.algorithms.losses import policy_gradient_loss, squared_value_loss
 from rollmill.algorithms.on_policy import TrainingSamples, mean_gradients, prepare
 from rollmill.algorithms.sizes import check_fractions
 from rollmill.core.bounds import Count, Fraction, NonNegative, Positive, Range, Rate, check_bounds
-from rollmill.core.types import Environment, HostEnvironment, Params
+from rollmill.core.types import Environment, GymnasiumObject, HostEnvironment, Params
 from rollmill.dataflow import Graph, Metrics
 from rollmill.networks import NetworkConfig, Output
 
@@ -70,7 +69,7 @@ class A3CConfig:
 
 
 def a3c(
-    env: Environment | HostEnvironment | gymnasium.Env | str,
+    env: Environment | HostEnvironment | GymnasiumObject | str,
     config: A3CConfig | Mapping[str, Any] | None = None,
     *,
     params: Params | None = None,

@@ -20,7 +20,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
 
-import gymnasium
 import jax
 import jax.numpy as jnp
 import optax
@@ -63,6 +62,7 @@ from rollmill.core.errors import UsageError
 from rollmill.core.operations import traced
 from rollmill.core.types import (
     Environment,
+    GymnasiumObject,
     HostEnvironment,
     Key,
     Memory,
@@ -204,7 +204,7 @@ class Planner(NamedTuple):
 
 
 def alphazero(
-    env: Environment | HostEnvironment | gymnasium.Env | str,
+    env: Environment | HostEnvironment | GymnasiumObject | str,
     config: AlphaZeroConfig | Mapping[str, Any] | None = None,
     *,
     params: Params | None = None,

@@ -30,7 +30,7 @@ from rollmill.core.fields import check_names, fit, fitted
 from rollmill.core.jax_settings import check_jax
 from rollmill.core.json_data import is_json
 from rollmill.core.machine import leave_device_memory
-from rollmill.core.types import Environment, HostEnvironment, Params, StartHost
+from rollmill.core.types import Environment, GymnasiumObject, HostEnvironment, Params, StartHost
 from rollmill.dataflow import ElementwiseUpdate, Graph, Loops, choose_num_shards
 from rollmill.envs import as_environment, is_on_host
 from rollmill.networks import TORSOS, NetworkConfig, actor_critic, is_network, resolve_layout
@@ -192,7 +192,7 @@ def _slowed(schedule: optax.Schedule, every: int) -> optax.Schedule:
 
 
 def parts_of(
-    env: Environment | HostEnvironment | gymnasium.Env | str,
+    env: Environment | HostEnvironment | GymnasiumObject | str,
     choices: Choices,
     *,
     params: Params | None,
@@ -216,7 +216,7 @@ def parts_of(
 
 
 def environment_parts(
-    env: Environment | HostEnvironment | gymnasium.Env | str,
+    env: Environment | HostEnvironment | GymnasiumObject | str,
     *,
     params: Params | None,
     num_envs: int,
@@ -247,7 +247,7 @@ def environment_parts(
     return env, host_functions(env, gamma=gamma, final_mask=final_mask), partial(env.start, gamma=gamma)
 
 
-def single_agent(env: Environment | HostEnvironment | gymnasium.Env | str) -> Environment | HostEnvironment:
+def single_agent(env: Environment | HostEnvironment | GymnasiumObject | str) -> Environment | HostEnvironment:
     """The environment that `env` stands for.
 
     Raises:

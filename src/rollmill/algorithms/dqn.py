@@ -14,7 +14,6 @@ from functools import partial
 from typing import Annotated, Any, NamedTuple
 
 import equinox as eqx
-import gymnasium
 import jax
 import jax.numpy as jnp
 import optax
@@ -40,7 +39,16 @@ from rollmill.algorithms.off_policy import (
 )
 from rollmill.algorithms.optimisers import descend
 from rollmill.core.bounds import Count, Fraction, Positive, Range, Rate, check_bounds
-from rollmill.core.types import Action, Environment, HostEnvironment, Key, Memory, Observation, Params
+from rollmill.core.types import (
+    Action,
+    Environment,
+    GymnasiumObject,
+    HostEnvironment,
+    Key,
+    Memory,
+    Observation,
+    Params,
+)
 from rollmill.dataflow import Batch, Decision, Graph, MeanGradients, Metrics, PolicyOutputs, Replay, Transitions
 from rollmill.networks import MASKED_LOGIT, Categorical, NetworkConfig, action_values
 
@@ -130,7 +138,7 @@ class EpsilonGreedy(NamedTuple):
 
 
 def dqn(
-    env: Environment | HostEnvironment | gymnasium.Env | str,
+    env: Environment | HostEnvironment | GymnasiumObject | str,
     config: DQNConfig | Mapping[str, Any] | None = None,
     *,
     params: Params | None = None,

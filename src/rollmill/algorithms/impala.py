@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
 
-import gymnasium
 import jax
 import jax.numpy as jnp
 import optax
@@ -31,7 +30,7 @@ from rollmill.algorithms.returns import Advantages, bootstrap_values, vtrace
 from rollmill.algorithms.sizes import check_fractions
 from rollmill.core.bounds import Count, Fraction, NonNegative, Positive, Range, Rate, check_bounds
 from rollmill.core.errors import unknown_name
-from rollmill.core.types import Environment, HostEnvironment, Memory, Observation, Params
+from rollmill.core.types import Environment, GymnasiumObject, HostEnvironment, Memory, Observation, Params
 from rollmill.dataflow import Batch, Graph, Metrics, Reduce, Trajectory
 from rollmill.networks import NetworkConfig
 
@@ -123,7 +122,7 @@ class Outputs(NamedTuple):
 
 
 def impala(
-    env: Environment | HostEnvironment | gymnasium.Env | str,
+    env: Environment | HostEnvironment | GymnasiumObject | str,
     config: IMPALAConfig | Mapping[str, Any] | None = None,
     *,
     params: Params | None = None,

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any
 
-import gymnasium
 import jax.numpy as jnp
 import optax
 from gymnasium import spaces
@@ -45,7 +44,7 @@ from rollmill.algorithms.sharing import ParameterSet, parameter_sets
 from rollmill.algorithms.sizes import check_fractions
 from rollmill.core.bounds import Count, Fraction, NonNegative, Positive, Range, Rate, check_bounds
 from rollmill.core.errors import unknown_name
-from rollmill.core.types import Environment, HostEnvironment, Key, Params
+from rollmill.core.types import Environment, GymnasiumObject, HostEnvironment, Key, Params
 from rollmill.dataflow import Graph, Loops, Metrics, PolicyOutputs
 from rollmill.envs import as_environment
 from rollmill.networks import AgentNetwork, NetworkConfig, actor_critic
@@ -108,7 +107,7 @@ class MAPPOConfig:
 
 
 def mappo(
-    env: Environment | HostEnvironment | gymnasium.Env | str,
+    env: Environment | HostEnvironment | GymnasiumObject | str,
     config: MAPPOConfig | Mapping[str, Any] | None = None,
     *,
     params: Params | None = None,
@@ -135,7 +134,7 @@ def mappo(
 
 
 def ippo(
-    env: Environment | HostEnvironment | gymnasium.Env | str,
+    env: Environment | HostEnvironment | GymnasiumObject | str,
     config: MAPPOConfig | Mapping[str, Any] | None = None,
     *,
     params: Params | None = None,
@@ -151,7 +150,7 @@ def ippo(
 
 def _graph(
     name: str,
-    env: Environment | HostEnvironment | gymnasium.Env | str,
+    env: Environment | HostEnvironment | GymnasiumObject | str,
     config: MAPPOConfig | Mapping[str, Any] | None,
     params: Params | None,
     network: MakeAgentNetwork | NetworkConfig | str | None,

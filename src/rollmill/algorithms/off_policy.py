@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import equinox as eqx
-import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -31,7 +30,7 @@ from rollmill.algorithms.on_policy import unconditioned
 from rollmill.algorithms.optimisers import rate_now
 from rollmill.algorithms.sizes import check_fractions, check_positive, iterations_for
 from rollmill.core.errors import UsageError
-from rollmill.core.types import Action, Environment, HostEnvironment, Key, Params, StartHost
+from rollmill.core.types import Action, Environment, GymnasiumObject, HostEnvironment, Key, Params, StartHost
 from rollmill.dataflow import (
     MAX_ROWS,
     Batch,
@@ -121,7 +120,7 @@ def module(make: Callable[[Key], Any]) -> Module:
 
 def off_policy_parts(
     kind: type[Any],
-    env: Environment | HostEnvironment | gymnasium.Env | str,
+    env: Environment | HostEnvironment | GymnasiumObject | str,
     config: Any,
     overrides: dict[str, Any],
     *,

@@ -6,7 +6,6 @@ Shape letter: `A` actions.
 
 from typing import Any, NamedTuple
 
-import gymnasium
 import jax
 import jax.numpy as jnp
 from gymnasium import spaces
@@ -15,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from rollmill.algorithms.building import single_agent
 from rollmill.algorithms.fragments import legal_actions
 from rollmill.core.errors import UsageError
-from rollmill.core.types import Action, Environment, HostEnvironment, Params, State, Timestep
+from rollmill.core.types import Action, Environment, GymnasiumObject, HostEnvironment, Params, State, Timestep
 
 
 class Position(NamedTuple):
@@ -30,7 +29,7 @@ class Position(NamedTuple):
 
 
 def plannable_parts(
-    env: Environment | HostEnvironment | gymnasium.Env | str, *, who: str
+    env: Environment | HostEnvironment | GymnasiumObject | str, *, who: str
 ) -> tuple[Environment, Environment]:
     """The environment, and the same without transforms, in which a search can plan.
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any
 
-import gymnasium
 import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float
@@ -35,7 +34,7 @@ from rollmill.algorithms.on_policy import (
 from rollmill.algorithms.sizes import check_fractions
 from rollmill.core.bounds import Count, Fraction, NonNegative, Positive, Range, Rate, check_bounds
 from rollmill.core.errors import UsageError
-from rollmill.core.types import Environment, HostEnvironment, Params
+from rollmill.core.types import Environment, GymnasiumObject, HostEnvironment, Params
 from rollmill.dataflow import Graph, Metrics
 from rollmill.networks import NetworkConfig, Output
 
@@ -90,7 +89,7 @@ class PPOConfig:
 
 
 def ppo(
-    env: Environment | HostEnvironment | gymnasium.Env | str,
+    env: Environment | HostEnvironment | GymnasiumObject | str,
     config: PPOConfig | Mapping[str, Any] | None = None,
     *,
     params: Params | None = None,

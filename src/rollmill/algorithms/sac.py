@@ -11,7 +11,6 @@ from functools import partial
 from typing import Annotated, Any, NamedTuple
 
 import equinox as eqx
-import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -37,7 +36,7 @@ from rollmill.algorithms.off_policy import (
 from rollmill.algorithms.optimisers import descend
 from rollmill.core.bounds import Count, Fraction, Positive, Range, Rate, check_bounds
 from rollmill.core.errors import UsageError
-from rollmill.core.types import Environment, HostEnvironment, Key, Memory, Observation, Params
+from rollmill.core.types import Environment, GymnasiumObject, HostEnvironment, Key, Memory, Observation, Params
 from rollmill.dataflow import Decision, Graph, MeanGradients, Metrics, PolicyOutputs, Transitions
 from rollmill.networks import NetworkConfig, action_critic, action_values, stochastic_actor
 
@@ -124,7 +123,7 @@ class SACWeights(NamedTuple):
 
 
 def sac(
-    env: Environment | HostEnvironment | gymnasium.Env | str,
+    env: Environment | HostEnvironment | GymnasiumObject | str,
     config: SACConfig | Mapping[str, Any] | None = None,
     *,
     params: Params | None = None,

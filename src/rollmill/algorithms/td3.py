@@ -10,7 +10,6 @@ from functools import partial
 from typing import Annotated, Any, NamedTuple
 
 import equinox as eqx
-import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -37,7 +36,16 @@ from rollmill.algorithms.off_policy import (
 )
 from rollmill.algorithms.optimisers import descend
 from rollmill.core.bounds import Count, Fraction, NonNegative, Positive, Range, Rate, check_bounds
-from rollmill.core.types import Action, Environment, HostEnvironment, Key, Memory, Observation, Params
+from rollmill.core.types import (
+    Action,
+    Environment,
+    GymnasiumObject,
+    HostEnvironment,
+    Key,
+    Memory,
+    Observation,
+    Params,
+)
 from rollmill.dataflow import COMPUTED, Decision, Graph, MeanGradients, Metrics, Transitions
 from rollmill.networks import NetworkConfig, action_critic, deterministic_actor
 
@@ -121,7 +129,7 @@ class TD3Weights(NamedTuple):
 
 
 def td3(
-    env: Environment | HostEnvironment | gymnasium.Env | str,
+    env: Environment | HostEnvironment | GymnasiumObject | str,
     config: TD3Config | Mapping[str, Any] | None = None,
     *,
     params: Params | None = None,

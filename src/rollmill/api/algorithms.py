@@ -6,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import asdict, fields, is_dataclass, replace
 from typing import Any, NamedTuple
 
-import gymnasium
-
 from rollmill.algorithms import (
     A3CConfig,
     AlphaZeroConfig,
@@ -41,7 +39,7 @@ from rollmill.core.plugins import (
     modules_being_imported,
     plugins,
 )
-from rollmill.core.types import Environment, HostEnvironment
+from rollmill.core.types import Environment, GymnasiumObject, HostEnvironment
 from rollmill.dataflow import Graph
 from rollmill.envs import as_environment
 from rollmill.record import plain
@@ -146,7 +144,7 @@ def _build(
     name: str,
     build: Callable[..., Graph],
     kind: type,
-    env: Environment | HostEnvironment | gymnasium.Env | str,
+    env: Environment | HostEnvironment | GymnasiumObject | str,
     config: Any = None,
     **overrides: Any,
 ) -> Graph:

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import gymnasium
 import jax
 from jaxtyping import PyTree
 
@@ -16,7 +15,7 @@ from rollmill.api.specification import import_modules
 from rollmill.core.errors import CheckpointError, UsageError
 from rollmill.core.fields import fit
 from rollmill.core.spaces import struct
-from rollmill.core.types import NO_OPTIONS, Environment, HostEnvironment, Options
+from rollmill.core.types import NO_OPTIONS, Environment, GymnasiumObject, HostEnvironment, Options
 from rollmill.dataflow import Graph, State, Weights
 from rollmill.envs import as_environment
 from rollmill.envs.host import evaluation_start
@@ -159,7 +158,7 @@ def _best(run: RunDirectory, checkpoints: Checkpoints) -> int:
 def evaluate(
     run_dir: str | Path,
     *,
-    env: Environment | HostEnvironment | gymnasium.Env | str | None = None,
+    env: Environment | HostEnvironment | GymnasiumObject | str | None = None,
     env_options: Options = NO_OPTIONS,
     episodes: int = 100,
     checkpoint: str | int = "last",
@@ -191,7 +190,7 @@ def evaluate(
 def evaluate_run(
     loaded: LoadedRun,
     *,
-    env: Environment | HostEnvironment | gymnasium.Env | str | None = None,
+    env: Environment | HostEnvironment | GymnasiumObject | str | None = None,
     env_options: Options = NO_OPTIONS,
     episodes: int = 100,
     seed: int = 0,

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import equinox as eqx
-import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,7 +17,16 @@ from rollmill.core.drawing import Drawing
 from rollmill.core.errors import ContractError, UsageError
 from rollmill.core.fields import fit
 from rollmill.core.own_line import blaming
-from rollmill.core.types import NO_OPTIONS, Environment, HostEnvironment, Options, Params, State, Timestep
+from rollmill.core.types import (
+    NO_OPTIONS,
+    Environment,
+    GymnasiumObject,
+    HostEnvironment,
+    Options,
+    Params,
+    State,
+    Timestep,
+)
 from rollmill.dataflow import Collector, Graph, step_one
 from rollmill.envs import as_environment, wrap
 from rollmill.envs.host import Film, filmed
@@ -26,7 +34,7 @@ from rollmill.execution.evaluation.episodes import check_seed, start_memories
 from rollmill.pictures import Picture, gathered, rasterise, resized
 
 Draw: TypeAlias = Callable[[State, Params], Drawing | UInt8[np.ndarray, "H W 3"]]
-AnyEnvironment: TypeAlias = Environment | HostEnvironment | gymnasium.Env | str
+AnyEnvironment: TypeAlias = Environment | HostEnvironment | GymnasiumObject | str
 
 DEFAULT_SIZE, SMALLEST, LARGEST = 480, 16, 4096
 """Pixels of the longer side."""

@@ -16,6 +16,9 @@ from rollmill.core.drawing import Drawing
 Key: TypeAlias = PRNGKeyArray
 """A typed random key, as `jax.random.key` returns; shape `[]`."""
 
+GymnasiumObject: TypeAlias = gymnasium.Env | gymnasium.vector.VectorEnv
+"""The result of `gymnasium.make` or `gymnasium.make_vec`; copies are made from its spec."""
+
 Observation: TypeAlias = PyTree[Array]
 State: TypeAlias = PyTree[Array]
 Action: TypeAlias = PyTree[Array]

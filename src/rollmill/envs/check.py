@@ -2,12 +2,11 @@
 
 import warnings
 
-import gymnasium
 import numpy as np
 
 from rollmill.core.far_boxes import far_boxes
 from rollmill.core.jax_settings import check_jax
-from rollmill.core.types import Environment, HostEnvironment
+from rollmill.core.types import Environment, GymnasiumObject, HostEnvironment
 from rollmill.envs.check_host import NUM_COPIES, check_host
 from rollmill.envs.check_run import (
     Rollout,
@@ -49,7 +48,7 @@ TYPICAL_LIMIT = 500
 
 
 def check_environment(
-    env: Environment | HostEnvironment | gymnasium.Env | str, *, seed: int = 0, num_steps: int = 100
+    env: Environment | HostEnvironment | GymnasiumObject | str, *, seed: int = 0, num_steps: int = 100
 ) -> None:
     """Checks that an environment satisfies the contract of `rollmill.Environment`, and prints a line if it does.
 

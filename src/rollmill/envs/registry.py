@@ -6,11 +6,12 @@ An adapter is imported at the first use of its prefix, so that the other package
 import importlib
 import inspect
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import gymnasium
+from gymnasium.vector import VectorEnv
 
 from rollmill.core.errors import UsageError, unknown_name
 from rollmill.core.gpu_share import asked_memory
@@ -30,7 +31,7 @@ from rollmill.envs.acrobot import acrobot
 from rollmill.envs.cartpole import cartpole
 from rollmill.envs.connect_four import connect_four
 from rollmill.envs.dictionary import dict_goal
-from rollmill.envs.host import StartByName, host_environment
+from rollmill.envs.host import StartByName, batch_environment, host_environment
 from rollmill.envs.mountain_car import mountain_car
 from rollmill.envs.mountain_car_continuous import mountain_car_continuous
 from rollmill.envs.named_transforms import parse_transforms, transform
@@ -157,12 +158,16 @@ def _made(name: str, options: dict[str, Any]) -> Environment | HostEnvironment:
 
 
 def from_gymnasium(
-    source: str | gymnasium.Env | Callable[[], gymnasium.Env],
+    source: str | gymnasium.Env | VectorEnv | Callable[..., gymnasium.Env | VectorEnv],
     *,
     name: str | None = None,
     transforms: Sequence[str] = (),
+    reset_options: Mapping[str, Any] | None = None,
 ) -> HostEnvironment:
     """An environment from Gymnasium's: of an id, of what `gymnasium.make` returned, or of a function.
+
+    A function, or a class, of one argument, the number of environments, makes a `gymnasium.vector.VectorEnv`: a
+    simulator of a batch, of which each process makes one, with as many environments as it steps.
 
     Algorithms take `gymnasium.make(...)` and `gymnasium:ID` as they are; this is for functions, for example ones
     that wrap what they make. An environment of a function has no name by which other processes could make it:
@@ -170,27 +175,58 @@ def from_gymnasium(
 
     Args:
         source: an id, with or without `gymnasium:`; an environment, of whose spec copies are made and which itself
-            is not stepped; or a function that returns a new environment at each call.
+            is not stepped; or a function that returns a new environment, or vector environment, at each call.
         name: name in messages and in the run; that of the function if left out.
-        transforms: as for `make`.
+        transforms: as for `make`; not for vector environments.
+        reset_options: options of every `reset`, by name.
 
     Raises:
         UsageError: it is none of these, an environment cannot be made again from its spec, or the function does
             not return a new `gymnasium.Env`.
         ContractError: the function raised an exception.
     """
+    given = {} if reset_options is None else {"reset_options": reset_options}
     if isinstance(source, str):
         source = source.removeprefix("gymnasium:")
-        env = make(f"gymnasium:{source}")
-    elif isinstance(source, gymnasium.Env) or not callable(source):
+        env = make(f"gymnasium:{source}", **given)
+    elif isinstance(source, gymnasium.Env | VectorEnv):
+        env = _of_spec(source, given)
+    elif not callable(source):
         env = as_environment(source)
     else:
         named = name or getattr(source, "__name__", type(source).__name__)
-        env = host_environment(named, partial(_one_more, named, source, []))
+        options = importlib.import_module(_ADAPTERS["gymnasium"]).checked_reset_options(named, reset_options)
+        if (keyword := _size_argument(source)) is not None:
+            env = batch_environment(named, partial(_call_with_size, source, keyword), reset_options=options)
+        else:
+            env = host_environment(named, partial(_one_more, named, source, []), reset_options=options)
     if not isinstance(env, HostEnvironment):
         raise UsageError(f"from_gymnasium takes Gymnasium's environments; {env.name} is one of JAX functions.")
     transformed: Any = transform(env, *[str(parsed) for parsed in parse_transforms(transforms)])
     return transformed if name is None else transformed._replace(name=name)
+
+
+def _of_spec(env: gymnasium.Env | VectorEnv, options: Options) -> Environment | HostEnvironment:
+    """The environment of an object's id and options."""
+    name, own_options = importlib.import_module(_ADAPTERS["gymnasium"]).recipe_of(env)
+    return make(f"gymnasium:{name}", **own_options, **options)
+
+
+def _size_argument(function: Callable[..., Any]) -> str | None:
+    """How a function takes the number of environments: the keyword `num_envs`, "" by position, None not at all."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:  # of a function in C
+        return None
+    if any(parameter.name == "num_envs" for parameter in parameters):
+        return "num_envs"
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    required = [p for p in parameters if p.default is p.empty and p.kind in positional]
+    return "" if len(required) == 1 else None
+
+
+def _call_with_size(function: Callable[..., Any], keyword: str, num_envs: int) -> Any:
+    return function(**{keyword: num_envs}) if keyword else function(num_envs)
 
 
 def _one_more(name: str, factory: Callable[[], Any], last: list[Any]) -> gymnasium.Env:
@@ -225,9 +261,8 @@ def as_environment(env: object, options: Options = NO_OPTIONS) -> Environment | 
     match env:
         case Environment() | HostEnvironment():
             return env
-        case gymnasium.Env():
-            name, env_options = importlib.import_module(_ADAPTERS["gymnasium"]).recipe_of(env)
-            return make(f"gymnasium:{name}", **env_options)
+        case gymnasium.Env() | VectorEnv():
+            return _of_spec(env, NO_OPTIONS)
     raise UsageError(
         f"expected an environment, got {_described(env)}. hint: give an id (rollmill.registered() lists them; "
         f"{_prefixes()}), what rollmill.make returns, a rollmill.Environment or a gymnasium.Env."
@@ -237,8 +272,8 @@ def as_environment(env: object, options: Options = NO_OPTIONS) -> Environment | 
 def _described(value: Any) -> str:
     if isinstance(value, type):
         return f"the class {value.__name__}"
-    if isinstance(value, gymnasium.vector.VectorEnv):
-        return "a gymnasium VectorEnv (copies are made by num_envs: give the id of one)"
+    if isinstance(value, VectorEnv):
+        return "a gymnasium VectorEnv (a function that makes one takes num_envs)"
     return f"a {type(value).__name__}"
 
 

@@ -2,19 +2,29 @@
 
 import copy
 import functools
+from collections.abc import Mapping
+from enum import Enum
 from typing import Any
 
 import gymnasium
-from gymnasium.envs.registration import EnvSpec, load_env_creator
+from gymnasium.envs.registration import EnvSpec, VectorizeMode, load_env_creator
+from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 
 from rollmill.core.errors import UsageError, unknown_name
 from rollmill.core.imports import import_named
 from rollmill.core.types import HostEnvironment
-from rollmill.envs.host import host_environment
+from rollmill.envs.host import batch_environment, host_environment
 from rollmill.envs.options import keyword_names, unknown_option
 
 
-def make(name: str, **options: Any) -> HostEnvironment:
+def make(
+    name: str,
+    *,
+    reset_options: Any = None,
+    vectorization_mode: Any = None,
+    autoreset_mode: Any = None,
+    **options: Any,
+) -> HostEnvironment:
     """Makes the Gymnasium environment of an id.
 
     Gymnasium's wrappers that check each call are left out, because they cost time at every step and Rollmill
@@ -23,7 +33,13 @@ def make(name: str, **options: Any) -> HostEnvironment:
     Args:
         name: an id of Gymnasium, such as `HalfCheetah-v5`, or `module:id` to import the module that
             registers it first.
-        **options: passed on to `gymnasium.make`.
+        reset_options: options of every `reset`, by name.
+        vectorization_mode: `sync`, `async` or `vector_entry_point`, to step a vector environment of
+            `gymnasium.make_vec` in each process. Default: single environments, or the vector entry point of an id
+            that has no other.
+        autoreset_mode: `NextStep`, `SameStep` or `Disabled`, how a `sync` or `async` vector environment begins new
+            episodes; what is learned is the same.
+        **options: passed on to `gymnasium.make`, or `gymnasium.make_vec`.
 
     Raises:
         UsageError: the environment or an option of it does not exist, or a package that it needs is missing.
@@ -31,16 +47,33 @@ def make(name: str, **options: Any) -> HostEnvironment:
     """
     spec = copy.copy(_spec(name))
     spec.order_enforce = False
-    options = {"disable_env_checker": True, **options}
-    return host_environment(f"gymnasium:{name}", functools.partial(_make_one, name, spec, options))
+    full_name = f"gymnasium:{name}"
+    reset_options = checked_reset_options(full_name, reset_options)
+    if spec.entry_point is None and vectorization_mode is None:
+        vectorization_mode = VectorizeMode.VECTOR_ENTRY_POINT.value
+    if vectorization_mode is None:
+        if autoreset_mode is not None:
+            raise UsageError(f"{full_name}: autoreset_mode needs vectorization_mode, such as sync.")
+        options = {"disable_env_checker": True, **options}
+        single = functools.partial(_make_one, name, spec, options)
+        return host_environment(full_name, single, reset_options=reset_options)
+    options |= {"vectorization_mode": _one_of(name, "vectorization_mode", vectorization_mode, VectorizeMode)}
+    if autoreset_mode is not None:
+        mode = _one_of(name, "autoreset_mode", autoreset_mode, AutoresetMode)
+        options["vector_kwargs"] = {**options.get("vector_kwargs", {}), "autoreset_mode": mode}
+    return batch_environment(
+        full_name, functools.partial(_make_batch, name, spec, options), reset_options=reset_options
+    )
 
 
-def recipe_of(env: gymnasium.Env) -> tuple[str, dict[str, Any]]:
+def recipe_of(env: gymnasium.Env | VectorEnv) -> tuple[str, dict[str, Any]]:
     """The id and the options from which `make` makes the same environment.
 
     Raises:
-        UsageError: it was not made by `gymnasium.make`, or was wrapped afterwards.
+        UsageError: it was not made by `gymnasium.make` or `gymnasium.make_vec`, or was wrapped afterwards.
     """
+    if isinstance(env, VectorEnv):
+        return _recipe_of_batch(env)
     spec = env.spec
     if spec is None:
         raise UsageError(
@@ -61,6 +94,54 @@ def recipe_of(env: gymnasium.Env) -> tuple[str, dict[str, Any]]:
     return spec.id, options
 
 
+def _recipe_of_batch(batch: VectorEnv) -> tuple[str, dict[str, Any]]:
+    """As `recipe_of`; the number of environments is left to the training."""
+    spec = batch.spec
+    if spec is None or isinstance(batch, VectorWrapper):
+        raise UsageError(
+            f"{type(batch).__name__} cannot be made again, as workers and evaluations do. hint: "
+            "rollmill.from_gymnasium(function of num_envs that makes, and wraps, a VectorEnv); the class will do."
+        )
+    options = {name: value for name, value in spec.kwargs.items() if name not in ("num_envs", "render_mode")}
+    if options.get("wrappers"):
+        raise UsageError(
+            f"{spec.id}: its single environments were wrapped, which its id does not include. hint: "
+            "rollmill.from_gymnasium(function that makes and wraps a single one)."
+        )
+    chosen = dict(options.pop("vector_kwargs", {}))
+    mode = chosen.pop("autoreset_mode", None)
+    if mode is not None:
+        options["autoreset_mode"] = AutoresetMode(mode).value
+    if chosen:
+        options["vector_kwargs"] = chosen
+    return spec.id, options
+
+
+def checked_reset_options(name: str, options: Any) -> dict[str, Any] | None:
+    """Options of every reset.
+
+    Raises:
+        UsageError: they are no mapping of names.
+    """
+    if options is None:
+        return None
+    if not isinstance(options, Mapping) or not all(isinstance(key, str) for key in options):
+        raise UsageError(
+            f"{name}: reset_options={options!r} has to be a mapping of names to values, such as "
+            """{"low": -0.1}; on the command line --env-option 'reset_options={"low": -0.1}'."""
+        )
+    if "reset_mask" in options:
+        raise UsageError(f"{name}: reset_options cannot hold reset_mask, which Rollmill sets.")
+    return dict(options)
+
+
+def _one_of(name: str, option: str, value: Any, kind: type[Enum]) -> Any:
+    try:
+        return kind(value)
+    except ValueError:
+        raise unknown_name(f"{option} of gymnasium:{name}", str(value), [mode.value for mode in kind]) from None
+
+
 def _spec(name: str) -> EnvSpec:
     module, _, gymnasium_id = name.rpartition(":")
     if module:
@@ -77,6 +158,15 @@ def _import(name: str, module: str) -> None:
         import_named(module)
     except ImportError as error:
         raise UsageError(f"gymnasium:{name}: the module {module!r} cannot be imported: {error}.") from None
+
+
+def _make_batch(name: str, spec: EnvSpec, options: dict[str, Any], num_envs: int) -> VectorEnv:
+    try:
+        return gymnasium.make_vec(spec, num_envs=num_envs, **options)
+    except gymnasium.error.Error as error:
+        raise UsageError(f"gymnasium:{name}: {error}") from None
+    except TypeError as error:
+        raise UsageError(f"gymnasium:{name}: {error}.") from None
 
 
 def _make_one(name: str, spec: EnvSpec, options: dict[str, Any]) -> gymnasium.Env:

@@ -1,6 +1,7 @@
 """Batches of host environments: Python objects stepped in one process, and the arrays that they fill."""
 
 from rollmill.envs.host.actions import fit_to_space
+from rollmill.envs.host.batch_simulator import MakeBatch, batch_environment
 from rollmill.envs.host.environment import (
     StartByName,
     StartPython,
@@ -18,10 +19,12 @@ from rollmill.envs.host.seeds import EVALUATION, environment_seed
 __all__ = [
     "EVALUATION",
     "Film",
+    "MakeBatch",
     "RunningSums",
     "StartByName",
     "StartPython",
     "allocate",
+    "batch_environment",
     "begin",
     "check_indices",
     "copy_batch",

@@ -1,8 +1,9 @@
 """Makes a host environment from a function that makes one `gymnasium.Env`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -12,6 +13,7 @@ from rollmill.core.own_line import blaming
 from rollmill.core.spaces import possible_choices, struct
 from rollmill.core.types import HasEvaluationForm, HostEnvironment, HostVector, Options, StartHost
 from rollmill.envs.host.copies import close_quietly
+from rollmill.envs.host.normalisers import check_wrappers
 from rollmill.envs.host.python_vector import PythonVector
 
 
@@ -24,6 +26,7 @@ class StartPython:
     observation_space: gymnasium.Space = field(repr=False)
     action_space: gymnasium.Space = field(repr=False)
     has_action_mask: bool = field(repr=False)
+    reset_options: Mapping[str, Any] | None = field(default=None, repr=False)
 
     def __call__(
         self, indices: Sequence[int], /, *, seed: int, generation: int = 0, gamma: float | None = None
@@ -31,7 +34,15 @@ class StartPython:
         """Starts the environments; see `StartHost`."""
         check_indices(self.name, indices)
         env = HostEnvironment(self.name, self, self.observation_space, self.action_space, self.has_action_mask)
-        return PythonVector(env, self.make, indices, seed=seed, generation=generation, gamma=gamma)
+        return PythonVector(
+            env,
+            self.make,
+            indices,
+            seed=seed,
+            generation=generation,
+            gamma=gamma,
+            reset_options=self.reset_options,
+        )
 
 
 @dataclass(frozen=True)
@@ -54,7 +65,9 @@ class StartByName:
         return self.start(indices, seed=seed, generation=generation, gamma=gamma)
 
 
-def host_environment(name: str, make: Callable[[], gymnasium.Env]) -> HostEnvironment:
+def host_environment(
+    name: str, make: Callable[[], gymnasium.Env], *, reset_options: Mapping[str, Any] | None = None
+) -> HostEnvironment:
     """A host environment whose copies are made by `make`.
 
     One copy is made, reset and closed, to learn its spaces and whether its infos contain an `action_mask`: an
@@ -63,21 +76,23 @@ def host_environment(name: str, make: Callable[[], gymnasium.Env]) -> HostEnviro
     Args:
         name: name in messages.
         make: returns a new environment with Gymnasium's interface at each call.
+        reset_options: options of every reset.
 
     Raises:
-        UsageError: a space has no fixed shape.
+        UsageError: a space has no fixed shape, or a wrapper scales by statistics of each copy.
         ContractError: making or resetting the first copy raised an exception.
     """
     with blaming(f"{name}: making it"):
         single = make()
     try:
+        check_wrappers(name, single)
         struct(single.observation_space)
         struct(single.action_space)
         spaces = single.observation_space, single.action_space
-        has_mask = _has_action_mask(name, single)
+        has_mask = _has_action_mask(name, single, reset_options)
     finally:
         close_quietly(single)
-    return HostEnvironment(name, StartPython(name, make, *spaces, has_mask), *spaces, has_mask)
+    return HostEnvironment(name, StartPython(name, make, *spaces, has_mask, reset_options), *spaces, has_mask)
 
 
 def evaluation_start(start: StartHost) -> StartHost:
@@ -97,8 +112,9 @@ def check_indices(name: str, indices: Sequence[int]) -> None:
         raise UsageError(f"{name}: start({list(indices)}) needs at least one index of an environment, from 0.")
 
 
-def _has_action_mask(name: str, single: gymnasium.Env) -> bool:
-    with blaming(f"{name}: reset"):
-        _, info = single.reset(seed=0)
+def _has_action_mask(name: str, single: gymnasium.Env, reset_options: Mapping[str, Any] | None) -> bool:
+    chosen = {} if reset_options is None else {"options": dict(reset_options)}
+    with blaming(f"{name}: reset" if reset_options is None else f"{name}: reset with the options {reset_options}"):
+        _, info = single.reset(seed=0, **chosen)
     choices, mask = possible_choices(single.action_space), info.get("action_mask")
     return choices is not None and isinstance(mask, np.ndarray) and mask.shape == choices.shape

@@ -3,7 +3,7 @@
 Shape letter: `n` environments.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -30,6 +30,7 @@ class PythonVector(OneByOne):
         seed: int,
         generation: int,
         gamma: float | None,
+        reset_options: Mapping[str, Any] | None = None,
     ) -> None:
         struct = step_struct(env, len(indices), discounted=gamma is not None)
         sums = RunningSums(len(indices), gamma)
@@ -37,6 +38,7 @@ class PythonVector(OneByOne):
         self._mask = allocate(struct.info["action_mask"]) if env.has_action_mask else None
         self._write = writer(env.observation_space)
         self._elements = element_splitter(env.action_space)
+        self._reset_options = reset_options
 
     def _step_each(self, actions: PyTree[np.ndarray], out: HostStep) -> None:
         write, current, mask = self._write, self._current, self._mask
@@ -54,7 +56,8 @@ class PythonVector(OneByOne):
 
     def _begin_episode(self, i: int) -> None:
         def reset(env: gymnasium.Env, seed: int | None) -> None:
-            observation, info = env.reset(seed=seed)
+            options = {} if self._reset_options is None else {"options": dict(self._reset_options)}
+            observation, info = env.reset(seed=seed, **options)
             if self._mask is not None:
                 self._mask[i] = info["action_mask"]
             self._write(self._current, i, observation)

@@ -1,0 +1,119 @@
+"""Host environments made of one `gymnasium.vector.VectorEnv`, such as a simulator that steps a batch in a call."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from rollmill.core.errors import ContractError, UsageError
+from rollmill.core.own_line import blaming
+from rollmill.core.spaces import possible_choices, struct
+from rollmill.core.types import HostEnvironment, HostVector
+from rollmill.envs.host.batch_vector import BatchVector
+from rollmill.envs.host.copies import close_quietly
+from rollmill.envs.host.environment import check_indices
+from rollmill.envs.host.normalisers import check_wrappers
+
+MakeBatch = Callable[[int], VectorEnv]
+"""`make(n)` returns a new vector environment of `n` rows."""
+
+PROBED = 2
+"""Rows of the vector environment that is made to learn its behaviour: the fewest that show which are reset."""
+
+
+@dataclass(frozen=True)
+class StartBatch:
+    """A `StartHost` of vector environments, one in each process."""
+
+    name: str
+    make: MakeBatch = field(repr=False)
+    observation_space: gymnasium.Space = field(repr=False)
+    action_space: gymnasium.Space = field(repr=False)
+    has_action_mask: bool = field(repr=False)
+    reset_options: Mapping[str, Any] | None = field(default=None, repr=False)
+
+    def __call__(
+        self, indices: Sequence[int], /, *, seed: int, generation: int = 0, gamma: float | None = None
+    ) -> HostVector:
+        """Starts the environments; see `StartHost`."""
+        check_indices(self.name, indices)
+        env = HostEnvironment(self.name, self, self.observation_space, self.action_space, self.has_action_mask)
+        batch = made_batch(self.name, self.make, len(indices))
+        return BatchVector(
+            env, batch, indices, seed=seed, generation=generation, gamma=gamma, reset_options=self.reset_options
+        )
+
+
+def batch_environment(
+    name: str, make: MakeBatch, *, reset_options: Mapping[str, Any] | None = None
+) -> HostEnvironment:
+    """A host environment whose processes step one vector environment each.
+
+    One of two rows is made, reset, stepped once and closed, to learn its spaces, whether its infos contain an
+    `action_mask`, `[n, ...]`, and whether it resets the rows that it is asked to.
+
+    Args:
+        name: name in messages.
+        make: returns a new vector environment of the given number of rows at each call.
+        reset_options: options of every reset.
+
+    Raises:
+        UsageError: it is no vector environment, a space has no fixed shape, or it cannot reset single rows.
+        ContractError: making, resetting or stepping it raised an exception.
+    """
+    batch = made_batch(name, make, PROBED)
+    try:
+        check_wrappers(name, batch)
+        spaces = batch.single_observation_space, batch.single_action_space
+        for space in spaces:
+            struct(space)
+        env = HostEnvironment(name, StartBatch(name, make, *spaces, False, reset_options), *spaces)
+        probe = BatchVector(
+            env, batch, range(PROBED), seed=0, generation=0, gamma=None, reset_options=reset_options
+        )
+        has_mask = _has_action_mask(batch, probe.first_info())
+        _check_partial_reset(name, probe)
+    finally:
+        close_quietly(batch)
+    return HostEnvironment(name, StartBatch(name, make, *spaces, has_mask, reset_options), *spaces, has_mask)
+
+
+def made_batch(name: str, make: MakeBatch, num_envs: int) -> VectorEnv:
+    """A new vector environment of `num_envs` rows.
+
+    Raises:
+        UsageError: it is something else, or has another number of rows.
+        ContractError: making it raised an exception.
+    """
+    with blaming(f"{name}: making {num_envs} environments"):
+        batch = make(num_envs)
+    if not isinstance(batch, VectorEnv):
+        raise UsageError(
+            f"{name}: made with num_envs={num_envs}, it is a {type(batch).__name__}, not a gymnasium VectorEnv. "
+            "hint: a function that makes single environments takes no arguments."
+        )
+    if batch.num_envs != num_envs:
+        close_quietly(batch)
+        raise UsageError(
+            f"{name}: made with num_envs={num_envs}, it has {batch.num_envs} environments. Each process makes as "
+            "many as it steps, so the number must be that of the argument."
+        )
+    return batch
+
+
+def _has_action_mask(batch: VectorEnv, info: Mapping[str, Any]) -> bool:
+    choices, mask = possible_choices(batch.single_action_space), info.get("action_mask")
+    return choices is not None and isinstance(mask, np.ndarray) and mask.shape == (PROBED, *choices.shape)
+
+
+def _check_partial_reset(name: str, probe: BatchVector) -> None:
+    """Checks that a reset of one row leaves the other as it is, unless rows are reset in their last step."""
+    if probe.mode is AutoresetMode.SAME_STEP:
+        return
+    try:
+        probe.check_partial_reset()
+    except ContractError as error:
+        raise UsageError(str(error)) from error

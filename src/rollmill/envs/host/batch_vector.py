@@ -1,0 +1,270 @@
+"""Steps of one `gymnasium.vector.VectorEnv`, in whichever of Gymnasium's modes it begins new episodes.
+
+Shape letter: `n` environments.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+from jaxtyping import Bool, PyTree
+
+from rollmill.core.errors import ContractError, UsageError
+from rollmill.core.own_line import blaming
+from rollmill.core.types import FINAL_MASK, HostEnvironment, HostFailure, HostStep
+from rollmill.envs.host.actions import fit_to_space
+from rollmill.envs.host.copies import close_quietly
+from rollmill.envs.host.finite import find_non_finite, non_finite_error
+from rollmill.envs.host.layout import allocate, begin, copy_batch, leaves, step_struct
+from rollmill.envs.host.observations import writer
+from rollmill.envs.host.running_sums import RunningSums
+from rollmill.envs.host.seeds import environment_seed
+
+Flags = Bool[np.ndarray, " n"]
+
+
+class BatchVector:
+    """A `core.types.HostVector` of one vector environment.
+
+    The first observation of the next episode comes with the step that ended the one before. A vector environment
+    in Gymnasium's mode SAME_STEP gives it by itself. In the modes NEXT_STEP and DISABLED, the rows whose episodes
+    ended are reset at once with `reset(options={"reset_mask": rows})`, so that no step is spent on a reset.
+
+    Args:
+        env: the host environment.
+        batch: the vector environment, which this object closes.
+        indices: global indices of its rows.
+        seed: seed of the training.
+        generation: number of the start of this process.
+        gamma: see `StartHost`.
+        reset_options: options of every reset.
+    """
+
+    def __init__(
+        self,
+        env: HostEnvironment,
+        batch: VectorEnv,
+        indices: Sequence[int],
+        *,
+        seed: int,
+        generation: int,
+        gamma: float | None,
+        reset_options: Mapping[str, Any] | None,
+    ) -> None:
+        self._name, self._batch, self._indices = env.name, batch, tuple(indices)
+        self._observation_space, self._action_space = env.observation_space, env.action_space
+        self._struct = step_struct(env, len(indices), discounted=gamma is not None)
+        self._sums = RunningSums(len(indices), gamma)
+        self._seeds = tuple(environment_seed(seed, index, generation=generation) for index in indices)
+        self._options = dict(reset_options or {})
+        self._has_mask, self._is_reset = env.has_action_mask, False
+        self._write = writer(env.observation_space)
+        self.mode = _mode_of(env.name, batch)
+        """How the vector environment begins new episodes."""
+
+    @property
+    def num_envs(self) -> int:
+        """Number of environments, `n`."""
+        return len(self._seeds)
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """Seed of each environment; the vector environment is given the first one."""
+        return self._seeds
+
+    def reset(self, *, out: HostStep | None = None) -> HostStep:
+        """See `HostVector.reset`; a second reset continues the random generators."""
+        out = allocate(self._struct) if out is None else out
+        first, info = self._reset(None if self._is_reset else self._seeds[0], self._options)
+        self._is_reset = True
+        begin(self._observation_space, self._checked(first), out)
+        self._check_finite(out.observation, None)
+        if self._has_mask:
+            out.info["action_mask"][:] = self._mask(info, "reset")
+            out.info[FINAL_MASK][:] = out.info["action_mask"]
+        self._sums.restart()
+        return out
+
+    def step(self, actions: PyTree[np.ndarray], *, out: HostStep | None = None) -> HostStep:
+        """See `HostVector.step`.
+
+        Raises:
+            ContractError: the vector environment raised an exception, or breaks the rules of its mode.
+        """
+        if not self._is_reset:
+            raise UsageError(f"{self._name}: step was called before reset.")
+        out = allocate(self._struct) if out is None else out
+        fitted = fit_to_space(self._action_space, actions, self.num_envs)
+        with blaming(f"{self._name}: step of {self.num_envs} environments"):
+            observation, reward, terminated, truncated, info = self._batch.step(fitted)
+        for target, values, what in zip(out[1:4], (reward, terminated, truncated), FLAGS, strict=True):
+            target[:] = self._per_row(values, what)
+        copy_batch(self._observation_space, self._checked(observation), out.observation)
+        self._check_finite(out.observation, out.reward)
+        done = out.terminated | out.truncated
+        if self.mode is AutoresetMode.SAME_STEP:
+            self._take_final(info, done, out)
+        else:
+            self._begin_next(info, done, out)
+        if done.any():
+            self._check_finite(out.info["final_observation"], out.reward)
+            self._check_finite(out.observation, None)
+        self._sums.add(out, done)
+        return out
+
+    def drain_failures(self) -> list[HostFailure]:
+        """An empty list: a vector environment that raises ends with an error, as its rows are not apart."""
+        return []
+
+    def close(self) -> None:
+        """Closes the vector environment."""
+        close_quietly(self._batch)
+
+    def first_info(self) -> Mapping[str, Any]:
+        """The infos of a first reset."""
+        self._is_reset = True
+        return self._reset(self._seeds[0], self._options)[1]
+
+    def check_partial_reset(self) -> None:
+        """Takes a step, and resets the first row alone.
+
+        Raises:
+            ContractError: another row is reset, too.
+        """
+        actions = batch_space(self._action_space, self.num_envs)
+        actions.seed(0)
+        with blaming(f"{self._name}: step of {self.num_envs} environments"):
+            observation = self._batch.step(actions.sample())[0]
+        before, after = (allocate(self._struct.observation) for _ in range(2))
+        copy_batch(self._observation_space, self._checked(observation), before)
+        self._reset_rows(np.arange(self.num_envs) == 0, before, after)
+
+    # --- ends of episodes ------------------------------------------------------------------------------
+
+    def _take_final(self, info: Mapping[str, Any], done: Flags, out: HostStep) -> None:
+        """Final observations and masks, which a vector environment in the mode SAME_STEP tells in its infos."""
+        final = out.info["final_observation"]
+        copy_batch(self._observation_space, out.observation, final)
+        if self._has_mask:
+            out.info["action_mask"][:] = out.info[FINAL_MASK][:] = self._mask(info, "step")
+        if not done.any():
+            return
+        told = info.get("final_obs")
+        for i in done.nonzero()[0]:
+            self._write(final, int(i), self._final_of(told, int(i)))
+        if self._has_mask:
+            masks = self._mask(info.get("final_info", {}), "step that ended an episode (final_info)")
+            out.info[FINAL_MASK][done] = masks[done]
+
+    def _final_of(self, told: Any, i: int) -> Any:
+        """Row `i` of the final observations: of an array of objects, or of a batch as observations are."""
+        if told is None or (isinstance(told, np.ndarray) and told.dtype == object and told[i] is None):
+            raise ContractError(
+                f"{self._name}: the episode of environment {self._indices[i]} ended, and the infos of that step "
+                "have no final_obs of it. Gymnasium's mode SAME_STEP asks for one, as the observation is that of "
+                "the next episode already."
+            )
+        return told[i] if isinstance(told, np.ndarray) else jax.tree.map(lambda leaf: leaf[i], told)
+
+    def _begin_next(self, info: Mapping[str, Any], done: Flags, out: HostStep) -> None:
+        """Resets the rows whose episodes ended; what `out` holds so far is final."""
+        final = out.info["final_observation"]
+        copy_batch(self._observation_space, out.observation, final)
+        if self._has_mask:
+            out.info["action_mask"][:] = out.info[FINAL_MASK][:] = self._mask(info, "step")
+        if not done.any():
+            return
+        infos = self._reset_rows(done, final, out.observation)
+        if self._has_mask:
+            out.info["action_mask"][done] = self._mask(infos, "reset")[done]
+
+    def _reset_rows(self, rows: Flags, before: PyTree[np.ndarray], after: PyTree[np.ndarray]) -> Mapping[str, Any]:
+        """Resets some rows, writes the observations of all to `after`, and returns the infos.
+
+        Raises:
+            ContractError: the observation of another row is not as `before`.
+        """
+        first, info = self._reset(None, {**self._options, "reset_mask": rows.copy()})
+        copy_batch(self._observation_space, self._checked(first), after)
+        pairs = zip(leaves(self._observation_space, before), leaves(self._observation_space, after), strict=True)
+        for old, new in pairs:
+            moved = ~rows & (old != new).reshape(self.num_envs, -1).any(axis=1)
+            if moved.any():
+                raise self._reset_too_many(int(moved.nonzero()[0][0]))
+        return info
+
+    def _reset_too_many(self, row: int) -> ContractError:
+        return ContractError(
+            f"{self._name}: reset(options={{'reset_mask': rows}}) changed the observation of row {row}, which the "
+            f"mask leaves out. In its autoreset_mode, {self.mode.name}, a row whose episode ended is reset by "
+            "itself; a step spent on the reset would be learned from. hint: heed reset_mask, and return the "
+            "observations of the other rows as they are; or reset in the step that ends an episode (SAME_STEP, "
+            "with final_obs in the infos). Gymnasium's own: gymnasium:ID, or vectorization_mode='sync'."
+        )
+
+    # --- checks ----------------------------------------------------------------------------------------
+
+    def _reset(self, seed: int | None, options: dict[str, Any]) -> tuple[Any, Mapping[str, Any]]:
+        with blaming(f"{self._name}: reset of {self.num_envs} environments"):
+            return self._batch.reset(seed=seed, options=dict(options) or None)
+
+    def _mask(self, info: Mapping[str, Any], what: str) -> np.ndarray:
+        expected = self._struct.info["action_mask"].shape
+        mask = np.asarray(info.get("action_mask"))
+        if mask.shape != expected:
+            raise ContractError(
+                f"{self._name}: the infos of a {what} have an action_mask of the shape {mask.shape}, expected "
+                f"{expected}."
+            )
+        return mask
+
+    def _per_row(self, values: Any, what: str) -> np.ndarray:
+        array = np.asarray(values)
+        if array.shape != (self.num_envs,):
+            raise ContractError(
+                f"{self._name}: step returned {what} of the shape {array.shape}, expected ({self.num_envs},)."
+            )
+        return array
+
+    def _checked(self, observation: Any) -> Any:
+        """The observations of all rows, if they have the shapes of the space."""
+        for leaf, like in zip(
+            leaves(self._observation_space, observation),
+            leaves(self._observation_space, self._struct.observation),
+            strict=True,
+        ):
+            if np.shape(leaf) != like.shape:
+                raise ContractError(
+                    f"{self._name}: observations have the shape {np.shape(leaf)}, expected {like.shape} by "
+                    "single_observation_space and num_envs."
+                )
+        return observation
+
+    def _check_finite(self, observation: PyTree[np.ndarray], reward: np.ndarray | None) -> None:
+        """Raises NonFiniteError if an environment gave NaN or infinity in this step, or in a reset."""
+        number = find_non_finite(self._observation_space, observation, reward)
+        if number is not None:
+            i, step = number.row, 0 if reward is None else self._sums.step_of(number.row) + 1
+            raise non_finite_error(self._name, number, index=self._indices[i], step=step, seed=self._seeds[i])
+
+
+FLAGS = ("rewards", "terminations", "truncations")
+
+
+def _mode_of(name: str, batch: VectorEnv) -> AutoresetMode:
+    """How a vector environment begins new episodes, by its metadata.
+
+    Raises:
+        UsageError: it does not say so.
+    """
+    told = getattr(batch, "autoreset_mode", None) or (batch.metadata or {}).get("autoreset_mode")
+    try:
+        return AutoresetMode(told)
+    except ValueError:
+        raise UsageError(
+            f"{name}: its metadata has autoreset_mode={told!r}, expected one of gymnasium.vector.AutoresetMode: "
+            f"{', '.join(f'AutoresetMode.{mode.name}' for mode in AutoresetMode)}."
+        ) from None

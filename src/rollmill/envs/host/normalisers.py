@@ -1,0 +1,45 @@
+"""Refusal of Gymnasium's wrappers that scale by running statistics, of which each copy would have its own."""
+
+from typing import Any
+
+from rollmill.core.errors import UsageError
+
+SHARED = "whose statistics are those of all environments and a part of the checkpoint"
+REMEDIES = {
+    "NormalizeObservation": f"normalize_observations=True (--normalize-observations), {SHARED}",
+    "NormalizeReward": f"normalize_rewards=True (--normalize-rewards), {SHARED}; or use reward-scale",
+}
+"""Settings to use instead of each wrapper, by the name of its class."""
+
+EFFECTS = {
+    "NormalizeObservation": "an evaluation would begin with none",
+    "NormalizeReward": "the recorded returns would be sums of scaled rewards",
+}
+
+
+def check_wrappers(name: str, env: Any) -> None:
+    """Checks that no wrapper of an environment, or of a vector environment, keeps statistics of its own.
+
+    Args:
+        name: name in messages.
+        env: the outermost wrapper; those inside are its `.env`, and so on.
+
+    Raises:
+        UsageError: one is a `NormalizeObservation` or a `NormalizeReward` that goes on to learn its statistics.
+    """
+    layer, seen = env, set()
+    while layer is not None and id(layer) not in seen:
+        seen.add(id(layer))
+        for kind in type(layer).__mro__:
+            if kind.__name__ in REMEDIES and getattr(layer, "update_running_mean", True):
+                raise _refused(name, kind.__name__)
+        inner = vars(layer) if hasattr(layer, "__dict__") else {}
+        layer = inner.get("env") or next(iter(inner.get("envs") or ()), None)  # of a SyncVectorEnv, the first
+
+
+def _refused(name: str, wrapper: str) -> UsageError:
+    return UsageError(
+        f"{name} contains Gymnasium's {wrapper}: each copy would scale by statistics of its own, which no "
+        f"checkpoint holds, and {EFFECTS[wrapper]}. hint: leave the wrapper out, and set {REMEDIES[wrapper]}. "
+        "One with fixed statistics (update_running_mean=False) is accepted."
+    )
