@@ -1,31 +1,39 @@
 """Kills trainings that keep a memory at random moments, and compares what they learn with undisturbed ones.
 
-    python benchmarks/kills.py --kills 100 --minutes 25
+    python benchmarks/kills.py --kills 100 --processes 8 --minutes 5
+    python benchmarks/kills.py --kills 100 --processes 8 --minutes 5 --add
 
 DQN, SAC, TD3 and AlphaZero train in one program, on a mesh of two processes and under single-learner-coarse, all
 tiny. While one trains, processes are killed with SIGKILL: the one that trains, which its own command starts again
 (`--resume-if-exists`), or one of its workers. At the end the digest of its weights has to be that of a
 training that nobody disturbed. Actors of single-learner-coarse are killed in trainings of their own, which only
-have to finish, because their replacements begin new episodes. Trainings are forked from this process, which has
-imported everything, and find their programs in one compilation cache. Writes results/kills.json.
+have to finish, because their replacements begin new episodes; name the place "single-learner-coarse, actors" for
+them. So many trainings run side by side as `--processes` says. Trainings are forked from processes that have
+imported everything, and find their programs in one compilation cache. Writes results/kills.json whenever a
+training has ended; `--add` keeps the trainings that are in it, and kills until there are `--kills` in all.
 """
 
 import argparse
 import itertools
 import json
+import multiprocessing
 import os
 import random
 import re
+import shutil
 import signal
 import sys
 import tempfile
 import time
 import traceback
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
-from measure import RESULTS, write_result
+from measure import RESULTS, this_commit, write_result
 
 ITERATIONS = {"program": 4000, "mesh": 400}
 """Iterations by place, such that they take some seconds: one program makes hundreds a second."""
@@ -33,7 +41,7 @@ OTHER_ITERATIONS = 400
 CHECKPOINTS = 20
 START_SECONDS = 10.0
 """About how long a training starts up; a quarter of the kills come in that time."""
-STUCK_SECONDS = 600.0
+STUCK_SECONDS = 240.0
 DRIVER = "driver"
 
 SIZES = ["--num-envs", "4", "--num-steps", "4", "--num-shards", "4", "--network.hidden-sizes", "8"]
@@ -143,16 +151,18 @@ def _become_training(command: list[str], log: Path) -> None:
         os._exit(code)
 
 
-def endure(case: Case, run: Path, kills: int, rng: random.Random) -> dict:
+def endure(case: Case, run: Path, kills: int, seed: int) -> dict:
     """A training whose processes are killed so many times, to its end; what became of it."""
-    killed, starts, faults, began = [], 1, [], time.monotonic()
-    training = Training(case, run)
-    while len(killed) < kills and training.code() is None:
-        await_moment(case, training, rng)
+    rng, killed, starts, faults, began = random.Random(seed), [], 1, [], time.monotonic()
+    moments = iter(sorted(rng.uniform(0, case.iterations) for _ in range(kills)))
+    training, moment = Training(case, run), next(moments, None)
+    while moment is not None and training.code() is None:
+        await_moment(training, moment, rng)
         victim, pid = choose_victim(case, training, rng)
         if training.code() is not None or pid is None or not _kill(pid):
             continue
         killed.append({"victim": victim, "iteration": training.iterations()})
+        moment = next(moments, None)
         if victim == DRIVER:
             training.wait()
             training, starts = Training(case, run), starts + 1
@@ -164,9 +174,12 @@ def endure(case: Case, run: Path, kills: int, rng: random.Random) -> dict:
         faults.append(f"exit code {training.code()}: {training.said()[-800:]}")
     summary = run / "summary.json"
     digest = json.loads(summary.read_text())["weights_sha256"] if summary.exists() else None
-    seconds = time.monotonic() - began
+    if not faults:
+        shutil.rmtree(run)
+    seconds = round(time.monotonic() - began, 1)
     return {
         **case._asdict(),
+        "seed": seed,
         "killed": killed,
         "starts": starts,
         "weights": digest,
@@ -175,13 +188,12 @@ def endure(case: Case, run: Path, kills: int, rng: random.Random) -> dict:
     }
 
 
-def await_moment(case: Case, training: Training, rng: random.Random) -> None:
-    """Waits for a random moment: of the start-up, or of the iterations that are left."""
+def await_moment(training: Training, iteration: float, rng: random.Random) -> None:
+    """Waits for a random moment: of the start-up, or after an iteration."""
     if rng.random() < 0.25:
         training.wait(seconds=rng.uniform(0, START_SECONDS))
         return
-    target = rng.uniform(training.iterations(), case.iterations)
-    training.wait(lambda: training.iterations() >= target)
+    training.wait(lambda: training.iterations() >= iteration)
     training.wait(seconds=rng.uniform(0, 0.1))
 
 
@@ -208,39 +220,110 @@ def _kill(pid: int) -> bool:
     return True
 
 
-def main_loop(chosen: argparse.Namespace, folder: Path) -> list[dict]:
-    """Trainings until enough was killed, or the time is over."""
-    deadline = time.monotonic() + 60 * chosen.minutes
-    cases = [Case(algorithm, place) for place, algorithm in itertools.product(chosen.places, chosen.algorithms)]
-    rng, right, done = random.Random(chosen.seed), {}, []
-    for number, case in enumerate(itertools.cycle(cases)):
-        killed = sum(len(training["killed"]) for training in done)
-        if killed >= chosen.kills or time.monotonic() > deadline:
-            return done
-        if case.place in EXACT and case not in right:
-            undisturbed = endure(case, folder / f"undisturbed-{len(right)}", 0, rng)
-            right[case] = undisturbed["weights"]
-            if undisturbed["faults"]:
-                done.append(undisturbed)
-        one = endure(case, folder / f"run{number}", min(chosen.each, chosen.kills - killed), rng)
-        one["equal"] = one["weights"] == right[case] if case.place in EXACT else None
-        if one["equal"] is False:
-            one["faults"].append(f"weights {one['weights']} are not those of the undisturbed run, {right[case]}")
-        done.append(one)
-        print(json.dumps(one), flush=True)
+class Plan:
+    """Which trainings are begun: all cases take turns, until enough was killed or the time is over."""
+
+    def __init__(self, chosen: argparse.Namespace, earlier: list[dict]) -> None:
+        self.cases = [
+            Case(algorithm, place) for place, algorithm in itertools.product(chosen.places, chosen.algorithms)
+        ]
+        self.chosen, self._number = chosen, len(earlier)
+        self._deadline = time.monotonic() + 60 * chosen.minutes
+        self._missing = chosen.kills - sum(len(training["killed"]) for training in earlier)
+        self._turns = Counter(Case(training["algorithm"], training["place"]) for training in earlier)
+
+    def next(self) -> tuple[Case, int, int] | None:
+        """The next training: its case, its kills and its seed; None where no more are needed, or in time."""
+        kills = min(self.chosen.each, self._missing)
+        if kills <= 0 or time.monotonic() > self._deadline:
+            return None
+        case = min(self.cases, key=lambda case: self._turns[case])
+        self._turns[case] += 1
+        self._missing -= kills
+        self._number += 1
+        return case, kills, self.chosen.seed + self._number
+
+    def ended(self, kills: int, done: dict) -> None:
+        """A training was to be killed so many times: what it ended too early for is made up for."""
+        self._missing += kills - len(done["killed"])
+
+
+def trainings(chosen: argparse.Namespace, folder: Path, earlier: list[dict]) -> Iterator[dict]:
+    """What became of each training, as they end; those that have to be equal know it only at their end."""
+    plan, running, right, waiting = Plan(chosen, earlier), {}, {}, []
+    context = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(chosen.processes, mp_context=context) as pool:
+        for number, case in enumerate(case for case in plan.cases if case.place in EXACT):
+            running[pool.submit(endure, case, folder / f"undisturbed-{number}", 0, chosen.seed)] = (case, None)
+        while True:
+            while len(running) < chosen.processes and (following := plan.next()):
+                case, kills, seed = following
+                running[pool.submit(endure, case, folder / f"run{seed}", kills, seed)] = (case, kills)
+            if not running:
+                return
+            for case, kills, done in _ended(running):
+                if kills is None:
+                    right[case] = done
+                    continue
+                plan.ended(kills, done)
+                waiting.append((case, done))
+            known = [pair for pair in waiting if pair[0] in right or pair[0].place not in EXACT]
+            waiting = [pair for pair in waiting if pair not in known]
+            yield from (compared(done, right.get(case)) for case, done in known)
+
+
+def _ended(running: dict[Future, tuple[Case, int | None]]) -> list[tuple[Case, int | None, dict]]:
+    """Waits until one ends; takes those that have ended out."""
+    done = wait(running, return_when=FIRST_COMPLETED).done
+    return [(*running.pop(future), future.result()) for future in done]
+
+
+def compared(done: dict, right: dict | None) -> dict:
+    """A training with whether its weights are those of the undisturbed one, where they have to be."""
+    done |= {"equal": None, "commit": this_commit()}
+    if right is None:
+        return done
+    done |= {"equal": done["weights"] == right["weights"] is not None, "undisturbed": right["weights"]}
+    done["faults"] += [f"undisturbed: {fault}" for fault in right["faults"]]
+    if not done["equal"]:
+        done["faults"].append(
+            f"weights {done['weights']} are not those of the undisturbed run, {right['weights']}"
+        )
     return done
+
+
+def counted(done: list[dict]) -> dict:
+    """The result: kills and trainings in all and by case, and each training."""
+    exact = [training for training in done if training["equal"] is not None]
+    by_case = Counter()
+    for training in done:
+        by_case[f"{training['algorithm']}, {training['place']}"] += len(training["killed"])
+    return {
+        "kills": by_case.total(),
+        "kills_in_compared": sum(len(training["killed"]) for training in exact),
+        "kills_by_case": dict(sorted(by_case.items())),
+        "trainings": len(done),
+        "compared": len(exact),
+        "equal": sum(training["equal"] for training in exact),
+        "faults": [fault for training in done for fault in training["faults"]],
+        "each": done,
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=100, help="processes to kill in all")
-    parser.add_argument("--each", type=int, default=5, help="at most so many in one training")
+    parser.add_argument("--each", type=int, default=4, help="at most so many in one training")
+    parser.add_argument("--processes", type=int, default=1, help="trainings side by side")
     parser.add_argument("--minutes", type=float, default=25.0, help="no training begins after this time")
     parser.add_argument("--algorithms", nargs="*", default=list(ALGORITHMS), choices=list(ALGORITHMS))
-    parser.add_argument("--places", nargs="*", default=list(PLACES), choices=list(PLACES))
+    parser.add_argument("--places", nargs="*", default=list(EXACT), choices=list(PLACES))
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--add", action="store_true", help="keep the trainings that are in the result")
     parser.add_argument("--output", type=Path, default=RESULTS)
     chosen = parser.parse_args()
+    stored = chosen.output / "kills.json"
+    done = json.loads(stored.read_text())["result"]["each"] if chosen.add and stored.exists() else []
     with tempfile.TemporaryDirectory() as folder:
         os.environ |= {
             "JAX_PLATFORMS": "cpu",
@@ -251,19 +334,11 @@ def main() -> None:
         }
         for name in PRELOADED:
             import_module(name)
-        done = main_loop(chosen, Path(folder))
-    faults = [fault for training in done for fault in training["faults"]]
-    exact = [training for training in done if training.get("equal") is not None]
-    kills = sum(len(training["killed"]) for training in done)
-    counted = {
-        "kills": kills,
-        "kills_in_compared": sum(len(training["killed"]) for training in exact),
-        "trainings": len(done),
-        "compared": len(exact),
-        "equal": sum(training["equal"] for training in exact),
-    }
-    write_result("kills", {**counted, "faults": faults, "each": done}, directory=chosen.output)
-    sys.exit(1 if faults else 0)
+        for training in trainings(chosen, Path(folder), list(done)):
+            done.append(training)
+            print(json.dumps(training), flush=True)
+            write_result("kills", counted(done), directory=chosen.output)
+    sys.exit(1 if counted(done)["faults"] else 0)
 
 
 if __name__ == "__main__":
