@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from by_hand import assert_close, disturbed_network, normalise_by_hand, unroll_by_hand
+from losses_by_hand import assert_close, disturbed_network, normalise_by_hand, unroll_by_hand
 from restless import restless
 
 import rollmill

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from agents_envs import crowd, lone, numbered
-from by_hand import LOOSE, assert_close, normalise_by_hand
+from losses_by_hand import LOOSE, assert_close, normalise_by_hand
 
 import rollmill
 from rollmill.algorithms.agents import AgentPolicy
