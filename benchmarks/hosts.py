@@ -224,7 +224,6 @@ def cuts(folder: Path, rounds: dict[str, int], at_once: int) -> list[dict[str, A
             for event in in_turns(rounds):
                 results += _disturbed(first, second, event, trainings)
                 print(json.dumps(results[-at_once:], indent=1), flush=True)
-                write_result("hosts-cuts", {"trials": results, "table": table(results)})
         finally:
             for each in trainings:
                 _end(first, each)
