@@ -247,7 +247,9 @@ def compare(name: str, limits: Limits, environment: dict[str, str], result: dict
     graph_of, began = cache(given.graph_of), time.monotonic()
     request = SearchRequest(words=words, options=given.options, fixed={}, budget=limits.budget, fresh=True)
     # The narrow ones first: a brief sweep leaves out wider ones by them.
-    candidates = sorted(list_candidates(graph_of(None), request, this_machine()), key=widest)
+    candidates = sorted(
+        list_candidates(request, this_machine(), workload_of(graph_of(None), request.options)), key=widest
+    )
     trials = _trials(given, words, environment)
     sweep = Sweep(trials, {each: Swept([], []) for each in candidates}, limits.brief, limits.ends_at, limits.each)
     result |= {"command": " ".join(words), "rounds": limits.rounds, "budget": limits.budget, "brief": limits.brief}

@@ -121,7 +121,7 @@ def test_values_without_a_candidate_are_refused():
     graph = rollmill.ppo("CartPole-v1", num_envs=8, num_steps=8)
     request = SearchRequest([], RunOptions(), {"devices": 64})
     with pytest.raises(UsageError, match="no way to run on 2 cores and 0 GPUs that is searched has devices=64"):
-        list_candidates(graph, request, Machine(2))
+        list_candidates(request, Machine(2), workload_of(graph, request.options))
 
 
 def table(*, complete=True):

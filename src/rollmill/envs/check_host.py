@@ -8,14 +8,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 from jaxtyping import PyTree
 
 from rollmill.core.errors import ContractError, EnvironmentFailed, NonFiniteError
 from rollmill.core.spaces import contains, struct
 from rollmill.core.types import HostEnvironment, HostStep, HostVector
-from rollmill.envs.host import step_struct
+from rollmill.envs.host import replaced_by_legal, step_struct
 from rollmill.envs.host.finite import find_non_finite
 
 NUM_COPIES = 2
@@ -56,7 +55,7 @@ def _check_run(env: HostEnvironment, vector: HostVector, seed: int, num_steps: i
     ended = 0
     for _ in range(num_steps):
         mask = step.info.get("action_mask")
-        step = vector.step(_replaced_by_legal(env.action_space, actions.sample(), mask, rng))
+        step = vector.step(replaced_by_legal(env.action_space, actions.sample(), mask, rng))
         _check_failures(env, vector)
         _check_types(env, "step", step, expected)
         _check_numbers(env, step)
@@ -102,18 +101,3 @@ def _check_observation(env: HostEnvironment, what: str, observation: PyTree[np.n
                 f"{env.name}: {what} returned the observation {row}, which is not in the space "
                 f"{env.observation_space}: fix one of them (NaN, bounds)."
             )
-
-
-def _replaced_by_legal(space: spaces.Space, actions: Any, mask: Any, rng: np.random.Generator) -> Any:
-    """Random actions of the copies, legal ones where a mask tells them; with several agents by kind."""
-    if isinstance(mask, dict):
-        assert isinstance(space, spaces.Dict)
-        legal = {kind: _draw_legal(space[kind], by_agent, rng) for kind, by_agent in mask.items()}
-        return {**actions, **legal}
-    return actions if mask is None else _draw_legal(space, mask, rng)
-
-
-def _draw_legal(space: spaces.Space, mask: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """One random action for each copy, among those legal by `mask`, `[n, ...]`."""
-    assert isinstance(space, spaces.Discrete | spaces.MultiDiscrete)
-    return np.where(mask, rng.random(mask.shape), -1).argmax(axis=-1) + space.start

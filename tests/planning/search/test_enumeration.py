@@ -3,7 +3,7 @@
 import pytest
 
 from rollmill.planning.search import Candidate, Machine, Workload, candidates, restricted
-from rollmill.planning.search.enumeration import widths_up_to
+from rollmill.planning.search.enumeration import most_stepping, widths_up_to
 
 TWO_CORES = Machine(2)
 WORK = Workload(num_envs=64, num_steps=32, updates=16)
@@ -32,6 +32,41 @@ def test_environments_of_python_are_stepped_by_processes_alone():
     found = candidates(TWO_CORES, WORK.__class__(**{**vars(WORK), "on_host": True}))
     assert {each.place for each in found} == {"processes"}
     assert len(found) == len(set(found)) == 10
+
+
+@pytest.mark.parametrize(
+    ("changes", "memory", "most"),
+    [
+        ({"waiting": 0.1}, None, 2),  # 2 cores; so little may be noise
+        ({"waiting": 0.75}, None, 8),  # 2 / (1 - 0.75)
+        ({"waiting": 0.75, "num_envs": 6}, None, 6),
+        ({"waiting": 1.0}, None, 16),  # 8 for each core
+        ({"waiting": 1.0}, 2 * 10**9, 5),  # of 400 MB each
+        ({"waiting": 1.0}, 10**8, 2),
+        ({"waiting": 1.0, "on_host": False}, None, 2),
+    ],
+)
+def test_more_processes_than_cores_step_environments_that_wait(changes, memory, most):
+    machine, work = Machine(2, memory), WORK.__class__(**{**vars(WORK), "on_host": True} | changes)
+    assert most_stepping(machine, work) == most
+    found = candidates(machine, work)
+    widest = max(each.actors or each.workers or 1 for each in found)
+    assert widest == most and len(found) == len(set(found))
+    asynchronous = candidates(machine, work.__class__(**{**vars(work), "asynchronous": True}))
+    assert max(each.actors or 1 for each in asynchronous) == most
+
+
+def test_the_most_processes_are_tried_after_one_where_environments_wait():
+    """A budget of seconds reaches the first few candidates alone."""
+    found = candidates(TWO_CORES, WORK.__class__(**{**vars(WORK), "on_host": True, "waiting": 0.75}))
+    assert [str(each) for each in found[:6]] == [
+        "gpu-only learners=1",
+        "single-learner-coarse actors=8",
+        "environments workers=8 actors=1",
+        "single-learner-coarse actors=4",
+        "environments workers=4 actors=1",
+        "single-learner-coarse actors=1",
+    ]
 
 
 def test_several_seeds_are_trained_in_one_program():

@@ -13,6 +13,7 @@ from rollmill.api.options import RunOptions
 from rollmill.api.plan_search.process import SearchStopped
 from rollmill.api.plan_search.stored import file_for, read_stored, store
 from rollmill.api.plan_search.trials import ProcessTrials
+from rollmill.api.plan_search.waiting import waiting_share
 from rollmill.core.errors import UsageError
 from rollmill.core.machine import (
     device_memory,
@@ -34,6 +35,7 @@ from rollmill.planning.search import (
     Trials,
     Workload,
     candidates,
+    most_stepping,
     restricted,
     search,
 )
@@ -91,27 +93,27 @@ def this_machine() -> Machine:
     return Machine(usable_cores(), memory_bytes(), len(gpus), memory, max_instances=shared)
 
 
-def workload_of(graph: Graph, options: RunOptions) -> Workload:
-    """The numbers of a graph that the candidates depend on."""
+def workload_of(graph: Graph, options: RunOptions, *, waiting: float = 0.0) -> Workload:
+    """The numbers of a graph that the candidates depend on; `waiting` is the share of `waiting_share`."""
     loops = graph.loops
     return Workload(
         num_envs=loops.num_envs,
         num_steps=loops.num_steps,
         updates=loops.epochs * loops.num_minibatches,
         on_host=graph.host is not None,
+        waiting=waiting,
         num_seeds=options.num_seeds,
         asynchronous=options.asynchronous,
         gradient_bytes=interfaces(graph)["gradients"].bytes_per_message,
     )
 
 
-def list_candidates(graph: Graph, request: SearchRequest, machine: Machine) -> list[Candidate]:
+def list_candidates(request: SearchRequest, machine: Machine, workload: Workload) -> list[Candidate]:
     """The candidates of a request.
 
     Raises:
         UsageError: none has the values that the user has chosen.
     """
-    workload = workload_of(graph, request.options)
     found = restricted(candidates(machine, workload, request.objective), request.fixed)
     if not found:
         chosen = " ".join(f"{name}={value}" for name, value in request.fixed.items())
@@ -145,11 +147,15 @@ def find_plan(
     """
     graph_of = cache(graph_of)
     graph, machine = graph_of(None), machine or this_machine()
-    found = list_candidates(graph, request, machine)
     file = file_for(_identity(graph, request, machine))
     if not request.fresh and (stored := read_stored(file, budget=request.budget)):
         table, plan = stored
         return FoundPlan(plan, table, is_stored=True)
+    workload = workload_of(graph, request.options, waiting=waiting_share(graph))
+    found = list_candidates(request, machine, workload)
+    if (most := most_stepping(machine, workload)) > machine.cores:
+        share, cores = f"{workload.waiting:.0%}", machine.cores
+        say(f"a step waits for {share} of its time: up to {most} processes step, on {cores} cores")
     say(f"{len(found)} candidates in {request.budget:g} s; one is always measured, even if it takes longer")
     with stop_on_signals() as stop:
         trials = ProcessTrials(
@@ -157,7 +163,7 @@ def find_plan(
             request.words,
             request.options,
             machine,
-            workload_of(graph, request.options),
+            workload,
             lambda: _check_stop(stop),
             environment,
             ends_at=time.monotonic() + _measuring_seconds(request),

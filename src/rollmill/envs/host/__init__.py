@@ -1,6 +1,6 @@
 """Batches of host environments: Python objects stepped in one process, and the arrays that they fill."""
 
-from rollmill.envs.host.actions import fit_to_space
+from rollmill.envs.host.actions import fit_to_space, replaced_by_legal
 from rollmill.envs.host.batch_simulator import MakeBatch, batch_environment
 from rollmill.envs.host.environment import (
     StartByName,
@@ -36,5 +36,6 @@ __all__ = [
     "host_environment",
     "non_finite_error",
     "parallel_environment",
+    "replaced_by_legal",
     "step_struct",
 ]

@@ -62,3 +62,25 @@ def element_splitter(space: spaces.Space) -> Callable[[PyTree[np.ndarray]], Iter
         case spaces.Discrete():
             return lambda batch: iter(batch.tolist())  # Gymnasium checks Python integers 1 us faster
     return iter
+
+
+def replaced_by_legal(space: spaces.Space, actions: Any, mask: Any, rng: np.random.Generator) -> Any:
+    """Random actions of a batch, with legal ones where a mask tells them; of several agents by kind.
+
+    Args:
+        space: space of one action.
+        actions: drawn from the space, leaves `[n, ...]`.
+        mask: the legal ones; None if all are.
+        rng: draws among them.
+    """
+    if isinstance(mask, dict):
+        assert isinstance(space, spaces.Dict)
+        legal = {kind: _draw_legal(space[kind], by_agent, rng) for kind, by_agent in mask.items()}
+        return {**actions, **legal}
+    return actions if mask is None else _draw_legal(space, mask, rng)
+
+
+def _draw_legal(space: spaces.Space, mask: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """One random action for each copy, among those legal by `mask`, `[n, ...]`."""
+    assert isinstance(space, spaces.Discrete | spaces.MultiDiscrete)
+    return np.where(mask, rng.random(mask.shape), -1).argmax(axis=-1) + space.start

@@ -4,7 +4,7 @@ Pure: what a candidate takes and how fast it is are functions that the caller pa
 """
 
 from rollmill.planning.search.candidate import Candidate, restricted
-from rollmill.planning.search.enumeration import candidates
+from rollmill.planning.search.enumeration import candidates, most_stepping
 from rollmill.planning.search.machine import Machine, Objective, Workload
 from rollmill.planning.search.rows import (
     CandidateRow,
@@ -35,6 +35,7 @@ __all__ = [
     "candidates",
     "draw_table",
     "memory_text",
+    "most_stepping",
     "restricted",
     "saturation",
     "search",

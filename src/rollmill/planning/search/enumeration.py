@@ -1,5 +1,6 @@
 """Lists the ways to run a training on a machine, cheap and likely good ones first."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -9,6 +10,15 @@ from rollmill.planning.search.machine import Machine, Objective, Workload
 LIKELY_DEPTHS, OTHER_DEPTHS = ("off", "full"), ("rollout",)
 """Depths of fusion; the unfused program comes first, because others are judged by its times. Automatic fusion,
 which times many kernels before it chooses among the same, comes last."""
+
+LEAST_WAITING = 0.2
+"""Share of a step that is spent waiting from which on more processes than cores are tried; less may be noise."""
+
+MAX_CROWDING = 8
+"""Processes for each core that are tried at most, where environments wait."""
+
+PROCESS_BYTES = 400_000_000
+"""Memory of a process that steps environments of Python: JAX and Gymnasium take 300 to 350 MB there."""
 
 MOST_WIDENING = 10
 """Times that the number of environments is doubled at most."""
@@ -41,11 +51,24 @@ def widths_up_to(most: int) -> list[int]:
     return sorted({*(2**power for power in range(most.bit_length()) if 2**power <= most), most} - {0})
 
 
+def most_stepping(machine: Machine, workload: Workload) -> int:
+    """The largest number of processes that step environments side by side to advantage.
+
+    Each of them keeps a core busy for the share of a step that does not wait.
+    """
+    if not workload.on_host or workload.waiting < LEAST_WAITING:
+        return machine.cores
+    filling = math.ceil(machine.cores / max(1 - workload.waiting, 1e-3))
+    holding = machine.memory // PROCESS_BYTES if machine.memory else filling
+    most = min(filling, workload.num_envs, MAX_CROWDING * machine.cores, holding)
+    return max(most, machine.cores)
+
+
 def _placements(machine: Machine, workload: Workload) -> Iterator[Candidate]:
     if workload.asynchronous:
-        yield from _asynchronous(machine)
+        yield from _asynchronous(machine, most_stepping(machine, workload))
     elif workload.on_host:
-        yield from _of_host_environments(machine)
+        yield from _of_host_environments(machine, most_stepping(machine, workload))
     elif workload.num_seeds > 1:
         yield from _programs(machine, LIKELY_DEPTHS)
     else:
@@ -119,10 +142,19 @@ def _apart(machine: Machine) -> Iterator[Candidate]:
         yield Candidate("environments", "processes", workers=workers, actors=1, gpus=gpus)
 
 
-def _of_host_environments(machine: Machine) -> Iterator[Candidate]:
-    """Ways that use several processes for environments of Python, of which each process steps one at a time."""
+def _of_host_environments(machine: Machine, most: int) -> Iterator[Candidate]:
+    """Ways that use several processes for environments of Python, of which each process steps one at a time.
+
+    Args:
+        machine: what there is.
+        most: the largest number of processes that step environments. Those beyond the cores come first, as they
+            are tried only where steps wait.
+    """
     gpus = min(1, machine.gpus)
     yield Candidate(place="processes", learners=1, gpus=gpus)
+    for count in reversed([width for width in widths_up_to(most) if width > machine.cores]):
+        yield Candidate("single-learner-coarse", "processes", actors=count, gpus=gpus)
+        yield Candidate("environments", "processes", workers=count, actors=1, gpus=gpus)
     for actors in widths_up_to(machine.cores):
         yield Candidate("single-learner-coarse", "processes", actors=actors, gpus=gpus)
     for learners in widths_up_to(machine.gpus_per_host or machine.cores)[1:]:
@@ -132,10 +164,10 @@ def _of_host_environments(machine: Machine) -> Iterator[Candidate]:
         yield Candidate("central", "processes", actors=actors, gpus=gpus)
 
 
-def _asynchronous(machine: Machine) -> Iterator[Candidate]:
+def _asynchronous(machine: Machine, most: int) -> Iterator[Candidate]:
     gpus = min(1, machine.gpus)
     for distribution in ("single-learner-coarse", "central"):
-        for actors in widths_up_to(machine.cores):
+        for actors in widths_up_to(most):
             yield Candidate(distribution, "processes", actors=actors, asynchronous=True, gpus=gpus)
-    for workers in widths_up_to(machine.cores)[1:]:
+    for workers in widths_up_to(most)[1:]:
         yield Candidate("environments", "processes", workers=workers, actors=1, asynchronous=True, gpus=gpus)

@@ -53,6 +53,8 @@ class Workload:
     """Updates of an iteration."""
     on_host: bool = False
     """True if Python steps the environments, outside of compiled programs."""
+    waiting: float = 0.0
+    """Share of a step's time in which an environment of Python waits and keeps no core busy."""
     num_seeds: int = 1
     """Trainings side by side in one program."""
     asynchronous: bool = False

@@ -1,0 +1,75 @@
+"""Whether the steps of host environments compute or wait, such as for a simulator, a network or a robot."""
+
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+from gymnasium.vector.utils import batch_space
+
+from rollmill.core.errors import RollmillError
+from rollmill.core.types import HostVector
+from rollmill.dataflow import Graph
+from rollmill.envs.host import replaced_by_legal
+
+WARM_STEPS, MIN_STEPS = 3, 10
+MAX_SECONDS = 1.0
+"""Time that steps are repeated for after the first ones, unless they are so slow that `MIN_STEPS` take longer."""
+SCHEDULING = Path("/proc/thread-self/schedstat")
+"""Linux's account of this thread; its second number is the nanoseconds that it was ready and had no core."""
+
+
+def waiting_share(graph: Graph) -> float:
+    """The share of the time of a step in which an environment keeps no core busy, from 0 to 1.
+
+    One environment takes random steps in this process. Time of all threads of the process counts as computing, and
+    time in which a core was lacking does not count. 0 for environments of JAX functions, and where an environment
+    fails, which its training will say.
+    """
+    if graph.host is None:
+        return 0.0
+    try:
+        vector = graph.host([0], seed=0)
+    except RollmillError:
+        return 0.0
+    try:
+        return _measured(graph, vector)
+    except RollmillError:
+        return 0.0
+    finally:
+        vector.close()
+
+
+def _measured(graph: Graph, vector: HostVector) -> float:
+    rng, actions = np.random.default_rng(0), batch_space(graph.action_space, 1)
+    actions.seed(0)
+    now, steps, ends_at = vector.reset(), 0, float("inf")
+    began = _Clocks()
+    while steps < MIN_STEPS or time.perf_counter() < ends_at:
+        if steps == WARM_STEPS:
+            began, ends_at = _Clocks(), time.perf_counter() + MAX_SECONDS
+        drawn = replaced_by_legal(graph.action_space, actions.sample(), now.info.get("action_mask"), rng)
+        now = vector.step(jax.tree.map(np.asarray, drawn))
+        steps += 1
+    return began.waited_since()
+
+
+class _Clocks:
+    """The clocks of this moment."""
+
+    def __init__(self) -> None:
+        self._wall, self._computing, self._without_core = time.perf_counter(), time.process_time(), _without_core()
+
+    def waited_since(self) -> float:
+        """Share of the time since then in which nothing was computed, without that in which a core was lacking."""
+        served = time.perf_counter() - self._wall - (_without_core() - self._without_core)
+        computing = time.process_time() - self._computing
+        return min(max(1 - computing / max(served, 1e-9), 0.0), 1.0)
+
+
+def _without_core() -> float:
+    """Seconds that this thread was ready and had no core; 0 where the system does not tell."""
+    try:
+        return int(SCHEDULING.read_text().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
