@@ -4,8 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO_RUN ?= runs/demo-$(shell date +%Y%m%d-%H%M%S)
 REJAX := .rejax
+SB3 := .sb3
 
-.PHONY: demo test test-slow lint format docs package benchmark-training benchmark-learning benchmark-tag benchmark-tag-learning clean
+.PHONY: demo test test-slow lint format docs package benchmark-training benchmark-learning benchmark-tag benchmark-tag-learning benchmark-images clean
 
 demo: $(VENV)/.installed
 	$(BIN)/rollmill train ppo CartPole-v1 --recipe cartpole-two-cores --run-dir $(DEMO_RUN)
@@ -57,12 +58,22 @@ $(REJAX)/.installed:
 	$(REJAX)/bin/pip install --quiet rejax==0.1.3 gymnax==0.0.9
 	touch $@
 
+# Stable-Baselines3 needs torch: it gets an environment of its own, with torch for CPUs.
+$(SB3)/.installed:
+	$(PYTHON) -m venv $(SB3)
+	$(SB3)/bin/pip install --quiet torch --index-url https://download.pytorch.org/whl/cpu
+	$(SB3)/bin/pip install --quiet stable-baselines3==2.7.0
+	touch $@
+
 benchmark-training: $(VENV)/.installed $(REJAX)/.installed
 	$(BIN)/python benchmarks/training.py cpu --rejax $(REJAX)/bin/python
 
 benchmark-learning: $(VENV)/.installed $(REJAX)/.installed
 	$(BIN)/pip install --quiet matplotlib
 	$(BIN)/python benchmarks/learning.py --rejax $(REJAX)/bin/python
+
+benchmark-images: $(VENV)/.installed $(SB3)/.installed
+	$(BIN)/python benchmarks/images.py --sb3 $(SB3)/bin/python
 
 benchmark-tag: $(VENV)/.installed-peers
 	$(BIN)/python benchmarks/tag.py cpu
@@ -86,4 +97,4 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(REJAX) .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(REJAX) $(SB3) .pytest_cache .ruff_cache
