@@ -98,6 +98,12 @@ def test_what_is_made_twice_in_the_same_way_is_the_same(make):
     assert certainly_same(make(), make())
 
 
+def test_a_space_stays_the_same_when_it_is_printed_and_sampled():
+    printed = SAME["spaces"]()
+    assert "Box" in repr(printed) and printed.sample().keys() == {"a", "b"}
+    assert certainly_same(SAME["spaces"](), printed)
+
+
 @pytest.mark.parametrize(("one", "other"), DIFFERENT.values(), ids=DIFFERENT)
 def test_what_differs_in_a_part_may_differ(one, other):
     assert not certainly_same(one, other)

@@ -11,6 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from gymnasium import Space
 
+NOT_OF_A_SPACE = {"_np_random", "low_repr", "high_repr"}
+"""Attributes of a space that are filled when it is sampled or printed, and decide nothing of it."""
+
 
 class _Taken(NamedTuple):
     """A value taken apart."""
@@ -73,7 +76,7 @@ def _(array: Any) -> _Taken:
 @_taken_apart.register
 def _(space: Space) -> _Taken:
     """Spaces' own equality is approximate."""
-    return _Taken("space", ({name: part for name, part in vars(space).items() if name != "_np_random"},))
+    return _Taken("space", ({name: part for name, part in vars(space).items() if name not in NOT_OF_A_SPACE},))
 
 
 @_taken_apart.register(tuple)

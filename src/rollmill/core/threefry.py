@@ -7,6 +7,7 @@ other; without the loop it is one fused operation.
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.extend.random import threefry2x32_p
 from jax.interpreters import mlir
 
@@ -26,15 +27,20 @@ def threefry(key_0: jax.Array, key_1: jax.Array, count_0: jax.Array, count_1: ja
     Keys are mostly made from others. Each generation is computed before the next one: several in one fused
     operation take jaxlib 0.11 minutes to compile.
     """
-    key_0, key_1 = jax.lax.optimization_barrier((key_0, key_1))
+    # Operations of `lax`, for tracing operators of arrays takes several times longer, and programs draw often.
+    shape = jnp.broadcast_shapes(key_0.shape, key_1.shape, count_0.shape, count_1.shape)
+    spread = lambda word: word if word.shape == shape else jnp.broadcast_to(word, shape)
+    number = lambda value: lax.full(shape, value, jnp.uint32)
+    key_0, key_1 = lax.optimization_barrier((key_0, key_1))
     keys = (key_0, key_1, key_0 ^ key_1 ^ jnp.uint32(PARITY))
-    x, y = count_0 + key_0, count_1 + key_1
+    x, y = lax.add(spread(count_0), spread(key_0)), lax.add(spread(count_1), spread(key_1))
     for turn in range(TURNS):
         for distance in ROTATIONS[turn % 2]:
-            x = x + y
-            y = x ^ (y << jnp.uint32(distance) | y >> jnp.uint32(32 - distance))
-        x = x + keys[(turn + 1) % 3]
-        y = y + keys[(turn + 2) % 3] + jnp.uint32(turn + 1)
+            x = lax.add(x, y)
+            left, right = lax.shift_left(y, number(distance)), lax.shift_right_logical(y, number(32 - distance))
+            y = lax.bitwise_xor(x, lax.bitwise_or(left, right))
+        x = lax.add(x, spread(keys[(turn + 1) % 3]))
+        y = lax.add(lax.add(y, spread(keys[(turn + 2) % 3])), number(turn + 1))
     return [x, y]
 
 
