@@ -67,7 +67,7 @@ def othello() -> Environment:
         changed = jax.vmap(turned)(DIRECTIONS, counts).any(axis=0) & legal
         board = jnp.where(changed, player, board)
         passes = jnp.where(legal, 0, passes + 1)
-        reward = counts.sum().astype(jnp.float32) * legal
+        reward = counts.sum().astype(jnp.float32) * legal.astype(jnp.float32)
         done = (board != 0).all() | (passes >= 40)
         return Timestep(seen(board), (board, -player, passes), reward, done, jnp.asarray(False), {})
 
@@ -131,7 +131,7 @@ def line_reversal() -> Environment:
         return jnp.where((at >= 0) & (at < LINE) & (board[at] == player), count, 0)
 
     def reset(key, params):
-        board = jnp.where(jax.random.bernoulli(key, 0.5, (LINE,)), 1, -1) * (places % 3 > 0)
+        board = jnp.where(jax.random.bernoulli(key, 0.5, (LINE,)), 1, -1) * (places % 3 > 0).astype(jnp.int32)
         return seen(board), (board.astype(jnp.int32), jnp.int32(1))
 
     def step(key, state, action, params):
@@ -147,7 +147,7 @@ def line_reversal() -> Environment:
         board = jnp.where(taken, player, board)
         swept = jax.random.randint(key, (), 0, LINE)
         board = board.at[swept].set(jnp.where(plays, board[swept], 0))
-        reward = (left + right).astype(jnp.float32) * plays
+        reward = (left + right).astype(jnp.float32) * plays.astype(jnp.float32)
         return Timestep(seen(board), (board, -player), reward, (board != 0).all(), jnp.asarray(False), {})
 
     return game("LineReversal", LINE, LINE, reset, step)
@@ -197,7 +197,7 @@ def hunted() -> Environment:
         far = jax.vmap(distances, (None, 0))(walls, places)
 
         def follow(place):
-            options = jnp.clip(place + moves, 0, MAZE - 1)
+            options = jnp.clip(place[None] + moves, 0, MAZE - 1)
             return options[jnp.argmin(far[0][options[:, 0], options[:, 1]])]
 
         hunters = jax.vmap(follow)(places[1:])

@@ -1,5 +1,10 @@
-"""Steps of games, fused and unfused: each from where the unfused ones have come, over whole episodes."""
+"""Steps of games, fused and unfused: each from where the unfused ones have come, over whole episodes.
 
+The unfused ones are computed on the CPU also where there is a GPU: docs/numbers.md names a fault of XLA on GPUs
+that such games show.
+"""
+
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,19 +20,26 @@ from rollmill.fusion import LoweredFunction
 
 
 class Steps(NamedTuple):
-    """Steps of a game by XLA, unfused."""
+    """Steps of a game by XLA on the CPU, unfused."""
 
     lowered: LoweredFunction
     given: Any
     """Keys, states and actions `[steps]`."""
     expected: Any
     """Timesteps `[steps]`."""
+    copies: int
+    """Copies of the game, the steps of which alternate."""
 
 
 def unfused_steps(name: str, *, steps: int, copies: int) -> Steps:
     """So many steps of some copies of a game with random actions."""
+    with jax.default_device(jax.devices("cpu")[0]):
+        return _played(name, steps, copies)
+
+
+def _played(name: str, steps: int, copies: int) -> Steps:
     env = auto_reset(GAMES[name]())
-    reset, step = partial(env.reset, params=env.params), partial(env.step, params=env.params)
+    reset, step = partial(env.reset, params=env.params), step_of(name)
     actions = jax.random.randint(jax.random.key(1), (steps, copies), 0, env.action_space.n)
     keys = jax.random.split(jax.random.key(2), (steps, copies))
 
@@ -42,12 +54,33 @@ def unfused_steps(name: str, *, steps: int, copies: int) -> Steps:
     before, expected = jax.jit(played, compiler_options=AS_UNFUSED)(keys, actions)
     flat = lambda tree: jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), tree)
     given = (flat(keys), flat(before), flat(actions))
-    return Steps(lowered_for(step, given), given, flat(expected))
+    return Steps(lowered_for(step, given), given, flat(expected), copies)
+
+
+def step_of(name: str) -> Any:
+    """`step(key, state, action)` of a game."""
+    env = auto_reset(GAMES[name]())
+    return partial(env.step, params=env.params)
+
+
+def steps_by_xla(name: str, steps: Steps) -> list[np.ndarray]:
+    """The same steps by XLA on JAX's default device, unfused: those of all copies at once, one after the other."""
+    given = jax.device_put(steps.given, jax.devices()[0])
+    turns = jax.tree.map(lambda leaf: leaf.reshape(-1, steps.copies, *leaf.shape[1:]), given)
+    options = {name: value for name, value in AS_UNFUSED.items() if "cpu" not in name}
+    advance = lambda _, turn: (None, jax.vmap(step_of(name))(*turn))
+    found = jax.jit(lambda own: jax.lax.scan(advance, None, own)[1], compiler_options=options)(turns)
+    whole = [plain(leaf) for leaf in jax.tree.leaves(found)]
+    return [leaf.reshape(-1, *leaf.shape[2:]) for leaf in whole]
 
 
 def differing(steps: Steps, way: Way) -> int:
-    """In how many steps a way differs; integers and flags exactly, floats by more than their last digits."""
-    found = results(way, steps.lowered, steps.given)
+    """In how many steps a way differs."""
+    return differing_from(steps, results(way, steps.lowered, steps.given))
+
+
+def differing_from(steps: Steps, found: Sequence[np.ndarray]) -> int:
+    """In how many steps results differ; integers and flags exactly, floats by more than their last digits."""
     expected = list(map(plain, jax.tree.leaves(steps.expected)))
     unequal = np.zeros(len(expected[0]), bool)
     for own, other in zip(found, expected, strict=True):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from drawn_compare import WAYS
 from game_environments import GAMES
-from game_runs import differing, unfused_steps
+from game_runs import differing, differing_from, steps_by_xla, unfused_steps
 
 COPIES = 4
 
@@ -18,3 +18,4 @@ def test_steps_are_those_of_the_program(name, steps):
     # So many rewards that the game is not over before it begins, or always goes the same way.
     assert len(np.unique(np.asarray(played.expected.reward))) >= 2
     assert {way: differing(played, run) for way, run in WAYS.items()} == dict.fromkeys(WAYS, 0)
+    assert differing_from(played, steps_by_xla(name, played)) == 0
