@@ -9,13 +9,15 @@ sorting, linear algebra and random numbers, for all types and their edge values.
 by XLA, with the passes of Rollmill's own unfused programs, by the reference and as machine code; with `--gpu`,
 unfused by XLA and as a Triton kernel there. Integers and flags are compared exactly. So are floats, which are
 whole numbers, except for those of operations that round: these may differ by a relative 1e-4. `--games` plays 256
-steps of four copies of each game of tests/fusion/game_environments.py. `--faults` makes the compiler wrong on
-purpose, in one place after the other, and counts the programs that it takes to find that.
+steps of four copies of each game of tests/fusion/game_environments.py, and compares them with XLA on the CPU also
+where there is a GPU; XLA on the GPU is then one of the ways. `--faults` makes the compiler wrong on
+purpose, in one place after the other, and counts the programs that it takes to find that; of these, only outputs
+with a primitive that the fault concerns are computed.
 
 Each process is given one program after the other. One that takes longer than `--limit` seconds is ended and
-counted as `late`. Rows are appended to a file beside the result as they come. What differs is made smaller and
-printed. Writes results/fusion-programs.json, fusion-programs-gpu.json or fusion-programs-faults.json; `--output`
-names another folder.
+counted as `late`. Rows are appended to a file beside the result as they come, and `--add` goes on from them. What
+differs is made smaller and printed. Writes results/fusion-programs.json, fusion-programs-gpu.json or
+fusion-programs-faults.json; `--output` names another folder.
 """
 
 import argparse
@@ -35,7 +37,7 @@ sys.path[:0] = [str(TESTS), str(TESTS.parent)]
 FIRST = 100_000
 """The seed of the first program, beyond those of the tests."""
 GAME_STEPS, GAME_COPIES = 256, 4
-MAX_TASKS = 200
+MAX_TASKS = 40
 """Programs of one process: what it has compiled stays in its memory."""
 SHRINKING = 50.0
 """Seconds for making smaller what differs; a program's verdict is not to be late for it."""
@@ -49,8 +51,9 @@ def main() -> None:
     parser.add_argument("--faults", action="store_true", help="find faults that are made on purpose")
     parser.add_argument("--games", action="store_true", help="play games, too")
     parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--limit", type=float, default=120, help="seconds that one program may take")
+    parser.add_argument("--limit", type=float, help="seconds that one task may take; 120, of a fault 500")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="no program begins later than that")
+    parser.add_argument("--add", action="store_true", help="keep the rows of an earlier run, and do what it lacks")
     parser.add_argument("--output", type=Path, help="folder for the result")
     options = parser.parse_args()
     # Before any module makes an array: this process and all others share the GPU.
@@ -62,13 +65,30 @@ def main() -> None:
     name = "fusion-programs" + ("-gpu" if options.gpu else "-faults" if options.faults else "")
     folder = options.output or RESULTS
     folder.mkdir(parents=True, exist_ok=True)
-    tasks = tasks_of(options)
-    begin = time.monotonic()
-    with (folder / f"{name}.rows.jsonl").open("w") as rows:
-        found = [row for row in run_all(tasks, options) if rows.write(json.dumps(row) + "\n") and not rows.flush()]
+    options.limit = options.limit or (500 if options.faults else 120)
+    begin, file = time.monotonic(), folder / f"{name}.rows.jsonl"
+    found = earlier_rows(file) if options.add else []
+    done = [row["task"] for row in found]
+    tasks = [task for task in tasks_of(options) if as_stored(task) not in done]
+    with file.open("w") as rows:
+        rows.writelines(json.dumps(row) + "\n" for row in found)
+        found += [
+            row for row in run_all(tasks, options) if rows.write(json.dumps(row) + "\n") and not rows.flush()
+        ]
     result = summary(found) | {"seconds": round(time.monotonic() - begin), "first": options.first}
     print(json.dumps(result["counts"], indent=2))
     write_result(name, result, directory=folder)
+
+
+def earlier_rows(file: Path) -> list[dict[str, Any]]:
+    """The rows of an earlier run, without tasks that it did not end."""
+    rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    return [row for row in rows if row["outcome"] not in ("not begun", "late", "died")]
+
+
+def as_stored(task: Any) -> Any:
+    """A task as a row holds it."""
+    return json.loads(json.dumps(task))
 
 
 def tasks_of(options: argparse.Namespace) -> list[tuple[str, Any]]:
@@ -182,7 +202,7 @@ def ways(gpu: bool) -> dict[str, Any]:
 def program_rows(seed: int, gpu: bool) -> list[dict[str, Any]]:
     """The verdicts on a program; where it differs, with the smallest one that does."""
     from drawn_compare import AS_UNFUSED, QUICKLY, Case, case_of, compare, is_wrong, smallest
-    from drawn_programs import to_json
+    from drawn_text import to_json
 
     def verdicts(case: Case) -> list[Any]:
         return compare(case, own, options)
@@ -200,12 +220,16 @@ def program_rows(seed: int, gpu: bool) -> list[dict[str, Any]]:
 
 
 def game_rows(name: str, gpu: bool) -> list[dict[str, Any]]:
-    """In how many of its steps a game differs, in each way."""
-    from game_runs import differing, unfused_steps
+    """In how many of its steps a game differs from XLA on the CPU, in each way."""
+    from drawn_compare import WAYS
+    from game_runs import differing, differing_from, steps_by_xla, unfused_steps
 
+    own = ways(gpu) | ({"reference": WAYS["reference"]} if gpu else {})
     try:
         steps = unfused_steps(name, steps=GAME_STEPS, copies=GAME_COPIES)
-        counts = {way: differing(steps, run) for way, run in ways(gpu).items()}
+        counts = {way: differing(steps, run) for way, run in own.items()}
+        if gpu:
+            counts["XLA on the GPU"] = differing_from(steps, steps_by_xla(name, steps))
     except Exception as error:
         return [{"way": "", "outcome": "failed", "detail": f"{type(error).__name__}: {error}"[:500]}]
     total = GAME_STEPS * GAME_COPIES

@@ -10,16 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from code_runs import run_code
-from drawn_programs import (
-    OPERATIONS,
-    Expr,
-    arguments,
-    arguments_of,
-    constant,
-    function_of,
-    parts_of,
-    program,
-)
+from drawn_programs import OPERATIONS, Expr, arguments_of, constant, function_of, parts_of, program
+from drawn_types import arguments
 from fused_runs import is_key, lowered_for
 
 from emitters import AS_USERS
@@ -35,8 +27,8 @@ AS_UNFUSED = {"xla_allow_excess_precision": False, **AS_USERS}
 QUICKLY = {**AS_UNFUSED, "xla_backend_optimization_level": 0}
 """The same passes of XLA's, and half the time: LLVM does not optimise what they give."""
 
-TOLERANCE = 1e-4
-"""Of operations that round."""
+TOLERANCE = {"float32": 1e-4, "float16": 2e-3, "bfloat16": 1.6e-2}
+"""Of operations that round: of 16-bit floats, two units of their last place."""
 
 Way = Callable[..., Sequence[Any]]
 """`(program, inputs, uniforms, *, block) -> outputs`, as `evaluate`."""
@@ -125,7 +117,8 @@ def _verdict(way: str, run: Way, lowered: LoweredFunction, case: Case, expected:
         return _failed(way, error)
     for number, (own, other) in enumerate(zip(found, expected, strict=True)):
         operation = OPERATIONS.get(case.outputs[number].op)
-        tolerance = TOLERANCE if operation and operation.kind == "rounded" else 0.0
+        rounds = operation is not None and operation.kind == "rounded"
+        tolerance = TOLERANCE.get(own.dtype.name, 0.0) if rounds else 0.0
         places = _unequal(own, other, tolerance)
         if places.any():
             first = np.argwhere(places)[0]

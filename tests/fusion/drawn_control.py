@@ -3,11 +3,15 @@
 from collections.abc import Callable
 from typing import Any
 
+import drawn_functions  # noqa: F401
 import drawn_indexing  # noqa: F401
+import drawn_random  # noqa: F401
+import drawn_shapes  # noqa: F401
 import jax
 import jax.numpy as jnp
 from drawn_operations import ANY, Draw, finite, held, ordered
-from drawn_programs import FLOATS, INTEGERS, NUMBERS, Part, Type, operation
+from drawn_programs import Part, operation
+from drawn_types import FLOATS, INTEGERS, NUMBERS, Type
 
 lax = jax.lax
 
@@ -164,7 +168,7 @@ def _vmap_keys(params: tuple, own: Type, key: Callable, body: Callable) -> Any:
 
 def _together(rng: Draw, own: Type) -> Any:
     fits = own.shape and own.dtype in ANY
-    return ((rng.choice(("psum", "pmax", "index")),), [Part(own)]) if fits else None
+    return ((rng.choice(("psum", "pmax", "pmin", "index")),), [Part(own)]) if fits else None
 
 
 @control("lanes together", _together)
@@ -173,6 +177,7 @@ def _lanes_together(params: tuple, own: Type, x: Callable) -> Any:
     of_lane = {
         "psum": lambda v: lax.psum(finite(v, 4), "lanes"),
         "pmax": lambda v: lax.pmax(ordered(v), "lanes"),
+        "pmin": lambda v: lax.pmin(ordered(v), "lanes"),
         "index": lambda v: held(v) + lax.axis_index("lanes").astype(v.dtype),
     }[params[0]]
     return jax.vmap(of_lane, axis_name="lanes")(x())

@@ -10,7 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from drawn_programs import FLOATS, HELD, INTEGERS, NUMBERS, SIGNED, UNSIGNED, Part, Type, of_values
+from drawn_programs import Part, of_values
+from drawn_types import FLOATS, HELD, INTEGERS, NUMBERS, SIGNED, UNSIGNED, Type
 
 lax = jax.lax
 
@@ -162,7 +163,8 @@ of_values("compare", _compared, lambda params, own, x, y: getattr(lax, params[0]
 def _converted(rng: Draw, wanted: Type) -> Any:
     if wanted.dtype == "key":
         return None
-    return (), [Part(Type(rng.choice([own for own in NUMBERS if own != wanted.dtype]), wanted.shape))]
+    before = rng.choice([own for own in NUMBERS if own != wanted.dtype])
+    return (before,), [Part(Type(before, wanted.shape))]
 
 
 of_values("convert", _converted, lambda params, own, x: x.astype(own.dtype), weight=2)
@@ -172,7 +174,8 @@ def _bits(rng: Draw, wanted: Type) -> Any:
     if wanted.dtype not in INTEGERS:
         return None
     size = np.dtype(wanted.dtype).itemsize
-    return (), [Part(Type(rng.choice([own for own in ANY if jnp.dtype(own).itemsize == size]), wanted.shape))]
+    before = rng.choice([own for own in ANY if jnp.dtype(own).itemsize == size])
+    return (before,), [Part(Type(before, wanted.shape))]
 
 
 def _cast(params: tuple, own: Type, x: jax.Array) -> jax.Array:
@@ -227,7 +230,6 @@ def _reduced(params: tuple, own: Type, x: jax.Array) -> jax.Array:
         "or": lambda x: lax.reduce_or(x, (axis,)),
         "and": lambda x: lax.reduce_and(x, (axis,)),
         "xor": lambda x: lax.reduce_xor(x, (axis,)),
-        "own": lambda x: lax.reduce(held(x), x.dtype.type(1), lambda a, b: jnp.maximum(a, b), (axis,)),
     }
     return functions[kind](x)
 

@@ -1,40 +1,19 @@
 """Programs of one environment that are drawn at random, as trees of operations.
 
-A tree can be stored as JSON, made smaller part by part, and run by JAX. Floats are small whole numbers, infinities
-or NaN, on which arithmetic is exact, so that every way of computing a program gives the same bits. Operations that
-round stand at the root of a tree alone.
+A program has a nest of control flow, and small outputs that each show one form of an operation. Programs of
+successive seeds show all forms in turn. A tree can be stored as JSON, made smaller part by part, and run by JAX.
+Floats are small whole numbers, infinities or NaN, on which arithmetic is exact, so that every way of computing a
+program gives the same bits. Operations that round stand at the root of a tree alone.
 """
 
+import functools
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-
-FLOATS = ("float32", "float16", "bfloat16")
-SIGNED, UNSIGNED = ("int8", "int16", "int32"), ("uint8", "uint16", "uint32")
-INTEGERS = (*SIGNED, *UNSIGNED)
-NUMBERS = (*FLOATS, *INTEGERS, "bool")
-
-HELD = {"float32": 50, "float16": 16, "bfloat16": 4}
-"""Magnitudes up to which sums and products of a few whole numbers are exact."""
-
-EDGES = {
-    "float32": [0, -0.0, 1, -1, 2, 3, -7, 50, 2.5, -0.5, np.nan, np.inf, -np.inf, 2.0**31, -(2.0**31), 300],
-    "float16": [0, -0.0, 1, -1, 2, 3, -7, np.nan, np.inf, -np.inf, 300, -60000],
-    "bfloat16": [0, -0.0, 1, -1, 2, 3, -4, np.nan, np.inf, -np.inf, 256, -(2.0**31)],
-    "bool": [False, True],
-}
-SOME_INTEGERS = [0, 1, 2, 3, -1, 7, 31, 32, 33, -2, -9, 100]
-
-
-class Type(NamedTuple):
-    """Type and shape of an array; the type `key` is that of random keys."""
-
-    dtype: str
-    shape: tuple[int, ...] = ()
+from drawn_types import ARGUMENTS, FLOATS, NUMBERS, UNSIGNED, Type, edges_of
 
 
 class Expr(NamedTuple):
@@ -108,62 +87,85 @@ def _function(part: Expr, own: tuple[int, ...], variables: Mapping[int, Any]) ->
     return lambda *given: run(part, {**variables, **dict(zip(own, given, strict=True))})
 
 
-# --- arguments ----------------------------------------------------------------------------------------------
-
-ARGUMENTS = (
-    Type("float32", (4,)),
-    Type("float32", (2, 3)),
-    Type("float32", (40,)),
-    Type("float16", (3,)),
-    Type("bfloat16", (3,)),
-    *(Type(dtype, (3 + n % 2,)) for n, dtype in enumerate(INTEGERS)),
-    Type("int32"),
-    Type("bool", (4,)),
-    Type("key"),
-)
-
-
-def edges_of(dtype: str) -> list[Any]:
-    """Values at which ways of computing could disagree."""
-    if dtype in EDGES:
-        return EDGES[dtype]
-    limits = np.iinfo(dtype)
-    return [n for n in SOME_INTEGERS if n >= limits.min] + [limits.min, limits.max, limits.max - 1]
-
-
-def arguments(seed: int, samples: int) -> dict[int, Any]:
-    """Arrays `[samples, ...]` for the arguments, half of them ordinary numbers and half edges."""
-    draw = np.random.default_rng(seed)
-    found = {}
-    for number, (dtype, shape) in enumerate(ARGUMENTS):
-        if dtype == "key":
-            found[number] = jax.random.split(jax.random.key(seed), samples)
-            continue
-        size = (samples, *shape)
-        edges = draw.choice(np.asarray(edges_of(dtype), object), size)
-        low, high = (0, 2) if dtype == "bool" else (0, 9) if dtype in UNSIGNED else (-4, 8)
-        ordinary = draw.integers(low, high, size)
-        mixed = np.where(draw.random(size) < 0.5, edges, ordinary)
-        found[number] = jnp.asarray(mixed.astype(jnp.dtype(dtype)))
-    return found
-
-
 # --- drawing ------------------------------------------------------------------------------------------------
 
 SHAPES = ((), (), (3,), (4,), (4,), (2,), (2, 3), (3, 2))
+WIDE = Type("float32", (40,))
+FEW_DRAWS, MOST_VARIANTS = 8, 100
+"""Draws of one type that find an operation's forms; those that round have one type alone."""
 
 
 class Limits(NamedTuple):
     """How large programs are."""
 
     operations: int = 11
-    """Operations of one output."""
+    """Operations of the first output, which has control flow at its root."""
+    features: int = 8
+    """Forms of operations that further outputs show."""
+    feature: int = 4
+    """Operations of each of these."""
+    surrounded: float = 0.4
+    """Share of these that stand in control flow."""
+    varied: float = 0.5
+    """Share of those with two operands of one type that are shown again with these exchanged, equal, or known."""
     nests: int = 3
     """Control flow inside of control flow."""
 
 
 MIXED = Limits()
 """The limits of most programs."""
+
+
+# --- forms --------------------------------------------------------------------------------------------------
+
+
+class Form(NamedTuple):
+    """An operation with the choices among its parameters; each form is drawn as often as any other."""
+
+    op: str
+    variant: tuple
+    """The first word, and the flags, among the parameters."""
+    types: tuple[Type, ...]
+    """Types of results."""
+
+    @property
+    def is_nested(self) -> bool:
+        """Whether it may stand in other operations."""
+        return OPERATIONS[self.op].kind != "rounded"
+
+    def type(self, draw: random.Random) -> Type:
+        """A type of a result: all data types are equally likely."""
+        dtype = draw.choice(list(dict.fromkeys(own.dtype for own in self.types)))
+        return draw.choice([own for own in self.types if own.dtype == dtype])
+
+
+def variant(params: tuple) -> tuple:
+    """The first word, and the flags, among parameters."""
+    words = [x for x in params if isinstance(x, str)]
+    return (*words[:1], *(x for x in params if isinstance(x, bool)))
+
+
+@functools.cache
+def forms() -> tuple[Form, ...]:
+    """All forms of all operations."""
+    draw = random.Random(0)
+    shapes = [*dict.fromkeys(SHAPES)]
+    of_all = [*(Type(dtype, shape) for dtype in NUMBERS for shape in shapes), Type("key"), WIDE]
+    found: dict[tuple, dict[Type, None]] = {}
+    for name, own in OPERATIONS.items():
+        for wanted in [Type("float32")] if own.kind == "rounded" else of_all:
+            for _ in range(MOST_VARIANTS if own.kind == "rounded" else FEW_DRAWS):
+                drawn = own.draw(draw, wanted)
+                if drawn is not None:
+                    found.setdefault((name, variant(drawn[0])), {})[wanted] = None
+    return tuple(Form(name, own, tuple(types)) for (name, own), types in found.items())
+
+
+def forms_of(seed: int, count: int) -> Iterator[Form]:
+    """The forms that a program shows: programs of successive seeds show all forms in turn, in changing orders."""
+    for place in range(seed * count, (seed + 1) * count):
+        turn, number = divmod(place, len(forms()))
+        yield random.Random(turn).sample(forms(), len(forms()))[number]
 
 
 class Drawing:
@@ -175,20 +177,53 @@ class Drawing:
         self.left = 0
         self.following = len(ARGUMENTS)
 
-    def output(self, number: int) -> Expr:
-        """An output: the first has control flow at its root, the second an operation that rounds."""
+    def nest(self) -> Expr:
+        """An output that has control flow at its root."""
         self.left = self.limits.operations
-        scope = dict(enumerate(ARGUMENTS))
-        if number:
-            name = self.random.choice([name for name, own in OPERATIONS.items() if own.kind == "rounded"])
-            own = Type("float32")
-            return self._of(name, OPERATIONS[name].draw(self.random, own), scope, 0, own)
-        return self.expression(self.type(), scope, 0, force="control")
+        return self.expression(self.type(), dict(enumerate(ARGUMENTS)), 0, force="control")
+
+    def feature(self, form: Form) -> Iterator[Expr]:
+        """Small outputs that show one form of an operation: alone, in control flow, or twice."""
+        self.left = self.limits.feature
+        if form.is_nested and self.random.random() < self.limits.surrounded:
+            for _ in range(12):
+                if (shown := self._surrounded(form)) is not None:
+                    yield shown
+                    return
+        shown = self._form(form, form.type(self.random), dict(enumerate(ARGUMENTS)), 0)
+        yield from self._variations(shown)
+
+    def _surrounded(self, form: Form) -> Expr | None:
+        """Control flow with a form in it, best in what it repeats or branches to; None where it fits nowhere."""
+        wanted, name = self.type(), self._name("control")
+        drawn = OPERATIONS[name].draw(self.random, wanted)
+        places = [n for n, part in enumerate(drawn[1]) if part.type in form.types] if drawn else []
+        if drawn is None or not places:
+            return None
+        inside = max(places, key=lambda n: (len(drawn[1][n].binds) > 0, self.random.random()))
+        return self._of(name, drawn, dict(enumerate(ARGUMENTS)), 0, wanted, {inside: form})
+
+    def _variations(self, shown: Expr) -> Iterator[Expr]:
+        """An operation; beside it, where two operands are of one type, these exchanged, equal, or one known."""
+        yield shown
+        parts = shown.parts
+        free = [n for n in range(len(parts)) if not shown.binds[n]]
+        pairs = [(a, b) for a in free for b in free if a != b and parts[a].type == parts[b].type]
+        if not pairs or parts[pairs[0][0]].type.dtype == "key":
+            return
+        for changed in (
+            lambda a, b: (parts[b], parts[a]),
+            lambda a, b: (parts[a], parts[a]),
+            lambda a, b: (parts[a], same_constant(parts[b].type, self.random)),
+        ):
+            if self.random.random() < self.limits.varied:
+                a, b = self.random.choice(pairs)
+                yield shown._replace(parts=with_parts(parts, (a, b), changed(a, b)))
 
     def type(self) -> Type:
         """A type of a result."""
         wide = self.random.random() < 0.04
-        return Type("float32", (40,)) if wide else Type(self.random.choice(NUMBERS), self.random.choice(SHAPES))
+        return WIDE if wide else Type(self.random.choice(NUMBERS), self.random.choice(SHAPES))
 
     def expression(
         self, wanted: Type, scope: dict[int, Type], nests: int, *, force: str = "", op: str = ""
@@ -200,13 +235,23 @@ class Drawing:
             return self._of(op, drawn, scope, nests, wanted)
         if self.left > 0 or force:
             kind = force or self._kind(nests)
-            names = [name for name, own in OPERATIONS.items() if own.kind == kind]
             for _ in range(12):
-                (name,) = self.random.choices(names, [OPERATIONS[name].weight for name in names])
+                name = self._name(kind)
                 drawn = OPERATIONS[name].draw(self.random, wanted)
                 if drawn is not None:
                     return self._of(name, drawn, scope, nests, wanted)
         return self._leaf(wanted, scope)
+
+    def _name(self, kind: str) -> str:
+        names = [name for name, own in OPERATIONS.items() if own.kind == kind]
+        return self.random.choices(names, [OPERATIONS[name].weight for name in names])[0]
+
+    def _form(self, form: Form, wanted: Type, scope: dict[int, Type], nests: int) -> Expr:
+        """An expression of a type with a form of an operation at its root."""
+        while True:
+            drawn = OPERATIONS[form.op].draw(self.random, wanted)
+            if drawn is not None and variant(drawn[0]) == form.variant:
+                return self._of(form.op, drawn, scope, nests, wanted)
 
     def _kind(self, nests: int) -> str:
         share = self.random.random()
@@ -215,8 +260,15 @@ class Drawing:
         return "random" if share > 0.94 else "plain"
 
     def _of(
-        self, name: str, drawn: tuple[tuple, list[Part]], scope: dict[int, Type], nests: int, wanted: Type
+        self,
+        name: str,
+        drawn: tuple[tuple, list[Part]],
+        scope: dict[int, Type],
+        nests: int,
+        wanted: Type,
+        inside: Mapping[int, Form] = MappingProxyType({}),
     ) -> Expr:
+        """An operation with its parts, some of which have given forms."""
         params, parts = drawn
         deeper = nests + (OPERATIONS[name].kind == "control")
         binds: list[tuple[int, ...]] = [()] * len(parts)
@@ -227,7 +279,11 @@ class Drawing:
             own = {self.following + n: type_ for n, type_ in enumerate(part.binds)}
             self.following += len(own)
             binds[place] = tuple(own)
-            found[place] = self.expression(part.type, {**scope, **own}, deeper, op=part.op)
+            found[place] = (
+                self._form(inside[place], part.type, {**scope, **own}, deeper)
+                if place in inside
+                else self.expression(part.type, {**scope, **own}, deeper, op=part.op)
+            )
         return Expr(name, wanted, params, tuple(found), tuple(binds))
 
     def _leaf(self, wanted: Type, scope: dict[int, Type]) -> Expr:
@@ -271,10 +327,27 @@ def constant(wanted: Type, draw: random.Random) -> Expr:
     )
 
 
+def same_constant(wanted: Type, draw: random.Random) -> Expr:
+    """One number everywhere, which changes nothing or decides all in many operations."""
+    of_floats = [0, 1, -1, np.inf, -np.inf]
+    numbers = [False, True] if wanted.dtype == "bool" else of_floats if wanted.dtype in FLOATS else [0, 1, -1]
+    number = draw.choice(numbers)
+    if wanted.dtype in UNSIGNED and number < 0:
+        number = int(np.iinfo(wanted.dtype).max)
+    return Expr("constant", wanted, (number,) * int(np.prod(wanted.shape, dtype=int)))
+
+
+def with_parts(parts: tuple[Expr, ...], places: tuple[int, ...], others: tuple[Expr, ...]) -> tuple[Expr, ...]:
+    """Parts with others in these places."""
+    changed = dict(zip(places, others, strict=True))
+    return tuple(changed.get(n, part) for n, part in enumerate(parts))
+
+
 def program(seed: int, limits: Limits = MIXED) -> tuple[Expr, ...]:
-    """The outputs of a program; one in six has a second one."""
+    """The outputs of a program: control flow in control flow, and small ones that show forms of operations."""
     drawing = Drawing(seed, limits)
-    return tuple(drawing.output(number) for number in range(1 + (seed % 6 == 5)))
+    shown = [output for form in forms_of(seed, limits.features) for output in drawing.feature(form)]
+    return drawing.nest(), *shown
 
 
 def function_of(outputs: Sequence[Expr]) -> Callable[..., list[Any]]:
@@ -293,33 +366,3 @@ def arguments_of(outputs: Sequence[Expr]) -> list[int]:
     """The numbers of the arguments that are read."""
     read = {part.params[0] for output in outputs for part in parts_of(output) if part.op == "variable"}
     return sorted(number for number in read if number < len(ARGUMENTS))
-
-
-# --- as text ------------------------------------------------------------------------------------------------
-
-
-def to_json(expr: Expr) -> list[Any]:
-    """An expression as lists, numbers and strings."""
-    params = [repr(x) if isinstance(x, float) else x for x in expr.params]
-    return [expr.op, [expr.type.dtype, list(expr.type.shape)], params, list(map(to_json, expr.parts)), expr.binds]
-
-
-def from_json(data: Any) -> Expr:
-    """The expression of `to_json`."""
-    op, (dtype, shape), params, parts, binds = data
-    return Expr(
-        op,
-        Type(dtype, tuple(shape)),
-        tuple(map(_parameter, params)),
-        tuple(map(from_json, parts)),
-        tuple(map(tuple, binds)),
-    )
-
-
-def _parameter(x: Any) -> Any:
-    if isinstance(x, list):
-        return tuple(map(_parameter, x))
-    try:
-        return float(x) if isinstance(x, str) else x
-    except ValueError:
-        return x

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 from drawn_compare import QUICKLY, WAYS, Case, as_case, case_of, compare, reference, smallest
-from drawn_programs import Expr, Type, from_json, parts_of, program, to_json, variable
+from drawn_programs import Expr, parts_of, program, variable
+from drawn_text import from_json, to_json
+from drawn_types import Type
 
 from rollmill.fusion.ir import OPERATIONS
 
-FAST, CHUNK = 8, 8
-SLOW = 152
+FAST, CHUNK = 2, 2
+SLOW = 74
 CORPUS = json.loads((Path(__file__).parent / "drawn_corpus.json").read_text())
 
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered in cast:RuntimeWarning")
