@@ -160,6 +160,19 @@ class EnvFailures(NamedTuple):
     """Fields of `HostFailure`."""
 
 
+class EnvGrowth(NamedTuple):
+    """The memory of this process grows from step to step of its environments."""
+
+    bytes_per_step: float
+    """Bytes for each step of one environment."""
+    resident: int
+    """Bytes that the process holds."""
+    first: int
+    """The first of its environments."""
+    last: int
+    """The last of its environments."""
+
+
 class WindowRecorded(NamedTuple):
     """The end of a recording, and the sums of its window."""
 
@@ -183,7 +196,7 @@ MESSAGES: dict[str, Any] = {
             SnapshotPart,
             MissedSnapshot,
         ),
-        *(EnvFailures, WindowRecorded),
+        *(EnvFailures, EnvGrowth, WindowRecorded),
     )
 }
 

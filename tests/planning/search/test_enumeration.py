@@ -56,12 +56,12 @@ def test_more_processes_than_cores_step_environments_that_wait(changes, memory, 
     assert max(each.actors or 1 for each in asynchronous) == most
 
 
-def test_the_most_processes_are_tried_after_one_where_environments_wait():
+def test_the_most_processes_are_tried_first_where_environments_wait():
     """A budget of seconds reaches the first few candidates alone."""
     found = candidates(TWO_CORES, WORK.__class__(**{**vars(WORK), "on_host": True, "waiting": 0.75}))
     assert [str(each) for each in found[:6]] == [
-        "gpu-only learners=1",
         "single-learner-coarse actors=8",
+        "gpu-only learners=1",
         "environments workers=8 actors=1",
         "single-learner-coarse actors=4",
         "environments workers=4 actors=1",

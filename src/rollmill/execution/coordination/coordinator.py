@@ -52,6 +52,7 @@ from rollmill.execution.protocol import (
     AbandonRecording,
     Begin,
     EnvFailures,
+    EnvGrowth,
     Hold,
     IterationMetrics,
     KernelsChosen,
@@ -306,8 +307,8 @@ class Coordinator:
         match message:
             case Loaded() | Process() | KernelsChosen() | MeshCompiled() | WindowRecorded():
                 yield from self._pass_on(job, message)
-            case EnvFailures(failures):
-                yield from self._failures.add(job.name, failures)
+            case EnvFailures() | EnvGrowth():
+                yield from self._failures.told(job.name, message, self._graph.settings["environment"])
             case CompileTimes() if self._is_starting_up(job):
                 yield StartedUp(self._start_up.add(message))
             case IterationMetrics(first, rows):

@@ -15,8 +15,9 @@ from jaxtyping import PyTree
 from rollmill.channels import Receiver, Sender
 from rollmill.core.types import HostStep, HostVector
 from rollmill.dataflow import Collector, Graph, ResetReply, StepReply, StepRequest, answer_request, start_collector
-from rollmill.execution.protocol import EnvFailures, send
+from rollmill.execution.protocol import EnvFailures, EnvGrowth, send
 from rollmill.execution.replica.failures import FailureStreaks
+from rollmill.execution.replica.memory_watch import MemoryWatch
 from rollmill.execution.replica.progress import ReplicaControl
 
 RESTARTED = 1
@@ -79,6 +80,7 @@ class HostStepper:
     ) -> None:
         self._vector, self._control = vector, control
         self._streaks = FailureStreaks(index, max_failures)
+        self._index, self._memory = index, MemoryWatch(len(index))
         self._latest: HostStep | None = None
         self._spare: HostStep | None = None
 
@@ -100,8 +102,11 @@ class HostStepper:
             EnvironmentFailed: one of them failed too many times in a row.
         """
         action = jax.tree.map(np.asarray, request.action)
+        before = self._memory.before()
         with self._control.stepping("stepping environments"):
             step = self._vector.step(action, out=self._spare)
+        if (growth := self._memory.after(before)) is not None:
+            send(self._control, EnvGrowth(*growth, first=int(self._index[0]), last=int(self._index[-1])))
         self._spare, self._latest = self._latest, step
         self._count_failures(step)
         info = dict(step.info)

@@ -151,9 +151,13 @@ def _of_host_environments(machine: Machine, most: int) -> Iterator[Candidate]:
             are tried only where steps wait.
     """
     gpus = min(1, machine.gpus)
+    beyond = [width for width in widths_up_to(most) if width > machine.cores]
+    if beyond:
+        yield Candidate("single-learner-coarse", "processes", actors=most, gpus=gpus)
     yield Candidate(place="processes", learners=1, gpus=gpus)
-    for count in reversed([width for width in widths_up_to(most) if width > machine.cores]):
-        yield Candidate("single-learner-coarse", "processes", actors=count, gpus=gpus)
+    for count in reversed(beyond):
+        if count < most:
+            yield Candidate("single-learner-coarse", "processes", actors=count, gpus=gpus)
         yield Candidate("environments", "processes", workers=count, actors=1, gpus=gpus)
     for actors in widths_up_to(machine.cores):
         yield Candidate("single-learner-coarse", "processes", actors=actors, gpus=gpus)

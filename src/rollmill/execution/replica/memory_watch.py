@@ -1,0 +1,132 @@
+"""Growth of this process's memory while it steps environments: an environment that leaks is noticed."""
+
+import math
+import os
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+MIN_STRIDE = 16
+"""Steps for each one in which the memory is looked at, at least; more where a look takes long."""
+
+MAX_SHARE = 0.01
+"""Share of the time that looks may take: the system answers in 2 microseconds, or in 200 in some sandboxes."""
+
+FIRST_MARK = 512
+"""Steps of all environments before the first mark; marks follow at twice the steps each."""
+
+MIN_GROWTH = 64 * 2**20
+"""Bytes between two marks below which growth is not reported."""
+
+MIN_SHARE = 0.5
+"""Share of the growth that has to happen within steps: the rest is a replay memory, or what is compiled."""
+
+INTERVALS, STEADY = 4, 0.5
+"""Intervals in a row that are compared, and their smallest growth a step, relative to the largest: a cache that
+fills grows less and less."""
+
+STATISTICS = Path("/proc/self/statm")
+PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+
+
+class Growth(NamedTuple):
+    """Steady growth of a process's memory."""
+
+    bytes_per_step: float
+    """Bytes for each step of one environment."""
+    resident: int
+    """Bytes that the process holds by now, shared ones left out."""
+
+
+class _Mark(NamedTuple):
+    steps: int
+    resident: int
+    inside: int
+    """Growth so far within the steps that were looked at."""
+    looks: int
+
+
+def private_memory() -> int:
+    """Bytes of this process that lie in memory and are shared with none; 0 where the system does not tell."""
+    try:
+        _, resident, shared, *_ = STATISTICS.read_bytes().split()
+    except (OSError, ValueError):
+        return 0
+    return PAGE * (int(resident) - int(shared))
+
+
+class MemoryWatch:
+    """Looks at the memory before and after some steps, and compares intervals of twice the length each.
+
+    Args:
+        num_envs: environments of one step.
+        memory: returns the bytes that the process holds.
+        clock: returns seconds.
+    """
+
+    def __init__(
+        self,
+        num_envs: int,
+        *,
+        memory: Callable[[], int] = private_memory,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._num_envs, self._memory, self._clock = num_envs, memory, clock
+        self._last_look = clock()
+        self._draws = random.Random(0)
+        self._steps, self._last_steps, self._next_look, self._next_mark = 0, 0, 1, FIRST_MARK
+        self._look_seconds = 0.0
+        self._inside, self._looks = 0, 0
+        self._marks: list[_Mark] = []
+        self._is_told = False
+
+    def before(self) -> int | None:
+        """The memory before a step; None if this step is not looked at."""
+        self._steps += 1
+        return None if self._steps < self._next_look or self._is_told else self._memory()
+
+    def after(self, before: int | None) -> Growth | None:
+        """Looks again after the step; the growth, once, if it is large and steady.
+
+        Args:
+            before: the result of `before`.
+        """
+        if before is None:
+            return None
+        began, now = self._clock(), self._memory()
+        self._look_seconds = 2 * (self._clock() - began)
+        self._inside, self._looks = self._inside + now - before, self._looks + 1
+        self._next_look += self._draws.randint(1, 2 * self._stride() - 1)  # in step with no period
+        if self._steps < self._next_mark:
+            return None
+        self._marks = [*self._marks[-INTERVALS:], _Mark(self._steps, now, self._inside, self._looks)]
+        self._next_mark = 2 * self._steps
+        growth = self._steady_growth()
+        self._is_told = growth is not None
+        return growth
+
+    def _stride(self) -> int:
+        """Mean number of steps to the next look, by the time of a look and that of the steps before it."""
+        now = self._clock()
+        since, self._last_look = now - self._last_look, now
+        steps, self._last_steps = self._steps - self._last_steps, self._steps
+        if since <= 0:
+            return MIN_STRIDE
+        return max(MIN_STRIDE, math.ceil(self._look_seconds * steps / since / MAX_SHARE))
+
+    def _steady_growth(self) -> Growth | None:
+        if len(self._marks) <= INTERVALS:
+            return None
+        first, *_, before, last = self._marks
+        rates = [
+            (new.resident - old.resident) / (new.steps - old.steps)
+            for old, new in zip(self._marks, self._marks[1:], strict=False)
+        ]
+        if last.resident - before.resident < MIN_GROWTH or min(rates) < STEADY * max(rates):
+            return None
+        inside = (last.inside - first.inside) / (last.looks - first.looks) * (last.steps - first.steps)
+        if inside < MIN_SHARE * (last.resident - first.resident):
+            return None
+        return Growth(rates[-1] / self._num_envs, last.resident)
