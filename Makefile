@@ -19,8 +19,9 @@ demo: $(VENV)/.installed
 UNCHECKED := tests/api tests/cli tests/execution tests/fusion tests/manual tests/serving tests/core/test_extending.py \
 	tests/dataflow/test_replay.py tests/dataflow/test_loops.py tests/core/test_algorithm_pages.py \
 	$(addprefix tests/envs/test_,check.py named_transforms.py pgx.py tag.py tag_parity.py) \
-	$(addprefix tests/algorithms/test_,a3c.py alphazero.py impala.py mappo_fragments.py mappo_probes.py memory.py \
-	off_policy.py own_files.py ppo_fragments.py probes.py search.py)
+	$(addprefix tests/algorithms/test_,a3c.py alphazero.py final_masks.py images.py impala.py long_counts.py \
+	mappo_fragments.py mappo_probes.py memory.py off_policy.py own_files.py ppo_fragments.py probes.py \
+	schedule_progress.py search.py)
 
 test: $(VENV)/.installed-peers
 	ROLLMILL_REQUIRE_PEERS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" $(UNCHECKED:%=--ignore=%)

@@ -1,5 +1,6 @@
 """Strict JAX while testing: no silent promotion, shapes checked at public boundaries."""
 
+import argparse
 import atexit
 import ctypes
 import gc
@@ -22,16 +23,31 @@ if "ROLLMILL_STATE_DIR" not in os.environ:  # not the user's own; one for all pr
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
-from jaxtyping import install_import_hook  # noqa: E402
 
-jax.config.update("jax_numpy_dtype_promotion", "strict")
-jax.config.update("jax_numpy_rank_promotion", "raise")
-if os.environ.get("ROLLMILL_TYPE_CHECKS", "1") != "0":  # they double the time of tests that train
-    install_import_hook("rollmill", "beartype.beartype")
 
-from rollmill.execution import enable_compilation_cache  # noqa: E402 - after the hook
+def distributes_only() -> bool:
+    """Whether this process runs no test, but hands all of them to others, as `pytest -n 2` does."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("-n", "--numprocesses", default="0")
+    return "PYTEST_XDIST_WORKER" not in os.environ and parser.parse_known_args()[0].numprocesses != "0"
 
-enable_compilation_cache()  # tests compile many of the same programs, in several processes
+
+def prepare() -> None:
+    """Makes JAX strict, and checks types and shapes; before anything of Rollmill is imported."""
+    from jaxtyping import install_import_hook
+
+    jax.config.update("jax_numpy_dtype_promotion", "strict")
+    jax.config.update("jax_numpy_rank_promotion", "raise")
+    if os.environ.get("ROLLMILL_TYPE_CHECKS", "1") != "0":  # they double the time of tests that train
+        install_import_hook("rollmill", "beartype.beartype")
+
+    from rollmill.execution import enable_compilation_cache  # after the hook
+
+    enable_compilation_cache()  # tests compile many of the same programs, in several processes
+
+
+if not distributes_only():  # the imports take a process half a minute of checks
+    prepare()
 
 
 MOST_RESIDENT_BYTES = 2 * 2**30

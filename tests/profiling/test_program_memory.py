@@ -1,5 +1,6 @@
 """Temporary memory of compiled programs by operation, from their beginning to their end."""
 
+import gc
 import json
 from dataclasses import asdict, replace
 
@@ -45,6 +46,13 @@ def from_the_cache(program):
     """The same program, without how its allocations were filled."""
     kept = b"".join(field(number, value) for number, value in fields_of(program.assignment) if number != HEAPS)
     return program._replace(assignment=kept)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_other_programs():
+    """A trace tells of every program of its process: of those that other modules have compiled, too."""
+    jax.clear_caches()
+    gc.collect()
 
 
 @pytest.fixture(scope="module")
