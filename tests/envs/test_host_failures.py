@@ -4,6 +4,7 @@ import re
 import sys
 
 import host_cases
+import jax
 import numpy as np
 import pytest
 
@@ -75,6 +76,43 @@ def test_an_environment_that_raises_is_replaced_and_its_episode_truncated():
     after = vector.step(np.ones(3, np.int32))
     assert after.observation[:, 0].tolist() == [4, 1, 4]
     assert after.info["episode_return"].tolist() == [4, 1, 4]
+
+
+@pytest.mark.parametrize("buffers", [1, 2])
+def test_the_final_observation_of_a_failure_is_that_of_the_step_before_in_arrays_that_are_used_again(buffers):
+    def fails(env, doing):
+        if doing == "step" and env.count == 3:
+            raise RuntimeError
+
+    vector, first, made = started(fails)
+    outs = [jax.tree.map(np.copy, first) for _ in range(buffers)]
+    seen = [np.copy(vector.reset(out=outs[0]).observation)]
+    for n in range(1, 5):
+        step = vector.step(np.zeros(3, np.int32), out=outs[n % buffers])
+        failed = n == 4  # the fourth step of each, which is truncated
+        np.testing.assert_array_equal(step.truncated, [failed] * 3)
+        final = step.info["final_observation"]
+        assert final[:, 0].tolist() == [3.0 if failed else n] * 3
+        assert step.observation[:, 0].tolist() == [0.0 if failed else n] * 3
+        if failed:
+            np.testing.assert_array_equal(final, seen[-1])
+        seen.append(np.copy(step.observation))
+    before = np.copy(step.observation)
+    vector.reset()  # to other arrays
+    np.testing.assert_array_equal(step.observation, before)
+
+
+def test_a_tuple_of_another_length_is_a_failure():
+    class Longer(host_cases.Parts):
+        def observe(self):
+            observation = super().observe()
+            return observation | {"pair": (*observation["pair"], 0.0)} if self.given else observation
+
+    vector = envs.host_environment("Longer", Longer).start([0], seed=0)
+    vector.reset()
+    action = {"push": np.zeros((1, 2)), "switch": (np.ones(1, int), np.zeros((1, 2), int))}
+    assert vector.step(action).truncated.all()
+    assert "an observation has 3 parts in a Tuple of 2" in vector.drain_failures()[0].error
 
 
 def test_a_reset_that_raises_leaves_the_ended_episode_as_it_was():

@@ -1,7 +1,7 @@
 """Copies observations of host environments to the rows of a batch."""
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,6 @@ from jaxtyping import PyTree
 
 from rollmill.core.spaces import struct
 from rollmill.envs.host.casting import fitted
-from rollmill.envs.host.layout import leaves
 
 Write = Callable[[PyTree[np.ndarray], int, Any], None]
 """`write(batch, i, observation)`."""
@@ -53,17 +52,57 @@ def _writer_of_arrays(shape: tuple[int, ...], dtype: np.dtype) -> Write:
 
 
 def _writer_of_parts(space: spaces.Space) -> Write:
-    kinds = list(leaves(space, struct(space)))
+    kinds = struct(space)
+    paths = list(_paths(space))
+    parts_of = [(path, _at(kinds, path)) for path in paths]
+    expected = [(path, kind.shape, kind.dtype) for path, kind in parts_of]
+    tuples = list(_tuples(space))
 
     def write(batch: PyTree[np.ndarray], i: int, observation: Any) -> None:
-        parts = [fitted(part, kind.dtype) for kind, part in zip(kinds, leaves(space, observation), strict=True)]
-        for kind, part in zip(kinds, parts, strict=True):
-            if part.shape != kind.shape:
-                raise _wrong_shape(part.shape, kind.shape)
-        for array, part in zip(leaves(space, batch), parts, strict=True):
-            array[i] = part
+        for path, length in tuples:
+            if len(_at(observation, path)) != length:
+                raise ValueError(f"an observation has {len(_at(observation, path))} parts in a Tuple of {length}.")
+        parts = []
+        for path, shape, dtype in expected:
+            part = _at(observation, path)
+            if not isinstance(part, np.ndarray) or part.dtype != dtype:
+                part = fitted(part, dtype)
+            if part.shape != shape:
+                raise _wrong_shape(part.shape, shape)
+            parts.append(part)
+        for path, part in zip(paths, parts, strict=True):
+            _at(batch, path)[i] = part
 
     return write
+
+
+def _at(value: Any, path: tuple[Any, ...]) -> Any:
+    """The part of an element, or of a batch, at a path of keys and positions."""
+    for key in path:
+        value = value[key]
+    return value
+
+
+def _paths(space: spaces.Space, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The path of each leaf, in the order of `leaves`."""
+    if not isinstance(space, spaces.Dict | spaces.Tuple):
+        yield path
+        return
+    for key, part in _items(space):
+        yield from _paths(part, (*path, key))
+
+
+def _tuples(space: spaces.Space, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], int]]:
+    """The path and the length of each `Tuple`."""
+    if isinstance(space, spaces.Tuple):
+        yield path, len(space.spaces)
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        for key, part in _items(space):
+            yield from _tuples(part, (*path, key))
+
+
+def _items(space: Any) -> Iterable[tuple[Any, spaces.Space]]:
+    return space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
 
 
 def _wrong_shape(actual: tuple[int, ...], expected: tuple[int, ...]) -> ValueError:

@@ -32,6 +32,8 @@ class OneByOne(ABC):
         generation: number of the start of this process.
         struct: shapes of a step.
         sums: accounting of episodes.
+        in_place: whether observations are written to the arrays of each step at once, because every row is written
+            in every step. Otherwise they are kept in arrays of this object, and copied to those of a step.
     """
 
     def __init__(
@@ -44,13 +46,17 @@ class OneByOne(ABC):
         generation: int,
         struct: HostStep,
         sums: RunningSums | AgentSums,
+        in_place: bool = False,
     ) -> None:
         self._name, self._count = env.name, len(indices)
         self._observation_space, self._action_space = env.observation_space, env.action_space
         self._copies: Copies[Any] = Copies(env.name, make, indices, seed=seed, generation=generation)
         self._struct, self._sums = struct, sums
+        self._in_place = in_place
         self._current = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), struct.observation)
         """The last valid observation of each environment, or of each of its agents."""
+        self._previous = self._current
+        """The observations that were acted on, where observations are written in place."""
         self._is_reset = False
 
     @abstractmethod
@@ -82,6 +88,8 @@ class OneByOne(ABC):
     def reset(self, *, out: HostStep | None = None) -> HostStep:
         """See `HostVector.reset`; a second reset continues each environment's own random generator."""
         out = allocate(self._struct) if out is None else out
+        if self._in_place:
+            self._current = out.observation
         for i in range(self._count):
             self._begin_episode(i)
         self._check_finite(None)
@@ -93,21 +101,27 @@ class OneByOne(ABC):
         return out
 
     def step(self, actions: PyTree[np.ndarray], *, out: HostStep | None = None) -> HostStep:
-        """See `HostVector.step`."""
+        """See `HostVector.step`; the observations of the step before must be as they were returned."""
         if not self._is_reset:
             raise UsageError(f"{self._name}: step was called before reset.")
         out = allocate(self._struct) if out is None else out
         self._copies.tick()
+        if self._in_place:
+            self._previous, self._current = self._current, out.info["final_observation"]
         self._step_each(fit_to_space(self._action_space, actions, self._count), out)
         self._check_finite(out)
-        copy_batch(self._observation_space, self._current, out.info["final_observation"])
+        other = out.observation if self._in_place else out.info["final_observation"]
+        copy_batch(self._observation_space, self._current, other)
+        if self._in_place:
+            self._current = other  # in which the next episodes begin
         self._copy_final(out)
         done = out.terminated | out.truncated
         for i in done.nonzero()[0]:
             self._begin_episode(int(i))
         if done.any():
             self._check_finite(None)
-        copy_batch(self._observation_space, self._current, out.observation)
+        if not self._in_place:
+            copy_batch(self._observation_space, self._current, out.observation)
         self._copy_next(out)
         self._sums.add(out, done)
         return out

@@ -12,7 +12,7 @@ from jaxtyping import PyTree
 
 from rollmill.core.types import FINAL_MASK, HostEnvironment, HostStep
 from rollmill.envs.host.actions import element_splitter
-from rollmill.envs.host.layout import allocate, step_struct
+from rollmill.envs.host.layout import allocate, leaves, step_struct
 from rollmill.envs.host.observations import writer
 from rollmill.envs.host.one_by_one import OneByOne
 from rollmill.envs.host.running_sums import RunningSums
@@ -34,7 +34,9 @@ class PythonVector(OneByOne):
     ) -> None:
         struct = step_struct(env, len(indices), discounted=gamma is not None)
         sums = RunningSums(len(indices), gamma)
-        super().__init__(env, make, indices, seed=seed, generation=generation, struct=struct, sums=sums)
+        super().__init__(
+            env, make, indices, seed=seed, generation=generation, struct=struct, sums=sums, in_place=True
+        )
         self._mask = allocate(struct.info["action_mask"]) if env.has_action_mask else None
         self._write = writer(env.observation_space)
         self._elements = element_splitter(env.action_space)
@@ -52,7 +54,14 @@ class PythonVector(OneByOne):
                 write(current, i, observation)
             except (Exception, SystemExit) as error:
                 self._copies.fail(i, "step", error)
+                self._see_again(i)
                 reward[i], terminated[i], truncated[i] = 0.0, False, True
+
+    def _see_again(self, i: int) -> None:
+        """Writes the observation that was acted on as that of this step."""
+        pairs = (leaves(self._observation_space, batch) for batch in (self._current, self._previous))
+        for target, source in zip(*pairs, strict=True):
+            target[i] = source[i]
 
     def _begin_episode(self, i: int) -> None:
         def reset(env: gymnasium.Env, seed: int | None) -> None:
