@@ -37,7 +37,7 @@ MOVED: dict[str, tuple[int | None, Callable, Callable]] = {
     "axes turned": (2, lambda s: [(s[1], 2, s[0])], lambda x: jnp.transpose(x, (2, 0, 1))[:, :, 1]),
     "tiled": (1, lambda s: [(2,)], lambda x: jnp.tile(x, 2)),
     "repeated": (1, lambda s: [(2,)], lambda x: jnp.repeat(x, 2)),
-    "middle": (None, lambda s: [(s[0] + 2, *s[1:])], lambda x: jnp.split(x, [1, x.shape[0] - 1])[1]),
+    "middle": (None, lambda s: [(s[0] + 3, *s[1:])], lambda x: jnp.split(x, [1, x.shape[0] - 2])[1]),
     "unstacked": (None, lambda s: [(3, *s)], lambda x: jnp.unstack(x)[1]),
     "of a column": (1, lambda s: [(s[0], 1)], lambda x: jnp.squeeze(x, 1)),
     "lower triangle": (2, lambda s: [s], jnp.tril),

@@ -106,17 +106,6 @@ def _(patch: Patch) -> None:
 # --- moving and windows -------------------------------------------------------------------------------------
 
 
-@fault("a concatenation is along the first axis", "concatenate")
-def _(patch: Patch) -> None:
-    join = shapes.concatenated
-
-    def wrong(ctx, values, axis):
-        shapes_of = {value.shape for value in values}
-        return join(ctx, values, axis if len(shapes_of) > 1 else 0)
-
-    patch.setattr(shapes, "concatenated", wrong)
-
-
 @fault("a concatenation is backwards", "concatenate")
 def _(patch: Patch) -> None:
     rule = RULES["concatenate"]
