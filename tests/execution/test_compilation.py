@@ -3,6 +3,11 @@
 import subprocess
 import sys
 
+import jax
+
+import rollmill
+from rollmill.execution import cache_directory
+
 HALF_WRITTEN = """
 import os
 import warnings
@@ -74,3 +79,17 @@ def test_a_program_whose_operations_have_other_names_is_not_taken_from_the_cache
     monkeypatch.setenv("ROLLMILL_CACHE_DIR", str(tmp_path))
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
     subprocess.run([sys.executable, "-c", RENAMED], check=True, timeout=120)
+
+
+def test_a_training_with_workers_takes_its_programs_from_the_cache(tmp_path):
+    """Also where workers are threads of this process, as with environments that are Python objects."""
+    setting = "jax_compilation_cache_dir"
+    before = jax.config.values[setting]
+    env = rollmill.make("gymnasium:CartPole-v1")
+    algorithm = rollmill.ppo(env, total_timesteps=8, num_envs=2, num_steps=4, num_minibatches=1, update_epochs=1)
+    jax.config.update(setting, None)
+    try:
+        rollmill.train(algorithm, run_dir=tmp_path / "run", tensorboard=False, quiet=True)
+        assert jax.config.values[setting] == str(cache_directory())
+    finally:
+        jax.config.update(setting, before)

@@ -22,6 +22,7 @@ from rollmill.execution.coordination.coordinator import Coordinator, Saved, init
 from rollmill.execution.coordination.jobs import jobs_of
 from rollmill.execution.loaded_code import LoadedCode
 from rollmill.execution.processes import Supervision, Supervisor, ThreadSupervisor
+from rollmill.execution.program.cache import enable_compilation_cache
 from rollmill.execution.run_spec import RunSpec, WorkerSettings
 from rollmill.execution.worker_entry import MODULE, share
 from rollmill.execution.worker_gpus import gpus_of_workers
@@ -52,6 +53,7 @@ def launch(
         show: shows a line to the user.
         fault_advice: ends the message about a number that is not finite.
     """
+    enable_compilation_cache()
     plan, flows = spec.read_plan(), flow(graph)
     initial = initial_host_state(graph, flows.state, jax.random.key(spec.seed))
     with (

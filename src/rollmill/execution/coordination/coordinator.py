@@ -8,6 +8,7 @@ happen a bounded number of times (`recovery`).
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -531,7 +532,7 @@ def initial_host_state(graph: Graph, shapes: State, key: Any) -> State:
     index = jnp.arange(graph.loops.num_envs, dtype=jnp.int32)
     if graph.host is None:
         return jax.jit(lambda key: start(graph, key, index))(key)
-    learner = jax.jit(lambda key: start_learner(graph, key))(key)
+    learner = jax.jit(partial(start_learner, graph))(key)  # the learner's own program, from the cache there
     zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes.collector)
     rings = jax.jit(lambda: empty_rings(graph, index))()
     return State(zeros, learner, key, jnp.int32(0), rings)
