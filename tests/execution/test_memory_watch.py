@@ -11,13 +11,13 @@ from rollmill.execution.coordination.failure_log import FailureLog
 from rollmill.execution.protocol import EnvGrowth
 from rollmill.execution.replica import memory_watch
 from rollmill.execution.replica.env_client import HostStepper
-from rollmill.execution.replica.memory_watch import FIRST_MARK, MemoryWatch
+from rollmill.execution.replica.memory_watch import MemoryWatch
 from rollmill.execution.replica.progress import ReplicaControl
 
 MB = 2**20
 
 
-def told(inside, outside=lambda step: 0, *, steps=64 * FIRST_MARK, num_envs=4):
+def told(inside, outside=lambda step: 0, *, steps=17_000, num_envs=4):
     """What is told, and at which step, where memory grows by `inside(step)` within steps and else by `outside`."""
     memory = [100 * MB]
     watch, found = MemoryWatch(num_envs, memory=lambda: memory[0], clock=lambda: 0.0), []
@@ -31,11 +31,17 @@ def told(inside, outside=lambda step: 0, *, steps=64 * FIRST_MARK, num_envs=4):
 
 
 def test_a_leak_is_told_once_with_its_bytes_a_step():
-    """8,192 bytes a step are 64 MB between 8,192 and 16,384 steps; four environments share them."""
-    ((step, growth),) = told(lambda step: 8192)
-    assert 16_384 <= step <= 16_384 + 2 * 31 * 31  # a mark lies at a look, up to 31 steps after it is due
-    assert growth.bytes_per_step == pytest.approx(2048)
-    assert growth.resident == pytest.approx(100 * MB + 8192 * step, abs=8192)
+    """16,384 bytes a step are 64 MB between 4,096 and 8,192 steps; four environments share them."""
+    ((step, growth),) = told(lambda step: 16_384)
+    assert 8_192 <= step <= 16_384 + 31  # a mark lies at the first look from then on, so that intervals differ
+    assert growth.bytes_per_step == pytest.approx(4096)
+    assert growth.resident == pytest.approx(100 * MB + 16_384 * step, abs=16_384)
+
+
+def test_a_large_leak_is_told_early():
+    """A MB in each step of four environments: a GB until then."""
+    ((step, growth),) = told(lambda step: MB, steps=1_100)
+    assert 1_024 <= step <= 1_024 + 31 and growth.bytes_per_step == MB / 4
 
 
 def test_a_leak_in_leaps_is_told():

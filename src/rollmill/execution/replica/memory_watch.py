@@ -14,8 +14,9 @@ MIN_STRIDE = 16
 MAX_SHARE = 0.01
 """Share of the time that looks may take: the system answers in 2 microseconds, or in 200 in some sandboxes."""
 
-FIRST_MARK = 512
-"""Steps of all environments before the first mark; marks follow at twice the steps each."""
+FIRST_MARK = 64
+"""Steps of all environments before the first mark; marks follow at twice the steps each. A large leak is told
+after the fifth, before it fills the memory."""
 
 MIN_GROWTH = 64 * 2**20
 """Bytes between two marks below which growth is not reported."""
@@ -102,7 +103,7 @@ class MemoryWatch:
         if self._steps < self._next_mark:
             return None
         self._marks = [*self._marks[-INTERVALS:], _Mark(self._steps, now, self._inside, self._looks)]
-        self._next_mark = 2 * self._steps
+        self._next_mark *= 2
         growth = self._steady_growth()
         self._is_told = growth is not None
         return growth
