@@ -62,7 +62,7 @@ $(REJAX)/.installed:
 # Stable-Baselines3 needs torch: it gets an environment of its own, with torch for CPUs.
 $(SB3)/.installed:
 	$(PYTHON) -m venv $(SB3)
-	$(SB3)/bin/pip install --quiet torch --index-url https://download.pytorch.org/whl/cpu
+	$(SB3)/bin/pip install --quiet torch --extra-index-url https://download.pytorch.org/whl/cpu
 	$(SB3)/bin/pip install --quiet stable-baselines3==2.7.0
 	touch $@
 

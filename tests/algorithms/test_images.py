@@ -12,7 +12,7 @@ from jaxtyping import Array, Int
 
 import rollmill
 from rollmill.core.types import Environment, Timestep
-from rollmill.dataflow import collect, start
+from rollmill.dataflow import collect, empty_rings, start
 from rollmill.execution import lower
 from rollmill.networks import NetworkConfig
 
@@ -98,6 +98,26 @@ def test_a_stored_step_takes_little_more_than_its_image(shared):
     few, many = (program_bytes(graph_of(shared=shared, num_steps=num_steps)) for num_steps in (256, 512))
     each = (many - few) / (256 * 4)
     assert IMAGE_BYTES <= each <= 1.3 * IMAGE_BYTES
+
+
+def test_a_step_in_a_replay_memory_takes_one_image():
+    """A ring holds each observation once, as the environment gave it; the next one is that of the next slot."""
+    graph = rollmill.dqn(
+        short_episodes(),
+        total_timesteps=1024,
+        num_envs=4,
+        buffer_size=1024,
+        learning_starts=128,
+        network=NETWORK,
+    )
+    assert graph.replay is not None
+    rings = jax.eval_shape(partial(empty_rings, graph), jnp.arange(4))
+    kept = 4 * graph.replay.capacity
+    leaves = jax.tree.leaves(rings)
+    images = [leaf for leaf in leaves if leaf.size * leaf.dtype.itemsize >= kept * IMAGE_BYTES]
+    assert [leaf.dtype for leaf in images] == [np.uint8]
+    each = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) / kept
+    assert IMAGE_BYTES <= each <= 1.02 * IMAGE_BYTES  # beside it a few numbers, and the ring's own counts
 
 
 def test_a_trajectory_with_a_number_that_is_not_finite_says_so():
