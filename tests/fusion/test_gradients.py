@@ -1,8 +1,10 @@
 """Gradients as programs of one sample are those of `jax.grad` of the mean; their kernels compile without a GPU."""
 
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 import rollmill
 from rollmill.dataflow import gradients_of_rows, identity, pack, plain_minibatch_loop, start
 from rollmill.fusion import (
+    CannotFuse,
     GradientLaunch,
     first_batch,
     fused_gradients,
@@ -30,6 +33,7 @@ from rollmill.fusion.lower.function import lower_function
 
 SHARED = rollmill.NetworkConfig(shared_torso=True)
 SEPARATE = rollmill.NetworkConfig(hidden_sizes=(40, 33), activation="relu")
+TINY = rollmill.NetworkConfig(hidden_sizes=(8,))
 LINEAR = rollmill.NetworkConfig(hidden_sizes=())
 STATE_STD = rollmill.NetworkConfig(hidden_sizes=(64,), state_dependent_std=True, squash_actions=True)
 
@@ -51,6 +55,8 @@ CASES = {
     "masked": Case("Probe-ActionMask-v0"),
     "several-actions": Case("Probe-MultiDiscrete-v0"),
     "a3c": Case("CartPole-v1", algorithm="a3c"),
+    "mappo": Case("TagGridWorld-Small-v0", TINY, "mappo"),
+    "ippo": Case("TagGridWorld-Small-v0", TINY, "ippo"),
 }
 FAST = ("separate", "continuous", "masked")
 TABLE = [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in CASES]
@@ -58,10 +64,11 @@ TABLE = [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for 
 
 def graph_of(case, num_envs=8, num_steps=16):
     sizes = {"num_envs": num_envs, "num_steps": num_steps, "total_timesteps": num_envs * num_steps}
-    if case.algorithm == "ppo":
+    if case.algorithm != "a3c":
         sizes |= {"num_minibatches": 2}
     env = rollmill.time_limit(rollmill.make(case.environment), 9)
-    return getattr(rollmill, case.algorithm)(env, network=case.network, **sizes, **case.settings)
+    graph = getattr(rollmill, case.algorithm)(env, network=case.network, **sizes, **case.settings)
+    return graph._replace(gradients=replace(graph.gradients, untried=""))
 
 
 def learned_a_little(graph):
@@ -71,9 +78,7 @@ def learned_a_little(graph):
     keys = iter(jax.random.split(jax.random.key(2), 64))
     moved = lambda x: x + 0.05 * jax.random.normal(next(keys), x.shape) if x.dtype == jnp.float32 else x
     network = jax.tree.map(moved, graph.gradients.network(learner))
-    learner = jax.tree.map(lambda x: x, learner)
-    weights = type(learner.weights)(network, *list(vars(learner.weights).values())[1:])
-    learner = type(learner)(weights, learner.optimiser, learner.returns)
+    learner = eqx.tree_at(graph.gradients.network, learner, network)
     rows = jax.random.permutation(jax.random.key(1), graph.loops.batch_size)[: graph.loops.batch_size // 2]
     return learner, batch, rows.astype(jnp.uint32)
 
@@ -87,6 +92,16 @@ def first(tree):
 def test_they_are_the_gradients_of_the_mean(name):
     graph = graph_of(CASES[name])
     assert_the_gradients_of_the_mean(graph, *learned_a_little(graph))
+
+
+@pytest.mark.parametrize("algorithm", [rollmill.mappo, rollmill.ippo])
+def test_what_is_in_the_way_of_several_agents_is_named(algorithm):
+    """The product of one hidden layer with another is of each agent by itself; small ones could be a kernel."""
+    sizes = {"num_envs": 4, "num_steps": 4, "total_timesteps": 16, "num_minibatches": 1}
+    with pytest.raises(CannotFuse, match=r"a matrix product of \d+ multiplications in each environment; at most"):
+        lower_gradients(algorithm("TagGridWorld-Small-v0", **sizes))
+    with pytest.raises(CannotFuse, match="have not been compared with XLA on a GPU"):
+        lower_gradients(algorithm("TagGridWorld-Small-v0", network=TINY, **sizes))
 
 
 @pytest.mark.slow
@@ -160,7 +175,7 @@ def an_epoch(graph, make_minibatch_loop, learner, batch, rows):
     return loop.end(after), metrics
 
 
-@pytest.mark.parametrize("name", ["separate", "continuous"])
+@pytest.mark.parametrize("name", ["separate", "continuous", "mappo"])
 @pytest.mark.slow
 def test_an_epoch_leads_to_the_same_weights(name):
     graph = graph_of(CASES[name])

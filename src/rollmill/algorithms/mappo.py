@@ -196,7 +196,7 @@ def _assemble(
         loops=loops,
         environment=environment.step,
         policy=policy.sample,
-        gradients=partial(mean_gradients, policy, partial(sample_loss, config)),
+        gradients=mean_gradients(policy, partial(sample_loss, config)),
         update=partial(update, policy.sets, optimiser),
         start_environment=environment.start,
         start_memory=policy.start_memory,

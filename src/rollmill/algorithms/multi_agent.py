@@ -309,19 +309,31 @@ def _share_of_set(sets: tuple[ParameterSet, ...], name: str, share: dict[str, Ar
     return sum(parts[1:], start=parts[0])
 
 
-def mean_gradients(
-    policy: AgentPolicy, loss: SampleLoss, learner: AgentLearner, minibatch: Batch
-) -> tuple[dict[str, PyTree[Array]], Metrics]:
-    """Gradients of the sum over parameter sets of the mean losses of their active agents."""
-    row_loss = lambda networks, learner, row, sequence: _row_loss(policy, loss, networks, row)
-    gradients, metrics = MeanGradients(row_loss, lambda learner: learner.weights.networks)(learner, minibatch)
-    return gradients, {**metrics, **{f"returns/{name}": value for name, value in learner.returns.items()}}
+def mean_gradients(policy: AgentPolicy, loss: SampleLoss) -> MeanGradients:
+    """The fragment `gradients`: of the sum over parameter sets of the mean losses of their active agents.
+
+    Args:
+        policy: the networks, and which agents share them.
+        loss: of one agent in one environment step.
+    """
+    untried = "kernels of the gradients of several agents have not been compared with XLA on a GPU."
+    return MeanGradients(
+        partial(_row_loss, policy, loss), lambda learner: learner.weights.networks, untried=untried
+    )
 
 
 def _row_loss(
-    policy: AgentPolicy, loss: SampleLoss, networks: dict[str, PyTree[Array]], row: SetRows
+    policy: AgentPolicy,
+    loss: SampleLoss,
+    networks: dict[str, PyTree[Array]],
+    learner: AgentLearner,
+    row: SetRows,
+    sequence: PyTree[Array],
 ) -> tuple[Float[Array, ""], Metrics]:
-    """Loss and metrics of ONE environment step; metrics are means over parameter sets, and, of several, each."""
+    """Loss and metrics of ONE environment step; metrics are means over parameter sets, and, of several, each.
+
+    The returns of each kind are those that the learner holds, the same for every step.
+    """
     masks = {name: samples.action_mask for name, samples in row.agents.items()}
     distributions = policy.distributions(networks, row.view.agents, masks)
     values = policy.values(networks, row.view)
@@ -338,6 +350,7 @@ def _row_loss(
         # A sum for independent agents, so that the gradient of each agent's weights is that of its own mean loss.
         total = total + (sums[0] if group.independent else set_loss)
     over_sets = jax.tree.map(lambda *metrics: sum(metrics) / len(metrics), *set_metrics.values())
+    over_sets |= {f"returns/{name}": value for name, value in learner.returns.items()}
     if len(set_metrics) == 1:
         return total, over_sets
     by_set = {f"{metric}/{name}": x for name, metrics in set_metrics.items() for metric, x in metrics.items()}

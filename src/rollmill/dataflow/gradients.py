@@ -28,6 +28,8 @@ class MeanGradients:
     loss: LossOfOne
     network: Callable[[Learner], PyTree[Array]]
     """The part of the learner that gradients are taken with respect to."""
+    untried: str = ""
+    """Why no kernel computes them even where one could, as the end of a sentence for the user; or empty."""
 
     def __call__(self, learner: Learner, minibatch: Batch) -> tuple[Weights, Metrics]:
         """Gradients of the mean loss over a minibatch, with respect to the network; and metrics."""

@@ -121,6 +121,8 @@ def gradient_step(graph: Graph, learner: PyTree[Any], sample: PyTree[jax.ShapeDt
     if graph.loops.cut != "samples":
         raise CannotFuse("whole sequences are learned from, as recurrent networks do.")
     lowered = lower_function(gradients.of_one, (sample,), (learner,), summed=True)
+    if gradients.untried:  # after what is in the way of a kernel, which says more
+        raise CannotFuse(gradients.untried)
     return GradientStep(lowered, input_leaves(lowered.program, sample), sums_of(lowered))
 
 
