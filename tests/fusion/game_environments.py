@@ -201,10 +201,10 @@ def hunted() -> Environment:
             return options[jnp.argmin(far[0][options[:, 0], options[:, 1]])]
 
         hunters = jax.vmap(follow)(places[1:])
-        caught = (hunters == own).all(axis=1).any()
+        caught = (hunters == own[None]).all(axis=1).any()
         places = jnp.concatenate([own[None], hunters])
         observation = jnp.minimum(far.min(axis=0), 9)
-        reward = far[0].min() - far[1:].sum() * 0.125
+        reward = far[0].min().astype(jnp.float32) - 0.125 * far[1:].sum().astype(jnp.float32)
         return Timestep(seen(observation), (walls, places), reward, caught, jnp.asarray(False), {})
 
     return game("Hunted", MAZE**2, 4, reset, step)
