@@ -18,7 +18,7 @@ MAX_FAILURES = 5
 
 
 @runtime_checkable
-class Closable(Protocol):
+class CopiedObject(Protocol):
     """An object that can be closed."""
 
     def close(self) -> object:
@@ -26,7 +26,7 @@ class Closable(Protocol):
         ...
 
 
-Single = TypeVar("Single", bound=Closable)
+Single = TypeVar("Single", bound=CopiedObject)
 
 
 class Copies(Generic[Single]):
