@@ -29,9 +29,10 @@ from typing import Any, NamedTuple
 from measure import RESULTS, write_result
 from planner import out_of_memory
 
+from rollmill.api import resolve
 from rollmill.api.plan_search.finding import SearchRequest, find_plan, leave_devices, this_machine
 from rollmill.api.plan_search.process import CandidateProcess
-from rollmill.cli.train import parse_training
+from rollmill.cli.requests import parse_training
 from rollmill.core.errors import UsageError
 from rollmill.planning.search import CannotRun, Machine, OutOfTime, draw_table
 from rollmill.planning.search.machine import HOST_SHARE
@@ -167,7 +168,7 @@ def measured(words: list[str], variables: dict[str, str], *, seconds: float) -> 
     """Throughput and memory of a training, or why there is none."""
     process = CandidateProcess(check_stop=lambda: None, environment=variables)
     try:
-        process.prepare(words)
+        process.prepare(parse_training(words).request)
         process.ask(None, "program", seconds=seconds)
         found = process.measure(bound=None, seconds=seconds, seeds=1, learns_from=0)
     except (CannotRun, OutOfTime) as error:
@@ -199,12 +200,11 @@ def re_created(chosen: argparse.Namespace, variables: dict[str, str]) -> dict[st
 def searched(chosen: argparse.Namespace, variables: dict[str, str]) -> dict[str, Any]:
     """The plan search with the objective `grow-batch`, and its choice measured."""
     words = Sizes(chosen.num_envs, chosen.num_steps).words(chosen.environment, MANY_STEPS)
-    given, _ = parse_training(words)
+    training = parse_training(words).request
     tell = partial(print, flush=True)
-    request = SearchRequest(words, given.options, {}, objective="grow-batch", budget=chosen.budget, fresh=True)
-    found = find_plan(
-        cache(given.graph_of), request, environment=variables, machine=_machine(chosen.memory_limit), say=tell
-    )
+    request = SearchRequest(training, objective="grow-batch", budget=chosen.budget, fresh=True)
+    machine = _machine(chosen.memory_limit)
+    found = find_plan(cache(resolve(training).graph), request, environment=variables, machine=machine, say=tell)
     row = found.table.chosen
     assert row is not None
     tried = tuple(each for each in found.table.rows if each.status not in ("skipped", "not reached"))

@@ -25,7 +25,7 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
@@ -34,6 +34,7 @@ from typing import Any, NamedTuple
 
 from measure import RESULTS, machine_of, spread, table_of, write_result, write_table
 
+from rollmill.api import resolve
 from rollmill.api.plan_search.finding import (
     DEFAULT_BUDGET,
     FoundPlan,
@@ -46,7 +47,8 @@ from rollmill.api.plan_search.finding import (
 )
 from rollmill.api.plan_search.process import START_SECONDS
 from rollmill.api.plan_search.trials import ProcessTrials
-from rollmill.cli.train import GivenTraining, parse_training
+from rollmill.cli.requests import parse_training
+from rollmill.dataflow import Graph
 from rollmill.planning.search import Candidate, CannotRun, Measurement, OutOfTime, PlanTable
 from rollmill.planning.search.candidate import WIDTHS, width_of
 
@@ -243,14 +245,12 @@ class Limits(NamedTuple):
 def compare(name: str, limits: Limits, environment: dict[str, str], result: dict[str, Any]) -> None:
     """Fills the result of a training, which holds the sweep even if the search is cut off."""
     words = WORKS[name].split()
-    given, _ = parse_training(words)
-    graph_of, began = cache(given.graph_of), time.monotonic()
-    request = SearchRequest(words=words, options=given.options, fixed={}, budget=limits.budget, fresh=True)
+    request = SearchRequest(parse_training(words).request, budget=limits.budget, fresh=True)
+    graph_of, began = cache(resolve(request.training).graph), time.monotonic()
     # The narrow ones first: a brief sweep leaves out wider ones by them.
-    candidates = sorted(
-        list_candidates(request, this_machine(), workload_of(graph_of(None), request.options)), key=widest
-    )
-    trials = _trials(given, words, environment)
+    work = workload_of(graph_of(None), request.options)
+    candidates = sorted(list_candidates(request, this_machine(), work), key=widest)
+    trials = _trials(request, graph_of, environment)
     sweep = Sweep(trials, {each: Swept([], []) for each in candidates}, limits.brief, limits.ends_at, limits.each)
     result |= {"command": " ".join(words), "rounds": limits.rounds, "budget": limits.budget, "brief": limits.brief}
     try:
@@ -285,13 +285,15 @@ def _described(swept: Mapping[Candidate, Swept]) -> dict[str, Any]:
     }
 
 
-def _trials(given: GivenTraining, words: Sequence[str], environment: dict[str, str]) -> ProcessTrials:
+def _trials(
+    request: SearchRequest, graph_of: Callable[[int | None], Graph], environment: dict[str, str]
+) -> ProcessTrials:
     return ProcessTrials(
-        cache(given.graph_of),
-        words,
-        given.options,
+        graph_of,
+        request.training,
+        request.options,
         this_machine(),
-        workload_of(given.graph_of(None), given.options),
+        workload_of(graph_of(None), request.options),
         lambda: None,
         environment,
     )

@@ -58,8 +58,9 @@ SHORT = ["ppo", "CartPole-v1", "--num-envs", "64", "--num-steps", "64", "--fusio
 LONG = ["ppo", "CartPole-v1", "--num-envs", "1024", "--num-steps", "64", "--total-timesteps", "100000000000"]
 TARGETS = """
 import re, sys
-from rollmill.cli.train import prepare
-program = prepare(sys.argv[1:]).program
+from rollmill.api import prepare_request
+from rollmill.cli.requests import parse_training
+program = prepare_request(parse_training(sys.argv[1:]).request).program
 for name in ("start", "step"):
     text = getattr(program, name).as_text()
     print(name, *sorted(set(re.findall(r'custom_call_target="([^"]+)"', text))))

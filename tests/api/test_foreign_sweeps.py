@@ -6,27 +6,31 @@ import sys
 
 import pytest
 
-from rollmill.api import SweepDirectory
+from rollmill.api import SweepDirectory, TrainingRequest, resolve
 from rollmill.api.sweeps.trial_processes import start_trial
 from rollmill.cli.main import _exit_code as command
 from rollmill.cli.named_code import named_by
-from rollmill.core.errors import CheckpointError
+from rollmill.core.errors import CheckpointError, UsageError
 from rollmill.core.imports import ONLY, ImportRefused, import_named, only_importing
 from rollmill.execution.instances import MachinePart
 
-OPTIONS = ["--num-envs", "8", "--total-timesteps", "512", "--num-steps", "32"]
+SETTINGS = {"num_envs": 8, "total_timesteps": 512, "num_steps": 32}
 
 
-def foreign(root, **changes):
-    """A sweep of one trial that nobody made here."""
+def foreign(root, *, request=None, **changes):
+    """A sweep of one trial that nobody made here.
+
+    Args:
+        root: its folder.
+        request: fields of what all trials have in common.
+        **changes: fields of sweep.json.
+    """
     (root / "trials").mkdir(parents=True)
     spec = {
-        "algorithm": "ppo",
-        "environment": "CartPole-v1",
-        "options": OPTIONS,
-        "axes": [["seed", ["0"], 0.0, 0.0, False]],
+        "request": {"algorithm": "ppo", "environment": "CartPole-v1", "settings": SETTINGS} | (request or {}),
+        "axes": [["seed", [0], 0.0, 0.0, False]],
         "num_trials": 1,
-        "points": [["0"]],
+        "points": [[0]],
     }
     (root / "sweep.json").write_text(json.dumps(spec | changes))
     return root
@@ -74,18 +78,8 @@ def test_a_pipe_in_place_of_a_log_blocks_nobody(tmp_path):
 
 
 NAMING = {
-    "an import": ({"options": ["--import", "evil_tool"]}, "import evil_tool"),
-    "an import with an equals sign": ({"options": ["--import=evil_tool"]}, "import evil_tool"),
-    "an import behind two dashes": ({"options": ["--", "--import", "evil_tool"]}, "import evil_tool"),
-    "an import in an axis": (
-        {"axes": [["import", ["evil_tool"], 0.0, 0.0, False]], "points": [["evil_tool"]]},
-        "import evil_tool",
-    ),
-    "an axis with an equals sign": (
-        {"axes": [["import=evil_tool", ["x"], 0.0, 0.0, False]], "points": [["x"]]},
-        "import evil_tool",
-    ),
-    "an environment": ({"environment": "gymnasium:evil_tool:Id-v0"}, "import evil_tool"),
+    "an import": ({"request": {"imports": ["evil_tool"]}}, "import evil_tool"),
+    "an environment": ({"request": {"environment": "gymnasium:evil_tool:Id-v0"}}, "import evil_tool"),
     "an environment of an axis": (
         {
             "axes": [["environment", ["pettingzoo:evil_tool:a"], 0.0, 0.0, False]],
@@ -93,15 +87,16 @@ NAMING = {
         },
         "import evil_tool",
     ),
-    "a policy": ({"options": ["--distribution", "evil_tool:policy"]}, "import evil_tool"),
-    "a file of options": ({"options": ["--config", "evil.toml"]}, "use config=evil.toml"),
-    "a file as the algorithm": ({"algorithm": "--config=evil.toml"}, "config=evil.toml"),
-    "a file in an axis": (
-        {"axes": [["config", ["evil.toml"], 0.0, 0.0, False]], "points": [["evil.toml"]]},
-        "use config=evil.toml",
+    "a policy": ({"request": {"settings": {"distribution": "evil_tool:policy"}}}, "import evil_tool"),
+    "a policy of an axis": (
+        {"axes": [["distribution", ["evil_tool:f"], 0.0, 0.0, False]], "points": [["evil_tool:f"]]},
+        "import evil_tool",
     ),
-    "a cluster": ({"options": ["--cluster", "evil.example:6379"]}, "use cluster=evil.example:6379"),
-    "a cluster's client server": ({"options": ["--cluster=ray://evil:1"]}, "use cluster=ray://evil:1"),
+    "a cluster": ({"request": {"settings": {"cluster": "evil.example:6379"}}}, "use cluster=evil.example:6379"),
+    "a cluster's client server": (
+        {"request": {"settings": {"cluster": "ray://evil:1"}}},
+        "use cluster=ray://evil:1",
+    ),
 }
 
 
@@ -116,16 +111,26 @@ def test_code_that_a_foreign_sweep_names_is_asked_for(name, tmp_path, monkeypatc
     assert "evil_tool" not in sys.modules
 
 
-def test_a_file_that_is_trusted_names_its_modules(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("option", ["import", "imports", "config", "import=evil_tool", "recipe"])
+def test_an_axis_that_is_no_setting_imports_nothing(option, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "evil_tool.py").write_text("")
+    root = foreign(tmp_path / "got", axes=[[option, ["evil_tool"], 0.0, 0.0, False]], points=[["evil_tool"]])
+    (trial,) = SweepDirectory.open(root).trials()
+    with pytest.raises(UsageError, match="unknown setting"):
+        resolve(trial.request)
+    assert "evil_tool" not in sys.modules
+
+
+def test_what_was_trusted_is_remembered(tmp_path, monkeypatch, capsys):
     from rollmill.cli import sweep as sweep_command
 
     monkeypatch.setenv("ROLLMILL_STATE_DIR", str(tmp_path / "state"))
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "own.toml").write_text('import = ["own_tool"]\n')
-    sweep = SweepDirectory.open(foreign(tmp_path / "got", options=["--config", "own.toml"]))
+    sweep = SweepDirectory.open(foreign(tmp_path / "got", request={"imports": ["own_tool"]}))
     sweep_command._check_trust(sweep, set(), trust=True)
-    sweep_command._check_trust(sweep, set(), trust=False)  # it was remembered
-    (tmp_path / "own.toml").write_text('import = ["another_tool"]\n')
+    sweep_command._check_trust(sweep, set(), trust=False)
+    foreign_file = tmp_path / "got/sweep.json"
+    foreign_file.write_text(foreign_file.read_text().replace("own_tool", "another_tool"))
     assert "import another_tool" in refused(capsys, "sweep", "--resume", tmp_path / "got")
 
 
@@ -141,8 +146,8 @@ def test_a_process_of_a_sweep_imports_what_the_sweep_may(monkeypatch):
         import_named("json")
 
 
-def test_words_that_name_code_are_found_wherever_they_stand():
-    words = ["ppo", "gymnasium:m:Id", "--distribution", "a:f", "--import", "b", "c", "--import=d", "--config", "e"]
-    found = named_by([*words, "--cluster", "h:1", "--seed", "x:y"])
-    assert found.modules == {"m", "a", "b", "c", "d"}
-    assert found.files == {"e"} and found.others == {"config=e", "cluster=h:1"}
+def test_code_is_found_wherever_a_request_names_it():
+    first = TrainingRequest("ppo", "gymnasium:m:Id", {"distribution": "a:f", "seed": 3}, imports=("b", "c"))
+    second = TrainingRequest("ppo", "CartPole-v1", {"cluster": "h:1", "distribution": "central"})
+    found = named_by([first, second])
+    assert found.modules == {"m", "a", "b", "c"} and found.clusters == {"cluster=h:1"}

@@ -12,6 +12,7 @@ import jax
 import pytest
 
 import rollmill
+from rollmill.api import TrainingRequest
 from rollmill.api.options import RunOptions
 from rollmill.api.plan_search import process as process_module
 from rollmill.api.plan_search import trials as trials_module
@@ -21,6 +22,7 @@ from rollmill.api.plan_search.process import CandidateProcess, MetricsPoint, Sea
 from rollmill.api.plan_search.stored import file_for, read_stored, store
 from rollmill.api.plan_search.trials import ProcessTrials
 from rollmill.cli import measured
+from rollmill.cli.requests import parse_training
 from rollmill.core.errors import UsageError
 from rollmill.core.machine import return_freed_memory
 from rollmill.execution.processes.process_tree import descendants_of, kill_all, resident_memory
@@ -70,6 +72,9 @@ def test_nothing_counts_before_anything_is_learned():
     )
 
 
+TRAINING = TrainingRequest("ppo", "CartPole-v1")
+
+
 @pytest.fixture(scope="module")
 def trials():
     def graph_of(num_envs):
@@ -78,7 +83,7 @@ def trials():
     options, machine = RunOptions(), Machine(2, memory=8 * 10**9)
     graph_of = cache(graph_of)
     return ProcessTrials(
-        graph_of, [], options, machine, workload_of(graph_of(None), options), lambda: None, dict(os.environ)
+        graph_of, TRAINING, options, machine, workload_of(graph_of(None), options), lambda: None, dict(os.environ)
     )
 
 
@@ -119,7 +124,7 @@ def test_machine_and_training_as_numbers():
 
 def test_values_without_a_candidate_are_refused():
     graph = rollmill.ppo("CartPole-v1", num_envs=8, num_steps=8)
-    request = SearchRequest([], RunOptions(), {"devices": 64})
+    request = SearchRequest(TRAINING.changed({"devices": 64}))
     with pytest.raises(UsageError, match="no way to run on 2 cores and 0 GPUs that is searched has devices=64"):
         list_candidates(request, Machine(2), workload_of(graph, request.options))
 
@@ -163,14 +168,14 @@ class WaitingProcess:
     started: list["WaitingProcess"]
 
     def __init__(self, *, check_stop, environment):
-        self.words, self.closed = None, False
+        self.training, self.closed = None, False
         self.started.append(self)
 
-    def prepare(self, words):
-        self.words = words
+    def prepare(self, training):
+        self.training = training
 
     def ask(self, command, name, *, seconds):
-        return {"process": 1, "bytes": 2, "held": 0, "identity": str(self.words)}
+        return {"process": 1, "bytes": 2, "held": 0, "identity": str(self.training)}
 
     def measure(self, **limits):
         return Measurement(100.0, None)
@@ -188,12 +193,12 @@ def test_where_there_are_cores_the_next_process_starts_while_a_candidate_compile
     ahead = 1 if cores == 8 else 0
     for number, fusion in enumerate(("off", "full"), 1):
         trials.predict_memory(Candidate(fusion=fusion))
-        assert len(started) == number + ahead and fusion in started[number - 1].words
+        assert len(started) == number + ahead and started[number - 1].training.settings["fusion"] == fusion
         trials.measure(Candidate(fusion=fusion), None, 10.0)
         assert started[number - 1].closed and not any(each.closed for each in started[number:])
     trials.close()
     assert all(each.closed for each in started)
-    assert [each.words is None for each in started] == [False, False, *[True] * ahead]
+    assert [each.training is None for each in started] == [False, False, *[True] * ahead]
 
 
 def test_results_are_kept_apart_by_all_that_they_depend_on(tmp_path, monkeypatch):
@@ -210,7 +215,7 @@ def process():
     def start(*words, check_stop=lambda: None):
         environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
         opened.append(CandidateProcess(check_stop=check_stop, environment=environment))
-        opened[-1].prepare(words)
+        opened[-1].prepare(parse_training(words).request)
         return opened[-1]
 
     yield start

@@ -135,11 +135,11 @@ def test_directories_without_curves_are_refused(tmp_path):
 
 
 def test_a_sweep_stands_for_its_trials_and_names_those_without_values(tmp_path):
-    from rollmill.api import SweepDirectory, SweepSpec
+    from rollmill.api import SweepDirectory, SweepSpec, TrainingRequest
     from rollmill.planning import Axis
 
-    axes = (Axis("learning-rate", ("0.1", "0.2", "0.3")),)
-    spec = SweepSpec("ppo", "CartPole-v1", (), axes, 3, points=(("0.1",), ("0.2",), ("0.3",)))
+    axes = (Axis("learning-rate", (0.1, 0.2, 0.3)),)
+    spec = SweepSpec(TrainingRequest("ppo", "CartPole-v1"), axes, 3, points=((0.1,), (0.2,), (0.3,)))
     sweep = SweepDirectory.create(tmp_path / "sweep", spec)
     recorded(sweep.root / "trials", "0", [1.0, 2.0], config={"learning_rate": 0.1})
     recorded(sweep.root / "trials", "1", [], config={"learning_rate": 0.2})

@@ -4,19 +4,21 @@ import json
 
 import pytest
 
-from rollmill.api import SweepDirectory, SweepSpec
+from rollmill.api import SweepDirectory, SweepSpec, TrainingRequest
 from rollmill.api.sweeps.early_stopping import EarlyStopping, described, goes_on
 from rollmill.api.sweeps.report import write_report
 from rollmill.core.errors import CheckpointError
 from rollmill.planning import HalvingRule, HalvingState, listed_axis, parse_axis
 
 RULE = HalvingRule(100, 2)
+REQUEST = TrainingRequest("ppo", "CartPole-v1", {"num_envs": 4})
+PLAIN = TrainingRequest("ppo", "CartPole-v1")
 
 
 def made(root, *, rule=None, sampler=None, trials=3):
     axes = (parse_axis("learning-rate=log:1e-5..1e-1"), listed_axis("network.torso", ["mlp", "gru"]))
-    points = () if sampler else tuple((f"1e-{n + 2}", "mlp") for n in range(trials))
-    spec = SweepSpec("ppo", "CartPole-v1", ("--num-envs", "4"), axes, trials, points, sampler, early_stopping=rule)
+    points = () if sampler else tuple((10.0 ** -(n + 2), "mlp") for n in range(trials))
+    spec = SweepSpec(REQUEST, axes, trials, points, sampler, early_stopping=rule)
     return SweepDirectory.create(root, spec)
 
 
@@ -37,17 +39,15 @@ def test_a_sweep_is_opened_as_it_was_created(tmp_path):
     sweep = made(tmp_path / "sweep", rule=RULE)
     assert SweepDirectory.open(sweep.root) == sweep
     assert [trial.name for trial in sweep.trials()] == ["0", "1", "2"]
-    assert sweep.trials()[1].words == (
-        *("ppo", "CartPole-v1", "--num-envs", "4", "--no-tensorboard", "--quiet"),
-        *("--learning-rate", "1e-3", "--network.torso", "mlp"),
-    )
+    settings = {"num_envs": 4, "tensorboard": False, "quiet": True, "learning_rate": 1e-3, "network.torso": "mlp"}
+    assert sweep.trials()[1].request == TrainingRequest("ppo", "CartPole-v1", settings)
 
 
 @pytest.mark.slow
 def test_many_trials_fit_into_the_file(tmp_path):
     axes = tuple(listed_axis(f"option-{n}", ["0.12345678", "b"]) for n in range(5))
     points = (("0.12345678",) * 5,) * 100_000
-    made = SweepDirectory.create(tmp_path / "sweep", SweepSpec("ppo", "CartPole-v1", (), axes, 100_000, points))
+    made = SweepDirectory.create(tmp_path / "sweep", SweepSpec(PLAIN, axes, 100_000, points))
     assert SweepDirectory.open(made.root).trials()[-1].name == "99999"
 
 
@@ -56,7 +56,8 @@ def test_many_trials_fit_into_the_file(tmp_path):
     [
         ("sweep.json", {"points": [["1e-2"]]}, "sweep.json is damaged"),
         ("sweep.json", {"points": "all"}, 'points is "all", and has to be a list'),
-        ("sweep.json", {"flags": ["network.torso"]}, "network.torso=mlp has to be true or false"),
+        ("sweep.json", {"request": {"algorithm": "ppo"}}, "request.environment is missing"),
+        ("sweep.json", {"options": ["--seed", "3"]}, "was written by Rollmill 0.1"),
         ("sweep.json", {"early_stopping": {"grace_steps": 0}}, "grace_steps=0 has to be at least 1"),
         ("sweep.json", {"more": 1}, "more is unknown"),
         ("early_stopping.json", {"rungs": {"x": {}}}, "a rung is no number of steps"),
@@ -133,16 +134,15 @@ def test_stopped_trials_go_on_if_asked(tmp_path):
 
 
 def grouped(root, seeds="3..5"):
-    axes = (listed_axis("gamma", ["0.9", "0.99"]), listed_axis("seed", [seeds]))
-    return SweepDirectory.create(
-        root, SweepSpec("ppo", "CartPole-v1", (), axes, 2, (("0.9", seeds), ("0.99", seeds)))
-    )
+    axes = (listed_axis("gamma", [0.9, 0.99]), listed_axis("seed", [seeds]))
+    return SweepDirectory.create(root, SweepSpec(PLAIN, axes, 2, ((0.9, seeds), (0.99, seeds))))
 
 
 def test_seeds_in_one_program_have_a_row_each(tmp_path):
     sweep = grouped(tmp_path / "sweep")
     first, second = sweep.trials()
-    assert first.words[-6:] == ("--gamma", "0.9", "--seed", "3", "--num-seeds", "3")
+    settings = first.request.settings
+    assert (settings["gamma"], settings["seed"], settings["num_seeds"]) == (0.9, 3, 3)
     assert list(second.seeds) == [3, 4, 5]
     end(sweep, first, "finished", 20.0)
     summary = json.loads(sweep.run(first).summary_file.read_text())
@@ -153,10 +153,10 @@ def test_seeds_in_one_program_have_a_row_each(tmp_path):
     assert [
         (row["trial"], row["gamma"], row["seed"], row["final_return"], row["best_return"]) for row in rows
     ] == [
-        ("0", "0.9", "5", 30.0, 31.0),
-        ("0", "0.9", "4", 20.0, None),
-        ("0", "0.9", "3", 10.0, 11.0),
-        *(("1", "0.99", seed, None, None) for seed in "345"),
+        ("0", 0.9, 5, 30.0, 31.0),
+        ("0", 0.9, 4, 20.0, None),
+        ("0", 0.9, 3, 10.0, 11.0),
+        *(("1", 0.99, seed, None, None) for seed in (3, 4, 5)),
     ]
     assert all(row["env_steps"] == 100 for row in rows[:3])
     write_report(sweep, rows, "final_return")
@@ -171,19 +171,19 @@ def test_seeds_in_one_program_have_a_row_each(tmp_path):
 def test_the_best_of_a_sweep_over_seeds_has_the_highest_mean(tmp_path):
     # Means by hand: (100 + 0 + 20) / 3 = 40 of gamma 0.9 with the luckiest seed, (60 + 50 + 40) / 3 = 50 of 0.99.
     # Seed 2 of 0.999 has no result: its mean of 90 is one over two seeds.
-    results = {"0.9": (100.0, 0.0, 20.0), "0.99": (60.0, 50.0, 40.0), "0.999": (90.0, 90.0, None)}
-    axes = (listed_axis("gamma", list(results)), listed_axis("seed", ["0", "1", "2"]))
-    points = tuple((gamma, str(seed)) for gamma in results for seed in range(3))
-    sweep = SweepDirectory.create(tmp_path / "sweep", SweepSpec("ppo", "CartPole-v1", (), axes, 9, points))
+    results = {0.9: (100.0, 0.0, 20.0), 0.99: (60.0, 50.0, 40.0), 0.999: (90.0, 90.0, None)}
+    axes = (listed_axis("gamma", list(results)), listed_axis("seed", [0, 1, 2]))
+    points = tuple((gamma, seed) for gamma in results for seed in range(3))
+    sweep = SweepDirectory.create(tmp_path / "sweep", SweepSpec(PLAIN, axes, 9, points))
     for trial in sweep.trials():
-        result = results[trial.point["gamma"]][int(trial.point["seed"])]
+        result = results[trial.point["gamma"]][trial.point["seed"]]
         if result is not None:
             end(sweep, trial, "finished", result)
     rows = sweep.rows("final_return")
     assert [(row["gamma"], row["seed"], row["mean_over_seeds"], row["num_seeds"]) for row in rows] == [
-        *(("0.99", seed, 50.0, 3) for seed in "012"),
-        *(("0.9", seed, 40.0, 3) for seed in "021"),
-        *(("0.999", seed, 90.0, 2) for seed in "012"),
+        *((0.99, seed, 50.0, 3) for seed in (0, 1, 2)),
+        *((0.9, seed, 40.0, 3) for seed in (0, 2, 1)),
+        *((0.999, seed, 90.0, 2) for seed in (0, 1, 2)),
     ]
     sweep.write_table(rows)
     table = (sweep.root / "table.csv").read_text().splitlines()

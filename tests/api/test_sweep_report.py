@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from rollmill.api import SweepDirectory, SweepSpec
+from rollmill.api import SweepDirectory, SweepSpec, TrainingRequest
 from rollmill.api.sweeps.report import LabelledCurve, figure, write_report
 from rollmill.pages.scales import ticks
 from rollmill.planning import listed_axis
@@ -44,9 +44,8 @@ class Page(HTMLParser):
 
 def made_sweep(root, trials, lines, option="learning-rate"):
     values = [f"<{n}>" for n in range(trials)]
-    spec = SweepSpec(
-        "ppo", "CartPole-v1", (), (listed_axis(option, values),), trials, tuple((value,) for value in values)
-    )
+    request = TrainingRequest("ppo", "CartPole-v1")
+    spec = SweepSpec(request, (listed_axis(option, values),), trials, tuple((value,) for value in values))
     sweep = SweepDirectory.create(root, spec)
     for number, trial in enumerate(sweep.trials()):
         run = sweep.run(trial)

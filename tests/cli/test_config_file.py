@@ -4,9 +4,8 @@ import json
 
 import pytest
 
-from rollmill.cli.config_file import with_config_file
-from rollmill.cli.parsing import flags_and_lists
-from rollmill.cli.train import _arguments, types_of_options
+from rollmill.api import TrainingRequest, read_request, resolve
+from rollmill.cli.requests import parse_training
 from rollmill.core.errors import UsageError
 
 FILE = """
@@ -37,29 +36,43 @@ def file(tmp_path):
     return path
 
 
-def expanded(*words):
-    return with_config_file([*map(str, words)], types_of_options)
+def parsed(*words):
+    return parse_training([*map(str, words)]).request
 
 
 def test_a_file_stands_for_its_options_and_those_of_the_command_come_first(file):
-    words = expanded("--config", file, "--seed", "9", "--network.hidden-sizes", "4")
-    assert words[:2] == ["ppo", "CartPole-v1"]
-    given = " ".join(words)
-    assert "--num-envs 8 --num-steps 32 --learning-rate linear:1e-3:1e-4 --no-anneal-lr" in given
-    assert "--transform reward-scale:0.5 --transform time" in given and "--env-option max_steps=30" in given
-    assert given.count("--seed") == 1 and "--seed 9" in given
-    assert given.count("hidden-sizes") == 1 and given.endswith("--network.hidden-sizes 4")
-    assert "--network.layer-norm" in given and "--no-tensorboard" in given
+    request = parsed("--config", file, "--seed", "9", "--network.hidden-sizes", "4")
+    assert request == TrainingRequest(
+        algorithm="ppo",
+        environment="CartPole-v1",
+        settings={
+            "total_timesteps": 1024,
+            "num_envs": 8,
+            "num_steps": 32,
+            "learning_rate": "linear:1e-3:1e-4",
+            "anneal_lr": False,
+            "seed": 9,
+            "tensorboard": False,
+            "network.hidden_sizes": (4,),
+            "network.layer_norm": True,
+        },
+        environment_options={"max_steps": 30, "transforms": ["reward-scale:0.5", "time"]},
+    )
 
 
 @pytest.mark.parametrize("named", [["dqn"], ["dqn", "Acrobot-v1"]], ids=len)
 def test_names_of_the_command_come_before_those_of_the_file(file, named):
-    words = expanded(*named, f"--config={file}")
-    assert words[:2] == [*named, "CartPole-v1"][:2] and words[2].startswith("--")
+    file.write_text("environment = 'CartPole-v1'\nseed = 3")
+    request = parsed(*named, f"--config={file}")
+    assert [request.algorithm, request.environment] == [*named, "CartPole-v1"][:2]
 
 
-def test_without_the_option_nothing_changes():
-    assert expanded("ppo", "CartPole-v1", "--seed", "1") == ["ppo", "CartPole-v1", "--seed", "1"]
+def test_modules_and_recipes_of_a_file_count(tmp_path):
+    (tmp_path / "run.toml").write_text('import = ["json"]\nrecipe = "cartpole-two-cores"\nnum-envs = 8')
+    request = parsed("ppo", "CartPole-v1", "--config", tmp_path / "run.toml")
+    assert (request.imports, request.recipe) == (("json",), "cartpole-two-cores")
+    config = resolve(request).config
+    assert (config.num_envs, config.update_epochs) == (8, 8)
 
 
 @pytest.mark.slow
@@ -98,7 +111,11 @@ def test_a_training_from_a_file_and_one_from_its_configuration_are_equal(rollmil
             "environment.toml: unknown environment 'CartPole-v3'. Did you mean CartPole-v1",
         ),
         ("nameless.toml", "seed = 3", "names the algorithm. hint: algorithm = "),
-        ("dates.toml", 'algorithm = "ppo"\nenvironment = "CartPole-v1"\nseed = 2026-01-01', "seed = 2026-01-01"),
+        (
+            "dates.toml",
+            'algorithm = "ppo"\nenvironment = "CartPole-v1"\nseed = 2026-01-01',
+            "dates.toml: seed=.*2026.* must be a whole number",
+        ),
     ],
     ids=[
         "missing",
@@ -115,7 +132,7 @@ def test_bad_files_are_explained(tmp_path, name, content, message):
     if content is not None:
         (tmp_path / name).write_text(content)
     with pytest.raises(UsageError, match=message):
-        expanded("--config", tmp_path / name)
+        parsed("--config", tmp_path / name)
 
 
 @pytest.mark.parametrize(
@@ -148,28 +165,26 @@ def test_a_wrong_key_or_value_is_told_with_file_and_key(tmp_path, line, message)
     file = tmp_path / "wrong.toml"
     file.write_text(f"{line}\n")
     with pytest.raises(UsageError, match=message):
-        expanded("ppo", "CartPole-v1", "--config", file)
+        parsed("ppo", "CartPole-v1", "--config", file)
 
 
 def test_numbers_of_a_file_are_read_as_in_python(tmp_path):
     file = tmp_path / "numbers.toml"
     file.write_text("total-timesteps = 1e6\nlearning-rate = 1\ncheckpoint-seconds = inf\n")
-    words = expanded("ppo", "CartPole-v1", "--config", file)
-    assert words[2:] == ["--total-timesteps", "1000000", "--learning-rate", "1.0", "--checkpoint-seconds", "inf"]
+    request = parsed("ppo", "CartPole-v1", "--config", file)
+    assert request.settings == {
+        "total_timesteps": 1_000_000,
+        "learning_rate": 1.0,
+        "checkpoint_seconds": float("inf"),
+    }
+    assert read_request(json.loads(json.dumps(request.to_json())), where="here").options == request.options
 
 
-@pytest.mark.parametrize("words", [["--config", "FILE"], []], ids=["with a file", "without"])
-def test_a_third_name_is_refused(file, words):
-    words = [file if word == "FILE" else word for word in words]
+def test_a_third_name_is_refused(file):
     with pytest.raises(UsageError, match="'extra' is one name too many: .*here 'ppo', .*here 'CartPole-v1'"):
-        expanded("ppo", "CartPole-v1", "extra", *words)
-
-
-@pytest.mark.parametrize("algorithm", ["ppo", "alphazero", "sac", "mappo"])
-def test_types_are_known_for_all_options_of_a_training(algorithm):
-    """Or a file could not have them."""
-    flags, lists = flags_and_lists(_arguments(algorithm, []), prog="rollmill train")
-    assert (flags | lists) - {"help", "h", "-h"} <= types_of_options(algorithm, []).keys()
+        parsed("ppo", "CartPole-v1", "extra", "--config", file)
+    with pytest.raises(UsageError, match="rollmill train ppo has no use for 'extra'"):
+        parsed("ppo", "CartPole-v1", "extra")
 
 
 def test_an_option_that_does_not_exist_is_refused_by_the_command(rollmill, file):

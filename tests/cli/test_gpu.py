@@ -62,7 +62,7 @@ def test_confirmed_commands_are_run_until_one_fails(h200, monkeypatch):
         (["partition"], "--slices"),
         (["partition", "--slices", "9"], "--slices 9 has to be from 1 to 7"),
         (["partition", "--slices", "2", "--gpu", "3"], "--gpu 3: there are GPUs 0"),
-        (["divide"], "unrecognized arguments: divide"),
+        (["divide"], "rollmill gpu has no use for 'divide'"),
     ],
 )
 def test_bad_input_is_refused(h200, words, message):

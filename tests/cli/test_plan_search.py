@@ -4,14 +4,16 @@ import json
 import re
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
 from rollmill.api import MemoryNeed
 from rollmill.cli import plan as plan_command
+from rollmill.cli import searching
 from rollmill.cli.main import main
 from rollmill.cli.plan import described
-from rollmill.cli.searching import training_words, without_options
+from rollmill.cli.requests import parse_training
 from rollmill.planning.search import Candidate, CandidateRow, PlanTable
 
 SIZES = ["--num-envs", "8", "--num-steps", "8", "--total-timesteps", "1280"]
@@ -123,30 +125,36 @@ def test_a_training_whose_search_fails_does_not_begin(rollmill, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_words_of_a_training_without_those_of_a_search():
+def test_a_training_takes_the_plan_in_place_of_what_was_searched(monkeypatch):
+    searched = []
+
+    class Search:
+        def wait(self):
+            Path(searched[0].search.output).write_text("{}")
+            return 0
+
+    monkeypatch.setattr(searching, "start_child", lambda order, **_: searched.append(order) or Search())
     words = [
-        "ppo",
-        "CartPole-v1",
+        *PPO,
         "--search-plan",
         "--budget=3",
-        "--objective",
-        "keep-batch",
-        "--fresh",
         "--seed",
         "1",
-    ]
-    placed = [
         "--devices",
         "2",
-        "--asynchronous",
-        "--distribution",
-        "central",
         "--fusion=off",
-        "--env-option",
-        "a=b",
+        "--asynchronous",
     ]
-    assert training_words([*words, *placed]) == ["ppo", "CartPole-v1", "--seed", "1", "--env-option", "a=b"]
-    assert without_options(["--num_envs", "3", "--num-steps", "4"], ("num-envs",)) == ["--num-steps", "4"]
+    parsed = parse_training([*words, "--env-option", "max_steps=5", "--run-dir", "grow-batch"])
+    with searching.planned(parsed.request, parsed.searching) as request:
+        plan = request.settings["plan"]
+        assert Path(plan).is_file() and request == parsed.request.without(
+            ("devices", "fusion", "asynchronous")
+        ).changed({"plan": plan})
+    assert not Path(plan).exists()
+    order = searched[0].search
+    assert "run_dir" not in order.request.settings and order.request.settings["devices"] == 2
+    assert (order.budget, order.objective, order.fresh) == (3.0, "keep-batch", False)
 
 
 @pytest.mark.slow

@@ -75,20 +75,21 @@ def test_help_is_in_groups_without_marks_of_types(capsys):
     positions = [text.index(f"\n{title}\n") for title in titles]
     assert ended.value.code == 0 and positions == sorted(positions)
     placement = text[positions[5] : positions[6]]
-    assert "--distribution STR" in placement and "--actors INT" in placement and "--gamma" not in placement
+    assert "--distribution TEXT" in placement and "--actors INT" in placement and "--gamma" not in placement
     assert "{None}" not in text and "\x1b" not in text
 
 
 @pytest.mark.parametrize(("environment", "noted"), [("Acrobot-v1", True), ("CartPole-v1", False)])
 def test_a_recipe_for_another_environment_is_noted_and_recorded(monkeypatch, capsys, environment, noted):
+    from rollmill.api import resolve
     from rollmill.cli import train
 
-    given = {}
-    monkeypatch.setattr(train, "train_run", lambda graph, options, **more: given.update(more, graph=graph))
+    given = []
+    monkeypatch.setattr(train, "train_request", given.append)
     monkeypatch.setattr(train, "report", lambda run: 0)
     train.run(["ppo", environment, "--recipe", "cartpole-two-cores"])
     assert ("note: the recipe cartpole-two-cores was made for CartPole-v1" in capsys.readouterr().err) == noted
-    assert given["recipe"] == "cartpole-two-cores"
+    assert given[0].recipe == "cartpole-two-cores" and resolve(given[0]).config.update_epochs == 8
 
 
 @pytest.mark.parametrize(
@@ -100,13 +101,14 @@ def test_a_recipe_for_another_environment_is_noted_and_recorded(monkeypatch, cap
     ],
 )
 def test_a_recipe_has_options_of_its_environment(monkeypatch, environment, options, plies):
+    from rollmill.api import resolve
     from rollmill.cli import train
 
     given = []
-    monkeypatch.setattr(train, "train_run", lambda graph, options, **more: given.append(graph))
+    monkeypatch.setattr(train, "train_request", given.append)
     monkeypatch.setattr(train, "report", lambda run: 0)
     train.run(["alphazero", environment, "--recipe", "alphazero-tic-tac-toe", *options])
-    assert given[0].settings["environment_options"] == plies
+    assert resolve(given[0]).graph().settings["environment_options"] == plies
 
 
 def test_the_command_listens_to_interrupts_before_it_imports_jax(tmp_path):

@@ -46,7 +46,7 @@ def trial_process(run: Path) -> int | None:
             words = (folder / "cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        if b"rollmill.cli.trial" in words and str(run).encode() in words:
+        if b"rollmill.cli.child" in words and str(run).encode() in words:
             return int(folder.name)
     return None
 
@@ -54,23 +54,26 @@ def trial_process(run: Path) -> int | None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["ppo"], "needs an algorithm and an environment first"),
+        (["ppo", "--over", "seed=0..1"], "rollmill sweep ppo needs ENVIRONMENT"),
         (SHORT, "A sweep needs values to try"),
         ([*SHORT, "--over", "seed"], "has to be OPTION=V1,V2"),
-        ([*SHORT, "--over", "learning-rte=1,2"], r"trial 0 \(learning-rte=1\): "),
+        (
+            [*SHORT, "--over", "learning-rte=1,2"],
+            "unknown option 'learning-rte'. Did you mean learning-rate",
+        ),
         ([*SHORT, "--over", "gamma=0.9,1.5"], r"trial 1 \(gamma=1.5\): .*gamma=1.5"),
-        ([*SHORT, "--over", "env-option.max_steps=1e,True"], "trial 1 .*write true"),
+        ([*SHORT, "--over", "env-option.max_steps=1e,True"], "write true"),
         ([*SHORT, "--over", "seed=0..1", "--at-once", "0"], "--at-once 0 has to be at least 1"),
         ([*SHORT, "--over", "seed=0..1", "--random", "0"], "--random 0 has to be at least 1"),
         ([*SHORT, "--over", "seed=0..1", "--run-dir", "x"], "the sweep's directory is --sweep-dir"),
-        ([*SHORT, "--over", "seed=0..1", "--metric", "speed"], "invalid choice: 'speed'"),
+        ([*SHORT, "--over", "seed=0..1", "--metric", "speed"], "unknown --metric 'speed'"),
         (["pppo", "CartPole-v1", "--over", "seed=0..1"], "unknown algorithm 'pppo'"),
         (["--resume", "/nonexistent"], "holds no sweep"),
-        ([*SHORT, "--over", "anneal-lr=yes,no"], "anneal-lr=yes has to be true or false"),
+        ([*SHORT, "--over", "anneal-lr=yes,no"], "--anneal-lr yes has to be true or false"),
         ([*SHORT, "--over", "seed=0..1", "--trials", "3"], "--trials is for samplers"),
         ([*SHORT, "--over", "seed=0..1", "--trials", "0"], "--trials 0 has to be at least 1"),
         ([*SHORT, "--over", "seed=0..1", "--sampler", "random"], "--sampler random needs the number of trials"),
-        ([*SHORT, "--over", "seed=0..1", "--sampler", "tpee"], "invalid choice: 'tpee'"),
+        ([*SHORT, "--over", "seed=0..1", "--sampler", "tpee"], "unknown sampler 'tpee'. Did you mean tpe"),
         ([*SHORT, "--over", "seed=0..1", "--sampler", "grid", "--random", "2"], "leave out one of them"),
         ([*SHORT, "--over", "seed=0..1", "--random", "2", "--trials", "2"], "leave out one of them"),
         ([*SHORT, "--over", "seed=0..1", "--random", "3"], "--random 3: these axes have 2 combinations only"),
@@ -100,9 +103,9 @@ def trial_process(run: Path) -> int | None:
         ),
         ([*SHORT, "--over", "seed=5,3,8", "--num-seeds", "3"], "would both train seed 5, which would count twice"),
         ([*SHORT, "--over", "seed=0..1", "--over", "num-seeds=1,2"], "would both train seed 1"),
-        ([*SHORT, "--over", "seed=7,07"], "would both train seed 7"),
+        ([*SHORT, "--over", "seed=7,07"], "--over seed: 7, 7 is empty, or has a value twice"),
         ([*SHORT, "--over", "seed=0..1", "--group-seeds", "--fusion", "full"], "kernels of --fusion full one"),
-        ([*SHORT, "--over", "seed=0..1", "--stop-early", "median"], "invalid choice: 'median'"),
+        ([*SHORT, "--over", "seed=0..1", "--stop-early", "median"], "unknown way to stop early 'median'"),
         ([*SHORT, "--over", "seed=0..1", "--grace-steps", "5"], "are of --stop-early asha, which is not given"),
         ([*SHORT, "--over", "seed=0..1", *ASHA, "--grace-steps", "0"], "--grace-steps 0 has to be at least 1"),
         ([*SHORT, "--over", "seed=0..1", *ASHA, "--grace-steps", "128"], "less than the 128 steps of a trial"),
@@ -120,19 +123,34 @@ def test_bad_input_is_refused_before_anything_starts(words, message, tmp_path, m
 
 
 def test_modules_of_the_user_are_found_but_not_imported(tmp_path, monkeypatch):
+    from rollmill.api import TrainingRequest
     from rollmill.cli import sweep_creation
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "computes").mkdir()
     (tmp_path / "computes/__init__.py").write_text("raise RuntimeError('it was imported')")
-    (tmp_path / "options.toml").write_text('distribution = "foo"')
-    axes = (sweep_creation.Axis("seed", ("0", "1")),)
-    request = sweep_creation.SweepRequest("ppo", "CartPole-v1", ("--import", "computes.inside"), axes)
-    assert len(sweep_creation.create_sweep(request).trials()) == 2
-    named = sweep_creation.replace(request, options=("--config", "options.toml"))
+    request = TrainingRequest("ppo", "CartPole-v1", imports=("computes.inside",))
+    asked = sweep_creation.NewSweep(request, (sweep_creation.Axis("seed", (0, 1)),))
+    assert len(sweep_creation.create_sweep(asked).trials()) == 2
+    named = sweep_creation.replace(asked, request=request.changed({"distribution": "foo"}))
     with pytest.raises(sweep_creation.UsageError, match="unknown distribution policy 'foo'"):
         sweep_creation.create_sweep(named)
+
+
+def test_a_file_of_options_holds_for_all_trials(tmp_path, monkeypatch):
+    from rollmill.cli import sweep as command
+
+    made = []
+    monkeypatch.setattr(command, "run_sweep", lambda sweep, **how: made.append(sweep) or 0)
+    monkeypatch.setattr(command, "_print_table", lambda sweep, metric: None)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "options.toml").write_text('environment = "CartPole-v1"\nnum-envs = 4')
+    axes = ["--over", "seed=0..1", "--over", "network.hidden-sizes=4 4,16"]
+    command.run(["ppo", "--config", "options.toml", *axes])
+    requests = [trial.request for trial in made[0].trials()]
+    assert [request.settings["network.hidden_sizes"] for request in requests] == [(4, 4), (16,)] * 2
+    assert all(request.settings["num_envs"] == 4 for request in requests)
 
 
 @pytest.mark.parametrize(("slots", "cores"), [(1, 4), (2, 4), (3, 4), (4, 4), (8, 4)])
@@ -193,12 +211,12 @@ def test_what_a_sampler_could_propose_is_checked_before_anything_starts(tmp_path
 
 
 def test_a_sweep_that_goes_on_has_its_options_already(tmp_path):
-    from rollmill.api import SweepDirectory, SweepSpec
+    from rollmill.api import SweepDirectory, SweepSpec, TrainingRequest
     from rollmill.cli import sweep as command
     from rollmill.core.errors import UsageError
     from rollmill.planning import listed_axis
 
-    spec = SweepSpec("ppo", "CartPole-v1", (), (listed_axis("seed", ["1"]),), 1, (("1",),))
+    spec = SweepSpec(TrainingRequest("ppo", "CartPole-v1"), (listed_axis("seed", [1]),), 1, ((1,),))
     resume = ["--resume", str(SweepDirectory.create(tmp_path / "sweep", spec).root)]
     for more in (["--group-seeds"], ["--grace-steps", "5"], ["--trials", "2"], ["--learning-rate", "1"], *[ASHA]):
         with pytest.raises(UsageError, match="goes on with the trials as they were given"):
@@ -208,7 +226,7 @@ def test_a_sweep_that_goes_on_has_its_options_already(tmp_path):
 
 
 def test_modules_of_a_strangers_sweep_are_named_again(tmp_path, monkeypatch):
-    from rollmill.api import SweepDirectory, SweepSpec
+    from rollmill.api import SweepDirectory, SweepSpec, TrainingRequest
     from rollmill.cli import sweep as command
     from rollmill.core.errors import UsageError
     from rollmill.planning import listed_axis
@@ -217,7 +235,7 @@ def test_modules_of_a_strangers_sweep_are_named_again(tmp_path, monkeypatch):
         listed_axis("environment", ["gymnasium:module_a:Env-v0"]),
         listed_axis("distribution", ["module_b:policy"]),
     )
-    spec = SweepSpec("ppo", "CartPole-v1", ("--import", "module_c"), axes, 2, sampler="tpe")
+    spec = SweepSpec(TrainingRequest("ppo", "CartPole-v1", imports=("module_c",)), axes, 2, sampler="tpe")
     folder = SweepDirectory.create(tmp_path / "sweep", spec).root
     with pytest.raises(UsageError, match="import module_a, module_b, module_c. If you trust them"):
         command.run(["--resume", str(folder)])
@@ -263,7 +281,7 @@ def test_a_sampler_goes_on_with_its_proposals_after_a_kill(tmp_path):
     points = json.loads((folder / "proposals.json").read_text())["points"]
     assert points[:2] == proposed and len({rate for (rate,) in points}) == 3
     rows = {row["trial"]: row for row in table(folder)}
-    assert [rows[name]["learning-rate"] for name in "012"] == [rate for (rate,) in points]
+    assert [float(rows[name]["learning-rate"]) for name in "012"] == [rate for (rate,) in points]
     assert {row["status"] for row in rows.values()} == {"finished"}
 
 
@@ -306,10 +324,10 @@ def test_killed_sweeps_and_trials_lose_nothing(tmp_path):
     ],
 )
 def test_seeds_that_are_apart_are_taken(words, tmp_path):
-    from rollmill.cli.sweep_creation import SweepRequest, create_sweep
+    from rollmill.cli.requests import parse_training
+    from rollmill.cli.sweep_creation import NewSweep, create_sweep, typed_axis
     from rollmill.planning import parse_axis
 
-    axes = tuple(parse_axis(text) for text in words[1::2] if "=" in text)
-    options = (*SHORT[2:], *(words[2:] if "--num-seeds" in words else ()))
-    asked = SweepRequest("ppo", "CartPole-v1", options, axes, directory=tmp_path / "sweep")
-    create_sweep(asked)
+    axes = tuple(typed_axis("ppo", parse_axis(text)) for text in words[1::2] if "=" in text)
+    request = parse_training([*SHORT, *(words[2:] if "--num-seeds" in words else ())]).request
+    create_sweep(NewSweep(request, axes, directory=tmp_path / "sweep"))

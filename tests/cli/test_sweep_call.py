@@ -12,69 +12,61 @@ import numpy as np
 import pytest
 
 import rollmill
-from rollmill.cli.environment_options import parse_env_options
-from rollmill.cli.sweep_call import _env_text, _words, value_text
-from rollmill.cli.train import check_arguments, option_kinds
+from rollmill.api import TrainingRequest, read_request, resolve
+from rollmill.cli.sweep_call import _settings, json_value
 from rollmill.core.errors import UsageError
 
 TINY = {"num_envs": 4, "num_steps": 8, "num_minibatches": 1, "network": {"hidden_sizes": (4,)}}
 
 
 @pytest.mark.parametrize(
-    ("value", "text"),
+    ("value", "plain"),
     [
-        (0.1 + 0.2, "0.30000000000000004"),
-        (1e-5, "1e-05"),
-        (float("inf"), "inf"),
-        (np.float64(2.5e-3), "0.0025"),
-        (np.array(7), "7"),
-        (10**12, "1000000000000"),
-        (True, "true"),
-        (np.bool_(False), "false"),
-        (None, "None"),
-        ((64, 32), "64 32"),
-        ([], ""),
+        (0.1 + 0.2, 0.1 + 0.2),
+        (float("inf"), float("inf")),
+        (np.float64(2.5e-3), 2.5e-3),
+        (np.array(7), 7),
+        (10**12, 10**12),
+        (np.bool_(False), False),
+        (None, None),
+        ((64, np.int32(32)), [64, 32]),
+        ([], []),
         (Path("a/b"), "a/b"),
         ("gru", "gru"),
+        ({"a": None}, {"a": None}),
     ],
 )
-def test_values_become_words(value, text):
-    assert value_text("option", value) == text
+def test_values_have_a_form_in_json(value, plain):
+    found = json_value("option", value)
+    assert found == plain and type(found) is type(plain)
 
 
-@pytest.mark.parametrize("value", [float("nan"), "", {"a": 1}, object(), 1j, b"x"])
-def test_values_that_no_word_stands_for(value):
-    with pytest.raises(UsageError, match="option=.* has no form that a command takes"):
-        value_text("option", value)
+@pytest.mark.parametrize("value", [float("nan"), object(), 1j, b"x", {1: 2}, lambda step: 1e-3])
+def test_values_without_a_form_in_json(value):
+    with pytest.raises(UsageError, match="option=.* has no JSON form"):
+        json_value("option", value)
 
 
-@pytest.mark.parametrize(
-    "value", [True, None, 5, 0.1, "5", "true", "True", "text", "nan", [1, 2], {"a": None}, ""]
-)
-def test_options_of_an_environment_are_read_as_they_were_given(value):
-    read = parse_env_options([f"key={_env_text('key', value)}"])["key"]
-    assert read == value and type(read) is type(value)
-
-
-def test_options_are_those_that_the_command_would_read():
-    kinds = option_kinds("ppo", [])
+def test_options_are_settings_of_the_command():
     options = {
         "learning_rate": 0.1 + 0.2,
         "anneal_lr": False,
         "normalize_observations": np.True_,
         "target_kl": None,
+        "max_grad_norm": float("inf"),
         "network": {"hidden_sizes": (8, 4), "shared_torso": True, "state_dependent_std": False},
         "network.activation": "relu",
         "tensorboard": True,
         "keep_last": 7,
     }
-    chosen = check_arguments("ppo", ["CartPole-v1", *_words(options, kinds)], who="a trial")
-    config = chosen.hyperparameters
+    asked = TrainingRequest("ppo", "CartPole-v1", _settings(options))
+    read = resolve(read_request(json.loads(json.dumps(asked.to_json())), where="here"))
+    config = read.config
     assert (config.learning_rate, config.anneal_lr, config.target_kl) == (0.1 + 0.2, False, None)
-    assert config.normalize_observations is True
+    assert (config.normalize_observations, config.max_grad_norm) == (True, float("inf"))
     network = config.network
     assert (network.hidden_sizes, network.shared_torso, network.activation) == ((8, 4), True, "relu")
-    assert (chosen.run.tensorboard, chosen.run.keep_last) == (True, 7)
+    assert (read.options.tensorboard, read.options.keep_last) == (True, 7)
 
 
 @pytest.mark.parametrize(
@@ -86,11 +78,11 @@ def test_options_are_those_that_the_command_would_read():
         ({"over": {"seed": {1, 2}}}, "has to be a list of values"),
         ({"over": {"seed": []}}, "is empty, or has a value twice"),
         ({"over": {"seed": [1, 1]}}, "is empty, or has a value twice"),
-        ({"over": {"gamma": [0.9, 1.5]}}, r"trial 1 \(gamma=1.5\): .*gamma=1.5"),
-        ({"over": {"anneal_lr": [True, 3]}}, "anneal-lr=3 has to be true or false"),
+        ({"over": {"gamma": [0.9, 1.5]}}, "gamma=1.5 must lie between 0 and 1"),
+        ({"over": {"anneal_lr": [True, 3]}}, "anneal-lr=3 must be True or False"),
         ({"over": {"gamma": "0.1..0.9"}}, "a range of numbers cannot be listed"),
-        ({"learning_rte": 1}, r"unknown option --learning-rte. Did you mean --learning-rate\?"),
-        ({"lr": 1}, "unknown option --lr. Did you mean --learning-rate?"),
+        ({"learning_rte": 1}, r"unknown setting 'learning_rte'. Did you mean learning_rate\?"),
+        ({"lr": 1}, "unknown setting 'lr'. Did you mean learning_rate"),
         ({"at_once": 0}, "at_once=0 has to be at least 1"),
         ({"metric": "speed"}, "unknown metric 'speed'"),
         ({"random": 0}, "--random 0 has to be at least 1"),
@@ -118,7 +110,7 @@ OTHER_KINDS = {
     "sweep_dir=3": "sweep_dir=3 must be a path",
     'stop_early="median"': "unknown way to stop early 'median'",
     'sampler="tpee"': "unknown sampler 'tpee'. Did you mean tpe",
-    "learning_rate=lambda step: 1e-3": "has no form that a command takes",
+    "learning_rate=lambda step: 1e-3": "has no JSON form",
 }
 
 

@@ -1,70 +1,108 @@
-"""Values of options on the command line: written out, or refused in one sentence."""
+"""Values of options on the command line: read with their types, or refused in one sentence."""
 
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import pytest
 
 from rollmill.cli.main import main
-from rollmill.cli.values import Option, check_values
+from rollmill.cli.parsing import parse_given, parse_known, positional_words
 from rollmill.core.errors import UsageError
+from rollmill.core.options import Arg
 
-OPTIONS = {
-    "--steps": Option(int),
-    "--most-steps": Option(int | None),
-    "--rate": Option(float),
-    "--schedule": Option(float | str),
-    "--sizes": Option(tuple[int, ...], None),
-    "--list": Option(list[int], None),
-    "--shapes": Option(tuple[tuple[int, int], ...], None),
-    "--pair": Option(tuple[int, int], 2),
-    "--place": Option(Literal["here", "there"] | None),
-    "--level": Option(Literal[1, 2]),
-    "--until": Option(float | Literal["never"] | None),
-    "--at-most": Option(int | Literal["all"]),
-    "--name": Option(str),
-    "--other": Option(Any),
-    "-s": Option(int),
-}
+
+@dataclass(frozen=True)
+class Inner:
+    size: int = 3
+    deep: bool = False
+
+
+@dataclass(frozen=True)
+class Options:
+    steps: int = 0
+    most_steps: int | None = 5
+    rate: float = 0.0
+    schedule: float | str = 0.0
+    sizes: tuple[int, ...] = ()
+    numbers: list[int] = field(default_factory=list)
+    shapes: tuple[tuple[int, int], ...] = ()
+    pair: tuple[int, int] = (0, 0)
+    place: Literal["here", "there"] | None = "there"
+    level: Literal[1, 2] = 1
+    until: float | Literal["never"] | None = None
+    at_most: int | Literal["all"] = 1
+    name: str = ""
+    other: Any = None
+    file: Path | None = None
+    truth: bool | None = None
+    flag: bool = True
+    table: dict[str, int] = field(default_factory=dict)
+    inner: Inner = Inner()
+    merged: Annotated[Inner, Arg(name="")] = Inner()
+    words: Annotated[tuple[str, ...], Arg(name="word", repeated=True)] = ()
 
 
 @pytest.mark.parametrize(
-    ("words", "checked"),
+    ("words", "given"),
     [
-        ("--steps 1e6", "--steps 1000000"),
-        ("--steps=1e6", "--steps=1000000"),
-        ("--steps 1_000", "--steps 1000"),
-        ("--steps -3", "--steps -3"),
-        ("--most_steps 2.0", "--most_steps 2"),
-        ("--most-steps None", "--most-steps None"),
-        ("--rate 1e-3", "--rate 1e-3"),
-        ("--rate inf", "--rate inf"),
-        ("--schedule linear:1:0", "--schedule linear:1:0"),
-        ("--sizes 64 1e2 --rate 1", "--sizes 64 100 --rate 1"),
-        ("--sizes --rate 1", "--sizes --rate 1"),
-        ("--shapes 1 2 3 4", "--shapes 1 2 3 4"),
-        ("--place here", "--place here"),
-        ("--place None", "--place None"),
-        ("--name 1e6", "--name 1e6"),
-        ("--other 1e6", "--other 1e6"),
-        ("--list 1e2 3", "--list 100 3"),
-        ("--pair 1e2 3", "--pair 100 3"),
-        ("--level 2", "--level 2"),
-        ("--until never", "--until never"),
-        ("--until 3", "--until 3"),
-        ("--at-most all", "--at-most all"),
-        ("--at-most 1e3", "--at-most 1000"),
-        ("-s 1e3", "-s 1000"),
-        ("--steps 9007199254740993.0", "--steps 9007199254740993"),
+        ("--steps 1e6", {"steps": 1_000_000}),
+        ("--steps=1e6", {"steps": 1_000_000}),
+        ("--steps 1_000", {"steps": 1000}),
+        ("--steps -3", {"steps": -3}),
+        ("--most_steps 2.0", {"most-steps": 2}),
+        ("--most-steps None", {"most-steps": None}),
+        ("--rate 1e-3", {"rate": 1e-3}),
+        ("--rate inf", {"rate": float("inf")}),
+        ("--rate 2", {"rate": 2.0}),
+        ("--schedule linear:1:0", {"schedule": "linear:1:0"}),
+        ("--schedule 1e-3", {"schedule": 1e-3}),
+        ("--sizes 64 1e2 --rate 1", {"sizes": (64, 100), "rate": 1.0}),
+        ("--sizes --rate 1", {"sizes": (), "rate": 1.0}),
+        ("--shapes 1 2 3 4", {"shapes": ((1, 2), (3, 4))}),
+        ("--place here", {"place": "here"}),
+        ("--place None", {"place": None}),
+        ("--name 1e6", {"name": "1e6"}),
+        ("--name None", {"name": "None"}),
+        ("--other 1e6", {"other": "1e6"}),
+        ("--numbers 1e2 3", {"numbers": [100, 3]}),
+        ("--pair 1e2 3", {"pair": (100, 3)}),
+        ("--level 2", {"level": 2}),
+        ("--until never", {"until": "never"}),
+        ("--until 3", {"until": 3.0}),
+        ("--at-most all", {"at-most": "all"}),
+        ("--at-most 1e3", {"at-most": 1000}),
+        ("--file a/b", {"file": Path("a/b")}),
+        ("--truth true", {"truth": True}),
+        ("--truth none", {"truth": None}),
+        ('--table {"a":1}', {"table": {"a": 1}}),
+        ("--no-flag --inner.size 4 --inner.deep", {"flag": False, "inner.size": 4, "inner.deep": True}),
+        ("--inner.no-deep --size 9 --no-deep", {"inner.deep": False, "size": 9, "deep": False}),
+        ("--word a --word b=c", {"word": ("a", "b=c")}),
+        ("--steps 1 --steps 2", {"steps": 2}),
+        ("--steps 9007199254740993.0", {"steps": 9007199254740993}),
     ],
 )
-def test_integers_are_written_out_and_all_else_is_left(words, checked):
-    assert check_values(words.split(), OPTIONS).words == checked.split()
+def test_words_become_values_of_their_types(words, given):
+    parsed = parse_given(Options, words.split(), prog="it")
+    assert parsed.given == given
+    assert {name: type(value) for name, value in parsed.given.items()} == {n: type(v) for n, v in given.items()}
+
+
+def test_what_is_given_stands_in_place_of_defaults():
+    parsed = parse_given(Options, ["--inner.size", "4", "--no-flag", "--size", "9"], prog="it").options
+    assert parsed == Options(inner=Inner(size=4), flag=False, merged=Inner(size=9))
 
 
 def test_words_that_belong_to_no_option_are_positional():
-    words = ["ppo", "--steps", "3", "--quiet", "-v", "env", "--pair", "1", "2", "-s", "4", "--sizes", "1", "2"]
-    found = check_values(words, OPTIONS)
-    assert found.positional == ["ppo", "env"]
+    words = ["ppo", "--steps", "3", "--flag", "--unknown", "env", "--pair", "1", "2", "--sizes", "1", "2"]
+    assert positional_words(Options, words, prog="it") == ["ppo", "env"]
+    assert parse_known(Options, words, prog="it").given == {
+        "steps": 3,
+        "flag": True,
+        "pair": (1, 2),
+        "sizes": (1, 2),
+    }
 
 
 @pytest.mark.parametrize(
@@ -81,7 +119,7 @@ def test_words_that_belong_to_no_option_are_positional():
         ("--steps 1e99", r"--steps 1e99 has to be an integer\.$"),
         ("--steps=", r"--steps needs a value: an integer\.$"),
         ("--pair 1", r"--pair needs a value: an integer\.$"),
-        ("-s many", r"-s many has to be an integer\.$"),
+        ("--shapes 1 2 3", r"--shapes takes 2 values at a time, and 3 were given\.$"),
         ("--level 3", r"unknown --level '3'\. Known: 1, 2\.$"),
         ("--until later", r"--until later has to be a number or never\.$"),
         ("--until", r"--until needs a value: a number or never\.$"),
@@ -89,14 +127,20 @@ def test_words_that_belong_to_no_option_are_positional():
         ("--rate fast", r"--rate fast has to be a number\.$"),
         ("--sizes 64 wide", r"--sizes wide has to be an integer\.$"),
         ("--place her", r"unknown --place 'her'\. Did you mean here"),
+        ("--truth maybe", r"--truth maybe has to be true or false\.$"),
         ("--steps", r"--steps needs a value: an integer\.$"),
         ("--place", r"--place needs a value: here, there\.$"),
         ("--steps --rate 1", r"--steps needs a value: an integer\.$"),
+        ("--flag=yes", r"--flag is on or off, and takes no value\. hint: leave out =yes\.$"),
+        ("--table {a}", r"--table \{a\} has to be .* in JSON"),
+        ("-s 3", r"unknown option -s\."),
+        ("--no-steps", r"unknown option --no-steps\."),
+        ("more", r"it has no use for 'more'"),
     ],
 )
 def test_a_value_that_is_none_is_refused(words, message):
     with pytest.raises(UsageError, match=message):
-        check_values(words.split(), OPTIONS)
+        parse_given(Options, words.split(), prog="it")
 
 
 @pytest.mark.parametrize(
@@ -109,8 +153,11 @@ def test_a_value_that_is_none_is_refused(words, message):
         ("profile compare a b c", "rollmill profile compare has no use for 'c'."),
         ("profile compare a", "rollmill profile compare needs AFTER."),
         ("doctor a b", "rollmill doctor has no use for 'b'."),
-        ("train ppo CartPole-v1 --network.convolutions 1", "Error parsing --network.convolutions: "),
-        ("train ppo CartPole-v1 --quiet=true", "Unrecognized options: true. `rollmill train ppo --help`"),
+        (
+            "train ppo CartPole-v1 --network.convolutions 1",
+            "--network.convolutions takes 3 values at a time, and 1 were given.",
+        ),
+        ("train ppo CartPole-v1 --quiet=true", "--quiet is on or off, and takes no value. hint: leave out =true."),
     ],
 )
 def test_an_error_is_one_sentence_of_the_command(words, message, capsys):

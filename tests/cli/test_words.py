@@ -8,8 +8,9 @@ import pytest
 
 import rollmill
 from rollmill.api.specification import import_modules
-from rollmill.cli import resume, searching, train
+from rollmill.cli import requests, resume, searching
 from rollmill.cli.main import main
+from rollmill.cli.requests import parse_training
 from rollmill.core.errors import UsageError
 from rollmill.planning import PlacementOptions
 
@@ -28,9 +29,21 @@ PPO = ["ppo", "CartPole-v1", "--num-envs", "8"]
     ],
 )
 def test_a_batch_grows_by_its_option_alone(words, grows, monkeypatch):
-    monkeypatch.setattr(searching, "_search", lambda *arguments: None)
-    with searching.planned([*PPO, "--search-plan", *words]) as planned:
-        assert ("--num-envs" in planned) is not grows
+    monkeypatch.setattr(searching, "start_child", WritesPlan)
+    parsed = parse_training([*PPO, "--search-plan", *words])
+    with searching.planned(parsed.request, parsed.searching) as planned:
+        assert ("num_envs" in planned.settings) is not grows
+
+
+class WritesPlan:
+    """Stands in for the process of a search."""
+
+    def __init__(self, order, **options):
+        self.file = Path(order.search.output)
+
+    def wait(self):
+        self.file.write_text("{}")
+        return 0
 
 
 @pytest.mark.parametrize(
@@ -42,26 +55,23 @@ def test_a_batch_grows_by_its_option_alone(words, grows, monkeypatch):
         ([], False),
     ],
 )
-def test_the_last_flag_says_whether_a_plan_is_searched(flags, searches, monkeypatch):
-    searched = []
-    monkeypatch.setattr(searching, "_search", lambda *arguments: searched.append(arguments))
-    with searching.planned([*PPO, *flags]):
-        assert bool(searched) is searches
+def test_the_last_flag_says_whether_a_plan_is_searched(flags, searches):
+    assert parse_training([*PPO, *flags]).searching.search_plan is searches
 
 
 @pytest.mark.parametrize(
     ("rest", "environment"),
     [
         (["gymnasium:CartPole-v1", "--import", "own"], "gymnasium:CartPole-v1"),
-        (["CartPole-v1", "--run-dir", "gymnasium:CartPole-v1"], ""),
-        (["CartPole-v1", "--twin", "gymnasium:CartPole-v1", "--import", "own"], ""),
+        (["CartPole-v1", "--run-dir", "gymnasium:CartPole-v1"], "CartPole-v1"),
+        (["CartPole-v1", "--twin", "gymnasium:CartPole-v1", "--import", "own"], "CartPole-v1"),
         (["--seed", "3", "gymnasium:CartPole-v1"], "gymnasium:CartPole-v1"),
         (["--run-dir", "gymnasium:a", "gymnasium:CartPole-v1"], "gymnasium:CartPole-v1"),
         ([], ""),
     ],
 )
 def test_the_environment_of_an_algorithm_that_is_not_known_yet(rest, environment):
-    assert train._environment_named(rest, "own") == environment
+    assert requests._environment_in(rest) == environment
 
 
 def test_only_the_run_that_is_resumed_gives_defaults(tmp_path, monkeypatch):

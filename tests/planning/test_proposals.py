@@ -6,15 +6,15 @@ import math
 import pytest
 
 from rollmill.core.errors import UsageError
-from rollmill.planning import parse_axis
+from rollmill.planning import Axis, parse_axis
 from rollmill.planning.proposals import PastTrial, check_sampler, propose
 
 AXES = [parse_axis("lr=log:1e-5..1e-1"), parse_axis("num-steps=1..64"), parse_axis("torso=mlp,gru")]
 
 
-def score(point: dict[str, str]) -> float:
+def score(point: dict) -> float:
     """Best at lr=1e-3, 32 steps and gru."""
-    distance = abs(math.log10(float(point["lr"])) + 3) + abs(int(point["num-steps"]) - 32) / 32
+    distance = abs(math.log10(point["lr"]) + 3) + abs(point["num-steps"] - 32) / 32
     return (point["torso"] == "gru") - distance
 
 
@@ -42,7 +42,7 @@ def test_proposals_lie_on_the_axes_and_become_better(sampler):
     pytest.importorskip("optuna")
     trials = proposals(40, sampler)
     for trial in trials:
-        assert 1e-5 <= float(trial.point["lr"]) <= 1e-1 and 1 <= int(trial.point["num-steps"]) <= 64
+        assert 1e-5 <= trial.point["lr"] <= 1e-1 and 1 <= trial.point["num-steps"] <= 64
         assert trial.point["torso"] in ("mlp", "gru")
     scores = [trial.result for trial in trials]
     assert sum(scores[-10:]) / 10 > sum(scores[:10]) / 10 + 0.3
@@ -71,3 +71,11 @@ def test_each_value_comes_once():
     for _ in range(8):
         trials.append(PastTrial(propose(axes, trials, sampler="tpe", seed=0), "finished", 1.0, 1))
     assert len({tuple(trial.point.values()) for trial in trials}) == 8
+
+
+def test_lists_are_proposed_as_points_hold_them():
+    pytest.importorskip("optuna")
+    axes, trials = [Axis("network.hidden-sizes", ([64, 64], [32])), parse_axis("seed=0..1")], []
+    for _ in range(4):
+        trials.append(PastTrial(propose(axes, trials, sampler="tpe", seed=0), "finished", 1.0, 1))
+    assert {trial.point["network.hidden-sizes"] for trial in trials} == {(64, 64), (32,)}

@@ -12,7 +12,7 @@ from rollmill.planning import Axis, combinations, parse_axis, points
     ("text", "axis"),
     [
         ("learning_rate=1e-4,3e-4", Axis("learning-rate", ("1e-4", "3e-4"))),
-        ("--seed=-1..2", Axis("seed", ("-1", "0", "1", "2"))),
+        ("--seed=-1..2", Axis("seed", (-1, 0, 1, 2))),
         ("gamma=0.9..0.99", Axis("gamma", (), 0.9, 0.99)),
         ("lr=log:1e-5..1e-2", Axis("lr", (), 1e-5, 1e-2, True)),
         ("env-option.max_steps=100,200", Axis("env-option.max_steps", ("100", "200"))),
@@ -49,7 +49,7 @@ def test_bad_axes(text, message):
 def test_a_grid_has_all_combinations():
     axes = [parse_axis("seed=0..2"), parse_axis("lr=1e-3,1e-4")]
     found = points(axes)
-    assert len(found) == 6 and found[:2] == [{"seed": "0", "lr": "1e-3"}, {"seed": "0", "lr": "1e-4"}]
+    assert len(found) == 6 and found[:2] == [{"seed": 0, "lr": "1e-3"}, {"seed": 0, "lr": "1e-4"}]
     with pytest.raises(UsageError, match="cannot be listed. hint: --random N"):
         points([parse_axis("gamma=0.1..0.9")])
     with pytest.raises(UsageError, match="seed is given twice"):
@@ -62,11 +62,11 @@ def test_draws_lie_in_their_ranges_and_follow_the_seed():
     axes = [parse_axis("gamma=0.9..0.99"), parse_axis("lr=log:1e-5..1e-1"), parse_axis("seed=0..3")]
     drawn = points(axes, draws=400, seed=1)
     assert drawn == points(axes, draws=400, seed=1) != points(axes, draws=400, seed=2)
-    assert all(0.9 <= float(point["gamma"]) <= 0.99 for point in drawn)
-    exponents = [math.log10(float(point["lr"])) for point in drawn]
+    assert all(0.9 <= point["gamma"] <= 0.99 for point in drawn)
+    exponents = [math.log10(point["lr"]) for point in drawn]
     assert -5 <= min(exponents) < -4.9 and -1.1 < max(exponents) <= -1
     assert sum(exponents) / 400 == pytest.approx(-3, abs=0.2)
-    assert {point["seed"] for point in drawn} == {"0", "1", "2", "3"}
+    assert {point["seed"] for point in drawn} == {0, 1, 2, 3}
 
 
 def test_draws_of_listed_values_differ():
@@ -85,20 +85,27 @@ def test_draws_of_listed_values_differ():
 
 def test_draws_do_not_leave_a_range_by_rounding():
     axis = parse_axis("gamma=0.99999991..0.99999994")
-    drawn = [float(point["gamma"]) for point in points([axis], draws=20)]
+    drawn = [point["gamma"] for point in points([axis], draws=20)]
     assert all(0.99999991 <= gamma <= 0.99999994 for gamma in drawn) and len(set(drawn)) == 20
 
 
 @pytest.mark.parametrize(
-    ("text", "integers"),
+    ("values", "integers"),
     [
-        ("n=2..5", (2, 5)),
-        ("n=1,2,3", (1, 3)),
-        ("n=1,3", None),
-        ("n=a,b", None),
-        ("n=-1..1", (-1, 1)),
-        ("n=01", None),
+        ((2, 3, 4, 5), (2, 5)),
+        ((1, 3), None),
+        (("a", "b"), None),
+        ((1.0, 2.0), None),
+        ((True, False), None),
+        ((-1, 0, 1), (-1, 1)),
+        (("0..4",), None),
+        ((), None),
     ],
 )
-def test_integers_in_a_row(text, integers):
-    assert parse_axis(text).integers == integers
+def test_integers_in_a_row(values, integers):
+    assert Axis("n", values).integers == integers
+
+
+def test_points_hold_tuples_where_values_are_lists():
+    axis = Axis("network.hidden-sizes", ([64, 64], [32]))
+    assert points([axis]) == [{"network.hidden-sizes": (64, 64)}, {"network.hidden-sizes": (32,)}]

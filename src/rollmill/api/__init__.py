@@ -16,8 +16,10 @@ from rollmill.api.evaluations import unwatched
 from rollmill.api.exporting import Export, export
 from rollmill.api.matches import game_of, load_opponent, match, match_runs
 from rollmill.api.options import WORKER_LIMITS, RunOptions
+from rollmill.api.orders import Order, SearchOrder, read_order, start_child
 from rollmill.api.placing import choose_plan, prepare_devices
 from rollmill.api.plan_search import (
+    DECIDED,
     DEFAULT_BUDGET,
     FoundPlan,
     MemoryNeed,
@@ -32,6 +34,15 @@ from rollmill.api.policy import LoadedRun, Policy
 from rollmill.api.policy_arguments import mask_struct
 from rollmill.api.rendering import Frame, render, render_run
 from rollmill.api.reopening import reopen
+from rollmill.api.request import (
+    ResolvedRequest,
+    TrainingRequest,
+    default_config,
+    prepare_request,
+    read_request,
+    resolve,
+    train_request,
+)
 from rollmill.api.resuming import resume
 from rollmill.api.saved_run import read_options
 from rollmill.api.specification import (
@@ -47,6 +58,18 @@ from rollmill.api.watching import WatchedCheckpoint, watch
 
 __all__ = [
     "ALGORITHMS",
+    "DECIDED",
+    "Order",
+    "ResolvedRequest",
+    "SearchOrder",
+    "TrainingRequest",
+    "default_config",
+    "prepare_request",
+    "read_order",
+    "read_request",
+    "resolve",
+    "start_child",
+    "train_request",
     "DEFAULT_BUDGET",
     "TRIAL_RESULTS",
     "WORKER_LIMITS",

@@ -8,14 +8,14 @@ from typing import Annotated
 
 import jax
 import numpy as np
-import tyro
 
 from rollmill.api import examine, kept_fault, replay
+from rollmill.cli.named_parts import Imports, Trust
 from rollmill.cli.parsing import parse
-from rollmill.cli.train import Imports, Trust
 from rollmill.core.installation import install_command
 from rollmill.core.jax_settings import check_platform
 from rollmill.core.machine import hardware, versions
+from rollmill.core.options import Arg
 from rollmill.execution import Replayed, cache_directory
 
 EXTRAS = {
@@ -50,7 +50,7 @@ EXTRAS = {
 class Doctor:
     """Check the installation; with a run, check its files, and replay where it met a NaN or an infinity."""
 
-    run: Annotated[tyro.conf.Positional[Path | None], tyro.conf.arg(metavar="[RUN]")] = None
+    run: Annotated[Path | None, Arg(metavar="[RUN]", positional=True)] = None
     """Directory of a run."""
     trust: Trust = False
     """Let the run of this directory import the modules that it names, now and later."""

@@ -3,32 +3,31 @@
 from collections.abc import Sequence
 from typing import Annotated, Any, TypeAlias
 
-import tyro
-
 from rollmill.core.errors import UsageError
+from rollmill.core.options import Arg
 from rollmill.envs import parse_options
 from rollmill.envs.named_transforms import OPTION, parse_transforms
 
 EnvOptions: TypeAlias = Annotated[
     tuple[str, ...],
-    tyro.conf.arg(
+    Arg(
         name="env-option",
         metavar="KEY=VALUE",
         help="Option of the environment, such as max_steps=100; true, false, null, numbers, lists and objects are "
         "parsed as JSON, all else is text. May be given several times.",
+        repeated=True,
     ),
-    tyro.conf.UseAppendAction,
 ]
 
 Transforms: TypeAlias = Annotated[
     tuple[str, ...],
-    tyro.conf.arg(
+    Arg(
         name="transform",
         metavar="NAME[:ARGUMENT]",
         help="Change of the environment's observations, actions or rewards, such as frame-stack:4; "
         "`rollmill list` shows them. May be given several times, the innermost first.",
+        repeated=True,
     ),
-    tyro.conf.UseAppendAction,
 ]
 
 

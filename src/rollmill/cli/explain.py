@@ -3,16 +3,16 @@
 import sys
 import time
 from dataclasses import dataclass, make_dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
-import tyro
-
-from rollmill.api import ALGORITHMS, build_graph, import_modules
-from rollmill.cli.environment_options import EnvOptions, Transforms, chosen_environment_options
-from rollmill.cli.parsing import parse, values_of
-from rollmill.cli.train import Imports, NetworkName, find_own_algorithm, with_network
+from rollmill.api import ALGORITHMS, RunOptions, resolve
+from rollmill.cli.environment_options import EnvOptions, Transforms
+from rollmill.cli.named_parts import Imports, NetworkName
+from rollmill.cli.parsing import parse_given, parse_known
+from rollmill.cli.requests import MERGED, find_own_algorithm, request_of
 from rollmill.core.errors import UsageError
 from rollmill.core.installation import install_command
+from rollmill.core.options import Arg, options_of
 from rollmill.dataflow import Graph
 from rollmill.fusion import (
     CannotFuse,
@@ -39,6 +39,21 @@ LITTLE = 64
 
 
 DEFAULT_ALGORITHM = "ppo"
+AlgorithmName: TypeAlias = Annotated[
+    str,
+    Arg(
+        metavar="NAME",
+        help="Algorithm whose policy and gradients are meant: mappo or ippo where there are agents.",
+    ),
+]
+
+
+@dataclass(frozen=True)
+class _Named:
+    """The options that decide which others there are."""
+
+    algorithm: AlgorithmName = DEFAULT_ALGORITHM
+    imports: Imports = ()
 
 
 @dataclass(frozen=True)
@@ -67,21 +82,15 @@ def run(arguments: list[str]) -> int:
     subject, *rest = arguments
     if subject not in SUBJECTS:
         raise UsageError(f"there is nothing to explain about {subject!r}; there is about {', '.join(SUBJECTS)}.")
-    algorithm = [DEFAULT_ALGORITHM, *values_of("--algorithm", rest)][-1]
-    find_own_algorithm(algorithm, rest)
-    chosen = parse(_arguments(algorithm), rest, prog="rollmill explain fusion")
+    named = parse_known(_Named, rest, prog="rollmill explain fusion").options
+    find_own_algorithm(named.algorithm, RunOptions(), named.imports, environment="", words=rest)
+    kind = _arguments(named.algorithm)
+    chosen, given = parse_given(kind, rest, prog="rollmill explain fusion")
     kernel: KernelOptions = chosen.kernel
     _check_power_of_two("block", kernel.block, 16, 256)
     _check_power_of_two("num_warps", kernel.num_warps, 1, 16)
-    import_modules(chosen.imports)
     name, chip = find_chip(kernel.chip)
-    config = with_network(chosen.hyperparameters, chosen.network_name)
-    graph = build_graph(
-        algorithm,
-        chosen.environment,
-        config,
-        options=chosen_environment_options(chosen.env_options, chosen.transforms),
-    )
+    graph = resolve(request_of(named.algorithm, chosen, given, options_of(kind))).graph()
     if graph.host is not None:
         print(f"{chosen.environment} does not fuse: its environments are stepped by Python on the host.")
         return 0
@@ -125,23 +134,19 @@ def _print_stages(graph: Graph) -> int:
 
 def _arguments(algorithm: str) -> Any:
     """The command's options, of which many are the algorithm's."""
-    config, merged = ALGORITHMS[algorithm].config(), tyro.conf.arg(name="")
-    environment = tyro.conf.arg(metavar="ENVIRONMENT", help="Id of the environment.")
-    named = tyro.conf.arg(
-        metavar="NAME",
-        help="Algorithm whose policy and gradients are meant: mappo or ippo where there are agents.",
-    )
+    config = ALGORITHMS[algorithm].config()
+    environment = Arg(metavar="ENVIRONMENT", help="Id of the environment.", positional=True)
     arguments = make_dataclass(
         "Explain",
         [
-            ("environment", Annotated[tyro.conf.Positional[str], environment]),
-            ("algorithm", Annotated[str, named], DEFAULT_ALGORITHM),
+            ("environment", Annotated[str, environment]),
+            ("algorithm", AlgorithmName, DEFAULT_ALGORITHM),
             ("env_options", EnvOptions, ()),
             ("transforms", Transforms, ()),
             ("network_name", NetworkName, None),
             ("imports", Imports, ()),
-            ("kernel", Annotated[KernelOptions, merged], KernelOptions()),
-            ("hyperparameters", Annotated[type(config), merged], config),
+            ("kernel", Annotated[KernelOptions, MERGED], KernelOptions()),
+            ("hyperparameters", Annotated[type(config), MERGED], config),
         ],
         frozen=True,
     )

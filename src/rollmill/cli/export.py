@@ -4,24 +4,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import tyro
-
 from rollmill.api import Export, export
+from rollmill.cli.named_parts import Imports, Trust
 from rollmill.cli.parsing import parse
-from rollmill.cli.train import Imports, Trust
+from rollmill.core.options import Arg
 
 
 @dataclass(frozen=True)
 class ExportOptions:
     """Write the policy of a run as a file that needs neither Rollmill nor the run."""
 
-    run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
+    run: Annotated[Path, Arg(metavar="RUN", positional=True)]
     """Directory of the run."""
     format: str = "onnx"
     """Format of the file: onnx or stablehlo."""
     output: Path | None = None
     """File to write. Default: policy.onnx or policy.stablehlo in the working directory."""
-    force: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    force: Annotated[bool, Arg(only_on=True)] = False
     """Replace an existing file."""
     checkpoint: str = "last"
     """The last checkpoint; best, the one with the best return during training; or the number of an iteration."""

@@ -3,11 +3,13 @@
 import contextlib
 import shlex
 import time
+from dataclasses import dataclass
+from typing import Annotated
 
-from rollmill.cli.parsing import RefusingParser
-from rollmill.cli.values import integer
+from rollmill.cli.parsing import parse
 from rollmill.core.children import run_program
 from rollmill.core.errors import UsageError
+from rollmill.core.options import Arg
 from rollmill.execution.instances import (
     ActivityMonitor,
     Gpu,
@@ -40,16 +42,28 @@ def run(arguments: list[str]) -> int:
     if any(word in ("-h", "--help") for word in arguments):
         print(USAGE, end="")
         return 0
-    partitions = arguments[:1] == ["partition"]
-    parser = RefusingParser("rollmill gpu")
-    if partitions:
-        parser.add_argument("--slices", type=integer, required=True)
-        parser.add_argument("--gpu", type=integer, default=0)
-        parser.add_argument("--yes", action="store_true")
-    else:
-        parser.add_argument("--seconds", type=float, default=1.0)
-    chosen = parser.parse_args(arguments[1:] if partitions else arguments)
-    return _partition(chosen.gpu, chosen.slices, confirmed=chosen.yes) if partitions else _list(chosen.seconds)
+    if arguments[:1] == ["partition"]:
+        chosen = parse(_Partition, arguments[1:], prog="rollmill gpu partition")
+        if chosen.slices is None:
+            raise UsageError("rollmill gpu partition needs --slices N, from 1 to 7.")
+        return _partition(chosen.gpu, chosen.slices, confirmed=chosen.yes)
+    return _list(parse(_Listing, arguments, prog="rollmill gpu").seconds)
+
+
+@dataclass(frozen=True)
+class _Listing:
+    """List the GPUs."""
+
+    seconds: float = 1.0
+
+
+@dataclass(frozen=True)
+class _Partition:
+    """Divide a GPU by MIG."""
+
+    slices: int | None = None
+    gpu: int = 0
+    yes: Annotated[bool, Arg(only_on=True)] = False
 
 
 def _list(seconds: float) -> int:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rollmill.api import ALGORITHMS, import_modules, plugins_of_algorithms
+from rollmill.cli.named_parts import Imports
 from rollmill.cli.parsing import parse
-from rollmill.cli.train import Imports
 from rollmill.core.installation import install_command
 from rollmill.core.plugins import Plugin
 from rollmill.envs import TRANSFORMS, plugins_of_environments, registered

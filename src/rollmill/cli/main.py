@@ -65,6 +65,18 @@ COMMANDS = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs a command and exits: 0 on success, 2 on a usage error, 130 or 143 on a signal."""
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    records = bool(words) and words[0] in COMMANDS and COMMANDS[words[0]].records
+    run_and_exit(lambda: _run(words), keeps_result=records)
+
+
+def run_and_exit(action: Callable[[], int], *, keeps_result: bool) -> NoReturn:
+    """Does something and exits; errors for users become one sentence and an exit code.
+
+    Args:
+        action: returns the exit code.
+        keeps_result: True if its result is kept, so that its output may be lost.
+    """
     output, _ = open_streams()
     interruption = Interruption()
     interruption.install()
@@ -72,9 +84,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:
-        words = sys.argv[1:] if arguments is None else list(arguments)
-        code = _exit_code(words)
-        if not (words and words[0] in COMMANDS and COMMANDS[words[0]].records):
+        code = _code_of(action)
+        if not keeps_result:
             code = code_after_output(code, output)
     except BaseException as error:
         if not (interruption.asked or isinstance(error, KeyboardInterrupt)):
@@ -82,6 +93,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print("rollmill: interrupted", file=sys.stderr)
         _exit_at_once(130)
     sys.exit(code)
+
+
+def _code_of(action: Callable[[], int]) -> int:
+    try:
+        return action()
+    except RollmillError as error:
+        return _told(error)
+    except RuntimeError as error:
+        if (known := known_device_error(error)) is None:
+            raise
+        return _told(known)
 
 
 def _exit_at_once(code: int) -> NoReturn:
@@ -93,20 +115,17 @@ def _exit_at_once(code: int) -> NoReturn:
 
 
 def _exit_code(arguments: list[str]) -> int:
+    return _code_of(lambda: _run(arguments))
+
+
+def _run(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_usage())
         return 0
     if arguments[0] == "--version":
         print(f"rollmill {versions()['rollmill']}")
         return 0
-    try:
-        return _find(arguments[0])(arguments[1:])
-    except RollmillError as error:
-        return _told(error)
-    except RuntimeError as error:
-        if (known := known_device_error(error)) is None:
-            raise
-        return _told(known)
+    return _find(arguments[0])(arguments[1:])
 
 
 def _told(error: RollmillError) -> int:

@@ -1,6 +1,6 @@
 """The process of a candidate of a plan search: `python -m rollmill.cli.measured PARENT COMMANDS REPORTS`.
 
-It compiles the training whose words are a list in JSON, the first line on the descriptor COMMANDS, and does what
+It compiles the training whose request is the first line on the descriptor COMMANDS, in JSON, and does what
 the parent asks for by further lines: `time` runs a few iterations, `stages` the first stage of one, and `begin`
 trains. Answers are lines of JSON on the descriptor REPORTS. It dies with its parent.
 """
@@ -18,7 +18,7 @@ WATCH_SECONDS = 0.01
 
 
 def run(parent: str, commands: str, reports: str) -> int:
-    """Prepares `rollmill train` with the words that come, reports what it compiled to, and obeys commands."""
+    """Prepares the training of the request that comes, reports what it compiled to, and obeys commands."""
     from rollmill.execution.processes.process_tree import die_with
 
     die_with(int(parent))
@@ -34,7 +34,7 @@ def run(parent: str, commands: str, reports: str) -> int:
 
 
 def _obey(commands_file: TextIO, reports_file: TextIO) -> int:
-    from rollmill.api import begin_training
+    from rollmill.api import begin_training, prepare_request, read_request
     from rollmill.api.plan_search.compiled_program import (
         describe_program,
         iteration_seconds,
@@ -42,12 +42,11 @@ def _obey(commands_file: TextIO, reports_file: TextIO) -> int:
         process_memory,
         stage_seconds,
     )
-    from rollmill.cli.train import prepare
     from rollmill.core.machine import return_freed_memory
 
-    if not (words := commands_file.readline()):
+    if not (line := commands_file.readline()):
         return 0
-    prepared = prepare(json.loads(words))
+    prepared = prepare_request(read_request(json.loads(line), where="the parent's line"))
     _report(reports_file, program=describe_program(prepared))
     compiled, trained = most_memory(prepared), 0
     for line in commands_file:

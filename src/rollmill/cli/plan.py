@@ -5,14 +5,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import tyro
-
-from rollmill.api import MemoryNeed, SearchRequest, choose_plan, find_plan, leave_devices, memory_need
-from rollmill.cli.parsing import given_options
-from rollmill.cli.searching import DECIDED, training_words, without_options
-from rollmill.cli.train import GivenTraining, parse_training, prepare
+from rollmill.api import (
+    MemoryNeed,
+    SearchOrder,
+    SearchRequest,
+    TrainingRequest,
+    choose_plan,
+    find_plan,
+    leave_devices,
+    memory_need,
+    prepare_devices,
+    prepare_request,
+    resolve,
+)
+from rollmill.cli.requests import MERGED, parse_training
 from rollmill.core.errors import UsageError
 from rollmill.core.new_files import check_new_file
+from rollmill.core.options import Arg
 from rollmill.planning import Plan, draw, list_distributions, write_plan
 from rollmill.planning.search import PlanTable, draw_table, memory_text, speed_text
 
@@ -32,18 +41,21 @@ class Showing:
     """Compile the training as well, and print the memory that it will need. Nothing is trained."""
     output: Path | None = None
     """File to write the plan to, for `rollmill train --plan FILE`."""
-    force: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    force: Annotated[bool, Arg(only_on=True)] = False
     """Replace an existing file."""
 
-    def check(self, given: GivenTraining) -> None:
+    def check(self, *, searches: bool) -> None:
         """Checks these options, before anything is searched for or compiled.
+
+        Args:
+            searches: whether a plan is searched for.
 
         Raises:
             UsageError: one is out of bounds, has no effect, or the file cannot be written.
         """
         if self.rate <= 0:
             raise UsageError(f"rate={self.rate} steps a second must be greater than 0.")
-        if self.memory and given.searching.search_plan:
+        if self.memory and searches:
             raise UsageError(
                 "--memory has no effect beside --search-plan, whose table shows it. hint: leave it out."
             )
@@ -56,58 +68,66 @@ def run(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_usage())
         return 0
-    looks_only = {"search-plan", "memory"} & set(given_options(arguments))
-    environment = leave_devices() if looks_only else {}
-    merged = Annotated[Showing, tyro.conf.arg(name="")]
-    given, showing = parse_training(arguments, command="plan", more=("showing", merged, Showing()))
-    showing.check(given)
-    if given.searching.search_plan:
-        plan, rate = _searched(given, arguments, environment), None
+    parsed = parse_training(arguments, command="plan", more=("showing", Annotated[Showing, MERGED], Showing()))
+    request, searching, showing = parsed.request, parsed.searching, parsed.more
+    showing.check(searches=searching.search_plan)
+    if searching.search_plan:
+        plan = search_plan(SearchRequest(request, searching.objective, searching.budget, searching.fresh))
     else:
-        plan, rate = choose_plan(given.graph_of(None), given.options), showing.rate
-    memory = _memory_text(given, arguments) if showing.memory else None
-    if showing.show and rate is not None:
-        print(draw(plan, given.graph_of(None), steps_per_second=rate))
-    if memory is not None:
-        print(f"\n{memory}")
+        plan = _chosen(request, showing)
     if showing.output is not None:
         write_plan(plan, showing.output)
         print(f"wrote {showing.output}")
     return 0
 
 
-def _searched(given: GivenTraining, arguments: list[str], environment: dict[str, str]) -> Plan:
-    """The plan that a search finds; prints its table."""
-    words = training_words(without_options(arguments, ("rate", "output", "run-dir"), ("show", "memory", "force")))
-    options, quiet = given.options, given.options.quiet
-    request = SearchRequest(
-        words=without_options(words, (), ("quiet", "tensorboard")),
-        options=options,
-        fixed={name: getattr(options, name) for name in DECIDED if name in given_options(arguments)},
-        objective=given.searching.objective,
-        budget=given.searching.budget,
-        fresh=given.searching.fresh,
-    )
+def write_found(order: SearchOrder) -> int:
+    """Searches for a plan, prints the table, and writes the plan; returns the exit code."""
+    plan = search_plan(SearchRequest(order.request, order.objective, order.budget, order.fresh))
+    write_plan(plan, Path(order.output))
+    return 0
+
+
+def search_plan(search: SearchRequest) -> Plan:
+    """Searches for the plan of a training on this machine, and prints the table."""
+    environment = leave_devices()
+    prepare_devices(search.options, environment=search.training.environment)
+    quiet = search.options.quiet
     say = (lambda line: None) if quiet else (lambda line: print(line, file=sys.stderr, flush=True))
-    found = find_plan(given.graph_of, request, environment=environment, say=say)
+    found = find_plan(resolve(search.training).graph, search, environment=environment, say=say)
     if not quiet:
-        _print(found.table, is_stored=found.is_stored, budget=given.searching.budget)
+        _print(found.table, is_stored=found.is_stored, budget=search.budget)
     return found.plan
 
 
-def _memory_text(given: GivenTraining, arguments: list[str]) -> str:
+def _chosen(request: TrainingRequest, showing: Showing) -> Plan:
+    """The plan that the options choose; draws it, and prints the memory that it needs."""
+    if showing.memory:
+        leave_devices()
+    prepare_devices(request.options, environment=request.environment)
+    resolved = resolve(request)
+    plan = choose_plan(resolved.graph(), resolved.options)
+    memory = _memory_text(request) if showing.memory else None
+    if showing.show:
+        print(draw(plan, resolved.graph(), steps_per_second=showing.rate))
+    if memory is not None:
+        print(f"\n{memory}")
+    return plan
+
+
+def _memory_text(request: TrainingRequest) -> str:
     """The memory that a training will need, and what there is.
 
     Raises:
         UsageError: it is not one program that trains.
     """
-    prepared = prepare(without_options(arguments, ("rate", "output"), ("show", "memory", "force")))
+    prepared = prepare_request(request)
     need = memory_need(prepared)
     if need is None:
         where = (
             "on this device XLA does not tell it"
             if prepared.program is not None
-            else (f"the workers of {given.options.distribution} compile programs of their own")
+            else (f"the workers of {request.options.distribution} compile programs of their own")
         )
         raise UsageError(
             f"--memory tells the memory of one program, and {where}. hint: `--search-plan` measures it."

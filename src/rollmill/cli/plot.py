@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import tyro
-
 from rollmill.api.plotting import METRIC, Curves, plot
 from rollmill.cli.parsing import parse
+from rollmill.core.options import Arg
 from rollmill.core.text import compact, printable
 from rollmill.pages.text import number
 
@@ -19,7 +18,7 @@ MOST_LINES = 20
 class Plot:
     """Draw learning curves: mean and range over the seeds of each configuration."""
 
-    runs: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RUN [RUN ...]")]
+    runs: Annotated[tuple[Path, ...], Arg(metavar="RUN [RUN ...]", positional=True)]
     """Directories of runs and of sweeps."""
     output: Path = Path("curves.html")
     """File to write, which ends in .html or .png."""
@@ -29,7 +28,7 @@ class Plot:
     """Axis: steps, seconds, or both."""
     smoothing: float = 0.0
     """Weight of the past in an exponential moving mean of each curve, from 0 to below 1."""
-    force: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    force: Annotated[bool, Arg(only_on=True)] = False
     """Replace an existing file."""
 
 

@@ -4,18 +4,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import tyro
-
 from rollmill.api import LoadedRun, load_weights
 from rollmill.cli.environment_options import EnvOptions, Transforms
-from rollmill.cli.train import Imports, Trust
+from rollmill.cli.named_parts import Imports, Trust
+from rollmill.core.options import Arg
 
 
 @dataclass(frozen=True)
 class PolicyOptions:
     """A run, the checkpoint of its policy, and the environment to play in."""
 
-    run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
+    run: Annotated[Path, Arg(metavar="RUN", positional=True)]
     """Directory of the run."""
     checkpoint: str = "last"
     """The last checkpoint; best, the one with the best return during training; or the number of an iteration."""

@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Annotated
 
 import jax
-import tyro
 
-from rollmill.api import RunOptions, prepare_devices
+from rollmill.api import ResolvedRequest, RunOptions, prepare_devices, resolve
 from rollmill.api.profiling import ProfileOptions, ProfilingStopped, profile
 from rollmill.api.recorder import default_log_every
-from rollmill.cli.parsing import given_options, parse
-from rollmill.cli.train import GivenTraining, parse_training
+from rollmill.cli.parsing import parse
+from rollmill.cli.requests import MERGED, ParsedTraining, parse_training
 from rollmill.core.errors import StorageError, UsageError
 from rollmill.core.new_files import check_new_file
+from rollmill.core.options import Arg
 from rollmill.dataflow import Graph
 from rollmill.execution.program.kernels import MIN_STEPS_TO_TUNE
 from rollmill.pictures import require_matplotlib
@@ -47,19 +47,19 @@ class Profiling(ProfileOptions):
     """Also writes profile.png, a figure for papers; drawn by matplotlib, which the extra `plot` installs."""
 
 
-_BEFORE = tyro.conf.arg(metavar="BEFORE", help="A directory of `rollmill profile`.")
-_AFTER = tyro.conf.arg(metavar="AFTER", help="Another one.")
+_BEFORE = Arg(metavar="BEFORE", help="A directory of `rollmill profile`.", positional=True)
+_AFTER = Arg(metavar="AFTER", help="Another one.", positional=True)
 
 
 @dataclass(frozen=True)
 class Compare:
     """Show two profiles side by side."""
 
-    before: Annotated[tyro.conf.Positional[Path], _BEFORE]
-    after: Annotated[tyro.conf.Positional[Path], _AFTER]
+    before: Annotated[Path, _BEFORE]
+    after: Annotated[Path, _AFTER]
     output: Path | None = None
     """File to write the comparison to as a web page."""
-    force: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    force: Annotated[bool, Arg(only_on=True)] = False
     """Replace an existing file."""
 
 
@@ -70,20 +70,22 @@ def run(arguments: list[str]) -> int:
         return 0 if arguments else 2
     if arguments[0] == "compare":
         return _compare(parse(Compare, arguments[1:], prog="rollmill profile compare"))
-    merged = Annotated[Profiling, tyro.conf.arg(name="")]
-    given, profiling = parse_training(arguments, command="profile", more=("profiling", merged, Profiling()))
-    if given.searching.search_plan:
+    parsed = parse_training(
+        arguments, command="profile", more=("profiling", Annotated[Profiling, MERGED], Profiling())
+    )
+    profiling: Profiling = parsed.more
+    if parsed.searching.search_plan:
         raise UsageError("--search-plan: search first with `rollmill plan`, and profile with --plan FILE.")
-    if "run-dir" in given_options(arguments):
+    if "run_dir" in parsed.request.settings:
         raise UsageError(
             "--run-dir has no effect: the run is temporary. hint: the result's directory is --output."
         )
     if profiling.png:
         require_matplotlib()
-    output = _output(given, profiling)
+    output = _output(parsed, profiling)
     with _made_for_the_result(output):
         try:
-            _show(_profiled(given, profiling, arguments), output, png=profiling.png)
+            _show(_profiled(parsed, profiling, arguments), output, png=profiling.png)
         except ProfilingStopped as stopped:
             if stopped.profile is not None:
                 _show(stopped.profile, output, png=profiling.png)
@@ -91,16 +93,17 @@ def run(arguments: list[str]) -> int:
     return 0
 
 
-def _profiled(given: GivenTraining, profiling: Profiling, arguments: list[str]) -> Profile:
+def _profiled(parsed: ParsedTraining, profiling: Profiling, arguments: list[str]) -> Profile:
     """The profile of the training that was asked for."""
-    prepare_devices(given.options, environment=given.chosen.environment)
-    graph, options = _long_training(given, arguments)
+    request = parsed.request
+    prepare_devices(request.options, environment=request.environment)
+    graph, options = _long_training(resolve(request))
     return profile(
         graph,
         options,
         how=ProfileOptions(**{field.name: getattr(profiling, field.name) for field in fields(ProfileOptions)}),
-        imports=given.chosen.imports,
-        recipe=given.chosen.recipe,
+        imports=request.imports,
+        recipe=request.recipe,
         command=shlex.join(["rollmill", "profile", *arguments]),
         show=lambda line: print(line, file=sys.stderr, flush=True),
     )
@@ -115,36 +118,36 @@ def _show(found: Profile, output: Path, *, png: bool) -> None:
         print(f"figure: {output / FIGURE}")
 
 
-def _long_training(given: GivenTraining, arguments: list[str]) -> tuple[Graph, RunOptions]:
-    """The training with enough steps for all windows, unless the arguments say how many it has.
+def _long_training(resolved: ResolvedRequest) -> tuple[Graph, RunOptions]:
+    """The training with enough steps for all windows, unless the request says how many it has.
 
     Whether it is fused, and how often it writes metrics, is decided as for the steps that it would have.
     """
-    options = given.options
-    if "total-timesteps" in given_options(arguments):
-        return given.graph_of(None), options
+    options = resolved.options
+    if "total_timesteps" in resolved.request.settings:
+        return resolved.graph(), options
     # An iteration may be longer than the steps by default, so the batch is that of a training of any length.
-    batch = given.graph_of(None, total_timesteps=PLENTY).loops.batch_size
-    if options.fusion == "auto" and max(batch, given.total_timesteps) < _least_steps_to_fuse():
+    batch = resolved.graph(total_timesteps=PLENTY).loops.batch_size
+    steps = max(batch, resolved.total_timesteps)
+    if options.fusion == "auto" and steps < _least_steps_to_fuse():
         options = replace(options, fusion="off")
     if options.log_every is None:
-        usual = given.graph_of(None, total_timesteps=max(batch, given.total_timesteps))
-        options = replace(options, log_every=default_log_every(usual))
-    return given.graph_of(None, total_timesteps=batch * ITERATIONS), options
+        options = replace(options, log_every=default_log_every(resolved.graph(total_timesteps=steps)))
+    return resolved.graph(total_timesteps=batch * ITERATIONS), options
 
 
 def _least_steps_to_fuse() -> int:
     return MIN_STEPS_TO_TUNE.get(jax.default_backend(), 0)
 
 
-def _output(given: GivenTraining, profiling: Profiling) -> Path:
+def _output(parsed: ParsedTraining, profiling: Profiling) -> Path:
     """The directory of the result.
 
     Raises:
         UsageError: there is something in it, or it is a file.
     """
-    environment = given.chosen.environment.replace("/", "-").replace(":", "-")
-    name = f"{given.algorithm}-{environment}-{datetime.now():%Y%m%d-%H%M%S}"
+    environment = parsed.request.environment.replace("/", "-").replace(":", "-")
+    name = f"{parsed.request.algorithm}-{environment}-{datetime.now():%Y%m%d-%H%M%S}"
     output = profiling.output or Path("profiles") / name
     with _refused_by_the_system(output):
         if output.exists() and not output.is_dir():

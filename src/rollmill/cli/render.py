@@ -9,14 +9,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
-import tyro
-
 from rollmill.api import Frame, render_run
 from rollmill.cli.environment_options import chosen_environment_options
 from rollmill.cli.output import control_terminal
 from rollmill.cli.parsing import parse
 from rollmill.cli.policy_options import PolicyOptions
 from rollmill.core.local_paths import local_path
+from rollmill.core.options import Arg
 from rollmill.pictures import FASTEST_GIF, check_fps, check_place, coloured_lines, plain_lines, write_frames
 
 TERMINAL = "terminal"
@@ -38,7 +37,7 @@ class Render(PolicyOptions):
     """Frames a second. Default: those that suit the environment."""
     size: int | None = None
     """Pixels of the longer side. Default: 480, or those of an environment that gives pixels."""
-    force: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    force: Annotated[bool, Arg(only_on=True)] = False
     """Replace an existing file, or folder of frames."""
 
 

@@ -4,33 +4,31 @@ from dataclasses import dataclass, make_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
-import tyro
-
 from rollmill.api import WORKER_LIMITS, parse_assignments, read_options, resume
+from rollmill.cli.named_parts import Imports, Trust
 from rollmill.cli.parsing import parse, positional_words
-from rollmill.cli.train import Imports, Trust, report
+from rollmill.cli.train import report
 from rollmill.core.errors import RollmillError
 from rollmill.core.local_paths import local_path
+from rollmill.core.options import Arg
 from rollmill.execution import Fusion
 from rollmill.planning import PLACEMENT, PlacementOptions
 from rollmill.record import RunDirectory
 
-_MERGED: TypeAlias = Annotated[PlacementOptions, tyro.conf.arg(name="")]
+_MERGED: TypeAlias = Annotated[PlacementOptions, Arg(name="")]
 
 
 @dataclass(frozen=True)
 class Resume:
     """Go on with a run from its newest whole checkpoint."""
 
-    run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
+    run: Annotated[Path, Arg(metavar="RUN", positional=True)]
     """Directory of the run."""
     imports: Imports = ()
     """Module to import first, because it registers the environment, the network or the algorithm."""
     trust: Trust = False
     """Let this directory's run import the modules that it names, now and later; one made here does so anyway."""
-    changes: Annotated[
-        tuple[str, ...], tyro.conf.arg(name="set", metavar="NAME=VALUE"), tyro.conf.UseAppendAction
-    ] = ()
+    changes: Annotated[tuple[str, ...], Arg(name="set", metavar="NAME=VALUE", repeated=True)] = ()
     """Give a hyperparameter another value from now on, such as learning_rate=1e-4 or a later total_timesteps."""
     fusion: Fusion | None = None
     """Fused kernels; as before if left out. A change makes numbers differ by rounding."""

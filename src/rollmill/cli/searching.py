@@ -1,23 +1,15 @@
 """The options of a search for a plan, in `rollmill plan` and `rollmill train`."""
 
-import argparse
 import contextlib
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
-from rollmill.api import DEFAULT_BUDGET
-from rollmill.cli.parsing import given_options, values_of
-from rollmill.core.children import start_python
+from rollmill.api import DECIDED, DEFAULT_BUDGET, Order, SearchOrder, TrainingRequest, start_child
 from rollmill.core.errors import RollmillError, UsageError
 from rollmill.core.temporary import temporary_folder
 from rollmill.planning.search import Objective
 
-FLAGS = ("search-plan", "fresh")
-DECIDED = ("distribution", "place", "devices", "workers", "actors", "learners", "fusion")
-"""Options that a search chooses; one that is given narrows it."""
-DECIDED_FLAGS = ("asynchronous",)
+OWN = ("budget", "objective", "fresh")
 ELSEWHERE = ("plan", "cluster", "host")
 """Options that leave nothing to search for, or not on this machine."""
 
@@ -36,7 +28,7 @@ class SearchOptions:
     fresh: bool = False
     """Search although there is a result of an earlier search."""
 
-    def check(self, given: set[str]) -> None:
+    def check(self, given: Collection[str]) -> None:
         """Checks these options.
 
         Args:
@@ -46,14 +38,14 @@ class SearchOptions:
             UsageError: one is out of bounds, or has no effect.
         """
         if not self.search_plan:
-            for name in sorted(given & {"budget", "objective", "fresh"}):
+            for name in sorted({*given} & {*OWN}):
                 raise UsageError(
                     f"--{name} has no effect without --search-plan. hint: add --search-plan, or leave it out."
                 )
             return
         if not 0 < self.budget < float("inf"):
             raise UsageError(f"budget={self.budget:g} seconds must be greater than 0 and finite.")
-        for name in sorted(given & set(ELSEWHERE)):
+        for name in sorted({*given} & {*ELSEWHERE}):
             raise UsageError(
                 f"--{name} has no effect beside --search-plan, which chooses a plan for this machine. hint: leave "
                 "one of the two out."
@@ -68,52 +60,35 @@ class PlanSearchFailed(RollmillError):
         self.exit_code = exit_code
 
 
-def without_options(arguments: Sequence[str], names: Sequence[str], flags: Sequence[str] = ()) -> list[str]:
-    """The arguments without these options and their values."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for name in names:
-        parser.add_argument(f"--{name}", f"--{name.replace('-', '_')}", dest=name, action="append")
-    for name in flags:
-        parser.add_argument(f"--{name}", f"--no-{name}", dest=name, action="store_true")
-    return parser.parse_known_args(list(arguments))[1]
-
-
-def training_words(arguments: Sequence[str]) -> list[str]:
-    """Arguments of `rollmill train` without those of a search, and without what it decides."""
-    names = ("budget", "objective", *DECIDED)
-    return without_options(arguments, names, (*FLAGS, *DECIDED_FLAGS))
-
-
 @contextlib.contextmanager
-def planned(arguments: list[str]) -> Iterator[list[str]]:
-    """The arguments of a training; if they ask for a search, with the plan that it found in their place.
+def planned(request: TrainingRequest, searching: SearchOptions) -> Iterator[TrainingRequest]:
+    """The request of a training; with the plan that a search has found, if one was asked for.
 
     The search runs in a process of its own, because it starts JAX with other devices than the training may need.
 
     Raises:
-        UsageError: the search cannot be made; or another error with its exit code, if it failed.
+        PlanSearchFailed: the search failed, and has said why.
     """
-    given = given_options(arguments)
-    searches = [word for word in arguments if word in ("--search-plan", "--no-search-plan")]
-    if searches[-1:] != ["--search-plan"] or {"-h", "--help"} & set(arguments):
-        yield arguments
+    if not searching.search_plan:
+        yield request
         return
-    SearchOptions(search_plan=True).check(given)
     with temporary_folder("plan") as folder:
         file = folder / "plan.json"
-        _search(without_options(arguments, ("run-dir",)), file)
-        grows = ("num-envs",) if values_of("--objective", arguments)[-1:] == ["grow-batch"] else ()
-        yield [*without_options(training_words(arguments), grows), "--plan", str(file)]
-
-
-def _search(arguments: Sequence[str], file: Path) -> None:
-    trial = ("-m", "rollmill.cli.trial", str(os.getpid()), "")
-    search = start_python(*trial, "plan", *arguments, "--output", str(file))
-    try:
-        code = search.wait()
-    except BaseException:
-        search.terminate()
-        search.wait()
-        raise
-    if code or not file.is_file():
-        raise PlanSearchFailed(code or 1)
+        order = SearchOrder(
+            request=request.without(("run_dir", "resume_if_exists")),
+            objective=searching.objective,
+            budget=searching.budget,
+            fresh=searching.fresh,
+            output=str(file),
+        )
+        search = start_child(Order(search=order), name="plan")
+        try:
+            code = search.wait()
+        except BaseException:
+            search.terminate()
+            search.wait()
+            raise
+        if code or not file.is_file():
+            raise PlanSearchFailed(code or 1)
+        grows = ("num_envs",) if searching.objective == "grow-batch" else ()
+        yield request.without((*DECIDED, *grows)).changed({"plan": str(file)})

@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import tyro
-
 from rollmill.api import load_weights
+from rollmill.cli.named_parts import Imports, Trust
 from rollmill.cli.parsing import parse
-from rollmill.cli.train import Imports, Trust
 from rollmill.core.errors import UsageError
 from rollmill.core.machine import GpuSharing
+from rollmill.core.options import Arg
 from rollmill.execution.instances import divide_machine
 from rollmill.record.signals import stop_on_signals
 from rollmill.serving import (
@@ -50,7 +49,7 @@ MOST_WORKERS = 256
 class Serve:
     """Answer requests for actions over HTTP by the policy of a run, those of many clients in common batches."""
 
-    run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
+    run: Annotated[Path, Arg(metavar="RUN", positional=True)]
     """Directory of the run."""
     checkpoint: str = "last"
     """The last checkpoint; best, the one with the best return during training; or the number of an iteration."""

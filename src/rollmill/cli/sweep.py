@@ -1,28 +1,25 @@
 """`rollmill sweep ALGORITHM ENVIRONMENT --over OPTION=VALUES ... [OPTIONS OF TRAIN]`."""
 
-import argparse
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal, TypeAlias
 
 from rollmill.api import TRIAL_RESULTS, SweepDirectory, remember, run_sweep, trusted_modules
-from rollmill.api.sweeps import OVER_SEEDS
-from rollmill.cli.named_code import named_by
-from rollmill.cli.parsing import RefusingParser, values_of
-from rollmill.cli.sweep_creation import (
-    ALL_SAMPLERS,
-    DEFAULT_FACTOR,
-    EARLY_STOPPING,
-    SweepRequest,
-    all_words,
-    create_sweep,
-    named_modules_of,
-)
-from rollmill.cli.values import integer
+from rollmill.api.sweeps import OVER_SEEDS, text_of
+from rollmill.cli.named_parts import Imports
+from rollmill.cli.parsing import HELP, Parsed, parse_given
+from rollmill.cli.requests import MERGED, parse_training
+from rollmill.cli.sweep_creation import DEFAULT_FACTOR, NewSweep, code_of, create_sweep, typed_axis
 from rollmill.core.errors import UsageError
-from rollmill.core.local_paths import local_path
+from rollmill.core.machine import GpuSharing
+from rollmill.core.options import Arg
 from rollmill.core.shell import command
-from rollmill.execution.instances import SHARINGS, check_sharing
+from rollmill.execution.instances import check_sharing
 from rollmill.planning import SAMPLERS, check_sampler, parse_axis
 from rollmill.record import RunDirectory
+
+MetricName: TypeAlias = Literal["final_return", "best_return", "env_steps", "steps_per_second", "seconds"]
 
 USAGE = """\
 usage: rollmill sweep ALGORITHM ENVIRONMENT --over OPTION=VALUES ... [OPTIONS]
@@ -58,87 +55,148 @@ SWEEP/table.csv compares them, SWEEP/report.html shows their learning curves. Al
 
 def run(arguments: list[str]) -> int:
     """Runs a sweep and prints its table."""
-    if not arguments or any(word in ("-h", "--help") for word in arguments):
+    if not arguments or HELP & set(arguments):
         words = {"metrics": ", ".join(TRIAL_RESULTS), "samplers": ", ".join(SAMPLERS), "factor": DEFAULT_FACTOR}
         print(USAGE.format(**words), end="")
         return 0 if arguments else 2
-    own, rest = _parser().parse_known_args(arguments)
-    if own.at_once is not None and own.at_once < 1:
-        raise UsageError(f"--at-once {own.at_once} has to be at least 1.")
-    check_sharing(own.gpu_sharing)
-    sweep = _reopened(own, rest) if own.resume else _created(own, rest)
-    metric = own.metric or sweep.spec.metric
-    print(f"sweep: {sweep.root}", flush=True)
-    code = run_sweep(
-        sweep,
-        at_once=own.at_once,
-        sharing=own.gpu_sharing,
-        metric=metric,
-        say=lambda line: print(line, flush=True),
-        imports=named_modules_of(sweep.spec, sweep.trials()),
-        also_stopped=own.all,
+    return _resumed(arguments) if _names_a_sweep(arguments) else _created(arguments)
+
+
+@dataclass(frozen=True)
+class _New:
+    """What a new sweep is, beside the options of its trials."""
+
+    over: Annotated[tuple[str, ...], Arg(metavar="OPTION=VALUES", repeated=True)] = ()
+    sampler: str | None = None
+    trials: int | None = None
+    random: int | None = None
+    sweep_seed: int = 0
+    stop_early: str | None = None
+    reduction_factor: int | None = None
+    grace_steps: int | None = None
+    group_seeds: Annotated[bool, Arg(only_on=True)] = False
+    at_once: int | None = None
+    metric: MetricName = "final_return"
+    sweep_dir: Path | None = None
+
+
+@dataclass(frozen=True)
+class _Resumed:
+    """How a sweep goes on."""
+
+    resume: Path
+    trust: Annotated[bool, Arg(only_on=True)] = False
+    all: Annotated[bool, Arg(only_on=True)] = False
+    at_once: int | None = None
+    gpu_sharing: GpuSharing = "auto"
+    metric: MetricName | None = None
+    imports: Imports = ()
+
+
+def _names_a_sweep(arguments: Sequence[str]) -> bool:
+    return any(word.partition("=")[0] == "--resume" for word in arguments)
+
+
+def _created(arguments: list[str]) -> int:
+    """Runs a new sweep."""
+    for name, why in _ONLY_RESUMED.items():
+        if f"--{name}" in arguments:
+            raise UsageError(f"--{name} is for --resume SWEEP: {why}.")
+    more = ("sweeping", Annotated[_New, MERGED], _New())
+    parsed = parse_training(arguments, command="sweep", more=more)
+    new: _New = parsed.more
+    if parsed.searching.search_plan:
+        raise UsageError("--search-plan: search first with `rollmill plan`, and sweep with --plan FILE.")
+    request = parsed.request
+    sharing = request.options.gpu_sharing
+    _check_how(new.at_once, sharing)
+    sweep = create_sweep(
+        NewSweep(
+            request=request.without({"gpu_sharing"}),
+            axes=tuple(typed_axis(request.algorithm, parse_axis(text)) for text in new.over),
+            random=new.random,
+            trials=new.trials,
+            sampler=new.sampler,
+            seed=new.sweep_seed,
+            metric=new.metric,
+            stop_early=new.stop_early,
+            reduction_factor=new.reduction_factor,
+            grace_steps=new.grace_steps,
+            group_seeds=new.group_seeds,
+            directory=new.sweep_dir,
+        )
     )
-    _print_table(sweep, metric)
-    if code > 128 and (sweep.unfinished() or sweep.remaining):
-        imports = sorted(named_modules_of(sweep.spec, sweep.trials()))
-        print(f"stopped; go on with\n  {command('sweep', '--resume', sweep.root, *_how(own), imports=imports)}")
-    return code
+    return _run(sweep, at_once=new.at_once, sharing=sharing, metric=new.metric)
 
 
-def _how(own: argparse.Namespace) -> list[str]:
-    """The options that say how trials run, which a sweep does not keep."""
-    at_once = [] if own.at_once is None else ["--at-once", str(own.at_once)]
-    sharing = [] if own.gpu_sharing == "auto" else ["--gpu-sharing", own.gpu_sharing]
-    return [*at_once, *sharing]
+_ONLY_RESUMED = {
+    "trust": "what you name yourself is trusted",
+    "all": "it goes on with trials that were stopped early",
+}
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = RefusingParser("rollmill sweep")
-    parser.add_argument("--over", action="append", default=[])
-    parser.add_argument("--sampler", choices=ALL_SAMPLERS)
-    parser.add_argument("--trials", type=integer)
-    parser.add_argument("--random", type=integer)
-    parser.add_argument("--sweep-seed", type=integer)
-    parser.add_argument("--stop-early", choices=EARLY_STOPPING)
-    parser.add_argument("--reduction-factor", type=integer)
-    parser.add_argument("--grace-steps", type=integer)
-    parser.add_argument("--group-seeds", action="store_true")
-    parser.add_argument("--at-once", type=integer)
-    parser.add_argument("--gpu-sharing", choices=SHARINGS, default="auto")
-    parser.add_argument("--metric", choices=TRIAL_RESULTS)
-    parser.add_argument("--sweep-dir", type=partial(local_path, "sweep_dir"))
-    parser.add_argument("--resume", type=partial(local_path, "resume"))
-    parser.add_argument("--all", action="store_true")
-    parser.add_argument("--trust", action="store_true")
-    return parser
-
-
-_OF_NEW_SWEEPS = (
-    "over",
-    "sampler",
-    "trials",
-    "random",
-    "sweep_seed",
-    "stop_early",
-    "reduction_factor",
-    "grace_steps",
-    "group_seeds",
-    "sweep_dir",
-)
-"""Options that say what a sweep is; one that goes on has them already."""
-
-
-def _reopened(own: argparse.Namespace, rest: list[str]) -> SweepDirectory:
+def _resumed(arguments: list[str]) -> int:
+    """Goes on with a sweep."""
+    own, _ = _parsed_resume(arguments)
+    _check_how(own.at_once, own.gpu_sharing)
     sweep = SweepDirectory.open(own.resume)
-    named = set(values_of("--import", rest))
-    _check_trust(sweep, named, trust=own.trust)
-    if any(getattr(own, name) not in (None, [], False) for name in _OF_NEW_SWEEPS) or len(rest) > 2 * len(named):
-        raise UsageError("--resume goes on with the trials as they were given, without other options of train.")
+    _check_trust(sweep, set(own.imports), trust=own.trust)
     if sweep.spec.sampler is not None:
         check_sampler(sweep.spec.sampler)
     if own.all and sweep.spec.early_stopping is None:
         raise UsageError(f"--all: no trial of {sweep.root} is stopped early.")
-    return sweep
+    metric = own.metric or sweep.spec.metric
+    return _run(sweep, at_once=own.at_once, sharing=own.gpu_sharing, metric=metric, also_stopped=own.all)
+
+
+def _parsed_resume(arguments: Sequence[str]) -> Parsed:
+    """The options of a sweep that goes on.
+
+    Raises:
+        UsageError: there are others, which it has already.
+    """
+    try:
+        return parse_given(_Resumed, arguments, prog="rollmill sweep")
+    except UsageError as error:
+        if not str(error).startswith(("unknown option", "rollmill sweep has no use")):
+            raise
+        raise UsageError(
+            f"--resume goes on with the trials as they were given, without other options of train: {error}"
+        ) from None
+
+
+def _check_how(at_once: int | None, sharing: GpuSharing) -> None:
+    """Checks how trials are to run, before anything is written.
+
+    Raises:
+        UsageError: it cannot be.
+    """
+    if at_once is not None and at_once < 1:
+        raise UsageError(f"--at-once {at_once} has to be at least 1.")
+    check_sharing(sharing)
+
+
+def _run(
+    sweep: SweepDirectory, *, at_once: int | None, sharing: GpuSharing, metric: str, also_stopped: bool = False
+) -> int:
+    """Runs the trials, prints the table, and returns the exit code."""
+    print(f"sweep: {sweep.root}", flush=True)
+    code = run_sweep(
+        sweep,
+        at_once=at_once,
+        sharing=sharing,
+        metric=metric,
+        say=lambda line: print(line, flush=True),
+        imports=code_of(sweep).modules,
+        also_stopped=also_stopped,
+    )
+    _print_table(sweep, metric)
+    if code > 128 and (sweep.unfinished() or sweep.remaining):
+        how = [] if at_once is None else ["--at-once", str(at_once)]
+        how += [] if sharing == "auto" else ["--gpu-sharing", sharing]
+        imports = sorted(code_of(sweep).modules)
+        print(f"stopped; go on with\n  {command('sweep', '--resume', sweep.root, *how, imports=imports)}")
+    return code
 
 
 def _check_trust(sweep: SweepDirectory, named: set[str], *, trust: bool) -> None:
@@ -152,51 +210,20 @@ def _check_trust(sweep: SweepDirectory, named: set[str], *, trust: bool) -> None
     Raises:
         UsageError: naming what nobody allowed.
     """
-    run, words = RunDirectory(sweep.root), all_words(sweep.spec, sweep.trials())
-    others = {name for each in words for name in named_by(each).others}
+    run, code = RunDirectory(sweep.root), code_of(sweep)
     allowed = named | trusted_modules(run)
-    if not trust and (missing := sorted(others - allowed)):
+    if trust:
+        remember(run, sorted(code.clusters | code.modules))
+    elif missing := sorted(code.clusters - allowed):
         raise UsageError(
             f"{sweep.root} was not made here, and its trials use {', '.join(missing)}, by which others choose "
             "what runs here. hint: if you trust it, add --trust, which is remembered for this directory."
         )
-    modules = named_modules_of(sweep.spec, sweep.trials())
-    if trust:
-        remember(run, sorted(others | modules))
-    elif missing := sorted(modules - allowed):
+    elif missing := sorted(code.modules - allowed):
         raise UsageError(
             f"The trials of {sweep.root} import {', '.join(missing)}. If you trust them, name them again: "
             + " ".join(f"--import {module}" for module in missing)
         )
-
-
-def _created(own: argparse.Namespace, rest: list[str]) -> SweepDirectory:
-    if len(rest) < 2 or rest[0].startswith("-") or rest[1].startswith("-"):
-        raise UsageError(
-            "rollmill sweep needs an algorithm and an environment first: rollmill sweep ppo CartPole-v1"
-        )
-    if own.trust:
-        raise UsageError("--trust is for --resume SWEEP: what you name yourself is trusted.")
-    if own.all:
-        raise UsageError("--all is for --resume SWEEP: it goes on with trials that were stopped early.")
-    return create_sweep(
-        SweepRequest(
-            algorithm=rest[0],
-            environment=rest[1],
-            options=tuple(rest[2:]),
-            axes=tuple(parse_axis(text) for text in own.over),
-            random=own.random,
-            trials=own.trials,
-            sampler=own.sampler,
-            seed=own.sweep_seed or 0,
-            metric=own.metric or "final_return",
-            stop_early=own.stop_early,
-            reduction_factor=own.reduction_factor,
-            grace_steps=own.grace_steps,
-            group_seeds=own.group_seeds,
-            directory=own.sweep_dir,
-        )
-    )
 
 
 def _print_table(sweep: SweepDirectory, metric: str) -> None:
@@ -211,4 +238,4 @@ def _print_table(sweep: SweepDirectory, metric: str) -> None:
 
 
 def _text(value: object) -> str:
-    return "" if value is None else f"{value:.5g}" if isinstance(value, float) else str(value)
+    return "" if value is None else f"{value:.5g}" if isinstance(value, float) else text_of(value)

@@ -1,10 +1,5 @@
-"""`rollmill.sweep`: the command `rollmill sweep` as a function.
+"""`rollmill.sweep`: the command `rollmill sweep` as a function."""
 
-A trial is a process that runs a command, so values become the words of that command, and are checked as its are.
-"""
-
-import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -12,21 +7,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rollmill.api import TRIAL_RESULTS, run_sweep
+from rollmill.api import TRIAL_RESULTS, TrainingRequest, run_sweep
 from rollmill.api.own_names import modules_of_names
-from rollmill.api.sweeps import flag
-from rollmill.cli.environment_options import parse_env_options
-from rollmill.cli.sweep_creation import SweepRequest, create_sweep, named_modules_of
-from rollmill.cli.train import OptionKinds, option_kinds
+from rollmill.api.request import NETWORK, coerced_setting, setting_name
+from rollmill.cli.requests import find_own_algorithm
+from rollmill.cli.sweep_creation import NewSweep, code_of, create_sweep, typed_axis
 from rollmill.core.errors import UsageError, unknown_name
 from rollmill.core.fields import fit
 from rollmill.core.interrupted import pass_on_interrupt
+from rollmill.core.json_data import is_json
 from rollmill.core.machine import GpuSharing
 from rollmill.core.plugins import Kind
+from rollmill.envs.named_transforms import OPTION, parse_transforms
 from rollmill.execution.instances import SHARINGS, check_sharing
 from rollmill.planning import Axis, listed_axis, option_name, parse_axis
-
-OF_ENVIRONMENT = "env-option."
 
 
 class Sweep(NamedTuple):
@@ -117,49 +111,52 @@ def sweep(
     if at_once is not None and at_once < 1:
         raise UsageError(f"at_once={at_once} has to be at least 1.")
     over = {name: _listed(name, values) for name, values in _dictionary("over", over).items()}
-    modules = modules_of_names(
-        fit("imports", tuple[str, ...], imports), _names(algorithm, environment, over, options)
-    )
-    imported = [word for module in modules for word in ("--import", module)]
-    kinds = option_kinds(algorithm, [environment, *imported])
-    given = [*imported, *_env_words(_dictionary("env_options", env_options or {})), *_words(options, kinds)]
-    request = SweepRequest(
+    settings = _settings(options)
+    request = TrainingRequest(
         algorithm=algorithm,
         environment=environment,
-        options=tuple(given),
-        axes=tuple(_axis(name, values) for name, values in over.items()),
-        sampler=sampler,
-        seed=fit("sweep_seed", int, sweep_seed),
-        metric=metric,
-        stop_early=stop_early,
-        group_seeds=fit("group_seeds", bool, group_seeds),
-        directory=fit("sweep_dir", Path | None, sweep_dir),
-        **counts,
+        settings={name: value for name, value in settings.items() if name not in NO_SETTINGS},
+        environment_options=_environment_options(env_options, options.get("transform")),
+        imports=modules_of_names(
+            fit("imports", tuple[str, ...], imports), _names(algorithm, environment, over, settings)
+        ),
+        recipe=fit("recipe", str | None, options.get("recipe")),
     )
-    made = create_sweep(request)
+    find_own_algorithm(algorithm, request.options, request.imports, environment=environment)
+    axes = {name: _axis(algorithm, name, values) for name, values in over.items()}
+    made = create_sweep(
+        NewSweep(
+            request=request,
+            axes=tuple(axes.values()),
+            sampler=sampler,
+            seed=fit("sweep_seed", int, sweep_seed),
+            metric=metric,
+            stop_early=stop_early,
+            group_seeds=fit("group_seeds", bool, group_seeds),
+            directory=fit("sweep_dir", Path | None, sweep_dir),
+            **counts,
+        )
+    )
     say = (lambda line: None) if quiet else (lambda line: print(line, flush=True))
     say(f"sweep: {made.root}")
-    allowed = named_modules_of(made.spec, made.trials())
+    allowed = code_of(made).modules
     code = run_sweep(made, at_once=at_once, sharing=gpu_sharing, metric=metric, say=say, imports=allowed)
-    rows = [_with_values(row, request.axes, over) for row in made.rows(metric)]
+    rows = [_with_names(row, axes, over) for row in made.rows(metric)]
     return pass_on_interrupt(Sweep(made.root, rows, code))
 
 
+NO_SETTINGS = ("recipe", "transform")
+"""Options of `rollmill train` that are no settings of a request."""
+
+
 def _names(
-    algorithm: str, environment: str, over: Mapping[str, str | list[Any]], options: Mapping[str, Any]
+    algorithm: str, environment: str, over: Mapping[str, str | list[Any]], settings: Mapping[str, Any]
 ) -> list[tuple[Kind, str]]:
     """Kinds and names of what the trials make; what is no name is refused later."""
-    network = options.get("network")
-    environments = [environment, *over.get("environment", [])]
-    networks = [
-        network.get("name") if isinstance(network, Mapping) else None,
-        options.get("network.name"),
-        *over.get("network.name", []),
-    ]
     named: dict[Kind, list[Any]] = {
         "algorithm": [algorithm],
-        "environment": environments,
-        "network": networks,
+        "environment": [environment, *over.get("environment", [])],
+        "network": [settings.get(NETWORK), *over.get("network.name", []), *over.get("network", [])],
     }
     return [(kind, name) for kind, names in named.items() for name in names if isinstance(name, str)]
 
@@ -196,97 +193,67 @@ def _listed(name: str, values: Any) -> str | list[Any]:
     return values if isinstance(values, str) else list(values)
 
 
-def _axis(name: str, values: str | list[Any]) -> Axis:
+def _axis(algorithm: str, name: str, values: str | list[Any]) -> Axis:
     if isinstance(values, str):
-        return parse_axis(f"{name}={values}")
+        return typed_axis(algorithm, parse_axis(f"{name}={values}"))
     option = option_name(name)
-    return listed_axis(option, [_axis_text(option, value) for value in values])
+    return listed_axis(option, [coerced_setting(algorithm, option, json_value(name, value)) for value in values])
 
 
-def _axis_text(option: str, value: Any) -> str:
-    if not option.startswith(OF_ENVIRONMENT):
-        return value_text(option, value)
-    return _env_text(option.removeprefix(OF_ENVIRONMENT), value)
-
-
-def value_text(name: str, value: Any) -> str:
-    """The words that stand for a value in a command; numbers have all their digits.
-
-    Raises:
-        UsageError: no word does.
-    """
-    if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.ndim == 0):
-        value = value.item()
-    if isinstance(value, list | tuple):
-        return " ".join(value_text(name, part) for part in value)
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, float) and not math.isnan(value):
-        return repr(value)
-    text = str(value) if isinstance(value, int | str | PathLike | None) else ""
-    if not text:
-        raise UsageError(f"{name}={value!r:.60} has no form that a command takes.")
-    return text
-
-
-def _words(options: Mapping[str, Any], kinds: OptionKinds) -> list[str]:
-    """Words of `rollmill train` for keywords; options in a dictionary have its name before a dot."""
-    words = []
+def _settings(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Settings by name; those in a dictionary have its name and a dot in front."""
+    settings: dict[str, Any] = {}
     for name, value in options.items():
-        option = option_name(name)
         if isinstance(value, Mapping):
-            words += _words({f"{name}.{inner}": part for inner, part in value.items()}, kinds)
-        elif option in kinds.flags:
-            words.append(flag(option, value_text(name, value)))
-        elif option in kinds.lists:
-            words += [f"--{option}", *value_text(name, value).split()]
+            settings |= _settings(value, prefix=f"{prefix}{name}.")
         else:
-            words += [f"--{option}", value_text(name, value)]
-    return words
+            settings[setting_name(prefix + name)] = json_value(name, value)
+    return settings
 
 
-def _env_words(options: Mapping[str, Any]) -> list[str]:
-    return [word for key, value in options.items() for word in ("--env-option", f"{key}={_env_text(key, value)}")]
+def _environment_options(options: Any, transforms: Any) -> dict[str, Any]:
+    given = _dictionary("env_options", options or {})
+    chosen = {key: json_value(f"env_option.{key}", value) for key, value in given.items()}
+    if transforms is None:
+        return chosen
+    listed = [transforms] if isinstance(transforms, str) else list(transforms)
+    return {**chosen, OPTION: [str(parsed) for parsed in parse_transforms(listed)]}
 
 
-def _env_text(key: str, value: Any) -> str:
-    """An option of the environment as text that the command reads as that value.
+def json_value(name: str, value: Any) -> Any:
+    """A value as JSON holds it: numbers of NumPy as Python's, tuples as lists, paths as text.
 
     Raises:
-        UsageError: there is no such text.
+        UsageError: it has no such form.
     """
-    if isinstance(value, np.generic):
-        value = value.item()
-    try:
-        texts = [value, json.dumps(value)] if isinstance(value, str) else [json.dumps(value)]
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"env_option.{key}={value!r:.60} has no JSON form.") from error
-    for text in texts:
-        try:
-            read = parse_env_options([f"option={text}"])["option"]
-        except UsageError:
-            continue
-        if read == value or isinstance(value, tuple):
-            return text
-    raise UsageError(f"env_option.{key}={value!r:.60} has no JSON form.")
+    plain = _plain(value)
+    infinite = isinstance(plain, float) and plain in (float("inf"), -float("inf"))
+    if not (infinite or is_json(plain)):
+        raise UsageError(f"{name}={value!r:.60} has no JSON form.")
+    return plain
 
 
-def _with_values(row: dict[str, Any], axes: Sequence[Axis], over: Mapping[str, Any]) -> dict[str, Any]:
-    """A row with the values and the names that the caller gave."""
-    given = {axis.option: (name, axis, over[name]) for axis, name in zip(axes, over, strict=True)}
-    renamed = {}
-    for column, value in row.items():
-        if column not in given:
-            renamed[column] = value
-            continue
-        name, axis, values = given[column]
-        renamed[name] = _given_value(axis, values, value)
-    return renamed
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    if isinstance(value, list | tuple):
+        return list(map(_plain, value))
+    return str(value) if isinstance(value, PathLike) else value
 
 
-def _given_value(axis: Axis, values: Any, text: str) -> Any:
-    if not axis.values:
-        return float(text)
-    if isinstance(values, str):
-        return int(text) if axis.integers else text
-    return values[axis.values.index(text)]
+def _with_names(row: dict[str, Any], axes: Mapping[str, Axis], over: Mapping[str, Any]) -> dict[str, Any]:
+    """A row with the names and the values that the caller gave."""
+    names = {axis.option: name for name, axis in axes.items()}
+    return {
+        names.get(column, column): _given(axes[names[column]], over[names[column]], value)
+        if column in names
+        else value
+        for column, value in row.items()
+    }
+
+
+def _given(axis: Axis, values: Any, value: Any) -> Any:
+    """The caller's own value, where it gave a list; grouped seeds are numbers by then."""
+    if isinstance(values, str) or value not in axis.choices:
+        return value
+    return values[axis.choices.index(value)]

@@ -8,11 +8,18 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from rollmill.api import SweepDirectory, SweepSpec, Trial, find_algorithm, remember
-from rollmill.cli.config_file import with_config_file, words_of_file
-from rollmill.cli.named_code import named_by
-from rollmill.cli.parsing import given_options, values_of
-from rollmill.cli.train import check_arguments, option_kinds, types_of_options
+from rollmill.api import ResolvedRequest, SweepDirectory, SweepSpec, TrainingRequest, Trial, remember
+from rollmill.api.request import (
+    NETWORK,
+    OF_ENVIRONMENT,
+    coerced_setting,
+    seeds_of,
+    setting_from_text,
+    setting_name,
+    takes_several,
+    with_types,
+)
+from rollmill.cli.named_code import NamedCode, named_by
 from rollmill.core.errors import UsageError, unknown_name
 from rollmill.core.own_line import failed_import
 from rollmill.core.plugins import plugins_named
@@ -26,6 +33,7 @@ from rollmill.planning import (
     combinations,
     default_grace_steps,
     find_distribution,
+    listed_axis,
     points,
 )
 from rollmill.record import RunDirectory
@@ -38,13 +46,11 @@ DEFAULT_FACTOR = 3
 
 
 @dataclass(frozen=True)
-class SweepRequest:
-    """Options of a new sweep, as the user gave them."""
+class NewSweep:
+    """A new sweep, as the user asked for it."""
 
-    algorithm: str
-    environment: str
-    options: tuple[str, ...]
-    """Words of `rollmill train` for all trials."""
+    request: TrainingRequest
+    """What all trials have in common."""
     axes: tuple[Axis, ...]
     random: int | None = None
     trials: int | None = None
@@ -58,7 +64,7 @@ class SweepRequest:
     directory: Path | None = None
 
 
-def create_sweep(asked: SweepRequest) -> SweepDirectory:
+def create_sweep(asked: NewSweep) -> SweepDirectory:
     """Creates the directory of a sweep whose trials have all been checked.
 
     Raises:
@@ -67,92 +73,110 @@ def create_sweep(asked: SweepRequest) -> SweepDirectory:
     _check_request(asked)
     if asked.group_seeds:
         asked = replace(asked, axes=_with_grouped_seeds(asked))
-    if not values_of("--import", asked.options):
-        find_algorithm(asked.algorithm)
     sampler, count = _sampler_and_count(asked)
     chosen = [] if sampler else points(asked.axes, draws=count, seed=asked.seed)
-    kinds = option_kinds(asked.algorithm, [asked.environment, *asked.options])
     spec = SweepSpec(
-        algorithm=asked.algorithm,
-        environment=asked.environment,
-        options=asked.options,
+        request=asked.request,
         axes=asked.axes,
         num_trials=count if sampler and count else len(chosen),
         points=tuple(tuple(point.values()) for point in chosen),
         sampler=sampler,
         seed=asked.seed,
         metric=asked.metric,
-        flags=tuple(axis.option for axis in asked.axes if axis.option in kinds.flags),
-        lists=tuple(axis.option for axis in asked.axes if axis.option in kinds.lists),
     )
     to_check = _trials_to_check(spec)
-    parsed = [_checked(trial) for trial in to_check]
-    _check_seeds(to_check, [each.run.seeds for each in parsed])
+    checked = [_checked(trial) for trial in to_check]
+    _check_seeds(to_check, [each.options.seeds for each in checked])
     _check_parts(to_check)
-    spec = _with_early_stopping(spec, asked, parsed)
+    spec = _with_early_stopping(spec, asked, checked)
     sweep = SweepDirectory.create(asked.directory or _default_directory(asked), spec)
-    named = {name for words in all_words(spec, sweep.trials()) for name in named_by(words).others}
-    remember(RunDirectory(sweep.root), sorted(named | named_modules_of(spec, sweep.trials())))
+    remember(RunDirectory(sweep.root), sorted({name for names in code_of(sweep) for name in names}))
     return sweep
 
 
-def all_words(spec: SweepSpec, trials: Sequence[Trial]) -> list[tuple[str, ...]]:
-    """The words of all trials, those included that a sampler has not proposed yet."""
-    each = [{axis.option: value} for axis in spec.axes for value in axis.values]
-    return [*(trial.words for trial in trials), *map(spec.words, each)]
+def code_of(sweep: SweepDirectory) -> NamedCode:
+    """The code that the trials of a sweep name, those included that a sampler has not proposed yet."""
+    spec = sweep.spec
+    alone = [spec.request_at({axis.option: value}) for axis in spec.axes for value in axis.choices]
+    return named_by([*(trial.request for trial in sweep.trials()), *alone])
 
 
-def named_modules_of(spec: SweepSpec, trials: Sequence[Trial]) -> set[str]:
-    """Modules that trials import, those that files of `--config` name included.
+def typed_axis(algorithm: str, axis: Axis) -> Axis:
+    """An axis with its texts as values of its option.
 
     Raises:
-        UsageError: a file cannot be read.
+        UsageError: there is no such option, or a text is no value of it.
     """
-    words = all_words(spec, trials)
-    files = {file for each in words for file in named_by(each).files}
-    return {module for each in [*words, *map(words_of_file, sorted(files))] for module in named_by(each).modules}
+    if not axis.values:
+        return axis
+    return listed_axis(axis.option, [_typed(algorithm, axis.option, value) for value in axis.values])
 
 
-def _check_request(asked: SweepRequest) -> None:
+def _typed(algorithm: str, option: str, value: str | int) -> Any:
+    """A value with its option's type; the numbers of a list are separated by spaces."""
+    if option == "seed" and seeds_of(value) is not None:
+        return value
+    if not isinstance(value, str):
+        return coerced_setting(algorithm, option, value)
+    texts = value.split() if takes_several(algorithm, option) else [value]
+    return setting_from_text(algorithm, option, texts)
+
+
+def _check_request(asked: NewSweep) -> None:
     if not asked.axes:
         raise UsageError("A sweep needs values to try: --over learning-rate=1e-4,1e-3 or --over seed=0..4.")
     for name, number in (("--random", asked.random), ("--trials", asked.trials)):
         if number is not None and number < 1:
             raise UsageError(f"{name} {number} has to be at least 1.")
-    given = given_options(asked.options)
-    if twice := next((axis.option for axis in asked.axes if axis.option in given), None):
-        raise UsageError(
-            f"--{twice} is given for all trials, and varied by --over {twice}; leave out one of them."
-        )
-    if values_of("--run-dir", asked.options):
-        raise UsageError("--run-dir: each trial has a run of its own; the sweep's directory is --sweep-dir.")
+    _check_settings(asked.request, asked.axes)
     if asked.stop_early is None and (asked.reduction_factor, asked.grace_steps) != (None, None):
         raise UsageError("--reduction-factor and --grace-steps are of --stop-early asha, which is not given.")
     if asked.stop_early not in (None, *EARLY_STOPPING):
         raise unknown_name("way to stop early", str(asked.stop_early), EARLY_STOPPING)
 
 
-def _with_grouped_seeds(asked: SweepRequest) -> tuple[Axis, ...]:
+def _check_settings(request: TrainingRequest, axes: Sequence[Axis]) -> None:
+    """Checks what all trials have in common.
+
+    Raises:
+        UsageError: a setting is varied, too, or is none of a trial.
+    """
+    if twice := next((axis.option for axis in axes if _is_given(request, axis.option)), None):
+        raise UsageError(
+            f"--{twice} is given for all trials, and varied by --over {twice}; leave out one of them."
+        )
+    if "run_dir" in request.settings:
+        raise UsageError("--run-dir: each trial has a run of its own; the sweep's directory is --sweep-dir.")
+
+
+def _is_given(request: TrainingRequest, option: str) -> bool:
+    """Whether all trials have a value of an option that is to be varied."""
+    if option.startswith(OF_ENVIRONMENT):
+        return option.removeprefix(OF_ENVIRONMENT) in request.environment_options
+    return setting_name(option) in request.settings
+
+
+def _with_grouped_seeds(asked: NewSweep) -> tuple[Axis, ...]:
     """The axes, with all seeds as one value, `FIRST..LAST`.
 
     Raises:
         UsageError: there are no seeds in a row, or one program cannot train them.
     """
-    if values_of("--num-seeds", asked.options):
+    given = asked.request.settings
+    if "num_seeds" in given:
         raise UsageError("--group-seeds says how many seeds a run trains; leave out --num-seeds.")
-    if (fusion := values_of("--fusion", asked.options)) and fusion[-1] in ("rollout", "full"):
+    if (fusion := given.get("fusion")) in ("rollout", "full"):
         raise UsageError(
-            f"--group-seeds trains several seeds in one program, and kernels of --fusion {fusion[-1]} one."
+            f"--group-seeds trains several seeds in one program, and kernels of --fusion {fusion} one."
         )
-    grouped = {axis: axis.integers for axis in asked.axes if axis.option == "seed"}
-    if not grouped or None in grouped.values():
+    grouped = [axis.integers for axis in asked.axes if axis.option == "seed"]
+    if not grouped or grouped[0] is None:
         raise UsageError("--group-seeds needs seeds in a row: --over seed=0..4.")
-    return tuple(
-        Axis("seed", (f"{found[0]}..{found[1]}",)) if (found := grouped.get(axis)) else axis for axis in asked.axes
-    )
+    first, last = grouped[0]
+    return tuple(Axis("seed", (f"{first}..{last}",)) if axis.option == "seed" else axis for axis in asked.axes)
 
 
-def _sampler_and_count(asked: SweepRequest) -> tuple[str | None, int | None]:
+def _sampler_and_count(asked: NewSweep) -> tuple[str | None, int | None]:
     """The sampler of Optuna, if there is one, and the number of draws or proposals; None for a grid.
 
     Raises:
@@ -180,7 +204,7 @@ def _sampler_and_count(asked: SweepRequest) -> tuple[str | None, int | None]:
     return sampler, count
 
 
-def _check_count(asked: SweepRequest, count: int) -> None:
+def _check_count(asked: NewSweep, count: int) -> None:
     if (most := combinations(asked.axes)) is not None and count > most:
         name = "--trials" if asked.random is None else "--random"
         raise UsageError(f"{name} {count}: these axes have {most} combinations only.")
@@ -191,13 +215,24 @@ def _trials_to_check(spec: SweepSpec) -> list[Trial]:
     if spec.sampler is None:
         return spec.trials(spec.points)
     drawn = points(spec.axes, draws=SAMPLE_CHECKS, seed=spec.seed)
-    ends = {axis.option: axis.values or (repr(axis.low), repr(axis.high)) for axis in spec.axes}
+    ends = {axis.option: axis.choices or (axis.low, axis.high) for axis in spec.axes}
     corners = [drawn[0] | {option: value} for option, values in ends.items() for value in values]
-    return [Trial("example", point, spec.words(point)) for point in [*corners, *drawn]]
+    return [Trial("example", point, spec.request_at(point)) for point in [*corners, *drawn]]
 
 
-def _checked(trial: Trial) -> Any:
-    return check_arguments(trial.words[0], list(trial.words[1:]), who=f"trial {trial}")
+def _checked(trial: Trial) -> ResolvedRequest:
+    """The trial with its settings as their types.
+
+    Raises:
+        UsageError: names the trial, and what is wrong.
+    """
+    try:
+        found = with_types(trial.request)
+        if found.options.memory_fraction is not None:
+            raise UsageError("--memory-fraction has no effect: trials divide a GPU's memory. hint: leave it out.")
+        return found
+    except UsageError as error:
+        raise UsageError(f"trial {trial}: {error}") from error
 
 
 def _check_seeds(trials: Sequence[Trial], seeds: Sequence[Sequence[int]]) -> None:
@@ -233,7 +268,7 @@ def _check_parts(trials: Sequence[Trial]) -> None:
     """
     checked: set[tuple[Callable[[str], object], str]] = set()
     for trial in trials:
-        for check, name in _named_parts(with_config_file(list(trial.words), types_of_options)):
+        for check, name in _named_parts(trial.request):
             if (check, name) not in checked:
                 checked.add((check, name))
                 try:
@@ -242,21 +277,20 @@ def _check_parts(trials: Sequence[Trial]) -> None:
                     raise UsageError(f"trial {trial}: {error}") from error
 
 
-def _named_parts(words: Sequence[str]) -> Iterator[tuple[Callable[[str], object], str]]:
-    """The parts that the words of a training name, each with what checks it."""
-    _, environment, *options = words
-    for module in sorted(named_by(words).modules):
+def _named_parts(request: TrainingRequest) -> Iterator[tuple[Callable[[str], object], str]]:
+    """The parts that a training names, each with its check."""
+    for module in sorted(named_by([request]).modules):
         yield _check_module, module
-    for policy in values_of("--distribution", options):
-        if ":" not in policy:
-            yield find_distribution, policy
-    if values_of("--import", options):  # which may register the others
+    settings = request.settings
+    if ":" not in (policy := settings.get("distribution", ":")):
+        yield find_distribution, policy
+    if request.imports:  # which may register the others
         return
-    if not plugins_named("environment", environment):
-        yield check_name, environment
-    for network in values_of("--network", options):
-        if not plugins_named("network", network):
-            yield find_network, network
+    if not plugins_named("environment", request.environment):
+        yield check_name, request.environment
+    network = settings.get(NETWORK)
+    if network is not None and not plugins_named("network", network):
+        yield find_network, network
 
 
 def _check_module(name: str) -> None:
@@ -269,7 +303,7 @@ def _check_module(name: str) -> None:
         raise UsageError(failed_import(name, error)) from error
 
 
-def _with_early_stopping(spec: SweepSpec, asked: SweepRequest, parsed: Sequence[Any]) -> SweepSpec:
+def _with_early_stopping(spec: SweepSpec, asked: NewSweep, checked: Sequence[ResolvedRequest]) -> SweepSpec:
     """The description of a sweep with its rule of early stopping, if one was asked for.
 
     Raises:
@@ -282,16 +316,16 @@ def _with_early_stopping(spec: SweepSpec, asked: SweepRequest, parsed: Sequence[
         raise UsageError(f"--reduction-factor {factor} has to be at least 2.")
     if asked.grace_steps is not None and asked.grace_steps < 1:
         raise UsageError(f"--grace-steps {asked.grace_steps} has to be at least 1.")
-    lengths = [getattr(each.hyperparameters, "total_timesteps", None) for each in parsed]
+    lengths = [getattr(each.config, "total_timesteps", None) for each in checked]
     known = [length for length in lengths if isinstance(length, int)]
     if not known and asked.grace_steps is None:
-        raise UsageError(f"{spec.algorithm} has no total_timesteps, so --stop-early needs --grace-steps.")
+        raise UsageError(f"{spec.request.algorithm} has no total_timesteps, so --stop-early needs --grace-steps.")
     grace = asked.grace_steps or default_grace_steps(min(known), factor)
     if known and grace >= max(known):
         raise UsageError(f"--grace-steps {grace} has to be less than the {max(known):,} steps of a trial.")
     return replace(spec, early_stopping=HalvingRule(grace, factor))
 
 
-def _default_directory(asked: SweepRequest) -> Path:
-    name = f"sweep-{asked.algorithm}-{asked.environment}-{datetime.now():%Y%m%d-%H%M%S}"
+def _default_directory(asked: NewSweep) -> Path:
+    name = f"sweep-{asked.request.algorithm}-{asked.request.environment}-{datetime.now():%Y%m%d-%H%M%S}"
     return Path("runs") / name.replace(":", "-").replace("/", "-")

@@ -128,6 +128,8 @@ def writable(value: Any) -> Any:
     """`value` with infinities as text, as `read_as` accepts them: `max_grad_norm=inf` means no clipping."""
     if isinstance(value, dict):
         return {name: writable(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [writable(part) for part in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 

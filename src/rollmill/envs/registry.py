@@ -185,7 +185,7 @@ def from_gymnasium(
             not return a new `gymnasium.Env`.
         ContractError: the function raised an exception.
     """
-    given = {} if reset_options is None else {"reset_options": reset_options}
+    given: dict[str, Any] = {} if reset_options is None else {"reset_options": reset_options}
     if isinstance(source, str):
         source = source.removeprefix("gymnasium:")
         env = make(f"gymnasium:{source}", **given)

@@ -1,7 +1,7 @@
 """Values that a sampler of Optuna proposes for the next trial of a sweep, from the results so far.
 
 A proposal follows from the axes, the trials so far and a seed alone: the sampler is made anew for each of them,
-and nothing but text and numbers has to be kept. So only samplers that carry no state of their own are offered.
+and nothing but values and numbers has to be kept. So only samplers that carry no state of their own are offered.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 from rollmill.core.errors import UsageError
 from rollmill.core.installation import install_command
-from rollmill.planning.search_space import Axis, in_digits, points
+from rollmill.planning.search_space import Axis, points, rounded
 
 SAMPLERS = ("tpe", "multivariate-tpe")
 """Optuna's tree-structured Parzen estimators, of each option alone or of all together."""
@@ -25,7 +25,7 @@ MOST_ATTEMPTS = 20
 class PastTrial(NamedTuple):
     """A trial as samplers see it."""
 
-    point: dict[str, str]
+    point: dict[str, Any]
     state: Literal["finished", "stopped", "running", "failed"]
     result: float | None = None
     """Value of the metric that is maximised; None if it is not known yet."""
@@ -44,7 +44,7 @@ def check_sampler(name: str) -> None:
     _optuna()
 
 
-def propose(axes: Sequence[Axis], trials: Sequence[PastTrial], *, sampler: str, seed: int) -> dict[str, str]:
+def propose(axes: Sequence[Axis], trials: Sequence[PastTrial], *, sampler: str, seed: int) -> dict[str, Any]:
     """The values of the next trial; the same for the same arguments.
 
     Values that were tried before are not proposed again while there are others.
@@ -69,7 +69,7 @@ def propose(axes: Sequence[Axis], trials: Sequence[PastTrial], *, sampler: str, 
     return points(axes, draws=1, seed=seed + len(trials))[0]
 
 
-def _asked(axes: Sequence[Axis], trials: Sequence[PastTrial], sampler: Any) -> dict[str, str]:
+def _asked(axes: Sequence[Axis], trials: Sequence[PastTrial], sampler: Any) -> dict[str, Any]:
     optuna = _optuna()
     distributions = {axis.option: _distribution(axis) for axis in axes}
     with _quietly():
@@ -80,7 +80,7 @@ def _asked(axes: Sequence[Axis], trials: Sequence[PastTrial], sampler: Any) -> d
                 optuna.trial.create_trial(params=values, distributions=distributions, **_outcome(trial))
             )
         asked = study.ask(distributions).params
-    return {axis.option: _text(axis, asked[axis.option]) for axis in axes}
+    return {axis.option: _proposed(axis, asked[axis.option]) for axis in axes}
 
 
 def _distribution(axis: Axis) -> Any:
@@ -89,17 +89,20 @@ def _distribution(axis: Axis) -> Any:
         return kinds.FloatDistribution(axis.low, axis.high, log=axis.logarithmic)
     if axis.integers:
         return kinds.IntDistribution(*axis.integers)
-    return kinds.CategoricalDistribution(axis.values)
+    return kinds.CategoricalDistribution(tuple(map(repr, axis.choices)))
 
 
-def _value(axis: Axis, text: str) -> str | int | float:
+def _value(axis: Axis, value: Any) -> str | int | float:
+    """A value of a point as Optuna has it: choices are named, as lists are none of its values."""
     if not axis.values:
-        return min(max(float(text), axis.low), axis.high)
-    return int(text) if axis.integers else text
+        return min(max(float(value), axis.low), axis.high)
+    return value if axis.integers else repr(value)
 
 
-def _text(axis: Axis, value: str | int | float) -> str:
-    return str(value) if axis.values else in_digits(axis, float(value))
+def _proposed(axis: Axis, value: str | int | float) -> Any:
+    if not axis.values:
+        return rounded(axis, float(value))
+    return value if axis.integers else next(choice for choice in axis.choices if repr(choice) == value)
 
 
 def _outcome(trial: PastTrial) -> dict[str, Any]:

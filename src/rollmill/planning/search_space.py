@@ -1,10 +1,10 @@
-"""Values of hyperparameters that a sweep tries: axes, grids of them, and random draws. Pure; values are text."""
+"""Values of settings that a sweep tries: axes, grids of them, and random draws. Pure."""
 
 import itertools
 import math
 import random
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rollmill.core.errors import UsageError
 
@@ -20,8 +20,8 @@ class Axis(NamedTuple):
 
     option: str
     """Name of the option, without its dashes."""
-    values: tuple[str, ...] = ()
-    """Values to try, in order; empty for a range."""
+    values: tuple[Any, ...] = ()
+    """Values to try, in order, as JSON holds them; empty for a range."""
     low: float = 0.0
     high: float = 0.0
     logarithmic: bool = False
@@ -30,14 +30,21 @@ class Axis(NamedTuple):
     @property
     def integers(self) -> tuple[int, int] | None:
         """The first and the last value, where the values are all integers from one to the other."""
-        if not self.values or not all(_is_integer(value) for value in self.values):
+        if not self.values or not all(type(value) is int for value in self.values):
             return None
-        first, last = int(self.values[0]), int(self.values[-1])
-        return (first, last) if self.values == tuple(map(str, range(first, last + 1))) else None
+        first, last = self.values[0], self.values[-1]
+        return (first, last) if self.values == tuple(range(first, last + 1)) else None
+
+    @property
+    def choices(self) -> tuple[Any, ...]:
+        """The values with tuples in place of lists, as points hold them."""
+        return tuple(map(_hashable, self.values))
 
 
 def parse_axis(text: str) -> Axis:
     """Parses `OPTION=V1,V2,...`, `OPTION=1..8` (integers), `OPTION=0.1..0.9` or `OPTION=log:1e-5..1e-2`.
+
+    Values of a list stay text here, as their types are those of the option.
 
     Raises:
         UsageError: it is none of these.
@@ -69,25 +76,27 @@ def option_name(text: str) -> str:
     return f"{holder}{dot}{name if holder == 'env-option' else name.replace('_', '-')}"
 
 
-def listed_axis(option: str, values: Sequence[str]) -> Axis:
+def listed_axis(option: str, values: Sequence[Any]) -> Axis:
     """The axis of an option with these values.
 
     Raises:
         UsageError: there are none, or one comes twice.
     """
-    if not values or len(set(values)) < len(values):
-        raise UsageError(f"--over {option}: {', '.join(values) or 'nothing'} is empty, or has a value twice.")
-    return Axis(option, tuple(values))
+    axis = Axis(option, tuple(values))
+    if not values or len(set(axis.choices)) < len(values):
+        listed = ", ".join(map(str, values)) or "nothing"
+        raise UsageError(f"--over {option}: {listed} is empty, or has a value twice.")
+    return axis
 
 
 def _is_integer(text: str) -> bool:
     return text.strip().removeprefix("-").isdecimal()
 
 
-def _integers(text: str, low: int, high: int) -> tuple[str, ...]:
+def _integers(text: str, low: int, high: int) -> tuple[int, ...]:
     if not low <= high < low + MOST_TRIALS:
         raise UsageError(f"--over {text!r} has to be LOW..HIGH with at most {MOST_TRIALS:,} integers from LOW on.")
-    return tuple(map(str, range(low, high + 1)))
+    return tuple(range(low, high + 1))
 
 
 def _range(text: str, option: str, low: str, high: str, *, logarithmic: bool) -> Axis:
@@ -102,7 +111,7 @@ def _range(text: str, option: str, low: str, high: str, *, logarithmic: bool) ->
     return axis
 
 
-def points(axes: Sequence[Axis], *, draws: int | None = None, seed: int = 0) -> list[dict[str, str]]:
+def points(axes: Sequence[Axis], *, draws: int | None = None, seed: int = 0) -> list[dict[str, Any]]:
     """The combinations of values that a sweep tries, each with a value for every axis.
 
     Args:
@@ -126,7 +135,9 @@ def points(axes: Sequence[Axis], *, draws: int | None = None, seed: int = 0) -> 
     number = math.prod(len(axis.values) for axis in axes)
     if number > MOST_TRIALS:
         raise UsageError(f"These axes have {number:,} combinations, more than {MOST_TRIALS:,}. hint: --random N.")
-    return [dict(zip(names, values, strict=True)) for values in itertools.product(*(axis.values for axis in axes))]
+    return [
+        dict(zip(names, values, strict=True)) for values in itertools.product(*(axis.choices for axis in axes))
+    ]
 
 
 def combinations(axes: Sequence[Axis]) -> int | None:
@@ -134,7 +145,7 @@ def combinations(axes: Sequence[Axis]) -> int | None:
     return math.prod(len(axis.values) for axis in axes) if all(axis.values for axis in axes) else None
 
 
-def _random_points(axes: Sequence[Axis], draws: int, source: random.Random) -> list[dict[str, str]]:
+def _random_points(axes: Sequence[Axis], draws: int, source: random.Random) -> list[dict[str, Any]]:
     number = combinations(axes)
     if number is None or number > MOST_NUMBERED:
         return [{axis.option: _drawn(axis, source) for axis in axes} for _ in range(draws)]
@@ -143,22 +154,26 @@ def _random_points(axes: Sequence[Axis], draws: int, source: random.Random) -> l
         point = {}
         for axis in axes:
             index, which = divmod(index, len(axis.values))
-            point[axis.option] = axis.values[which]
+            point[axis.option] = axis.choices[which]
         drawn.append(point)
     return drawn
 
 
-def _drawn(axis: Axis, source: random.Random) -> str:
+def _drawn(axis: Axis, source: random.Random) -> Any:
     if axis.values:
-        return source.choice(axis.values)
+        return source.choice(axis.choices)
     if axis.logarithmic:
         drawn = math.exp(source.uniform(math.log(axis.low), math.log(axis.high)))
     else:
         drawn = source.uniform(axis.low, axis.high)
-    return in_digits(axis, drawn)
+    return rounded(axis, drawn)
 
 
-def in_digits(axis: Axis, number: float) -> str:
-    """A number of a range as text: six digits, or all of them where rounding would leave the range."""
-    short = f"{number:.6g}"
-    return short if axis.low <= float(short) <= axis.high else repr(min(max(number, axis.low), axis.high))
+def rounded(axis: Axis, number: float) -> float:
+    """A number of a range with six digits, or with all of them where rounding would leave the range."""
+    short = float(f"{number:.6g}")
+    return short if axis.low <= short <= axis.high else min(max(number, axis.low), axis.high)
+
+
+def _hashable(value: Any) -> Any:
+    return tuple(map(_hashable, value)) if isinstance(value, list | tuple) else value

@@ -62,7 +62,7 @@ def processes_of(run: Path) -> list[int]:
             words = (folder / "cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        if b"rollmill.cli.trial" in words and str(run).encode() in words:
+        if b"rollmill.cli.child" in words and str(run).encode() in words:
             found.append(int(folder.name))
     return found
 

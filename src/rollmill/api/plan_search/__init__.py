@@ -1,9 +1,17 @@
 """Searches for the fastest way to run a training, by short trainings in processes of their own."""
 
 from rollmill.api.plan_search.compiled_program import MemoryNeed, memory_need
-from rollmill.api.plan_search.finding import DEFAULT_BUDGET, FoundPlan, SearchRequest, find_plan, leave_devices
+from rollmill.api.plan_search.finding import (
+    DECIDED,
+    DEFAULT_BUDGET,
+    FoundPlan,
+    SearchRequest,
+    find_plan,
+    leave_devices,
+)
 
 __all__ = [
+    "DECIDED",
     "DEFAULT_BUDGET",
     "FoundPlan",
     "MemoryNeed",

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any, NamedTuple
@@ -14,6 +14,7 @@ from rollmill.api.plan_search.process import SearchStopped
 from rollmill.api.plan_search.stored import file_for, read_stored, store
 from rollmill.api.plan_search.trials import ProcessTrials
 from rollmill.api.plan_search.waiting import waiting_share
+from rollmill.api.request import TrainingRequest
 from rollmill.core.errors import UsageError
 from rollmill.core.machine import (
     device_memory,
@@ -48,20 +49,36 @@ MOST_INSTANCES = 4
 """Most processes of one training that share a GPU under MPS; each number of them is one more candidate."""
 
 
+DECIDED = (
+    *("distribution", "place", "devices", "workers", "actors", "learners", "asynchronous"),
+    "fusion",
+)
+"""Settings that a search chooses; one that is given narrows it."""
+UNSEARCHED = ("run_dir", "resume_if_exists", "quiet", "tensorboard")
+"""Settings of a training that candidates do not take over."""
+
+
 @dataclass(frozen=True)
 class SearchRequest:
     """A search for a plan."""
 
-    words: Sequence[str]
-    """Arguments of `rollmill train`, without those that the search decides."""
-    options: RunOptions
-    fixed: Mapping[str, Any]
-    """Fields of candidates that the user has chosen."""
+    training: TrainingRequest
     objective: Objective = "keep-batch"
     budget: float = DEFAULT_BUDGET
     """Seconds."""
     fresh: bool = False
     """Search although there is a result of an earlier search."""
+
+    @property
+    def options(self) -> RunOptions:
+        """How the training is run, as it was asked for."""
+        return self.training.options
+
+    @property
+    def fixed(self) -> dict[str, Any]:
+        """Fields of candidates that the user has chosen."""
+        given, options = self.training.settings, self.options
+        return {name: getattr(options, name) for name in DECIDED if name in given}
 
 
 class FoundPlan(NamedTuple):
@@ -160,7 +177,7 @@ def find_plan(
     with stop_on_signals() as stop:
         trials = ProcessTrials(
             graph_of,
-            request.words,
+            request.training.without((*DECIDED, *UNSEARCHED)),
             request.options,
             machine,
             workload,
@@ -212,7 +229,7 @@ def _identity(graph: Graph, request: SearchRequest, machine: Machine) -> dict[st
         "machine": [asdict(machine), hardware()["cpu"], [device.device_kind for device in jax.local_devices()]],
         "versions": [versions(), own_commit()],
         "objective": request.objective,
-        "fixed": dict(request.fixed),
+        "fixed": request.fixed,
         "options": [
             *(options.num_seeds, options.unroll, options.numerics, options.asynchronous, options.checksums),
             *(options.gpu_sharing, options.reduction, options.log_every),

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from rollmill.api.request import TrainingRequest
 from rollmill.core.children import start_python
 from rollmill.core.errors import RollmillError
 from rollmill.core.temporary import TemporaryFolder
@@ -88,14 +89,10 @@ class CandidateProcess:
         self._commands, self._reports = commands[1], reports[0]
         os.set_blocking(self._reports, False)
 
-    def prepare(self, words: Sequence[str]) -> None:
-        """Lets the process compile a training, and report it as `program`.
-
-        Args:
-            words: arguments of `rollmill train`.
-        """
-        own = ["--run-dir", str(self._folder / "run"), "--quiet", "--no-tensorboard"]
-        self._send(json.dumps([*words, *own]))
+    def prepare(self, training: TrainingRequest) -> None:
+        """Lets the process compile a training, and report it as `program`."""
+        own = {"run_dir": str(self._folder / "run"), "quiet": True, "tensorboard": False}
+        self._send(json.dumps(training.changed(own).to_json()))
 
     def close(self) -> None:
         """Kills the process and all that it has started, and removes its run."""

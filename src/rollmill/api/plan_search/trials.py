@@ -2,13 +2,14 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rollmill.api.options import RunOptions
 from rollmill.api.placing import choose_plan
 from rollmill.api.plan_search.process import START_SECONDS, CandidateProcess
+from rollmill.api.request import TrainingRequest
 from rollmill.core.errors import UsageError
 from rollmill.dataflow import Graph
 from rollmill.execution.program.compiled import check_devices
@@ -43,8 +44,8 @@ class ProcessTrials:
 
     graph_of: Callable[[int | None], Graph]
     """The graph with a number of environments; None for the user's own."""
-    words: Sequence[str]
-    """Arguments of `rollmill train` without the options that candidates decide."""
+    training: TrainingRequest
+    """The training without the settings that candidates decide."""
     options: RunOptions
     machine: Machine
     workload: Workload
@@ -188,7 +189,7 @@ class ProcessTrials:
         self._end()
         process, self._next = self._next or self._started(), None
         self._open = candidate, process
-        process.prepare([*self.words, *candidate.words])
+        process.prepare(self.training.changed(candidate.given))
         if self.machine.cores >= CORES_FOR_THE_NEXT:
             self._next = self._started()
         return process

@@ -3,6 +3,6 @@
 from rollmill.api.sweeps.directory import TRIAL_RESULTS, SweepDirectory
 from rollmill.api.sweeps.ranking import OVER_SEEDS
 from rollmill.api.sweeps.running import run_sweep
-from rollmill.api.sweeps.spec import SweepSpec, Trial, flag
+from rollmill.api.sweeps.spec import SweepSpec, Trial, text_of
 
-__all__ = ["OVER_SEEDS", "TRIAL_RESULTS", "SweepDirectory", "SweepSpec", "Trial", "flag", "run_sweep"]
+__all__ = ["OVER_SEEDS", "TRIAL_RESULTS", "SweepDirectory", "SweepSpec", "Trial", "run_sweep", "text_of"]

@@ -15,10 +15,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from rollmill.api.orders import Order
 from rollmill.api.sweeps.ranking import OVER_SEEDS, SEED, ranked
-from rollmill.api.sweeps.spec import SweepSpec, Trial
+from rollmill.api.sweeps.spec import SweepSpec, Trial, text_of
 from rollmill.core.errors import CheckpointError, StorageError, UsageError
-from rollmill.core.json_data import read_as
+from rollmill.core.json_data import read_as, writable
 from rollmill.core.text import check_is_text
 from rollmill.planning import SAMPLERS, HalvingState, Judgement, PastTrial, propose
 from rollmill.record import Folder, RunDirectory, read_json, write_json
@@ -37,7 +38,7 @@ MAX_BYTES = 64 * 2**20
 
 @dataclass(frozen=True)
 class _Proposals:
-    points: tuple[tuple[str, ...], ...] = ()
+    points: tuple[tuple[Any, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class SweepDirectory:
             raise UsageError(
                 f"{root} cannot be created: {error.strerror or error}. Choose another --sweep-dir."
             ) from error
-        write_json(Folder(root), SPECIFICATION, asdict(spec))
+        write_json(Folder(root), SPECIFICATION, spec.to_json())
         return cls(root, spec)
 
     @classmethod
@@ -93,7 +94,7 @@ class SweepDirectory:
         """
         if not root.is_dir() or not Folder(root).has(SPECIFICATION):
             raise UsageError(f"{root} holds no sweep: there is no {SPECIFICATION} in it.")
-        sweep = cls(root, _read(root, SPECIFICATION, SweepSpec))
+        sweep = cls(root, _read_specification(root))
         sweep.trials()
         if not sweep.trials_folder.is_folder():
             raise CheckpointError(f"{sweep.trials_folder.path} is missing, or is a link or a file.")
@@ -132,7 +133,7 @@ class SweepDirectory:
         past = [self._past(trial, failed) for trial in self.trials()]
         point = propose(self.spec.axes, past, sampler=self.spec.sampler or SAMPLERS[0], seed=self.spec.seed)
         points = (*self._proposed(), tuple(point[option] for option in self.spec.options_varied))
-        write_json(Folder(self.root), PROPOSALS, {"points": points})
+        write_json(Folder(self.root), PROPOSALS, {"points": writable(points)})
         return self.trials()[-1]
 
     def stopping(self) -> HalvingState:
@@ -217,8 +218,8 @@ class SweepDirectory:
         stopped = self.stopping().stopped
         return [trial for trial in self.trials() if not (trial.name in stopped or self.is_finished(trial))]
 
-    def command(self, trial: Trial) -> list[str]:
-        """Arguments of `rollmill` that begin a trial, or go on with it if there is a checkpoint.
+    def order(self, trial: Trial) -> Order:
+        """What a process does to begin a trial, or to go on with it if there is a checkpoint.
 
         Raises:
             CheckpointError: its run is a link or a file.
@@ -226,12 +227,12 @@ class SweepDirectory:
         """
         run, trials = self.run(trial), self.trials_folder
         if any(name[:1].isdecimal() for name in trials.inner(trial.name).inner("checkpoints").kinds()):
-            return ["resume", str(run.root)]
+            return Order(resume=str(run.root))
         try:
             trials.remove(trial.name)  # killed before its first checkpoint
         except OSError as error:
             raise StorageError(f"{run.root} cannot be deleted: {error.strerror or error}.") from error
-        return ["train", *trial.words, "--run-dir", str(run.root)]
+        return Order(train=trial.request.changed({"run_dir": str(run.root)}))
 
     def rows(self, metric: str, *, running: Collection[str] = ()) -> list[dict[str, Any]]:
         """A row for each trial: its values and results, the largest `metric` first, trials without one last.
@@ -269,14 +270,15 @@ class SweepDirectory:
         more = OVER_SEEDS if SEED in self.spec.options_varied else ()
         writer = csv.DictWriter(text, ["trial", *self.spec.options_varied, "status", *TRIAL_RESULTS, *more])
         writer.writeheader()
-        writer.writerows(rows)
+        varied = self.spec.options_varied
+        writer.writerows({**row, **{name: text_of(row[name]) for name in varied}} for row in rows)
         try:
             with Folder(self.root).replacing(TABLE) as file:
                 file.write(text.getvalue().encode())
         except OSError as error:
             raise StorageError(f"{self.root / TABLE} cannot be written: {error.strerror or error}.") from error
 
-    def _proposed(self) -> tuple[tuple[str, ...], ...]:
+    def _proposed(self) -> tuple[tuple[Any, ...], ...]:
         return _read(self.root, PROPOSALS, _Proposals).points if Folder(self.root).has(PROPOSALS) else ()
 
     def _past(self, trial: Trial, failed: Collection[str]) -> PastTrial:
@@ -295,6 +297,20 @@ def _has_ended(summary: Mapping[str, Any]) -> bool:
     return summary.get("status") == FINISHED or "stop_reason" in summary
 
 
+def _read_specification(root: Path) -> SweepSpec:
+    """The description of a sweep.
+
+    Raises:
+        CheckpointError: it is damaged, or of an earlier version.
+    """
+    if "options" in read_json(Folder(root), SPECIFICATION, limit=MAX_BYTES):
+        raise CheckpointError(
+            f"{root / SPECIFICATION} was written by Rollmill 0.1, which kept words of a command there. hint: go "
+            "on with that version, or start the sweep anew."
+        )
+    return _read(root, SPECIFICATION, SweepSpec)
+
+
 def _read(root: Path, name: str, kind: Any) -> Any:
     described = read_json(Folder(root), name, limit=MAX_BYTES)
     try:
@@ -303,7 +319,7 @@ def _read(root: Path, name: str, kind: Any) -> Any:
         raise CheckpointError(f"{root / name} is damaged: {error}") from error
 
 
-def _of_each_seed(trial: Trial, summary: dict[str, Any]) -> list[tuple[dict[str, str], dict[str, Any]]]:
+def _of_each_seed(trial: Trial, summary: dict[str, Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """Values and results of each seed of a trial, or of the trial if its seeds are not grouped."""
     if (seeds := trial.seeds) is None:
         return [(trial.point, summary)]
@@ -314,7 +330,7 @@ def _of_each_seed(trial: Trial, summary: dict[str, Any]) -> list[tuple[dict[str,
             known = summary.get(f"{name}_per_seed")
             if isinstance(known, list) and len(known) == len(seeds):
                 results[name] = known[index]
-        each.append((trial.point | {"seed": str(seed)}, results))
+        each.append((trial.point | {"seed": seed}, results))
     return each
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from rollmill.api.sweeps.directory import TRIAL_RESULTS, SweepDirectory
 from rollmill.api.sweeps.ranking import OVER_SEEDS, SEED, count_best
-from rollmill.api.sweeps.spec import Trial
+from rollmill.api.sweeps.spec import Trial, text_of
 from rollmill.core.errors import StorageError
 from rollmill.pages.scales import ticks
 from rollmill.record import Folder, ReturnAt, thinned_curve
@@ -72,7 +72,7 @@ def write_report(sweep: SweepDirectory, rows: Sequence[Mapping[str, Any]], metri
     number = (
         f"{len(trials)} of {spec.num_trials} trials" if len(trials) < spec.num_trials else f"{len(trials)} trials"
     )
-    title = f"{spec.algorithm} on {spec.environment}: {number}"
+    title = f"{spec.request.algorithm} on {spec.request.environment}: {number}"
     page = report(title, curves, shown, options=spec.options_varied, metric=metric, total=len(rows))
     try:
         with Folder(sweep.root).replacing(REPORT) as file:
@@ -180,7 +180,8 @@ def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, num_bes
 def _cell(value: Any) -> str:
     if value is None:
         return ""
-    return _short(float(value)) if isinstance(value, int | float) else str(value)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return _short(float(value)) if is_number else text_of(value)
 
 
 def _short(value: float) -> str:

@@ -7,9 +7,9 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+from rollmill.api.orders import start_child
 from rollmill.api.sweeps.directory import SweepDirectory
 from rollmill.api.sweeps.spec import Trial
-from rollmill.core.children import start_python
 from rollmill.core.errors import DeviceLostError
 from rollmill.core.imports import only_importing
 from rollmill.execution.instances import MachinePart
@@ -47,10 +47,11 @@ def start_trial(
         CheckpointError: a link, or something else, is in the place of its log or its run.
         StorageError: its log cannot be opened.
     """
-    cores = ",".join(map(str, part.cores))
     with os.fdopen(sweep.open_log(trial), "ab") as log:
-        return start_python(
-            *("-m", "rollmill.cli.trial", str(os.getpid()), cores, *sweep.command(trial)),
+        return start_child(
+            sweep.order(trial),
+            name=str(sweep.run(trial).root),
+            cores=part.cores,
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,

@@ -41,11 +41,15 @@ class Candidate:
         return {name: value for name, value in given.items() if name not in ("gpus", "instances")}
 
     @property
+    def given(self) -> dict[str, Any]:
+        """Settings of a training that carry it out, by name."""
+        return {"distribution": self.distribution, "place": self.place, **self.settings}
+
+    @property
     def words(self) -> tuple[str, ...]:
-        """Arguments of `rollmill train` that carry it out."""
-        given = {"distribution": self.distribution, "place": self.place, **self.settings}
+        """The same as options of `rollmill train`, for people."""
         words: list[str] = []
-        for name, value in given.items():
+        for name, value in self.given.items():
             option = f"--{name.replace('_', '-')}"
             words += [option] if value is True else [option, str(value)]
         return tuple(words)

@@ -1,0 +1,40 @@
+"""The process of a trial of a sweep, or of a search for a plan: `python -m rollmill.cli.child PARENT CORES NAME`.
+
+It reads its order as JSON from standard input. It runs on some of the machine's cores, so that XLA makes as many
+threads, and stops with a checkpoint when the process that started it dies.
+"""
+
+import os
+import signal
+import sys
+from typing import NoReturn
+
+
+def run(parent: str, cores: str, name: str) -> NoReturn:
+    """Does what the order says on some cores, as long as the parent lives."""
+    del name  # for whoever lists processes
+    if cores:
+        os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
+    # JAX is imported with the cores that it is to use.
+    from rollmill.cli.main import run_and_exit
+    from rollmill.execution.processes.process_tree import end_with_parent
+
+    end_with_parent(int(parent), signal.SIGTERM)
+    run_and_exit(_obey, keeps_result=True)
+
+
+def _obey() -> int:
+    from rollmill.api import read_order, resume, train_request
+    from rollmill.cli.plan import write_found
+    from rollmill.cli.train import report
+
+    order = read_order(sys.stdin.buffer.read())
+    if order.search is not None:
+        return write_found(order.search)
+    if order.resume is not None:
+        return report(resume(order.resume))
+    return report(train_request(order.trained))
+
+
+if __name__ == "__main__":
+    run(*sys.argv[1:])

@@ -1,0 +1,196 @@
+"""Parses the words of `rollmill train` and of commands with its options into a request."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, make_dataclass
+from itertools import pairwise, takewhile
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, TypeAlias
+
+from rollmill.api import ALGORITHMS, RunOptions, TrainingRequest, default_config, find_algorithm, import_modules
+from rollmill.api import prepare_devices as prepare
+from rollmill.api.request import NETWORK, find_recipe
+from rollmill.cli.config_file import ConfigFile, named_in, read_config_file
+from rollmill.cli.environment_options import EnvOptions, Transforms, chosen_environment_options
+from rollmill.cli.named_parts import Imports, NetworkName
+from rollmill.cli.parsing import HELP, parse_given, parse_known
+from rollmill.cli.searching import SearchOptions
+from rollmill.core.errors import UsageError
+from rollmill.core.local_paths import local_path
+from rollmill.core.options import Arg, Option, build, options_of
+from rollmill.core.plugins import plugins_named
+from rollmill.envs import check_name, is_on_host
+
+Field: TypeAlias = tuple[str, Any, Any]
+"""Name, type and default of a field."""
+MERGED = Arg(name="")
+
+
+class ParsedTraining(NamedTuple):
+    """The words of a training, parsed."""
+
+    request: TrainingRequest
+    searching: SearchOptions
+    given: Mapping[str, Any]
+    """Values of all options that were given, by name, those of a file of `--config` included."""
+    more: Any = None
+    """The value of the command's further field."""
+
+
+@dataclass(frozen=True)
+class _Head:
+    """The options that decide which other options there are."""
+
+    config: str | None = None
+    recipe: str | None = None
+    imports: Imports = ()
+    run: Annotated[RunOptions, MERGED] = RunOptions()
+
+
+def parse_training(
+    arguments: Sequence[str], *, command: str = "train", more: Field | None = None
+) -> ParsedTraining:
+    """Parses the words of a training.
+
+    Args:
+        arguments: the algorithm, the environment and options.
+        command: of `rollmill`.
+        more: a further field of the command's options.
+
+    Raises:
+        UsageError: they are wrong; or the file of `--config` is, or names no algorithm or environment where the
+            words do not.
+    """
+    named = list(takewhile(lambda word: not word.startswith("-"), arguments))
+    head, file = _head(arguments[len(named) :])
+    lacking = file.lacking(named) if file else ()
+    named += [file.name(name) for name in lacking] if file else []
+    if not named:
+        raise UsageError(
+            f"the algorithm comes before {arguments[0]}: rollmill {command} ALGORITHM ENVIRONMENT [OPTIONS]"
+        )
+    algorithm, *words = [*named, *arguments[len(named) - len(lacking) :]]
+    prog = f"rollmill {command} {algorithm}"
+    with named_in(file if "algorithm" in lacking else None):
+        find_own_algorithm(algorithm, head.run, head.imports, environment=_environment_in(words), words=words)
+        kind = _kind(algorithm, head.recipe, more)
+    if "environment" in lacking and not head.imports:
+        with named_in(file):
+            check_name(named[1])
+    options = options_of(kind)
+    parsed, given = parse_given(kind, words, prog=prog, under=file.values(options) if file else {})
+    parsed.searching.check(set(given))
+    request = request_of(algorithm, parsed, given, options)
+    _note_recipe(request)
+    return ParsedTraining(request, parsed.searching, given, None if more is None else getattr(parsed, more[0]))
+
+
+def _head(words: Sequence[str]) -> tuple[_Head, ConfigFile | None]:
+    """The options that come first, of the words and of the file that they name."""
+    head, given = parse_known(_Head, words, prog="rollmill train")
+    if head.config is None:
+        return head, None
+    file = read_config_file(local_path("config", head.config))
+    options = options_of(_Head)
+    return build(_Head, options, {**file.values(options, strict=False), **given}), file
+
+
+def _environment_in(words: Sequence[str]) -> str:
+    """The environment's id, which may come after options of an algorithm that is not known yet."""
+    if words and not words[0].startswith("-"):
+        return words[0]
+    follows = {after for before, after in pairwise(words) if before.startswith("--") and "=" not in before}
+    return next((word for word in words if not word.startswith("-") and word not in follows), "")
+
+
+def find_own_algorithm(
+    name: str, options: RunOptions, imports: Sequence[str], *, environment: str, words: Sequence[str] = ()
+) -> None:
+    """Makes an algorithm known: by importing the user's modules, or an installed package.
+
+    Modules that compute with JAX when they are imported find the devices that the options ask for.
+
+    Args:
+        name: the algorithm.
+        options: of the run.
+        imports: modules to import.
+        environment: its id.
+        words: of the command; with `--help` among them nothing is computed.
+
+    Raises:
+        UsageError: no module registers it.
+    """
+    if name not in ALGORITHMS and (imports or plugins_named("algorithm", name)):
+        if not HELP & set(words):
+            prepare(options, environment=environment if environment and is_on_host(environment) else "")
+        import_modules(imports)
+    find_algorithm(name)
+
+
+def request_of(
+    algorithm: str, parsed: Any, given: Mapping[str, Any], options: Sequence[Option]
+) -> TrainingRequest:
+    """The request of parsed options.
+
+    Args:
+        algorithm: its name.
+        parsed: the options, with fields such as `environment`, `env_options` and `imports`.
+        given: values of those that were given, by name.
+        options: all options of the command.
+    """
+    paths = {option.name: option.path for option in options}
+    settings = {
+        ".".join(path[1:]): str(value) if isinstance(value, Path) else value
+        for name, value in given.items()
+        if (path := paths[name])[0] in ("hyperparameters", "run")
+    }
+    network = {} if parsed.network_name is None else {NETWORK: parsed.network_name}
+    return TrainingRequest(
+        algorithm=algorithm,
+        environment=parsed.environment,
+        settings={**settings, **network},
+        environment_options=chosen_environment_options(parsed.env_options, parsed.transforms),
+        imports=parsed.imports,
+        recipe=getattr(parsed, "recipe", None),
+    )
+
+
+def _kind(algorithm: str, recipe: str | None, more: Field | None) -> type:
+    """The command's options; hyperparameters start from a recipe where one is named."""
+    config = default_config(algorithm, recipe)
+    return make_dataclass(
+        "Train",
+        [
+            ("environment", Annotated[str, _ENVIRONMENT]),
+            ("env_options", EnvOptions, ()),
+            ("transforms", Transforms, ()),
+            ("network_name", NetworkName, None),
+            ("config", Annotated[str | None, Arg(help=_CONFIG, metavar="FILE")], None),
+            ("recipe", Annotated[str | None, Arg(help=_RECIPE, metavar="NAME")], None),
+            ("imports", Imports, ()),
+            *([more] if more else []),
+            ("searching", Annotated[SearchOptions, MERGED], SearchOptions()),
+            ("hyperparameters", Annotated[type(config), MERGED], config),
+            ("run", Annotated[RunOptions, MERGED], RunOptions()),
+        ],
+        frozen=True,
+    )
+
+
+_ENVIRONMENT = Arg(
+    metavar="ENVIRONMENT", help="Id of the environment; `rollmill list` shows them.", positional=True
+)
+_CONFIG = "Options from a TOML file or from a run's config.json; those given here come before them."
+_RECIPE = "Start from a recipe's hyperparameters and options of the environment; `rollmill list` shows them."
+
+
+def _note_recipe(request: TrainingRequest) -> None:
+    """Says so where a recipe was made for another environment."""
+    if request.recipe is None:
+        return
+    recipe = find_recipe(request.recipe)
+    if recipe.environment != request.environment:
+        print(
+            f"note: the recipe {request.recipe} was made for {recipe.environment}, not for {request.environment}",
+            file=sys.stderr,
+        )

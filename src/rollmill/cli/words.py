@@ -1,0 +1,131 @@
+"""Reads the words of a command into values of its options."""
+
+import difflib
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from rollmill.core.errors import UsageError
+from rollmill.core.fields import named_like, note_on
+from rollmill.core.options import Option
+from rollmill.core.text_values import read_value
+
+
+class Read(NamedTuple):
+    """The words of a command, read."""
+
+    given: dict[str, Any]
+    """Values by option; those that were not given are absent."""
+    positional: list[str]
+    """Words that belong to no option."""
+
+
+class _Form(NamedTuple):
+    """One way to write an option."""
+
+    option: Option
+    on: bool = True
+
+
+def read_words(options: Sequence[Option], words: Sequence[str], *, prog: str, strict: bool = True) -> Read:
+    """Reads the words of a command.
+
+    Args:
+        options: of the command.
+        words: after the command's name.
+        prog: the command, for messages.
+        strict: refuse unknown options; otherwise they are left out, and words after them count as positional.
+
+    Raises:
+        UsageError: an option is unknown, with the nearest ones; or its value is none.
+    """
+    named = [option for option in options if not option.arg.positional]
+    forms = {option.name: _Form(option) for option in named}
+    forms |= {option.negated: _Form(option, on=False) for option in named if option.negated}
+    given: dict[str, Any] = {}
+    positional: list[str] = []
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("-") or _is_number(word):
+            positional.append(word)
+            continue
+        name, equals, value = word.partition("=")
+        form = forms.get(name.removeprefix("--").replace("_", "-")) if word.startswith("--") else None
+        if form is None:
+            if strict:
+                raise unknown_option(name, forms, prog=prog)
+            continue
+        texts = [value] if equals else _taken(rest, form.option.count)
+        _keep(given, form, name, texts, equals=bool(equals))
+    return Read(given, positional)
+
+
+def place_positional(options: Sequence[Option], words: Sequence[str], *, prog: str) -> dict[str, Any]:
+    """The values of a command's positional options.
+
+    Raises:
+        UsageError: one is missing, or there are too many words.
+    """
+    given: dict[str, Any] = {}
+    rest = list(words)
+    wanted = [option for option in options if option.arg.positional]
+    for option in wanted:
+        texts = _taken(rest, option.count)
+        if texts:
+            given[option.name] = read_value(option.shown, option.hint, texts)
+    missing = [option.shown for option in wanted if option.name not in given and option.is_required]
+    if missing:
+        raise UsageError(f"{prog} needs {' and '.join(missing)}. `{prog} --help` describes it.")
+    if rest:
+        raise UsageError(f"{prog} has no use for {rest[0]!r}. hint: options begin with --.")
+    return given
+
+
+def unknown_option(name: str, known: Iterable[str], *, prog: str) -> UsageError:
+    """An error that suggests the options that may be meant."""
+    known = list(known)
+    if (note := note_on(name, known)) is not None:
+        return UsageError(f"unknown option {name}. --{note}")
+    near = [f"--{option}" for option in options_like(name.lstrip("-"), known)]
+    suggestion = f"Did you mean {' or '.join(near)}?" if near else f"`{prog} --help` lists the options."
+    return UsageError(f"unknown option {name}. {suggestion}")
+
+
+def options_like(name: str, known: Iterable[str]) -> list[str]:
+    """The known options, without dashes in front, that may be meant by an unknown one; the nearest first."""
+    names = {option for option in known if not option.rpartition(".")[2].startswith("no-")}
+    meant = named_like(name, {option.replace("-", "_") for option in names})
+    if meant is not None:
+        return [meant.replace("_", "-")]
+    plain = name.replace("_", "-").lower()
+    ending = sorted(option for option in names if option.rpartition(".")[2] == plain)
+    return ending or difflib.get_close_matches(plain, sorted(names), n=1, cutoff=0.6)
+
+
+def _keep(given: dict[str, Any], form: _Form, shown: str, texts: list[str], *, equals: bool) -> None:
+    """Keeps the value of an option that was given once more: the last one, or all of them where it is repeated."""
+    option = form.option
+    if option.is_flag:
+        if equals:
+            raise UsageError(f"{shown} is on or off, and takes no value. hint: leave out ={texts[0]}.")
+        given[option.name] = form.on
+        return
+    value = read_value(shown, option.value_hint, texts)
+    given[option.name] = (*given.get(option.name, ()), value) if option.arg.repeated else value
+
+
+def _taken(words: list[str], count: int | None) -> list[str]:
+    """Removes the words of one value from the front, up to the next option, and returns them."""
+    ends = next((index for index, word in enumerate(words) if word.startswith("--")), len(words))
+    number = ends if count is None else min(ends, count)
+    taken = words[:number]
+    del words[:number]
+    return taken
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,209 @@
+"""Options of a command, from the fields of a dataclass."""
+
+import ast
+import dataclasses
+import inspect
+import textwrap
+import types
+from collections.abc import Iterator, Mapping
+from functools import cache
+from itertools import pairwise
+from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+from rollmill.core.bounds import Range, bounds_of, check_numbers
+from rollmill.core.fields import fit
+from rollmill.core.json_data import INFINITIES
+from rollmill.core.text_values import count_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Arg:
+    """An annotation that says how a field is given: `seed: Annotated[int, Arg(help="Seed of the policy.")]`."""
+
+    name: str | None = None
+    """Name of the option instead of the field's own; empty for a dataclass whose options get no prefix."""
+    metavar: str | None = None
+    """Name of the value in help texts."""
+    help: str | None = None
+    """Meaning; the field's docstring if left out."""
+    positional: bool = False
+    """Given by its place among the words, without a name."""
+    repeated: bool = False
+    """Given once for each value."""
+    only_on: bool = False
+    """A flag without the form `--no-NAME`."""
+
+
+class Option(NamedTuple):
+    """One option of a command."""
+
+    name: str
+    """Without the dashes in front."""
+    path: tuple[str, ...]
+    """Names of the fields that lead to its value."""
+    hint: Any
+    default: Any
+    """`dataclasses.MISSING` where it has to be given."""
+    help: str
+    arg: Arg
+    bounds: Range | None
+
+    @property
+    def is_required(self) -> bool:
+        """True if it has no default."""
+        return self.default is dataclasses.MISSING
+
+    @property
+    def is_flag(self) -> bool:
+        """True if it is on or off, and no value follows it."""
+        return self.hint is bool and not self.arg.positional
+
+    @property
+    def negated(self) -> str | None:
+        """The name that turns a flag off: `network.no-shared-torso`."""
+        if not self.is_flag or self.arg.only_on:
+            return None
+        section, dot, last = self.name.rpartition(".")
+        return f"{section}{dot}no-{last}"
+
+    @property
+    def count(self) -> int | None:
+        """Number of words that follow it; None for any number."""
+        return 0 if self.is_flag else 1 if self.arg.repeated else count_of(self.hint)
+
+    @property
+    def value_hint(self) -> Any:
+        """The type of one value, of a tuple where it is given once for each value."""
+        return get_args(self.hint)[0] if self.arg.repeated else self.hint
+
+    def coerce(self, value: Any, *, name: str | None = None) -> Any:
+        """A value from JSON, TOML or Python with the option's type.
+
+        Args:
+            value: the value; infinities may be text, as JSON has none.
+            name: the option's name in messages.
+
+        Raises:
+            UsageError: it is of another type, or out of bounds.
+        """
+        name = ".".join(self.path) if name is None else name
+        if value in INFINITIES and float in (self.hint, *get_args(self.hint)):
+            value = float(value)
+        coerced = fit(name, self.hint, value)
+        if self.bounds is not None:
+            check_numbers(name, coerced, self.bounds)
+        return coerced
+
+    @property
+    def shown(self) -> str:
+        """The option as the user writes it."""
+        return self.arg.metavar or self.name if self.arg.positional else f"--{self.name}"
+
+
+def options_of(kind: type) -> list[Option]:
+    """The options of a command, in the order of its fields, those of nested dataclasses included.
+
+    Args:
+        kind: a dataclass, whose fields may be annotated with `Arg`.
+    """
+    return list(_options(kind, dataclasses.MISSING, "", ()))
+
+
+def _options(kind: type, instance: Any, prefix: str, path: tuple[str, ...]) -> Iterator[Option]:
+    annotated, plain, bounds = get_type_hints(kind, include_extras=True), get_type_hints(kind), bounds_of(kind)
+    docs = field_docs(kind)
+    for field in dataclasses.fields(kind):
+        if not field.init:
+            continue
+        arg, hint = _arg_of(annotated[field.name]), plain[field.name]
+        default = _default(field) if instance is dataclasses.MISSING else getattr(instance, field.name)
+        name = field.name.replace("_", "-") if arg.name is None else arg.name
+        inner = (*path, field.name)
+        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+            yield from _options(hint, default, f"{prefix}{name}." if name else prefix, inner)
+        else:
+            meaning = docs.get(field.name, "") if arg.help is None else arg.help
+            yield Option(prefix + name, inner, hint, default, meaning, arg, bounds.get(field.name))
+
+
+def _default(field: dataclasses.Field) -> Any:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+def _arg_of(hint: Any) -> Arg:
+    return next((part for part in getattr(hint, "__metadata__", ()) if isinstance(part, Arg)), Arg())
+
+
+@cache
+def field_docs(kind: type) -> Mapping[str, str]:
+    """The strings that stand under a dataclass's fields, by field, inherited ones included."""
+    docs: dict[str, str] = {}
+    for owner in reversed(kind.__mro__):
+        try:
+            body = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0]
+        except (OSError, TypeError, SyntaxError, IndexError):  # made in Python, or without a file
+            continue
+        for statement, after in pairwise(getattr(body, "body", ())):
+            match statement, after:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    docs[name] = inspect.cleandoc(text)
+    return types.MappingProxyType(docs)
+
+
+def build(kind: type, options: list[Option], values: Mapping[str, Any]) -> Any:
+    """An instance of a command's dataclass.
+
+    Args:
+        kind: the dataclass.
+        options: its options.
+        values: those that were given, by option; the others keep their defaults.
+
+    Raises:
+        UsageError: of the dataclass's own checks.
+    """
+    by_path = {option.path: values[option.name] for option in options if option.name in values}
+    return _built(kind, dataclasses.MISSING, by_path)
+
+
+def with_values(instance: Any, by_path: Mapping[tuple[str, ...], Any]) -> Any:
+    """A dataclass instance with other values of some fields.
+
+    Args:
+        instance: the instance, which stays as it is.
+        by_path: values by the names of the fields that lead to them, through nested dataclasses.
+    """
+    return _built(type(instance), instance, by_path) if by_path else instance
+
+
+def _built(kind: type, instance: Any, by_path: Mapping[tuple[str, ...], Any]) -> Any:
+    hints, changed = get_type_hints(kind), {}
+    defaults = {field.name: _default(field) for field in dataclasses.fields(kind)}
+    for name in dict.fromkeys(path[0] for path in by_path):
+        below = {path[1:]: value for path, value in by_path.items() if path[0] == name}
+        if () in below:
+            changed[name] = below[()]
+            continue
+        before = defaults[name] if instance is dataclasses.MISSING else getattr(instance, name)
+        changed[name] = _built(hints[name], before, below)
+    return kind(**changed) if instance is dataclasses.MISSING else dataclasses.replace(instance, **changed)
+
+
+def metavar_of(option: Option) -> str:
+    """The name of an option's value in help texts: `INT`, `{auto,mlp}`, `INT [INT ...]`."""
+    if option.arg.metavar is not None:
+        return option.arg.metavar
+    return _named(option.value_hint)
+
+
+def _named(hint: Any) -> str:
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return "|".join(_named(part) for part in parts if part is not types.NoneType)
+    if parts and origin in (tuple, list):
+        if origin is tuple and Ellipsis not in parts:
+            return " ".join(map(_named, parts))
+        inner = _named(parts[0])
+        return f"[{inner} ...]"
+    if parts and origin is not None:  # of names
+        return f"{{{','.join(map(str, parts))}}}"
+    return {str: "TEXT"}.get(hint, getattr(hint, "__name__", "VALUE").upper())
