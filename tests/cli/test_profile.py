@@ -1,5 +1,6 @@
 """`rollmill profile`: a whole training, its report, and what cannot be profiled."""
 
+import contextlib
 import json
 import re
 import signal
@@ -266,11 +267,13 @@ def test_a_directory_that_was_made_for_nothing_is_removed(given, left, tmp_path,
 def test_a_full_disk_is_an_error_after_the_report_was_printed(tmp_path, monkeypatch, capsys):
     output = tmp_path / "out"
 
-    def profile_until_the_disk_is_full(*_, **__):
-        (output / "profile.json").symlink_to("/dev/full")
-        return profile_by_hand()
+    @contextlib.contextmanager
+    def on_a_full_disk(path):
+        with open("/dev/full", "wb", buffering=0) as file:  # a link to it would be replaced
+            yield file
 
-    monkeypatch.setattr(profile_command, "profile", profile_until_the_disk_is_full)
+    monkeypatch.setattr(profile_command, "profile", lambda *_, **__: profile_by_hand())
+    monkeypatch.setattr(profile_command, "replacing_named", on_a_full_disk)
     assert exit_code("profile", "ppo", "CartPole-v1", "--output", output) == 1
     printed = capsys.readouterr()
     assert "gradients" in printed.out and "No space left on device" in printed.err

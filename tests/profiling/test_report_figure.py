@@ -18,7 +18,8 @@ def drawn(path: Path, found: Profile, monkeypatch: pytest.MonkeyPatch) -> list[A
     made: list[Any] = []
     inner = figure_module.new_figure
     monkeypatch.setattr(figure_module, "new_figure", lambda *size: made.append(inner(*size)) or made[0])
-    write_figure(path, found)
+    with path.open("wb") as file:
+        write_figure(file, found)
     assert path.read_bytes().startswith(b"\x89PNG")
     return made[0].axes
 

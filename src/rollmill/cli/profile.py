@@ -18,6 +18,7 @@ from rollmill.api.recorder import default_log_every
 from rollmill.cli.parsing import parse
 from rollmill.cli.requests import MERGED, ParsedTraining, parse_training
 from rollmill.core.errors import StorageError, UsageError
+from rollmill.core.folder import Folder, read_named, replacing_named
 from rollmill.core.new_files import check_new_file
 from rollmill.core.options import Arg
 from rollmill.dataflow import Graph
@@ -28,7 +29,7 @@ from rollmill.profiling.report.figure import write_figure
 from rollmill.profiling.report.html import profile_page
 from rollmill.profiling.report.perfetto import perfetto_trace
 from rollmill.profiling.report.terminal import draw_profile
-from rollmill.profiling.results import Profile, read_profile
+from rollmill.profiling.results import MAX_BYTES, Profile, read_profile
 
 PROFILE, PAGE, TRACE, FIGURE = "profile.json", "profile.html", "trace.json", "profile.png"
 ITERATIONS = 2**22
@@ -193,11 +194,12 @@ def _write(found: Profile, output: Path, *, png: bool) -> None:
         StorageError: the disk is full, or the directory cannot be written any more.
     """
     try:
-        (output / PROFILE).write_text(found.to_json(), encoding="utf-8")
-        (output / PAGE).write_text(profile_page(found), encoding="utf-8")
-        (output / TRACE).write_text(perfetto_trace(found), encoding="utf-8")
+        for name, text in ((PROFILE, Profile.to_json), (PAGE, profile_page), (TRACE, perfetto_trace)):
+            with replacing_named(output / name) as file:
+                file.write(text(found).encode())
         if png:
-            write_figure(output / FIGURE, found)
+            with replacing_named(output / FIGURE) as file:
+                write_figure(file, found)
     except OSError as error:
         print(draw_profile(found, width=_width()))  # so that nothing is lost
         raise StorageError(f"{output} cannot be written: {error.strerror or error}.") from error
@@ -210,7 +212,8 @@ def _compare(options: Compare) -> int:
     print(draw_comparison(compared, width=_width()))
     if options.output is not None:
         try:
-            options.output.write_text(comparison_page(compared), encoding="utf-8")
+            with replacing_named(options.output) as file:
+                file.write(comparison_page(compared).encode())
         except OSError as error:
             raise StorageError(f"{options.output} cannot be written: {error.strerror or error}.") from error
         print(f"\nwrote {options.output}")
@@ -225,8 +228,11 @@ def _width() -> int:
 def _read(directory: Path) -> Profile:
     file = directory
     try:
-        file = directory / PROFILE if directory.is_dir() else directory
-        data = file.read_bytes()
+        if directory.is_dir():
+            file = directory / PROFILE
+            data = Folder(directory).read(PROFILE, limit=MAX_BYTES)
+        else:
+            data = read_named(file, limit=MAX_BYTES)
     except OSError as error:
         raise UsageError(
             f"{file} cannot be read: {error.strerror or error}. hint: `rollmill profile` writes profiles."

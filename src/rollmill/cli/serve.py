@@ -15,6 +15,7 @@ from rollmill.api import load_weights
 from rollmill.cli.named_parts import Imports, Trust
 from rollmill.cli.parsing import parse
 from rollmill.core.errors import UsageError
+from rollmill.core.folder import replacing_named
 from rollmill.core.machine import GpuSharing
 from rollmill.core.options import Arg
 from rollmill.execution.instances import divide_machine
@@ -198,10 +199,9 @@ def announce(options: Serve, listener: socket.socket) -> None:
     """Says where the server listens, on standard output and in the file that was asked for."""
     url = url_of(listener)
     if options.address_file is not None:
-        beside = options.address_file.with_name(f".{options.address_file.name}.{os.getpid()}")
         try:
-            beside.write_text(f"{url}\n")
-            beside.replace(options.address_file)
+            with replacing_named(options.address_file) as file:
+                file.write(f"{url}\n".encode())
         except OSError as error:
             raise UsageError(
                 f"--address-file {options.address_file} cannot be written: {error.strerror}."

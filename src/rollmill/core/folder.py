@@ -7,6 +7,7 @@ relative to its parent and without following links, so that no name in a run dir
 import contextlib
 import errno
 import os
+import secrets
 import shutil
 import stat
 from collections.abc import Iterator
@@ -169,13 +170,17 @@ class Folder:
             return os.open(name, NEW_FILE, 0o666, dir_fd=descriptor)
 
     @contextlib.contextmanager
-    def replacing(self, name: str) -> Iterator[Any]:
+    def replacing(self, name: str, *, shared: bool = False) -> Iterator[Any]:
         """Opens a new file that replaces `name` if the context ends without an error.
+
+        Args:
+            name: the file, or a link, whose target is untouched.
+            shared: several processes may do so at a time, and each keeps to a file of its own.
 
         Raises:
             OSError: it cannot be written.
         """
-        partial = f".{name}.tmp"
+        partial = f".{secrets.token_hex(8)}.tmp" if shared else f".{name}.tmp"
         try:
             with os.fdopen(self.create(partial), "wb") as file:
                 yield file
@@ -221,13 +226,25 @@ def read_named(path: Path, *, limit: int) -> bytes:
         ForeignFileError: it is a folder, a pipe or a device, or has more than `limit` bytes.
         OSError: it does not exist, or cannot be read.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as file:
-        _check_plain(descriptor, path)
+    with opened_named(path) as file:
         data = file.read(limit + 1)
     if len(data) > limit:
         raise ForeignFileError(f"{path} cannot be read: it has more than {limit:,} bytes.")
     return data
+
+
+@contextlib.contextmanager
+def opened_named(path: Path) -> Iterator[Any]:
+    """Opens a file that the user named, for reading bytes; see `read_named`."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        _check_plain(descriptor, path)
+        yield file
+
+
+def replacing_named(path: Path) -> contextlib.AbstractContextManager[Any]:
+    """Opens a new file that replaces one that the user named, whole or not at all; see `Folder.replacing`."""
+    return Folder(path.parent).replacing(path.name, shared=True)
 
 
 def _open(folder: int, name: str, flags: int, path: Path) -> int:

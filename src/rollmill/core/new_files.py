@@ -25,6 +25,8 @@ def check_new_file(path: Path, *, force: bool, way_out: str = ON_THE_COMMAND_LIN
             raise UsageError(f"{path} is a folder. hint: give the name of a file in it.")
         if not path.parent.is_dir():
             raise UsageError(f"{path} cannot be written: there is no folder {path.parent}.")
+        if path.exists() and not path.is_file():
+            raise UsageError(f"{path} is a pipe, a socket or a device. hint: give the name of a file.")
         if path.exists() and not force:
             raise UsageError(f"{path} exists already. hint: {way_out}")
         with tempfile.TemporaryFile(dir=path.parent):

@@ -1,9 +1,8 @@
 """Frames as files: a GIF, an MP4 or a folder of PNGs, written beside their place and then renamed."""
 
-import contextlib
 import importlib
-import os
 import shutil
+import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -108,8 +107,10 @@ def write_frames(path: Path, frames: Iterable[Picture], *, fps: float) -> None:
         UsageError: the library that writes them is not installed, or a GIF has too many frames.
         StorageError: the files cannot be written.
     """
-    partial = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
+    beside: Path | None = None
     try:
+        beside = Path(tempfile.mkdtemp(prefix=".", dir=path.parent))
+        partial = beside / f"frames{path.suffix}"
         _WRITERS[path.suffix].write(partial, iter(frames), fps)
         if path.is_dir():
             shutil.rmtree(path)
@@ -117,8 +118,8 @@ def write_frames(path: Path, frames: Iterable[Picture], *, fps: float) -> None:
     except OSError as error:
         raise StorageError(f"{path} cannot be written: {error.strerror or error}.") from error
     finally:
-        with contextlib.suppress(OSError):
-            shutil.rmtree(partial) if partial.is_dir() else partial.unlink(missing_ok=True)
+        if beside is not None:
+            shutil.rmtree(beside, ignore_errors=True)
 
 
 def _write_gif(path: Path, frames: Iterator[Picture], fps: float) -> None:

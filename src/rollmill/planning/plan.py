@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, cast, get_args
 
 from rollmill.core.bounds import Count, Range, check_bounds
 from rollmill.core.errors import UsageError, unknown_name
+from rollmill.core.folder import opened_named, replacing_named
 from rollmill.core.json_data import parse_json, read_as
 from rollmill.dataflow import Group, Loops, Partition, check_partition
 
@@ -129,7 +130,7 @@ def read_plan(path: Path) -> Plan:
         UsageError: if there is none, or it is no plan.
     """
     try:
-        with path.open("rb") as file:
+        with opened_named(path) as file:
             text = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise UsageError(f"the plan {path} cannot be read: {error.strerror}.") from error
@@ -147,7 +148,8 @@ def write_plan(plan: Plan, path: Path) -> None:
         UsageError: if it cannot be written.
     """
     try:
-        path.write_text(json.dumps(plan.to_json(), indent=2) + "\n")
+        with replacing_named(path) as file:
+            file.write((json.dumps(plan.to_json(), indent=2) + "\n").encode())
     except OSError as error:
         raise UsageError(f"the plan {path} cannot be written: {error.strerror}.") from error
 

@@ -4,7 +4,8 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rollmill.core.errors import DataError
+from rollmill.core.errors import CheckpointError, DataError
+from rollmill.core.folder import Folder, read_named, replacing_named
 from rollmill.core.installation import cache_root
 from rollmill.core.json_data import parse_json, read_as
 from rollmill.core.machine import hardware, versions
@@ -13,6 +14,7 @@ from rollmill.profiling.correction import measure_event
 from rollmill.profiling.recording import TraceRecorder
 from rollmill.profiling.results import Ceilings
 
+MAX_BYTES = 2**20
 METHOD = 2
 """Number of the way in which an event is measured; a calibration by another one is not used."""
 
@@ -57,16 +59,17 @@ def _machine() -> str:
 def _read(file: Path) -> Calibration | None:
     """A calibration that was kept; None if there is none that can be read."""
     try:
-        return read_as(Calibration, parse_json(file.read_bytes(), where=str(file)), where=str(file))
-    except (OSError, DataError):
+        return read_as(
+            Calibration, parse_json(read_named(file, limit=MAX_BYTES), where=str(file)), where=str(file)
+        )
+    except (OSError, CheckpointError, DataError):
         return None
 
 
 def _keep(file: Path, found: Calibration) -> None:
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        part = file.with_suffix(".part")
-        part.write_text(json.dumps(asdict(found)))
-        part.replace(file)
-    except OSError:
+        Folder(file.parent).make()
+        with replacing_named(file) as whole:
+            whole.write(json.dumps(asdict(found)).encode())
+    except (OSError, CheckpointError):
         return  # it is measured again next time

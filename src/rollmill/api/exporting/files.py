@@ -1,10 +1,10 @@
 """Files of an export: written beside their place, and then renamed, so that no half of one is ever there."""
 
 import contextlib
-import os
 from pathlib import Path
 
 from rollmill.core.errors import UsageError
+from rollmill.core.folder import replacing_named
 from rollmill.core.new_files import ALSO_IN_PYTHON, check_new_file
 
 
@@ -24,17 +24,10 @@ def write_files(contents: dict[Path, bytes]) -> None:
     Raises:
         UsageError: one cannot be written; nothing new is left behind.
     """
-    beside = {path: path.with_name(f".{path.name}.{os.getpid()}") for path in contents}
+    path = next(iter(contents))
     try:
-        for path, content in contents.items():
-            beside[path].write_bytes(content)
-        for path in contents:
-            beside[path].replace(path)
+        with contextlib.ExitStack() as written:  # they appear in the reverse of this order
+            for path, content in reversed(contents.items()):
+                written.enter_context(replacing_named(path)).write(content)
     except OSError as error:
-        raise UsageError(
-            f"{error.filename or next(iter(contents))} cannot be written: {error.strerror}."
-        ) from error
-    finally:
-        for path in beside.values():
-            with contextlib.suppress(OSError):
-                path.unlink(missing_ok=True)
+        raise UsageError(f"{path} cannot be written: {error.strerror}.") from error

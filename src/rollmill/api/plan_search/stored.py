@@ -3,14 +3,13 @@
 import contextlib
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rollmill.core.errors import DataError, UsageError
+from rollmill.core.errors import CheckpointError, DataError, UsageError
+from rollmill.core.folder import Folder, read_named, replacing_named
 from rollmill.core.installation import cache_root
 from rollmill.core.json_data import parse_json, read_as
 from rollmill.planning import Plan
@@ -43,10 +42,10 @@ def file_for(what: Mapping[str, Any]) -> Path:
 def read_stored(file: Path, *, budget: float) -> tuple[PlanTable, Plan] | None:
     """An earlier result; None if there is none, or if this budget is larger and may find a better one."""
     try:
-        value = parse_json(file.read_bytes(), where=str(file), limit=MAX_BYTES)
+        value = parse_json(read_named(file, limit=MAX_BYTES), where=str(file), limit=MAX_BYTES)
         stored = read_as(StoredSearch, value, where=str(file))
         plan = Plan.from_json(stored.plan)
-    except (OSError, DataError, UsageError):
+    except (OSError, CheckpointError, DataError, UsageError):
         return None
     if stored.table.chosen is None or not (stored.table.is_complete or budget <= stored.budget):
         return None
@@ -56,8 +55,7 @@ def read_stored(file: Path, *, budget: float) -> tuple[PlanTable, Plan] | None:
 def store(file: Path, table: PlanTable, plan: Plan, *, budget: float) -> None:
     """Keeps a result, whole or not at all; where nothing can be kept, the next search finds it anew."""
     text = json.dumps(asdict(StoredSearch(budget, plan.to_json(), table)), indent=1)
-    with contextlib.suppress(OSError):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=file.parent, suffix=".part", delete=False) as part:
-            part.write(text)
-        os.replace(part.name, file)
+    with contextlib.suppress(OSError, CheckpointError):
+        Folder(file.parent).make()
+        with replacing_named(file) as whole:
+            whole.write(text.encode())

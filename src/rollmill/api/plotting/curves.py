@@ -1,6 +1,5 @@
 """Reads the curves of runs and sweeps, and writes them as a page or a PNG."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +10,7 @@ from rollmill.api.plotting.png import write_png
 from rollmill.api.sweeps import SweepDirectory
 from rollmill.core.errors import StorageError, UsageError
 from rollmill.core.fields import fit
+from rollmill.core.folder import replacing_named
 from rollmill.core.new_files import ALSO_IN_PYTHON, check_new_file
 from rollmill.pictures import require_matplotlib
 from rollmill.record import RETURN, RunDirectory, metric_curve, metric_names
@@ -172,14 +172,11 @@ def write_curves(path: Path, curves: Curves, axes: Sequence[str]) -> None:
         StorageError: the file cannot be written.
         UsageError: matplotlib, which draws PNGs, is not installed.
     """
-    partial = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
     try:
-        if path.suffix == ".png":
-            write_png(partial, curves, axes)
-        else:
-            partial.write_text(curves_page(curves, axes), encoding="utf-8")
-        partial.replace(path)
+        with replacing_named(path) as file:
+            if path.suffix == ".png":
+                write_png(file, curves, axes)
+            else:
+                file.write(curves_page(curves, axes).encode())
     except OSError as error:
         raise StorageError(f"{path} cannot be written: {error.strerror or error}.") from error
-    finally:
-        partial.unlink(missing_ok=True)

@@ -1,8 +1,7 @@
 """Learning curves as a PNG, by matplotlib."""
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from rollmill.api.plotting.groups import Curves
 from rollmill.api.plotting.words import AXIS_TITLES, COLOURED, labels, metric_title
@@ -14,7 +13,7 @@ WIDTH, HEIGHT = 8.0, 4.2
 """Inches of one axis."""
 
 
-def write_png(path: Path, curves: Curves, axes: Sequence[str]) -> None:
+def write_png(file: IO[bytes], curves: Curves, axes: Sequence[str]) -> None:
     """Writes the figure, with one part below the other for each axis.
 
     Raises:
@@ -29,7 +28,7 @@ def write_png(path: Path, curves: Curves, axes: Sequence[str]) -> None:
         legend = figure.legend(handles, labels, loc="outside upper center", ncols=columns, frameon=False)
         for text in legend.get_texts():  # names of others are no formulas
             text.set_parse_math(False)
-    figure.savefig(path, format="png")
+    figure.savefig(file, format="png")
 
 
 def _draw(part: Any, curves: Curves, axis: str) -> None:

@@ -6,12 +6,15 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
 import jax
 
+from rollmill.core.errors import DataError
+from rollmill.core.json_data import read_as, short_json
 from rollmill.fusion.backends.base import CompilingAhead
 from rollmill.fusion.cache import cached_file, read_cached, write_once
 from rollmill.fusion.errors import CannotFuse
@@ -38,6 +41,15 @@ class Tuned(NamedTuple):
         return self.unfused_seconds / self.seconds
 
 
+@dataclass(frozen=True)
+class StoredLaunch:
+    """A result as JSON holds it."""
+
+    launch: tuple[int, ...]
+    seconds: float | None
+    unfused_seconds: float | None
+
+
 class Search(NamedTuple):
     """A search for the fastest launch of a kernel; shapes are enough to make one and to compile its candidates."""
 
@@ -55,7 +67,20 @@ class Search(NamedTuple):
 
     def stored(self) -> Tuned | None:
         """The result of an earlier search; None where there was none."""
-        return read_cached(self.file, lambda it: Tuned(tuple(it["launch"]), it["seconds"], it["unfused_seconds"]))
+        return read_cached(self.file, self._read)
+
+    def _read(self, document: Any) -> Tuned:
+        """The result that a document holds.
+
+        Raises:
+            DataError: it holds something else.
+        """
+        stored = read_as(StoredLaunch, document, where=str(self.file))
+        if stored.launch not in set(map(tuple, self.launches)):
+            raise DataError(f"{self.file}: launch {short_json(stored.launch)} is none of those that were tried.")
+        if any(time is not None and not time > 0 for time in (stored.seconds, stored.unfused_seconds)):
+            raise DataError(f"{self.file}: times have to be greater than 0.")
+        return Tuned(stored.launch, stored.seconds, stored.unfused_seconds)
 
 
 def file_of(what: Sequence[str], launches: Sequence[tuple[int, ...]], package: str) -> Path:

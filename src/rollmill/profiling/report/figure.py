@@ -1,8 +1,7 @@
 """A profile as a PNG, for papers and slides: where an iteration goes, and whether host and device overlap."""
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from rollmill.pages.page import ratio
 from rollmill.pages.text import cut
@@ -28,7 +27,7 @@ LEAST_SHOWN, MOST_OPERATIONS, MOST_PROCESSES = 0.005, 30, 12
 """Share of an iteration from which on an operation has a bar, and the most bars."""
 
 
-def write_figure(path: Path, profile: Profile) -> None:
+def write_figure(file: IO[bytes], profile: Profile) -> None:
     """Writes the figure.
 
     Raises:
@@ -42,7 +41,7 @@ def write_figure(path: Path, profile: Profile) -> None:
     upper, lower = figure.subplots(2, 1, height_ratios=heights)
     _draw_operations(upper, nodes, profile)
     _draw_overlaps(lower, processes)
-    figure.savefig(path, format="png")
+    figure.savefig(file, format="png")
 
 
 def _draw_operations(axes: Any, nodes: Sequence[OperationNode], profile: Profile) -> None:
