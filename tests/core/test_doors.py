@@ -56,6 +56,7 @@ FILES = {
     "serving/address.py": "a file and a socket that the user names",
     "pictures/files.py": "a file or a folder that the user names, made in a new folder beside it",
     "pages/page.py": "files of the package",
+    "api/orders.py": "a temporary file without a name",
     "api/trust.py": "the user's own folder for state",
     "api/plan_search/process.py": "output of its own child, in a temporary folder",
     "api/plan_search/waiting.py": "facts of the system, in /proc",
