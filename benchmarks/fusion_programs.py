@@ -4,15 +4,16 @@
     python benchmarks/fusion_programs.py --faults [--programs 150]
     python benchmarks/fusion_programs.py --gpu --games [--programs 400] [--seconds 420] [--processes 16]
 
-The programs are those of tests/fusion/drawn_programs.py: control flow in control flow, `vmap` in `vmap`, indexing,
-sorting, linear algebra and random numbers, for all types and their edge values. On a CPU each is computed unfused
-by XLA, with the passes of Rollmill's own unfused programs, by the reference and as machine code; with `--gpu`,
-unfused by XLA and as a Triton kernel there. Integers and flags are compared exactly. So are floats, which are
-whole numbers, except for those of operations that round: these may differ by a relative 1e-4. `--games` plays 256
-steps of four copies of each game of tests/fusion/game_environments.py, and compares them with XLA on the CPU also
-where there is a GPU; XLA on the GPU is then one of the ways. `--faults` makes the compiler wrong on
-purpose, in one place after the other, and counts the programs that it takes to find that; of these, only outputs
-with a primitive that the fault concerns are computed.
+The programs are those of tests/fusion/drawn_programs.py: control flow in control flow, `vmap` in `vmap`,
+indexing, sorting, linear algebra and random numbers, for all types and their edge values. On a CPU each is
+computed unfused by XLA, with the passes of Rollmill's own unfused programs, by the reference and as machine
+code. With `--gpu`, each is computed as a Triton kernel there and compared with XLA on the CPU; where they
+differ, XLA on the GPU is compared, too. Integers and flags are compared exactly. So are floats, which are whole
+numbers, except for those of operations that round: these may differ by a relative 1e-4. `--games` plays 256
+steps of four copies of each game of tests/fusion/game_environments.py, and compares them with XLA on the CPU
+also where there is a GPU; XLA on the GPU is then one of the ways. `--faults` makes the compiler wrong on
+purpose, in one place after the other, and counts the programs that it takes to find that; of these, only
+outputs with a primitive that the fault concerns are computed.
 
 Each process is given one program after the other. One that takes longer than `--limit` seconds is ended and
 counted as `late`. Rows are appended to a file beside the result as they come, and `--add` goes on from them. What
@@ -201,17 +202,34 @@ def ways(gpu: bool) -> dict[str, Any]:
 
 def program_rows(seed: int, gpu: bool) -> list[dict[str, Any]]:
     """The verdicts on a program; where it differs, with the smallest one that does."""
-    from drawn_compare import AS_UNFUSED, QUICKLY, Case, case_of, compare, is_wrong, smallest
+    import jax
+    from drawn_compare import (
+        AS_UNFUSED,
+        QUICKLY,
+        Case,
+        case_of,
+        compare_with,
+        is_wrong,
+        smallest,
+        unfused,
+        verdict_on,
+    )
     from drawn_text import to_json
 
+    def expected(case: Case) -> list[Any]:
+        return unfused(case, QUICKLY, device=jax.devices("cpu")[0])
+
     def verdicts(case: Case) -> list[Any]:
-        return compare(case, own, options)
+        return compare_with(lambda: expected(case), case, own)
 
     own, case = ways(gpu), case_of(seed)
-    # A GPU's programs have no options of CPUs'. On a CPU, LLVM does not optimise what XLA's passes give.
-    options = {name: value for name, value in AS_UNFUSED.items() if "cpu" not in name} if gpu else QUICKLY
     found = verdicts(case)
     rows = [verdict._asdict() for verdict in found]
+    if gpu and any(verdict.outcome == "differs" for verdict in found):
+        # A GPU's programs have no options of CPUs'.
+        options = {name: value for name, value in AS_UNFUSED.items() if "cpu" not in name}
+        there = verdict_on("XLA on the GPU", unfused(case, options), case, expected(case))
+        rows.insert(0, there._asdict())
     if is_wrong(found):
         end = time.monotonic() + SHRINKING
         small = smallest(case, lambda one: time.monotonic() < end and is_wrong(verdicts(one)))

@@ -104,10 +104,11 @@ def is_wrong(verdicts: Sequence[Verdict]) -> bool:
     return any(verdict.outcome in ("differs", "failed") for verdict in verdicts)
 
 
-def unfused(case: Case, options: dict[str, Any]) -> list[Any]:
-    """The results of XLA's program."""
-    run = jax.jit(jax.vmap(function_of(case.outputs)), compiler_options=options)
-    return list(map(plain, run(case.arguments)))
+def unfused(case: Case, options: dict[str, Any], *, device: Any = None) -> list[Any]:
+    """The results of XLA's program, on a device or on JAX's default one."""
+    with jax.default_device(device):
+        run = jax.jit(jax.vmap(function_of(case.outputs)), compiler_options=options)
+        return list(map(plain, run(case.arguments)))
 
 
 def _verdict(way: str, run: Way, lowered: LoweredFunction, case: Case, expected: list[Any]) -> Verdict:
@@ -115,6 +116,11 @@ def _verdict(way: str, run: Way, lowered: LoweredFunction, case: Case, expected:
         found = results(run, lowered, case.arguments)
     except Exception as error:
         return _failed(way, error)
+    return verdict_on(way, found, case, expected)
+
+
+def verdict_on(way: str, found: Sequence[np.ndarray], case: Case, expected: Sequence[np.ndarray]) -> Verdict:
+    """Whether the results of a way are those that are expected."""
     for number, (own, other) in enumerate(zip(found, expected, strict=True)):
         operation = OPERATIONS.get(case.outputs[number].op)
         rounds = operation is not None and operation.kind == "rounded"

@@ -38,7 +38,7 @@ drawn(
 )
 drawn(
     "choice without replacement",
-    with_rank(1, NUMBERS, lambda rng, own: ((), [KEY, Part(Type(own.dtype, (4,)))])),
+    with_rank(1, NUMBERS, lambda rng, own: ((), [KEY, Part(Type(own.dtype, (max(4, own.shape[0]),)))])),
     lambda params, own, key, x: jax.random.choice(key, x, own.shape, replace=False),
 )
 drawn(
