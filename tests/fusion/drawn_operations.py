@@ -126,16 +126,27 @@ OF_ONE = {
     "clz": (INTEGERS, lambda x: lax.clz(lax.optimization_barrier(x))),  # known ones are a fault of XLA's
     "clamp": (ANY, lambda x: lax.clamp(x.dtype.type(1), x, x.dtype.type(3))),
 }
+DEFINED_ALONE = False
+"""Whether integers are divided by zero: XLA takes x / x for 1 on CPUs, and computes it on GPUs."""
+
+
+def divisor(x):
+    """A number to divide by; where only what is defined is compared, not the integer zero."""
+    if not DEFINED_ALONE or jnp.issubdtype(x.dtype, jnp.floating):
+        return x
+    return jnp.where(x == 0, x.dtype.type(1), x)
+
+
 OF_TWO = {
     "add": (ANY, lambda x, y: held(x) + held(y)),
     "sub": (ANY, lambda x, y: held(x) - held(y)),
     "mul": (ANY, lambda x, y: finite(x) * finite(y)),
     "max": (ANY, lambda x, y: jnp.maximum(ordered(x), ordered(y))),
     "min": (ANY, lambda x, y: jnp.minimum(ordered(x), ordered(y))),
-    "div": (INTEGERS, lax.div),
-    "rem": (ANY, lambda x, y: lax.rem(held(x), held(y))),
-    "floordiv": (INTEGERS, lambda x, y: x // y),
-    "mod": (INTEGERS, lambda x, y: x % y),
+    "div": (INTEGERS, lambda x, y: lax.div(x, divisor(y))),
+    "rem": (ANY, lambda x, y: lax.rem(held(x), divisor(held(y)))),
+    "floordiv": (INTEGERS, lambda x, y: x // divisor(y)),
+    "mod": (INTEGERS, lambda x, y: x % divisor(y)),
     "and": ((*INTEGERS, "bool"), jnp.bitwise_and),
     "or": ((*INTEGERS, "bool"), jnp.bitwise_or),
     "xor": ((*INTEGERS, "bool"), jnp.bitwise_xor),

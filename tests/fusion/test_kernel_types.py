@@ -4,6 +4,8 @@ Triton widens what stands beside a number in an expression. A number of a wider 
 where its bits are read anew, or where a loop carries it on, and compares as another one where it has overflowed.
 """
 
+import re
+
 import jax
 import numpy as np
 import pytest
@@ -95,3 +97,20 @@ def test_bits_of_a_column_are_read_anew(monkeypatch, tmp_path):
     column = region.emit("column", row, dtype=np.int16, attributes=(3,))
     program = region.program([region.emit("bitcast", column, dtype=np.float16)])
     assert compile_with_types(program, monkeypatch, tmp_path).asm["ptx"]
+
+
+@pytest.mark.parametrize("name", ["int8", "uint8", "int16", "uint16", "int32"])
+def test_short_integers_are_compared_as_whole_ones(name, monkeypatch, tmp_path):
+    """NVIDIA's assembler makes wrong code of two instructions in a row that take the larger number of 16 bits."""
+    pytest.importorskip("triton", reason="Triton is not installed: pip install 'rollmill[fusion]'")
+    monkeypatch.setenv("ROLLMILL_CACHE_DIR", str(tmp_path))
+    region = Region()
+    dtype, whole = np.dtype(name), np.dtype("int32")
+    x = region.input(np.dtype("int8") if dtype == whole else dtype)  # LLVM knows that a widened number is short
+    held = region.emit("convert", x, dtype=dtype) if dtype == whole else x
+    least = region.emit("max", held, region.constant(1, dtype), dtype=dtype)
+    most = region.emit("min", least, region.constant(7, dtype), dtype=dtype)
+    shifted = region.emit("shift_right_arithmetic", held, most, dtype=dtype)
+    kernel = kernel_of(region.program([most, shifted]), 1, 0, 16)
+    text = compiled(kernel, [jax.ShapeDtypeStruct((16,), x.dtype)], 90).asm["ptx"]
+    assert "max." in text and not re.search(r"(max|min)\.[su]16", text), text

@@ -48,8 +48,8 @@ OF_INTEGERS = {
     "rem": "remainder({0}, {1}, {is_signed})",
     "div_by": "{0} // {1}",
     "rem_by": "{0} % {1}",
-    "max": "tl.maximum({0}, {1})",
-    "min": "tl.minimum({0}, {1})",
+    "max": "larger({0}, {1}, {is_signed})",
+    "min": "smaller({0}, {1}, {is_signed})",
     "sign": "tl.where({0} > 0, 1, tl.where({0} < 0, -1, 0))",
     "and": "{0} & {1}",
     "or": "{0} | {1}",
@@ -58,7 +58,7 @@ OF_INTEGERS = {
     "shift_left": "tl.where({1}.to({unsigned}, bitcast=True) < {bits}, {0} << {1}, 0)",
     "shift_right_logical": "tl.where({1}.to({unsigned}, bitcast=True) < {bits}, {0}.to({unsigned}, bitcast=True) "
     ">> {1}.to({unsigned}, bitcast=True), 0)",
-    "shift_right_arithmetic": "{0}.to({signed}, bitcast=True) >> tl.minimum({1}.to({unsigned}, bitcast=True), "
+    "shift_right_arithmetic": "{0}.to({signed}, bitcast=True) >> at_most({1}.to({unsigned}, bitcast=True), "
     "{bits} - 1)",
     "shift_left_by": "{0} << {1}",
     "shift_right_logical_by": "{0}.to({unsigned}, bitcast=True) >> {1}.to({unsigned}, bitcast=True)",
@@ -151,6 +151,32 @@ def remainder(x, y, is_signed: tl.constexpr):
     return tl.where(y == 0, x, x % divisor(y, is_signed)).to(x.dtype)
 
 @triton.jit
+def larger(x, y, is_signed: tl.constexpr):
+    if is_signed:
+        whole = [x.to(tl.int32), y.to(tl.int32)]
+        text: tl.constexpr = "max.s32 $0, $1, $2;"
+        return tl.inline_asm_elementwise(text, "=r,r,r", whole, dtype=tl.int32, is_pure=True, pack=1)
+    else:
+        whole = [x.to(tl.uint32), y.to(tl.uint32)]
+        text: tl.constexpr = "max.u32 $0, $1, $2;"
+        return tl.inline_asm_elementwise(text, "=r,r,r", whole, dtype=tl.uint32, is_pure=True, pack=1)
+
+@triton.jit
+def smaller(x, y, is_signed: tl.constexpr):
+    if is_signed:
+        whole = [x.to(tl.int32), y.to(tl.int32)]
+        text: tl.constexpr = "min.s32 $0, $1, $2;"
+        return tl.inline_asm_elementwise(text, "=r,r,r", whole, dtype=tl.int32, is_pure=True, pack=1)
+    else:
+        whole = [x.to(tl.uint32), y.to(tl.uint32)]
+        text: tl.constexpr = "min.u32 $0, $1, $2;"
+        return tl.inline_asm_elementwise(text, "=r,r,r", whole, dtype=tl.uint32, is_pure=True, pack=1)
+
+@triton.jit
+def at_most(x, limit: tl.constexpr):
+    return smaller(x, tl.full(x.shape, limit, tl.uint32), False).to(x.dtype)
+
+@triton.jit
 def greater(x, y):
     return tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)
 
@@ -161,6 +187,10 @@ def lesser(x, y):
 """Functions that expressions call.
 
 Division is XLA's where a processor leaves it undefined: by zero, and of the least number by -1.
+
+The larger and the smaller of two integers are instructions of 32 bits in assembly. LLVM would make them ones of 16
+bits where it knows that the numbers are short, even those that were widened, and NVIDIA's assembler turns two of
+these in a row, as of a clamped index, into code that gives other numbers (docs/numbers.md).
 """
 
 
