@@ -88,6 +88,8 @@ def test_unfused_programs_of_a_cpu():
     products = replace(rollouts, flops=6e9)  # which take 6 of its 8 ms at the machine's peak
     bound = replace(on_cpu(products, possible_fusion="rollout"), ceilings=Ceilings(1e12, 1e10))
     assert (found := fuse_on_cpu(bound)) is not None and found.saves == pytest.approx(0.5 * 0.002)
+    few = fuse_on_cpu(on_cpu(rollouts, gradients, num_envs=16))
+    assert few is not None and few.saves == 0.0 and "Predicted" not in few.text
     assert fuse_on_cpu(on_cpu(rollouts, gradients, fusion="full")) is None
     assert fuse_on_cpu(busy(operations=(rollouts, gradients))) is None, "on a GPU"
 

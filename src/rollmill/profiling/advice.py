@@ -45,6 +45,9 @@ SHORT_SAVED = 0.8
 """Fraction of the time of such kernels that fusing them is predicted to save."""
 ROLLOUTS_SAVED, GRADIENTS_SAVED = 0.5, 0.3
 """Fractions of the time of rollouts and of gradients that kernels of a CPU are predicted to save."""
+FULL_VECTORS = 32
+"""Environments from which a CPU's kernels compute whole vectors. With fewer nothing is predicted: 4 and 16
+environments saved a fifth of a prediction, and nothing (benchmarks/advice.py)."""
 SMALL_KERNELS = 20.0
 """Kernels of an iteration from which they are many."""
 MEMORY_BOUND = 0.5
@@ -132,17 +135,23 @@ def fuse_on_cpu(profile: Profile) -> Advice | None:
     beyond = "that is left when products are as fast as this machine has been measured to be"
     saved = f"{about_percent(ROLLOUTS_SAVED)} of the time of environment and policy {beyond}"
     saved += f", and {about_percent(GRADIENTS_SAVED)} of that of gradients" if gradients else ""
+    is_wide = profile.training.num_envs >= FULL_VECTORS
+    predicted = (
+        f"Predicted: {saved}." if is_wide else "With so few environments only a measurement tells what it saves."
+    )
     return Advice(
         "Fuse the instructions of a CPU",
         f"{what} take {about_percent(share)} of the time, one instruction after another, each of which reads and "
         "writes memory for all environments or samples. A kernel keeps intermediate results in registers. "
-        f"Predicted: {saved}. {COMPILING}",
+        f"{predicted} {COMPILING}",
         f"--fusion {depth}",
         saves=_of_iteration(
             profile,
             _beyond_arithmetic(profile, ROLLOUT) * ROLLOUTS_SAVED
             + (_beyond_arithmetic(profile, GRADIENTS) * GRADIENTS_SAVED if gradients else 0.0),
-        ),
+        )
+        if is_wide
+        else 0.0,
     )
 
 
