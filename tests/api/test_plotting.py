@@ -198,3 +198,30 @@ def test_numbers_that_differ_late_tell_groups_apart():
 
 
 RATES = (("a", 0.99999901), ("b", 0.99999902))
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        (("graph",), "graph is 5, and has to be an object"),
+        (("graph", "config"), "config is 5, and has to be an object"),
+        (("graph", "environment_options"), "environment_options is 5, and has to be an object"),
+        (("options",), "options is 5, and has to be an object"),
+    ],
+)
+def test_a_part_of_a_configuration_that_is_no_object_is_named(tmp_path, path, message):
+    run = recorded(tmp_path, "a", [1.0])
+    config = json.loads((run / "config.json").read_text())
+    (config if len(path) == 1 else config[path[0]])[path[-1]] = 5
+    (run / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=f"config.json: {message}"):
+        rollmill.plot(run)
+
+
+def test_seeds_are_those_of_the_metrics_however_many_a_configuration_names(tmp_path):
+    run = recorded(tmp_path, "a", [[0.0, 4.0], [1.0, 7.0]], seed=3, num_seeds=2)
+    config = json.loads((run / "config.json").read_text())
+    config["options"]["num_seeds"] = 2**60
+    (run / "config.json").write_text(json.dumps(config))
+    (group,) = rollmill.plot(run).groups
+    assert group.runs == ("a, seed 3", "a, seed 4") and group.last.tolist() == [1.0, 7.0]

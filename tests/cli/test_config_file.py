@@ -5,8 +5,10 @@ import json
 import pytest
 
 from rollmill.api import TrainingRequest, read_request, resolve
+from rollmill.api.trust import remember
 from rollmill.cli.requests import parse_training
 from rollmill.core.errors import UsageError
+from rollmill.record import RunDirectory
 
 FILE = """
 algorithm = "ppo"
@@ -192,3 +194,66 @@ def test_an_option_that_does_not_exist_is_refused_by_the_command(rollmill, file)
     done = rollmill("train", "--config", file)
     assert done.returncode == 2 and "run.toml: unknown option sead" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def of_run(folder, **changes):
+    """The config.json of a run, as somebody else may have written it."""
+    graph = {"algorithm": "ppo", "environment": "CartPole-v1", "config": {}} | changes.pop("graph", {})
+    folder.mkdir()
+    config = {"graph": graph, "options": {}, "imports": [], **changes}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder / "config.json"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"imports": ["stranger"]},
+        {"imports": "stranger"},
+        {"graph": {"environment": "gymnasium:stranger:Id-v0"}},
+        {"options": {"distribution": "stranger:policy"}},
+    ],
+)
+def test_modules_that_a_run_of_others_names_have_to_be_named_again(tmp_path, changes):
+    file = of_run(tmp_path / "run", **changes)
+    with pytest.raises(UsageError, match=r"would be imported: stranger\. hint: .* add --import stranger\."):
+        parse_training(["--config", str(file)])
+
+
+def test_a_cluster_that_a_run_of_others_names_has_to_be_named_again(tmp_path):
+    file = of_run(tmp_path / "run", options={"cluster": "10.0.0.1:6379"})
+    with pytest.raises(UsageError, match=r"hint: if you trust it, add --cluster 10\.0\.0\.1:6379\."):
+        parse_training(["--config", str(file)])
+
+
+def test_modules_that_the_command_names_or_that_the_user_allowed_the_run_are_those_of_the_training(tmp_path):
+    file = of_run(tmp_path / "run", imports=["colorsys"])
+    assert parse_training(["--config", str(file), "--import", "colorsys"]).request.imports == ("colorsys",)
+    remember(RunDirectory(file.parent), ["colorsys"])
+    assert parse_training(["--config", str(file)]).request.imports == ("colorsys",)
+    copied = file.with_name("other.json")  # a file beside it is not what was allowed
+    copied.write_text(file.read_text())
+    with pytest.raises(UsageError, match="was not made here"):
+        parse_training(["--config", str(copied)])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("seed = " + "[" * 5000 + "]" * 5000, "nested too deeply"),
+        ("seed = " + "[" * 40 + "]" * 40, "nested deeper than 32 levels"),
+        (".".join("a" * 40) + " = 1", "nested deeper than 32 levels"),
+        ("num-envs = 1" + "0" * 400, r"10{56}\.\.\. does not fit into 64 bits"),
+        ("num-envs = 1" + "0" * 5000, "is not TOML"),
+    ],
+)
+def test_files_beyond_all_bounds_are_refused_in_a_sentence(file, content, message):
+    file.write_text(content)
+    with pytest.raises(UsageError, match=message):
+        parsed("ppo", "CartPole-v1", f"--config={file}")
+
+
+def test_settings_of_a_run_that_are_no_object_are_refused(tmp_path):
+    file = of_run(tmp_path / "run", graph={"config": [1]})
+    with pytest.raises(UsageError, match=r"graph\.config is \[1\], and has to be an object"):
+        parse_training(["--config", str(file)])

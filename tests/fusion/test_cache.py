@@ -5,7 +5,8 @@ import os
 
 import pytest
 
-from rollmill.fusion.cache import read_cached, write_once
+from rollmill.core.errors import CheckpointError
+from rollmill.fusion.cache import read_cached, write_exactly, write_once
 from rollmill.fusion.tune.timing import Search, Tuned
 
 
@@ -77,3 +78,28 @@ def test_a_stored_launch_of_another_form_is_searched_for_again(tmp_path, stored)
     assert search.stored() == Tuned((32, 4), 1.0, 2.0)
     search.file.write_text(json.dumps(stored))
     assert search.stored() is None
+
+
+def test_a_link_in_place_of_a_folder_of_the_cache_leads_nowhere(tmp_path):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "a.json").write_text("precious")
+    (tmp_path / "means").symlink_to(outside)
+    assert read_cached(tmp_path / "means" / "a.json", way) is None
+    for write in (write_once, write_exactly):
+        with pytest.raises(CheckpointError, match="is a link"):
+            write(tmp_path / "means" / "b.json", "{}")
+    assert [entry.name for entry in outside.iterdir()] == ["a.json"]
+    assert (outside / "a.json").read_text() == "precious"
+
+
+@pytest.mark.parametrize("planted", ["import os", "", "kernel = 1\n# and more"])
+def test_a_file_that_is_imported_has_the_content_that_was_made(tmp_path, planted):
+    file = tmp_path / "kernels" / "a.py"
+    write_exactly(file, "kernel = 1\n")
+    file.write_text(planted)
+    write_exactly(file, "kernel = 1\n")
+    assert file.read_text() == "kernel = 1\n"
+    before = file.stat().st_ino
+    write_exactly(file, "kernel = 1\n")
+    assert file.stat().st_ino == before

@@ -12,16 +12,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rollmill.api import RunOptions
+from rollmill.api import RunOptions, TrainingRequest
+from rollmill.api.trust import CLUSTER, trusted_modules
+from rollmill.cli.named_code import named_by
 from rollmill.cli.words import options_like
 from rollmill.core.errors import CheckpointError, UsageError
 from rollmill.core.folder import read_named
-from rollmill.core.json_data import parse_object
+from rollmill.core.json_data import check_limits, parse_object, short_json
 from rollmill.core.options import Option
+from rollmill.record import RunDirectory
 
 OPTION = "--config"
 MAX_BYTES = 2**20
 POSITIONAL = ("algorithm", "environment")
+CONFIG = "config.json"
 REPEATED = ("env-option", "transform", "import")
 """Options that are given once for each value."""
 MISNAMED = {
@@ -50,6 +54,45 @@ class ConfigFile:
 
     path: Path
     content: Mapping[str, Any]
+    is_of_run: bool = False
+    """True for the config.json of a run, which others may have written."""
+
+    def check_code(self, given: Mapping[str, Any], *, with_environment: bool) -> None:
+        """Checks that a run names no code but that which this user allowed it, or names too.
+
+        Args:
+            given: values of the command's own options, by name.
+            with_environment: whether the environment is the run's.
+
+        Raises:
+            UsageError: it names a module or a cluster besides.
+        """
+        if not self.is_of_run:
+            return
+        named = named_by([self._request(given, with_environment=with_environment)])
+        trusted = trusted_modules(RunDirectory(self.path.parent)) if self.path.name == CONFIG else set()
+        if modules := sorted(named.modules - trusted - {*given.get("import", ())}):
+            options = " ".join(f"--import {module}" for module in modules)
+            raise UsageError(
+                f"{self.path} was not made here, and names code that would be imported: {', '.join(modules)}. "
+                f"hint: if you trust it, add {options}."
+            )
+        if clusters := sorted(named.clusters - trusted):
+            address = clusters[0].removeprefix(CLUSTER)
+            raise UsageError(
+                f"{self.path} was not made here, and names a cluster, whose code would run here: {address!r}. "
+                f"hint: if you trust it, add --cluster {address}."
+            )
+
+    def _request(self, given: Mapping[str, Any], *, with_environment: bool) -> TrainingRequest:
+        """The part of the training that names code, as far as the command does not name it."""
+        names = [name for name in ("distribution", "cluster") if name not in given]
+        return TrainingRequest(
+            algorithm="",
+            environment=str(self.content.get("environment")) if with_environment else "",
+            settings={name: self.content.get(name) for name in names},
+            imports=() if "import" in given else tuple(_texts(self.content["import"])),
+        )
 
     def lacking(self, named: Sequence[str]) -> tuple[str, ...]:
         """Which of the algorithm and the environment the command leaves to the file.
@@ -120,11 +163,15 @@ def read_config_file(path: Path) -> ConfigFile:
         content = parse_object(text, where=str(path), error=UsageError)
         if not isinstance(content.get("graph"), dict) or not isinstance(content.get("options"), dict):
             raise UsageError(f"{path} is not the config.json of a run. hint: other files are TOML, NAME.toml.")
-        return ConfigFile(path, _of_run(content))
+        return ConfigFile(path, _of_run(content, where=str(path)), is_of_run=True)
     try:
-        return ConfigFile(path, tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
+        content = tomllib.loads(text)
+    except RecursionError:
+        raise UsageError(f"{path} cannot be read: it is nested too deeply.") from None
+    except ValueError as error:
         raise UsageError(f"{path} is not TOML: {error}.") from error
+    check_limits(content, where=str(path), error=UsageError)
+    return ConfigFile(path, content)
 
 
 @contextlib.contextmanager
@@ -136,12 +183,18 @@ def named_in(file: ConfigFile | None) -> Iterator[None]:
         raise error if file is None else UsageError(f"{file.path}: {error}") from error
 
 
-def _of_run(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a run that differ from the defaults."""
+def _of_run(config: Mapping[str, Any], *, where: str) -> dict[str, Any]:
+    """The options of a run that differ from the defaults.
+
+    Raises:
+        UsageError: the settings of the algorithm are no object.
+    """
     graph, options, default = config["graph"], config["options"], RunOptions()
+    if not isinstance(settings := graph.get("config", {}), dict):
+        raise UsageError(f"{where}: graph.config is {short_json(settings)}, and has to be an object.")
     return {
         **{name: graph.get(name) for name in POSITIONAL},
-        **graph.get("config", {}),
+        **settings,
         **{name: value for name, value in options.items() if value != _listed(getattr(default, name, None))},
         "env-option": graph.get("environment_options", {}),
         "import": config.get("imports", []),

@@ -14,7 +14,7 @@ from rollmill.core.device_errors import known_device_error
 from rollmill.core.errors import RollmillError, unknown_name
 from rollmill.core.interruption import Interruption
 from rollmill.core.machine import leave_device_memory, versions
-from rollmill.core.text import printable
+from rollmill.core.text import printable, shortened
 
 
 class Command(NamedTuple):
@@ -129,7 +129,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _told(error: RollmillError) -> int:
-    print(f"rollmill: {printable(str(error))}", file=sys.stderr)
+    print(f"rollmill: {shortened(printable(str(error)))}", file=sys.stderr)
     return error.exit_code
 
 

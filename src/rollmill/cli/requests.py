@@ -62,7 +62,7 @@ def parse_training(
             words do not.
     """
     named = list(takewhile(lambda word: not word.startswith("-"), arguments))
-    head, file = _head(arguments[len(named) :])
+    head, file = _head(arguments[len(named) :], names_environment=len(named) > 1)
     lacking = file.lacking(named) if file else ()
     named += [file.name(name) for name in lacking] if file else []
     if not named:
@@ -85,12 +85,18 @@ def parse_training(
     return ParsedTraining(request, parsed.searching, given, None if more is None else getattr(parsed, more[0]))
 
 
-def _head(words: Sequence[str]) -> tuple[_Head, ConfigFile | None]:
-    """The options that come first, of the words and of the file that they name."""
+def _head(words: Sequence[str], *, names_environment: bool) -> tuple[_Head, ConfigFile | None]:
+    """The options that come first, of the words and of the file that they name.
+
+    Args:
+        words: of the command, after the algorithm and the environment.
+        names_environment: whether the command names the environment, and not the file.
+    """
     head, given = parse_known(_Head, words, prog="rollmill train")
     if head.config is None:
         return head, None
     file = read_config_file(local_path("config", head.config))
+    file.check_code(given, with_environment=not names_environment)
     options = options_of(_Head)
     return build(_Head, options, {**file.values(options, strict=False), **given}), file
 

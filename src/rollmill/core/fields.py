@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from rollmill.core.errors import UsageError, unknown_name
+from rollmill.core.json_data import INTEGERS, LONG_BITS
 from rollmill.core.local_paths import local_path
 
 Values = TypeVar("Values")
@@ -178,11 +179,17 @@ def _whole(name: str, value: Any) -> int:
     number = _number(name, value, "a whole number")
     if isinstance(number, float) and not number.is_integer():
         raise _misfit(name, value, "a whole number")
+    if int(number) not in INTEGERS:
+        raise _misfit(name, value, "a whole number of at most 64 bits")
     return int(number)
 
 
 def _real(name: str, value: Any) -> float:
-    return float(_number(name, value, "a number"))
+    number = _number(name, value, "a number")
+    try:
+        return float(number)
+    except OverflowError:
+        raise _misfit(name, value, "a number up to 1.8e308") from None
 
 
 def _number(name: str, value: Any, expected: str) -> int | float:
@@ -219,6 +226,7 @@ _READERS: dict[Any, Callable[[str, Any], Any]] = {int: _whole, float: _real, boo
 
 
 def _misfit(name: str, value: Any, expected: str) -> UsageError:
-    shown = repr(value)
+    # Python does not write integers of thousands of digits in decimals.
+    shown = hex(value) if isinstance(value, int) and value.bit_length() > LONG_BITS else repr(value)
     shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
     return UsageError(f"{name}={shown} must be {expected}, not a {type(value).__name__}.")

@@ -4,6 +4,7 @@ import os
 import shlex
 from pathlib import Path
 
+from rollmill.core.folder import Folder
 from rollmill.core.local_paths import local_path
 
 PROJECT = Path(__file__).parents[3]
@@ -23,3 +24,8 @@ def cache_root() -> Path:
     if chosen:
         return local_path("ROLLMILL_CACHE_DIR", chosen)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "rollmill")
+
+
+def folder_in_cache(file: Path) -> Folder:
+    """The folder of a file that lies one below the cache's own: a link in its place leads nowhere."""
+    return Folder(file.parent.parent, (file.parent.name,))

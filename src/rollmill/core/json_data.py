@@ -25,6 +25,8 @@ MAX_DEPTH = 32
 """Limit on nested lists and objects; the deepest document of Rollmill has eight levels."""
 
 SHOWN_CHARACTERS = 60
+LONG_BITS = 10_000
+"""Size of an integer that messages write in hexadecimal: Python writes no decimals of more than 4,300 digits."""
 INTEGERS = range(-(2**63), 2**64)
 INFINITIES = ("inf", "-inf")
 """Text of infinities, which JSON does not have, where a number is expected."""
@@ -71,7 +73,7 @@ def parse_json(
         raise error(f"{where} cannot be read: it is nested deeper than {depth} levels.") from None
     except (msgspec.MsgspecError, ValueError) as problem:
         raise error(f"{where} cannot be read: {_described(problem)}.") from None
-    _check_bounds(value, where, depth, error)
+    check_limits(value, where=where, depth=depth, error=error)
     return value
 
 
@@ -139,17 +141,28 @@ def short_json(value: Any) -> str:
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[: SHOWN_CHARACTERS - 3]}..."
 
 
-def _check_bounds(value: Any, where: str, depth: int, error: type[Exception]) -> None:
-    """Checks nesting and integers level by level, as recursion would be as deep as the document."""
+def check_limits(value: Any, *, where: str, depth: int = MAX_DEPTH, error: type[Exception] = DataError) -> None:
+    """Checks nesting and integers of a parsed document; arguments are those of `parse_json`.
+
+    Raises:
+        DataError: or `error`, if it is nested too deeply, or an integer does not fit into 64 bits.
+    """
+    # Level by level, as recursion would be as deep as the document.
     level = [value]
     for _ in range(depth + 1):
         for part in level:
             if isinstance(part, int) and part not in INTEGERS:
-                raise error(f"{where} cannot be read: {short_json(part)} does not fit into 64 bits.")
+                raise error(f"{where} cannot be read: {_short_integer(part)} does not fit into 64 bits.")
         level = [inner for part in level for inner in _parts(part)]
         if not level:
             return
     raise error(f"{where} cannot be read: it is nested deeper than {depth} levels.")
+
+
+def _short_integer(value: int) -> str:
+    """An integer for messages; one of thousands of digits, which Python does not write, in hexadecimal."""
+    text = str(value) if value.bit_length() < LONG_BITS else hex(value)
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[: SHOWN_CHARACTERS - 3]}..."
 
 
 def _parts(value: Any) -> Iterable[Any]:

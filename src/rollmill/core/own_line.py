@@ -59,7 +59,7 @@ def failed_import(module: str, error: BaseException) -> str:
     if not isinstance(error, ModuleNotFoundError) or error.name not in (module, top):
         return f"cannot import {module!r}: {type(error).__name__}: {error}, at {own_line(error)}."
     cause = f"cannot import {module!r}: {type(error).__name__}: {error}. hint:"
-    here = next((path for path in (Path(f"{top}.py"), Path(top)) if path.exists()), None)
+    here = next((path for path in (Path(f"{top}.py"), Path(top)) if os.path.exists(path)), None)
     if here is not None:
         return (
             f"{cause} {here} lies in the current directory, where Python does not look by itself: put "

@@ -4,6 +4,8 @@ from pathlib import Path
 
 from rollmill.core.errors import UsageError
 
+MAX_MESSAGE = 2500
+"""Characters of a message; a longer one repeats a value that nobody reads."""
 UNITS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -41,3 +43,11 @@ def printable(text: str) -> str:
     r"""Text of others for a terminal: what would control it is shown as an escape such as `\x1b`."""
     shown = text.encode("utf-8", "backslashreplace").decode()
     return "".join(each if each.isprintable() or each in "\n\t" else repr(each)[1:-1] for each in shown)
+
+
+def shortened(text: str) -> str:
+    """A message without the middle of one that is too long: its beginning tells the error, its end the way out."""
+    if len(text) <= MAX_MESSAGE:
+        return text
+    end = MAX_MESSAGE // 3
+    return f"{text[: MAX_MESSAGE - end]} [...] {text[-end:]}"

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rollmill.core.errors import CheckpointError, DataError
-from rollmill.core.folder import Folder, read_named
-from rollmill.core.installation import cache_root
+from rollmill.core.folder import Folder
+from rollmill.core.installation import cache_root, folder_in_cache
 from rollmill.core.json_data import parse_json
 
 MAX_BYTES = 2**20
@@ -30,13 +30,14 @@ def cached_file(folder: str, known: Sequence[object], *, packages: Sequence[str]
 
 def read_cached(file: Path, read: Callable[[Any], T]) -> T | None:
     """The value that `read` makes of a file's JSON; None if there is none, or a damaged one, which is removed."""
+    folder = folder_in_cache(file)
     try:
-        return read(parse_json(read_named(file, limit=MAX_BYTES), where=str(file)))
+        return read(parse_json(folder.read(file.name, limit=MAX_BYTES), where=str(file)))
     except FileNotFoundError:
         return None
     except (OSError, CheckpointError, DataError, ValueError, KeyError, TypeError):
-        with contextlib.suppress(OSError):
-            Folder(file.parent).remove(file.name)
+        with contextlib.suppress(OSError, CheckpointError):
+            folder.remove(file.name)
         return None
 
 
@@ -45,9 +46,28 @@ def write_once(file: Path, text: str) -> None:
 
     Raises:
         OSError: it cannot be written.
+        CheckpointError: a link is in the place of its folder.
     """
-    folder = Folder(file.parent)
+    folder = folder_in_cache(file)
     if folder.kinds().get(file.name) != "file":
-        folder.make()
-        with folder.replacing(file.name, shared=True) as whole:
-            whole.write(text.encode())
+        _replace(folder, file.name, text)
+
+
+def write_exactly(file: Path, text: str) -> None:
+    """Writes a file, whole or not at all, unless it has this very content: what is imported may be nothing else.
+
+    Raises:
+        OSError: it cannot be written.
+        CheckpointError: a link is in the place of its folder.
+    """
+    folder, known = folder_in_cache(file), None
+    with contextlib.suppress(OSError, CheckpointError):
+        known = folder.read(file.name, limit=len(text.encode()))
+    if known != text.encode():
+        _replace(folder, file.name, text)
+
+
+def _replace(folder: Folder, name: str, text: str) -> None:
+    folder.make()
+    with folder.replacing(name, shared=True) as whole:
+        whole.write(text.encode())

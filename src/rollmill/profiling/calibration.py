@@ -5,8 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rollmill.core.errors import CheckpointError, DataError
-from rollmill.core.folder import Folder, read_named, replacing_named
-from rollmill.core.installation import cache_root
+from rollmill.core.installation import cache_root, folder_in_cache
 from rollmill.core.json_data import parse_json, read_as
 from rollmill.core.machine import hardware, versions
 from rollmill.profiling.ceilings import measure_ceilings
@@ -59,17 +58,17 @@ def _machine() -> str:
 def _read(file: Path) -> Calibration | None:
     """A calibration that was kept; None if there is none that can be read."""
     try:
-        return read_as(
-            Calibration, parse_json(read_named(file, limit=MAX_BYTES), where=str(file)), where=str(file)
-        )
+        text = folder_in_cache(file).read(file.name, limit=MAX_BYTES)
+        return read_as(Calibration, parse_json(text, where=str(file)), where=str(file))
     except (OSError, CheckpointError, DataError):
         return None
 
 
 def _keep(file: Path, found: Calibration) -> None:
     try:
-        Folder(file.parent).make()
-        with replacing_named(file) as whole:
+        folder = folder_in_cache(file)
+        folder.make()
+        with folder.replacing(file.name, shared=True) as whole:
             whole.write(json.dumps(asdict(found)).encode())
     except (OSError, CheckpointError):
         return  # it is measured again next time

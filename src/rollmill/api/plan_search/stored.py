@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rollmill.core.errors import CheckpointError, DataError, UsageError
-from rollmill.core.folder import Folder, read_named, replacing_named
-from rollmill.core.installation import cache_root
+from rollmill.core.installation import cache_root, folder_in_cache
 from rollmill.core.json_data import parse_json, read_as
 from rollmill.planning import Plan
 from rollmill.planning.search import PlanTable
@@ -42,7 +41,9 @@ def file_for(what: Mapping[str, Any]) -> Path:
 def read_stored(file: Path, *, budget: float) -> tuple[PlanTable, Plan] | None:
     """An earlier result; None if there is none, or if this budget is larger and may find a better one."""
     try:
-        value = parse_json(read_named(file, limit=MAX_BYTES), where=str(file), limit=MAX_BYTES)
+        value = parse_json(
+            folder_in_cache(file).read(file.name, limit=MAX_BYTES), where=str(file), limit=MAX_BYTES
+        )
         stored = read_as(StoredSearch, value, where=str(file))
         plan = Plan.from_json(stored.plan)
     except (OSError, CheckpointError, DataError, UsageError):
@@ -56,6 +57,7 @@ def store(file: Path, table: PlanTable, plan: Plan, *, budget: float) -> None:
     """Keeps a result, whole or not at all; where nothing can be kept, the next search finds it anew."""
     text = json.dumps(asdict(StoredSearch(budget, plan.to_json(), table)), indent=1)
     with contextlib.suppress(OSError, CheckpointError):
-        Folder(file.parent).make()
-        with replacing_named(file) as whole:
+        folder = folder_in_cache(file)
+        folder.make()
+        with folder.replacing(file.name, shared=True) as whole:
             whole.write(text.encode())

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rollmill.api.plotting.groups import AXES, Curves, SeedCurve, grouped, settings_of
+from rollmill.api.plotting.groups import AXES, Curves, SeedCurve, grouped, object_in, settings_of
 from rollmill.api.plotting.html import curves_page
 from rollmill.api.plotting.png import write_png
 from rollmill.api.sweeps import SweepDirectory
-from rollmill.core.errors import StorageError, UsageError
+from rollmill.core.errors import CheckpointError, DataError, StorageError, UsageError
 from rollmill.core.fields import fit
 from rollmill.core.folder import replacing_named
 from rollmill.core.new_files import ALSO_IN_PYTHON, check_new_file
@@ -17,6 +17,8 @@ from rollmill.record import RETURN, RunDirectory, metric_curve, metric_names
 
 METRIC = RETURN
 SWEEP = "sweep.json"
+MAX_DIGITS = 20
+"""Digits of a seed, which is a number of 64 bits."""
 SUFFIXES = (".html", ".png")
 
 
@@ -124,15 +126,26 @@ def _opened(runs: Sequence[str | Path]) -> _Opened:
 def _curves_of(run: RunDirectory, metric: str) -> list[SeedCurve]:
     """The curve of each seed of a run; one for all, where the metric is not recorded for each."""
     config = run.read_config()
-    settings, options = settings_of(config), config.get("options", {})
+    try:
+        settings, options = settings_of(config), object_in(config, "options")
+    except DataError as error:
+        raise CheckpointError(f"{run.root / str(error)}") from error
     first, count = options.get("seed", 0), options.get("num_seeds", 1)
     each: list[tuple[str, Any]] = []
     if isinstance(first, int) and isinstance(count, int) and count > 1:
-        each = [(f"{metric}_seed{seed}", f", seed {seed}") for seed in range(first, first + count)]
+        seeds = sorted(seed for seed in _seeds_of(run, metric) if first <= seed < first + count)
+        each = [(f"{metric}_seed{seed}", f", seed {seed}") for seed in seeds]
     curves = [SeedCurve(_name(run) + suffix, settings, metric_curve(run, name)) for name, suffix in each]
     curves = [curve for curve in curves if curve.points]
     curves = curves or [SeedCurve(_name(run), settings, metric_curve(run, metric))]
     return [curve for curve in curves if curve.points]
+
+
+def _seeds_of(run: RunDirectory, metric: str) -> set[int]:
+    """The seeds that a metric is recorded for, however many a configuration names."""
+    beginning = f"{metric}_seed"
+    ends = (name.removeprefix(beginning) for name in metric_names(run) if name.startswith(beginning))
+    return {int(end) for end in ends if end.isascii() and end.isdigit() and len(end) < MAX_DIGITS}
 
 
 def _name(run: RunDirectory) -> str:

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
+from rollmill.core.errors import DataError
+from rollmill.core.json_data import short_json
 from rollmill.record import MetricAt
 
 POINTS = 200
@@ -74,13 +76,31 @@ class Curves(NamedTuple):
 
 
 def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that tell a run from runs of other groups, from its recorded configuration."""
-    graph, options = config.get("graph", {}), config.get("options", {})
+    """The settings that tell a run from runs of other groups, from its recorded configuration.
+
+    Raises:
+        DataError: a part of it is no object.
+    """
+    graph, options = object_in(config, "graph"), object_in(config, "options")
     settings: dict[str, Any] = {name: graph.get(name) for name in NAMES_FIRST}
-    settings |= _flat(graph.get("environment_options") or {}, "")
-    settings |= _flat(graph.get("config") or {}, "")
+    settings |= _flat(object_in(graph, "environment_options"), "")
+    settings |= _flat(object_in(graph, "config"), "")
     settings |= {name: options.get(name) for name in PLACEMENT}
     return settings
+
+
+def object_in(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """An object in an object of a recorded configuration; empty where it is missing or null.
+
+    Raises:
+        DataError: it is something else.
+    """
+    value = values.get(name)
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise DataError(f"config.json: {name} is {short_json(value)}, and has to be an object.")
+    return value
 
 
 def _flat(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:

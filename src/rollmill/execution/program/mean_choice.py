@@ -1,5 +1,6 @@
 """The way in which a training on a mesh takes its means: the one that is asked for, or the fastest."""
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
-from rollmill.core.errors import UsageError
+from rollmill.core.errors import CheckpointError, UsageError
 from rollmill.dataflow import Graph, Reduce
 from rollmill.execution.program.compiled import state_shapes
 from rollmill.execution.program.peer_memory import NoPeerMemory
@@ -59,7 +60,8 @@ def choose_mean(graph: Graph, mesh: Mesh, wanted: AllReduceOption, host: Reduce 
         return MeanChoice(means[known], known, [f"means are {known}, which was the fastest way before"])
     seconds = time_reductions(mesh, num_parameters, means)
     chosen = fastest(seconds)
-    write_once(file, json.dumps({"way": chosen, "seconds": seconds}))
+    with contextlib.suppress(OSError, CheckpointError):  # where nothing can be kept, it is timed again
+        write_once(file, json.dumps({"way": chosen, "seconds": seconds}))
     return MeanChoice(means[chosen], chosen, [_note(num_parameters, seconds, chosen)])
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from rollmill.core.errors import DataError
+from rollmill.core.errors import CheckpointError, DataError
 from rollmill.core.json_data import read_as, short_json
 from rollmill.fusion.backends.base import CompilingAhead
 from rollmill.fusion.cache import cached_file, read_cached, write_once
@@ -78,8 +79,8 @@ class Search(NamedTuple):
         stored = read_as(StoredLaunch, document, where=str(self.file))
         if stored.launch not in set(map(tuple, self.launches)):
             raise DataError(f"{self.file}: launch {short_json(stored.launch)} is none of those that were tried.")
-        if any(time is not None and not time > 0 for time in (stored.seconds, stored.unfused_seconds)):
-            raise DataError(f"{self.file}: times have to be greater than 0.")
+        if any(time is not None and not 0 < time < math.inf for time in (stored.seconds, stored.unfused_seconds)):
+            raise DataError(f"{self.file}: times have to be finite and greater than 0.")
         return Tuned(stored.launch, stored.seconds, stored.unfused_seconds)
 
 
@@ -134,7 +135,7 @@ def fastest(
         raise CannotFuse(f"no launch of the kernel runs on this device: {last}") from last
     best = min(times, key=lambda launch: times[launch])
     tuned = Tuned(tuple(best), times[best], seconds_of_call(plain(), arguments))
-    with contextlib.suppress(OSError):  # where nothing can be kept, it is timed again
+    with contextlib.suppress(OSError, CheckpointError):  # where nothing can be kept, it is timed again
         write_once(search.file, json.dumps(tuned._asdict()))
     return tuned
 

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 import jax
 from jaxtyping import Array
 
+from rollmill.core.errors import CheckpointError
 from rollmill.core.installation import cache_root
 from rollmill.fusion.backends.triton import memory, operations
 from rollmill.fusion.backends.triton.compile_file import Compilation, compile_file
-from rollmill.fusion.cache import write_once
+from rollmill.fusion.cache import write_exactly
 from rollmill.fusion.errors import CannotFuse
 
 HEADER = f"""\
@@ -152,8 +153,8 @@ def _source_file(source: str) -> Path:
     name = "kernel_" + hashlib.sha256(text.encode()).hexdigest()[:16]
     file = cache_root() / "kernels" / f"{name}.py"
     try:
-        write_once(file, text)
-    except OSError as error:
+        write_exactly(file, text)
+    except (OSError, CheckpointError) as error:
         advice = "ROLLMILL_CACHE_DIR can name another folder"
         raise CannotFuse(f"{file} cannot be written: {error}.", advice=advice) from error
     return file
