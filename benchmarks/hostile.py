@@ -2,10 +2,10 @@
 
     python benchmarks/hostile.py [--every 1] [--seconds 1200] [--output FOLDER]
 
-The cases are those of tests/api/hostile_files.py (plans, profiles, caches, learning curves, files of options,
-exports), tests/api/test_hostile_sweeps.py, tests/serving/hostile_requests.py and tests/api/hostile_runs.py. All run
-in this process on a CPU. Rows are appended to hostile.rows.jsonl beside the result as they come. No case begins after
-`--seconds`; the result says whether all have run. Writes results/hostile.json.
+The cases are those of tests/api/hostile_files.py (plans, profiles, caches, learning curves, files of options and
+exports), tests/api/test_hostile_sweeps.py, tests/serving/hostile_requests.py and tests/api/hostile_runs.py. All
+run in this process on a CPU. Rows are appended to hostile.rows.jsonl beside the result as they come. No case
+begins after `--seconds`, and the result says whether all have run. Writes results/hostile.json.
 """
 
 import argparse
@@ -87,7 +87,8 @@ def empty(folder: Path) -> Iterator[Path]:
 
 def file_rows(folder: Path, source: Path, every: int) -> Iterator[Row]:
     """Hostile files."""
-    from hostile_files import cases, exports, tried
+    from hostile_files import cases, exports
+    from hostile_trial import tried
 
     for case in (*islice(cases(), 0, None, every), *islice(exports(source), 0, None, every)):
         with empty(folder) as root:
@@ -106,17 +107,18 @@ def run_rows(folder: Path, source: Path, every: int) -> Iterator[Row]:
 
 def sweep_rows(folder: Path, every: int) -> Iterator[Row]:
     """Hostile sweeps; their processes are not started."""
-    import hostile_files
+    from hostile_files import called
+    from hostile_trial import Case, tried
     from test_hostile_sweeps import cases, touch_everything
 
     from rollmill.cli import sweep
 
     sweep.run_sweep = touch_everything
-    call = hostile_files._command("sweep", "--resume", "GOT/sweep")
+    call = called("sweep", "--resume", "GOT/sweep")
     for case in islice(cases(), 0, None, every):
         make = lambda got, outside, case=case: case.make(got / "sweep", outside)
         with empty(folder) as root:
-            outcome = hostile_files.tried(hostile_files.Case("sweeps", case.name, make, call), root)
+            outcome = tried(Case("sweeps", case.name, make, call), root)
         let_in = ["was not refused"] if case.names_code and outcome.code != 2 else []
         yield row_of("sweeps", case.name, f"exit code {outcome.code}", (*outcome.faults, *let_in))
 

@@ -7,33 +7,20 @@ written or deleted, no module that a file names is imported, nothing waits for e
 printed.
 """
 
-import contextlib
 import copy
-import importlib
-import io
 import json
 import os
 import shutil
-import signal
-import stat
-import sys
-import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+from hostile_trial import EVIL, MARKUP, Case
 
 from rollmill.api.exporting.files import check_place, write_files
-from rollmill.cli.main import _code_of, _exit_code
-
-LIMIT = 30.0
-"""Seconds after which a case is said to wait for ever."""
-MOST_PRINTED = 3000
-"""Characters that an error may have."""
-EVIL = "evil_tool"
-"""A module beside the files that nothing may import."""
-MARKUP = "<script>alert(1)"
+from rollmill.cli.main import _exit_code
 
 KINDS = ("link to a file", "link to a folder", "broken link", "link to itself", "endless device", "pipe", "folder")
 CONTENTS = {
@@ -69,25 +56,6 @@ VALUES = {
 }
 """JSON of values that a field is given."""
 HOLE = "the hole that a value is put in"
-
-
-class Case(NamedTuple):
-    """Files of a stranger, and what is done with them."""
-
-    kind: str
-    name: str
-    make: Callable[[Path, Path], object]
-    """Makes them, from their folder and a folder outside of it."""
-    call: Callable[[Path], int | None]
-    """Uses the folder; returns an exit code, or None for 0."""
-
-
-class Outcome(NamedTuple):
-    """The end of a case."""
-
-    code: int | None
-    """None if an error was raised that no command catches."""
-    faults: tuple[str, ...]
 
 
 def cases() -> Iterator[Case]:
@@ -184,7 +152,7 @@ def _edits_of(
         yield Case(kind, f"{file}: {name}", make, call)
 
 
-def _command(*words: str) -> Callable[[Path], int]:
+def called(*words: str) -> Callable[[Path], int]:
     """Calls a command with words in which GOT stands for the folder."""
     return lambda got: _exit_code([word.replace("GOT", str(got)) for word in words])
 
@@ -203,7 +171,7 @@ def _nothing(got: Path) -> None:
 
 def plans() -> Iterator[Case]:
     """Plans that `--plan` names."""
-    call = _command("plan", *PPO, "--plan", "GOT/plan.json", "--no-show")
+    call = called("plan", *PPO, "--plan", "GOT/plan.json", "--no-show")
     yield from _in("plans", "plan.json", _nothing, call)
     yield from _edits_of("plans", "plan.json", _nothing, call, PLAN)
 
@@ -215,7 +183,7 @@ def profiles() -> Iterator[Case]:
     document = json.loads(profile().to_json())
     healthy = lambda got: fill(got, got, file="b/profile.json", content=json.dumps(document).encode())
     for first in ("GOT/a", "GOT/a/profile.json"):
-        call = _command("profile", "compare", first, "GOT/b", "--output", "GOT/page.html")
+        call = called("profile", "compare", first, "GOT/b", "--output", "GOT/page.html")
         yield from _in("profiles", "a/profile.json", healthy, call)
     for process in document["processes"]:
         process["timeline"] = process["timeline"][:1]
@@ -259,7 +227,7 @@ def _run(got: Path) -> None:
 
 def curves() -> Iterator[Case]:
     """Runs whose learning curves are drawn."""
-    call = _command("plot", "GOT/run", "--output", "GOT/page.html")
+    call = called("plot", "GOT/run", "--output", "GOT/page.html")
     for file in ("config.json", "metrics.jsonl", "summary.json", "versions.json", "sweep.json"):
         yield from _in("curves", f"run/{file}", _run, call)
     yield from _edits_of("curves", "run/config.json", _run, call, CONFIG)
@@ -283,11 +251,11 @@ OPTIONS = (
 def option_files() -> Iterator[Case]:
     """Files that `--config` names: TOML, and the config.json of a run."""
     for file in ("options.toml", "config.json"):
-        call = _command("plan", *PPO, "--config", f"GOT/{file}", "--no-show")
+        call = called("plan", *PPO, "--config", f"GOT/{file}", "--no-show")
         yield from _in("options", file, _nothing, call)
-    call = _command("plan", "--config", "GOT/config.json", "--no-show")
+    call = called("plan", "--config", "GOT/config.json", "--no-show")
     yield from _edits_of("options", "config.json", _nothing, call, CONFIG)
-    call = _command("plan", *PPO, "--config", "GOT/options.toml", "--no-show")
+    call = called("plan", *PPO, "--config", "GOT/options.toml", "--no-show")
     toml = {name: raw for name, raw in VALUES.items() if name not in ("null", "surrogate", "NaN", "object")}
     for option, (name, raw) in product(
         OPTIONS, {**toml, "nan": "nan", "table": "{a = 1}", "time": "07:32:00"}.items()
@@ -297,13 +265,13 @@ def option_files() -> Iterator[Case]:
 
 
 OUTPUTS = {
-    "plot": ("page.html", _command("plot", "GOT/run", "--output", "GOT/page.html")),
-    "compare": ("page.html", _command(*COMPARE, "--output", "GOT/page.html")),
-    "plan": ("plan.json", _command("plan", *PPO, "--no-show", "--output", "GOT/plan.json")),
+    "plot": ("page.html", called("plot", "GOT/run", "--output", "GOT/page.html")),
+    "compare": ("page.html", called(*COMPARE, "--output", "GOT/page.html")),
+    "plan": ("plan.json", called("plan", *PPO, "--no-show", "--output", "GOT/plan.json")),
     "export": ("policy.onnx", lambda got: _exported(got, force=False)),
-    "plot, replaced": ("page.html", _command("plot", "GOT/run", "--output", "GOT/page.html", "--force")),
-    "compare, replaced": ("page.html", _command(*COMPARE, "--output", "GOT/page.html", "--force")),
-    "plan, replaced": ("plan.json", _command("plan", *PPO, "--no-show", "--output", "GOT/plan.json", "--force")),
+    "plot, replaced": ("page.html", called("plot", "GOT/run", "--output", "GOT/page.html", "--force")),
+    "compare, replaced": ("page.html", called(*COMPARE, "--output", "GOT/page.html", "--force")),
+    "plan, replaced": ("plan.json", called("plan", *PPO, "--no-show", "--output", "GOT/plan.json", "--force")),
     "export, replaced": ("policy.onnx", lambda got: _exported(got, force=True)),
 }
 
@@ -332,7 +300,7 @@ def _exported(got: Path, *, force: bool) -> None:
 def exports(run: Path) -> Iterator[Case]:
     """Exports of a trained run that was damaged, and those to hostile places."""
     copied = lambda got: shutil.copytree(run, got / "run")
-    call = _command("export", "GOT/run", "--format", "stablehlo", "--output", "GOT/policy.stablehlo")
+    call = called("export", "GOT/run", "--format", "stablehlo", "--output", "GOT/policy.stablehlo")
     checkpoint = next((run / "checkpoints").iterdir()).name
     for file in ("config.json", *(f"checkpoints/{checkpoint}/{name}" for name in CHECKPOINT)):
         yield from _in("exports", f"run/{file}", copied, call)
@@ -340,80 +308,3 @@ def exports(run: Path) -> Iterator[Case]:
         change = partial(put, file=file, kind=what)
         make = lambda got, out, change=change: (copied(got), change(got, out))
         yield Case("exports", f"{what} at {file}", make, call)
-
-
-# --- trying them ------------------------------------------------------------------------------------------
-
-
-def tried(case: Case, root: Path) -> Outcome:
-    """What becomes of a case; `root` is an empty folder."""
-    got, outside, printed, errors = root / "got", root / "outside", io.StringIO(), io.StringIO()
-    got.mkdir()
-    (outside / "folder").mkdir(parents=True)
-    for file in ("thesis.txt", "folder/letter.txt"):
-        (outside / file).write_text("the only copy")
-    case.make(got, outside)
-    before, code, faults = _state(root), None, []
-    with _as_a_command(got), contextlib.redirect_stdout(printed), contextlib.redirect_stderr(errors):
-        try:
-            code = _code_of(lambda: case.call(got) or 0)
-        except BaseException as error:  # the command line would show it as a traceback
-            faults.append(f"raised {type(error).__name__}: {error!s:.200}")
-    text = errors.getvalue()
-    if _state(root) != before:
-        faults.append("wrote or deleted outside")
-    if EVIL in sys.modules:
-        faults.append("imported a module")
-        del sys.modules[EVIL]
-    if "\x1b" in text + printed.getvalue() or "Traceback" in text or len(text) > MOST_PRINTED:
-        faults.append(f"printed {text[:300]!r}")
-    if any(MARKUP in page.read_text() for page in got.glob("*.html") if page.is_file()):
-        faults.append("wrote markup into a page")
-    if code not in (0, 1, 2, None):
-        faults.append(f"ended with exit code {code}")
-    return Outcome(code, tuple(faults))
-
-
-def _state(root: Path) -> dict[str, Any]:
-    """All that is in a folder but outside of its subfolder `got`."""
-    found = {}
-    for folder, names, files in os.walk(root):
-        if Path(folder) == root:
-            names.remove("got")
-        for name in (*names, *files):
-            path = Path(folder, name)
-            status = path.lstat()
-            content = path.read_bytes() if stat.S_ISREG(status.st_mode) else None
-            found[str(path)] = (status.st_mode, status.st_ino, status.st_mtime_ns, content)
-    return found
-
-
-@contextlib.contextmanager
-def _as_a_command(folder: Path) -> Iterator[None]:
-    """Works in a folder that has the evil module, with an alarm, and gives everything back."""
-    before, variables, path = Path.cwd(), dict(os.environ), list(sys.path)
-    (folder / f"{EVIL}.py").write_text("")
-    os.chdir(folder)
-    sys.path.insert(0, str(folder))
-    importlib.invalidate_caches()
-    handler = signal.signal(signal.SIGALRM, _late)
-    signal.setitimer(signal.ITIMER_REAL, LIMIT)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("always")
-            yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, handler)
-        os.chdir(before)
-        os.environ.clear()
-        os.environ.update(variables)
-        sys.path[:] = path
-
-
-class TooLate(BaseException):
-    """A case that waits for ever."""
-
-
-def _late(number: int, frame: object) -> None:
-    raise TooLate(f"it had not ended after {LIMIT:.0f} s")

@@ -3,8 +3,9 @@
 from collections import Counter
 
 import pytest
-from hostile_files import Case, cases, exports, tried
+from hostile_files import cases, exports
 from hostile_runs import healthy
+from hostile_trial import Case, tried
 
 ALL = list(cases())
 EVERY = 80
