@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     )
     from rollmill.api.plotting import plot
     from rollmill.api.profiling import ProfileOptions, profile
-    from rollmill.cli.sweep_call import Sweep, sweep
+    from rollmill.api.sweeps.call import Sweep, sweep
     from rollmill.core.drawing import Circle, Drawing, Line, Polygon
     from rollmill.core.errors import RollmillError
     from rollmill.core.interrupted import Interrupted
@@ -176,7 +176,7 @@ _MODULES = {
     ),
     "rollmill.api.plotting": ("plot",),
     "rollmill.api.profiling": ("ProfileOptions", "profile"),
-    "rollmill.cli.sweep_call": ("Sweep", "sweep"),
+    "rollmill.api.sweeps.call": ("Sweep", "sweep"),
     "rollmill.core.drawing": ("Circle", "Drawing", "Line", "Polygon"),
     "rollmill.core.errors": ("RollmillError",),
     "rollmill.core.interrupted": ("Interrupted",),

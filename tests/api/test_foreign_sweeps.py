@@ -7,9 +7,9 @@ import sys
 import pytest
 
 from rollmill.api import SweepDirectory, TrainingRequest, resolve
+from rollmill.api.named_code import named_by
 from rollmill.api.sweeps.trial_processes import start_trial
 from rollmill.cli.main import _exit_code as command
-from rollmill.cli.named_code import named_by
 from rollmill.core.errors import CheckpointError, UsageError
 from rollmill.core.imports import ONLY, ImportRefused, import_named, only_importing
 from rollmill.execution.instances import MachinePart

@@ -63,7 +63,7 @@ def test_other_handlers_and_other_signals_return_the_result(tmp_path):
 
 
 def test_a_sweep_in_python(tmp_path, monkeypatch):
-    from rollmill.cli import sweep_call
+    from rollmill.api.sweeps import call as sweep_call
 
     monkeypatch.setattr(sweep_call, "run_sweep", lambda *arguments, **options: 130)
     with pytest.raises(rollmill.Interrupted) as stopped:

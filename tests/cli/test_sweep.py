@@ -124,7 +124,7 @@ def test_bad_input_is_refused_before_anything_starts(words, message, tmp_path, m
 
 def test_modules_of_the_user_are_found_but_not_imported(tmp_path, monkeypatch):
     from rollmill.api import TrainingRequest
-    from rollmill.cli import sweep_creation
+    from rollmill.api.sweeps import creation as sweep_creation
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -324,8 +324,8 @@ def test_killed_sweeps_and_trials_lose_nothing(tmp_path):
     ],
 )
 def test_seeds_that_are_apart_are_taken(words, tmp_path):
+    from rollmill.api.sweeps.creation import NewSweep, create_sweep, typed_axis
     from rollmill.cli.requests import parse_training
-    from rollmill.cli.sweep_creation import NewSweep, create_sweep, typed_axis
     from rollmill.planning import parse_axis
 
     axes = tuple(typed_axis("ppo", parse_axis(text)) for text in words[1::2] if "=" in text)

@@ -13,7 +13,7 @@ import pytest
 
 import rollmill
 from rollmill.api import TrainingRequest, read_request, resolve
-from rollmill.cli.sweep_call import _settings, json_value
+from rollmill.api.sweeps.call import _settings, json_value
 from rollmill.core.errors import UsageError
 
 TINY = {"num_envs": 4, "num_steps": 8, "num_minibatches": 1, "network": {"hidden_sizes": (4,)}}

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from typing import Any, NamedTuple
 
-from rollmill.api.algorithms import find_algorithm
+from rollmill.api.algorithms import ALGORITHMS, find_algorithm
 from rollmill.api.evaluations import unwatched
 from rollmill.api.options import RunOptions
 from rollmill.api.placing import prepare_devices
@@ -19,9 +19,10 @@ from rollmill.core.errors import UsageError, unknown_name
 from rollmill.core.fields import unknown_setting
 from rollmill.core.json_data import read_as, writable
 from rollmill.core.options import Option, options_of, with_values
+from rollmill.core.plugins import plugins_named
 from rollmill.core.text_values import count_of, read_value
 from rollmill.dataflow import Graph
-from rollmill.envs import parse_options
+from rollmill.envs import is_on_host, parse_options
 from rollmill.networks import find_network
 from rollmill.planning import settings_of
 from rollmill.recipes import RECIPES, Recipe
@@ -173,6 +174,27 @@ def prepare_request(request: TrainingRequest) -> PreparedTraining:
     resolved = resolve(request)
     options = unwatched(resolved.options)
     return prepare_training(resolved.graph(), options, imports=request.imports, recipe=request.recipe)
+
+
+def find_own_algorithm(name: str, options: RunOptions | None, imports: Sequence[str], *, environment: str) -> None:
+    """Makes an algorithm known: by importing the user's modules, or an installed package.
+
+    Modules that compute with JAX when they are imported find the devices that the options ask for.
+
+    Args:
+        name: the algorithm.
+        options: of the run; None where nothing is going to be computed.
+        imports: modules to import.
+        environment: its id; empty where it is not known.
+
+    Raises:
+        UsageError: no module registers it.
+    """
+    if name not in ALGORITHMS and (imports or plugins_named("algorithm", name)):
+        if options is not None:
+            prepare_devices(options, environment=environment if environment and is_on_host(environment) else "")
+        import_modules(imports)
+    find_algorithm(name)
 
 
 def default_config(algorithm: str, recipe: str | None) -> Any:

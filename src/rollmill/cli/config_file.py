@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rollmill.api import RunOptions, TrainingRequest
+from rollmill.api.named_code import named_by
 from rollmill.api.trust import CLUSTER, trusted_modules
-from rollmill.cli.named_code import named_by
 from rollmill.cli.words import options_like
 from rollmill.core.errors import CheckpointError, UsageError
 from rollmill.core.folder import read_named

@@ -6,10 +6,11 @@ from dataclasses import dataclass, make_dataclass
 from typing import Annotated, Any, TypeAlias
 
 from rollmill.api import ALGORITHMS, RunOptions, resolve
+from rollmill.api.request import find_own_algorithm
 from rollmill.cli.environment_options import EnvOptions, Transforms
 from rollmill.cli.named_parts import Imports, NetworkName
-from rollmill.cli.parsing import parse_given, parse_known
-from rollmill.cli.requests import MERGED, find_own_algorithm, request_of
+from rollmill.cli.parsing import HELP, parse_given, parse_known
+from rollmill.cli.requests import MERGED, request_of
 from rollmill.core.errors import UsageError
 from rollmill.core.installation import install_command
 from rollmill.core.options import Arg, options_of
@@ -83,7 +84,7 @@ def run(arguments: list[str]) -> int:
     if subject not in SUBJECTS:
         raise UsageError(f"there is nothing to explain about {subject!r}; there is about {', '.join(SUBJECTS)}.")
     named = parse_known(_Named, rest, prog="rollmill explain fusion").options
-    find_own_algorithm(named.algorithm, RunOptions(), named.imports, environment="", words=rest)
+    find_own_algorithm(named.algorithm, None if HELP & set(rest) else RunOptions(), named.imports, environment="")
     kind = _arguments(named.algorithm)
     chosen, given = parse_given(kind, rest, prog="rollmill explain fusion")
     kernel: KernelOptions = chosen.kernel

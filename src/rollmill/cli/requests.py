@@ -7,9 +7,8 @@ from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
-from rollmill.api import ALGORITHMS, RunOptions, TrainingRequest, default_config, find_algorithm, import_modules
-from rollmill.api import prepare_devices as prepare
-from rollmill.api.request import NETWORK, find_recipe
+from rollmill.api import RunOptions, TrainingRequest, default_config
+from rollmill.api.request import NETWORK, find_own_algorithm, find_recipe
 from rollmill.cli.config_file import ConfigFile, named_in, read_config_file
 from rollmill.cli.environment_options import EnvOptions, Transforms, chosen_environment_options
 from rollmill.cli.named_parts import Imports, NetworkName
@@ -18,8 +17,7 @@ from rollmill.cli.searching import SearchOptions
 from rollmill.core.errors import UsageError
 from rollmill.core.local_paths import local_path
 from rollmill.core.options import Arg, Option, build, options_of
-from rollmill.core.plugins import plugins_named
-from rollmill.envs import check_name, is_on_host
+from rollmill.envs import check_name
 
 Field: TypeAlias = tuple[str, Any, Any]
 """Name, type and default of a field."""
@@ -72,7 +70,12 @@ def parse_training(
     algorithm, *words = [*named, *arguments[len(named) - len(lacking) :]]
     prog = f"rollmill {command} {algorithm}"
     with named_in(file if "algorithm" in lacking else None):
-        find_own_algorithm(algorithm, head.run, head.imports, environment=_environment_in(words), words=words)
+        find_own_algorithm(
+            algorithm,
+            None if HELP & set(words) else head.run,
+            head.imports,
+            environment=_environment_in(words),
+        )
         kind = _kind(algorithm, head.recipe, more)
     if "environment" in lacking and not head.imports:
         with named_in(file):
@@ -107,30 +110,6 @@ def _environment_in(words: Sequence[str]) -> str:
         return words[0]
     follows = {after for before, after in pairwise(words) if before.startswith("--") and "=" not in before}
     return next((word for word in words if not word.startswith("-") and word not in follows), "")
-
-
-def find_own_algorithm(
-    name: str, options: RunOptions, imports: Sequence[str], *, environment: str, words: Sequence[str] = ()
-) -> None:
-    """Makes an algorithm known: by importing the user's modules, or an installed package.
-
-    Modules that compute with JAX when they are imported find the devices that the options ask for.
-
-    Args:
-        name: the algorithm.
-        options: of the run.
-        imports: modules to import.
-        environment: its id.
-        words: of the command; with `--help` among them nothing is computed.
-
-    Raises:
-        UsageError: no module registers it.
-    """
-    if name not in ALGORITHMS and (imports or plugins_named("algorithm", name)):
-        if not HELP & set(words):
-            prepare(options, environment=environment if environment and is_on_host(environment) else "")
-        import_modules(imports)
-    find_algorithm(name)
 
 
 def request_of(

@@ -7,10 +7,10 @@ from typing import Annotated, Literal, TypeAlias
 
 from rollmill.api import TRIAL_RESULTS, SweepDirectory, remember, run_sweep, trusted_modules
 from rollmill.api.sweeps import OVER_SEEDS, text_of
+from rollmill.api.sweeps.creation import DEFAULT_FACTOR, NewSweep, code_of, create_sweep, typed_axis
 from rollmill.cli.named_parts import Imports
 from rollmill.cli.parsing import HELP, Parsed, parse_given
 from rollmill.cli.requests import MERGED, parse_training
-from rollmill.cli.sweep_creation import DEFAULT_FACTOR, NewSweep, code_of, create_sweep, typed_axis
 from rollmill.core.errors import UsageError
 from rollmill.core.machine import GpuSharing
 from rollmill.core.options import Arg

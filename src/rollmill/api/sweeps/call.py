@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rollmill.api import TRIAL_RESULTS, TrainingRequest, run_sweep
 from rollmill.api.own_names import modules_of_names
-from rollmill.api.request import NETWORK, coerced_setting, setting_name
-from rollmill.cli.requests import find_own_algorithm
-from rollmill.cli.sweep_creation import NewSweep, code_of, create_sweep, typed_axis
+from rollmill.api.request import NETWORK, TrainingRequest, coerced_setting, find_own_algorithm, setting_name
+from rollmill.api.sweeps.creation import NewSweep, code_of, create_sweep, typed_axis
+from rollmill.api.sweeps.directory import TRIAL_RESULTS
+from rollmill.api.sweeps.running import run_sweep
 from rollmill.core.errors import UsageError, unknown_name
 from rollmill.core.fields import fit
 from rollmill.core.interrupted import pass_on_interrupt

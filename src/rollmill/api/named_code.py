@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from rollmill.api import TrainingRequest
+from rollmill.api.request import TrainingRequest
 from rollmill.api.trust import cluster_name
 
 

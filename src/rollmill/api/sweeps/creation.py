@@ -8,10 +8,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from rollmill.api import ResolvedRequest, SweepDirectory, SweepSpec, TrainingRequest, Trial, remember
+from rollmill.api.named_code import NamedCode, named_by
 from rollmill.api.request import (
     NETWORK,
     OF_ENVIRONMENT,
+    ResolvedRequest,
+    TrainingRequest,
     coerced_setting,
     seeds_of,
     setting_from_text,
@@ -19,7 +21,9 @@ from rollmill.api.request import (
     takes_several,
     with_types,
 )
-from rollmill.cli.named_code import NamedCode, named_by
+from rollmill.api.sweeps.directory import SweepDirectory
+from rollmill.api.sweeps.spec import SweepSpec, Trial
+from rollmill.api.trust import remember
 from rollmill.core.errors import UsageError, unknown_name
 from rollmill.core.own_line import failed_import
 from rollmill.core.plugins import plugins_named
