@@ -35,7 +35,7 @@ MISNAMED = {
 """Names that runs and programs have for options which are given once for each value."""
 
 
-class _Entry(NamedTuple):
+class _FileEntry(NamedTuple):
     """A value of a file."""
 
     key: str
@@ -138,7 +138,7 @@ class ConfigFile:
         given = {entry.name: self._value(entry, known[entry.name]) for entry in entries}
         return {name: value for name, value in given.items() if value is not None}
 
-    def _value(self, entry: _Entry, option: Option) -> Any:
+    def _value(self, entry: _FileEntry, option: Option) -> Any:
         if entry.value is None:
             return None
         if entry.name in REPEATED:
@@ -205,17 +205,17 @@ def _listed(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _entries(content: Mapping[str, Any], prefix: str = "") -> Iterator[_Entry]:
+def _entries(content: Mapping[str, Any], prefix: str = "") -> Iterator[_FileEntry]:
     """The options of a file; those of a table have its name in front."""
     for key, value in content.items():
-        entry = _Entry(f"{prefix}{key}", value)
+        entry = _FileEntry(f"{prefix}{key}", value)
         if isinstance(value, Mapping) and entry.name not in (*REPEATED, *MISNAMED):
             yield from _entries(value, prefix=f"{entry.key}.")
         elif entry.name not in POSITIONAL:
             yield entry
 
 
-def _suggestion(entry: _Entry, known: Mapping[str, Option]) -> str:
+def _suggestion(entry: _FileEntry, known: Mapping[str, Option]) -> str:
     if entry.name in MISNAMED:
         meant = MISNAMED[entry.name]
         return f"Did you mean {meant}{' (a table)' if isinstance(entry.value, Mapping) else ''}?"
@@ -226,7 +226,7 @@ def _suggestion(entry: _Entry, known: Mapping[str, Option]) -> str:
     return f"Did you mean {' or '.join(near)}?" if near else "`rollmill train ALGORITHM --help` lists the options."
 
 
-def _hint(entry: _Entry, option: Option) -> str:
+def _hint(entry: _FileEntry, option: Option) -> str:
     """Where a number or a truth value is given as text: to leave out the quotes."""
     if not isinstance(entry.value, str):
         return ""
