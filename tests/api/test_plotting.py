@@ -225,3 +225,22 @@ def test_seeds_are_those_of_the_metrics_however_many_a_configuration_names(tmp_p
     (run / "config.json").write_text(json.dumps(config))
     (group,) = rollmill.plot(run).groups
     assert group.runs == ("a, seed 3", "a, seed 4") and group.last.tolist() == [1.0, 7.0]
+
+
+def test_a_loop_of_links_and_a_line_without_an_end_are_refused(tmp_path):
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with pytest.raises(CheckpointError, match="loop"):
+        rollmill.plot(tmp_path / "loop")
+    run = recorded(tmp_path, "a", [1.0])
+    with (run / "metrics.jsonl").open("ab") as file:
+        file.truncate(2**33)  # takes no space on the disk
+    with pytest.raises(CheckpointError, match=r"metrics.jsonl cannot be read: a line has more than [\d,]+ bytes"):
+        rollmill.plot(run)
+
+
+def test_steps_beyond_all_numbers_are_passed_over(tmp_path):
+    run = recorded(tmp_path, "a", [1.0, 2.0])
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"env_steps": 1' + "0" * 400 + ', "seconds": 2.0, "episode/return": 9.0}\n')
+    (group,) = rollmill.plot(run).groups
+    assert group.last.tolist() == [2.0]

@@ -1,6 +1,7 @@
 """Trains a graph into a run directory."""
 
 import contextlib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -157,7 +158,7 @@ def _settled(options: RunOptions) -> RunOptions:
     options = with_settings(options)
     if options.start_from is None:
         return options
-    return replace(options, start_from=str(local_path("start_from", options.start_from).resolve()))
+    return replace(options, start_from=os.path.realpath(local_path("start_from", options.start_from)))
 
 
 def chosen_options(options: RunOptions | Mapping[str, Any] | None, overrides: dict[str, Any]) -> RunOptions:

@@ -44,7 +44,7 @@ class Render(PolicyOptions):
 def run(arguments: list[str]) -> int:
     """Plays the episodes, and writes or shows their pictures."""
     options = parse(Render, arguments, prog="rollmill render")
-    output = options.output or f"{options.run.resolve().name}.gif"
+    output = options.output or f"{os.path.basename(os.path.realpath(options.run))}.gif"
     path = local_path("output", output)
     check_fps(options.fps)
     if output != TERMINAL:

@@ -29,10 +29,11 @@ def metric_curve(run: RunDirectory, metric: str) -> list[MetricAt]:
     for line in _lines(run):
         try:
             read = decoder.decode(line)
-        except (msgspec.DecodeError, RecursionError):
+            env_steps = float(read.env_steps)
+        except (msgspec.DecodeError, OverflowError, RecursionError):
             continue
         if read.value is not None and math.isfinite(read.value):
-            found.append(MetricAt(float(read.env_steps), read.seconds, read.value))
+            found.append(MetricAt(env_steps, read.seconds, read.value))
     return found
 
 
@@ -59,6 +60,10 @@ def _lines(run: RunDirectory) -> Iterator[bytes]:
     try:
         with run.folder.reading(METRICS) as file:
             while line := file.readline(MOST_BYTES):
+                if len(line) == MOST_BYTES and not line.endswith(b"\n"):
+                    raise CheckpointError(
+                        f"{run.root / METRICS} cannot be read: a line has more than {MOST_BYTES:,} bytes."
+                    )
                 yield line
     except FileNotFoundError:
         return

@@ -261,7 +261,7 @@ class RunDirectory:
 
 def _linked(root: Path) -> Path:
     """The directory that a link leads to; the user chose the link, unlike those inside a run."""
-    return root.resolve() if root.is_symlink() else root
+    return Path(os.path.realpath(root)) if root.is_symlink() else root
 
 
 def name_run(algorithm: str, environment: str, *, seed: int, now: datetime) -> Path:

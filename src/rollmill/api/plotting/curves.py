@@ -1,5 +1,6 @@
 """Reads the curves of runs and sweeps, and writes them as a page or a PNG."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -105,17 +106,17 @@ def _read_curves(opened: _Opened, *, metric: str, smoothing: float) -> Curves:
 def _opened(runs: Sequence[str | Path]) -> _Opened:
     if not runs:
         raise UsageError("name at least one directory of a run or of a sweep.")
-    found: dict[Path, tuple[RunDirectory, bool]] = {}
+    found: dict[str, tuple[RunDirectory, bool]] = {}
     waiting: list[str] = []
     for root in (fit("run", Path, run) for run in runs):
         if not (root / SWEEP).is_file():
-            found.setdefault(root.resolve(), (RunDirectory.open(root), False))
+            found.setdefault(os.path.realpath(root), (RunDirectory.open(root), False))
             continue
         sweep = SweepDirectory.open(root)
         for trial in sweep.trials():
             directory = sweep.run(trial).root
             if (directory / "config.json").exists():
-                found.setdefault(directory.resolve(), (RunDirectory.open(directory), True))
+                found.setdefault(os.path.realpath(directory), (RunDirectory.open(directory), True))
             else:
                 waiting.append(str(directory))
     if not found:
@@ -149,7 +150,7 @@ def _seeds_of(run: RunDirectory, metric: str) -> set[int]:
 
 
 def _name(run: RunDirectory) -> str:
-    return run.root.resolve().name
+    return os.path.basename(os.path.realpath(run.root))
 
 
 def _without(run: RunDirectory, metric: str) -> UsageError:
