@@ -158,7 +158,7 @@ def test_no_hostile_sweep_leaves_its_folder_or_has_code_imported(tmp_path, monke
             wrong.append(f"{case.name}: wrote outside")
         elif (outside / "thesis.txt").read_text() != "precious":
             wrong.append(f"{case.name}: changed a file outside")
-        if "\x1b" in printed.err or "Traceback" in printed.err:
+        if "\x1b" in printed.err + printed.out or "Traceback" in printed.err:
             wrong.append(f"{case.name}: printed {printed.err!r:.80}")
         if case.names_code and codes[-1] != 2:
             wrong.append(f"{case.name}: was not refused")

@@ -15,6 +15,7 @@ from rollmill.core.errors import UsageError
 from rollmill.core.machine import GpuSharing
 from rollmill.core.options import Arg
 from rollmill.core.shell import command
+from rollmill.core.text import printable
 from rollmill.execution.instances import check_sharing
 from rollmill.planning import SAMPLERS, check_sampler, parse_axis
 from rollmill.record import RunDirectory
@@ -186,7 +187,7 @@ def _run(
         at_once=at_once,
         sharing=sharing,
         metric=metric,
-        say=lambda line: print(line, flush=True),
+        say=lambda line: print(printable(line), flush=True),
         imports=code_of(sweep).modules,
         also_stopped=also_stopped,
     )
@@ -232,6 +233,7 @@ def _print_table(sweep: SweepDirectory, metric: str) -> None:
     rows = sweep.rows(metric)
     columns += [name for name in OVER_SEEDS if rows and name in rows[0]]
     cells = [columns, *([_text(row[name]) for name in columns] for row in rows)]
+    cells = [[printable(text) for text in row] for row in cells]
     widths = [max(len(row[index]) for row in cells) for index in range(len(columns))]
     for row in cells:
         print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
