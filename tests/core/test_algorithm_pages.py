@@ -16,6 +16,7 @@ import pytest
 
 import rollmill
 from rollmill.algorithms import GAMES
+from rollmill.api import request
 from rollmill.api.algorithms import BUILTIN
 from rollmill.api.recorder import HIDDEN
 from rollmill.cli import train as train_command
@@ -183,8 +184,8 @@ def test_the_example_trains_the_same_by_the_command_and_in_python(name, monkeypa
 
     monkeypatch.setattr(rollmill, "train", train)
     exec(code, {})
-    monkeypatch.setattr(train_command, "prepare_devices", lambda *_, **__: None)
-    monkeypatch.setattr(train_command, "train_run", lambda graph, options, **_: train(graph, options))
+    monkeypatch.setattr(request, "prepare_devices", lambda *_, **__: None)
+    monkeypatch.setattr(request, "train", lambda graph, options, **_: train(graph, options))
     monkeypatch.setattr(train_command, "report", lambda _: 0)
     assert train_command.run(command) == 0
     in_python, by_the_command = started
