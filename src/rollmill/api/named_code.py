@@ -8,7 +8,7 @@ from rollmill.api.trust import cluster_name
 
 
 class NamedCode(NamedTuple):
-    """What requests name."""
+    """The modules and clusters that requests name."""
 
     modules: frozenset[str]
     """Modules to import, of distribution policies and of environments."""

@@ -1,4 +1,4 @@
-"""What a command has a child process do: train, go on with a run, or search for a plan."""
+"""Orders to child processes of a command: to train, to go on with a run, or to search for a plan."""
 
 import json
 import os
@@ -37,7 +37,7 @@ class SearchOrder:
 
 @dataclass(frozen=True)
 class Order:
-    """One of these."""
+    """An order to a child process, of which one field is given."""
 
     train: TrainingRequest | None = None
     resume: str | None = None

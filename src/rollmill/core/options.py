@@ -44,9 +44,15 @@ class Option(NamedTuple):
     hint: Any
     default: Any
     """`dataclasses.MISSING` where it has to be given."""
-    help: str
+    owner: type
+    """The dataclass that has its field."""
     arg: Arg
     bounds: Range | None
+
+    @property
+    def help(self) -> str:
+        """Its meaning, for which the source of its dataclass may be read."""
+        return field_docs(self.owner).get(self.path[-1], "") if self.arg.help is None else self.arg.help
 
     @property
     def is_required(self) -> bool:
@@ -111,7 +117,6 @@ def options_of(kind: type) -> list[Option]:
 
 def _options(kind: type, instance: Any, prefix: str, path: tuple[str, ...]) -> Iterator[Option]:
     annotated, plain, bounds = get_type_hints(kind, include_extras=True), get_type_hints(kind), bounds_of(kind)
-    docs = field_docs(kind)
     for field in dataclasses.fields(kind):
         if not field.init:
             continue
@@ -122,8 +127,7 @@ def _options(kind: type, instance: Any, prefix: str, path: tuple[str, ...]) -> I
         if isinstance(hint, type) and dataclasses.is_dataclass(hint):
             yield from _options(hint, default, f"{prefix}{name}." if name else prefix, inner)
         else:
-            meaning = docs.get(field.name, "") if arg.help is None else arg.help
-            yield Option(prefix + name, inner, hint, default, meaning, arg, bounds.get(field.name))
+            yield Option(prefix + name, inner, hint, default, kind, arg, bounds.get(field.name))
 
 
 def _default(field: dataclasses.Field) -> Any:

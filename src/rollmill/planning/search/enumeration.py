@@ -11,7 +11,7 @@ LIKELY_DEPTHS, OTHER_DEPTHS = ("off", "full"), ("rollout",)
 """Depths of fusion; the unfused program comes first, because others are judged by its times. Automatic fusion,
 which times many kernels before it chooses among the same, comes last."""
 
-LEAST_WAITING = 0.2
+MIN_WAITING = 0.2
 """Share of a step that is spent waiting from which on more processes than cores are tried; less may be noise."""
 
 MAX_CROWDING = 8
@@ -56,7 +56,7 @@ def most_stepping(machine: Machine, workload: Workload) -> int:
 
     Each of them keeps a core busy for the share of a step that does not wait.
     """
-    if not workload.on_host or workload.waiting < LEAST_WAITING:
+    if not workload.on_host or workload.waiting < MIN_WAITING:
         return machine.cores
     filling = math.ceil(machine.cores / max(1 - workload.waiting, 1e-3))
     holding = machine.memory // PROCESS_BYTES if machine.memory else filling
