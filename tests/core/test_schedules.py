@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
-from rollmill.core.errors import UsageError
+from rollmill.algorithms.ppo import PPOConfig
+from rollmill.api.specification import config_from_json
+from rollmill.core.errors import CheckpointError, UsageError
 from rollmill.core.schedules import parse_schedule
 
 AT = [-0.5, 0.0, 0.25, 0.5, 1.0, 2.0]
@@ -33,3 +35,23 @@ def test_other_texts_are_named_with_the_forms(text):
     ) as caught:
         parse_schedule("learning_rate", text)
     assert f"learning_rate={text!r}" in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["x", "nan", "linear:1"])
+def test_a_saved_text_that_is_no_schedule_is_named_with_its_file(text):
+    message = (
+        f'^config.json: graph.config.learning_rate is "{text}", and has to be a number or a schedule: constant'
+    )
+    with pytest.raises(CheckpointError, match=message):
+        config_from_json(PPOConfig, {"learning_rate": text}, where="config.json", field="graph.config")
+
+
+@pytest.mark.parametrize("rate", [0.1, "linear:1:0"])
+def test_saved_numbers_and_schedules_are_read(rate):
+    assert config_from_json(PPOConfig, {"learning_rate": rate}).learning_rate == rate
+
+
+def test_a_saved_number_out_of_bounds_is_named_with_its_file():
+    message = r"^config.json: graph.config: gamma=1.5 must lie between 0 and 1\.$"
+    with pytest.raises(CheckpointError, match=message):
+        config_from_json(PPOConfig, {"gamma": 1.5}, where="config.json", field="graph.config")

@@ -118,8 +118,8 @@ def read_options(run: RunDirectory) -> RunOptions:
     """The options that a run was started with.
 
     Raises:
-        CheckpointError: if its configuration is not one of this version.
-        UsageError: if a value is not one that the option may have.
+        CheckpointError: if its configuration is not one of this version, or a value is not one that the option
+            may have.
     """
     where = str(run.config_file)
     options = config_from_json(RunOptions, read_saved(run).options, where=where, field="options")

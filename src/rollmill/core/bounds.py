@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, TypeAlias
 
 from rollmill.core.errors import UsageError
@@ -65,6 +65,20 @@ def check_bounds(values: Any) -> None:
             check_numbers(name, value, bounds)
 
 
+def unknown_schedules(config: type, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yields names and texts of a dataclass's values that have to be numbers or schedules, and are neither.
+
+    Args:
+        config: the dataclass.
+        values: by the names of its fields; others are ignored.
+    """
+    hints = typing.get_type_hints(config, include_extras=True)
+    for name in bounds_of(config):
+        text = values.get(name)
+        if isinstance(text, str) and _takes_text(hints[name]) and not _is_schedule(text):
+            yield name, text
+
+
 def check_numbers(name: str, value: Any, bounds: Range) -> None:
     """Checks a number, each one of a tuple, or those of a schedule as text.
 
@@ -86,6 +100,14 @@ def _range_in(hint: Any) -> Range | None:
 def _takes_text(hint: Any) -> bool:
     """Whether an annotation admits text, as `Rate` does."""
     return hint is str or any(_takes_text(part) for part in typing.get_args(hint))
+
+
+def _is_schedule(text: str) -> bool:
+    try:
+        parse_schedule("", text)
+    except UsageError:
+        return False
+    return True
 
 
 def _numbers(name: str, value: Any) -> Iterator[int | float]:
