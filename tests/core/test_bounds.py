@@ -19,7 +19,6 @@ CONFIGS = (
     rollmill.MAPPOConfig,
     rollmill.NetworkConfig,
     rollmill.RunOptions,
-    Counts,
 )
 
 
@@ -59,6 +58,7 @@ def test_no_number_may_be_nan_and_only_limits_infinite(config):
         (rollmill.NetworkConfig, {"convolutions": ((8, 3, -1),)}, "convolutions=-1 must be at least 1."),
         (rollmill.NetworkConfig, {"initial_log_std": math.nan}, "initial_log_std=nan must be finite."),
         (rollmill.RunOptions, {"checkpoint_seconds": math.nan}, "checkpoint_seconds=nan must be at least 0."),
+        (Counts, {"workers": 0}, "workers=0 must be at least 1."),
         (rollmill.RunOptions, {"seed": 2**32}, "seed=4294967296 must lie between 0 and 4294967295."),
     ],
 )

@@ -80,6 +80,13 @@ def test_asynchronous_where_the_policy_lies_apart_from_the_update(name):
         ]
 
 
+def test_counts_name_those_that_a_policy_has_read():
+    counts = Counts(workers=8, actors=2, learners=4)
+    assert counts.used == set()
+    find_distribution("multi-learner")(counts)
+    assert counts.used == {"workers", "learners", "asynchronous"}
+
+
 def test_an_unknown_name_offers_the_nearest():
     with pytest.raises(UsageError) as caught:
         find_distribution("single-learner-corse")

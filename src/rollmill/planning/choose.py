@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from rollmill.core.errors import UsageError
 from rollmill.dataflow import Graph, Partition, flow
 from rollmill.planning.distribution import find_distribution
-from rollmill.planning.placement import COUNTS, PlacementOptions, RecordedCounts
+from rollmill.planning.placement import COUNTS, Counts, PlacementOptions
 from rollmill.planning.plan import Place, Plan, PlanSettings, read_plan
 
 
@@ -93,12 +93,11 @@ def _partition(options: PlacementOptions) -> Partition:
         UsageError: a count was given that the policy does not read.
     """
     given = {name: getattr(options, name) for name in COUNTS if getattr(options, name) not in (None, False)}
-    counts = RecordedCounts(**given)
-    counts.read.clear()
+    counts = Counts(**given)
     partition = find_distribution(options.distribution)(counts)
     for name in given:
-        if name not in counts.read:
-            used = ", ".join(count for count in COUNTS if count in counts.read) or "no count"
+        if name not in counts.used:
+            used = ", ".join(count for count in COUNTS if count in counts.used) or "no count"
             raise UsageError(
                 f"{name}={given[name]} has no effect: the distribution policy {options.distribution} has no such "
                 f"groups (it reads {used}). hint: leave it out, or choose another policy of `rollmill plan`."

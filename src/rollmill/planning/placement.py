@@ -5,11 +5,11 @@ threads, processes or Ray workers, and `plan` is a file with both, in place of t
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
-from rollmill.core.bounds import Count, Range, check_bounds
+from rollmill.core.bounds import Count, Range, check_bounds, check_numbers
 from rollmill.core.errors import UsageError
 from rollmill.core.machine import GpuSharing
 from rollmill.planning.plan import AllReduceOption, Place
@@ -62,29 +62,62 @@ PLACEMENT = tuple(field.name for field in fields(PlacementOptions))
 """Options that say where a training runs, and nothing else."""
 
 
-@dataclass(frozen=True)
 class Counts:
-    """The counts of `PlacementOptions`, which distribution policies read."""
+    """The counts of `PlacementOptions` that a distribution policy gets, with the names of those that it has read.
 
-    workers: Count = DEFAULT_COUNTS["workers"]
-    actors: Count = DEFAULT_COUNTS["actors"]
-    learners: Count = DEFAULT_COUNTS["learners"]
-    asynchronous: bool = DEFAULT_COUNTS["asynchronous"]
+    Args:
+        workers: replicas of groups that hold the environment alone.
+        actors: replicas of groups that hold the policy, but not the update.
+        learners: replicas of groups that hold gradients and update together.
+        asynchronous: whether actors go on with the newest weights.
 
-    def __post_init__(self) -> None:
-        check_bounds(self)
+    Raises:
+        UsageError: a count is less than 1.
+    """
 
+    def __init__(
+        self,
+        *,
+        workers: int = DEFAULT_COUNTS["workers"],
+        actors: int = DEFAULT_COUNTS["actors"],
+        learners: int = DEFAULT_COUNTS["learners"],
+        asynchronous: bool = DEFAULT_COUNTS["asynchronous"],
+    ) -> None:
+        self._numbers = {"workers": workers, "actors": actors, "learners": learners}
+        self._asynchronous = asynchronous
+        self.used: set[str] = set()
+        """Names of the counts that were read; the others have no effect."""
+        for name, number in self._numbers.items():
+            check_numbers(name, number, Range(1, finite=False))
 
-@dataclass(frozen=True)
-class RecordedCounts(Counts):
-    """Counts that record which of them a distribution policy reads: the others have no effect."""
+    @property
+    def workers(self) -> int:
+        """Replicas of groups that hold the environment alone."""
+        return self._number("workers")
 
-    read: set[str] = field(default_factory=set, compare=False, repr=False)
+    @property
+    def actors(self) -> int:
+        """Replicas of groups that hold the policy, but not the update."""
+        return self._number("actors")
 
-    def __getattribute__(self, name: str) -> Any:
-        if name in COUNTS:
-            object.__getattribute__(self, "read").add(name)
-        return object.__getattribute__(self, name)
+    @property
+    def learners(self) -> int:
+        """Replicas of groups that hold gradients and update together."""
+        return self._number("learners")
+
+    @property
+    def asynchronous(self) -> bool:
+        """True if actors go on with the newest weights, instead of waiting for those of their iteration."""
+        self.used.add("asynchronous")
+        return self._asynchronous
+
+    def __repr__(self) -> str:
+        numbers = ", ".join(f"{name}={number}" for name, number in self._numbers.items())
+        return f"Counts({numbers}, asynchronous={self._asynchronous})"
+
+    def _number(self, name: str) -> int:
+        self.used.add(name)
+        return self._numbers[name]
 
 
 def only_synchronous(counts: Counts, name: str) -> None:
