@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated
 
 from rollmill.api import TRIAL_RESULTS, SweepDirectory, remember, run_sweep, trusted_modules
 from rollmill.api.sweeps import OVER_SEEDS, text_of
 from rollmill.api.sweeps.creation import DEFAULT_FACTOR, NewSweep, code_of, create_sweep, typed_axis
+from rollmill.api.sweeps.directory import TrialResult
 from rollmill.cli.named_parts import Imports
 from rollmill.cli.parsing import HELP, Parsed, parse_given
 from rollmill.cli.requests import MERGED, parse_training
@@ -19,8 +20,6 @@ from rollmill.core.text import printable
 from rollmill.execution.instances import check_sharing
 from rollmill.planning import SAMPLERS, check_sampler, parse_axis
 from rollmill.record import RunDirectory
-
-MetricName: TypeAlias = Literal["final_return", "best_return", "env_steps", "steps_per_second", "seconds"]
 
 USAGE = """\
 usage: rollmill sweep ALGORITHM ENVIRONMENT --over OPTION=VALUES ... [OPTIONS]
@@ -77,7 +76,7 @@ class _New:
     grace_steps: int | None = None
     group_seeds: Annotated[bool, Arg(only_on=True)] = False
     at_once: int | None = None
-    metric: MetricName = "final_return"
+    metric: TrialResult = "final_return"
     sweep_dir: Path | None = None
 
 
@@ -90,7 +89,7 @@ class _Resumed:
     all: Annotated[bool, Arg(only_on=True)] = False
     at_once: int | None = None
     gpu_sharing: GpuSharing = "auto"
-    metric: MetricName | None = None
+    metric: TrialResult | None = None
     imports: Imports = ()
 
 

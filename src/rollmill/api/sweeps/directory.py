@@ -13,7 +13,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 from rollmill.api.orders import Order
 from rollmill.api.sweeps.ranking import OVER_SEEDS, SEED, ranked
@@ -27,8 +27,9 @@ from rollmill.record import Folder, RunDirectory, read_json, write_json
 SPECIFICATION, PROPOSALS, STOPPING = "sweep.json", "proposals.json", "early_stopping.json"
 FAILURES = "failures.json"
 TRIALS, TABLE = "trials", "table.csv"
-TRIAL_RESULTS = ("final_return", "best_return", "env_steps", "steps_per_second", "seconds")
-"""Columns of the table, from the summaries of the runs."""
+TrialResult: TypeAlias = Literal["final_return", "best_return", "env_steps", "steps_per_second", "seconds"]
+"""A column of the table, from the summaries of the runs."""
+TRIAL_RESULTS: tuple[TrialResult, ...] = get_args(TrialResult)
 FINISHED, STOPPED_EARLY, FAILED = "finished", "stopped early", "failed"
 UNFINISHED, RUNNING = "unfinished", "running"
 """Values of the column `status`; others are those of a run's summary."""
