@@ -16,7 +16,8 @@ demo: $(VENV)/.installed
 
 # Tests of whole trainings, of searches and of the compiler run without runtime checks of types and shapes, which
 # would double their time.
-UNCHECKED := tests/api tests/cli tests/execution tests/fusion tests/manual tests/serving tests/core/test_extending.py \
+UNCHECKED := $(addprefix tests/,cli fusion gpus hostile manual plan_search plotting policies processes programs runs \
+	serving sweeps training workers) tests/core/test_extending.py \
 	tests/dataflow/test_replay.py tests/dataflow/test_loops.py tests/core/test_algorithm_pages.py \
 	$(addprefix tests/envs/test_,check.py named_transforms.py pgx.py tag.py tag_parity.py) \
 	$(addprefix tests/algorithms/test_,a3c.py alphazero.py final_masks.py images.py impala.py long_counts.py \

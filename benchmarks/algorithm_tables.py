@@ -24,9 +24,9 @@ from typing import Any
 
 from measure import RESULTS, table_of
 
-from rollmill.api.algorithms import BUILTIN
 from rollmill.core.bounds import Range, bounds_of
 from rollmill.networks import NetworkConfig
+from rollmill.runs.algorithms import BUILTIN
 
 PAGES = Path(__file__).parents[1] / "docs/algorithms"
 MARKED = re.compile(r"(<!-- table: benchmarks/algorithm_tables\.py, (.+?) -->\n).*?(<!-- end of table -->)", re.S)

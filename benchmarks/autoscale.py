@@ -29,13 +29,13 @@ from typing import Any, NamedTuple
 from measure import RESULTS, write_result
 from planner import out_of_memory
 
-from rollmill.api import resolve
-from rollmill.api.plan_search.finding import SearchRequest, find_plan, leave_devices, this_machine
-from rollmill.api.plan_search.process import CandidateProcess
 from rollmill.cli.requests import parse_training
 from rollmill.core.errors import UsageError
-from rollmill.planning.search import CannotRun, Machine, OutOfTime, draw_table
-from rollmill.planning.search.machine import HOST_SHARE
+from rollmill.plan_search.finding import SearchRequest, find_plan, leave_devices, this_machine
+from rollmill.plan_search.process import CandidateProcess
+from rollmill.plan_search.search import CannotRun, Machine, OutOfTime, draw_table
+from rollmill.plan_search.search.machine import HOST_SHARE
+from rollmill.training.request import resolve
 
 ITERATIONS = 2
 """Iterations of a try, as WarpDrive's."""

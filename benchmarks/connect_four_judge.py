@@ -39,7 +39,6 @@ from measure import table_of, write_result
 import rollmill
 from rollmill.algorithms import opponent
 from rollmill.algorithms.positions import Position
-from rollmill.api.policies import LoadedRun, load_weights
 from rollmill.core.types import Key
 from rollmill.envs.connect_four import (
     COLUMNS,
@@ -51,8 +50,9 @@ from rollmill.envs.connect_four import (
     move,
     observe,
 )
-from rollmill.execution.program.cache import enable_compilation_cache
-from rollmill.execution.program.compiler_options import EXACT_PRECISION
+from rollmill.policies.policies import LoadedRun, load_weights
+from rollmill.programs.cache import enable_compilation_cache
+from rollmill.programs.compiler_options import EXACT_PRECISION
 from rollmill.record import Checkpoints, RunDirectory
 
 GAME = "ConnectFour-v0"

@@ -27,7 +27,8 @@ from craftax_peer import Settings
 from measure import RESULTS, spread, write_result
 
 import rollmill
-from rollmill.execution import dispatch_ahead, lower
+from rollmill.programs.compiled import lower
+from rollmill.programs.dispatch import dispatch_ahead
 
 LARGEST_RETURN = {"Craftax-Classic-Symbolic-v1": 22.0, "Craftax-Symbolic-v1": 226.0}
 """Sum of the rewards of all achievements."""

@@ -20,7 +20,8 @@ from measure import RESULTS, write_result
 
 import rollmill
 from rollmill.dataflow import start
-from rollmill.execution import dispatch_ahead, lower
+from rollmill.programs.compiled import lower
+from rollmill.programs.dispatch import dispatch_ahead
 
 SEEDS = 10
 LAUNCHES = {"rollouts": (16, 1), "gradients": (132, 32, 2)}

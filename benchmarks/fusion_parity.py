@@ -24,10 +24,11 @@ from measure import RESULTS, write_result
 
 import rollmill
 from rollmill.dataflow import collect, start, step_all
-from rollmill.execution import dispatch_ahead, lower
 from rollmill.fusion import Launch, fused_collect, run_kernel
 from rollmill.fusion.backends.cpu.launches import machine_code
 from rollmill.fusion.opt import segments
+from rollmill.programs.compiled import lower
+from rollmill.programs.dispatch import dispatch_ahead
 from rollmill.record import to_host
 
 ENVS, STEPS = 64, 200

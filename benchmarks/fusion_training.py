@@ -26,8 +26,9 @@ from measure import RESULTS, compiled, spread, timed_in_turns, write_result
 import rollmill
 from rollmill.core.errors import RollmillError
 from rollmill.dataflow import gradients_of_rows, identity, start
-from rollmill.execution import dispatch_ahead, lower
 from rollmill.fusion import GradientLaunch, first_batch, fused_gradients, run_gradients_kernel
+from rollmill.programs.compiled import lower
+from rollmill.programs.dispatch import dispatch_ahead
 
 REPEATS = 9
 LAUNCHES = ((132, 128, 8), (264, 64, 4), (528, 64, 4))

@@ -2,11 +2,11 @@
 
     python benchmarks/hostile.py [--every 1] [--seconds 1200] [--add] [--output FOLDER]
 
-The cases are those of tests/api/hostile_files.py (plans, profiles, caches, learning curves, files of options and
-exports), tests/api/test_hostile_sweeps.py, tests/serving/hostile_requests.py and tests/api/hostile_runs.py. All
-run in this process on a CPU. Rows are appended to hostile.rows.jsonl beside the result as they come. No case
-begins after `--seconds`, and the result says whether all have run. `--add` keeps the rows of an earlier run that
-have no faults, and tries the others. Writes results/hostile.json.
+The cases are those of tests/hostile (runs, sweeps, plans, profiles, caches, learning curves, files of options and
+exports) and of tests/serving/hostile_requests.py. All run in this process on a CPU. Rows are appended to
+hostile.rows.jsonl beside the result as they come. No case begins after `--seconds`, and the result says whether
+all have run. `--add` keeps the rows of an earlier run that have no faults, and tries the others. Writes
+results/hostile.json.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 TESTS = Path(__file__).parents[1] / "tests"
-sys.path[:0] = [str(TESTS), str(TESTS / "api"), str(TESTS / "fusion")]
+sys.path[:0] = [str(TESTS), str(TESTS / "hostile"), str(TESTS / "fusion")]
 
 Row = dict[str, Any]
 

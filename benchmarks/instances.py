@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 from measure import RESULTS, spread, write_result
 
-from rollmill.execution.instances import ActivityMonitor, Gpu, find_gpus, open_nvml, shared_gpus
+from rollmill.gpus import ActivityMonitor, Gpu, find_gpus, open_nvml, shared_gpus
 
 
 class Program(NamedTuple):
@@ -73,7 +73,9 @@ def work(programs: Mapping[str, Program], seed: int) -> None:
     import jax
 
     import rollmill
-    from rollmill.execution import dispatch_ahead, enable_compilation_cache, lower
+    from rollmill.programs.cache import enable_compilation_cache
+    from rollmill.programs.compiled import lower
+    from rollmill.programs.dispatch import dispatch_ahead
 
     enable_compilation_cache()
     compiled, states, sizes = {}, {}, {}

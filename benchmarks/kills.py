@@ -59,7 +59,7 @@ PLACES = {
     "single-learner-coarse, actors": ["--distribution", "single-learner-coarse", "--actors", "2"],
 }
 EXACT = tuple(PLACES)[:-1]
-PRELOADED = ("gymnasium", "rollmill.api", "rollmill.hooks", "rollmill.recipes", "rollmill.cli.train")
+PRELOADED = ("gymnasium", "rollmill.training", "rollmill.hooks", "rollmill.recipes", "rollmill.cli.train")
 
 
 class Case(NamedTuple):

@@ -17,7 +17,10 @@ import numpy as np
 from measure import RESULTS, rejax_curves, write_result, write_table
 
 import rollmill
-from rollmill.execution import dispatch_ahead, enable_compilation_cache, evaluate, lower
+from rollmill.programs.cache import enable_compilation_cache
+from rollmill.programs.compiled import lower
+from rollmill.programs.dispatch import dispatch_ahead
+from rollmill.programs.evaluation.compiled import evaluate
 from rollmill.recipes.classic import RECIPES, Recipe
 
 DOCS = Path(__file__).parent.parent / "docs"

@@ -21,7 +21,9 @@ from measure import write_result
 import rollmill
 from rollmill.dataflow import Graph, State
 from rollmill.dataflow.replay import FALL_BACK_AT
-from rollmill.execution import dispatch_ahead, evaluate, lower
+from rollmill.programs.compiled import lower
+from rollmill.programs.dispatch import dispatch_ahead
+from rollmill.programs.evaluation.compiled import evaluate
 
 LIMIT = 2**31
 """Environment steps at which 32 bits with a sign end."""

@@ -34,8 +34,9 @@ from typing import Any, NamedTuple
 
 from measure import RESULTS, machine_of, spread, table_of, write_result, write_table
 
-from rollmill.api import resolve
-from rollmill.api.plan_search.finding import (
+from rollmill.cli.requests import parse_training
+from rollmill.dataflow import Graph
+from rollmill.plan_search.finding import (
     DEFAULT_BUDGET,
     FoundPlan,
     SearchRequest,
@@ -45,12 +46,11 @@ from rollmill.api.plan_search.finding import (
     this_machine,
     workload_of,
 )
-from rollmill.api.plan_search.process import START_SECONDS
-from rollmill.api.plan_search.trials import ProcessTrials
-from rollmill.cli.requests import parse_training
-from rollmill.dataflow import Graph
-from rollmill.planning.search import Candidate, CannotRun, Measurement, OutOfTime, PlanTable
-from rollmill.planning.search.candidate import WIDTHS, width_of
+from rollmill.plan_search.process import START_SECONDS
+from rollmill.plan_search.search import Candidate, CannotRun, Measurement, OutOfTime, PlanTable
+from rollmill.plan_search.search.candidate import WIDTHS, width_of
+from rollmill.plan_search.trials import ProcessTrials
+from rollmill.training.request import resolve
 
 WORKS = {
     "cartpole": "ppo CartPole-v1 --num-envs 64 --num-steps 64 --total-timesteps 20000000",

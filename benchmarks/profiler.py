@@ -45,14 +45,14 @@ from measure import RESULTS, this_commit, write_result
 import rollmill
 from rollmill.core import operations
 from rollmill.dataflow import Graph
-from rollmill.execution.program.compiled import lower, start_state
-from rollmill.execution.program.dispatch import dispatch_ahead
 from rollmill.profiling import summary
 from rollmill.profiling.breakdown import whole_time
 from rollmill.profiling.calibration import Calibration, calibrated
 from rollmill.profiling.correction import EventCosts, PairedWindow, costs, middle_mean
 from rollmill.profiling.recording import RecordedWindow, TraceRecorder
 from rollmill.profiling.results import UNNAMED, OperationTime, Profile, read_profile
+from rollmill.programs.compiled import lower, start_state
+from rollmill.programs.dispatch import dispatch_ahead
 
 ON_GPU: dict[str, list[str]] = {
     "ppo, CartPole-v1": ["ppo", "CartPole-v1", "--num-envs", "4096", "--num-steps", "128", "--fusion", "off"],

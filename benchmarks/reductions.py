@@ -24,8 +24,7 @@ import numpy as np
 from measure import RESULTS, write_result
 
 from rollmill.channels import BrokerServer, LocalBroker, MemoryWire, RemoteBroker, new_token
-from rollmill.execution.coordination.coordinator import free_address
-from rollmill.execution.program.reductions import (
+from rollmill.programs.reductions import (
     HostMean,
     MeshMean,
     fastest,
@@ -35,7 +34,8 @@ from rollmill.execution.program.reductions import (
     time_reductions,
     ways_of,
 )
-from rollmill.execution.worker_gpus import gpus_of_workers
+from rollmill.workers.coordination.coordinator import free_address
+from rollmill.workers.worker_gpus import gpus_of_workers
 
 WAIT_SECONDS = 300
 

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from measure import rejax_curves, write_result
 
-from rollmill.execution.instances import MachinePart, divide_machine
+from rollmill.gpus import MachinePart, divide_machine
 
 SEEDS = range(1, 6)
 
@@ -297,8 +297,8 @@ def _as_rejax(study: Study, seeds: Sequence[int], directory: Path, name: str) ->
 
 
 def _nearly_greedy(run: Path) -> float:
-    from rollmill.api.policies import load_weights
-    from rollmill.execution import evaluate
+    from rollmill.policies.policies import load_weights
+    from rollmill.programs.evaluation.compiled import evaluate
 
     loaded = load_weights(run)
     weights = loaded.weights._replace(epsilon=np.float32(REJAX_EPSILON))

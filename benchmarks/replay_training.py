@@ -18,7 +18,8 @@ import jax
 from measure import RESULTS, rejax_figures, spread, write_result
 
 import rollmill
-from rollmill.execution import dispatch_ahead, lower
+from rollmill.programs.compiled import lower
+from rollmill.programs.dispatch import dispatch_ahead
 
 LOG_EVERY = 1_000
 """Iterations whose metrics are summed on the device, as `rollmill train` does by default for such small ones."""

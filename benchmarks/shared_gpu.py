@@ -37,7 +37,7 @@ from typing import Any
 import jax
 from measure import RESULTS, write_result
 
-from rollmill.core.gpu_memory import ask_gpu_memory
+from rollmill.gpus.memory import ask_gpu_memory
 
 MINE = dict(os.environ)
 LIMIT_SECONDS = 240.0
@@ -58,7 +58,7 @@ SHORT = ["ppo", "CartPole-v1", "--num-envs", "64", "--num-steps", "64", "--fusio
 LONG = ["ppo", "CartPole-v1", "--num-envs", "1024", "--num-steps", "64", "--total-timesteps", "100000000000"]
 TARGETS = """
 import re, sys
-from rollmill.api import prepare_request
+from rollmill.training.request import prepare_request
 from rollmill.cli.requests import parse_training
 program = prepare_request(parse_training(sys.argv[1:]).request).program
 for name in ("start", "step"):
@@ -69,7 +69,7 @@ HOLDER = """
 import os, sys, time
 os.environ["XLA_PYTHON_CLIENT_ALLOCATOR"] = "platform"
 import jax, jax.numpy as jnp
-from rollmill.core.gpu_memory import ask_gpu_memory
+from rollmill.gpus.memory import ask_gpu_memory
 jax.block_until_ready(jnp.zeros(1024))
 leave, held = int(float(sys.argv[1]) * 2**30), []
 for size in (2**31, 2**28, 2**25):

@@ -20,7 +20,9 @@ from measure import RESULTS, write_result, write_table
 
 import rollmill
 from rollmill.dataflow import collect, start
-from rollmill.execution import dispatch_ahead, enable_compilation_cache, lower
+from rollmill.programs.cache import enable_compilation_cache
+from rollmill.programs.compiled import lower
+from rollmill.programs.dispatch import dispatch_ahead
 from rollmill.recipes import RECIPES, Recipe
 
 DOCS = Path(__file__).parent.parent / "docs"

@@ -18,7 +18,8 @@ from measure import RESULTS, rejax_figures, spread, write_result
 from one_xla_program import Sizes, steps_per_second
 
 import rollmill
-from rollmill.execution import dispatch_ahead, lower
+from rollmill.programs.compiled import lower
+from rollmill.programs.dispatch import dispatch_ahead
 
 
 def rollmill_steps_per_second(

@@ -41,7 +41,7 @@ def prepare() -> None:
     if os.environ.get("ROLLMILL_TYPE_CHECKS", "1") != "0":  # they double the time of tests that train
         install_import_hook("rollmill", "beartype.beartype")
 
-    from rollmill.execution import enable_compilation_cache  # after the hook
+    from rollmill.programs.cache import enable_compilation_cache
 
     enable_compilation_cache()  # tests compile many of the same programs, in several processes
 

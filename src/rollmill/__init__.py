@@ -29,25 +29,6 @@ if TYPE_CHECKING:
         sac,
         td3,
     )
-    from rollmill.api import (
-        ActionDistribution,
-        Export,
-        Policy,
-        Run,
-        RunOptions,
-        evaluate,
-        export,
-        load,
-        match,
-        register_algorithm,
-        render,
-        replay,
-        resume,
-        train,
-    )
-    from rollmill.api.plotting import plot
-    from rollmill.api.profiling import ProfileOptions, profile
-    from rollmill.api.sweeps.call import Sweep, sweep
     from rollmill.core.drawing import Circle, Drawing, Line, Polygon
     from rollmill.core.errors import RollmillError
     from rollmill.core.interrupted import Interrupted
@@ -67,6 +48,20 @@ if TYPE_CHECKING:
     )
     from rollmill.hooks import Checkpoint, Stop
     from rollmill.networks import ActorCritic, NetworkConfig, Output, actor_critic, register_network
+    from rollmill.plotting import plot
+    from rollmill.policies.action_distribution import ActionDistribution
+    from rollmill.policies.exporting import Export, export
+    from rollmill.policies.matches import match
+    from rollmill.policies.policies import evaluate, load
+    from rollmill.policies.policy import Policy
+    from rollmill.policies.rendering import render
+    from rollmill.profiler import ProfileOptions, profile
+    from rollmill.runs.algorithms import register_algorithm
+    from rollmill.runs.diagnosis import replay
+    from rollmill.runs.options import RunOptions
+    from rollmill.sweeps.call import Sweep, sweep
+    from rollmill.training.resuming import resume
+    from rollmill.training.training import Run, train
 
 __all__ = [
     "A3CConfig",
@@ -158,30 +153,21 @@ _MODULES = {
         "sac",
         "td3",
     ),
-    "rollmill.api": (
-        "ActionDistribution",
-        "Export",
-        "Policy",
-        "Run",
-        "RunOptions",
-        "evaluate",
-        "export",
-        "load",
-        "match",
-        "register_algorithm",
-        "render",
-        "replay",
-        "resume",
-        "train",
+    "rollmill.core.drawing": (
+        "Circle",
+        "Drawing",
+        "Line",
+        "Polygon",
     ),
-    "rollmill.api.plotting": ("plot",),
-    "rollmill.api.profiling": ("ProfileOptions", "profile"),
-    "rollmill.api.sweeps.call": ("Sweep", "sweep"),
-    "rollmill.core.drawing": ("Circle", "Drawing", "Line", "Polygon"),
     "rollmill.core.errors": ("RollmillError",),
     "rollmill.core.interrupted": ("Interrupted",),
     "rollmill.core.operations": ("operation",),
-    "rollmill.core.types": ("AgentKind", "Environment", "HostEnvironment", "Timestep"),
+    "rollmill.core.types": (
+        "AgentKind",
+        "Environment",
+        "HostEnvironment",
+        "Timestep",
+    ),
     "rollmill.envs": (
         "auto_reset",
         "check_environment",
@@ -194,29 +180,76 @@ _MODULES = {
         "vary",
         "vectorise",
     ),
-    "rollmill.hooks": ("Checkpoint", "Stop"),
-    "rollmill.networks": ("ActorCritic", "NetworkConfig", "Output", "actor_critic", "register_network"),
+    "rollmill.hooks": (
+        "Checkpoint",
+        "Stop",
+    ),
+    "rollmill.networks": (
+        "ActorCritic",
+        "NetworkConfig",
+        "Output",
+        "actor_critic",
+        "register_network",
+    ),
+    "rollmill.plotting": ("plot",),
+    "rollmill.policies.action_distribution": ("ActionDistribution",),
+    "rollmill.policies.exporting": (
+        "Export",
+        "export",
+    ),
+    "rollmill.policies.matches": ("match",),
+    "rollmill.policies.policies": (
+        "evaluate",
+        "load",
+    ),
+    "rollmill.policies.policy": ("Policy",),
+    "rollmill.policies.rendering": ("render",),
+    "rollmill.profiler": (
+        "ProfileOptions",
+        "profile",
+    ),
+    "rollmill.runs.algorithms": ("register_algorithm",),
+    "rollmill.runs.diagnosis": ("replay",),
+    "rollmill.runs.options": ("RunOptions",),
+    "rollmill.sweeps.call": (
+        "Sweep",
+        "sweep",
+    ),
+    "rollmill.training.resuming": ("resume",),
+    "rollmill.training.training": (
+        "Run",
+        "train",
+    ),
 }
 _ORIGIN = {name: module for module, names in _MODULES.items() for name in names}
 _PACKAGES = (
     "algorithms",
-    "api",
     "channels",
     "cli",
     "core",
     "dataflow",
     "envs",
-    "execution",
     "fusion",
+    "gpus",
     "hooks",
     "networks",
     "pages",
     "pictures",
+    "plan_search",
     "planning",
+    "plotting",
+    "policies",
+    "processes",
+    "profiler",
     "profiling",
+    "programs",
     "recipes",
     "record",
+    "runs",
     "serving",
+    "sweeps",
+    "training",
+    "workers",
 )
 
 

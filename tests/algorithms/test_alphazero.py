@@ -18,8 +18,9 @@ from rollmill.algorithms.returns import lambda_returns
 from rollmill.core.errors import UsageError
 from rollmill.dataflow import Trajectory, collect, start
 from rollmill.envs import connect_four, plannable, tic_tac_toe, vary
-from rollmill.execution import dispatch_ahead, lower
 from rollmill.fusion import CannotFuse, lower_gradients, lower_rollout
+from rollmill.programs.compiled import lower
+from rollmill.programs.dispatch import dispatch_ahead
 
 SMALL = rollmill.NetworkConfig(hidden_sizes=(16,), activation="relu", shared_torso=True)
 SIZES = {"num_envs": 8, "num_steps": 8, "num_minibatches": 2, "num_simulations": 8, "network": SMALL}

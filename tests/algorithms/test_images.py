@@ -13,8 +13,8 @@ from jaxtyping import Array, Int
 import rollmill
 from rollmill.core.types import Environment, Timestep
 from rollmill.dataflow import collect, empty_rings, start
-from rollmill.execution import lower
 from rollmill.networks import NetworkConfig
+from rollmill.programs.compiled import lower
 
 SIDE = 40
 IMAGE_BYTES = SIDE * SIDE * 4

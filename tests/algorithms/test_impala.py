@@ -15,8 +15,8 @@ from restless import restless
 import rollmill
 from rollmill.algorithms.fragments import NetworkPolicy, network_policy
 from rollmill.algorithms.on_policy import ActorCriticLearner
-from rollmill.api.specification import describe, rebuild_graph
 from rollmill.dataflow import Batch, Graph, Trajectory, collect, identity, iterate, learn, minibatch_gather, start
+from rollmill.runs.specification import describe, rebuild_graph
 
 E, T = 16, 5
 NETWORKS = {

@@ -18,7 +18,8 @@ import rollmill
 from rollmill.algorithms.agents import AgentPolicy
 from rollmill.algorithms.multi_agent import AgentLearner, condition
 from rollmill.dataflow import Batch, Graph, State, Trajectory, collect, identity, iterate, minibatch_gather, start
-from rollmill.execution import dispatch_ahead, lower
+from rollmill.programs.compiled import lower
+from rollmill.programs.dispatch import dispatch_ahead
 
 E, T = 16, 6
 SMALL = {

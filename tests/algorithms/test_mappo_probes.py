@@ -10,7 +10,8 @@ from agents_envs import crafts, numbered, opposed, unseen_clock
 import rollmill
 from rollmill.algorithms.agents import view_agents
 from rollmill.envs import denormalise
-from rollmill.execution import dispatch_ahead, lower
+from rollmill.programs.compiled import lower
+from rollmill.programs.dispatch import dispatch_ahead
 
 
 def learn(env, *, algorithm=rollmill.mappo, iterations=80, **overrides):

@@ -10,9 +10,11 @@ import pytest
 from agents_envs import crafts, crowd, numbered, opposed
 
 import rollmill
-from rollmill.api import find_algorithm, load_weights, rebuild_graph
 from rollmill.core.errors import ContractError, UsageError
+from rollmill.policies.policies import load_weights
 from rollmill.recipes import RECIPES, tag
+from rollmill.runs.algorithms import find_algorithm
+from rollmill.runs.specification import rebuild_graph
 
 SMALL = {"num_envs": 8, "num_steps": 4, "total_timesteps": 8 * 4 * 6, "num_minibatches": 2}
 NETWORK = rollmill.NetworkConfig(hidden_sizes=(6,))

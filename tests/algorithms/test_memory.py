@@ -3,7 +3,8 @@
 import pytest
 
 import rollmill
-from rollmill.execution import dispatch_ahead, lower
+from rollmill.programs.compiled import lower
+from rollmill.programs.dispatch import dispatch_ahead
 
 ONE_PASS = {"num_steps": 16, "learning_rate": 5e-3}
 

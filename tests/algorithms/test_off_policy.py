@@ -14,8 +14,10 @@ from rollmill.algorithms.dqn import DQNLearner
 from rollmill.algorithms.off_policy import StepCounts, scale_weights
 from rollmill.core.errors import UsageError
 from rollmill.dataflow import Batch, Transitions, identity
-from rollmill.execution import dispatch_ahead, evaluate, lower
 from rollmill.networks import NetworkConfig
+from rollmill.programs.compiled import lower
+from rollmill.programs.dispatch import dispatch_ahead
+from rollmill.programs.evaluation.compiled import evaluate
 
 SMALL = {
     "num_envs": 8,

@@ -10,9 +10,10 @@ from algorithms.own_nim import MOST, Heap, nim, observe
 from algorithms.own_search import with_two_plies
 from algorithms.own_soft_q import soft_q
 from rollmill.algorithms.positions import Position
-from rollmill.api.matches import match_runs
-from rollmill.api.policies import LoadedRun
-from rollmill.execution import dispatch_ahead, lower
+from rollmill.policies.matches import match_runs
+from rollmill.policies.policies import LoadedRun
+from rollmill.programs.compiled import lower
+from rollmill.programs.dispatch import dispatch_ahead
 
 SHARED = rollmill.NetworkConfig(hidden_sizes=(32,), activation="relu", shared_torso=True)
 

@@ -11,10 +11,10 @@ from gymnasium import spaces
 
 import rollmill
 from rollmill.algorithms import environment_functions
-from rollmill.api.specification import rebuild_graph
 from rollmill.core.errors import UsageError
 from rollmill.dataflow import collect, start
 from rollmill.envs.cartpole import CartPoleState, step
+from rollmill.runs.specification import rebuild_graph
 
 CARTPOLE = rollmill.make("CartPole-v1")
 

@@ -14,7 +14,8 @@ import pytest
 
 import rollmill
 from rollmill.algorithms.fragments import network_policy
-from rollmill.execution import dispatch_ahead, lower
+from rollmill.programs.compiled import lower
+from rollmill.programs.dispatch import dispatch_ahead
 
 NETWORK = rollmill.NetworkConfig(hidden_sizes=(16,))
 ALGORITHMS = {

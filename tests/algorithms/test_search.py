@@ -17,7 +17,7 @@ from rollmill.algorithms.search import (
     tree,
 )
 from rollmill.algorithms.search.gumbel import halving_schedule
-from rollmill.core.jax_settings import standard_promotion
+from rollmill.gpus.jax_settings import standard_promotion
 
 ACTIONS, GAMES = 5, 32
 GUMBEL = {"max_considered_actions": 4, "gumbel_scale": 0.0, "value_scale": 0.3, "rescale_values": True}

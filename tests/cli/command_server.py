@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 PRELOADED = (
-    *("gymnasium", "rollmill.api", "rollmill.hooks", "rollmill.recipes"),
+    *("gymnasium", "rollmill.training", "rollmill.hooks", "rollmill.recipes"),
     *(f"rollmill.cli.{name}" for name in ("train", "evaluate", "resume", "export", "sweep", "plan", "listing")),
     *(f"rollmill.cli.{name}" for name in ("play", "explain", "doctor", "profile", "render", "plot", "gpu")),
 )

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from rollmill.api import TrainingRequest, read_request, resolve
-from rollmill.api.trust import remember
 from rollmill.cli.requests import parse_training
 from rollmill.core.errors import UsageError
 from rollmill.record import RunDirectory
+from rollmill.runs.trust import remember
+from rollmill.training.request import TrainingRequest, read_request, resolve
 
 FILE = """
 algorithm = "ppo"

@@ -10,7 +10,7 @@ import pytest
 from rollmill.cli import gpu as command
 from rollmill.core.errors import UsageError
 
-INSTANCES = Path(__file__).parents[1] / "execution" / "instances"
+INSTANCES = Path(__file__).parents[1] / "gpus"
 sys.path.insert(0, str(INSTANCES))
 from recording import Recorded  # noqa: E402 - beside the tests of instances
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from rollmill.api import MemoryNeed
 from rollmill.cli import plan as plan_command
 from rollmill.cli import searching
 from rollmill.cli.main import main
 from rollmill.cli.plan import described
 from rollmill.cli.requests import parse_training
-from rollmill.planning.search import Candidate, CandidateRow, PlanTable
+from rollmill.plan_search import MemoryNeed
+from rollmill.plan_search.search import Candidate, CandidateRow, PlanTable
 
 SIZES = ["--num-envs", "8", "--num-steps", "8", "--total-timesteps", "1280"]
 PPO = ["ppo", "CartPole-v1", *SIZES]

@@ -12,10 +12,10 @@ import pytest
 
 import rollmill
 from profiling.by_hand import profile as profile_by_hand
-from rollmill.api.profiling import ProfileOptions, ProfilingStopped, profile
 from rollmill.cli import profile as profile_command
 from rollmill.cli.main import main
-from rollmill.profiling.report.terminal import draw_profile
+from rollmill.profiler import ProfileOptions, ProfilingStopped, profile
+from rollmill.profiler.report.terminal import draw_profile
 from rollmill.profiling.results import read_profile
 
 SHORT = (

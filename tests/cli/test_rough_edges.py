@@ -81,8 +81,8 @@ def test_help_is_in_groups_without_marks_of_types(capsys):
 
 @pytest.mark.parametrize(("environment", "noted"), [("Acrobot-v1", True), ("CartPole-v1", False)])
 def test_a_recipe_for_another_environment_is_noted_and_recorded(monkeypatch, capsys, environment, noted):
-    from rollmill.api import resolve
     from rollmill.cli import train
+    from rollmill.training.request import resolve
 
     given = []
     monkeypatch.setattr(train, "train_request", given.append)
@@ -101,8 +101,8 @@ def test_a_recipe_for_another_environment_is_noted_and_recorded(monkeypatch, cap
     ],
 )
 def test_a_recipe_has_options_of_its_environment(monkeypatch, environment, options, plies):
-    from rollmill.api import resolve
     from rollmill.cli import train
+    from rollmill.training.request import resolve
 
     given = []
     monkeypatch.setattr(train, "train_request", given.append)

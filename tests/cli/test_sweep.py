@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rollmill.execution.instances import share_of_cores
+from rollmill.gpus import share_of_cores
 
 TINY = ["--num-envs", "4", "--num-steps", "8", "--num-minibatches", "1", "--network.hidden-sizes", "4"]
 SHORT = ["ppo", "CartPole-v1", "--total-timesteps", "128", *TINY]
@@ -123,8 +123,8 @@ def test_bad_input_is_refused_before_anything_starts(words, message, tmp_path, m
 
 
 def test_modules_of_the_user_are_found_but_not_imported(tmp_path, monkeypatch):
-    from rollmill.api import TrainingRequest
-    from rollmill.api.sweeps import creation as sweep_creation
+    from rollmill.sweeps import creation as sweep_creation
+    from rollmill.training.request import TrainingRequest
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -211,10 +211,11 @@ def test_what_a_sampler_could_propose_is_checked_before_anything_starts(tmp_path
 
 
 def test_a_sweep_that_goes_on_has_its_options_already(tmp_path):
-    from rollmill.api import SweepDirectory, SweepSpec, TrainingRequest
     from rollmill.cli import sweep as command
     from rollmill.core.errors import UsageError
-    from rollmill.planning import listed_axis
+    from rollmill.sweeps import SweepDirectory, SweepSpec
+    from rollmill.sweeps.search_space import listed_axis
+    from rollmill.training.request import TrainingRequest
 
     spec = SweepSpec(TrainingRequest("ppo", "CartPole-v1"), (listed_axis("seed", [1]),), 1, ((1,),))
     resume = ["--resume", str(SweepDirectory.create(tmp_path / "sweep", spec).root)]
@@ -226,10 +227,11 @@ def test_a_sweep_that_goes_on_has_its_options_already(tmp_path):
 
 
 def test_modules_of_a_strangers_sweep_are_named_again(tmp_path, monkeypatch):
-    from rollmill.api import SweepDirectory, SweepSpec, TrainingRequest
     from rollmill.cli import sweep as command
     from rollmill.core.errors import UsageError
-    from rollmill.planning import listed_axis
+    from rollmill.sweeps import SweepDirectory, SweepSpec
+    from rollmill.sweeps.search_space import listed_axis
+    from rollmill.training.request import TrainingRequest
 
     axes = (
         listed_axis("environment", ["gymnasium:module_a:Env-v0"]),
@@ -324,9 +326,9 @@ def test_killed_sweeps_and_trials_lose_nothing(tmp_path):
     ],
 )
 def test_seeds_that_are_apart_are_taken(words, tmp_path):
-    from rollmill.api.sweeps.creation import NewSweep, create_sweep, typed_axis
     from rollmill.cli.requests import parse_training
-    from rollmill.planning import parse_axis
+    from rollmill.sweeps.creation import NewSweep, create_sweep, typed_axis
+    from rollmill.sweeps.search_space import parse_axis
 
     axes = tuple(typed_axis("ppo", parse_axis(text)) for text in words[1::2] if "=" in text)
     request = parse_training([*SHORT, *(words[2:] if "--num-seeds" in words else ())]).request

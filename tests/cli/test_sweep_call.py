@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import rollmill
-from rollmill.api import TrainingRequest, read_request, resolve
-from rollmill.api.sweeps.call import _settings, json_value
 from rollmill.core.errors import UsageError
+from rollmill.sweeps.call import _settings, json_value
+from rollmill.training.request import TrainingRequest, read_request, resolve
 
 TINY = {"num_envs": 4, "num_steps": 8, "num_minibatches": 1, "network": {"hidden_sizes": (4,)}}
 
@@ -157,7 +157,7 @@ def test_a_sweep_returns_its_table(tmp_path, capsys):
     assert all(row["status"] == "finished" and row["env_steps"] == 128 for row in done.rows)
     with (done.directory / "table.csv").open() as file:
         assert [row["learning-rate"] for row in csv.DictReader(file)] == ["0.30000000000000004", "0.001"]
-    config = rollmill.api.SweepDirectory.open(done.directory)
+    config = rollmill.training.SweepDirectory.open(done.directory)
     saved = config.run(config.trials()[0]).read_config()
     assert saved["graph"]["config"]["learning_rate"] == rates[0]
     assert saved["graph"]["config"]["network"]["hidden_sizes"] == [4]

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 import rollmill
-from rollmill.api.specification import import_modules
 from rollmill.cli import requests, resume, searching
 from rollmill.cli.main import main
 from rollmill.cli.requests import parse_training
 from rollmill.core.errors import UsageError
 from rollmill.planning import PlacementOptions
+from rollmill.runs.specification import import_modules
 
 PPO = ["ppo", "CartPole-v1", "--num-envs", "8"]
 

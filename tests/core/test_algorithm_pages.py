@@ -16,13 +16,13 @@ import pytest
 
 import rollmill
 from rollmill.algorithms import GAMES
-from rollmill.api import request
-from rollmill.api.algorithms import BUILTIN
-from rollmill.api.recorder import HIDDEN
 from rollmill.cli import train as train_command
 from rollmill.dataflow import iterate, start
-from rollmill.execution.replica.lag import metrics_of
 from rollmill.record import read_metrics
+from rollmill.runs.algorithms import BUILTIN
+from rollmill.training import request
+from rollmill.training.recorder import HIDDEN
+from rollmill.workers.replica.lag import metrics_of
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs/algorithms"

@@ -16,7 +16,7 @@ BLOCKS = re.findall(r"^```python[^\n]*\n(.*?)^```", PAGE, re.M | re.S)
 FUSED = """
 import jax, jax.numpy as jnp, numpy as np
 import mine, rollmill
-from rollmill.api import load_weights
+from rollmill.policies.policies import load_weights
 
 def step(key, state, action, params):
     timestep = mine.step(key, state, action, params)

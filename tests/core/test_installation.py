@@ -6,9 +6,9 @@ import pytest
 
 from rollmill.core import installation
 from rollmill.core.installation import cache_root, install_command
-from rollmill.execution import cache_directory
 from rollmill.fusion import CannotFuse
 from rollmill.fusion.backends.triton.compile import _source_file
+from rollmill.programs.cache import cache_directory
 
 
 def test_a_clone_is_installed_by_its_path(monkeypatch, tmp_path):

@@ -28,8 +28,8 @@ def test_the_sentence_on_the_page_is_the_one_that_is_raised():
     import numpy as np
 
     import rollmill
-    from rollmill.api.policy_arguments import batched
     from rollmill.core.spaces import struct
+    from rollmill.policies.policy_arguments import batched
 
     with pytest.raises(rollmill.RollmillError) as caught:
         batched("the observation", struct(rollmill.make("CartPole-v1").observation_space), np.zeros(3))

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from rollmill.algorithms.ppo import PPOConfig
-from rollmill.api.specification import config_from_json
 from rollmill.core.errors import CheckpointError, UsageError
 from rollmill.core.schedules import parse_schedule
+from rollmill.runs.specification import config_from_json
 
 AT = [-0.5, 0.0, 0.25, 0.5, 1.0, 2.0]
 

@@ -17,7 +17,7 @@ from rollmill.dataflow import Batch, ReplayRing, draw, empty_rings, fill, is_fil
 from rollmill.dataflow.graph import Step
 from rollmill.dataflow.priorities import BLOCK
 from rollmill.dataflow.replay import store, with_errors
-from rollmill.execution import lower
+from rollmill.programs.compiled import lower
 
 T, E = 5, 4
 GAMMA = 0.9

@@ -12,7 +12,7 @@ from envs.parallel_cases import DIE, RAISE, STOP_ALL, STOP_ALONE, Crew
 from rollmill.core.errors import ContractError, UsageError
 from rollmill.envs import transform
 from rollmill.envs.host import parallel_environment
-from rollmill.execution import evaluate_on_host
+from rollmill.programs.evaluation.on_host import evaluate_on_host
 
 
 class Paid(Crew):

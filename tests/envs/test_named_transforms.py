@@ -9,12 +9,12 @@ from gymnasium import spaces
 
 import rollmill
 from rollmill import envs
-from rollmill.api import describe, rebuild_graph
 from rollmill.core.errors import UsageError
 from rollmill.core.types import Environment, Timestep
 from rollmill.dataflow import fingerprint
 from rollmill.envs.named_transforms import parse_transforms
 from rollmill.fusion import lower_gradients, lower_rollout
+from rollmill.runs.specification import describe, rebuild_graph
 
 END, CUT = 7, 5
 """Steps after which an episode of the probe terminates, and after which it is truncated if its actions say so."""

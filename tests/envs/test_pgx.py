@@ -12,8 +12,8 @@ from played_games import play
 
 from rollmill import envs
 from rollmill.core.errors import UsageError
-from rollmill.core.jax_settings import standard_promotion
 from rollmill.envs.adapters.pgx import PLANNABLE
+from rollmill.gpus.jax_settings import standard_promotion
 
 pgx = pytest.importorskip("pgx", reason="pip install 'rollmill[pgx]'")
 

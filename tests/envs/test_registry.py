@@ -8,11 +8,11 @@ import pytest
 
 import rollmill
 from rollmill import envs
-from rollmill.api import describe
 from rollmill.core.errors import ContractError, UsageError
 from rollmill.core.plugins import check_function, check_registration
 from rollmill.core.types import Environment
 from rollmill.envs import probes, registry
+from rollmill.runs.specification import describe
 
 
 @pytest.fixture

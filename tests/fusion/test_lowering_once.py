@@ -9,14 +9,14 @@ import pytest
 
 import rollmill
 from rollmill.dataflow import start
-from rollmill.execution.program import kernels as choosing
-from rollmill.execution.program import tuning
-from rollmill.execution.program.compiled import lower
 from rollmill.fusion.backends.triton import gradients as triton_gradients
 from rollmill.fusion.backends.triton import rollout as triton_rollout
 from rollmill.fusion.backends.triton.launches import triton_kernels
 from rollmill.fusion.kernels import gradients, rollout
 from rollmill.fusion.tune.timing import Tuned
+from rollmill.programs import kernels as choosing
+from rollmill.programs import tuning
+from rollmill.programs.compiled import lower
 
 
 @pytest.fixture

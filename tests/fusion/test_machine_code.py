@@ -13,7 +13,6 @@ from scipy import special
 from rollmill import NetworkConfig, make, ppo
 from rollmill.core.errors import UsageError
 from rollmill.dataflow import identity, start
-from rollmill.execution import lower
 from rollmill.fusion import CannotFuse, first_batch, fused_collect, run_reference
 from rollmill.fusion.backends.cpu import ffi, functions
 from rollmill.fusion.backends.cpu.builder import FLOAT32, number_type
@@ -22,6 +21,7 @@ from rollmill.fusion.backends.cpu.launch import describe_processor
 from rollmill.fusion.backends.cpu.launches import machine_code
 from rollmill.fusion.backends.cpu.target import processor
 from rollmill.fusion.kernels.gradients import fused_gradients
+from rollmill.programs.compiled import lower
 from rollmill.record import to_host
 
 COUNT = 1 << 14

@@ -31,7 +31,7 @@ def main() -> None:
     """Answers requests until the input ends."""
     import importlib
 
-    for name in ("gymnasium", "rollmill.api", "rollmill.hooks", "rollmill.recipes"):
+    for name in ("gymnasium", "rollmill.training", "rollmill.hooks", "rollmill.recipes"):
         importlib.import_module(name)
     for name in PRELOADED:
         importlib.import_module(f"rollmill.cli.{name}")

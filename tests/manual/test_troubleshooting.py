@@ -14,11 +14,11 @@ from gymnasium import spaces
 import rollmill
 from manual.snippets import ROOT
 from rollmill.cli import main
-from rollmill.core import device_errors
-from rollmill.core.gpu_memory import GpuMemory, Holder
-from rollmill.execution.program.devices import telling_memory
+from rollmill.gpus import device_errors
+from rollmill.gpus.memory import GpuMemory, Holder
+from rollmill.programs.devices import telling_memory
 
-sys.path.append(str(ROOT / "tests/api"))
+sys.path.append(str(ROOT / "tests/training"))
 import failing  # noqa: E402, F401 - beside the tests of failing environments
 
 PAGE = (ROOT / "docs/troubleshooting.md").read_text()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rollmill.planning.search import Candidate
+from rollmill.plan_search.search import Candidate
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -7,7 +7,7 @@ import pytest
 from profiling.by_hand import OPERATIONS, OVERLAP, process, profile
 from profiling.pages import ReadPage
 from profiling.test_report_texts import lines_of
-from rollmill.profiling.report.comparison import compare, comparison_page, draw_comparison
+from rollmill.profiler.report.comparison import compare, comparison_page, draw_comparison
 from rollmill.profiling.results import OperationTime
 
 HALVED = tuple(

@@ -7,14 +7,14 @@ from pathlib import Path
 import rollmill
 from profiling.by_hand import process, profile
 from profiling.pages import ReadPage
-from rollmill.api.plotting.groups import Curves, SeedCurve, grouped
-from rollmill.api.plotting.html import curves_page
 from rollmill.pages import charts
 from rollmill.pages.page import asset
-from rollmill.profiling.advice import with_advice
+from rollmill.plotting.groups import Curves, SeedCurve, grouped
+from rollmill.plotting.html import curves_page
+from rollmill.profiler.advice import with_advice
+from rollmill.profiler.report.comparison import compare, comparison_page
+from rollmill.profiler.report.html import profile_page
 from rollmill.profiling.classes import HOST_CALLS, INNER
-from rollmill.profiling.report.comparison import compare, comparison_page
-from rollmill.profiling.report.html import profile_page
 from rollmill.profiling.results import CATEGORIES, HostTime
 from rollmill.record import MetricAt
 

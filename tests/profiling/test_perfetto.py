@@ -3,7 +3,7 @@
 import json
 
 from profiling.by_hand import process, profile, timeline
-from rollmill.profiling.report.perfetto import nested_stacks, perfetto_trace
+from rollmill.profiler.report.perfetto import nested_stacks, perfetto_trace
 from rollmill.profiling.results import TimelineSpan
 
 

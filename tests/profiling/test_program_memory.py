@@ -10,13 +10,13 @@ import pytest
 
 from profiling.by_hand import USES, profile
 from rollmill.core.operations import traced
+from rollmill.profiler.report.html import profile_page
+from rollmill.profiler.report.memory import COLOURS, memory_section
+from rollmill.profiler.report.terminal import draw_profile
 from rollmill.profiling.hlo import Instruction, read_instructions
 from rollmill.profiling.jax_trace import trace_of_programs
 from rollmill.profiling.program_memory import HEAPS, MOST_INTERVALS, memory_by_operation
 from rollmill.profiling.protobuf import fields_of, number_in, numbers_in, part_in
-from rollmill.profiling.report.html import profile_page
-from rollmill.profiling.report.memory import COLOURS, memory_section
-from rollmill.profiling.report.terminal import draw_profile
 from rollmill.profiling.results import MemoryUse, OperationMemory, read_profile
 from rollmill.profiling.traced_programs import AssignedProgram, assigned_programs, instruction_names, known_program
 

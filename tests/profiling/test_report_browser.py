@@ -9,9 +9,9 @@ import pytest
 
 from profiling.by_hand import process, profile
 from profiling.pages import ReadPage
-from rollmill.profiling.advice import with_advice
-from rollmill.profiling.report.comparison import compare, comparison_page
-from rollmill.profiling.report.html import profile_page
+from rollmill.profiler.advice import with_advice
+from rollmill.profiler.report.comparison import compare, comparison_page
+from rollmill.profiler.report.html import profile_page
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed")

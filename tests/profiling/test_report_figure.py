@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from profiling.by_hand import process, profile
-from rollmill.profiling.report import figure as figure_module
-from rollmill.profiling.report.figure import write_figure
+from rollmill.profiler.report import figure as figure_module
+from rollmill.profiler.report.figure import write_figure
 from rollmill.profiling.results import Profile
 
 pytest.importorskip("matplotlib", reason="it draws PNGs")

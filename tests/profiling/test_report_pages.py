@@ -8,12 +8,12 @@ import pytest
 
 from profiling.by_hand import OPERATIONS, process, profile, timeline
 from profiling.pages import ReadPage
-from rollmill.profiling.advice import with_advice
+from rollmill.profiler.advice import with_advice
+from rollmill.profiler.report.comparison import compare, comparison_page
+from rollmill.profiler.report.html import profile_page
+from rollmill.profiler.report.roofline import attainable, points_of
+from rollmill.profiler.report.timeline import merge_spans
 from rollmill.profiling.breakdown import WholeTime
-from rollmill.profiling.report.comparison import compare, comparison_page
-from rollmill.profiling.report.html import profile_page
-from rollmill.profiling.report.roofline import attainable, points_of
-from rollmill.profiling.report.timeline import merge_spans
 from rollmill.profiling.results import (
     Advice,
     BookKeeping,

@@ -11,12 +11,12 @@ from profiling.by_hand import OVERLAP, process, profile
 from rollmill.core.errors import DataError
 from rollmill.core.text import compact
 from rollmill.pages.text import cut, number
-from rollmill.profiling.advice import with_advice
+from rollmill.profiler.advice import with_advice
+from rollmill.profiler.report.comparison import compare, comparison_page, draw_comparison
+from rollmill.profiler.report.html import profile_page
+from rollmill.profiler.report.perfetto import perfetto_trace
+from rollmill.profiler.report.terminal import draw_profile
 from rollmill.profiling.breakdown import first_of_each_kind, in_order, operation_tree, whole_time
-from rollmill.profiling.report.comparison import compare, comparison_page, draw_comparison
-from rollmill.profiling.report.html import profile_page
-from rollmill.profiling.report.perfetto import perfetto_trace
-from rollmill.profiling.report.terminal import draw_profile
 from rollmill.profiling.results import Advice, OperationTime, WindowDuration, read_profile
 from rollmill.profiling.text import duration, milliseconds, percent, signed_percent, size_of
 

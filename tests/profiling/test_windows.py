@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping, Sequence
 import jax
 import pytest
 
-from rollmill.api.profiling import windows as windows_module
-from rollmill.api.profiling.windows import Windows
-from rollmill.execution.instances import GpuActivity
+from rollmill.gpus import GpuActivity
+from rollmill.profiler import windows as windows_module
+from rollmill.profiler.windows import Windows
 from rollmill.profiling.attribution import WindowTimes
 from rollmill.profiling.device_use import DeviceUse
 from rollmill.profiling.recording import RecordedWindow

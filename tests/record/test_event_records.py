@@ -48,7 +48,7 @@ def test_a_record_is_length_and_content_with_masked_checksums():
 
 WATCHED = """
 import sys, threading
-import rollmill, rollmill.api, rollmill.hooks
+import rollmill, rollmill.training, rollmill.hooks
 
 imported, began = [], []
 

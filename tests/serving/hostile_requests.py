@@ -17,7 +17,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "api"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "hostile"))
 from hostile_files import CONTENTS, edits  # noqa: E402
 
 TOKEN = "t" * 40

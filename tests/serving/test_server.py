@@ -12,8 +12,8 @@ import pytest
 from serving_load import Shot, drive, malformed_shots, mixed, post
 
 import rollmill
-from rollmill.api import load_weights
 from rollmill.core.errors import UsageError
+from rollmill.policies.policies import load_weights
 from rollmill.serving import BatchedPolicy
 
 from .conftest import answers, serving, train

@@ -27,12 +27,12 @@ from rollmill.algorithms.optimisers import (
 from rollmill.algorithms.sizes import check_positive, check_shards, iterations_for
 from rollmill.core.errors import UsageError
 from rollmill.core.fields import check_names, fit, fitted
-from rollmill.core.jax_settings import check_jax
 from rollmill.core.json_data import is_json
 from rollmill.core.machine import leave_device_memory
 from rollmill.core.types import Environment, GymnasiumObject, HostEnvironment, Params, StartHost
 from rollmill.dataflow import ElementwiseUpdate, Graph, Loops, choose_num_shards
 from rollmill.envs import as_environment, is_on_host
+from rollmill.gpus.jax_settings import check_jax
 from rollmill.networks import TORSOS, NetworkConfig, actor_critic, is_network, resolve_layout
 
 Config = TypeVar("Config")

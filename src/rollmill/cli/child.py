@@ -17,16 +17,18 @@ def run(parent: str, cores: str, name: str) -> NoReturn:
         os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
     # JAX is imported with the cores that it is to use.
     from rollmill.cli.main import run_and_exit
-    from rollmill.execution.processes.process_tree import end_with_parent
+    from rollmill.core.process_tree import end_with_parent
 
     end_with_parent(int(parent), signal.SIGTERM)
     run_and_exit(_obey, keeps_result=True)
 
 
 def _obey() -> int:
-    from rollmill.api import read_order, resume, train_request
     from rollmill.cli.plan import write_found
     from rollmill.cli.train import report
+    from rollmill.plan_search.orders import read_order
+    from rollmill.training.request import train_request
+    from rollmill.training.resuming import resume
 
     order = read_order(sys.stdin.buffer.read())
     if order.search is not None:

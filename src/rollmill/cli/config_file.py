@@ -12,15 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rollmill.api import RunOptions, TrainingRequest
-from rollmill.api.named_code import named_by
-from rollmill.api.trust import CLUSTER, trusted_modules
 from rollmill.cli.words import options_like
 from rollmill.core.errors import CheckpointError, UsageError
 from rollmill.core.folder import read_named
 from rollmill.core.json_data import check_limits, parse_object, short_json
 from rollmill.core.options import Option
 from rollmill.record import RunDirectory
+from rollmill.runs.options import RunOptions
+from rollmill.runs.trust import CLUSTER, trusted_modules
+from rollmill.training.named_code import named_by
+from rollmill.training.request import TrainingRequest
 
 OPTION = "--config"
 MAX_BYTES = 2**20

@@ -9,14 +9,15 @@ from typing import Annotated
 import jax
 import numpy as np
 
-from rollmill.api import examine, kept_fault, replay
 from rollmill.cli.named_parts import Imports, Trust
 from rollmill.cli.parsing import parse
 from rollmill.core.installation import install_command
-from rollmill.core.jax_settings import check_platform
 from rollmill.core.machine import hardware, versions
 from rollmill.core.options import Arg
-from rollmill.execution import Replayed, cache_directory
+from rollmill.gpus.jax_settings import check_platform
+from rollmill.programs.cache import cache_directory
+from rollmill.programs.faults.replay import Replayed
+from rollmill.runs.diagnosis import examine, kept_fault, replay
 
 EXTRAS = {
     "llvmlite": ("kernels on CPUs", install_command("fusion")),

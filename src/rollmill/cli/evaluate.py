@@ -7,12 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from rollmill.api import LoadedRun, evaluate_run, load_opponent, match_runs, watch
 from rollmill.cli.environment_options import chosen_environment_options
 from rollmill.cli.parsing import parse
 from rollmill.cli.policy_options import PolicyOptions
 from rollmill.core.errors import UsageError
-from rollmill.execution import EvaluationEpisodes
+from rollmill.policies.matches import load_opponent, match_runs
+from rollmill.policies.policies import evaluate_run
+from rollmill.policies.policy import LoadedRun
+from rollmill.policies.watching import watch
+from rollmill.programs.evaluation.episodes import EvaluationEpisodes
 from rollmill.record import RunDirectory
 
 

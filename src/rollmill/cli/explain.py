@@ -5,8 +5,6 @@ import time
 from dataclasses import dataclass, make_dataclass
 from typing import Annotated, Any, TypeAlias
 
-from rollmill.api import ALGORITHMS, RunOptions, resolve
-from rollmill.api.request import find_own_algorithm
 from rollmill.cli.environment_options import EnvOptions, Transforms
 from rollmill.cli.named_parts import Imports, NetworkName
 from rollmill.cli.parsing import HELP, parse_given, parse_known
@@ -32,6 +30,9 @@ from rollmill.fusion import (
     resident,
     stages_of,
 )
+from rollmill.runs.algorithms import ALGORITHMS
+from rollmill.runs.options import RunOptions
+from rollmill.training.request import find_own_algorithm, resolve
 
 SUBJECTS = ("fusion",)
 

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from rollmill.api import Export, export
 from rollmill.cli.named_parts import Imports, Trust
 from rollmill.cli.parsing import parse
 from rollmill.core.options import Arg
+from rollmill.policies.exporting import Export, export
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from rollmill.cli.parsing import parse
 from rollmill.core.children import run_program
 from rollmill.core.errors import UsageError
 from rollmill.core.options import Arg
-from rollmill.execution.instances import (
+from rollmill.gpus import (
     ActivityMonitor,
     Gpu,
     check_slices,

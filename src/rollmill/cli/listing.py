@@ -5,7 +5,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rollmill.api import ALGORITHMS, import_modules, plugins_of_algorithms
 from rollmill.cli.named_parts import Imports
 from rollmill.cli.parsing import parse
 from rollmill.core.installation import install_command
@@ -13,6 +12,8 @@ from rollmill.core.plugins import Plugin
 from rollmill.envs import TRANSFORMS, plugins_of_environments, registered
 from rollmill.networks import plugins_of_networks, registered_networks
 from rollmill.recipes import RECIPES
+from rollmill.runs.algorithms import ALGORITHMS, plugins_of_algorithms
+from rollmill.runs.specification import import_modules
 
 
 @dataclass(frozen=True)

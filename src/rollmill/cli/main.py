@@ -10,11 +10,11 @@ from typing import NamedTuple, NoReturn
 
 # Only fast imports: the handler of Ctrl-C is installed before JAX is imported.
 from rollmill.cli.output import code_after_output, open_streams
-from rollmill.core.device_errors import known_device_error
 from rollmill.core.errors import RollmillError, unknown_name
 from rollmill.core.interruption import Interruption
 from rollmill.core.machine import leave_device_memory, versions
 from rollmill.core.text import printable, shortened
+from rollmill.gpus.device_errors import known_device_error
 
 
 class Command(NamedTuple):

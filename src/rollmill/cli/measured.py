@@ -19,7 +19,7 @@ WATCH_SECONDS = 0.01
 
 def run(parent: str, commands: str, reports: str) -> int:
     """Prepares the training of the request that comes, reports what it compiled to, and obeys commands."""
-    from rollmill.execution.processes.process_tree import die_with
+    from rollmill.core.process_tree import die_with
 
     die_with(int(parent))
     from rollmill.core.errors import FusionError, RollmillError
@@ -34,15 +34,16 @@ def run(parent: str, commands: str, reports: str) -> int:
 
 
 def _obey(commands_file: TextIO, reports_file: TextIO) -> int:
-    from rollmill.api import begin_training, prepare_request, read_request
-    from rollmill.api.plan_search.compiled_program import (
+    from rollmill.core.machine import return_freed_memory
+    from rollmill.plan_search.compiled_program import (
         describe_program,
         iteration_seconds,
         most_memory,
         process_memory,
         stage_seconds,
     )
-    from rollmill.core.machine import return_freed_memory
+    from rollmill.training.request import prepare_request, read_request
+    from rollmill.training.training import begin_training
 
     if not (line := commands_file.readline()):
         return 0
@@ -83,7 +84,7 @@ def _watch_memory(reports_file: TextIO, *, trained: int) -> None:
     """
     import jax
 
-    from rollmill.api.plan_search.compiled_program import memory_in_use
+    from rollmill.plan_search.compiled_program import memory_in_use
 
     devices = [device for device in jax.local_devices() if device.memory_stats()]
     reported, most = 0, trained

@@ -5,25 +5,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from rollmill.api import (
-    MemoryNeed,
-    SearchOrder,
-    SearchRequest,
-    TrainingRequest,
-    choose_plan,
-    find_plan,
-    leave_devices,
-    memory_need,
-    prepare_devices,
-    prepare_request,
-    resolve,
-)
 from rollmill.cli.requests import MERGED, parse_training
 from rollmill.core.errors import UsageError
 from rollmill.core.new_files import check_new_file
 from rollmill.core.options import Arg
+from rollmill.plan_search import MemoryNeed, SearchRequest, find_plan, leave_devices, memory_need
+from rollmill.plan_search.orders import SearchOrder
+from rollmill.plan_search.search import PlanTable, draw_table, memory_text, speed_text
 from rollmill.planning import Plan, draw, list_distributions, write_plan
-from rollmill.planning.search import PlanTable, draw_table, memory_text, speed_text
+from rollmill.training.placing import choose_plan, prepare_devices
+from rollmill.training.request import TrainingRequest, prepare_request, resolve
 
 MORE = 4
 """Times as long a search is suggested where candidates were not reached."""

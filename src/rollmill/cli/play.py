@@ -3,11 +3,11 @@
 import sys
 from dataclasses import dataclass
 
-from rollmill.api import GameAgainstPolicy
 from rollmill.cli.environment_options import chosen_environment_options
 from rollmill.cli.parsing import parse
 from rollmill.cli.policy_options import PolicyOptions
 from rollmill.core.errors import UsageError
+from rollmill.policies.playing import GameAgainstPolicy
 
 HELP = "Type the number of an action; ? shows the policy's choice, q quits."
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from rollmill.api.plotting import METRIC, Curves, plot
 from rollmill.cli.parsing import parse
 from rollmill.core.options import Arg
 from rollmill.core.text import compact, printable
 from rollmill.pages.text import number
+from rollmill.plotting import METRIC, Curves, plot
 
 MOST_LINES = 20
 

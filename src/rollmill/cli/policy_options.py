@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from rollmill.api import LoadedRun, load_weights
 from rollmill.cli.environment_options import EnvOptions, Transforms
 from rollmill.cli.named_parts import Imports, Trust
 from rollmill.core.options import Arg
+from rollmill.policies.policies import load_weights
+from rollmill.policies.policy import LoadedRun
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,6 @@ from typing import Annotated
 
 import jax
 
-from rollmill.api import ResolvedRequest, RunOptions, prepare_devices, resolve
-from rollmill.api.profiling import ProfileOptions, ProfilingStopped, profile
-from rollmill.api.recorder import default_log_every
 from rollmill.cli.parsing import parse
 from rollmill.cli.requests import MERGED, ParsedTraining, parse_training
 from rollmill.core.errors import StorageError, UsageError
@@ -22,14 +19,19 @@ from rollmill.core.folder import Folder, read_named, replacing_named
 from rollmill.core.new_files import check_new_file
 from rollmill.core.options import Arg
 from rollmill.dataflow import Graph
-from rollmill.execution.program.kernels import MIN_STEPS_TO_TUNE
 from rollmill.pictures import require_matplotlib
-from rollmill.profiling.report.comparison import compare, comparison_page, draw_comparison
-from rollmill.profiling.report.figure import write_figure
-from rollmill.profiling.report.html import profile_page
-from rollmill.profiling.report.perfetto import perfetto_trace
-from rollmill.profiling.report.terminal import draw_profile
+from rollmill.profiler import ProfileOptions, ProfilingStopped, profile
+from rollmill.profiler.report.comparison import compare, comparison_page, draw_comparison
+from rollmill.profiler.report.figure import write_figure
+from rollmill.profiler.report.html import profile_page
+from rollmill.profiler.report.perfetto import perfetto_trace
+from rollmill.profiler.report.terminal import draw_profile
 from rollmill.profiling.results import MAX_BYTES, Profile, read_profile
+from rollmill.programs.kernels import MIN_STEPS_TO_TUNE
+from rollmill.runs.options import RunOptions
+from rollmill.training.placing import prepare_devices
+from rollmill.training.recorder import default_log_every
+from rollmill.training.request import ResolvedRequest, resolve
 
 PROFILE, PAGE, TRACE, FIGURE = "profile.json", "profile.html", "trace.json", "profile.png"
 ITERATIONS = 2**22

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
-from rollmill.api import Frame, render_run
 from rollmill.cli.environment_options import chosen_environment_options
 from rollmill.cli.output import control_terminal
 from rollmill.cli.parsing import parse
@@ -17,6 +16,7 @@ from rollmill.cli.policy_options import PolicyOptions
 from rollmill.core.local_paths import local_path
 from rollmill.core.options import Arg
 from rollmill.pictures import FASTEST_GIF, check_fps, check_place, coloured_lines, plain_lines, write_frames
+from rollmill.policies.rendering import Frame, render_run
 
 TERMINAL = "terminal"
 HOME, CLEAR, CLEAR_REST, HIDE, SHOW = "\x1b[H", "\x1b[2J", "\x1b[J", "\x1b[?25l", "\x1b[?25h"

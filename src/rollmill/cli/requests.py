@@ -7,8 +7,6 @@ from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
-from rollmill.api import RunOptions, TrainingRequest, default_config
-from rollmill.api.request import NETWORK, find_own_algorithm, find_recipe
 from rollmill.cli.config_file import ConfigFile, named_in, read_config_file
 from rollmill.cli.environment_options import EnvOptions, Transforms, chosen_environment_options
 from rollmill.cli.named_parts import Imports, NetworkName
@@ -18,6 +16,8 @@ from rollmill.core.errors import UsageError
 from rollmill.core.local_paths import local_path
 from rollmill.core.options import Arg, Option, build, options_of
 from rollmill.envs import check_name
+from rollmill.runs.options import RunOptions
+from rollmill.training.request import NETWORK, TrainingRequest, default_config, find_own_algorithm, find_recipe
 
 Field: TypeAlias = tuple[str, Any, Any]
 """Name, type and default of a field."""

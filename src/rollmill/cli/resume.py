@@ -4,16 +4,19 @@ from dataclasses import dataclass, make_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
-from rollmill.api import WORKER_LIMITS, parse_assignments, read_options, resume
 from rollmill.cli.named_parts import Imports, Trust
 from rollmill.cli.parsing import parse, positional_words
 from rollmill.cli.train import report
 from rollmill.core.errors import RollmillError
 from rollmill.core.local_paths import local_path
 from rollmill.core.options import Arg
-from rollmill.execution import Fusion
 from rollmill.planning import PLACEMENT, PlacementOptions
+from rollmill.programs.kernels import Fusion
 from rollmill.record import RunDirectory
+from rollmill.runs.changes import parse_assignments
+from rollmill.runs.options import WORKER_LIMITS
+from rollmill.runs.saved_run import read_options
+from rollmill.training.resuming import resume
 
 _MERGED: TypeAlias = Annotated[PlacementOptions, Arg(name="")]
 

@@ -4,10 +4,12 @@ import contextlib
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from rollmill.api import DECIDED, DEFAULT_BUDGET, Order, SearchOrder, TrainingRequest, start_child
 from rollmill.core.errors import RollmillError, UsageError
 from rollmill.core.temporary import temporary_folder
-from rollmill.planning.search import Objective
+from rollmill.plan_search import DECIDED, DEFAULT_BUDGET
+from rollmill.plan_search.orders import Order, SearchOrder, start_child
+from rollmill.plan_search.search import Objective
+from rollmill.training.request import TrainingRequest
 
 OWN = ("budget", "objective", "fresh")
 ELSEWHERE = ("plan", "cluster", "host")

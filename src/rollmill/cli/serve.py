@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from rollmill.api import load_weights
 from rollmill.cli.named_parts import Imports, Trust
 from rollmill.cli.parsing import parse
 from rollmill.core.errors import UsageError
 from rollmill.core.folder import replacing_named
 from rollmill.core.machine import GpuSharing
 from rollmill.core.options import Arg
-from rollmill.execution.instances import divide_machine
+from rollmill.gpus import divide_machine
+from rollmill.policies.policies import load_weights
 from rollmill.record.signals import stop_on_signals
 from rollmill.serving import (
     LOOPBACK,

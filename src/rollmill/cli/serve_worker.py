@@ -29,7 +29,7 @@ def run(arguments: str, parent: str, listener: str, counts: str, index: str, cor
     # JAX is imported with the cores that it is to use.
     from rollmill.cli.parsing import parse
     from rollmill.cli.serve import GAVE_UP, Serve
-    from rollmill.execution.processes.process_tree import end_with_parent
+    from rollmill.core.process_tree import end_with_parent
     from rollmill.record.signals import stop_on_signals
     from rollmill.serving import READY, Server, ServerStatistics, read_token
 

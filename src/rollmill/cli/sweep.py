@@ -5,10 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from rollmill.api import TRIAL_RESULTS, SweepDirectory, remember, run_sweep, trusted_modules
-from rollmill.api.sweeps import OVER_SEEDS, text_of
-from rollmill.api.sweeps.creation import DEFAULT_FACTOR, NewSweep, code_of, create_sweep, typed_axis
-from rollmill.api.sweeps.directory import TrialResult
 from rollmill.cli.named_parts import Imports
 from rollmill.cli.parsing import HELP, Parsed, parse_given
 from rollmill.cli.requests import MERGED, parse_training
@@ -17,9 +13,14 @@ from rollmill.core.machine import GpuSharing
 from rollmill.core.options import Arg
 from rollmill.core.shell import command
 from rollmill.core.text import printable
-from rollmill.execution.instances import check_sharing
-from rollmill.planning import SAMPLERS, check_sampler, parse_axis
+from rollmill.gpus import check_sharing
 from rollmill.record import RunDirectory
+from rollmill.runs.trust import remember, trusted_modules
+from rollmill.sweeps import OVER_SEEDS, TRIAL_RESULTS, SweepDirectory, run_sweep, text_of
+from rollmill.sweeps.creation import DEFAULT_FACTOR, NewSweep, code_of, create_sweep, typed_axis
+from rollmill.sweeps.directory import TrialResult
+from rollmill.sweeps.proposals import SAMPLERS, check_sampler
+from rollmill.sweeps.search_space import parse_axis
 
 USAGE = """\
 usage: rollmill sweep ALGORITHM ENVIRONMENT --over OPTION=VALUES ... [OPTIONS]

@@ -1,11 +1,13 @@
 """`rollmill train ALGORITHM ENVIRONMENT [OPTIONS]`."""
 
-from rollmill.api import ALGORITHMS, Run, train_request
 from rollmill.cli.requests import parse_training
 from rollmill.cli.searching import planned
 from rollmill.core.plugins import plugins
-from rollmill.execution.instances import Activity
+from rollmill.gpus import Activity
 from rollmill.record import RunDirectory
+from rollmill.runs.algorithms import ALGORITHMS
+from rollmill.training.request import train_request
+from rollmill.training.training import Run
 
 
 def run(arguments: list[str]) -> int:

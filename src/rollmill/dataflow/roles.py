@@ -1,6 +1,6 @@
 """The role of each group of a partition: its stages, channels and part of the state, derived as data.
 
-`planning.picture` prints roles and `execution.replica` runs them; nothing else in `execution` derives what a group
+`planning.picture` prints roles and `workers.replica` runs them; nothing else in `workers` derives what a group
 does from the fragments that it holds.
 """
 

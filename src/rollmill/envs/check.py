@@ -5,7 +5,6 @@ import warnings
 import numpy as np
 
 from rollmill.core.far_boxes import far_boxes
-from rollmill.core.jax_settings import check_jax
 from rollmill.core.types import Environment, GymnasiumObject, HostEnvironment
 from rollmill.envs.check_host import NUM_COPIES, check_host
 from rollmill.envs.check_run import (
@@ -40,6 +39,7 @@ from rollmill.envs.check_trace import (
 )
 from rollmill.envs.registry import as_environment
 from rollmill.envs.strong_types import strongly_typed
+from rollmill.gpus.jax_settings import check_jax
 
 MORE_STEPS = 10_000
 """Further random steps in which an environment may end an episode, if it ended none before."""

@@ -14,7 +14,6 @@ import gymnasium
 from gymnasium.vector import VectorEnv
 
 from rollmill.core.errors import UsageError, unknown_name
-from rollmill.core.gpu_share import asked_memory
 from rollmill.core.plugins import (
     Plugin,
     check_function,
@@ -42,6 +41,7 @@ from rollmill.envs.tag_continuous import tag_continuous
 from rollmill.envs.tag_gridworld import tag_gridworld
 from rollmill.envs.tag_small import tag_continuous_small, tag_gridworld_small
 from rollmill.envs.tic_tac_toe import tic_tac_toe
+from rollmill.gpus.share import asked_memory
 
 Factory = Callable[..., Environment | HostEnvironment]
 

@@ -175,7 +175,7 @@ def device_activities(
     Processes tell how many GPUs they use, but not which: those with the highest utilisation, in equal shares.
 
     Args:
-        windows: figures of each GPU in each window; see `rollmill.execution.GpuActivity.total`.
+        windows: figures of each GPU in each window; see `rollmill.workers.GpuActivity.total`.
         processes: those of the training.
     """
     gpus = range(len(windows[0]) if windows else 0)

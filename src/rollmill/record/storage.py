@@ -3,8 +3,8 @@
 import errno
 from pathlib import Path
 
-from rollmill.core.device_errors import known_device_error
 from rollmill.core.errors import DeviceMemoryError, StorageError
+from rollmill.gpus.device_errors import known_device_error
 
 FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 FULL_TEXTS = ("No space left", "Disk quota exceeded", "RESOURCE_EXHAUSTED")

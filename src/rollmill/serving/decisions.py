@@ -13,15 +13,16 @@ from gymnasium import spaces
 from jaxtyping import Array, Bool, Int, PyTree, UInt32
 
 from rollmill.algorithms import clip_to_space
-from rollmill.api import LoadedRun, mask_struct
 from rollmill.core.errors import UsageError
-from rollmill.core.jax_settings import check_compiled
 from rollmill.core.spaces import struct
 from rollmill.core.types import Memory
 from rollmill.dataflow import Graph, Weights
-from rollmill.execution import enable_compilation_cache
-from rollmill.execution.evaluation.episodes import check_seed, start_memories
-from rollmill.execution.program.compiler_options import program_options
+from rollmill.gpus.jax_settings import check_compiled
+from rollmill.policies.policy import LoadedRun
+from rollmill.policies.policy_arguments import mask_struct
+from rollmill.programs.cache import enable_compilation_cache
+from rollmill.programs.compiler_options import program_options
+from rollmill.programs.evaluation.episodes import check_seed, start_memories
 from rollmill.serving.batching import padded_sizes
 
 

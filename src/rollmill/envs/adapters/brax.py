@@ -5,11 +5,11 @@ Body Simulation", NeurIPS Datasets and Benchmarks 2021), version 0.14.
 from typing import Any
 
 from rollmill.core.errors import UsageError, unknown_name
-from rollmill.core.jax_settings import standard_promotion
 from rollmill.core.types import Environment
 from rollmill.envs.adapters.brax_form import RESET_RATIO, from_brax_form
 from rollmill.envs.adapters.importing import import_extra
 from rollmill.envs.options import keyword_names, unknown_option
+from rollmill.gpus.jax_settings import standard_promotion
 
 BACKENDS = ("generalized", "mjx", "positional", "spring")
 

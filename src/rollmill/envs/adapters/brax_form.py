@@ -13,10 +13,10 @@ from jaxtyping import PyTree
 
 from rollmill.core.errors import UsageError
 from rollmill.core.fields import fit
-from rollmill.core.jax_settings import standard_promotion
 from rollmill.core.types import Action, Environment, Key, Observation, Params, State, Timestep
 from rollmill.envs.adapters.promotion import promoting
 from rollmill.envs.transforms import time_limit
+from rollmill.gpus.jax_settings import standard_promotion
 
 RESET_RATIO = 16
 """A reset solves for the forces of its first state, which costs a tenth of a step to a whole one."""

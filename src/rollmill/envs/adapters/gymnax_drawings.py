@@ -9,11 +9,11 @@ import numpy as np
 from gymnasium import spaces
 
 from rollmill.core.drawing import Drawing
-from rollmill.core.jax_settings import standard_promotion
 from rollmill.core.types import Params, State
 from rollmill.envs.cartpole import CartPoleParams
 from rollmill.envs.drawings.boards import draw_channels
 from rollmill.envs.drawings.classic import draw_acrobot, draw_cartpole, draw_mountain_car, draw_pendulum
+from rollmill.gpus.jax_settings import standard_promotion
 
 Draw = Callable[[State, Params], Drawing]
 

@@ -7,7 +7,7 @@ from types import ModuleType
 
 from rollmill.core.errors import UsageError
 from rollmill.core.installation import install_command
-from rollmill.core.jax_settings import standard_promotion
+from rollmill.gpus.jax_settings import standard_promotion
 
 
 def import_extra(module: str, extra: str) -> ModuleType:

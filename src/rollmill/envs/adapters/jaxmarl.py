@@ -13,12 +13,12 @@ from gymnasium import spaces
 from jaxtyping import Array, Bool
 
 from rollmill.core.errors import UsageError, unknown_name
-from rollmill.core.jax_settings import standard_promotion
 from rollmill.core.types import Action, AgentKind, Environment, Key, Observation, Params, State, Timestep
 from rollmill.envs.adapters.importing import import_extra
 from rollmill.envs.adapters.promotion import promoting
 from rollmill.envs.agents import joint_spaces
 from rollmill.envs.options import keyword_names, unknown_option
+from rollmill.gpus.jax_settings import standard_promotion
 
 BATTLES = ("SMAX", "HeuristicEnemySMAX")
 """Battles of two armies; in the first one both learn, in the second the enemies follow JaxMARL's rules."""

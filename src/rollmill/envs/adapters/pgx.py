@@ -15,12 +15,12 @@ from gymnasium import spaces
 from jaxtyping import Array, Int, PyTree
 
 from rollmill.core.errors import UsageError, unknown_name
-from rollmill.core.jax_settings import standard_promotion
 from rollmill.core.types import Action, Environment, Key, Observation, Params, Timestep
 from rollmill.envs.adapters.importing import import_extra
 from rollmill.envs.adapters.promotion import promoting
 from rollmill.envs.options import keyword_names, unknown_option
 from rollmill.envs.transforms import plannable
+from rollmill.gpus.jax_settings import standard_promotion
 
 TOO_MANY_PLAYERS = {"bridge_bidding": 4, "mahjong": 4, "sparrow_mahjong": 3}
 """Number of players of the games that are no environment for one player or two."""

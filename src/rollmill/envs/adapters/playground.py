@@ -9,12 +9,12 @@ import math
 from typing import Any
 
 from rollmill.core.errors import UsageError, unknown_name
-from rollmill.core.jax_settings import standard_promotion
 from rollmill.core.types import Environment
 from rollmill.envs.adapters.brax_form import RESET_RATIO, from_brax_form
 from rollmill.envs.adapters.importing import import_extra
 from rollmill.envs.named_transforms import transform
 from rollmill.envs.options import like, unknown_option
+from rollmill.gpus.jax_settings import standard_promotion
 
 DOWNLOAD = "python -c 'from mujoco_playground._src import mjx_env; mjx_env.ensure_menagerie_exists()'"
 

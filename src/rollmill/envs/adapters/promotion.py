@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
-from rollmill.core.jax_settings import standard_promotion
 from rollmill.core.spaces import struct
 from rollmill.core.types import Action, Environment, Key, Observation, Params, State, Timestep
 from rollmill.envs.agents import reward_struct
+from rollmill.gpus.jax_settings import standard_promotion
 
 
 def promoting(env: Environment) -> Environment:

@@ -14,12 +14,12 @@ from gymnasium import spaces
 from jaxtyping import Array
 
 from rollmill.core.errors import unknown_name
-from rollmill.core.jax_settings import standard_promotion
 from rollmill.core.types import Action, Environment, Key, Observation, Params, State, Timestep
 from rollmill.envs.adapters.brax_form import checked_ratio
 from rollmill.envs.adapters.importing import import_extra
 from rollmill.envs.adapters.promotion import promoting
 from rollmill.envs.options import like, unknown_option
+from rollmill.gpus.jax_settings import standard_promotion
 
 OPTIONS = ("height", "max_steps", "view_size", "width")
 """Parameters of XLand-MiniGrid that can be chosen."""

@@ -3,7 +3,7 @@
 A one-shot all-reduce: every number crosses between GPUs as often as there are others, and nothing waits for more
 than one exchange of messages. It is meant for few numbers, whose transport takes less time than a message.
 
-A vector is divided into lanes, each with a part of the memory that the GPUs share (`rollmill.execution.program`).
+A vector is divided into lanes, each with a part of the memory that the GPUs share (`rollmill.programs`).
 A program of the grid copies its lane there, tells all others by a flag in *their* memory, waits for the flags in
 its own, and sums the lanes of all in the order of ranks, so that all get the same bits. Flags hold the number of
 the exchange. A lane's numbers lie in two halves in turns: no GPU begins exchange n + 2 before all others have

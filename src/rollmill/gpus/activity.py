@@ -1,0 +1,220 @@
+"""How busy a GPU is: NVML's utilisation, and the activity that the hardware counts (GPM, from Hopper on).
+
+Utilisation is the share of time in which at least one kernel ran, however small; activity of the multiprocessors
+is the share of multiprocessors and cycles with work. A loop of tiny kernels has much of the one and hardly any of
+the other. Both are of the whole GPU, not of one process or instance.
+"""
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from rollmill.gpus.devices import find_gpus, open_nvml
+
+LOOK_SECONDS = 0.2
+"""Time between two readings of utilisation, which NVML averages over a sixth of a second or more."""
+READINGS = 5
+"""Readings that make up the recent activity."""
+
+COUNTERS_LOCK = threading.Lock()
+"""Held while utilisation or counters are read: counters are for one client, and a driver (580) that two threads
+asked for them read memory that was no longer mapped, which ended the process."""
+
+GPM_METRICS = {
+    "graphics_activity": "NVML_GPM_METRIC_GRAPHICS_UTIL",
+    "sm_activity": "NVML_GPM_METRIC_SM_UTIL",
+    "sm_occupancy": "NVML_GPM_METRIC_SM_OCCUPANCY",
+    "tensor_activity": "NVML_GPM_METRIC_ANY_TENSOR_UTIL",
+    "memory_activity": "NVML_GPM_METRIC_DRAM_BW_UTIL",
+}
+
+
+class Activity(NamedTuple):
+    """Averages over an interval, as fractions of 1; None where the GPU does not count them."""
+
+    utilisation: float | None = None
+    """Share of time in which a kernel ran (`nvidia-smi`'s utilisation)."""
+    graphics_activity: float | None = None
+    """Share of time in which the compute engine had work."""
+    sm_activity: float | None = None
+    """Share of multiprocessors with at least one warp."""
+    sm_occupancy: float | None = None
+    """Warps on the multiprocessors, relative to their maximum."""
+    tensor_activity: float | None = None
+    """Share of cycles in which tensor cores worked."""
+    memory_activity: float | None = None
+    """Bandwidth of the memory in use."""
+
+    def __str__(self) -> str:
+        parts = {
+            "utilisation (NVML)": self.utilisation,
+            "SM activity": self.sm_activity,
+            "occupancy": self.sm_occupancy,
+            "tensor cores": self.tensor_activity,
+            "memory": self.memory_activity,
+        }
+        return ", ".join(f"{name} {_percent(value)}" for name, value in parts.items() if value is not None)
+
+
+class ActivityMonitor:
+    """Measures the activity of one GPU from its creation to `close`; usable as a context manager.
+
+    Args:
+        nvml: the driver's management library.
+        index: number of the GPU, as NVML counts.
+    """
+
+    def __init__(self, nvml: Any, index: int) -> None:
+        self.index = index
+        self.recent = Activity()
+        """Averages over the last second or so."""
+        self._lock = threading.Lock()
+        self._counters = _Counters(nvml, nvml.nvmlDeviceGetHandleByIndex(index))
+        self._first = self._counters.sample()
+        self._sum, self._number = 0.0, 0
+        self._ended = threading.Event()
+        self._looking = threading.Thread(target=self._look, name="rollmill-gpu-activity", daemon=True)
+        self._looking.start()
+
+    def restart(self) -> None:
+        """Begins the averages of `read` anew."""
+        with self._lock:
+            self._counters.free(self._first)
+            self._first, self._sum, self._number = self._counters.sample(), 0.0, 0
+
+    def read(self) -> Activity:
+        """The averages from the beginning until now."""
+        with self._lock:
+            utilisation = self._sum / self._number if self._number else None
+            last = self._counters.sample()
+            counted = self._counters.between(self._first, last)
+            self._counters.free(last)
+        return Activity(utilisation, **counted)
+
+    def close(self) -> None:
+        """Ends the measurement."""
+        self._ended.set()
+        self._looking.join()
+        self._counters.free(self._first)
+        self._first = None
+
+    def __enter__(self) -> "ActivityMonitor":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _look(self) -> None:
+        """Reads utilisation, and every so often the counters since the last time."""
+        before, readings = self._counters.sample(), []
+        while not self._ended.wait(LOOK_SECONDS):
+            with contextlib.suppress(Exception):
+                readings.append(self._counters.utilisation())
+                with self._lock:
+                    self._sum, self._number = self._sum + readings[-1], self._number + 1
+            if len(readings) >= READINGS:
+                now = self._counters.sample()
+                self.recent = Activity(fmean(readings), **self._counters.between(before, now))
+                self._counters.free(before)
+                before, readings = now, []
+        self._counters.free(before)
+
+
+class _Counters:
+    """Counters of the hardware; all samples are None where a GPU has none, or its driver fails.
+
+    Whatever the driver raises is no reason to stop what is measured.
+    """
+
+    def __init__(self, nvml: Any, device: Any) -> None:
+        self._nvml, self._device = nvml, device
+
+    def utilisation(self) -> float:
+        """Share of the last moments in which a kernel ran."""
+        with COUNTERS_LOCK:
+            return self._nvml.nvmlDeviceGetUtilizationRates(self._device).gpu / 100
+
+    def sample(self) -> Any:
+        nvml = self._nvml
+        with COUNTERS_LOCK, contextlib.suppress(Exception):
+            if nvml.nvmlGpmQueryDeviceSupport(self._device).isSupportedDevice:
+                sample = nvml.nvmlGpmSampleAlloc()
+                try:
+                    return nvml.nvmlGpmSampleGet(self._device, sample)
+                except Exception:
+                    nvml.nvmlGpmSampleFree(sample)
+        return None
+
+    def free(self, sample: Any) -> None:
+        if sample is not None:
+            with COUNTERS_LOCK:
+                self._nvml.nvmlGpmSampleFree(sample)
+
+    def between(self, first: Any, last: Any) -> dict[str, float]:
+        """Averages between two samples, those that the GPU counts."""
+        if first is None or last is None:
+            return {}
+        try:
+            with COUNTERS_LOCK:
+                answers = self._nvml.nvmlGpmMetricsGet(nvml_request(self._nvml, first, last)).metrics
+        except Exception:  # such as if no time has passed between the two
+            return {}
+        found = {name: answers[number] for number, name in enumerate(GPM_METRICS)}
+        return {name: answer.value / 100 for name, answer in found.items() if not answer.nvmlReturn}
+
+
+class GpuActivity:
+    """The activity of all GPUs that a training may use.
+
+    Args:
+        monitors: monitors of the GPUs; none where there is no GPU.
+    """
+
+    def __init__(self, monitors: Sequence[ActivityMonitor] = ()) -> None:
+        self._monitors = monitors
+
+    def restart(self) -> None:
+        """Begins the averages of `total` anew."""
+        for monitor in self._monitors:
+            monitor.restart()
+
+    def recent(self) -> dict[str, float]:
+        """Metrics of the last second or so, means over the GPUs."""
+        activities = [monitor.recent._asdict() for monitor in self._monitors]
+        names = activities[0] if activities else ()
+        known = {name: [one[name] for one in activities if one[name] is not None] for name in names}
+        return {f"gpu/{name}": fmean(values) for name, values in known.items() if values}
+
+    def total(self) -> list[dict[str, Any]]:
+        """Averages since the beginning, for each GPU."""
+        return [{"gpu": monitor.index, **monitor.read()._asdict()} for monitor in self._monitors]
+
+
+@contextlib.contextmanager
+def watched_gpus() -> Iterator[GpuActivity]:
+    """Measures the visible GPUs; nothing where the driver's library is not there or does not answer."""
+    with contextlib.ExitStack() as stack:
+        monitors: list[ActivityMonitor] = []
+        try:
+            nvml = stack.enter_context(open_nvml())
+            for gpu in find_gpus(nvml):
+                monitors.append(stack.enter_context(ActivityMonitor(nvml, gpu.index)))
+        except Exception:  # a measurement must not stop what it measures
+            monitors = []
+        yield GpuActivity(monitors)
+
+
+def nvml_request(nvml: Any, first: Any, last: Any) -> Any:
+    """A request for the metrics between two samples."""
+    request = nvml.c_nvmlGpmMetricsGet_t()
+    request.version, request.numMetrics = nvml.NVML_GPM_METRICS_GET_VERSION, len(GPM_METRICS)
+    request.sample1, request.sample2 = first, last
+    for number, constant in enumerate(GPM_METRICS.values()):
+        request.metrics[number].metricId = getattr(nvml, constant)
+    return request
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.2g} %" if value < 0.1 else f"{100 * value:.0f} %"

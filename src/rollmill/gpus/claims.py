@@ -1,0 +1,175 @@
+"""Memory of GPUs that processes of this user are about to take: trainings that start together fit together.
+
+Between the moment at which a training asks how much memory is free and its first iteration lie seconds or minutes
+of compilation. Meanwhile its claim lies in a folder, as a file that it keeps locked: the kernel releases the lock
+whichever way the process ends. Who asks counts the claims of others as memory that is taken.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import stat
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from rollmill.core.errors import DataError, DeviceMemoryError
+from rollmill.core.folder import Folder, ForeignFileError
+from rollmill.core.json_data import parse_object, read_as
+from rollmill.core.text import in_bytes
+from rollmill.gpus.memory import HINT, MAX_NAMED, GpuMemory, ask_gpu_memory, process_name
+
+LOCK, SUFFIX = "lock", ".claim"
+MAX_BYTES = 2**16
+ROOM = 2**29
+"""Bytes of a GPU that are left to the handles of CUDA's libraries of the process that claims."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Memory that a process is about to take of each of some GPUs."""
+
+    pid: int
+    program: str
+    bytes: int
+    gpus: tuple[str, ...]
+    """Their UUIDs."""
+    taken: bool = False
+    """The process has it by now, so that the driver counts it."""
+
+    def __str__(self) -> str:
+        return f"{self.program or 'a program'} (process {self.pid}) is about to take {in_bytes(self.bytes)}"
+
+
+@dataclass
+class _Own:
+    """The claim of this process, and the descriptor that keeps its file locked."""
+
+    claim: Claim
+    descriptor: int
+
+
+_own: _Own | None = None
+
+
+def claim_memory(need: int, *, what: str, devices: int, folder: Path | None = None) -> None:
+    """Claims memory of the first visible GPUs for this process, in place of what it has claimed before.
+
+    Does nothing where nobody tells how much is free, or no folder can be had.
+
+    Args:
+        need: bytes of each GPU, beside what this process has already.
+        what: the beginning of the sentence of the error.
+        devices: number of GPUs.
+        folder: of claims; default: one of this user in the folder of temporary files.
+
+    Raises:
+        DeviceMemoryError: so much is not free; names the processes that hold it or have claimed it.
+    """
+    release_claim()
+    with contextlib.suppress(OSError, ForeignFileError), _locked(folder or _default_folder()) as claims:
+        memory = ask_gpu_memory()[:devices]
+        if not memory:
+            return
+        _check(need, what, memory, list(_living(claims)))
+        _write(
+            claims, Claim(os.getpid(), process_name(os.getpid()), need + ROOM, tuple(one.uuid for one in memory))
+        )
+
+
+def living_claims(folder: Path | None = None) -> list[Claim]:
+    """The claims of processes that live; none where the folder cannot be read.
+
+    Args:
+        folder: of claims; default: that of this user.
+    """
+    folder = folder or _default_folder()
+    try:
+        _check_folder(folder)
+        return list(_living(Folder(folder), removes=False))
+    except (OSError, ForeignFileError):
+        return []
+
+
+def settle_claim() -> None:
+    """Marks the claim of this process as taken, so that others no longer subtract it from the free memory."""
+    if _own is not None and not _own.claim.taken:
+        _own.claim = replace(_own.claim, taken=True)
+        with contextlib.suppress(OSError):
+            _write_text(_own)
+
+
+def release_claim() -> None:
+    """Ends the claim of this process, if it has one."""
+    global _own
+    if _own is not None:
+        os.close(_own.descriptor)  # who reads the folder next removes the file
+        _own = None
+
+
+def _check(need: int, what: str, memory: Sequence[GpuMemory], claims: Sequence[Claim]) -> None:
+    for each in memory:
+        waiting = [claim for claim in claims if each.uuid in claim.gpus and not claim.taken]
+        if need + ROOM > each.free - sum(claim.bytes for claim in waiting):
+            listed = "".join(f", {claim}" for claim in waiting[:MAX_NAMED])
+            raise DeviceMemoryError(f"{what} at least {in_bytes(need)} of each GPU, and {each}{listed}. {HINT}")
+
+
+def _living(folder: Folder, *, removes: bool = True) -> Iterator[Claim]:
+    """The claims of processes that live; the files of others can be removed by who holds the lock."""
+    for name in sorted(name for name, kind in folder.kinds().items() if kind == "file" and name.endswith(SUFFIX)):
+        descriptor = folder.open_to_append(name)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            if removes:
+                folder.remove(name)
+        except BlockingIOError:
+            with contextlib.suppress(DataError, ForeignFileError):
+                text = folder.read(name, limit=MAX_BYTES)
+                yield read_as(Claim, parse_object(text, where=name, limit=MAX_BYTES), where=name)
+        finally:
+            os.close(descriptor)
+
+
+def _write(folder: Folder, claim: Claim) -> None:
+    global _own
+    descriptor = os.open(
+        folder.path / f"{claim.pid}{SUFFIX}", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600
+    )
+    fcntl.flock(descriptor, fcntl.LOCK_EX)  # one that only reads holds it for a moment
+    _own = _Own(claim, descriptor)
+    _write_text(_own)
+
+
+def _write_text(own: _Own) -> None:
+    os.ftruncate(own.descriptor, 0)
+    os.lseek(own.descriptor, 0, os.SEEK_SET)
+    os.write(own.descriptor, json.dumps(asdict(own.claim)).encode())
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[Folder]:
+    """The folder of claims, while no other process reads or changes it."""
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    _check_folder(folder)
+    claims = Folder(folder)
+    descriptor = claims.open_to_append(LOCK)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield claims
+    finally:
+        os.close(descriptor)
+
+
+def _check_folder(folder: Path) -> None:
+    """Raises a PermissionError if others could write into a folder, or it is a link."""
+    facts = folder.lstat()
+    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid() or facts.st_mode & 0o022:
+        raise PermissionError(f"{folder} is no folder of this user alone")
+
+
+def _default_folder() -> Path:
+    return Path(tempfile.gettempdir()) / f"rollmill-gpus-{os.getuid()}"

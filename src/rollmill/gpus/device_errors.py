@@ -1,0 +1,67 @@
+"""Errors of devices that JAX raises, told apart: too little memory, or a device that is lost."""
+
+import sys
+from collections.abc import Sequence
+
+from rollmill.core.errors import DeviceLostError, DeviceMemoryError, RollmillError, first_line
+from rollmill.gpus.memory import HINT, GpuMemory, ask_gpu_memory
+
+MEMORY = ("RESOURCE_EXHAUSTED", "OUT_OF_MEMORY", "out of memory", "STATUS_ALLOC_FAILED")
+"""Parts of messages about memory, whatever else is in them."""
+HANDLES = (
+    "solverDnCreate",
+    "cuSolver internal error",
+    "CUSOLVER_STATUS_NOT_INITIALIZED",
+    "CUSOLVER_STATUS_INTERNAL_ERROR",
+    "cublasCreate",
+    "cublasLtCreate",
+    "cublas handle",
+    "CUBLAS_STATUS_NOT_INITIALIZED",
+    "cudnnCreate",
+    "cudnn handle",
+    "CUDNN_STATUS_NOT_INITIALIZED",
+    "CUDNN_STATUS_INTERNAL_ERROR",
+    "DNN library",
+    "Failed to get configs",
+    "CUFFT_ALLOC_FAILED",
+    "CUFFT_INTERNAL_ERROR",
+)
+"""Parts of messages of CUDA's libraries that could not start, which most often is for want of memory."""
+HANDLE_BYTES = 2 * 2**30
+"""Free bytes of a GPU with which its libraries start, so that their errors have another cause."""
+LOST = "CUDA_ERROR_"
+"""The beginning of the names of errors of CUDA's driver; after one of them, no program runs any more."""
+
+
+def known_device_error(
+    error: BaseException, *, what: str = "the memory of the device does not suffice", starting: bool = False
+) -> RollmillError | None:
+    """The error of Rollmill that says what an error of JAX means; None if it is none of a device.
+
+    Args:
+        error: an exception.
+        what: the beginning of the sentence, if it is about memory.
+        starting: JAX's backend was being started, of which JAX raises errors of Python's own class.
+    """
+    if not (starting or _is_of_jax(error)):
+        return None
+    text, line = str(error), first_line(error)
+    if any(sign in text for sign in MEMORY):
+        return DeviceMemoryError(_memory_message(what, line, ask_gpu_memory()))
+    if any(sign.lower() in text.lower() for sign in HANDLES):
+        memory = ask_gpu_memory()
+        if not memory or any(each.free < HANDLE_BYTES for each in memory):
+            return DeviceMemoryError(_memory_message(what, line, memory))
+    if LOST in text:
+        return DeviceLostError(f"a GPU was lost: {line}. Go on from the newest checkpoint with `rollmill resume`.")
+    return None
+
+
+def _memory_message(what: str, line: str, memory: Sequence[GpuMemory]) -> str:
+    told = " ".join(f"{each}." for each in memory)
+    return f"{what} ({line})" + (f" {told} {HINT}" if told else "")
+
+
+def _is_of_jax(error: BaseException) -> bool:
+    jax = sys.modules.get("jax")
+    return jax is not None and isinstance(error, jax.errors.JaxRuntimeError)

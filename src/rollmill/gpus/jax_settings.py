@@ -1,0 +1,67 @@
+"""Checks of JAX's settings, before anything is traced; and the promotion that other packages rely on."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+import jax
+
+from rollmill.core.errors import UsageError
+from rollmill.gpus.device_errors import known_device_error
+from rollmill.gpus.share import asked_memory
+
+
+def check_jax() -> None:
+    """Checks precision and platform, and starts JAX's backend.
+
+    Raises:
+        UsageError: 64-bit numbers are enabled, or the platform is not available.
+    """
+    if jax.config.values["jax_enable_x64"]:
+        raise UsageError(
+            "JAX computes in 64 bits here (JAX_ENABLE_X64, or jax_enable_x64), and Rollmill trains in 32. "
+            "hint: unset JAX_ENABLE_X64, or jax.config.update('jax_enable_x64', False)."
+        )
+    check_platform()
+
+
+def check_platform() -> None:
+    """Starts JAX's backend, with a part of the GPUs' memory that is free.
+
+    Raises:
+        UsageError: JAX is configured for a platform that it does not have.
+        DeviceMemoryError: a GPU has too little free memory.
+    """
+    try:
+        with asked_memory():
+            jax.default_backend()
+    except RuntimeError as error:
+        if (known := known_device_error(error, starting=True)) is not None:
+            raise known from error
+        chosen = jax.config.values["jax_platforms"]
+        name = "JAX_PLATFORMS" if chosen == os.environ.get("JAX_PLATFORMS") else "jax_platforms"
+        reason = str(error).strip().partition("\n")[0]
+        raise UsageError(
+            f"JAX cannot start with {name}={chosen}: {reason} hint: unset it, or set it to cpu; for NVIDIA's GPUs "
+            "install JAX's CUDA packages, `pip install -e '.[cuda]'`, and look for free memory by nvidia-smi."
+        ) from error
+
+
+def check_compiled() -> None:
+    """Checks that compilation is enabled.
+
+    Raises:
+        UsageError: JAX_DISABLE_JIT is set, so every operation would be interpreted.
+    """
+    if jax.config.values["jax_disable_jit"]:
+        raise UsageError(
+            "JAX_DISABLE_JIT is set, so that each operation would run by itself, thousands of times slower. "
+            "hint: unset it; rollmill.check_environment and `rollmill doctor RUN` find the line of a fault."
+        )
+
+
+@contextlib.contextmanager
+def standard_promotion() -> Iterator[None]:
+    """JAX's standard promotion of dtypes and ranks within the block, whatever the caller has set."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield

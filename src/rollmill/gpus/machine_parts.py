@@ -1,0 +1,156 @@
+"""Divides the machine among independent processes: each has some of its cores, and a part of one of its GPUs."""
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from rollmill.core.errors import UsageError
+from rollmill.core.machine import GpuSharing, usable_cores, visible_gpus
+from rollmill.gpus.devices import Gpu, driver_is_there, find_computing_gpus, jax_has_cuda, open_nvml
+from rollmill.gpus.sharing import MOST_CLIENTS, Instance, Way, shared_gpus
+
+GIBIBYTE = 2**30
+LEAST_GPU_MEMORY = 4 * GIBIBYTE
+"""Least free memory of a GPU for each process, handles included, where the number of processes is not given."""
+
+
+@dataclass(frozen=True)
+class MachinePart:
+    """The part of the machine that one process at a time has."""
+
+    cores: tuple[int, ...]
+    """The cores that it runs on; empty: any."""
+    environment: Mapping[str, str]
+    """Environment variables of its process."""
+    descriptors: tuple[int, ...] = ()
+    """File descriptors that its process inherits: the lock that keeps the daemon of its GPU running."""
+
+
+@dataclass(frozen=True)
+class MachineParts:
+    """All parts of the machine."""
+
+    each: Sequence[MachinePart]
+    note: str
+    """How the machine is divided, for the user."""
+    least: int = 1
+    """Fewest parts that use the whole machine: one on each GPU, or on each slice of one."""
+
+    def __len__(self) -> int:
+        return len(self.each)
+
+
+@contextlib.contextmanager
+def divide_machine(wanted: int | None, most: int, sharing: GpuSharing) -> Iterator[MachineParts]:
+    """Divides the machine; daemons that share its GPUs run until the context ends.
+
+    Args:
+        wanted: number of parts; default: one for each core, and under MPS no more than fit into the GPUs' memory,
+            but at least one for each GPU; with MIG one for each slice; in turns one for each GPU.
+        most: more parts than these are of no use.
+        sharing: how processes share a GPU.
+
+    Raises:
+        UsageError: the GPUs cannot be shared so.
+    """
+    gpus = _gpus(sharing)
+    if not gpus:
+        yield parts_on_cores(min(wanted or usable_cores(), most))
+        return
+    with shared_gpus(gpus, sharing) as shared:
+        limits = _most_on_each(gpus, shared.way) if wanted is None else None
+        count = _default_count(gpus, shared.way) if wanted is None else wanted
+        instances = shared.divide(min(count, most), limits=limits)
+        note = f"{_gpu_count(gpus)} shared by {shared.way} ({shared.reason})"
+        if shared.start_seconds:
+            note += f", daemon started in {shared.start_seconds:.1f} s"
+        yield MachineParts(_parts_on(instances), note, least=len(_devices(gpus, shared.way)))
+
+
+def check_sharing(sharing: GpuSharing) -> None:
+    """Raises a UsageError if a way to share GPUs is asked for and JAX uses none here."""
+    if sharing != "auto":
+        _gpus(sharing)
+
+
+def parts_on_cores(count: int) -> MachineParts:
+    """Parts that share the cores alone."""
+    return MachineParts(
+        [MachinePart(tuple(share_of_cores(number, count)), {}) for number in range(count)], "on the cores"
+    )
+
+
+def share_of_cores(number: int, parts: int) -> list[int]:
+    """The cores of one of several parts: equal numbers of them, or one in turns where there are fewer cores."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    if len(cores) <= parts:
+        return [cores[number % len(cores)]] if cores else []
+    return cores[number * len(cores) // parts : (number + 1) * len(cores) // parts]
+
+
+def _parts_on(instances: Sequence[Instance]) -> list[MachinePart]:
+    alone = len(instances) == 1  # then JAX's own share of the memory is as good
+    return [
+        MachinePart(
+            tuple(share_of_cores(number, len(instances))),
+            {} if alone and instance.daemon is None else instance.environment(),
+            instance.descriptors,
+        )
+        for number, instance in enumerate(instances)
+    ]
+
+
+def _gpus(sharing: GpuSharing) -> tuple[Gpu, ...]:
+    """The GPUs that processes will use, which are shared so; none only where the user names no way to share them.
+
+    Raises:
+        UsageError: there is none, though a way is named, or the driver cannot be asked.
+    """
+    found = _usable_gpus(required=sharing != "auto")
+    if sharing != "auto" and not found:
+        raise UsageError(f"--gpu-sharing {sharing} has no effect: JAX uses no GPU here. hint: leave it out.")
+    return found
+
+
+def _usable_gpus(*, required: bool) -> tuple[Gpu, ...]:
+    """The GPUs that processes will use; none where JAX uses others, or has no GPU that it could use.
+
+    Args:
+        required: ask the driver wherever there is one, because the user says how GPUs are shared.
+
+    Raises:
+        UsageError: the driver cannot be asked.
+    """
+    first = os.environ.get("JAX_PLATFORMS", "").split(",")[0].strip() or "cuda"
+    if first not in ("cuda", "gpu") or not driver_is_there():
+        return ()
+    if not required and not (jax_has_cuda() and visible_gpus()):
+        return ()
+    with open_nvml() as nvml:
+        return find_computing_gpus(nvml)
+
+
+def _default_count(gpus: Sequence[Gpu], way: Way) -> int:
+    """The number of parts, if it is not given."""
+    if way == "mps":
+        return max(len(gpus), min(usable_cores(), sum(_most_on_each(gpus, way).values())))
+    return len(_devices(gpus, way))
+
+
+def _devices(gpus: Sequence[Gpu], way: Way) -> list[str]:
+    """UUIDs of what processes have one after the other: GPUs, or slices."""
+    sliced = way == "mig"
+    return [uuid for gpu in gpus for uuid in ([part.uuid for part in gpu.slices] if sliced else []) or [gpu.uuid]]
+
+
+def _most_on_each(gpus: Sequence[Gpu], way: Way) -> dict[str, int]:
+    """Most processes of each device: those that its memory holds, or one if it has no other than its own."""
+    if way != "mps":
+        return dict.fromkeys(_devices(gpus, way), 1)
+    held = {gpu.uuid: (gpu.memory_bytes - gpu.used_bytes) // LEAST_GPU_MEMORY for gpu in gpus}
+    return {uuid: min(max(1, number), MOST_CLIENTS) for uuid, number in held.items()}
+
+
+def _gpu_count(gpus: Sequence[Gpu]) -> str:
+    return f"one {gpus[0].name}" if len(gpus) == 1 else f"{len(gpus)} GPUs"

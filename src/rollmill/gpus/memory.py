@@ -1,0 +1,226 @@
+"""The memory of the GPUs that this process may use: how much is free, and which processes hold the rest.
+
+NVML is asked, or `nvidia-smi` where the package that calls NVML is missing. In a container the driver may name no
+processes, or none of other containers.
+"""
+
+import os
+import subprocess
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rollmill.core.children import run_program
+from rollmill.core.text import in_bytes
+from rollmill.gpus.devices import MEBIBYTE, Gpu, chosen_gpus, find_gpus, open_nvml
+
+PROCESSES = (
+    "nvmlDeviceGetComputeRunningProcesses",
+    "nvmlDeviceGetMPSComputeRunningProcesses",
+    "nvmlDeviceGetGraphicsRunningProcesses",
+)
+SMI_SECONDS = 20.0
+SMI_GPUS = ("--query-gpu=index,uuid,name,memory.total,memory.free", "--format=csv,noheader,nounits")
+SMI_PROCESSES = ("--query-compute-apps=gpu_uuid,pid,used_memory,process_name", "--format=csv,noheader,nounits")
+MAX_NAMED = 6
+"""Processes that a sentence names."""
+MAX_NAME = 60
+NOT_NAMED = 256 * MEBIBYTE
+"""Bytes that the driver and its own processes may hold without being mentioned."""
+
+HINT = (
+    "hint: wait for these processes or stop them; choose another GPU by CUDA_VISIBLE_DEVICES=NUMBER; or train on "
+    "the cores by JAX_PLATFORMS=cpu."
+)
+
+
+class Holder(NamedTuple):
+    """A process that holds memory of a GPU."""
+
+    pid: int
+    name: str
+    bytes: int | None
+    """None where the driver does not tell."""
+    by_claim: bool = False
+    """The driver does not name it; it is a training that said what it would take."""
+
+    def __str__(self) -> str:
+        held = "an unknown part" if self.bytes is None else in_bytes(self.bytes)
+        if self.pid == os.getpid():
+            return f"this process holds {held}"
+        return (
+            f"{self.name or 'a program'} (process {self.pid}) {'took about' if self.by_claim else 'holds'} {held}"
+        )
+
+
+class GpuMemory(NamedTuple):
+    """The memory of a GPU, or of a slice of one."""
+
+    gpu: str
+    """Its number and name."""
+    uuid: str
+    total: int
+    """Bytes."""
+    free: int
+    """Bytes that no process holds."""
+    holders: tuple[Holder, ...] = ()
+    """Those that hold most first."""
+
+    def __str__(self) -> str:
+        return f"{self.gpu} has {in_bytes(self.free)} of {in_bytes(self.total)} free; {self._held()}"
+
+    def _held(self) -> str:
+        """A sentence on the processes that hold the rest."""
+        named = [str(holder) for holder in self.holders[:MAX_NAMED]]
+        if (others := len(self.holders) - len(named)) > 0:
+            named.append(f"so do {others} more processes")
+        rest = self.total - self.free - sum(holder.bytes or 0 for holder in self.holders)
+        is_told = all(holder.bytes is not None for holder in self.holders)
+        if is_told and rest > NOT_NAMED:
+            named.append(f"processes that the driver does not name here hold {in_bytes(rest)}")
+        return ", ".join(named) or "no process holds any of it"
+
+
+def ask_gpu_memory() -> tuple[GpuMemory, ...]:
+    """The memory of each device that CUDA sees in this process; empty where nobody answers.
+
+    Trainings of this user that the driver does not name, as in containers, are named by their claims.
+    """
+    from rollmill.gpus.claims import living_claims
+
+    try:
+        with open_nvml() as nvml:
+            found = memory_by_nvml(nvml)
+    except Exception:  # any: NVML and its package may be missing, older than what is called, or of another driver
+        found = memory_by_smi()
+    claims = [claim for claim in living_claims() if claim.taken and claim.pid != os.getpid()] if found else []
+    return tuple(each._replace(holders=_ordered([*each.holders, *_claimed(each, claims)])) for each in found)
+
+
+def memory_by_nvml(nvml: Any) -> tuple[GpuMemory, ...]:
+    """The memory of each visible device, by the driver's management library.
+
+    Raises:
+        UsageError: there is no visible GPU.
+    """
+    return tuple(_of_device(nvml, gpu, *device) for gpu in find_gpus(nvml) for device in _devices(nvml, gpu))
+
+
+def memory_by_smi() -> tuple[GpuMemory, ...]:
+    """The memory of each visible GPU, by `nvidia-smi`; empty if it does not answer."""
+    rows = [_gpu_of_row(row) for row in _smi_rows(SMI_GPUS, 5)]
+    gpus = chosen_gpus([gpu for gpu in rows if gpu is not None])
+    held: dict[str, list[Holder]] = {}
+    for uuid, pid, used, name in _smi_rows(SMI_PROCESSES, 4) if gpus else ():
+        if pid.isdecimal():
+            held.setdefault(uuid, []).append(Holder(int(pid), process_name(int(pid), name), _mebibytes(used)))
+    return tuple(
+        GpuMemory(
+            _label(gpu),
+            gpu.uuid,
+            gpu.memory_bytes,
+            gpu.memory_bytes - gpu.used_bytes,
+            _ordered(held.get(gpu.uuid, ())),
+        )
+        for gpu in gpus
+    )
+
+
+def process_name(pid: int, named: str = "") -> str:
+    """The program of a process and its first words, without options, which may hold secrets.
+
+    Args:
+        pid: the process.
+        named: its name by the driver, where the system does not tell.
+    """
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        words = [named]
+    program = Path(words[0]).name
+    rest = list(words[1:])
+    if program.startswith("python"):
+        rest = [word for word in rest if word not in ("-P", "-I", "-S", "-u", "-m")]
+        if rest and not rest[0].startswith("-"):
+            program = Path(rest.pop(0)).name
+    said = [program]
+    for word in rest:
+        if not word or word.startswith("-"):
+            break
+        said.append(word)
+    text = "".join(each if each.isprintable() else "?" for each in " ".join(said))
+    return text if len(text) <= MAX_NAME else f"{text[: MAX_NAME - 3]}..."
+
+
+def _devices(nvml: Any, gpu: Gpu) -> Iterator[tuple[str, str, Any]]:
+    """The label, the UUID and the handle of each device that CUDA sees of a GPU."""
+    if not gpu.slices:
+        yield _label(gpu), gpu.uuid, nvml.nvmlDeviceGetHandleByIndex(gpu.index)
+    for part in gpu.slices:
+        yield f"the slice {part.uuid} of {_label(gpu)}", part.uuid, nvml.nvmlDeviceGetHandleByUUID(part.uuid)
+
+
+def _of_device(nvml: Any, gpu: Gpu, label: str, uuid: str, device: Any) -> GpuMemory:
+    memory = nvml.nvmlDeviceGetMemoryInfo(device)
+    return GpuMemory(label, uuid, int(memory.total), int(memory.free), _holders(nvml, device))
+
+
+def _holders(nvml: Any, device: Any) -> tuple[Holder, ...]:
+    found: dict[int, int | None] = {}
+    for process in (process for name in PROCESSES for process in _answered(nvml, name, device)):
+        used = getattr(process, "usedGpuMemory", None)
+        known = [each for each in (found.get(process.pid), used) if isinstance(each, int)]
+        found[int(process.pid)] = max(known, default=None)
+    return _ordered(Holder(pid, process_name(pid, _driver_name(nvml, pid)), used) for pid, used in found.items())
+
+
+def _answered(nvml: Any, name: str, device: Any) -> Sequence[Any]:
+    """The processes that a function of the library tells; none where it cannot."""
+    try:
+        return getattr(nvml, name)(device)
+    except (AttributeError, nvml.NVMLError):
+        return ()
+
+
+def _driver_name(nvml: Any, pid: int) -> str:
+    try:
+        name = nvml.nvmlSystemGetProcessName(pid)
+    except (AttributeError, nvml.NVMLError):
+        return ""
+    return name.decode(errors="replace") if isinstance(name, bytes) else str(name)
+
+
+def _ordered(holders: Iterable[Holder]) -> tuple[Holder, ...]:
+    return tuple(sorted(holders, key=lambda holder: -(holder.bytes or 0)))
+
+
+def _claimed(memory: GpuMemory, claims: Iterable[Any]) -> Iterator[Holder]:
+    """Processes of claims that the driver does not name."""
+    named = {holder.pid for holder in memory.holders}
+    for claim in claims:
+        if memory.uuid in claim.gpus and claim.pid not in named:
+            yield Holder(claim.pid, claim.program, claim.bytes, by_claim=True)
+
+
+def _label(gpu: Gpu) -> str:
+    return f"GPU {gpu.index} ({gpu.name})"
+
+
+def _smi_rows(query: Sequence[str], columns: int) -> list[list[str]]:
+    try:
+        asked = run_program("nvidia-smi", *query, capture_output=True, text=True, timeout=SMI_SECONDS)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    rows = [[cell.strip() for cell in line.split(",", columns - 1)] for line in asked.stdout.splitlines()]
+    return [row for row in rows if len(row) == columns] if asked.returncode == 0 else []
+
+
+def _gpu_of_row(row: Sequence[str]) -> Gpu | None:
+    index, uuid, name, total, free = row
+    if not index.isdecimal() or (known := (_mebibytes(total), _mebibytes(free)))[0] is None or known[1] is None:
+        return None
+    return Gpu(int(index), uuid, name, known[0], known[0] - known[1])
+
+
+def _mebibytes(text: str) -> int | None:
+    return int(text) * MEBIBYTE if text.isdecimal() else None

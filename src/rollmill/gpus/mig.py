@@ -1,0 +1,80 @@
+"""MIG: slices that exist are used as they are; making them is left to the user, who gets the commands."""
+
+import shlex
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from rollmill.core.errors import UsageError
+from rollmill.gpus.devices import MEBIBYTE, Gpu
+
+MOST_SLICES = 7
+
+
+class MigLayout(NamedTuple):
+    """Equal slices of one GPU."""
+
+    gpu: Gpu
+    profile: int
+    """Number of the profile, as `nvidia-smi mig` takes it."""
+    slices: int
+    memory_bytes: int
+    """Memory of each."""
+    multiprocessors: int
+    """Multiprocessors of each."""
+
+    def __str__(self) -> str:
+        return (
+            f"GPU {self.gpu.index} ({self.gpu.name}) in {self.slices} slices of "
+            f"{self.memory_bytes / 2**30:.0f} GiB and {self.multiprocessors} multiprocessors"
+        )
+
+
+def check_slices(slices: int) -> None:
+    """Checks a number of slices.
+
+    Raises:
+        UsageError: MIG divides no GPU into so many.
+    """
+    if not 1 <= slices <= MOST_SLICES:
+        raise UsageError(
+            f"--slices {slices} has to be from 1 to {MOST_SLICES}, which is what MIG divides a GPU into."
+        )
+
+
+def mig_layout(nvml: Any, gpu: Gpu, slices: int) -> MigLayout:
+    """The largest slices of which a GPU holds so many.
+
+    Raises:
+        UsageError: the GPU has no MIG, or holds fewer.
+    """
+    check_slices(slices)
+    layouts = list(_layouts(nvml, gpu, slices))
+    if not layouts:
+        raise UsageError(
+            f"GPU {gpu.index} ({gpu.name}) cannot be divided into {slices} equal slices: it has no MIG, or no "
+            "such profile. hint: `rollmill sweep` shares a GPU by MPS without any."
+        )
+    return max(layouts, key=lambda layout: (layout.multiprocessors, layout.memory_bytes))
+
+
+def mig_commands(layout: MigLayout) -> list[str]:
+    """The commands that turn MIG on, remove the slices there are, and create these."""
+    gpu = ["-i", str(layout.gpu.index)]
+    profiles = ",".join([str(layout.profile)] * layout.slices)
+    turn_on = [] if layout.gpu.mig else [["nvidia-smi", *gpu, "-mig", "1"]]
+    remove = (
+        [["nvidia-smi", "mig", *gpu, "-dci"], ["nvidia-smi", "mig", *gpu, "-dgi"]] if layout.gpu.slices else []
+    )
+    return list(map(shlex.join, [*turn_on, *remove, ["nvidia-smi", "mig", *gpu, "-cgi", profiles, "-C"]]))
+
+
+def _layouts(nvml: Any, gpu: Gpu, slices: int) -> Iterator[MigLayout]:
+    device = nvml.nvmlDeviceGetHandleByIndex(gpu.index)
+    for profile in range(nvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
+        try:
+            info = nvml.nvmlDeviceGetGpuInstanceProfileInfo(device, profile)
+        except nvml.NVMLError:  # a profile that this GPU does not have
+            continue
+        if info.instanceCount >= slices:
+            memory = int(info.memorySizeMB) * MEBIBYTE
+            yield MigLayout(gpu, int(info.id), slices, memory, int(info.multiprocessorCount))

@@ -1,0 +1,201 @@
+"""The MPS daemons of this host's GPUs, shared by all of a user's runs.
+
+Clients of two daemons take turns on a GPU; only those of one daemon overlap. So there is one daemon a GPU. Each
+process that uses it holds a shared lock on a file beside it; an owner process (`mps_owner`) ends the daemon when
+the last lock is gone. A daemon that somebody else has started is used and left as it is.
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rollmill.core.children import run_program, start_python
+from rollmill.core.errors import RollmillError, UsageError
+from rollmill.core.process_tree import MARK
+from rollmill.gpus import mps_owner
+
+PIPE_DIRECTORY = "CUDA_MPS_PIPE_DIRECTORY"
+DEFAULT_PIPES = "/tmp/nvidia-mps"
+"""Where CUDA looks for a daemon if it is not told."""
+START_SECONDS, ANSWER_SECONDS, LOOK_SECONDS = 30.0, 5.0, 0.05
+STARTING = "starting"
+
+
+class MpsUnavailable(RollmillError):
+    """There is no MPS daemon, and none can be started."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True)
+class MpsDaemon:
+    """A running daemon."""
+
+    environment: Mapping[str, str]
+    """Variables that make a process its client."""
+    ours: bool
+    """Rollmill started it, and ends it after its last user."""
+    seconds: float = 0.0
+    """Time that its start took; 0 if it ran already."""
+    lock: int | None = None
+    """Descriptor of the lock of its users; a process that inherits it is one, even after this one has ended."""
+
+    @property
+    def answers(self) -> bool:
+        """True if it is alive: its control answers."""
+        return daemon_answers(self.environment)
+
+
+def find_mps() -> str | None:
+    """The reason why MPS cannot be used here; None if it can."""
+    if not sys.platform.startswith("linux"):
+        return "MPS exists on Linux only"
+    if shutil.which(mps_owner.CONTROL) is None:
+        return f"the program {mps_owner.CONTROL}, which comes with the driver, is not on the PATH"
+    return None
+
+
+def daemon_answers(environment: Mapping[str, str]) -> bool:
+    """True if the control of a daemon answers.
+
+    Args:
+        environment: variables that name its pipes; CUDA's own place if they do not.
+    """
+    pipes = Path(environment.get(PIPE_DIRECTORY, DEFAULT_PIPES))
+    if not (pipes / "control").exists():
+        return False
+    settings = {name: text for name, text in os.environ.items() if name != "LD_PRELOAD"} | dict(environment)
+    try:
+        asked = run_program(
+            mps_owner.CONTROL,
+            input=b"get_server_list\n",
+            env=settings,
+            capture_output=True,
+            timeout=ANSWER_SECONDS,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return asked.returncode == 0 and b"Cannot" not in asked.stdout + asked.stderr
+
+
+@contextlib.contextmanager
+def shared_mps(gpu: str, *, root: Path | None = None) -> Iterator[MpsDaemon]:
+    """The daemon of a GPU: a running one, or one that is started now. This process is its user meanwhile.
+
+    Args:
+        gpu: UUID of the GPU.
+        root: folder of the daemons; default: one of this user in the folder of temporary files.
+
+    Raises:
+        MpsUnavailable: there is none and none can be started, with the reason.
+    """
+    if (reason := find_mps()) is not None:
+        raise MpsUnavailable(f"{reason}.")
+    if (foreign := _foreign_daemon()) is not None:
+        yield foreign
+        return
+    folder = (root or _root()) / gpu.removeprefix("GPU-")[:8]
+    began = time.monotonic()
+    with _in_use(folder) as lock:
+        running, started = _joined(folder, gpu)
+        seconds = time.monotonic() - began if started else 0.0
+        yield MpsDaemon(running, ours=True, seconds=seconds, lock=lock)
+
+
+def _foreign_daemon() -> MpsDaemon | None:
+    """A daemon that somebody else has started, where CUDA would find it."""
+    named = {name: os.environ[name] for name in (PIPE_DIRECTORY,) if name in os.environ}
+    return MpsDaemon(named, ours=False) if daemon_answers(named) else None
+
+
+def _root() -> Path:
+    """This user's folder of daemons. Names of sockets have to be short."""
+    return Path(tempfile.gettempdir()) / f"rollmill-mps-{os.getuid()}"
+
+
+@contextlib.contextmanager
+def _in_use(folder: Path) -> Iterator[int]:
+    """Holds the shared lock of a daemon's folder; yields its descriptor."""
+    deadline = time.monotonic() + START_SECONDS
+    while (lock := _locked(folder)) is None:
+        if time.monotonic() > deadline:
+            raise MpsUnavailable(f"an MPS daemon in {folder} has not ended for {START_SECONDS:.0f} s.")
+        time.sleep(LOOK_SECONDS)
+    try:
+        yield lock
+    finally:
+        os.close(lock)
+
+
+def _locked(folder: Path) -> int | None:
+    """A descriptor with the shared lock; None while the daemon of before is being ended."""
+    try:
+        _make_private(folder.parent)
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        lock = os.open(folder / mps_owner.USERS, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except FileNotFoundError:  # removed since
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(lock), os.stat(folder / mps_owner.USERS)):
+            return lock
+    except OSError:  # its owner has the exclusive lock, or has removed it
+        pass
+    os.close(lock)
+    return None
+
+
+def _make_private(root: Path) -> None:
+    """Creates this user's folder.
+
+    Raises:
+        UsageError: it is somebody else's, or a link.
+    """
+    with contextlib.suppress(FileExistsError):
+        root.mkdir(mode=0o700)
+    facts = root.lstat()
+    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid():
+        raise UsageError(f"{root} is no folder of this user; remove it, or set TMPDIR to another folder.")
+
+
+def _joined(folder: Path, gpu: str) -> tuple[Mapping[str, str], bool]:
+    """The variables of the daemon of a folder, and whether it was started now; one process at a time starts it."""
+    environment = mps_owner.environment_of(folder)
+    with (folder / STARTING).open("wb") as starting:
+        fcntl.flock(starting, fcntl.LOCK_EX)
+        if daemon_answers(environment):
+            return environment, False
+        failed = folder / mps_owner.FAILED
+        failed.unlink(missing_ok=True)
+        owner = start_python(
+            *(mps_owner.__file__, str(folder), gpu),
+            isolated=True,
+            variables={name: text for name, text in os.environ.items() if name != MARK},  # it outlives workers
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        if owner.wait():
+            raise MpsUnavailable(f"the process of the MPS daemon of {gpu} ended with {owner.returncode}.")
+        deadline = time.monotonic() + START_SECONDS
+        while not daemon_answers(environment):
+            if failed.exists() or time.monotonic() > deadline:
+                raise MpsUnavailable(f"the MPS daemon of {gpu} did not start: {_last_line(folder)}")
+            time.sleep(LOOK_SECONDS)
+        return environment, True
+
+
+def _last_line(folder: Path) -> str:
+    log = folder / mps_owner.LOGS / "control.log"
+    lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
+    return lines[-1] if lines else "it wrote no log."

@@ -1,0 +1,162 @@
+"""The part of the GPUs' memory that this process may take, decided before JAX's backend takes any.
+
+JAX by itself takes three quarters of each GPU at once, or nearly all that is left, so that a second process finds
+no memory even for the handles of CUDA's libraries, which lie outside of JAX's part. Here memory is asked first. A
+process may then take most of what is free, as it needs it. Variables by which the user has chosen otherwise are
+heeded.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+
+import jax
+
+from rollmill.core.errors import DeviceMemoryError, UsageError
+from rollmill.core.text import in_bytes
+from rollmill.gpus.devices import driver_is_there, jax_has_cuda
+from rollmill.gpus.memory import HINT, GpuMemory, ask_gpu_memory
+
+PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
+FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
+FRACTIONS = (FRACTION, "XLA_CLIENT_MEM_FRACTION")
+"""JAX's old and new name; it refuses to start with both."""
+ALLOCATOR = "XLA_PYTHON_CLIENT_ALLOCATOR"
+JAX_FRACTION = 0.75
+"""JAX's own share, where nobody chooses."""
+IN_USE = 0.92
+"""Part of the free memory that a process may take; the rest is for what CUDA keeps beside JAX's part."""
+MIN_FREE = 2**30
+"""Free bytes of a GPU without which no process starts there: its context and the handles of libraries take about
+600 MB on an H100 before a training has any array."""
+
+_chosen: float | None = None
+_as_needed = False
+_memory: tuple[GpuMemory, ...] = ()
+"""Answer from before the start of JAX's backend."""
+
+
+def choose_fraction(fraction: float) -> None:
+    """Chooses the share of each GPU's memory that this process takes at once when JAX's backend starts.
+
+    Raises:
+        UsageError: it comes too late, there is no GPU, or a variable says otherwise.
+    """
+    global _chosen
+    name = f"memory_fraction={fraction:g}"
+    if not takes_gpus():
+        raise UsageError(f"{name} has no effect: JAX uses no NVIDIA GPU here. hint: leave it out.")
+    for variable in FRACTIONS:
+        if os.environ.get(variable) not in (None, f"{fraction:g}"):
+            raise UsageError(f"{name} contradicts {variable}={os.environ[variable]}. hint: leave one of them out.")
+    if backend_has_started() and _chosen != fraction:
+        raise UsageError(
+            f"{name} comes too late: JAX has started, and has its memory. hint: set {FRACTION}={fraction:g} in "
+            "the environment of this program."
+        )
+    _chosen = fraction
+
+
+@contextlib.contextmanager
+def asked_memory() -> Iterator[None]:
+    """JAX's backend, if it starts inside, takes no more memory of GPUs than is free; unless the user has chosen.
+
+    Raises:
+        DeviceMemoryError: a GPU has too little free memory; names the processes that hold it.
+    """
+    if backend_has_started() or not takes_gpus():
+        yield
+        return
+    global _as_needed, _memory
+    _memory = ask_gpu_memory()
+    variables = memory_variables(_memory, os.environ, _chosen)
+    os.environ.update(variables)
+    _as_needed = os.environ.get(PREALLOCATE, "true").lower() in ("false", "0")
+    try:
+        yield
+    finally:  # children decide for themselves
+        for name in variables:
+            os.environ.pop(name, None)
+
+
+def memory_variables(
+    memory: Sequence[GpuMemory], environment: Mapping[str, str], fraction: float | None = None
+) -> dict[str, str]:
+    """Variables by which JAX takes what is free, those left out that the user has set.
+
+    Args:
+        memory: of the GPUs that JAX will use; empty if nobody knows.
+        environment: the variables of this process.
+        fraction: share of each GPU that is taken at once, by an option.
+
+    Raises:
+        DeviceMemoryError: too little is free.
+    """
+    for each in memory:
+        if each.free < MIN_FREE:
+            needed = f"a program needs {in_bytes(MIN_FREE)} of a GPU before it has any array"
+            raise DeviceMemoryError(f"{needed}, and {each}. {HINT}")
+    given = next((environment[name] for name in FRACTIONS if name in environment), None)
+    if fraction is not None:
+        check_fraction(f"memory_fraction={fraction:g}", fraction, memory)
+        return {} if given is not None else {FRACTION: f"{fraction:g}"}
+    if given is not None:
+        if environment.get(PREALLOCATE, "true").lower() not in ("false", "0"):
+            with contextlib.suppress(ValueError):
+                name = next(name for name in FRACTIONS if name in environment)
+                check_fraction(f"{name}={given}", float(given), memory)
+        return {}
+    if environment.get(PREALLOCATE, "false").lower() not in ("false", "0"):
+        check_fraction(f"{PREALLOCATE}={environment[PREALLOCATE]}", JAX_FRACTION, memory)
+        return {}
+    variables = {} if {PREALLOCATE, ALLOCATOR} & set(environment) else {PREALLOCATE: "false"}
+    if memory:
+        variables[FRACTION] = f"{min(map(free_share, memory)):.4f}"
+    return variables
+
+
+def check_fraction(name: str, fraction: float, memory: Sequence[GpuMemory]) -> None:
+    """Checks that a share of each GPU is free, and the memory besides that no process starts without.
+
+    Raises:
+        DeviceMemoryError: it is not; names the processes that hold the rest.
+    """
+    for each in memory:
+        if fraction * each.total > each.free - MIN_FREE / 2:
+            fits = max(0.0, free_share(each))
+            raise DeviceMemoryError(
+                f"{name} takes {in_bytes(int(fraction * each.total))} at once, and {each}. hint: {fits:.2f} would "
+                "fit; without a share, memory is taken as it is needed."
+            )
+
+
+def free_share(memory: GpuMemory) -> float:
+    """Returns the largest share of a GPU's total memory that a process may take, given its free memory."""
+    return min(IN_USE * memory.free, memory.free - MIN_FREE / 2) / memory.total
+
+
+def takes_gpus() -> bool:
+    """Whether JAX's backend computes on NVIDIA GPUs here, as far as is known before it starts."""
+    first = (jax.config.values["jax_platforms"] or "").split(",")[0].strip() or "cuda"
+    return first in ("cuda", "gpu") and driver_is_there() and jax_has_cuda()
+
+
+def takes_as_needed() -> bool:
+    """Whether this process takes memory of GPUs as it needs it; known once JAX's backend has started."""
+    return _as_needed
+
+
+def memory_notes() -> list[str]:
+    """A sentence on each GPU that other processes were using when JAX's backend started."""
+    return [
+        f"{each}; what is free is taken as it is needed" if _as_needed else str(each)
+        for each in _memory
+        if each.total - each.free > MIN_FREE
+    ]
+
+
+def backend_has_started() -> bool:
+    """Whether JAX's backend has started, so that it has its memory."""
+    from jax._src import xla_bridge  # JAX tells it nowhere else
+
+    return xla_bridge.backends_are_initialized()

@@ -1,0 +1,154 @@
+"""The memory that a compiled training needs, before it runs, and the time of its iterations."""
+
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+
+from rollmill.core.machine import device_memory, memory_bytes, return_freed_memory
+from rollmill.core.process_tree import descendants_of, resident_memory
+from rollmill.dataflow import State, collect
+from rollmill.programs.compiled import CompiledProgram
+from rollmill.training.training import PreparedTraining
+
+RUN_BYTES = 15_000_000
+"""Memory of a run beside its arrays: files, logs, and threads."""
+HELD_STATES = 5
+"""States that a training holds beside the one that an iteration begins with: those around windows of iterations
+whose metrics are not written yet, the result of the next iteration, and the one to which it would go back."""
+TIMED_SECONDS = 0.3
+"""Time that iterations are repeated for to be timed; at least one is."""
+
+
+def describe_program(prepared: PreparedTraining) -> dict[str, Any] | None:
+    """The memory of a training in one program, and what it is compiled to; None where workers train.
+
+    Returns:
+        `bytes` of one device: arguments, temporary arrays, and the states that are held beside them; `process`,
+        bytes of this process beside them; `held`, bytes of a device with its own memory that are in use already;
+        `identity`, equal for equal programs.
+    """
+    program = prepared.program
+    if program is None:
+        return None
+    memory: Any = program.step.memory_analysis()
+    needed = None
+    if memory is not None:
+        results = HELD_STATES * (memory.output_size_in_bytes - memory.alias_size_in_bytes)
+        # Threads of a CPU take turns with iterations, and each keeps the temporary arrays that it has freed.
+        temporary = memory.temp_size_in_bytes * (2 if program.devices[0].platform == "cpu" else 1)
+        needed = memory.argument_size_in_bytes + temporary + results
+    held, identity = memory_in_use(program.devices), _identity(prepared, program)
+    return {"bytes": needed, "process": _own_memory(), "held": held, "identity": identity}
+
+
+class MemoryNeed(NamedTuple):
+    """Memory of a training in one program, in bytes."""
+
+    device: int
+    """Bytes of the training on each device."""
+    devices: int
+    process: int | None
+    """Bytes of the process beside it; None if devices have memories of their own, or the system does not tell."""
+    limit: int | None
+    """Memory of one GPU that JAX may allocate, or of the machine; None where it is unknown."""
+
+    @property
+    def total(self) -> int:
+        """The bytes to compare with the limit."""
+        return self.device if self.process is None else self.process + self.device * self.devices
+
+
+def memory_need(prepared: PreparedTraining) -> MemoryNeed | None:
+    """The memory that a training will need, by what it was compiled to.
+
+    CPU devices share the memory of the machine, with the process. None where workers train, or XLA does not tell.
+    """
+    compiled, program = describe_program(prepared), prepared.program
+    if compiled is None or program is None or compiled["bytes"] is None:
+        return None
+    first, *others = sorted(jax.tree.leaves(program.shardings)[0].device_set, key=lambda device: device.id)
+    if first.platform == "cpu":
+        return MemoryNeed(compiled["bytes"], 1 + len(others), compiled["process"], memory_bytes())
+    return MemoryNeed(compiled["bytes"], 1 + len(others), None, device_memory(first))
+
+
+def iteration_seconds(prepared: PreparedTraining) -> float | None:
+    """Seconds of an iteration; None if early ones tell nothing, because a replay memory is filled first."""
+    program = prepared.program
+    if program is None or program.sums_iterations:
+        return None
+
+    def several(count: int, state: State) -> State:
+        for _ in range(count):
+            state, _ = program.advance(state)
+        return state
+
+    return _seconds_each(several, program.start())
+
+
+def stage_seconds(prepared: PreparedTraining) -> float | None:
+    """Seconds of an unfused rollout of all environments on one device; None if there is no such program."""
+    program, graph = prepared.program, prepared.algorithm
+    if program is None or program.sums_iterations or len(prepared.options.seeds) > 1:
+        return None
+    state = program.start()
+    collector, weights, key = state.collector, graph.weights(state.learner), state.key
+    rollout = jax.jit(partial(collect, graph)).lower(weights, collector, key).compile()
+
+    def several(count: int, now: Any) -> Any:
+        for _ in range(count):
+            now, _ = rollout(weights, now, key)
+        return now
+
+    return _seconds_each(several, collector)
+
+
+def _seconds_each(several: Callable[[int, Any], Any], state: Any) -> float:
+    """Seconds of one call, by calls in a row."""
+    state = jax.block_until_ready(several(1, state))
+    began = time.perf_counter()
+    state = jax.block_until_ready(several(1, state))
+    once = max(time.perf_counter() - began, 1e-6)
+    calls = round(TIMED_SECONDS / once)
+    if calls < 1:
+        return once
+    began = time.perf_counter()
+    jax.block_until_ready(several(calls, state))
+    return (time.perf_counter() - began) / calls
+
+
+def _identity(prepared: PreparedTraining, program: CompiledProgram) -> str:
+    kernels = {part: (program.launches or {}).get(part) for part in ("rollouts", "gradients")}
+    devices = jax.tree.leaves(program.shardings)[0].num_devices
+    return json.dumps([devices, prepared.algorithm.loops.num_envs, kernels], sort_keys=True)
+
+
+def most_memory(prepared: PreparedTraining) -> int:
+    """Most bytes of one of the program's devices in use so far; 0 if they have no memory of their own."""
+    return 0 if prepared.program is None else _of_fullest(prepared.program.devices, "peak_bytes_in_use")
+
+
+def memory_in_use(devices: Sequence[Any]) -> int:
+    """Bytes in use of the fullest device; 0 where devices have no memory of their own."""
+    return _of_fullest(devices, "bytes_in_use")
+
+
+def _of_fullest(devices: Sequence[Any], name: str) -> int:
+    return max((device.memory_stats() or {}).get(name, 0) for device in devices)
+
+
+def process_memory() -> int:
+    """Bytes that this process and those that it has started hold; 0 where the system does not tell."""
+    return_freed_memory()  # by the compiler
+    return resident_memory(descendants_of(os.getpid()))
+
+
+def _own_memory() -> int | None:
+    """Bytes that this process will hold beside its arrays; None where the system does not tell."""
+    held = process_memory()
+    return held + RUN_BYTES if held else None

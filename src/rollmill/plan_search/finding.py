@@ -1,0 +1,238 @@
+"""Searches for the plan of a training on this machine."""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from typing import Any, NamedTuple
+
+import jax
+
+from rollmill.core.errors import UsageError
+from rollmill.core.machine import (
+    device_memory,
+    hardware,
+    leave_device_memory,
+    memory_bytes,
+    own_commit,
+    usable_cores,
+    versions,
+)
+from rollmill.dataflow import Graph, fingerprint, interfaces
+from rollmill.gpus import find_mps
+from rollmill.plan_search.process import SearchStopped
+from rollmill.plan_search.search import (
+    Candidate,
+    Machine,
+    Objective,
+    PlanTable,
+    Trials,
+    Workload,
+    candidates,
+    most_stepping,
+    restricted,
+    search,
+)
+from rollmill.plan_search.stored import file_for, read_stored, store
+from rollmill.plan_search.trials import ProcessTrials
+from rollmill.plan_search.waiting import waiting_share
+from rollmill.planning import Plan
+from rollmill.record import StopRequest, stop_on_signals
+from rollmill.runs.options import RunOptions
+from rollmill.training.request import TrainingRequest
+
+DEFAULT_BUDGET = 90.0
+END_SECONDS = 6.0
+"""Seconds of a budget that are kept for the end of the last candidate's processes; at most a tenth of it."""
+MOST_INSTANCES = 4
+"""Most processes of one training that share a GPU under MPS; each number of them is one more candidate."""
+
+
+DECIDED = (
+    *("distribution", "place", "devices", "workers", "actors", "learners", "asynchronous"),
+    "fusion",
+)
+"""Settings that a search chooses; one that is given narrows it."""
+UNSEARCHED = ("run_dir", "resume_if_exists", "quiet", "tensorboard")
+"""Settings of a training that candidates do not take over."""
+
+
+@dataclass(frozen=True)
+class SearchRequest:
+    """A search for a plan."""
+
+    training: TrainingRequest
+    objective: Objective = "keep-batch"
+    budget: float = DEFAULT_BUDGET
+    """Seconds."""
+    fresh: bool = False
+    """Search although there is a result of an earlier search."""
+
+    @property
+    def options(self) -> RunOptions:
+        """How the training is run, as it was asked for."""
+        return self.training.options
+
+    @property
+    def fixed(self) -> dict[str, Any]:
+        """Fields of candidates that the user has chosen."""
+        given, options = self.training.settings, self.options
+        return {name: getattr(options, name) for name in DECIDED if name in given}
+
+
+class FoundPlan(NamedTuple):
+    """The result of a search."""
+
+    plan: Plan
+    table: PlanTable
+    is_stored: bool
+    """True if the result is that of an earlier search."""
+
+
+def leave_devices() -> dict[str, str]:
+    """Lets this process take no more of an accelerator's memory than it needs, if JAX has not started yet.
+
+    Returns:
+        The environment for processes that train, which is as the user has set it.
+    """
+    environment = dict(os.environ)
+    leave_device_memory()
+    return environment
+
+
+def this_machine() -> Machine:
+    """This machine, as far as JAX may use it; starts JAX's backend."""
+    devices = jax.local_devices()
+    gpus = [device for device in devices if device.platform != "cpu"]
+    memory = device_memory(gpus[0]) if gpus else None
+    shared = MOST_INSTANCES if gpus and find_mps() is None else 1
+    return Machine(usable_cores(), memory_bytes(), len(gpus), memory, max_instances=shared)
+
+
+def workload_of(graph: Graph, options: RunOptions, *, waiting: float = 0.0) -> Workload:
+    """The numbers of a graph that the candidates depend on; `waiting` is the share of `waiting_share`."""
+    loops = graph.loops
+    return Workload(
+        num_envs=loops.num_envs,
+        num_steps=loops.num_steps,
+        updates=loops.epochs * loops.num_minibatches,
+        on_host=graph.host is not None,
+        waiting=waiting,
+        num_seeds=options.num_seeds,
+        asynchronous=options.asynchronous,
+        gradient_bytes=interfaces(graph)["gradients"].bytes_per_message,
+    )
+
+
+def list_candidates(request: SearchRequest, machine: Machine, workload: Workload) -> list[Candidate]:
+    """The candidates of a request.
+
+    Raises:
+        UsageError: none has the values that the user has chosen.
+    """
+    found = restricted(candidates(machine, workload, request.objective), request.fixed)
+    if not found:
+        chosen = " ".join(f"{name}={value}" for name, value in request.fixed.items())
+        raise UsageError(
+            f"no way to run on {machine.cores} cores and {machine.gpus} GPUs that is searched has {chosen}. "
+            "hint: leave it out, or do not search."
+        )
+    return found
+
+
+def find_plan(
+    graph_of: Callable[[int | None], Graph],
+    request: SearchRequest,
+    *,
+    environment: dict[str, str],
+    machine: Machine | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> FoundPlan:
+    """Searches for the fastest plan, or takes the result of an earlier search.
+
+    Args:
+        graph_of: the graph with a number of environments; None for the user's own.
+        request: what to search for.
+        environment: of processes that train.
+        machine: what they may use; this machine where it is left out.
+        say: gets a line for each candidate that is tried.
+
+    Raises:
+        UsageError: there is no candidate, or none can run.
+        SearchStopped: by a signal; all processes were ended.
+    """
+    graph_of = cache(graph_of)
+    graph, machine = graph_of(None), machine or this_machine()
+    file = file_for(_identity(graph, request, machine))
+    if not request.fresh and (stored := read_stored(file, budget=request.budget)):
+        table, plan = stored
+        return FoundPlan(plan, table, is_stored=True)
+    workload = workload_of(graph, request.options, waiting=waiting_share(graph))
+    found = list_candidates(request, machine, workload)
+    if (most := most_stepping(machine, workload)) > machine.cores:
+        share, cores = f"{workload.waiting:.0%}", machine.cores
+        say(f"a step waits for {share} of its time: up to {most} processes step, on {cores} cores")
+    say(f"{len(found)} candidates in {request.budget:g} s; one is always measured, even if it takes longer")
+    with stop_on_signals() as stop:
+        trials = ProcessTrials(
+            graph_of,
+            request.training.without((*DECIDED, *UNSEARCHED)),
+            request.options,
+            machine,
+            workload,
+            lambda: _check_stop(stop),
+            environment,
+            ends_at=time.monotonic() + _measuring_seconds(request),
+        )
+        table = _searched(found, trials, request, say)
+    if table.chosen is None:
+        reasons = "\n".join(f"  {row.candidate}: {row.reason}" for row in table.rows)
+        raise UsageError(f"no way to run this training was found:\n{reasons}")
+    plan = trials.plan_of(table.chosen.candidate)
+    store(file, table, plan, budget=request.budget)
+    return FoundPlan(plan, table, is_stored=False)
+
+
+def _searched(
+    found: Sequence[Candidate], trials: ProcessTrials, request: SearchRequest, say: Callable[[str], None]
+) -> PlanTable:
+    judged = Trials(
+        trials.check, trials.estimate_speed, trials.predict_memory, trials.predict_speed, trials.measure
+    )
+    try:
+        return search(
+            found,
+            judged,
+            budget_seconds=_measuring_seconds(request),
+            memory_limit=trials.machine.memory_limit,
+            say=say,
+        )
+    finally:
+        trials.close()
+
+
+def _measuring_seconds(request: SearchRequest) -> float:
+    return request.budget - min(END_SECONDS, request.budget / 10)
+
+
+def _check_stop(stop: StopRequest) -> None:
+    if stop.signal_name is not None:
+        raise SearchStopped(stop.signal_name, stop.exit_code)
+
+
+def _identity(graph: Graph, request: SearchRequest, machine: Machine) -> dict[str, Any]:
+    """Everything that the result of a search depends on."""
+    options = request.options
+    return {
+        "graph": fingerprint(graph),
+        "machine": [asdict(machine), hardware()["cpu"], [device.device_kind for device in jax.local_devices()]],
+        "versions": [versions(), own_commit()],
+        "objective": request.objective,
+        "fixed": request.fixed,
+        "options": [
+            *(options.num_seeds, options.unroll, options.numerics, options.asynchronous, options.checksums),
+            *(options.gpu_sharing, options.reduction, options.log_every),
+            *(options.checkpoint_seconds, options.checkpoint_iterations),
+        ],
+    }

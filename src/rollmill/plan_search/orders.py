@@ -1,0 +1,84 @@
+"""Orders to child processes of a command: to train, to go on with a run, or to search for a plan."""
+
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rollmill.core.children import start_python
+from rollmill.core.errors import UsageError
+from rollmill.core.json_data import parse_json, read_as, writable
+from rollmill.plan_search import DEFAULT_BUDGET
+from rollmill.plan_search.search import Objective
+from rollmill.record import plain
+from rollmill.training.request import TrainingRequest
+
+MODULE = "rollmill.cli.child"
+SOURCE = "the order"
+
+
+@dataclass(frozen=True)
+class SearchOrder:
+    """A search for a plan."""
+
+    request: TrainingRequest
+    """The training; placement that it gives narrows the search."""
+    output: str
+    """File that the plan is written to."""
+    objective: Objective = "keep-batch"
+    budget: float = DEFAULT_BUDGET
+    """Seconds."""
+    fresh: bool = False
+    """Search although there is a result of an earlier search."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """An order to a child process, of which one field is given."""
+
+    train: TrainingRequest | None = None
+    resume: str | None = None
+    """The directory of the run to go on with."""
+    search: SearchOrder | None = None
+
+    @property
+    def trained(self) -> TrainingRequest:
+        """The training.
+
+        Raises:
+            UsageError: the order is another one, or none.
+        """
+        if self.train is None:
+            raise UsageError(f"{SOURCE} says nothing.")
+        return self.train
+
+
+def read_order(data: bytes) -> Order:
+    """Reads an order.
+
+    Raises:
+        UsageError: it is none.
+    """
+    return read_as(Order, parse_json(data, where=SOURCE, error=UsageError), where=SOURCE, error=UsageError)
+
+
+def start_child(order: Order, *, name: str, cores: Sequence[int] = (), **options: Any) -> subprocess.Popen:
+    """Starts a process that does what an order says.
+
+    Args:
+        order: the order.
+        name: shown in lists of processes.
+        cores: of the machine that it runs on; all if left out.
+        **options: arguments of `core.children.start_python`.
+
+    Raises:
+        OSError: no process can be started.
+    """
+    with tempfile.TemporaryFile() as file:
+        file.write(json.dumps(plain(writable(asdict(order)))).encode())
+        file.seek(0)
+        words = ("-m", MODULE, str(os.getpid()), ",".join(map(str, cores)), name)
+        return start_python(*words, stdin=file, **options)

@@ -1,0 +1,253 @@
+"""The process that compiles and shortly trains one candidate, and everything it starts."""
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from rollmill.core.children import start_python
+from rollmill.core.errors import RollmillError
+from rollmill.core.process_tree import MARK, descendants_of, kill_all, kill_family, resident_memory
+from rollmill.core.temporary import TemporaryFolder
+from rollmill.plan_search.search import CannotBeFused, CannotRun, Measurement, OutOfTime
+from rollmill.processes.logs import last_line
+from rollmill.training.request import TrainingRequest
+
+T = TypeVar("T")
+
+LOOK_SECONDS = 0.05
+MEMORY_SECONDS = 0.5
+"""Time between two looks at the memory of all processes, which costs them some time."""
+START_SECONDS = 600.0
+"""Longest time for a candidate to compile, and to come to its first iterations."""
+WARM_SECONDS = 0.5
+STEADY_SECONDS = 3.0
+"""Time that throughput is measured for, after warming up."""
+SOONEST_STOP_SECONDS = 1.0
+EARLY_MARGIN = 1.2
+"""A training is stopped early if even this many times its throughput is less than the best so far."""
+
+
+class SearchStopped(RollmillError):
+    """A signal ended the search."""
+
+    def __init__(self, name: str, exit_code: int) -> None:
+        super().__init__(f"the search for a plan was stopped by {name}; nothing was written.")
+        self.exit_code = exit_code
+
+
+class MetricsPoint(NamedTuple):
+    """A line of the metrics."""
+
+    seconds: float
+    env_steps: int
+
+
+class CandidateProcess:
+    """A process of `rollmill.cli.measured`, with a temporary run directory.
+
+    It imports what it needs, which takes seconds, and waits for `prepare`.
+
+    Args:
+        check_stop: raises `SearchStopped` if a signal has come.
+        environment: variables of the process.
+    """
+
+    def __init__(self, *, check_stop: Callable[[], None], environment: dict[str, str]) -> None:
+        self._check_stop = check_stop
+        self._temporary = TemporaryFolder("candidate")
+        self._folder = self._temporary.path
+        self._mark = f"plan-{os.getpid()}-{self._folder.name}"
+        self._unread = b""
+        self.device_peak = 0
+        """Most bytes of a device that the process has reported."""
+        self._leftover = 0
+        """Bytes of the process that timing a stage has left: compilers do not return all that they use."""
+        commands, reports = os.pipe(), os.pipe()
+        with (self._folder / "output").open("wb") as output:
+            self.process = start_python(
+                *("-m", "rollmill.cli.measured", str(os.getpid()), str(commands[0]), str(reports[1])),
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                pass_fds=[commands[0], reports[1]],
+                start_new_session=True,
+                variables=environment | {MARK: self._mark},
+            )
+        for end in (commands[0], reports[1]):
+            os.close(end)
+        self._commands, self._reports = commands[1], reports[0]
+        os.set_blocking(self._reports, False)
+
+    def prepare(self, training: TrainingRequest) -> None:
+        """Lets the process compile a training, and report it as `program`."""
+        own = {"run_dir": str(self._folder / "run"), "quiet": True, "tensorboard": False}
+        self._send(json.dumps(training.changed(own).to_json()))
+
+    def close(self) -> None:
+        """Kills the process and all that it has started, and removes its run."""
+        family = descendants_of(self.process.pid)
+        self.process.kill()
+        self.process.wait()
+        kill_family(self.process.pid, self._mark)
+        kill_all(family)
+        for end in (self._commands, self._reports):
+            os.close(end)
+        self._temporary.close()
+
+    def ask(self, command: str | None, name: str, *, seconds: float) -> Any:
+        """Sends a command, if there is one, and waits for the report of this name.
+
+        Raises:
+            CannotRun: the process has ended, with the reason.
+            OutOfTime: there is no answer within the limit in seconds.
+        """
+        if command is not None:
+            self._send(command)
+        return self._wait(lambda: self._report(name), seconds=seconds)[0]
+
+    def measure(self, *, bound: float | None, seconds: float, seeds: int, learns_from: int) -> Measurement:
+        """Trains shortly.
+
+        Args:
+            bound: steps a second that are to be reached; the training is stopped early once they cannot be.
+            seconds: for all of it.
+            seeds: trainings side by side.
+            learns_from: environment steps before which nothing is learned.
+
+        Raises:
+            CannotRun: the training ended with an error.
+            OutOfTime: too few iterations were done within these seconds.
+        """
+        self._send("begin")
+        memory = _PeakMemory(self.process.pid)
+        metrics = _MetricsTail(self._folder / "run" / "metrics.jsonl")
+
+        def result() -> tuple[Measurement] | None:
+            self._read_reports()
+            ended = self.process.poll() is not None
+            points = metrics.read()
+            if points:
+                memory.look()
+            found = measured_between(points, bound=bound, learns_from=learns_from, ended=ended)
+            return None if found is None else (found,)
+
+        found = self._wait(result, seconds=min(seconds, START_SECONDS))[0]
+        peak = self.device_peak or max(0, memory.peak - self._leftover)
+        return found._replace(
+            steps_per_second=found.steps_per_second * seeds, memory=float(peak) if peak else None
+        )
+
+    def _send(self, command: str) -> None:
+        with contextlib.suppress(BrokenPipeError):  # its end is noticed, with the reason, while waiting
+            os.write(self._commands, f"{command}\n".encode())
+
+    def _wait(self, look: Callable[[], T | None], *, seconds: float) -> T:
+        deadline = time.monotonic() + seconds
+        while True:
+            self._check_stop()
+            ended = self.process.poll() is not None
+            found = look()
+            if found is not None:
+                return found
+            if ended:
+                raise CannotRun(self._reason())
+            if time.monotonic() > deadline:
+                raise OutOfTime
+            select.select([self._reports], [], [], LOOK_SECONDS)
+            time.sleep(LOOK_SECONDS / 10)
+
+    def _report(self, name: str) -> tuple[Any] | None:
+        for report in self._read_reports():
+            if name in report:
+                return (report[name],)
+        return None
+
+    def _read_reports(self) -> list[dict[str, Any]]:
+        """Reports that have come; keeps what they say of memory, and raises the error of one that tells of it."""
+        with contextlib.suppress(BlockingIOError):
+            while part := os.read(self._reports, 65536):
+                self._unread += part
+        *lines, self._unread = self._unread.split(b"\n")
+        reports = [json.loads(line) for line in lines]
+        for report in reports:
+            self.device_peak = max(self.device_peak, report.get("peak", 0))
+            self._leftover = report.get("leftover", self._leftover)
+            if "error" in report:
+                reason = " ".join(report["error"].split())
+                raise CannotBeFused(reason, report["depths"]) if report["depths"] else CannotRun(reason)
+        return reports
+
+    def _reason(self) -> str:
+        """Why the process has ended: the last line that it printed."""
+        return f"its process ended with {self.process.returncode}: {last_line(self._folder / 'output')}"
+
+
+def measured_between(
+    points: Sequence[MetricsPoint], *, bound: float | None, learns_from: int, ended: bool
+) -> Measurement | None:
+    """The throughput that lines of metrics show; None if it is too early to tell.
+
+    Args:
+        points: the lines so far.
+        bound: steps a second that are to be reached.
+        learns_from: environment steps before which nothing is learned.
+        ended: whether no more lines will come.
+    """
+    warm = [point for point in points if point.env_steps >= learns_from]
+    steady = [point for point in warm if point.seconds >= warm[0].seconds + WARM_SECONDS]
+    if ended and len(steady) < 2:
+        return _of_a_short_training(points)
+    if len(steady) < 2:
+        return None
+    first, last = steady[0], steady[-1]
+    seconds = last.seconds - first.seconds
+    if seconds <= 0:
+        return None
+    rate = (last.env_steps - first.env_steps) / seconds
+    if ended or seconds >= STEADY_SECONDS:
+        return Measurement(rate)
+    hopeless = bound is not None and seconds >= SOONEST_STOP_SECONDS and EARLY_MARGIN * rate < bound
+    return Measurement(rate, stopped_early=True) if hopeless else None
+
+
+def _of_a_short_training(points: Sequence[MetricsPoint]) -> Measurement | None:
+    """The throughput of a training that came to its end before it was warm."""
+    if not points or points[-1].seconds <= 0:
+        return None
+    return Measurement(points[-1].env_steps / points[-1].seconds)
+
+
+class _MetricsTail:
+    """The lines of a file that grows."""
+
+    def __init__(self, file: Path) -> None:
+        self._file, self._offset, self._points = file, 0, list[MetricsPoint]()
+
+    def read(self) -> Sequence[MetricsPoint]:
+        """All whole lines so far."""
+        with contextlib.suppress(FileNotFoundError), self._file.open("rb") as file:
+            file.seek(self._offset)
+            text = file.read()
+            whole = text[: text.rfind(b"\n") + 1]
+            self._offset += len(whole)
+            for line in map(json.loads, whole.splitlines()):
+                self._points.append(MetricsPoint(line["seconds"], line["env_steps"]))
+        return self._points
+
+
+class _PeakMemory:
+    """Most memory that a process and its descendants have held."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid, self._last, self.peak = pid, 0.0, 0
+
+    def look(self) -> None:
+        """Looks again, if the last look was long enough ago."""
+        now = time.monotonic()
+        if now - self._last >= MEMORY_SECONDS:
+            self._last, self.peak = now, max(self.peak, resident_memory(descendants_of(self._pid)))

@@ -1,0 +1,177 @@
+"""Lists the ways to run a training on a machine, cheap and likely good ones first."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from rollmill.plan_search.search.candidate import Candidate
+from rollmill.plan_search.search.machine import Machine, Objective, Workload
+
+LIKELY_DEPTHS, OTHER_DEPTHS = ("off", "full"), ("rollout",)
+"""Depths of fusion; the unfused program comes first, because others are judged by its times. Automatic fusion,
+which times many kernels before it chooses among the same, comes last."""
+
+MIN_WAITING = 0.2
+"""Share of a step that is spent waiting from which on more processes than cores are tried; less may be noise."""
+
+MAX_CROWDING = 8
+"""Processes for each core that are tried at most, where environments wait."""
+
+PROCESS_BYTES = 400_000_000
+"""Memory of a process that steps environments of Python: JAX and Gymnasium take 300 to 350 MB there."""
+
+MOST_WIDENING = 10
+"""Times that the number of environments is doubled at most."""
+
+
+def candidates(machine: Machine, workload: Workload, objective: Objective = "keep-batch") -> list[Candidate]:
+    """All candidates, in the order in which they should be tried.
+
+    A candidate need not be possible: whether it fits its graph and its machine is found out by the search, which
+    keeps the reason. Within a branch, narrower ones come first. Where the batch may grow, likely placements are
+    grown to their end before others are tried at all.
+    """
+    narrow = list(dict.fromkeys(_placements(machine, workload)))
+    if objective == "keep-batch":
+        return narrow
+    likely = [each for each in narrow if each.place == "program" and each.fusion in LIKELY_DEPTHS]
+    others = [each for each in narrow if each not in likely]
+    return [*_widened(likely, workload), *_widened(others, workload)]
+
+
+def _widened(narrow: Sequence[Candidate], workload: Workload) -> Iterator[Candidate]:
+    """All of these with each number of environments, the smallest first."""
+    for doublings in range(MOST_WIDENING + 1):
+        for each in narrow:
+            yield replace(each, num_envs=workload.num_envs * 2**doublings)
+
+
+def widths_up_to(most: int) -> list[int]:
+    """Powers of two, and the largest number itself."""
+    return sorted({*(2**power for power in range(most.bit_length()) if 2**power <= most), most} - {0})
+
+
+def most_stepping(machine: Machine, workload: Workload) -> int:
+    """The largest number of processes that step environments side by side to advantage.
+
+    Each of them keeps a core busy for the share of a step that does not wait.
+    """
+    if not workload.on_host or workload.waiting < MIN_WAITING:
+        return machine.cores
+    filling = math.ceil(machine.cores / max(1 - workload.waiting, 1e-3))
+    holding = machine.memory // PROCESS_BYTES if machine.memory else filling
+    most = min(filling, workload.num_envs, MAX_CROWDING * machine.cores, holding)
+    return max(most, machine.cores)
+
+
+def _placements(machine: Machine, workload: Workload) -> Iterator[Candidate]:
+    if workload.asynchronous:
+        yield from _asynchronous(machine, most_stepping(machine, workload))
+    elif workload.on_host:
+        yield from _of_host_environments(machine, most_stepping(machine, workload))
+    elif workload.num_seeds > 1:
+        yield from _programs(machine, LIKELY_DEPTHS)
+    else:
+        yield from _programs(machine, LIKELY_DEPTHS)
+        yield from _meshes(machine)
+        yield from _likely_actors(machine)
+        yield from _programs(machine, OTHER_DEPTHS)
+        yield from _instances(machine)
+        yield from _actors(machine)
+        yield from _learners_on_cores(machine)
+        yield from _apart(machine)
+        yield from _programs(machine, ("auto",))
+
+
+def _programs(machine: Machine, depths: Sequence[str]) -> Iterator[Candidate]:
+    """One compiled program on the devices of one process."""
+    for devices in widths_up_to(machine.gpus_per_host or machine.cores):
+        for fusion in depths:
+            yield Candidate(devices=devices, fusion=fusion, gpus=min(devices, machine.gpus))
+
+
+def _meshes(machine: Machine) -> Iterator[Candidate]:
+    """One process for each GPU."""
+    for gpus in widths_up_to(machine.gpus)[1:]:
+        yield Candidate(place="mesh", learners=gpus, gpus=gpus)
+
+
+def _instances(machine: Machine) -> Iterator[Candidate]:
+    """Several processes on each GPU, whose means are taken by NCCL or through the host's memory.
+
+    They share all GPUs: workers are divided among as many GPUs as there are.
+    """
+    for instances in widths_up_to(machine.max_instances)[1:] if machine.gpus else ():
+        for place in ("mesh", "processes"):
+            learners = machine.gpus * instances
+            yield Candidate(place=place, learners=learners, gpus=machine.gpus, instances=instances)
+
+
+def _learners_on_cores(machine: Machine) -> Iterator[Candidate]:
+    """Processes that learn side by side, where there is no GPU."""
+    for learners in () if machine.gpus else widths_up_to(machine.cores)[1:]:
+        yield Candidate(place="processes", learners=learners)
+        yield Candidate(place="mesh", learners=learners)
+
+
+def _actors(machine: Machine) -> Iterator[Candidate]:
+    """Whole rollouts apart from learning."""
+    for distribution in ("single-learner-coarse", "central"):
+        for actors in widths_up_to(machine.cores):
+            yield Candidate(distribution, "processes", actors=actors, gpus=min(1, machine.gpus))
+
+
+def _likely_actors(machine: Machine) -> Iterator[Candidate]:
+    """Beside a GPU: rollouts on half of the cores, which are fast where a rollout is many small steps, as a tree
+    search is. The other cores are left to the learner and to what feeds it.
+    """
+    if machine.gpus and machine.cores > 1:
+        actors = widths_up_to(machine.cores // 2)[-1]
+        yield Candidate("single-learner-coarse", "processes", actors=actors, gpus=1)
+
+
+def _apart(machine: Machine) -> Iterator[Candidate]:
+    """Environments apart from the policy."""
+    gpus = min(1, machine.gpus)
+    for workers in widths_up_to(machine.cores):
+        yield Candidate("single-learner-fine", "processes", workers=workers, gpus=gpus)
+    for learners in widths_up_to(machine.gpus_per_host or machine.cores)[1:]:
+        workers = max(machine.cores // learners, 1) * learners
+        yield Candidate("multi-learner", "processes", workers=workers, learners=learners, gpus=gpus and learners)
+    for workers in widths_up_to(machine.cores)[1:]:
+        yield Candidate("environments", "processes", workers=workers, actors=1, gpus=gpus)
+
+
+def _of_host_environments(machine: Machine, most: int) -> Iterator[Candidate]:
+    """Ways that use several processes for environments of Python, of which each process steps one at a time.
+
+    Args:
+        machine: what there is.
+        most: the largest number of processes that step environments. Those beyond the cores come first, as they
+            are tried only where steps wait.
+    """
+    gpus = min(1, machine.gpus)
+    beyond = [width for width in widths_up_to(most) if width > machine.cores]
+    if beyond:
+        yield Candidate("single-learner-coarse", "processes", actors=most, gpus=gpus)
+    yield Candidate(place="processes", learners=1, gpus=gpus)
+    for count in reversed(beyond):
+        if count < most:
+            yield Candidate("single-learner-coarse", "processes", actors=count, gpus=gpus)
+        yield Candidate("environments", "processes", workers=count, actors=1, gpus=gpus)
+    for actors in widths_up_to(machine.cores):
+        yield Candidate("single-learner-coarse", "processes", actors=actors, gpus=gpus)
+    for learners in widths_up_to(machine.gpus_per_host or machine.cores)[1:]:
+        yield Candidate(place="processes", learners=learners, gpus=gpus and learners)
+    yield from _apart(machine)
+    for actors in widths_up_to(machine.cores):
+        yield Candidate("central", "processes", actors=actors, gpus=gpus)
+
+
+def _asynchronous(machine: Machine, most: int) -> Iterator[Candidate]:
+    gpus = min(1, machine.gpus)
+    for distribution in ("single-learner-coarse", "central"):
+        for actors in widths_up_to(most):
+            yield Candidate(distribution, "processes", actors=actors, asynchronous=True, gpus=gpus)
+    for workers in widths_up_to(most)[1:]:
+        yield Candidate("environments", "processes", workers=workers, actors=1, asynchronous=True, gpus=gpus)

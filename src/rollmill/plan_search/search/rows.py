@@ -1,0 +1,102 @@
+"""The table of a search: what became of each candidate, and the choice."""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypeAlias
+
+from rollmill.core.text import compact
+from rollmill.plan_search.search.candidate import Candidate
+
+Status: TypeAlias = Literal["chosen", "slower", "rejected", "skipped", "not reached"]
+
+
+class MemoryEstimate(NamedTuple):
+    """Memory of a candidate, before it runs."""
+
+    memory: float | None
+    """Bytes, of each GPU or of the host; None if unknown."""
+    program: str | None = None
+    """Equal for candidates that compile to the same program; None if unknown."""
+
+
+class Measurement(NamedTuple):
+    """A short training."""
+
+    steps_per_second: float
+    memory: float | None = None
+    """Bytes at most, of the fullest GPU or of the host."""
+    stopped_early: bool = False
+    """True if it was stopped because it could not win any more; the throughput is then rough."""
+
+
+@dataclass(frozen=True)
+class CandidateRow:
+    """A candidate, what was predicted and measured, and why it was chosen or not."""
+
+    candidate: Candidate
+    status: Status
+    reason: str
+    predicted_speed: float | None = None
+    """Environment steps a second."""
+    measured_speed: float | None = None
+    predicted_memory: float | None = None
+    """Bytes."""
+    measured_memory: float | None = None
+
+
+@dataclass(frozen=True)
+class PlanTable:
+    """The result of a search; the chosen row is the only one of its status, if there is one."""
+
+    rows: tuple[CandidateRow, ...]
+    seconds: float
+    """Seconds that the search took."""
+
+    @property
+    def chosen(self) -> CandidateRow | None:
+        """The row of the choice; None if no candidate could be measured."""
+        return next((row for row in self.rows if row.status == "chosen"), None)
+
+    @property
+    def is_complete(self) -> bool:
+        """True if the budget sufficed for all candidates."""
+        return all(row.status != "not reached" for row in self.rows)
+
+
+def draw_table(table: PlanTable) -> str:
+    """The table as text: measured candidates first, the fastest on top."""
+    head = ("candidate", "steps/s", "predicted steps/s", "memory", "predicted memory", "status", "reason")
+    ordered = sorted(table.rows, key=lambda row: (row.measured_speed is None, -(row.measured_speed or 0.0)))
+    cells = [head, *(_cells(row) for row in ordered)]
+    widths = [max(len(line[column]) for line in cells) for column in range(len(head) - 1)]
+    return "\n".join(_aligned(line, widths) for line in cells)
+
+
+def speed_text(steps_per_second: float | None) -> str:
+    """Steps a second with three digits."""
+    return "-" if steps_per_second is None else compact(steps_per_second)
+
+
+def memory_text(count: int | float | None) -> str:
+    """Bytes with their unit."""
+    if count is None:
+        return "-"
+    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
+
+
+def _cells(row: CandidateRow) -> tuple[str, ...]:
+    return (
+        str(row.candidate),
+        speed_text(row.measured_speed),
+        speed_text(row.predicted_speed),
+        memory_text(row.measured_memory),
+        memory_text(row.predicted_memory),
+        row.status,
+        row.reason,
+    )
+
+
+def _aligned(line: tuple[str, ...], widths: list[int]) -> str:
+    """A line of the table; figures are aligned to the right."""
+    name, *figures, status, reason = line
+    right = [text.rjust(width) for text, width in zip(figures, widths[1:], strict=False)]
+    return "  ".join([name.ljust(widths[0]), *right, status.ljust(widths[5]), reason]).rstrip()

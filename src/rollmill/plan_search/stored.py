@@ -1,0 +1,63 @@
+"""Results of plan searches in the cache: `plans/`, a file for each graph, machine, version and objective."""
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rollmill.core.errors import CheckpointError, DataError, UsageError
+from rollmill.core.installation import cache_root, folder_in_cache
+from rollmill.core.json_data import parse_json, read_as
+from rollmill.plan_search.search import PlanTable
+from rollmill.planning import Plan
+
+VERSION = 1
+"""Version of the form of these files, and of the rules by which candidates are judged."""
+MAX_BYTES = 2**22
+
+
+@dataclass(frozen=True)
+class StoredSearch:
+    """A result as JSON holds it."""
+
+    budget: float
+    plan: dict[str, Any]
+    table: PlanTable
+
+
+def file_for(what: Mapping[str, Any]) -> Path:
+    """The file that keeps the result of a search.
+
+    Args:
+        what: everything that the result depends on, as JSON.
+    """
+    digest = hashlib.sha256(json.dumps({"version": VERSION, **what}, sort_keys=True).encode()).hexdigest()
+    return cache_root() / "plans" / f"{digest[:24]}.json"
+
+
+def read_stored(file: Path, *, budget: float) -> tuple[PlanTable, Plan] | None:
+    """An earlier result; None if there is none, or if this budget is larger and may find a better one."""
+    try:
+        value = parse_json(
+            folder_in_cache(file).read(file.name, limit=MAX_BYTES), where=str(file), limit=MAX_BYTES
+        )
+        stored = read_as(StoredSearch, value, where=str(file))
+        plan = Plan.from_json(stored.plan)
+    except (OSError, CheckpointError, DataError, UsageError):
+        return None
+    if stored.table.chosen is None or not (stored.table.is_complete or budget <= stored.budget):
+        return None
+    return stored.table, plan
+
+
+def store(file: Path, table: PlanTable, plan: Plan, *, budget: float) -> None:
+    """Keeps a result, whole or not at all; where nothing can be kept, the next search finds it anew."""
+    text = json.dumps(asdict(StoredSearch(budget, plan.to_json(), table)), indent=1)
+    with contextlib.suppress(OSError, CheckpointError):
+        folder = folder_in_cache(file)
+        folder.make()
+        with folder.replacing(file.name, shared=True) as whole:
+            whole.write(text.encode())

@@ -1,0 +1,224 @@
+"""Judges the candidates of a plan search by compiling and training them in processes of their own."""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rollmill.core.errors import UsageError
+from rollmill.dataflow import Graph
+from rollmill.plan_search.process import START_SECONDS, CandidateProcess
+from rollmill.plan_search.search import Candidate, Machine, Measurement, MemoryEstimate, Workload
+from rollmill.plan_search.search.model import StageTimes, placed_seconds
+from rollmill.planning import Plan, PlanSettings
+from rollmill.programs.compiled import check_devices
+from rollmill.programs.kernels import MIN_STEPS_TO_TUNE
+from rollmill.runs.options import RunOptions
+from rollmill.training.placing import choose_plan
+from rollmill.training.request import TrainingRequest
+
+CORES_FOR_THE_NEXT = 4
+"""Cores from which on the next candidate's process starts while a candidate compiles. Its imports end before that
+one is measured."""
+FURTHER_PROCESS = 0.9
+"""Memory of each further process of a training, by that of one that trains alone: they share libraries,
+and compile parts of the training."""
+
+PLACED_BY_CANDIDATES = (
+    "distribution",
+    "place",
+    "devices",
+    "workers",
+    "actors",
+    "learners",
+    "asynchronous",
+    "fusion",
+)
+"""Fields of `RunOptions` that a candidate decides."""
+
+
+@dataclass
+class ProcessTrials:
+    """The functions of `plan_search.search.Trials`; one process at a time."""
+
+    graph_of: Callable[[int | None], Graph]
+    """The graph with a number of environments; None for the user's own."""
+    training: TrainingRequest
+    """The training without the settings that candidates decide."""
+    options: RunOptions
+    machine: Machine
+    workload: Workload
+    check_stop: Callable[[], None]
+    environment: dict[str, str]
+    times: StageTimes | None = None
+    """Times of the stages of the unfused program on one device, once they are measured."""
+    process_bytes: int | None = None
+    """Bytes that a process holds before it trains."""
+    program_bytes: dict[int, float] = field(default_factory=dict)
+    """Bytes that the unfused program on one GPU needs, by the number of environments."""
+    ends_at: float = math.inf
+    """End of the budget by `time.monotonic`; until something was measured it does not count."""
+    start_seconds: float = START_SECONDS
+    """Longest time for a candidate to compile, and again to be measured."""
+    _has_measured: bool = False
+    _open: tuple[Candidate, CandidateProcess] | None = field(default=None, repr=False)
+    _next: CandidateProcess | None = field(default=None, repr=False)
+    """A process that imports what it needs while another candidate is tried."""
+
+    def close(self) -> None:
+        """Ends all processes."""
+        self._end()
+        if self._next is not None:
+            self._next.close()
+            self._next = None
+
+    def _end(self) -> None:
+        """Ends the process of a candidate, if one is open."""
+        if self._open is not None:
+            self._open[1].close()
+            self._open = None
+
+    def plan_of(self, candidate: Candidate) -> Plan:
+        """The plan that carries a candidate out.
+
+        Raises:
+            UsageError: it cannot run.
+        """
+        graph = self.graph_of(candidate.num_envs)
+        plan = choose_plan(graph, self._options_of(candidate))
+        in_program = plan.place == "program"
+        if in_program:
+            check_devices(graph.loops, candidate.devices)
+        settings = PlanSettings(
+            devices=candidate.devices if in_program else None,
+            fusion=candidate.fusion if in_program else None,  # type: ignore[arg-type]  # a name of a depth
+            num_envs=graph.loops.num_envs,
+        )
+        return replace(plan, settings=settings)
+
+    def check(self, candidate: Candidate) -> str | None:
+        """See `Trials`."""
+        try:
+            plan = self.plan_of(candidate)
+        except UsageError as error:
+            return str(error)
+        if candidate.fusion == "auto" and plan.place == "program":
+            return self._left_to_xla(candidate)
+        return None
+
+    def _left_to_xla(self, candidate: Candidate) -> str | None:
+        """Why automatic fusion makes no kernel, if the training is short."""
+        loops, platform = self.graph_of(candidate.num_envs).loops, "gpu" if self.machine.gpus else "cpu"
+        steps, least = loops.iterations * loops.batch_size, MIN_STEPS_TO_TUNE[platform]
+        if steps >= least:
+            return None
+        return (
+            f"the same as fusion=off: {steps:,} steps are fewer than the {least:,} from which on kernels are timed"
+        )
+
+    def predict_memory(self, candidate: Candidate) -> MemoryEstimate:
+        """See `Trials`."""
+        if candidate.place != "program":
+            return MemoryEstimate(self._memory_of_workers(candidate))
+        compiled = self._process(candidate).ask(None, "program", seconds=self._seconds)
+        if compiled["process"] is not None and self.times is None:
+            self.process_bytes = compiled["process"]
+        memory = self._memory_of(compiled, candidate)
+        if memory is not None and self.machine.gpus and candidate.devices == 1 and candidate.fusion == "off":
+            self.program_bytes[self._num_envs(candidate)] = memory
+        return MemoryEstimate(memory, compiled["identity"])
+
+    def estimate_speed(self, candidate: Candidate) -> float | None:
+        """See `Trials`: by the stages of the unfused program on one device."""
+        same_batch = self._num_envs(candidate) == self.workload.num_envs
+        fused = candidate.fusion not in (None, "off") or (
+            candidate.place == "mesh" and self._left_to_xla(candidate) is None
+        )
+        if self.times is None or not same_batch or fused:
+            return None
+        seconds = placed_seconds(candidate, self.times, cores=self.machine.cores)
+        return self.workload.batch(candidate.num_envs) / seconds
+
+    def predict_speed(self, candidate: Candidate) -> float | None:
+        """See `Trials`: by a few iterations of the program alone."""
+        if candidate.place != "program":
+            return None
+        batch = self.workload.batch(candidate.num_envs)
+        process = self._process(candidate)
+        seconds = process.ask("time", "seconds", seconds=self._seconds)
+        if seconds is None:
+            return None
+        if self.times is None and candidate.devices == 1 and candidate.fusion == "off":
+            collect = process.ask("stages", "collect", seconds=self._seconds)
+            if collect is not None:
+                self.times = StageTimes(min(collect, seconds), max(seconds - collect, 0.0))
+        return batch / seconds
+
+    def measure(self, candidate: Candidate, bound: float | None, seconds: float) -> Measurement:
+        """See `Trials`."""
+        process = self._process(candidate)
+        graph = self.graph_of(candidate.num_envs)
+        learns_from = 0 if graph.replay is None else graph.replay.learning_starts
+        try:
+            if candidate.place != "program":
+                process.ask(None, "program", seconds=min(seconds, self.start_seconds))
+            found = process.measure(
+                bound=bound,
+                seconds=min(seconds, self.start_seconds),
+                seeds=self.workload.num_seeds,
+                learns_from=learns_from,
+            )
+            self._has_measured = True
+            # What workers take of a GPU is not known here: JAX reserves most of it for them.
+            known = candidate.place == "program" or not self.machine.gpus
+            return found if known else found._replace(memory=None)
+        finally:
+            self._end()
+
+    @property
+    def _seconds(self) -> float:
+        """Longest wait for an answer."""
+        left = self.ends_at - time.monotonic() if self._has_measured else self.start_seconds
+        return min(max(left, 0.0), self.start_seconds)
+
+    def _process(self, candidate: Candidate) -> CandidateProcess:
+        """The process of a candidate; that of another one is ended."""
+        if self._open is not None and self._open[0] == candidate:
+            return self._open[1]
+        self._end()
+        process, self._next = self._next or self._started(), None
+        self._open = candidate, process
+        process.prepare(self.training.changed(candidate.given))
+        if self.machine.cores >= CORES_FOR_THE_NEXT:
+            self._next = self._started()
+        return process
+
+    def _started(self) -> CandidateProcess:
+        return CandidateProcess(check_stop=self.check_stop, environment=self.environment)
+
+    def _options_of(self, candidate: Candidate) -> RunOptions:
+        default = RunOptions()
+        decided = {name: getattr(candidate, name) for name in PLACED_BY_CANDIDATES}
+        decided["fusion"] = candidate.fusion or default.fusion
+        return replace(self.options, **decided)
+
+    def _num_envs(self, candidate: Candidate) -> int:
+        return candidate.num_envs or self.workload.num_envs
+
+    def _memory_of_workers(self, candidate: Candidate) -> float | None:
+        """Bytes of a GPU that workers need together, as much as one program there; or of their processes."""
+        if self.machine.gpus:
+            together = self.program_bytes.get(self._num_envs(candidate))
+            return None if together is None else together / max(candidate.gpus, 1)
+        if self.process_bytes is None:
+            return None
+        return self.process_bytes * (1 + FURTHER_PROCESS * (candidate.processes - 1))
+
+    def _memory_of(self, compiled: Mapping[str, Any], candidate: Candidate) -> float | None:
+        """Bytes of a GPU, or of the process and its arrays on all CPU devices."""
+        if compiled["bytes"] is None:
+            return None
+        if self.machine.gpus:
+            return float(compiled["held"] + compiled["bytes"])
+        return (compiled["process"] or 0) + float(compiled["bytes"]) * candidate.devices

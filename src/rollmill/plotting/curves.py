@@ -1,0 +1,196 @@
+"""Reads the curves of runs and sweeps, and writes them as a page or a PNG."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rollmill.core.errors import CheckpointError, DataError, StorageError, UsageError
+from rollmill.core.fields import fit
+from rollmill.core.folder import replacing_named
+from rollmill.core.new_files import ALSO_IN_PYTHON, check_new_file
+from rollmill.pictures import require_matplotlib
+from rollmill.plotting.groups import AXES, Curves, SeedCurve, grouped, object_in, settings_of
+from rollmill.plotting.html import curves_page
+from rollmill.plotting.png import write_png
+from rollmill.record import RETURN, RunDirectory, metric_curve, metric_names
+from rollmill.sweeps import SweepDirectory
+
+METRIC = RETURN
+SWEEP = "sweep.json"
+MAX_DIGITS = 20
+"""Digits of a seed, which is a number of 64 bits."""
+SUFFIXES = (".html", ".png")
+
+
+def plot(
+    *runs: str | Path,
+    output: str | Path | None = None,
+    metric: str = METRIC,
+    x: str = "both",
+    smoothing: float = 0.0,
+    force: bool = False,
+) -> Curves:
+    """Draws a metric of runs: mean and range over the seeds of each configuration.
+
+    Args:
+        *runs: directories of runs and of sweeps.
+        output: file to write, which ends in .html or .png. Default: nothing is written.
+        metric: name of the metric.
+        x: axis, `steps` or `seconds`, or `both` below each other.
+        smoothing: weight of the past in an exponential moving mean of each curve, from 0 to below 1.
+        force: replace an existing file.
+
+    Returns:
+        The curves as arrays.
+
+    Raises:
+        CheckpointError: a directory is no run, or is damaged.
+        UsageError: a run has no metrics yet or not this one, or an option is out of its range.
+        StorageError: the file cannot be written.
+    """
+    axes = axes_of(x)
+    file = None if output is None else fit("output", Path, output)
+    opened = _opened(runs)  # what is no run is told before what is wrong with the output
+    if file is not None:
+        check_output(file, force=force)
+    curves = _read_curves(opened, metric=metric, smoothing=smoothing)
+    if file is not None:
+        write_curves(file, curves, axes)
+    return curves
+
+
+def axes_of(x: str) -> tuple[str, ...]:
+    """The axes of a figure.
+
+    Raises:
+        UsageError: there is no such axis.
+    """
+    if x not in (*AXES, "both"):
+        raise UsageError(f"x={x!r} has to be {', '.join(AXES)} or both.")
+    return AXES if x == "both" else (x,)
+
+
+def read_curves(runs: Sequence[str | Path], *, metric: str = METRIC, smoothing: float = 0.0) -> Curves:
+    """The curves of a metric; arguments and errors are those of `plot`."""
+    return _read_curves(_opened(runs), metric=metric, smoothing=smoothing)
+
+
+class _Opened(NamedTuple):
+    """The runs that were named, or whose sweeps were."""
+
+    runs: list[tuple[RunDirectory, bool]]
+    """Each once, with True for a trial of a sweep; at least one."""
+    waiting: list[str]
+    """Names of trials that have not begun."""
+
+
+def _read_curves(opened: _Opened, *, metric: str, smoothing: float) -> Curves:
+    smoothing = fit("smoothing", float, smoothing)
+    if not 0 <= smoothing < 1:
+        raise UsageError(f"smoothing={smoothing} has to be from 0, which changes nothing, to below 1; try 0.6.")
+    curves: list[SeedCurve] = []
+    left_out = list(opened.waiting)
+    for run, is_trial in opened.runs:
+        found = _curves_of(run, metric)
+        curves += found
+        if not found and not is_trial:
+            raise _without(run, metric)
+        if not found:
+            left_out.append(_name(run))
+    if not curves:
+        raise _without(opened.runs[0][0], metric)
+    return Curves(metric, smoothing, grouped(curves, smoothing=smoothing), tuple(left_out))
+
+
+def _opened(runs: Sequence[str | Path]) -> _Opened:
+    if not runs:
+        raise UsageError("name at least one directory of a run or of a sweep.")
+    found: dict[str, tuple[RunDirectory, bool]] = {}
+    waiting: list[str] = []
+    for root in (fit("run", Path, run) for run in runs):
+        if not (root / SWEEP).is_file():
+            found.setdefault(os.path.realpath(root), (RunDirectory.open(root), False))
+            continue
+        sweep = SweepDirectory.open(root)
+        for trial in sweep.trials():
+            directory = sweep.run(trial).root
+            if (directory / "config.json").exists():
+                found.setdefault(os.path.realpath(directory), (RunDirectory.open(directory), True))
+            else:
+                waiting.append(str(directory))
+    if not found:
+        raise UsageError(f"no trial of {runs[0]} has begun yet.")
+    return _Opened(list(found.values()), waiting)
+
+
+def _curves_of(run: RunDirectory, metric: str) -> list[SeedCurve]:
+    """The curve of each seed of a run; one for all, where the metric is not recorded for each."""
+    config = run.read_config()
+    try:
+        settings, options = settings_of(config), object_in(config, "options")
+    except DataError as error:
+        raise CheckpointError(f"{run.root / str(error)}") from error
+    first, count = options.get("seed", 0), options.get("num_seeds", 1)
+    each: list[tuple[str, Any]] = []
+    if isinstance(first, int) and isinstance(count, int) and count > 1:
+        seeds = sorted(seed for seed in _seeds_of(run, metric) if first <= seed < first + count)
+        each = [(f"{metric}_seed{seed}", f", seed {seed}") for seed in seeds]
+    curves = [SeedCurve(_name(run) + suffix, settings, metric_curve(run, name)) for name, suffix in each]
+    curves = [curve for curve in curves if curve.points]
+    curves = curves or [SeedCurve(_name(run), settings, metric_curve(run, metric))]
+    return [curve for curve in curves if curve.points]
+
+
+def _seeds_of(run: RunDirectory, metric: str) -> set[int]:
+    """The seeds that a metric is recorded for, however many a configuration names."""
+    beginning = f"{metric}_seed"
+    ends = (name.removeprefix(beginning) for name in metric_names(run) if name.startswith(beginning))
+    return {int(end) for end in ends if end.isascii() and end.isdigit() and len(end) < MAX_DIGITS}
+
+
+def _name(run: RunDirectory) -> str:
+    return os.path.basename(os.path.realpath(run.root))
+
+
+def _without(run: RunDirectory, metric: str) -> UsageError:
+    """The error for a run without a value of the metric."""
+    names = sorted(metric_names(run))
+    if not names:
+        return UsageError(f"{run.root} has no metrics yet. hint: wait for the first iteration of its training.")
+    if metric in names:
+        return UsageError(f"{run.root}: all values of {metric} are missing or not finite so far.")
+    return UsageError(f"{run.root} has no metric {metric!r}. There: {', '.join(names)}.")
+
+
+# --- files ---------------------------------------------------------------------------------------------
+
+
+def check_output(path: Path, *, force: bool) -> None:
+    """Checks where a figure is to be written, before anything is read.
+
+    Raises:
+        UsageError: the name has another ending, or something is there already.
+    """
+    if path.suffix not in SUFFIXES:
+        raise UsageError(f"{path} has to end in .html or .png.")
+    check_new_file(path, force=force, way_out=ALSO_IN_PYTHON)
+    if path.suffix == ".png":
+        require_matplotlib()
+
+
+def write_curves(path: Path, curves: Curves, axes: Sequence[str]) -> None:
+    """Writes curves as a page or a PNG, by the ending of the name.
+
+    Raises:
+        StorageError: the file cannot be written.
+        UsageError: matplotlib, which draws PNGs, is not installed.
+    """
+    try:
+        with replacing_named(path) as file:
+            if path.suffix == ".png":
+                write_png(file, curves, axes)
+            else:
+                file.write(curves_page(curves, axes).encode())
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error.strerror or error}.") from error

@@ -1,0 +1,77 @@
+"""Learning curves as one page that loads nothing else."""
+
+from collections.abc import Sequence
+
+from rollmill.core.text import compact
+from rollmill.pages import charts
+from rollmill.pages.charts import ChartLine, chart
+from rollmill.pages.page import asset, escaped, folded, legend, page, section, table
+from rollmill.pages.text import number
+from rollmill.plotting.groups import CurveGroup, Curves
+from rollmill.plotting.words import AXIS_TITLES, COLOURED, LONGEST_LABEL, explanation, labels, metric_title
+
+GREY = "idle"
+MOST_FAINT = 200
+MOST_ROWS = 500
+"""Groups of the table that are shown, those with the highest last values."""
+LONGEST = LONGEST_LABEL + 20
+"""Characters of a label with its number of seeds."""
+COLUMNS = ("group", "seeds", "last mean", "lowest", "highest", "steps", "seconds")
+
+
+def curves_page(curves: Curves, axes: Sequence[str]) -> str:
+    """The page.
+
+    Args:
+        curves: at least one group.
+        axes: `steps` and `seconds`, or one of them; a figure for each.
+    """
+    title = f"{metric_title(curves).capitalize()} of {_subject(curves)}"
+    names = labels(curves.groups)
+    colours = [(name, f"c{index}") for index, name in enumerate(names[:COLOURED])]
+    left_out = f"No values yet: {', '.join(curves.left_out[:20])}." if curves.left_out else ""
+    body = [
+        f"<h1>{escaped(title)}</h1>",
+        *(f'<p class="dim">{escaped(text)}</p>' for text in (explanation(curves), left_out) if text),
+    ]
+    for axis in axes:
+        figure = chart(_lines(curves, names, axis), across=AXIS_TITLES[axis], upwards=metric_title(curves))
+        body.append(section(f"Over {AXIS_TITLES[axis]}", "", [legend(colours, most=LONGEST), figure]))
+    shown = curves.groups[:MOST_ROWS]
+    how = "The last value of each seed, smoothed as the curves are."
+    body.append(section("Last values", how, [table(COLUMNS, map(_row, names, shown), most=LONGEST)]))
+    body.append(folded("runs of each group", ["<ul>", *map(_runs, names, shown), "</ul>"]))
+    return page(title, body, script=asset(charts.__name__, "charts.js"))
+
+
+def _subject(curves: Curves) -> str:
+    groups, seeds = len(curves.groups), sum(len(group.runs) for group in curves.groups)
+    if groups == 1:
+        return labels(curves.groups)[0]
+    return f"{groups} configurations" + (f", {seeds} trainings" if seeds > groups else "")
+
+
+def _lines(curves: Curves, names: Sequence[str], axis: str) -> list[ChartLine]:
+    groups = curves.groups[: COLOURED + MOST_FAINT]
+    return [_line(index, names[index], group, axis) for index, group in enumerate(groups)]
+
+
+def _line(index: int, name: str, group: CurveGroup, axis: str) -> ChartLine:
+    band, faint = getattr(group, axis), index >= COLOURED
+    values = (part.tolist() for part in (band.x, band.mean, band.low, band.high))
+    return ChartLine(name, GREY if faint else f"c{index}", *values, is_faint=faint)
+
+
+def _runs(name: str, group: CurveGroup) -> str:
+    return f"<li>{escaped(name)}: {escaped(', '.join(group.runs))}</li>"
+
+
+def _row(name: str, group: CurveGroup) -> tuple[str, ...]:
+    last = (group.last.mean(), group.last.min(), group.last.max())
+    return (
+        name,
+        str(len(group.runs)),
+        *(number(float(value)) for value in last),
+        compact(group.last_steps),
+        number(group.last_seconds),
+    )

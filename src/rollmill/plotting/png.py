@@ -1,0 +1,49 @@
+"""Learning curves as a PNG, by matplotlib."""
+
+from collections.abc import Sequence
+from typing import IO, Any
+
+from rollmill.core.text import compact
+from rollmill.pictures import GREY, new_figure, tidy
+from rollmill.plotting.groups import Curves
+from rollmill.plotting.words import AXIS_TITLES, COLOURED, labels, metric_title
+
+COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8c7a00", "#5b3f95")
+WIDTH, HEIGHT = 8.0, 4.2
+"""Inches of one axis."""
+
+
+def write_png(file: IO[bytes], curves: Curves, axes: Sequence[str]) -> None:
+    """Writes the figure, with one part below the other for each axis.
+
+    Raises:
+        UsageError: matplotlib is not installed.
+    """
+    figure = new_figure(WIDTH, HEIGHT * len(axes))
+    for number, axis in enumerate(axes, 1):
+        _draw(figure.add_subplot(len(axes), 1, number), curves, axis)
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    if handles:
+        columns = 2 if len(labels) > 3 else 1
+        legend = figure.legend(handles, labels, loc="outside upper center", ncols=columns, frameon=False)
+        for text in legend.get_texts():  # names of others are no formulas
+            text.set_parse_math(False)
+    figure.savefig(file, format="png")
+
+
+def _draw(part: Any, curves: Curves, axis: str) -> None:
+    for index in reversed(range(len(curves.groups))):  # the best lie on top
+        group, band = curves.groups[index], getattr(curves.groups[index], axis)
+        coloured = index < COLOURED
+        colour = COLOURS[index] if coloured else GREY
+        if len(group.runs) > 1 and coloured:
+            part.fill_between(band.x, band.low, band.high, color=colour, alpha=0.18, linewidth=0)
+        part.plot(band.x, band.mean, color=colour, linewidth=1.8 if coloured else 0.8)
+    for colour, name in zip(COLOURS, labels(curves.groups)[:COLOURED], strict=False):
+        part.plot([], [], color=colour, linewidth=1.8, label=name)
+    part.set_xlabel(AXIS_TITLES[axis])
+    part.set_ylabel(metric_title(curves), parse_math=False)
+    part.xaxis.set_major_formatter(lambda value, _: compact(value))
+    part.yaxis.set_major_formatter(lambda value, _: compact(value))
+    tidy(part)
+    part.margins(x=0.01)

@@ -1,0 +1,49 @@
+"""Titles, labels and colours that the page and the PNG share."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from rollmill.pages.text import cut, printable
+from rollmill.plotting.groups import CurveGroup, Curves
+
+AXIS_TITLES = {"steps": "environment steps", "seconds": "seconds of training"}
+COLOURED = 8
+"""Groups that have a colour of their own, the best ones; others are grey."""
+LONGEST_LABEL = 90
+
+
+def metric_title(curves: Curves) -> str:
+    """The metric in words: `episode return`."""
+    return printable(cut(curves.metric.replace("/", " ").replace("_", " "), LONGEST_LABEL))
+
+
+def labels(groups: Sequence[CurveGroup]) -> list[str]:
+    """The label of each group, with its number of seeds; of those that are cut to the same text, also a run."""
+    texts = [printable(cut(group.label, LONGEST_LABEL)) for group in groups]
+    counts = Counter(texts)
+    return [
+        _distinct(text, group) if counts[text] > 1 else text + _seeds(group)
+        for text, group in zip(texts, groups, strict=True)
+    ]
+
+
+def _distinct(text: str, group: CurveGroup) -> str:
+    """A label that ends with the name of a run, which no other group has."""
+    run = f" [{printable(cut(group.runs[0], LONGEST_LABEL // 2))}]"
+    return cut(text, LONGEST_LABEL - len(run)) + run + _seeds(group)
+
+
+def _seeds(group: CurveGroup) -> str:
+    return f" ({len(group.runs)} seeds)" if len(group.runs) > 1 else ""
+
+
+def explanation(curves: Curves) -> str:
+    """How to read the figure, in a sentence or two."""
+    several = any(len(group.runs) > 1 for group in curves.groups)
+    means = "Lines are means over seeds, areas their ranges; a seed that has ended keeps its last value."
+    parts = [means] if several else []
+    if curves.smoothing:
+        parts.append(f"Each curve is an exponential moving mean with weight {curves.smoothing:g}.")
+    if len(curves.groups) > COLOURED:
+        parts.append(f"The {COLOURED} groups with the highest last values have colours; the others are grey.")
+    return " ".join(parts)

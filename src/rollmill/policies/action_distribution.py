@@ -1,0 +1,130 @@
+"""The action distribution of a policy, for a single observation or for a batch.
+
+Shape letter: `*batch` leading axes of the observations, and of several agents an axis of them.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import PyTree
+
+from rollmill.core.errors import UsageError
+from rollmill.core.types import Key
+from rollmill.policies.policy_arguments import Shape, batched, given_key, holds_jax, is_traced, on_host, spread_key
+
+
+class ActionDistribution(eqx.Module):
+    """A distribution over actions, or a batch of them; a pytree, which `jax.jit` and `jax.vmap` take and return.
+
+    Made by `Policy.distribution`. Its numbers are NumPy arrays if the observation's were, else JAX arrays.
+    """
+
+    parameters: PyTree
+    """The distribution (`rollmill.networks.Categorical` and others), with leaves `[*batch, ...]`."""
+    ranks: tuple[int, ...] = eqx.field(static=True)
+    """Number of axes of each of these leaves in a single distribution."""
+
+    @property
+    def batch_shape(self) -> Shape:
+        """Leading axes, `*batch`."""
+        leaves = jax.tree.leaves(self.parameters)
+        shapes = [leaf.shape[: leaf.ndim - rank] for leaf, rank in zip(leaves, self.ranks, strict=True)]
+        return next(iter(shapes), ())
+
+    @property
+    def logits(self) -> Any:
+        """Logits of the choices: `[*batch, n]` of a `Discrete` space, those of illegal actions very low.
+
+        `[*batch, *shape, max(nvec)]` of a `MultiDiscrete` one, and `[*batch, *shape]` of a `MultiBinary` one.
+
+        Raises:
+            UsageError: the actions are continuous.
+        """
+        return self._parameter("logits")
+
+    @property
+    def mean(self) -> Any:
+        """Mean of a Gaussian, `[*batch, *shape]`; before the tanh of actions that are squashed into their bounds.
+
+        Raises:
+            UsageError: the actions are discrete.
+        """
+        return self._parameter("mean")
+
+    @property
+    def scale(self) -> Any:
+        """Standard deviation of a Gaussian, `[*batch, *shape]`; before the tanh of squashed actions.
+
+        Raises:
+            UsageError: the actions are discrete.
+        """
+        return self._outward(jnp.exp(jnp.asarray(self._parameter("log_std"))))
+
+    def log_probability(self, action: Any) -> Any:
+        """Logarithm of an action's probability, or of its density, `[*batch]`.
+
+        Args:
+            action: `[*batch, ...]`, before it is clipped to its bounds (`Policy.action`).
+        """
+        expected = jax.eval_shape(lambda one: one.mode(), self._single())
+        array, found = batched("the action", expected, action)
+        if found != self.batch_shape:
+            raise UsageError(
+                f"the action has the leading axes {list(found)}, and the distribution {list(self.batch_shape)}; "
+                "expected the same."
+            )
+        return self._lift(lambda one, each: one.log_prob(each), jax.tree.map(jnp.asarray, array))
+
+    def entropy(self) -> Any:
+        """Entropy in nats, `[*batch]`."""
+        return self._lift(lambda one: one.entropy())
+
+    def mode(self) -> Any:
+        """The most likely action, `[*batch, ...]`; of a Gaussian its mean, not clipped to the space's bounds."""
+        return self._lift(lambda one: one.mode())
+
+    def sample(self, key: Key | None = None, *, seed: Any = None) -> Any:
+        """An action for each observation, `[*batch, ...]`; of a Gaussian not clipped to the space's bounds.
+
+        Args:
+            key: a random key; it is split over a batch.
+            seed: a number instead of a key.
+
+        Raises:
+            UsageError: neither is given, or both are.
+        """
+        if (key := given_key(key, seed)) is None:
+            raise UsageError("to sample an action give a key or a seed: distribution.sample(seed=0).")
+        return self._lift(lambda one, each: one.sample(each), spread_key(key, self.batch_shape))
+
+    def _parameter(self, name: str) -> Any:
+        if not hasattr(self.parameters, name):
+            kind, own = type(self.parameters).__name__, ("logits", "mean")
+            there = ", ".join(each for each in own if hasattr(self.parameters, each)) or "parameters"
+            raise UsageError(
+                f"this distribution, a {kind}, has no {name.replace('log_std', 'scale')}; it has {there}."
+            )
+        return getattr(self.parameters, name)
+
+    def _single(self) -> PyTree:
+        """Shapes of a single distribution."""
+        leaves, structure = jax.tree.flatten(self.parameters)
+        cut = lambda leaf, rank: jax.ShapeDtypeStruct(leaf.shape[leaf.ndim - rank :], leaf.dtype)
+        return jax.tree.unflatten(structure, map(cut, leaves, self.ranks))
+
+    def _lift(self, function: Callable, *inputs: PyTree) -> Any:
+        for _ in self.batch_shape:
+            function = jax.vmap(function)
+        return self._outward(function(jax.tree.map(jnp.asarray, self.parameters), *inputs), *inputs)
+
+    def _outward(self, result: Any, *inputs: PyTree) -> Any:
+        stays = holds_jax(self.parameters) or is_traced(inputs)
+        return result if stays else on_host(result)
+
+
+def action_distribution(parameters: PyTree, batch: Shape) -> ActionDistribution:
+    """A distribution with leaves `[*batch, ...]` as an `ActionDistribution`."""
+    return ActionDistribution(parameters, tuple(leaf.ndim - len(batch) for leaf in jax.tree.leaves(parameters)))

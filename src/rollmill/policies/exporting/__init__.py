@@ -1,0 +1,102 @@
+"""Policies as files that other programs can compute: ONNX and StableHLO."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rollmill.core.errors import unknown_name
+from rollmill.core.fields import fit
+from rollmill.dataflow import Graph
+from rollmill.policies.exporting.files import check_place, write_files
+from rollmill.policies.exporting.interface import ExportedFunction, exported_function
+from rollmill.policies.exporting.metadata import metadata_of, metadata_text
+from rollmill.policies.exporting.onnx import run_onnx, to_onnx
+from rollmill.policies.exporting.parity import Comparison, compare
+from rollmill.policies.exporting.stablehlo import run_stablehlo, to_stablehlo
+from rollmill.policies.policies import load
+from rollmill.policies.policy import Policy
+
+__all__ = ["FORMATS", "Export", "export"]
+
+FORMATS = ("onnx", "stablehlo")
+
+
+class Export(NamedTuple):
+    """A policy that was exported."""
+
+    path: Path
+    metadata: dict[str, Any]
+    """Spaces, names and shapes of inputs and outputs, run, iteration and digest of the weights."""
+    comparison: Comparison
+    """The comparison with the policy."""
+
+
+def export(
+    source: str | Path | Policy,
+    path: str | Path,
+    *,
+    format: str = "onnx",
+    force: bool = False,
+    checkpoint: str | int = "last",
+    seed: int | None = None,
+    algorithm: Graph | None = None,
+    imports: Sequence[str] = (),
+    trust: bool = False,
+) -> Export:
+    """Writes a policy as a file that needs neither Rollmill nor the run.
+
+    It computes the most likely actions. Its inputs and outputs are named and have a leading axis of any length:
+
+        observation     one element of the observation space, its parts named by path: `observation.position`
+        action_mask     True where an action is legal, if the environment has masks
+        memory          of a recurrent policy; zeros at the start of an episode, then `next_memory`
+        action          inside the bounds of the action space
+        logits          of discrete actions; `mean` and `scale` of continuous ones, before a tanh
+        value           if the policy has one; `q_values` of DQN
+        next_memory     to pass with the next observation
+
+    Normalisation of observations and scaling of actions are inside. AlphaZero's network is exported alone, without
+    its search. Before anything is written, the outputs are compared with the policy's on 1,000 observations.
+
+    Args:
+        source: the run's directory, or a policy.
+        path: the file to write. Of StableHLO its description is written beside it, as `PATH.json`.
+        format: `onnx` or `stablehlo`.
+        force: replace existing files.
+        checkpoint: as for `load`, which has the remaining arguments, too.
+        seed: as for `load`.
+        algorithm: as for `load`.
+        imports: as for `load`.
+        trust: as for `load`.
+
+    Raises:
+        UsageError: an unknown format, a missing package, a path that cannot be written or exists, or a policy that
+            the format cannot represent; nothing is written then.
+        CheckpointError: if the directory is no run, or has no whole checkpoint.
+    """
+    if format not in FORMATS:
+        raise unknown_name("format", str(format), FORMATS)
+    place: Path = fit("path", Path, path)
+    places = _places(place, format)
+    check_place(places, force=force)
+    if not isinstance(source, Policy):
+        source = load(source, checkpoint=checkpoint, seed=seed, algorithm=algorithm, imports=imports, trust=trust)
+    exported = exported_function(source.loaded)
+    metadata = metadata_of(source.loaded, exported, format)
+    data, comparison = _compared(source, exported, format, metadata_text(metadata))
+    contents = [data] if format == "onnx" else [metadata_text(metadata).encode(), data]
+    write_files(dict(zip(places, contents, strict=True)))
+    return Export(place, metadata, comparison)
+
+
+def _places(path: Path, format: str) -> list[Path]:
+    """The files of an export; the one that was asked for is the last."""
+    return [path] if format == "onnx" else [path.with_name(f"{path.name}.json"), path]
+
+
+def _compared(policy: Policy, exported: ExportedFunction, format: str, metadata: str) -> tuple[bytes, Comparison]:
+    if format == "onnx":
+        data = to_onnx(exported, metadata)
+        return data, compare(policy, exported, run_onnx(data, exported))
+    data = to_stablehlo(exported)
+    return data, compare(policy, exported, run_stablehlo(data))

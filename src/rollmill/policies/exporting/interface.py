@@ -1,0 +1,123 @@
+"""A policy as one function of named arrays, for formats that know arrays only."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, PyTree
+
+from rollmill.algorithms import clip_to_space
+from rollmill.core.spaces import struct
+from rollmill.core.types import Action, Memory, Observation
+from rollmill.dataflow import ActionMask
+from rollmill.policies.policy import LoadedRun
+from rollmill.policies.policy_arguments import mask_struct
+
+OBSERVATION, MASK, MEMORY = "observation", "action_mask", "memory"
+ACTION, LOGITS, MEAN, SCALE, VALUE, Q_VALUES = "action", "logits", "mean", "scale", "value", "q_values"
+NEXT_MEMORY = "next_memory"
+
+
+class ExportedArray(NamedTuple):
+    """A named input or output, without its leading axis of a batch."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def struct(self) -> jax.ShapeDtypeStruct:
+        """Shape and dtype of one element."""
+        return jax.ShapeDtypeStruct(self.shape, jnp.dtype(self.dtype))
+
+
+class ExportedFunction(NamedTuple):
+    """A policy as a function of arrays."""
+
+    function: Callable[..., tuple[Array, ...]]
+    """Maps the inputs of ONE observation, in order, to the outputs."""
+    inputs: tuple[ExportedArray, ...]
+    outputs: tuple[ExportedArray, ...]
+    structure: Any
+    """Structure of the inputs: a tuple of observation, legal actions and memory."""
+
+
+def exported_function(loaded: LoadedRun) -> ExportedFunction:
+    """The greedy policy of a run with all outputs: action, logits or mean and scale, value, next memory.
+
+    The leaves of a dictionary or a tuple are named by their path: `observation.position`, `memory.0`.
+    """
+    graph = loaded.graph
+    given = {
+        OBSERVATION: struct(graph.observation_space),
+        MASK: mask_struct(graph),
+        MEMORY: jax.eval_shape(graph.start_memory),
+    }
+    leaves, structure = jax.tree.flatten(tuple(given.values()))
+
+    names: list[str] = []
+
+    def trees(*inputs: Array) -> list[PyTree]:
+        observation, mask, memory = jax.tree.unflatten(structure, inputs)
+        found = _outputs(loaded, observation, mask, memory)
+        names[:] = found
+        return list(found.values())
+
+    shapes = jax.eval_shape(trees, *leaves)
+    outputs = _named(dict(zip(names, shapes, strict=True)))
+    return ExportedFunction(
+        lambda *inputs: tuple(jax.tree.leaves(trees(*inputs))), _named(given), outputs, structure
+    )
+
+
+def _outputs(loaded: LoadedRun, observation: Observation, mask: ActionMask, memory: Memory) -> dict[str, PyTree]:
+    weights, outputs, found = loaded.weights, loaded.graph.outputs, {}
+    found[ACTION], after = _decision(loaded, observation, mask, memory)
+    if outputs.distribution is not None:
+        found |= _parameters(outputs.distribution(weights, memory, observation, mask))
+    if outputs.value is not None:
+        found[VALUE] = outputs.value(weights, memory, observation)
+    if outputs.q_values is not None:
+        found[Q_VALUES] = outputs.q_values(weights, observation)
+    found[NEXT_MEMORY] = after
+    return found
+
+
+def _decision(
+    loaded: LoadedRun, observation: Observation, mask: ActionMask, memory: Memory
+) -> tuple[Action, Memory]:
+    """The greedy action and the next memory; the action of a search's network alone."""
+    graph = loaded.graph
+    if graph.outputs.searches:
+        assert graph.outputs.distribution is not None
+        return graph.outputs.distribution(loaded.weights, memory, observation, mask).mode(), memory
+    decision = graph.greedy(loaded.weights, jax.random.key(0), memory, observation, mask)
+    return clip_to_space(graph.action_space, decision.action), decision.memory
+
+
+def _parameters(distribution: Any) -> dict[str, PyTree]:
+    """Logits, or mean and standard deviation, of several agents by kind; nothing of other distributions."""
+    if isinstance(distribution, dict):
+        of_kinds = {kind: _parameters(part) for kind, part in distribution.items()}
+        names = dict.fromkeys(name for part in of_kinds.values() for name in part)
+        return {name: {kind: part[name] for kind, part in of_kinds.items() if name in part} for name in names}
+    if hasattr(distribution, "logits"):
+        return {LOGITS: distribution.logits}
+    if hasattr(distribution, "mean") and hasattr(distribution, "log_std"):
+        return {MEAN: distribution.mean, SCALE: jnp.exp(distribution.log_std)}
+    return {}
+
+
+def _named(trees: dict[str, PyTree]) -> tuple[ExportedArray, ...]:
+    found = []
+    for name, tree in trees.items():
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+            full = ".".join([name, *(_part(key) for key in path)])
+            found.append(ExportedArray(full, tuple(leaf.shape), str(leaf.dtype)))
+    return tuple(found)
+
+
+def _part(key: Any) -> str:
+    """One step of a path: the key of a dictionary, the index in a tuple, or the name of a field."""
+    return str(next(getattr(key, name) for name in ("key", "idx", "name") if hasattr(key, name)))

@@ -1,0 +1,72 @@
+"""The description of an exported policy, as JSON that goes along with it."""
+
+import json
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from rollmill.core.machine import versions
+from rollmill.core.spaces import unsupported
+from rollmill.policies.exporting.interface import ExportedArray, ExportedFunction
+from rollmill.policies.policy import LoadedRun
+from rollmill.record import plain, tree_digest
+
+BATCH = "batch"
+"""Name of the leading axis of all inputs and outputs, whose length is free."""
+
+SEARCH_NOTE = "The search is not part of the export: actions are those of the network alone."
+
+
+def metadata_of(loaded: LoadedRun, exported: ExportedFunction, format: str) -> dict[str, Any]:
+    """The metadata of an export: spaces, inputs and outputs, and the run that it comes from."""
+    settings = loaded.graph.settings
+    return {
+        "format": format,
+        "rollmill": versions()["rollmill"],
+        "run": loaded.name,
+        "iteration": loaded.iteration,
+        "algorithm": settings["algorithm"],
+        "environment": settings["environment"],
+        "weights_sha256": tree_digest(loaded.weights),
+        "observation_space": space_document(loaded.graph.observation_space),
+        "action_space": space_document(loaded.graph.action_space),
+        "inputs": [_array_document(each) for each in exported.inputs],
+        "outputs": [_array_document(each) for each in exported.outputs],
+        "note": SEARCH_NOTE if loaded.graph.outputs.searches else None,
+    }
+
+
+def metadata_text(metadata: dict[str, Any]) -> str:
+    """The description as text, the same for the same policy."""
+    return json.dumps(metadata, indent=2) + "\n"
+
+
+def space_document(space: spaces.Space) -> dict[str, Any]:
+    """A space as JSON, with Gymnasium's names; a bound of all numbers is one number, and an infinite one None."""
+    kind = type(space).__name__
+    match space:
+        case spaces.Dict():
+            return {"type": kind, "spaces": {name: space_document(part) for name, part in space.spaces.items()}}
+        case spaces.Tuple():
+            return {"type": kind, "spaces": [space_document(part) for part in space.spaces]}
+        case spaces.Discrete():
+            return {"type": kind, "n": int(space.n), "start": int(space.start)}
+        case spaces.MultiDiscrete():
+            return {"type": kind, "nvec": plain(space.nvec), "start": plain(space.start)}
+        case spaces.MultiBinary():
+            return {"type": kind, "shape": list(space.shape)}
+        case spaces.Box():
+            bounds = {"low": _bound(space.low), "high": _bound(space.high)}
+            return {"type": kind, "shape": list(space.shape), "dtype": str(space.dtype), **bounds}
+    raise unsupported(space)
+
+
+def _bound(values: np.ndarray) -> Any:
+    if values.size and (values == values.flat[0]).all():
+        return plain(values.flat[0])
+    return plain(values)
+
+
+def _array_document(array: ExportedArray) -> dict[str, Any]:
+    return {"name": array.name, "shape": [BATCH, *array.shape], "dtype": array.dtype}

@@ -1,0 +1,164 @@
+"""Export as ONNX, by jax2onnx, and its computation by ONNX Runtime."""
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core
+
+from rollmill.core.errors import UsageError
+from rollmill.core.installation import install_command
+from rollmill.gpus.jax_settings import standard_promotion
+from rollmill.policies.exporting.interface import ExportedFunction
+from rollmill.policies.exporting.metadata import BATCH
+from rollmill.policies.exporting.parity import Run
+
+METADATA_KEY = "rollmill"
+"""Key of the description in the model's `metadata_props`."""
+
+OPSET = 21
+"""Version of ONNX's operators: of ONNX 1.16, which ONNX Runtime computes from 1.18 on."""
+
+CALLS = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+}
+"""Primitives that call a program, and the parameter that holds it."""
+
+
+def to_onnx(exported: ExportedFunction, metadata: str) -> bytes:
+    """The model, with named inputs and outputs that have a leading axis of any length.
+
+    Args:
+        exported: the policy as a function of arrays.
+        metadata: text to keep in the model.
+
+    Raises:
+        UsageError: jax2onnx or ONNX Runtime is missing, or jax2onnx does not know an operation of the policy.
+    """
+    converter = _package("jax2onnx")
+    _package("onnxruntime")
+    given = [jax.ShapeDtypeStruct((BATCH, *each.shape), each.struct.dtype) for each in exported.inputs]
+    try:
+        with standard_promotion(), _quiet("onnx_ir"):
+            model = converter.to_onnx(
+                jax.vmap(simplified(exported)),
+                given,
+                model_name="policy",
+                opset=OPSET,
+                input_names=[each.name for each in exported.inputs],
+                output_names=[each.name for each in exported.outputs],
+            )
+    except Exception as error:  # jax2onnx raises errors of many kinds
+        reason = str(error).strip().partition("\n")[0]
+        raise UsageError(
+            f"this policy cannot be converted to ONNX: {type(error).__name__}: {reason}. hint: the format "
+            "stablehlo can hold all operations of JAX."
+        ) from error
+    entry = model.metadata_props.add()
+    entry.key, entry.value = METADATA_KEY, metadata
+    return model.SerializeToString()
+
+
+def run_onnx(data: bytes, exported: ExportedFunction) -> Run:
+    """The model as a function of NumPy arrays, on the CPU."""
+    runtime = _package("onnxruntime")
+    try:
+        session = runtime.InferenceSession(data, providers=["CPUExecutionProvider"])
+    except Exception as error:  # ONNX Runtime's own errors have no common base
+        raise UsageError(f"ONNX Runtime cannot compute the exported policy: {error}") from error
+    names, outputs = ([each.name for each in part] for part in (exported.inputs, exported.outputs))
+    kept = {each.name for each in session.get_inputs()}
+
+    def run(inputs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+        feed = {name: array for name, array in zip(names, inputs, strict=True) if name in kept}
+        return session.run(outputs, feed)
+
+    return run
+
+
+def simplified(exported: ExportedFunction) -> Callable[..., tuple[Any, ...]]:
+    """The same function of ONE observation in fewer operations.
+
+    Arrays without elements are left out of concatenations, because ONNX cannot reshape a batch of them; calls are
+    inlined, and what is computed twice is computed once.
+    """
+    program = jax.make_jaxpr(exported.function)(*[each.struct for each in exported.inputs])
+    return lambda *inputs: tuple(_evaluate(program.jaxpr, program.consts, inputs, {}))
+
+
+def _evaluate(
+    program: Any, constants: Sequence[Any], inputs: Sequence[Any], known: dict[Any, list[Any]]
+) -> list[Any]:
+    """The outputs of a program; `known` holds results by operation and operands."""
+    values: dict[Any, Any] = dict(zip([*program.constvars, *program.invars], [*constants, *inputs], strict=True))
+    read = lambda atom: atom.val if isinstance(atom, core.Literal) else values[atom]
+    for equation in program.eqns:
+        operands = [read(atom) for atom in equation.invars]
+        name = equation.primitive.name
+        if name in CALLS:
+            inner = equation.params[CALLS[name]]
+            results = _evaluate(inner.jaxpr, inner.consts, operands, known)
+        elif name == "concatenate":
+            results = [_concatenate(equation, operands)]
+        else:
+            results = _applied(equation, operands, known)
+        values.update(zip(equation.outvars, results, strict=True))
+    return [read(atom) for atom in program.outvars]
+
+
+def _applied(equation: Any, operands: list[Any], known: dict[Any, list[Any]]) -> list[Any]:
+    same = tuple(_identity(atom, operand) for atom, operand in zip(equation.invars, operands, strict=True))
+    try:
+        operation = (equation.primitive, same, tuple(sorted(equation.params.items(), key=lambda item: item[0])))
+        hash(operation)
+    except TypeError:  # a parameter that cannot be compared, such as an array
+        operation = object()
+    if operation not in known:
+        results = equation.primitive.bind(*operands, **equation.params)
+        # The operands are kept, so that no other object gets their identity.
+        known[operation] = [operands, results if equation.primitive.multiple_results else [results]]
+    return known[operation][1]
+
+
+def _identity(atom: Any, operand: Any) -> Any:
+    if isinstance(atom, core.Literal):
+        return (str(atom.aval), np.asarray(operand).tobytes())
+    return id(operand)
+
+
+def _concatenate(equation: Any, operands: list[Any]) -> Any:
+    parts = [operand for atom, operand in zip(equation.invars, operands, strict=True) if atom.aval.size]
+    if not parts:
+        result = equation.outvars[0].aval
+        return jnp.zeros(result.shape, result.dtype)
+    return parts[0] if len(parts) == 1 else jax.lax.concatenate(parts, equation.params["dimension"])
+
+
+def _package(name: str) -> Any:
+    try:
+        return __import__(name)
+    except ImportError as error:
+        raise UsageError(
+            f"the format onnx needs {name}, which is missing: {install_command('onnx')}. --format stablehlo needs "
+            "JAX alone."
+        ) from error
+
+
+@contextlib.contextmanager
+def _quiet(name: str) -> Iterator[None]:
+    """Hides a logger's warnings within the block."""
+    logger = logging.getLogger(name)
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)

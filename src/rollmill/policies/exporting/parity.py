@@ -1,0 +1,121 @@
+"""The comparison of an exported policy with the original, before anything is written."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from rollmill.core.errors import UsageError
+from rollmill.policies.exporting.interface import ACTION, LOGITS, Q_VALUES, ExportedFunction
+from rollmill.policies.exporting.situations import situations
+from rollmill.policies.policy import Policy
+
+OBSERVATIONS = 1000
+"""Observations that are compared."""
+
+ACTION_TOLERANCE = 1e-5
+"""Largest difference of continuous actions, in parts of the action, or of the largest one of the batch."""
+
+OUTPUT_TOLERANCE = 1e-4
+"""Likewise of all other outputs."""
+
+TIE = 1e-5
+"""Two choices whose logits differ by less, in parts of them, are equally likely up to rounding."""
+
+Run = Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]]
+"""Maps the inputs of a batch to the outputs, by the exported function."""
+
+
+class Comparison(NamedTuple):
+    """The result of a comparison that succeeded."""
+
+    observations: int
+    largest_difference: float
+    """Difference of continuous actions, relative to the largest action; 0 for discrete ones, which are equal."""
+    ties: int
+    """Observations in which two choices were equally likely up to rounding, and the other one was taken."""
+
+
+def compare(policy: Policy, exported: ExportedFunction, run: Run) -> Comparison:
+    """Compares an exported function with the policy, in one batch and for a single observation.
+
+    Raises:
+        UsageError: they differ; names the output and by how much.
+    """
+    given = situations(policy.loaded, OBSERVATIONS)
+    inputs = [np.asarray(leaf) for leaf in jax.tree.leaves(tuple(given))]
+    with jax.default_matmul_precision("highest"):
+        expected = [np.asarray(leaf) for leaf in jax.jit(jax.vmap(exported.function))(*inputs)]
+        mask = given.mask if jax.tree.leaves(given.mask) else None
+        action, _ = policy.action(given.observation, memory=given.memory, action_mask=mask, search=False)
+    actions = jax.tree.leaves(action)
+    expected[: len(actions)] = actions
+    found, alone = run(inputs), run([each[:1] for each in inputs])
+    names = [output.name for output in exported.outputs]
+    by_name = dict(zip(names, expected, strict=True))
+    largest, ties = 0.0, 0
+    for name, wanted, got, single in zip(names, expected, found, alone, strict=True):
+        if got.shape != wanted.shape or got.dtype != wanted.dtype:
+            raise _differs(name, f"it is {got.dtype} {list(got.shape)}, not {wanted.dtype} {list(wanted.shape)}")
+        if name.partition(".")[0] != ACTION:
+            _check_close(name, wanted, got, OUTPUT_TOLERANCE)
+            _check_close(name, wanted[:1], single, OUTPUT_TOLERANCE, batch=wanted)
+        elif np.issubdtype(wanted.dtype, np.floating):
+            largest = max(largest, _check_close(name, wanted, got, ACTION_TOLERANCE))
+            _check_close(name, wanted[:1], single, ACTION_TOLERANCE, batch=wanted)
+        else:
+            ties += _check_equal(name, wanted, got, by_name)
+            _check_equal(name, wanted[:1], single, {key: each[:1] for key, each in by_name.items()})
+    return Comparison(OBSERVATIONS, largest, ties)
+
+
+def _check_close(
+    name: str, wanted: np.ndarray, got: np.ndarray, tolerance: float, batch: np.ndarray | None = None
+) -> float:
+    """Checks numbers up to rounding; returns their largest difference in parts of the largest of the batch.
+
+    A number near zero is a sum of larger ones that cancel, so that its rounding has the size of those: numbers
+    are compared in parts of the largest of `batch` (`wanted` where it is not given), also single ones.
+    """
+    batch = np.abs((wanted if batch is None else batch).astype(np.float64))
+    scale = max(float(batch.max(initial=0, where=batch < 1e30)), 1e-6)  # masked logits are no size of the others
+    wanted, got = wanted.astype(np.float64), got.astype(np.float64)
+    difference = np.where(wanted == got, 0, np.abs(wanted - got))
+    allowed = tolerance * np.maximum(np.abs(wanted), scale)
+    if not (difference <= allowed).all():  # NaN too
+        raise _differs(name, f"by {np.max(difference):.3g}, of at most {tolerance * scale:.3g}")
+    return float(np.max(difference / np.maximum(np.abs(wanted), scale), initial=0))
+
+
+def _check_equal(name: str, wanted: np.ndarray, got: np.ndarray, outputs: dict[str, np.ndarray]) -> int:
+    """Checks discrete actions; returns the number of observations whose choices were equally likely."""
+    differs = wanted != got
+    if not differs.any():
+        return 0
+    path = name.partition(".")[2]
+    logits = next((outputs[each] for kind in (LOGITS, Q_VALUES) if (each := _joined(kind, path)) in outputs), None)
+    is_tie = np.zeros_like(differs) if logits is None else _ties(logits, wanted.shape)
+    rows = lambda flags: int(flags.reshape(len(wanted), -1).any(-1).sum())
+    if (wrong := rows(differs & ~is_tie)) > 0:
+        raise _differs(name, f"for {wrong} of {len(wanted)} observations")
+    return rows(differs)
+
+
+def _ties(logits: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """True where the two most likely choices are equally likely up to rounding, in the shape of the actions."""
+    if logits.shape == shape:  # one logit for each bit
+        return np.abs(logits) <= TIE
+    best = np.sort(logits, axis=-1)[..., -2:]
+    return best[..., -1] - best[..., 0] <= TIE * np.maximum(np.abs(best[..., -1]), 1)
+
+
+def _joined(name: str, path: str) -> str:
+    return f"{name}.{path}" if path else name
+
+
+def _differs(name: str, how: str) -> UsageError:
+    return UsageError(
+        f"the exported policy differs from the original in {name}: {how}. Nothing was written. hint: another "
+        "format may represent it."
+    )

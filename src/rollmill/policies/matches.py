@@ -1,0 +1,150 @@
+"""Matches in games for two players: a run against another run, an earlier checkpoint, or a fixed opponent."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+from jaxtyping import Array, Int, PyTree
+
+from rollmill.algorithms import EnvironmentFunctions, environment_functions, opponent
+from rollmill.core.errors import UsageError
+from rollmill.core.types import NO_OPTIONS, Environment, HostEnvironment, Options, Params, State
+from rollmill.dataflow import Graph
+from rollmill.envs import as_environment
+from rollmill.policies.policies import LoadedRun, check_same_spaces, load_weights, on_environment
+from rollmill.programs.matches import Game, MatchResult, Player, play_match
+
+
+def match(
+    run_dir: str | Path,
+    against: str | Path,
+    *,
+    games: int = 100,
+    opening_plies: int = 0,
+    env: Environment | str | None = None,
+    env_options: Options = NO_OPTIONS,
+    checkpoint: str | int = "last",
+    against_checkpoint: str | int = "last",
+    seed: int = 0,
+    train_seed: int | None = None,
+    stochastic: bool = False,
+    algorithm: Graph | None = None,
+    imports: Sequence[str] = (),
+    trust: bool = False,
+) -> MatchResult:
+    """Plays a match of a run's policy in its game for two players.
+
+    Each opening is played twice, with either policy moving first.
+
+    Args:
+        run_dir: directory of the run.
+        against: `random`; `lookahead-N`, which plays best over the next `N` plies; or another run's directory.
+        games: number of games, even.
+        opening_plies: moves at the beginning of each game that are drawn at random, for both sides. Without them
+            two policies that do not draw play the same two games again and again.
+        env: the game, instead of that of the run.
+        env_options: options of a game that is given by its id.
+        checkpoint: checkpoint of the run: `last`, `best`, or the number of an iteration.
+        against_checkpoint: checkpoint of the other run.
+        seed: of openings and of policies that draw.
+        train_seed: seed whose policy plays, of a run that trained several. Default: the first.
+        stochastic: draw the actions of runs as in training, instead of the most likely ones.
+        algorithm: the run's graph again, where it was made with parts that only Python has.
+        imports: modules to import first, because they register the environment, network or algorithm.
+        trust: let the directories' runs import the modules that they name, now and later.
+
+    Returns:
+        The results for the run's policy, with `score`, `standard_error` and `elo`.
+
+    Raises:
+        UsageError: no game for two players, an unknown opponent, or numbers out of range.
+        CheckpointError: a directory is no run, or has no such checkpoint.
+    """
+    options: dict[str, Any] = {"seed": train_seed, "imports": imports, "trust": trust}
+    return match_runs(
+        load_weights(run_dir, checkpoint=checkpoint, algorithm=algorithm, **options),
+        load_opponent(against, checkpoint=against_checkpoint, **options),
+        env=env,
+        env_options=env_options,
+        games=games,
+        opening_plies=opening_plies,
+        seed=seed,
+        stochastic=stochastic,
+    )
+
+
+def load_opponent(against: str | Path, **options: Any) -> LoadedRun | str:
+    """The weights of a run, or the name of a fixed opponent; options are those of `load_weights`."""
+    is_run = isinstance(against, Path) or Path(against).is_dir() or len(Path(against).parts) > 1
+    return load_weights(against, **options) if is_run else str(against)
+
+
+def match_runs(
+    loaded: LoadedRun,
+    against: LoadedRun | str,
+    *,
+    env: Environment | str | None = None,
+    env_options: Options = NO_OPTIONS,
+    games: int = 100,
+    opening_plies: int = 0,
+    seed: int = 0,
+    stochastic: bool = False,
+) -> MatchResult:
+    """Plays a match of policies that are loaded; other arguments are those of `match`."""
+    env = game_of(loaded, env, env_options)
+    rules = environment_functions(env, num_envs=1)
+    sides = [_player(side, env, rules, stochastic=stochastic) for side in (loaded, against)]
+    return play_match(_game(env, rules), *sides, games=games, opening_plies=opening_plies, seed=seed)
+
+
+def game_of(loaded: LoadedRun, env: Environment | str | None, env_options: Options = NO_OPTIONS) -> Environment:
+    """The game for two players that a run's policy plays.
+
+    Args:
+        loaded: the run.
+        env: another game, or its id. Default: that of the run.
+        env_options: options of a game that is given by its id.
+
+    Raises:
+        UsageError: it is no game for two players.
+    """
+    settings = loaded.graph.settings
+    if env is None:
+        env, env_options = settings["environment"], settings.get("environment_options", NO_OPTIONS)
+    game = as_environment(env, env_options)
+    if isinstance(game, HostEnvironment) or game.num_players != 2:
+        raise UsageError(
+            f"{game.name} is no game for two players. hint: evaluate it without an opponent, in episodes."
+        )
+    return game
+
+
+def _game(env: Environment, rules: EnvironmentFunctions) -> Game:
+    turn = environment_functions(env, num_envs=1, mask=_to_move)
+    opening = _player("random", env, rules, stochastic=False)
+    return Game(env.name, rules.start, rules.step, turn.action_mask, opening)
+
+
+def _to_move(env: Environment, state: State, params: Params) -> Int[Array, ""]:
+    assert env.to_move is not None
+    return env.to_move(state, params)
+
+
+def _player(side: LoadedRun | str, env: Environment, rules: EnvironmentFunctions, *, stochastic: bool) -> Player:
+    if isinstance(side, str):
+        policy, knowledge = opponent(env, side)
+        return Player(policy, (), environment_functions(env, num_envs=1, mask=knowledge).action_mask)
+    check_same_spaces(side.graph, env)
+    graph = on_environment(side.graph, env)
+    if _state_type(graph) != _state_type(rules):
+        algorithm = side.graph.settings["algorithm"]
+        raise UsageError(f"{algorithm} adds to the state of {env.name}; such a policy cannot play a match yet.")
+    policy = graph.policy if stochastic else graph.greedy
+    return Player(policy, side.weights, graph.action_mask, graph.start_memory)
+
+
+def _state_type(functions: Graph | EnvironmentFunctions) -> PyTree:
+    start = functions.start_environment if isinstance(functions, Graph) else functions.start
+    state, _ = jax.eval_shape(start, jax.random.key(0), jax.ShapeDtypeStruct((), "int32"))
+    return jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), state)

@@ -1,0 +1,128 @@
+"""One game of a person against a run's policy, move by move."""
+
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rollmill.algorithms import action_of
+from rollmill.core.errors import UsageError
+from rollmill.core.types import NO_OPTIONS, Environment, Options, Timestep
+from rollmill.envs import record_episodes
+from rollmill.policies.matches import game_of
+from rollmill.policies.policies import LoadedRun, check_same_spaces, on_environment
+
+
+class GameAgainstPolicy:
+    """A game for two players, of a person and a trained policy.
+
+    Args:
+        loaded: the run.
+        env: the game, instead of that of the run.
+        env_options: options of a game that is given by its id.
+        person_first: the person makes the first move.
+        stochastic: draw the policy's actions as in training, instead of the most likely ones.
+        seed: seed of the game, and of the policy if it draws.
+
+    Raises:
+        UsageError: it is no game for two players, or one that cannot be shown as text.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedRun,
+        *,
+        env: Environment | str | None = None,
+        env_options: Options = NO_OPTIONS,
+        person_first: bool = True,
+        stochastic: bool = False,
+        seed: int = 0,
+    ) -> None:
+        game = game_of(loaded, env, env_options)
+        check_same_spaces(loaded.graph, game)
+        graph, self.env = on_environment(loaded.graph, game), record_episodes(game)
+        if self.env.render is None:
+            raise UsageError(
+                f"{self.env.name} cannot be shown as text. hint: ConnectFour-v0 and TicTacToe-v0 can; "
+                "an environment of your own, if it has a function `render`."
+            )
+        self._weights, self._action_mask = loaded.weights, jax.jit(graph.action_mask)
+        self._decide = jax.jit(graph.policy if stochastic else graph.greedy)
+        self._step = jax.jit(self.env.step)
+        self._memory = graph.start_memory()
+        self._person, self._plies = 0 if person_first else 1, 0
+        start_key, self._key = jax.random.split(jax.random.key(seed))
+        self._observation, self._state = jax.jit(self.env.reset)(start_key, self.env.params)
+        self._return: float | None = None
+
+    @property
+    def board(self) -> str:
+        """The position as lines of text."""
+        assert self.env.render is not None
+        return self.env.render(self._state, self.env.params)
+
+    @property
+    def over(self) -> bool:
+        """True once the game has ended."""
+        return self._return is not None
+
+    @property
+    def persons_turn(self) -> bool:
+        """True if the person has to move."""
+        assert self.env.to_move is not None
+        return not self.over and int(self.env.to_move(self._state, self.env.params)) == self._person
+
+    @property
+    def legal_actions(self) -> list[int]:
+        """The actions that the player to move may choose from."""
+        space: Any = self.env.action_space
+        first = int(space.start)
+        if self.env.action_mask is None:
+            return list(range(first, first + int(space.n)))
+        return [first + int(i) for i in np.flatnonzero(self.env.action_mask(self._state, self.env.params))]
+
+    @property
+    def result(self) -> Literal["won", "drawn", "lost"] | None:
+        """The result for the person; None while the game goes on."""
+        if self._return is None:
+            return None
+        for_person = self._return if self._person == 0 else -self._return
+        return "won" if for_person > 0 else "lost" if for_person < 0 else "drawn"
+
+    def suggestion(self) -> int:
+        """The policy's choice for the player to move; the game is as before."""
+        return int(self._decision().action)
+
+    def move(self, action: int) -> None:
+        """Makes the person's move.
+
+        Raises:
+            UsageError: it is illegal; names the legal ones.
+        """
+        legal = self.legal_actions
+        if action not in legal:
+            raise UsageError(f"{action} is no legal move. Legal: {', '.join(map(str, legal))}.")
+        first = int(getattr(self.env.action_space, "start", 0))
+        self._advance(action_of(self.env, jnp.int32(action - first)))
+
+    def reply(self) -> int:
+        """Makes the policy's move, and returns it."""
+        decision = self._decision()
+        self._memory = decision.memory
+        self._advance(decision.action)
+        return int(decision.action)
+
+    def _decision(self) -> Any:
+        known = self._action_mask((self._state, jnp.int32(0)))
+        return self._decide(self._weights, self._ply_key(1), self._memory, self._observation, known)
+
+    def _advance(self, action: Any) -> None:
+        timestep: Timestep = self._step(self._ply_key(0), self._state, action, self.env.params)
+        self._plies += 1
+        self._state, self._observation = timestep.state, timestep.observation
+        if timestep.terminated | timestep.truncated:
+            self._return = float(timestep.info["episode_return"])
+
+    def _ply_key(self, purpose: int) -> jax.Array:
+        return jax.random.fold_in(self._key, 2 * self._plies + purpose)

@@ -1,0 +1,285 @@
+"""Trained policies: loaded from a run, evaluated on environments."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+from jaxtyping import PyTree
+
+from rollmill.algorithms import environment_functions
+from rollmill.core.errors import CheckpointError, UsageError
+from rollmill.core.fields import fit
+from rollmill.core.spaces import struct
+from rollmill.core.types import NO_OPTIONS, Environment, GymnasiumObject, HostEnvironment, Options
+from rollmill.dataflow import Graph, State, Weights
+from rollmill.envs import as_environment
+from rollmill.envs.host import evaluation_start
+from rollmill.fusion import Backend
+from rollmill.policies.policy import LoadedRun, Policy
+from rollmill.programs.compiled import state_shapes
+from rollmill.programs.evaluation.compiled import evaluator
+from rollmill.programs.evaluation.episodes import EvaluationEpisodes, Evaluator
+from rollmill.programs.evaluation.on_host import evaluator_on_host
+from rollmill.record import Checkpoints, Restored, RunDirectory
+from rollmill.runs.reopening import reopen
+from rollmill.runs.saved_run import check_identity
+from rollmill.runs.specification import import_modules
+
+NEWEST, BEST = "last", "best"
+"""Names of checkpoints; others are numbers of iterations."""
+
+
+def load(
+    run_dir: str | Path,
+    *,
+    checkpoint: str | int = "last",
+    seed: int | None = None,
+    algorithm: Graph | None = None,
+    imports: Sequence[str] = (),
+    trust: bool = False,
+) -> Policy:
+    """The policy of a run: `policy = rollmill.load(run)`, `action = policy.action(observation)`.
+
+    Args:
+        run_dir: the run's directory.
+        checkpoint: `last`; `best`, the one with the best return (the mean over seeds, of several), by evaluation
+            where the run evaluated while training; or the number of an iteration.
+        seed: which one, of a run that trained several; the first if left out.
+        algorithm: the graph again, where the run was made with parts that only Python has.
+        imports: modules to import first, because they register the environment, network or algorithm.
+        trust: let this directory's run import the modules that it names, now and later; a run that was made here
+            may do so without.
+    """
+    loaded = load_weights(
+        run_dir, checkpoint=checkpoint, seed=seed, algorithm=algorithm, imports=imports, trust=trust
+    )
+    return Policy(loaded)
+
+
+def load_weights(
+    run_dir: str | Path,
+    *,
+    checkpoint: str | int = "last",
+    seed: int | None = None,
+    algorithm: Graph | None = None,
+    imports: Sequence[str] = (),
+    trust: bool = False,
+) -> LoadedRun:
+    """The graph of a run and its policy's weights; arguments are those of `load`.
+
+    Raises:
+        CheckpointError: if the directory is no run, or has no whole checkpoint.
+        UsageError: if that seed was not trained.
+    """
+    found = restore_run(run_dir, checkpoint=checkpoint, algorithm=algorithm, imports=imports, trust=trust)
+    weights_of = weights_of_seed(found.run, found.graph, found.seeds, seed)
+    weights = weights_of(found.restored.state)
+    return LoadedRun(found.graph, weights, found.restored.iteration, found.run.root.resolve().name)
+
+
+def weights_of_seed(
+    run: RunDirectory, graph: Graph, seeds: Sequence[int], seed: int | None
+) -> Callable[[State], Weights]:
+    """The function from a run's training state to the weights of the policy of one seed.
+
+    Args:
+        run: the run, for messages.
+        graph: its graph.
+        seeds: those that it trained.
+        seed: one of them; None: the first.
+
+    Raises:
+        UsageError: that seed was not trained.
+    """
+    if seed is not None and seed not in seeds:
+        raise UsageError(f"seed={seed} was not trained in {run.root}; there: {', '.join(map(str, seeds))}.")
+    if len(seeds) == 1:
+        return lambda state: graph.weights(state.learner)
+    place = 0 if seed is None else seeds.index(seed)
+    return lambda state: jax.tree.map(lambda leaf: leaf[place], graph.weights(state.learner))
+
+
+class RestoredRun(NamedTuple):
+    """A run that was opened again, with the state of one of its checkpoints."""
+
+    run: RunDirectory
+    graph: Graph
+    seeds: tuple[int, ...]
+    restored: Restored
+
+
+def restore_run(
+    run_dir: str | Path,
+    *,
+    checkpoint: str | int = "last",
+    algorithm: Graph | None = None,
+    imports: Sequence[str] = (),
+    trust: bool = False,
+) -> RestoredRun:
+    """A run's graph and the training state of a checkpoint; arguments are those of `load`.
+
+    Raises:
+        CheckpointError: if the directory is no run, or has no whole checkpoint.
+    """
+    run = RunDirectory.open(fit("run_dir", Path, run_dir))
+    graph, options = reopen(run, algorithm=algorithm, imports=imports, trust=trust)
+    with Checkpoints(run.checkpoints, read_only=True) as checkpoints:
+        chosen = _iteration(run, checkpoints, checkpoint)
+        check = lambda iteration, metadata: check_identity(run, metadata, iteration)
+        restored = checkpoints.restore(state_shapes(graph, options.seeds), iteration=chosen, check=check)
+    if restored is None:
+        raise CheckpointError(f"{run.root} has no checkpoint yet; `{run.command('resume')}` starts it over.")
+    return RestoredRun(run, graph, options.seeds, restored)
+
+
+def _iteration(run: RunDirectory, checkpoints: Checkpoints, checkpoint: str | int) -> int | None:
+    """The iteration of a checkpoint; None for the last one, before which others are tried if it is damaged."""
+    if checkpoint == BEST:
+        return _best(run, checkpoints)
+    if checkpoint == NEWEST:
+        return None
+    if not str(checkpoint).isdecimal():
+        raise UsageError(
+            f"checkpoint={checkpoint!r} must be {NEWEST}, {BEST} or the number of an iteration. There: "
+            f"{', '.join(map(str, checkpoints.iterations())) or 'none'}."
+        )
+    return int(checkpoint)
+
+
+def _best(run: RunDirectory, checkpoints: Checkpoints) -> int:
+    """The iteration of the checkpoint with the best return."""
+    best = checkpoints.best()
+    if best is None:
+        raise UsageError(
+            f"{run.root} has no best checkpoint: none was saved after as many episodes as its mean return is of "
+            "(and none is kept with keep_best=0). hint: take the last one."
+        )
+    return best
+
+
+def evaluate(
+    run_dir: str | Path,
+    *,
+    env: Environment | HostEnvironment | GymnasiumObject | str | None = None,
+    env_options: Options = NO_OPTIONS,
+    episodes: int = 100,
+    checkpoint: str | int = "last",
+    seed: int = 0,
+    train_seed: int | None = None,
+    stochastic: bool = False,
+    algorithm: Graph | None = None,
+    imports: Sequence[str] = (),
+    trust: bool = False,
+) -> EvaluationEpisodes:
+    """Plays whole episodes with the policy of a run; `episodes.returns.mean()` is the usual number.
+
+    `train_seed` is the `seed` of `load`; the other arguments are those of `load` and `evaluate_run`.
+    """
+    loaded = load_weights(
+        run_dir, checkpoint=checkpoint, seed=train_seed, algorithm=algorithm, imports=imports, trust=trust
+    )
+    return evaluate_run(
+        loaded,
+        env=env,
+        env_options=env_options,
+        episodes=episodes,
+        seed=seed,
+        stochastic=stochastic,
+        imports=imports,
+    )
+
+
+def evaluate_run(
+    loaded: LoadedRun,
+    *,
+    env: Environment | HostEnvironment | GymnasiumObject | str | None = None,
+    env_options: Options = NO_OPTIONS,
+    episodes: int = 100,
+    seed: int = 0,
+    stochastic: bool = False,
+    imports: Sequence[str] = (),
+) -> EvaluationEpisodes:
+    """Plays episodes with a run's policy, on the environment that it was trained on or another of its spaces.
+
+    Args:
+        loaded: from `load_weights`.
+        env: another environment, or its id, `gymnasium:CartPole-v1` for one.
+        env_options: options of an environment that is given by its id; the run's own has those that it was trained
+            with.
+        episodes: how many.
+        seed: seed of the environments and, where it is stochastic, of the policy.
+        stochastic: draw actions instead of taking the most likely one.
+        imports: modules to import first, because they register the environment, network or algorithm.
+    """
+    play = {"episodes": episodes, "seed": seed, "stochastic": stochastic}
+    if env is None:
+        if env_options:
+            raise UsageError(
+                f"the options {', '.join(env_options)} are for another environment, and none is named; the run's "
+                "own has those that it was trained with. hint: --env ID on the command line, env= in Python."
+            )
+        return evaluator_on(loaded.graph, loaded.weights, None, **play)(loaded.weights)
+    import_modules(imports)
+    other = as_environment(env, env_options)
+    return evaluator_on(loaded.graph, loaded.weights, other, **play)(loaded.weights)
+
+
+def evaluator_on(
+    graph: Graph,
+    weights: PyTree,
+    env: Environment | HostEnvironment | None,
+    *,
+    backend: Backend | None = None,
+    **play: Any,
+) -> Evaluator:
+    """Compiles the evaluation of a graph's policies on an environment.
+
+    Args:
+        graph: with the policy.
+        weights: of it, or their shapes.
+        env: environment of the same spaces. None: the graph's own, whose name may mean another one in this
+            process.
+        backend: makes a kernel of the steps of a JAX environment, where they can be one; None: XLA computes them.
+        **play: `episodes`, `seed` and `stochastic`, as for `evaluate_run`.
+
+    Raises:
+        UsageError: the environment has other spaces.
+    """
+    if env is not None:
+        check_same_spaces(graph, env)
+    elif graph.host is not None:
+        env = HostEnvironment(
+            graph.settings["environment"], graph.host, graph.observation_space, graph.action_space
+        )
+    if isinstance(env, HostEnvironment):
+        return evaluator_on_host(graph, env._replace(start=evaluation_start(env.start)), **play)
+    return evaluator(graph if env is None else on_environment(graph, env), weights, backend=backend, **play)
+
+
+def on_environment(graph: Graph, env: Environment) -> Graph:
+    """The graph with another environment of the same spaces in the place of its own."""
+    if graph.elsewhere is not None:
+        return graph.elsewhere(env)
+    envs = environment_functions(env, num_envs=graph.loops.num_envs)
+    return graph._replace(
+        environment=envs.step,
+        start_environment=envs.start,
+        action_mask=envs.action_mask,
+    )
+
+
+def check_same_spaces(graph: Graph, env: Environment | HostEnvironment) -> None:
+    """Checks that a policy can act in an environment.
+
+    Raises:
+        UsageError: the environment has other observations or actions.
+    """
+    pairs = {
+        "observations": (graph.observation_space, env.observation_space),
+        "actions": (graph.action_space, env.action_space),
+    }
+    for name, (own, other) in pairs.items():
+        same = own == other if name == "actions" else struct(own) == struct(other)
+        if not same:
+            raise UsageError(f"{env.name} has other {name} than the policy: {other}, trained on {own}.")

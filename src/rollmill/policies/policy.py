@@ -1,0 +1,395 @@
+"""A trained policy as an object: actions, distributions and values of single observations and of batches.
+
+Shape letters: `*batch` leading axes, none for a single observation; `n` actions of a `Discrete` space.
+"""
+
+from collections.abc import Callable
+from copy import copy
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from gymnasium import spaces
+from jaxtyping import PyTree
+
+from rollmill.algorithms import clip_to_space
+from rollmill.core.errors import UsageError
+from rollmill.core.spaces import struct
+from rollmill.core.types import Action, Key, Memory
+from rollmill.dataflow import Graph, Weights
+from rollmill.policies.action_distribution import ActionDistribution, action_distribution
+from rollmill.policies.policy_arguments import (
+    Shape,
+    batched,
+    check_finite,
+    given_key,
+    holds_jax,
+    is_traced,
+    known_struct,
+    on_host,
+    possible_mask,
+    same_batch,
+    spread_key,
+)
+
+
+class LoadedRun(NamedTuple):
+    """A graph and weights for it, read from a checkpoint."""
+
+    graph: Graph
+    weights: Weights
+    iteration: int
+    name: str = ""
+    """Name of the run's directory."""
+
+
+class PolicyInput(NamedTuple):
+    """Checked arguments of a call; leaves `[*batch, ...]`."""
+
+    memory: Any
+    observation: Any
+    mask: Any
+    """Legal actions, or the position that a search begins with."""
+    batch: Shape
+    plain: bool
+    """True if results are NumPy arrays."""
+
+
+class Policy:
+    """A trained policy, which `rollmill.load` gives: functions of single observations and of batches.
+
+    An observation is an element of `observation_space`, with leading axes of any number in front, `[*batch, ...]`:
+    arrays of NumPy or JAX, lists or numbers. Results are NumPy arrays; JAX arrays if the observation is one.
+    Statistics that normalise observations are part of the policy, and so is the scaling of actions into their
+    bounds.
+
+    All methods but `policy(observation)` and `reset` are pure, and can be traced by `jax.jit`, `jax.vmap` and
+    `jax.grad`. `policy(observation)` is a shorthand for playing: a recurrent policy remembers what it was shown
+    since the last `reset`.
+    """
+
+    def __init__(self, loaded: LoadedRun) -> None:
+        graph = loaded.graph
+        self._loaded = loaded
+        self._decide = jax.jit(partial(_decide, graph), static_argnums=(0, 1))
+        self._distribution = jax.jit(partial(_lifted, graph.outputs.distribution), static_argnums=0)
+        self._value = jax.jit(partial(_lifted, graph.outputs.value), static_argnums=0)
+        self._q_values = jax.jit(partial(_lifted, graph.outputs.q_values), static_argnums=0)
+        self._key = jax.random.key(0)
+        self._memory: Any = None
+
+    @property
+    def observation_space(self) -> spaces.Space:
+        """Space of one observation; of several agents a `Dict` by kind, with an axis of agents."""
+        return self._loaded.graph.observation_space
+
+    @property
+    def action_space(self) -> spaces.Space:
+        """Space of one action; of several agents a `Dict` by kind, with an axis of agents."""
+        return self._loaded.graph.action_space
+
+    @property
+    def recurrent(self) -> bool:
+        """True if the policy has a memory."""
+        return bool(jax.tree.leaves(self._memory_struct))
+
+    @property
+    def searches(self) -> bool:
+        """True if actions come from a search, which needs a position of the environment."""
+        return self._loaded.graph.outputs.searches
+
+    @property
+    def weights(self) -> Weights:
+        """All arrays of the policy, a pytree: weights of networks, and statistics that normalise observations."""
+        return self._loaded.weights
+
+    @property
+    def loaded(self) -> LoadedRun:
+        """The graph, the weights and the iteration that they are from."""
+        return self._loaded
+
+    def with_weights(self, weights: Weights) -> "Policy":
+        """The same policy with other weights; traceable, so that `jax.grad` can differentiate by them.
+
+        Args:
+            weights: a pytree of the structure and the shapes of `weights`.
+        """
+        own, other = (jax.tree.map(np.shape, tree) for tree in (self.weights, weights))
+        if own != other:
+            raise UsageError(
+                "these weights have another structure or other shapes than the policy's; hint: map over "
+                "policy.weights by jax.tree.map."
+            )
+        policy = copy(self)
+        policy._loaded = self._loaded._replace(weights=weights)
+        policy.reset(seed=0)
+        return policy
+
+    # --- pure functions -------------------------------------------------------------------------------
+
+    def action(
+        self,
+        observation: Any,
+        *,
+        deterministic: bool = True,
+        key: Key | None = None,
+        seed: Any = None,
+        memory: Any = None,
+        action_mask: Any = None,
+        position: Any = None,
+        search: bool = True,
+    ) -> Any:
+        """The action for each observation, `[*batch, ...]`, inside the bounds of the action space.
+
+        Args:
+            observation: `[*batch, ...]`; of several agents a dictionary by kind.
+            deterministic: take the most likely action. Otherwise it is drawn as in training, by `key` or `seed`.
+            key: a random key; it is split over a batch.
+            seed: a number instead of a key.
+            memory: memory of a recurrent policy, `[*batch, ...]`: from `initial_memory` at the start of an
+                episode, then the one that was returned. With a memory (`()` of a policy that has none) the result
+                is a pair: action and next memory.
+            action_mask: booleans, True where an action is legal, `[*batch, n]` of a `Discrete` space; all are
+                where it is left out. Of several agents a dictionary by kind.
+            position: where the search of AlphaZero begins, from `rollmill.position(env, state)`.
+            search: False takes the action of the network alone, without a search.
+
+        Raises:
+            UsageError: an argument has another shape or dtype than the policy needs, or one is missing; or the
+                observation or the memory holds NaN or infinity, unless they are traced.
+        """
+        key = given_key(key, seed)
+        if key is None and not deterministic:
+            raise UsageError(
+                "to draw an action give a key or a seed: policy.action(..., deterministic=False, seed=0)."
+            )
+        alone = self.searches and not search
+        given = self._input(observation, memory, action_mask, None if alone else position, searches=not alone)
+        keys = spread_key(jax.random.key(0) if key is None else key, given.batch)
+        how = _HOW[deterministic, alone]
+        action, after = self._decide(
+            how, len(given.batch), self.weights, keys, given.memory, given.observation, given.mask
+        )
+        plain = given.plain and not is_traced(keys)
+        action, after = on_host((action, after)) if plain else (action, after)
+        return action if memory is None else (action, after)
+
+    def distribution(
+        self, observation: Any, *, memory: Any = None, action_mask: Any = None
+    ) -> ActionDistribution | dict[str, ActionDistribution]:
+        """The distribution over actions for each observation; of several agents a dictionary by kind.
+
+        AlphaZero's is that of the network, which its search improves. A memory is not advanced; `action` returns
+        the next one.
+
+        Args:
+            observation: `[*batch, ...]`.
+            memory: memory of a recurrent policy, `[*batch, ...]`.
+            action_mask: as for `action`.
+
+        Raises:
+            UsageError: the algorithm has none, as DQN and TD3.
+        """
+        self._require("distribution", "policy.q_values gives the values of DQN's actions")
+        given = self._input(observation, memory, action_mask, searches=False)
+        found = self._distribution(len(given.batch), self.weights, given.memory, given.observation, given.mask)
+        found = on_host(found) if given.plain else found
+        if isinstance(found, dict):
+            of_agents = lambda part: (*given.batch, jax.tree.leaves(part)[0].shape[len(given.batch)])
+            return {name: action_distribution(part, of_agents(part)) for name, part in found.items()}
+        return action_distribution(found, given.batch)
+
+    def value(self, observation: Any, *, memory: Any = None) -> Any:
+        """The expected return from each observation on, `[*batch]` in float32.
+
+        It is in the unit of the rewards that were learned from: with `normalize_rewards` of the scaled ones. Of a
+        game for two it is that of the player to move.
+
+        Args:
+            observation: `[*batch, ...]`.
+            memory: memory of a recurrent policy, `[*batch, ...]`.
+
+        Raises:
+            UsageError: the policy has none: that of DQN, SAC, TD3, MAPPO and IPPO.
+        """
+        self._require(
+            "value", "policy.q_values gives those of DQN; critics of others remain in the training state"
+        )
+        given = self._input(observation, memory, None, searches=False)
+        found = self._value(len(given.batch), self.weights, given.memory, given.observation)
+        return on_host(found) if given.plain else found
+
+    def q_values(self, observation: Any) -> Any:
+        """The value of each action, `[*batch, n]` in float32, of DQN.
+
+        Args:
+            observation: `[*batch, ...]`.
+
+        Raises:
+            UsageError: the policy has none; critics of SAC and TD3 remain in the training state.
+        """
+        self._require("q_values", "dqn has them; critics of sac and td3 remain in the training state")
+        given = self._input(observation, None, None, searches=False)
+        found = self._q_values(len(given.batch), self.weights, given.observation)
+        return on_host(found) if given.plain else found
+
+    def initial_memory(self, batch_shape: int | Shape = ()) -> Any:
+        """The memory at the start of an episode, `[*batch_shape, ...]` as NumPy arrays; `()` without memory.
+
+        Args:
+            batch_shape: the leading axes of the observations, or the one of them.
+        """
+        shape = (batch_shape,) if isinstance(batch_shape, int) else tuple(batch_shape)
+        spread = lambda leaf: np.broadcast_to(leaf, (*shape, *np.shape(leaf))).copy()
+        return jax.tree.map(spread, on_host(self._loaded.graph.start_memory()))
+
+    # --- the shorthand, which remembers ---------------------------------------------------------------
+
+    def __call__(self, observation: Any, *, action_mask: Any = None, stochastic: bool = False) -> Any:
+        """The action for one observation or a batch, `[*batch, ...]`; the policy remembers by itself.
+
+        Not for `jax.jit`: there use `action`.
+
+        Args:
+            observation: `[*batch, ...]`; of a recurrent policy with the same leading axes until the next `reset`.
+            action_mask: as for `action`.
+            stochastic: draw the action, as in training, instead of taking the most likely one.
+
+        Raises:
+            UsageError: as for `action`.
+        """
+        if is_traced(observation, action_mask):
+            raise UsageError(
+                "policy(observation) remembers, which cannot be traced. hint: policy.action(observation, ...) is "
+                "pure, and runs inside of jax.jit and jax.vmap."
+            )
+        key = None
+        if stochastic:
+            self._key, key = jax.random.split(self._key)
+        memory = self._memory
+        if memory is None:
+            memory = self.initial_memory(self._batch_of(observation))
+        action, after = self.action(
+            observation, deterministic=not stochastic, key=key, memory=memory, action_mask=action_mask
+        )
+        self._memory = after if self.recurrent else None
+        return action
+
+    @property
+    def memory(self) -> Any:
+        """The memory of the episode so far, of calls `policy(observation)`; `()` for a policy without memory."""
+        return self.initial_memory() if self._memory is None else self._memory
+
+    def reset(self, *, seed: int | None = None) -> None:
+        """Forgets what was seen, as at the start of an episode; `seed` also sets the random key back."""
+        self._memory = None
+        self._key = self._key if seed is None else jax.random.key(seed)
+
+    # --- arguments ------------------------------------------------------------------------------------
+
+    @property
+    def _memory_struct(self) -> PyTree[jax.ShapeDtypeStruct]:
+        return jax.eval_shape(self._loaded.graph.start_memory)
+
+    def _batch_of(self, observation: Any) -> Shape:
+        return batched("the observation", struct(self.observation_space), observation)[1]
+
+    def _require(self, name: str, hint: str) -> None:
+        if getattr(self._loaded.graph.outputs, name) is None:
+            algorithm = self._loaded.graph.settings["algorithm"]
+            raise UsageError(f"policies of {algorithm} have no {name}. hint: {hint}.")
+
+    def _input(
+        self,
+        observation: Any,
+        memory: Any,
+        action_mask: Any,
+        position: Any = None,
+        *,
+        searches: bool,
+    ) -> PolicyInput:
+        array, batch = batched("the observation", struct(self.observation_space), observation)
+        own = self._memory_of(memory, batch)
+        check_finite("the observation", array)
+        check_finite("the memory", own)
+        if position is not None and action_mask is not None:
+            raise UsageError("a position has its legal actions, so action_mask is not given beside it.")
+        if searches and (self.searches or position is not None):
+            mask = self._position_of(position, batch)
+        else:
+            mask = self._mask_of(action_mask, batch)
+        plain = not (holds_jax(observation) or is_traced(self.weights, own, mask))
+        return PolicyInput(own, array, mask, batch, plain)
+
+    def _memory_of(self, memory: Any, batch: Shape) -> Any:
+        if memory is None and self.recurrent:
+            raise UsageError(
+                f"this policy is recurrent, so it needs memory=. hint: policy.initial_memory({batch or ''}) is "
+                "that of the first observation of an episode, and policy.action returns the next one."
+            )
+        return _shaped_like("the memory", self._memory_struct, () if memory is None else memory, batch)
+
+    def _position_of(self, position: Any, batch: Shape) -> Any:
+        if not self.searches:
+            raise UsageError(
+                "this policy does not search, so position= has no meaning for it. hint: leave it out."
+            )
+        if position is None:
+            raise UsageError(
+                "this policy searches, from a state of the environment that an observation does not tell. hint: "
+                "policy.action(observation, position=rollmill.position(env, state)), or search=False for the "
+                "action of the network alone; rollmill.evaluate and rollmill.match play whole games."
+            )
+        return _shaped_like("the position", known_struct(self._loaded.graph), position, batch)
+
+    def _mask_of(self, action_mask: Any, batch: Shape) -> Any:
+        if action_mask is None:
+            return ()
+        expected = possible_mask(self.action_space)
+        if isinstance(expected, tuple):
+            raise UsageError(
+                f"an action mask needs a Discrete or MultiDiscrete action space; got {self.action_space}."
+            )
+        if isinstance(expected, dict) and isinstance(action_mask, dict):  # kinds without a mask may all act
+            expected = {name: part for name, part in expected.items() if name in action_mask}
+        return same_batch("the action mask", expected, action_mask, batch)
+
+
+_HOW = {
+    (True, False): "greedy",
+    (False, False): "policy",
+    (True, True): "network, greedily",
+    (False, True): "network, drawn",
+}
+"""Names of the ways to an action, by `deterministic` and by whether the network of a search decides alone."""
+
+
+def _decide(graph: Graph, how: str, rank: int, weights: Weights, *inputs: Any) -> tuple[Action, Memory]:
+    """Actions inside their bounds, and next memories, of observations with `rank` leading axes."""
+
+    def one(weights, key, memory, observation, mask):
+        if how in ("greedy", "policy"):
+            decision = getattr(graph, how)(weights, key, memory, observation, mask)
+            return clip_to_space(graph.action_space, decision.action), decision.memory
+        assert graph.outputs.distribution is not None
+        distribution = graph.outputs.distribution(weights, memory, observation, mask)
+        return distribution.mode() if how == "network, greedily" else distribution.sample(key), memory
+
+    return _lifted(one, rank, weights, *inputs)
+
+
+def _lifted(function: Callable | None, rank: int, weights: Weights, *inputs: Any) -> Any:
+    """A function of the weights and of ONE observation, of observations with `rank` leading axes."""
+    assert function is not None
+    for _ in range(rank):
+        function = jax.vmap(function, in_axes=(None, *(0,) * len(inputs)))
+    return function(weights, *inputs)
+
+
+def _shaped_like(name: str, expected: Any, given: Any, batch: Shape) -> Any:
+    """A tree of arrays of the expected structure, one element for each observation."""
+    leaves, structure = jax.tree.flatten(expected)
+    if jax.tree.structure(given) != structure:
+        raise UsageError(f"{name} has the structure {jax.tree.structure(given)}; expected {structure}.")
+    return jax.tree.unflatten(structure, same_batch(name, tuple(leaves), tuple(jax.tree.leaves(given)), batch))

@@ -1,0 +1,346 @@
+"""Pictures of a run's policy at play."""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, UInt8
+
+from rollmill.core.drawing import Drawing
+from rollmill.core.errors import ContractError, UsageError
+from rollmill.core.fields import fit
+from rollmill.core.own_line import blaming
+from rollmill.core.types import (
+    NO_OPTIONS,
+    Environment,
+    GymnasiumObject,
+    HostEnvironment,
+    Options,
+    Params,
+    State,
+    Timestep,
+)
+from rollmill.dataflow import Collector, Graph, step_one
+from rollmill.envs import as_environment, wrap
+from rollmill.envs.host import Film, filmed
+from rollmill.pictures import Picture, gathered, rasterise, resized
+from rollmill.policies.policies import LoadedRun, check_same_spaces, load_weights, on_environment
+from rollmill.programs.evaluation.episodes import check_seed, start_memories
+from rollmill.runs.specification import import_modules
+
+Draw: TypeAlias = Callable[[State, Params], Drawing | UInt8[np.ndarray, "H W 3"]]
+AnyEnvironment: TypeAlias = Environment | HostEnvironment | GymnasiumObject | str
+
+DEFAULT_SIZE, SMALLEST, LARGEST = 480, 16, 4096
+"""Pixels of the longer side."""
+DEFAULT_FPS = 30.0
+MOST_FRAMES = 100_000
+WAY_OUT = "docs/extending.md shows how to give it one"
+
+
+class Frame(NamedTuple):
+    """A picture of the environment, and where in the episodes it is from."""
+
+    picture: Picture
+    episode: int
+    """Number of the episode, from 0."""
+    step: int
+    """Steps of the episode so far; 0 after the reset."""
+    episode_return: float
+    """Rewards of the episode so far, as an evaluation sums them."""
+    fps: float
+    """Frames a second that suit the environment."""
+
+
+class _Watched(eqx.Module):
+    """A state, and whether its episode has ended; nothing resets it, so that the last state can be drawn."""
+
+    inner: State
+    ended: Bool[Array, ""]
+
+
+class _Played(NamedTuple):
+    """One environment of a graph between two steps."""
+
+    collector: Collector
+    watched: _Watched
+    episode_return: Array
+
+
+def render(
+    run_dir: str | Path,
+    *,
+    env: AnyEnvironment | None = None,
+    env_options: Options = NO_OPTIONS,
+    draw: Draw | None = None,
+    episodes: int = 1,
+    max_steps: int = 1000,
+    size: int | None = None,
+    checkpoint: str | int = "last",
+    seed: int = 0,
+    train_seed: int | None = None,
+    stochastic: bool = False,
+    algorithm: Graph | None = None,
+    imports: Sequence[str] = (),
+    trust: bool = False,
+) -> UInt8[np.ndarray, "T H W 3"]:
+    """Plays episodes with the policy of a run, and returns their pictures: `[frames, height, width, 3]` in uint8.
+
+    Args:
+        run_dir: the run's directory.
+        env: another environment of the same spaces, or its id; needed where the run's own was made in Python.
+        env_options: options of an environment that is given by its id.
+        draw: maps state and parameters of the environment to a `Drawing` or to pixels
+            `[height, width, 3]` in uint8, instead of the environment's own `draw`.
+        episodes: how many; the first frame of each is that of its reset.
+        max_steps: steps after which an episode is cut.
+        size: pixels of the longer side. Default: 480 for drawings, and pictures of pixels as they are.
+        checkpoint: `last`, `best` or the number of an iteration, as for `load`.
+        seed: seed of the environments and, where it is stochastic, of the policy.
+        train_seed: seed whose policy plays, of a run that trained several. Default: the first.
+        stochastic: draw actions as in training, instead of the most likely ones.
+        algorithm: the graph again, where the run was made with parts that only Python has.
+        imports: modules to import first, because they register the environment, network or algorithm.
+        trust: let the run's directory import the modules that it names, now and later.
+
+    Raises:
+        UsageError: the environment cannot be drawn, or a number is out of its range.
+        ContractError: the environment or its `draw` raised an exception.
+        CheckpointError: the directory is no run, or has no such checkpoint.
+    """
+    loaded = load_weights(
+        run_dir, checkpoint=checkpoint, seed=train_seed, algorithm=algorithm, imports=imports, trust=trust
+    )
+    frames = render_run(
+        loaded,
+        env=env,
+        env_options=env_options,
+        draw=draw,
+        episodes=episodes,
+        max_steps=max_steps,
+        size=size,
+        seed=seed,
+        stochastic=stochastic,
+        imports=imports,
+    )
+    return np.stack(gathered(frame.picture for frame in frames))
+
+
+def render_run(
+    loaded: LoadedRun,
+    *,
+    env: AnyEnvironment | None = None,
+    env_options: Options = NO_OPTIONS,
+    draw: Draw | None = None,
+    episodes: int = 1,
+    max_steps: int = 1000,
+    size: int | None = None,
+    seed: int = 0,
+    stochastic: bool = False,
+    imports: Sequence[str] = (),
+) -> Iterator[Frame]:
+    """The frames of a policy that is loaded, one after the other, all of one size; arguments as for `render`.
+
+    Whether the environment can be drawn is checked before the first frame is asked for.
+    """
+    episodes, max_steps, size = _check_numbers(episodes, max_steps, size, seed)
+    import_modules(imports)
+    found = _environment(loaded.graph, env, env_options)
+    check_same_spaces(loaded.graph, found)
+    graph = loaded.graph._replace(policy=loaded.graph.policy if stochastic else loaded.graph.greedy)
+    many = {"episodes": episodes, "max_steps": max_steps, "seed": seed}
+    if isinstance(found, HostEnvironment):
+        if draw is not None:
+            raise UsageError(f"{found.name} has no state that a draw function could take; it draws itself.")
+        return _same_size(_frames_on_host(graph, loaded.weights, found, **many), size)
+    draw = draw or found.draw
+    if draw is None:
+        raise UsageError(
+            f"{found.name} cannot be drawn: it has no function `draw`. hint: {WAY_OUT}; --env gymnasium:ID plays "
+            "in Gymnasium's environment of the same spaces, if there is one."
+        )
+    return _same_size(_frames(graph, loaded.weights, found, draw, size or DEFAULT_SIZE, **many), size)
+
+
+def _check_numbers(episodes: int, max_steps: int, size: int | None, seed: int) -> tuple[int, int, int | None]:
+    episodes, max_steps = fit("episodes", int, episodes), fit("max_steps", int, max_steps)
+    check_seed(fit("seed", int, seed))
+    if episodes < 1 or max_steps < 1:
+        raise UsageError(f"episodes={episodes} and max_steps={max_steps} must be at least 1.")
+    if episodes * (max_steps + 1) > MOST_FRAMES:
+        raise UsageError(
+            f"episodes={episodes} of up to max_steps={max_steps} steps may have more than {MOST_FRAMES:,} frames. "
+            "hint: a smaller max_steps."
+        )
+    if size is not None and not SMALLEST <= fit("size", int, size) <= LARGEST:
+        raise UsageError(f"size={size} has to be in {SMALLEST} to {LARGEST} pixels.")
+    return episodes, max_steps, size
+
+
+def _environment(graph: Graph, env: AnyEnvironment | None, options: Options) -> Environment | HostEnvironment:
+    """The environment to play in: the one that is given, or the run's own, made again from its name."""
+    if env is None:
+        if options:
+            raise UsageError(
+                f"the options {', '.join(options)} are for another environment, and none is named; the run's own "
+                "has those that it was trained with. hint: --env ID on the command line, env= in Python."
+            )
+        env, options = graph.settings["environment"], graph.settings.get("environment_options", NO_OPTIONS)
+        try:
+            return as_environment(env, _drawing_itself(env, options))
+        except UsageError as error:
+            raise UsageError(
+                f"the run's environment cannot be made again from its name: {error} Or give it: env= in Python."
+            ) from error
+    if isinstance(env, str):
+        return as_environment(env, _drawing_itself(env, options))
+    return as_environment(env, options)
+
+
+def _drawing_itself(name: Any, options: Options) -> Options:
+    """The options with which an environment of Gymnasium or PettingZoo draws itself."""
+    draws = isinstance(name, str) and name.startswith(("gymnasium:", "pettingzoo:"))
+    return {**options, "render_mode": "rgb_array"} if draws else options
+
+
+def _same_size(frames: Iterator[Frame], size: int | None) -> Iterator[Frame]:
+    """The frames in the size of the first one, or with so many pixels on the longer side."""
+    shape = None
+    for frame in frames:
+        height, width = frame.picture.shape[:2]
+        if shape is None:
+            scale = 1.0 if size is None else size / max(height, width)
+            shape = (max(1, round(height * scale)), max(1, round(width * scale)))
+        yield frame if (height, width) == shape else frame._replace(picture=resized(frame.picture, *shape))
+
+
+# --- environments of JAX functions ---------------------------------------------------------------------
+
+
+def _frames(
+    graph: Graph,
+    weights: Any,
+    env: Environment,
+    draw: Draw,
+    size: int,
+    *,
+    episodes: int,
+    max_steps: int,
+    seed: int,
+) -> Iterator[Frame]:
+    """The frames of the episodes that an evaluation of as many episodes with this seed plays."""
+    graph = on_environment(graph, _never_reset(env))
+    begin, step = jax.jit(partial(_begin, graph)), jax.jit(partial(_step, graph))
+    start_key, run_key = jax.random.split(jax.random.key(seed))
+    start_keys, run_keys = jax.random.split(start_key, episodes), jax.random.split(run_key, episodes)
+    show = partial(_picture, env, draw, size)
+    for episode in range(episodes):
+        now = begin(start_keys[episode], jnp.int32(episode % graph.loops.num_envs))
+        picture, fps = show(now)
+        yield Frame(picture, episode, 0, 0.0, fps)
+        for t in range(max_steps):
+            now = step(weights, run_keys[episode], now, jnp.int32(t))
+            picture, fps = show(now)
+            yield Frame(picture, episode, t + 1, float(now.episode_return), fps)
+            if bool(now.watched.ended):
+                break
+
+
+def _never_reset(env: Environment) -> Environment:
+    """The environment, whose end only its state tells: an auto-reset around it has nothing to do."""
+
+    def reset(key: Any, params: Params) -> tuple[Any, _Watched]:
+        observation, inner = env.reset(key, params)
+        return observation, _Watched(inner, jnp.zeros((), bool))
+
+    def step(key: Any, state: _Watched, action: Any, params: Params) -> Timestep:
+        timestep = env.step(key, state.inner, action, params)
+        ended, never = jnp.asarray(timestep.terminated | timestep.truncated), jnp.zeros((), bool)
+        return timestep._replace(state=_Watched(timestep.state, ended), terminated=never, truncated=never)
+
+    return wrap(env, reset, step)
+
+
+def _begin(graph: Graph, key: Any, index: Array) -> _Played:
+    state, observation = graph.start_environment(key, index)
+    collector = Collector(index, state, observation, graph.action_mask(state), graph.start_memory())
+    return _Played(collector, _watched(state), jnp.float32(0))
+
+
+def _step(graph: Graph, weights: Any, key: Any, now: _Played, t: Array) -> _Played:
+    collector, step = step_one(graph, weights, now.collector, key, t)
+    return _Played(collector, _watched(collector.environment), step.info["episode_return"])
+
+
+def _watched(state: Any) -> _Watched:
+    """The author's state inside of those that transforms have put around it."""
+    is_watched = lambda node: isinstance(node, _Watched)
+    return next(node for node in jax.tree.leaves(state, is_leaf=is_watched) if is_watched(node))
+
+
+def _picture(env: Environment, draw: Draw, size: int, now: _Played) -> tuple[Picture, float]:
+    """The pixels of a state, and the frames a second that suit them."""
+    with blaming(f"{env.name}: draw"):
+        drawn = draw(now.watched.inner, env.params)
+    if isinstance(drawn, Drawing):
+        return rasterise(drawn, size), float(drawn.fps)
+    pixels = np.asarray(drawn)
+    if pixels.ndim != 3 or pixels.shape[2] != 3 or pixels.dtype != np.uint8 or 0 in pixels.shape:
+        raise ContractError(
+            f"{env.name}: draw returned {pixels.dtype} {list(pixels.shape)}; it has to return a Drawing, or "
+            "pixels as uint8 [height, width, 3]."
+        )
+    return pixels, DEFAULT_FPS
+
+
+# --- host environments ---------------------------------------------------------------------------------
+
+
+def _frames_on_host(
+    graph: Graph, weights: Any, env: HostEnvironment, *, episodes: int, max_steps: int, seed: int
+) -> Iterator[Frame]:
+    film = Film([], [])
+    decide = jax.jit(jax.vmap(graph.policy, in_axes=(None, 0, 0, 0, 0)))
+    vector = filmed(env, film).start([0], seed=seed)
+    try:
+        key = jax.random.key(seed)
+        now = vector.reset()
+        for episode in range(episodes):
+            memory, total = start_memories(graph.start_memory, 1), 0.0
+            yield _seen(env, film, episode, 0, total)
+            film.frames.clear()
+            for t in range(max_steps):
+                key, step_key = jax.random.split(key)
+                mask = now.info.get("action_mask", ())
+                decision = decide(weights, jax.random.split(step_key, 1), memory, now.observation, mask)
+                now, memory = vector.step(jax.device_get(decision.action)), decision.memory
+                for failure in vector.drain_failures():
+                    raise ContractError(f"{env.name}: {failure.doing} raised {failure.error}\n  at {failure.line}")
+                total = float(now.info["episode_return"][0])
+                yield _seen(env, film, episode, t + 1, total)
+                if bool((now.terminated | now.truncated)[0]):
+                    del film.frames[:1]  # what is left is the first picture of the next episode
+                    break
+                film.frames.clear()
+            else:
+                film.frames.clear()
+                now = vector.reset() if episode + 1 < episodes else now
+    finally:
+        vector.close()
+
+
+def _seen(env: HostEnvironment, film: Film, episode: int, step: int, total: float) -> Frame:
+    """The oldest picture of a film as a frame."""
+    if film.problems:
+        raise UsageError(
+            f"{env.name} cannot be drawn: {film.problems[0]}. hint: Gymnasium's classic control needs pygame, "
+            "MuJoCo without a screen the variable MUJOCO_GL=egl, and an environment of your own a `render` that "
+            'returns pixels, made with render_mode="rgb_array".'
+        )
+    picture, fps = film.frames[0]
+    return Frame(picture, episode, step, total, fps or DEFAULT_FPS)

@@ -1,0 +1,90 @@
+"""Evaluations of a run's checkpoints as they appear, while another process trains it."""
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+
+from rollmill.core.errors import CheckpointError
+from rollmill.core.types import NO_OPTIONS, Options
+from rollmill.dataflow import State
+from rollmill.envs import as_environment
+from rollmill.policies.policies import evaluator_on, weights_of_seed
+from rollmill.programs.compiled import state_shapes
+from rollmill.programs.evaluation.episodes import EvaluationEpisodes
+from rollmill.record import Checkpoints, RunDirectory
+from rollmill.runs.reopening import reopen
+from rollmill.runs.saved_run import check_identity
+
+LOOK_SECONDS = 0.5
+"""Seconds between two looks at the checkpoints."""
+
+
+class WatchedCheckpoint(NamedTuple):
+    """The evaluation of one checkpoint."""
+
+    iteration: int
+    episodes: EvaluationEpisodes
+
+
+def watch(
+    run_dir: Path,
+    *,
+    env: str | None = None,
+    env_options: Options = NO_OPTIONS,
+    episodes: int = 100,
+    seed: int = 0,
+    train_seed: int | None = None,
+    stochastic: bool = False,
+    imports: Sequence[str] = (),
+    trust: bool = False,
+) -> Iterator[WatchedCheckpoint]:
+    """Evaluates the checkpoints of a run that are there and each new one, by one compiled program, oldest first.
+
+    It ends when no process trains the run and all checkpoints were evaluated. One that the training deletes before
+    its turn, because it keeps newer ones, is left out. Arguments are those of `evaluate`.
+
+    Raises:
+        CheckpointError: the directory is no run, or a checkpoint is damaged.
+        UsageError: the environment has other spaces, or that seed was not trained.
+    """
+    run = RunDirectory.open(run_dir)
+    graph, options = reopen(run, imports=imports, trust=trust)
+    own_weights = weights_of_seed(run, graph, options.seeds, train_seed)
+    weights = jax.eval_shape(graph.weights, state_shapes(graph).learner)
+    other = None if env is None else as_environment(env, env_options)
+    play = evaluator_on(graph, weights, other, episodes=episodes, seed=seed, stochastic=stochastic)
+    shapes = state_shapes(graph, options.seeds)
+    with Checkpoints(run.checkpoints, read_only=True) as checkpoints:
+        for iteration in _appearing(run, checkpoints):
+            state = _restored(run, checkpoints, shapes, iteration)
+            if state is not None:
+                yield WatchedCheckpoint(iteration, play(own_weights(state)))
+
+
+def _appearing(run: RunDirectory, checkpoints: Checkpoints) -> Iterator[int]:
+    """Iterations of checkpoints as they appear, until no process trains the run in two looks."""
+    last, quiet = -1, 0
+    while quiet < 2:
+        # The lock first: the last checkpoint is written under it.
+        quiet = 0 if run.is_locked() else quiet + 1
+        new = [iteration for iteration in checkpoints.iterations() if iteration > last]
+        for iteration in new:
+            last = iteration
+            yield iteration
+        if not new and quiet < 2:
+            time.sleep(LOOK_SECONDS)
+
+
+def _restored(run: RunDirectory, checkpoints: Checkpoints, shapes: State, iteration: int) -> State | None:
+    """The state of a checkpoint; None if it was deleted in the meantime."""
+    check = lambda number, metadata: check_identity(run, metadata, number)
+    try:
+        restored = checkpoints.restore(shapes, iteration=iteration, check=check)
+    except CheckpointError:
+        if iteration in checkpoints.iterations():
+            raise
+        return None
+    return None if restored is None else restored.state

@@ -1,0 +1,314 @@
+"""Finds Ray, joins a cluster or starts one of this machine alone, and leaves it again."""
+
+import contextlib
+import importlib
+import importlib.util
+import os
+import secrets
+import signal
+import socket
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rollmill.core.errors import RollmillError, UsageError
+from rollmill.core.installation import install_command
+from rollmill.core.process_tree import MARK, NOBODY, kill_family, start_guard
+
+LOOPBACK = "127.0.0.1"
+OBJECT_STORE_BYTES = 100_000_000
+"""Bytes of Ray's object store on an instance of this machine alone: only jobs go through it."""
+
+ON_LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+"""Ray's variable that, set to 0 before Ray is imported, has it listen on the loopback address alone."""
+
+STARTS = 4
+"""How often Ray is started at most, where it takes too long."""
+
+SLOW_SECONDS = 20.0
+"""After which a start that fails is one that took too long: Ray's own limit for its node is 30."""
+
+NICENESS = "RAY_worker_niceness"
+"""Ray's variable for the scheduling priority of its workers. By default they give way to everything else on the
+machine, and hardly train beside other work."""
+
+CONNECT_SECONDS = 5.0
+"""How long an answer from a cluster's address is waited for."""
+
+WAYS_OUT = (
+    "`ray start --head` makes this machine the first node of a cluster; `ray stop` forgets one that is gone; with "
+    "neither, cluster=ray uses this machine alone."
+)
+
+TOKEN = (
+    "If the cluster asks for a token (as `ray start` does where there is a file ~/.ray/auth_token), this process "
+    "needs the same token in ~/.ray/auth_token, and RAY_AUTH_MODE=token in its environment."
+)
+
+PATIENT_SECONDS = 5.0
+"""How often the user is told that a cluster has not let this process in yet."""
+
+NAMES = ("ray", "auto", "ray://auto")
+"""Names of the cluster that this machine belongs to."""
+
+
+class StoppedJoining(RollmillError):
+    """A signal ended this process while it joined a cluster."""
+
+    exit_code = 128 + signal.SIGTERM
+
+
+class Cluster(NamedTuple):
+    """A Ray cluster that this process is connected with."""
+
+    ray: Any
+    """Ray's module."""
+    host: str
+    """This host's address, as workers reach it."""
+
+
+def check_cluster(name: str) -> None:
+    """Whether there may be a cluster of this name (see `joined`); Ray is not imported yet.
+
+    Raises:
+        UsageError: no cluster has such a name, or Ray is not installed.
+    """
+    if name not in NAMES and ":" not in name:
+        raise UsageError(f"cluster={name!r} is none: write ray, auto, ray://HOST:PORT or HOST:PORT.")
+    if importlib.util.find_spec("ray") is None:
+        raise UsageError(f"placing workers with Ray needs a package that is missing: {install_command('cluster')}")
+
+
+def find_ray() -> Any:
+    """Ray's module.
+
+    Raises:
+        UsageError: it cannot be imported.
+    """
+    try:
+        return importlib.import_module("ray")
+    except Exception as error:  # a broken installation may raise anything
+        raise UsageError(
+            f"Ray is installed but cannot be imported: {type(error).__name__}: {error}\n"
+            f"hint: {install_command('cluster')} --force-reinstall"
+        ) from error
+
+
+@contextlib.contextmanager
+def joined(
+    name: str, *, workers: int, host: str | None = None, show: Callable[[str], None] = lambda line: None
+) -> Iterator[Cluster]:
+    """A connection with a cluster, which ends with the context; one that the caller had made before stays.
+
+    Args:
+        name: `ray`, the cluster that this machine belongs to, or else one of this machine alone that lives as
+            long as the connection; `auto`, only the former; `ray://HOST:PORT`, through Ray's client server;
+            `HOST:PORT`, the address of a cluster that this machine belongs to.
+        workers: how many will be placed; an instance of this machine alone gets room for them.
+        host: this host's address, as workers reach it; found out if left out.
+        show: shows a line to the user, from any thread.
+
+    Raises:
+        UsageError: Ray is not installed, there is no such cluster, or it does not let this process in.
+    """
+    check_cluster(name)
+    alone = name == "ray" and not _is_member()
+    if alone:
+        os.environ.setdefault(ON_LOOPBACK, "0")
+    ray = find_ray()
+    if ray.is_initialized():
+        yield Cluster(ray, host or _reachable_host(ray))
+        return
+    with _guarded() if alone else contextlib.nullcontext("") as mark:
+        with _keeping_signals(), warnings.catch_warnings():
+            warnings.filterwarnings(
+                "ignore", "os.fork\\(\\) was called", RuntimeWarning
+            )  # an exec follows at once
+            _start_alone(ray, workers, mark) if alone else _connect(ray, name, show)
+        try:
+            yield Cluster(ray, host or _reachable_host(ray))
+        finally:
+            ray.shutdown()
+
+
+def own_host(ray: Any, coordinator: str) -> str:
+    """In a worker: its node's address, as others reach it.
+
+    Args:
+        ray: Ray's module.
+        coordinator: the coordinator's host; where that is on loopback, all are on one machine.
+    """
+    return LOOPBACK if coordinator == LOOPBACK else ray.util.get_node_ip_address()
+
+
+def _is_member() -> bool:
+    """Whether this machine was made part of a cluster, or the user said where one is; by Ray's own rules."""
+    if address := os.environ.get("RAY_ADDRESS"):
+        return address != "local"
+    return _current_cluster().exists()
+
+
+def _current_cluster() -> Path:
+    """Where Ray notes the address of the cluster that this machine belongs to."""
+    folder = os.environ.get("RAY_TMPDIR") or (sys.platform == "linux" and os.environ.get("TMPDIR")) or "/tmp"
+    return Path(folder, "ray", "ray_current_cluster")
+
+
+@contextlib.contextmanager
+def _guarded() -> Iterator[str]:
+    """A mark; processes that carry it end with the context, or with this process, however that ends.
+
+    Agents of Ray's would look for the head of their cluster for a minute.
+    """
+    mark = secrets.token_hex(8)
+    guard = start_guard(mark, leader=NOBODY)
+    try:
+        yield mark
+    finally:
+        kill_family(NOBODY, mark)
+        if guard is not None:
+            guard.kill()
+            guard.wait()
+
+
+def _start_alone(ray: Any, workers: int, mark: str) -> None:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault(NICENESS, "0")
+    before = os.environ.get(MARK)
+    os.environ[MARK] = mark
+    try:
+        _start_patiently(ray, workers, mark)
+    except Exception as error:  # Ray raises bare ones
+        raise UsageError(
+            f"cluster=ray: Ray cannot be started on this machine: {str(error).strip() or type(error).__name__}\n"
+            "hint: on a machine that is busy with other work it may be too slow to start; try again, or use "
+            "place=processes."
+        ) from error
+    finally:
+        os.environ.pop(MARK)
+        os.environ.update({} if before is None else {MARK: before})
+
+
+def _start_patiently(ray: Any, workers: int, mark: str) -> None:
+    """Starts Ray, once more where it was too slow for limits of its own, which cannot be set."""
+    for tries_left in reversed(range(STARTS)):
+        began = time.monotonic()
+        try:
+            _init_alone(ray, workers)
+            break
+        except Exception:
+            if not tries_left or time.monotonic() - began < SLOW_SECONDS:
+                raise
+            ray.shutdown()
+            kill_family(NOBODY, mark)
+
+
+def _init_alone(ray: Any, workers: int) -> None:
+    ray.init(
+        address="local",
+        num_cpus=max(os.cpu_count() or 1, workers),
+        object_store_memory=OBJECT_STORE_BYTES,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="error",
+    )
+
+
+def _connect(ray: Any, name: str, show: Callable[[str], None]) -> None:
+    address = "auto" if name in NAMES else name
+    _check_reachable(name, _address_of(name))
+    with _telling_delay(name, show):
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level="error")
+        except (ConnectionError, ImportError, RuntimeError, ValueError) as error:
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            raise UsageError(f"cluster={name!r} cannot be joined: {lines[0]} {WAYS_OUT} {TOKEN}") from error
+    _silence(ray)
+
+
+def _silence(ray: Any) -> None:
+    """Keeps Ray from printing its own view of ended workers, which it does whatever it is asked to log."""
+    with contextlib.suppress(AttributeError):
+        ray._private.worker.print_to_stdstream = lambda data, ignore_prefix: None
+
+
+@contextlib.contextmanager
+def _telling_delay(name: str, show: Callable[[str], None]) -> Iterator[None]:
+    """Says so meanwhile, if it takes long: Ray itself tries for a minute without a word."""
+    ended, began = threading.Event(), time.monotonic()
+
+    def tell() -> None:
+        while not ended.wait(PATIENT_SECONDS):
+            show(
+                f"cluster={name!r} has not let this process in for {time.monotonic() - began:.0f} s. This machine "
+                f"has to be one of its nodes: `ray start --address=HOST:PORT` makes it one. {TOKEN}"
+            )
+
+    thread = threading.Thread(target=tell, name="rollmill-joining", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _address_of(name: str) -> str | None:
+    """HOST:PORT of a cluster, by Ray's own rules; None where Ray alone can tell."""
+    if name not in NAMES:
+        return name.removeprefix("ray://")
+    if address := os.environ.get("RAY_ADDRESS"):
+        return None if address in ("auto", "local") else address.removeprefix("ray://")
+    with contextlib.suppress(OSError):
+        return _current_cluster().read_text().strip()
+    return None
+
+
+def _check_reachable(name: str, address: str | None) -> None:
+    """Ray itself would look for a cluster for minutes, without a word.
+
+    Raises:
+        UsageError: nobody listens at this address.
+    """
+    host, _, port = (address or "").rpartition(":")
+    if not host or not port.isdigit():
+        return
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS):
+            pass
+    except (OSError, OverflowError) as error:
+        raise UsageError(
+            f"cluster={name!r} cannot be joined: nobody answers at {address} ({error}). {WAYS_OUT}"
+        ) from error
+
+
+def _reachable_host(ray: Any) -> str:
+    """Loopback where all nodes are this machine; else its address as Ray knows it."""
+    own = ray.util.get_node_ip_address()
+    nodes = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
+    return LOOPBACK if nodes <= {own} else own
+
+
+@contextlib.contextmanager
+def _keeping_signals() -> Iterator[None]:
+    """Ray takes SIGTERM to itself when it is joined, and would end this process without a last checkpoint.
+
+    Raises:
+        StoppedJoining: SIGTERM came meanwhile, and Ray exited; the handler of this process has had it, too.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    except SystemExit:  # by which Ray's handler ends, with code 1
+        signal.signal(signal.SIGTERM, before)
+        signal.raise_signal(signal.SIGTERM)
+        raise StoppedJoining("SIGTERM came while Ray was joined, before anything was trained.") from None
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,300 @@
+"""Starts workers as actors of a Ray cluster."""
+
+import os
+import re
+import secrets
+import sys
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+from rollmill.core.errors import UnfitHost
+from rollmill.core.process_tree import MARK, condition_of
+from rollmill.processes import Exit, Job
+from rollmill.processes.cluster.demands import Demand
+from rollmill.processes.cluster.joining import Cluster
+from rollmill.processes.cluster.lines import OutputListener, OutputStream
+from rollmill.processes.cluster.modules import NOTHING, SentModules
+from rollmill.processes.cluster.reach import selector_without, unreachable_nodes
+from rollmill.processes.cluster.worker import Assignment, Worker
+
+PASSED_ON = ("JAX_", "XLA_")
+"""Starts of the names of variables that decide how numbers come out; all others are the node's own."""
+
+NOT_PASSED_ON = ("JAX_PLATFORMS", "JAX_PLATFORM_NAME")
+"""Which devices there are, the node knows."""
+
+WAITING_SECONDS = 20.0
+"""How often the user is told what a worker that has not come asks for."""
+
+FAREWELL_SECONDS = 8.0
+"""How long the end of a process that Ray calls dead is waited for: one that is stopped takes 5 to be killed."""
+
+CLOSE_SECONDS = 3.0
+
+LOOK_SECONDS = 3.0
+"""For how long it is remembered which nodes are out of reach."""
+
+UNUSUAL_SECONDS = 10.0
+"""After this long, the node that a worker was placed on may be out of reach."""
+
+MAX_PLACEMENTS = 5
+"""Actors that are asked for one worker at most, where those before never ran."""
+
+NEVER_RAN = ("never ran", "actor's node")
+"""Ray's words for an actor that was placed on a node that is gone."""
+
+
+@dataclass(eq=False)
+class RayHandle:
+    """One worker, and the actor that was last asked for it."""
+
+    assignment: Assignment
+    stream: OutputStream
+    actor: Any = None
+    working: Future = field(default_factory=Future)
+    """Its exit code; or Ray's error."""
+    ending: Future = field(default_factory=Future)
+    """Fails once the actor is dead."""
+    placements: int = 0
+    """Actors that were asked for."""
+    without: Mapping[str, str] = field(default_factory=dict)
+    """Nodes that were out of reach when the actor was asked for."""
+    asked_at: float = field(default_factory=time.monotonic)
+    waiting_told: int = 0
+    """How often the user was told that it has not come."""
+    killed: bool = False
+    dead_since: float | None = None
+    exit: Exit | None = None
+
+
+class RayLauncher:
+    """A `Launcher` that leaves to Ray on which node a worker runs; as a context manager it closes itself.
+
+    Ray never restarts one by itself: that is the supervisor's decision.
+
+    Args:
+        cluster: that this process is connected with.
+        demands: demands of the workers of each group; those of other groups ask for one core.
+        run: names the actors: `rollmill-RUN-actor-2`.
+        modules: modules of the user that workers get if their hosts lack them.
+        show: is given lines for the user, from any thread.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        demands: Mapping[str, Demand] | None = None,
+        run: str = "run",
+        modules: SentModules = NOTHING,
+        show: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self._ray = cluster.ray
+        self._here = self._ray.util.get_node_ip_address()
+        self._demands = demands or {}
+        self._run = re.sub(r"[^\w.-]", "-", run)
+        self._modules, self._show = modules, show
+        self._namespace = f"rollmill-{secrets.token_hex(8)}"
+        self._output_listener = OutputListener(cluster.host, self._tell_arrival)
+        self._actors = self._ray.remote(Worker)
+        self._handles: set[RayHandle] = set()
+        self._looked: tuple[float, Mapping[str, str]] = (float("-inf"), {})
+        """When it was last seen which nodes are out of reach, and those."""
+
+    def start(self, job: Job, address: str, token: bytes) -> RayHandle:
+        """See `Launcher`. A replacement is kept off nodes that are out of reach."""
+        stream = self._output_listener.expect(job)
+        assignment = Assignment(
+            *(job.to_json(), address, token, self._output_listener.address, self._output_listener.token),
+            *(_folders(), self._modules),
+        )
+        handle = RayHandle(assignment, stream)
+        self._place(handle, self._out_of_reach() if job.attempt else {})
+        self._handles.add(handle)
+        return handle
+
+    def _place(self, handle: RayHandle, without: Mapping[str, str]) -> None:
+        job = handle.stream.job
+        demand = self._demand(job)
+        handle.placements += 1
+        handle.without = without
+        options = {
+            "name": self._name(job, handle.placements),
+            "namespace": self._namespace,
+            "num_cpus": demand.cpus,
+            "num_gpus": demand.gpus,
+            "max_restarts": 0,
+            "scheduling_strategy": "SPREAD",
+            "label_selector": selector_without(without),
+            "runtime_env": {"env_vars": _passed_on() | dict(job.environment) | {MARK: secrets.token_hex(8)}},
+        }
+        handle.actor = self._actors.options(**options).remote(job.name)
+        handle.working = handle.actor.work.remote(*handle.assignment).future()
+        handle.ending = handle.actor.__ray_terminate__.remote().future()
+
+    def output(self, handle: RayHandle) -> int | None:
+        """See `Launcher`."""
+        return handle.stream.output
+
+    def exit(self, handle: RayHandle) -> Exit | None:
+        """See `Launcher`. Ray calls dead what is about to end, so the end of its output is waited for."""
+        if handle.exit is not None:
+            return handle.exit
+        if not (handle.working.done() and handle.ending.done()):
+            self._look_after_waiting(handle)
+            return None
+        if self._place_again(handle):
+            return None
+        handle.dead_since = handle.dead_since or time.monotonic()
+        if handle.stream.origin is None or time.monotonic() - handle.dead_since > FAREWELL_SECONDS:
+            handle.stream.cut()
+        if not handle.stream.ended.is_set():
+            return None
+        self._handles.discard(handle)
+        handle.exit = _exit_of(handle.working)
+        return handle.exit
+
+    def _place_again(self, handle: RayHandle) -> bool:
+        """Places a worker again whose actor Ray sent to a node that was gone, so that it never ran."""
+        if handle.killed or handle.stream.origin is not None or handle.placements >= MAX_PLACEMENTS:
+            return False
+        if not any(words in str(handle.working.exception()) for words in NEVER_RAN):
+            return False
+        self._place(handle, self._out_of_reach())
+        return True
+
+    def _out_of_reach(self) -> Mapping[str, str]:
+        """See `unreachable_nodes`; as it was a few seconds ago at most."""
+        looked_at, nodes = self._looked
+        if time.monotonic() - looked_at > LOOK_SECONDS:
+            nodes = unreachable_nodes(self._ray)
+            self._looked = (time.monotonic(), nodes)
+        return nodes
+
+    def kill(self, handle: RayHandle, *, at_once: bool = True) -> None:
+        """See `Launcher`; Ray knows no softer way than SIGKILL."""
+        handle.killed = True
+        self._ray.kill(handle.actor, no_restart=True)
+
+    def abandon(self, handle: RayHandle) -> None:
+        """See `Launcher`. The worker ends by itself, since its own line is cut as well."""
+        self.kill(handle)
+        handle.exit = handle.exit or Exit(None)
+        handle.stream.cut()
+        self._handles.discard(handle)
+
+    def condition(self, handle: RayHandle) -> str:
+        """See `Launcher`; known of this host alone."""
+        origin = handle.stream.origin
+        return condition_of(origin.pid) if origin is not None and origin.host == self._here else ""
+
+    def close(self) -> None:
+        """See `Launcher`."""
+        for handle in self._handles:
+            self.kill(handle)
+        deadline = time.monotonic() + CLOSE_SECONDS
+        while self._handles and time.monotonic() < deadline:
+            for handle in tuple(self._handles):
+                self.exit(handle)
+            time.sleep(0.01)
+        self._output_listener.close()
+
+    def __enter__(self) -> "RayLauncher":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _demand(self, job: Job) -> Demand:
+        return self._demands.get(job.group, Demand())
+
+    def _name(self, job: Job, placement: int) -> str:
+        """A replacement gets a name of its own: that of the one before may not be free yet."""
+        name = f"rollmill-{self._run}-{job.group}-{job.replica}"
+        name = f"{name}-again-{job.attempt}" if job.attempt else name
+        return f"{name}-placed-{placement}" if placement > 1 else name
+
+    def _tell_arrival(self, stream: OutputStream) -> None:
+        assert stream.origin is not None
+        self._show(f"{stream.job.name} was placed on {stream.origin.host}")
+
+    def _look_after_waiting(self, handle: RayHandle) -> None:
+        """Tells of a worker that has not come; places it again if other nodes are out of reach than before."""
+        waited = time.monotonic() - handle.asked_at
+        if handle.stream.origin is not None or waited < UNUSUAL_SECONDS:
+            return
+        without = self._out_of_reach()
+        if handle.without.keys() != without.keys():
+            self._ray.kill(handle.actor, no_restart=True)
+            self._place(handle, without)
+        self._tell_waiting(handle, waited)
+
+    def _tell_waiting(self, handle: RayHandle, waited: float) -> None:
+        if waited < WAITING_SECONDS * (handle.waiting_told + 1):
+            return
+        handle.waiting_told = int(waited / WAITING_SECONDS)
+        job, demand = handle.stream.job, self._demand(handle.stream.job)
+        there, free = self._ray.cluster_resources(), self._ray.available_resources()
+        kinds = ("CPU", "GPU") if demand.gpus else ("CPU",)
+        counts = (f"{free.get(kind, 0.0):g} of {there.get(kind, 0.0):g} {kind}" for kind in kinds)
+        self._show(
+            f"{job.name} has not come in {waited:.0f} s: it asks for {demand}, and the cluster has "
+            f"{' and '.join(counts)} free{_beyond(handle.without)}; `ray status` tells more"
+        )
+
+
+def _beyond(without: Mapping[str, str]) -> str:
+    return f", {', '.join(without.values())} being out of reach" if without else ""
+
+
+def _passed_on() -> dict[str, str]:
+    return {
+        name: text for name, text in os.environ.items() if name.startswith(PASSED_ON) and name not in NOT_PASSED_ON
+    }
+
+
+def _folders() -> str:
+    """Where this process finds modules, as `sys.path` has it."""
+    return os.pathsep.join(map(os.path.abspath, sys.path))
+
+
+def _exit_of(working: Future) -> Exit:
+    """How the process ended, from what Ray says of its task."""
+    error = working.exception()
+    if error is None:
+        return Exit(*working.result())
+    if failure := failed_start(str(error)):
+        return Exit(None, failure, UnfitHost(failure))
+    text = [line for line in str(error).splitlines() if line.strip()][-1].strip()
+    for start in ("Worker exit detail: ", "The actor is dead because "):
+        text = text.rpartition(start)[2]
+    text = text.partition(" Some common causes")[0][:500]
+    code = re.search(r"exits? with an exit code (\d+)", text)
+    return Exit(int(code[1])) if code else Exit(None, f"Ray says: {text}")
+
+
+def failed_start(text: str) -> str:
+    """The reason why no worker can begin on a host, from the text of Ray's error; empty if it is no such error.
+
+    It raised outside of the worker's job, so Rollmill there is missing, or another one.
+    """
+    raised = re.search(r"^ *Traceback \(most recent call last\)|^ray::\S+\(\) \(pid=", text, re.MULTILINE)
+    lines = [line.strip() for line in text.splitlines()]
+    errors = [line for line in lines if re.match(r"\w+(\.\w+)*(Error|Exception)\b", line)]
+    if raised is None or not errors:
+        return ""
+    host = re.search(r"\bip[=:] *([\w.:]+)", text)
+    missing = re.search(r"No module named '?([\w.]+)", text)
+    where = f"on {host[1]}" if host else "on its host"
+    if missing:
+        return (
+            f"{missing[1]} is missing {where}: {errors[-1]}. Install what the driver has, for the Python that "
+            "runs Ray's node"
+        )
+    return f"the rollmill {where} cannot begin, as one of another version may not: {errors[-1]}"

@@ -1,0 +1,143 @@
+"""Standard output and error of workers on other hosts, sent to the coordinator.
+
+A worker's standard output and error are one connection to the coordinator. So the kernel sends what a crashing
+process wrote last, and the end of the connection is the end of the process. Here each connection is
+passed on through a pipe, which looks like that of a process of this host.
+"""
+
+import contextlib
+import os
+import secrets
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from rollmill.channels import Damaged
+from rollmill.channels.transport.handshake import Admission
+from rollmill.channels.transport.listener import Listener
+from rollmill.processes.handshake import Identity, claim_of, connect_as, listen, refuse, welcome
+from rollmill.processes.jobs import Job
+
+CHUNK = 1 << 16
+
+
+class Origin(NamedTuple):
+    """Where a worker runs."""
+
+    host: str
+    pid: int
+
+
+class OutputStream:
+    """The output of one worker.
+
+    Args:
+        job: job of the worker.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.output, self._sink = os.pipe()
+        self.origin: Origin | None = None
+        """None before the worker has come."""
+        self.ended = threading.Event()
+        """Set when nothing more will come."""
+        self._peer: socket.socket | None = None
+        self._changing = threading.Lock()
+
+    def relay(self, peer: socket.socket) -> None:
+        """Passes on what comes, until the process and all that hold its output are gone."""
+        with self._changing:
+            if self.ended.is_set():
+                return
+            self._peer = peer
+        with contextlib.suppress(OSError):
+            while data := peer.recv(CHUNK):
+                os.write(self._sink, data)
+        self._end()
+
+    def cut(self) -> None:
+        """Nothing more is waited for."""
+        with self._changing:
+            if self._peer is None and not self.ended.is_set():
+                self._end()
+        if self._peer is not None:
+            with contextlib.suppress(OSError):
+                self._peer.shutdown(socket.SHUT_RDWR)
+
+    def _end(self) -> None:
+        os.close(self._sink)
+        self.ended.set()
+
+
+class OutputListener:
+    """Listens for the output of workers.
+
+    Args:
+        host: of this machine, as workers reach it.
+        arrived: is told of each worker that has come, in a thread of the listener's.
+    """
+
+    def __init__(self, host: str, arrived: Callable[[OutputStream], None]) -> None:
+        sock, self.address = listen(f"tcp:{host}:0")
+        self.token = secrets.token_bytes(32)
+        self._arrived = arrived
+        self._expected: dict[tuple[str, int], OutputStream] = {}
+        self._listener = Listener(sock, self.token, self._receive)
+
+    def expect(self, job: Job) -> OutputStream:
+        """The output of a worker that is being started."""
+        stream = self._expected[job.name, job.attempt] = OutputStream(job)
+        return stream
+
+    def close(self) -> None:
+        """Takes no more connections; open ones continue."""
+        self._listener.stop()
+
+    def _receive(self, peer: socket.socket, admission: Admission) -> None:
+        claim = claim_of(admission)
+        origin = _origin_of(claim)
+        stream = self._expected.pop((claim.name, claim.attempt), None)
+        if stream is None:
+            refuse(peer, admission, "no worker of that name and attempt is expected")
+            return
+        welcome(peer, admission)
+        try:
+            stream.origin = origin
+            self._arrived(stream)
+        finally:
+            stream.relay(peer)
+
+
+def _origin_of(claim: Identity) -> Origin:
+    match claim.details:
+        case {"host": str(host), "pid": int(pid)}:
+            return Origin(host, pid)
+    raise Damaged("a worker's claim does not say where it runs.")
+
+
+def redirect_output(address: str, token: bytes, job: Job, host: str) -> None:
+    """In a worker: from now on standard output and error go to the coordinator.
+
+    Args:
+        address: address of the listener.
+        token: token of the listener.
+        job: the worker's.
+        host: the address of its node.
+
+    Raises:
+        Refused: the coordinator expects nobody of that name, or does not know the token.
+        Damaged: somebody else listens there.
+        OSError: nobody is there.
+    """
+    peer, _ = connect_as(address, token, job, host=host, pid=os.getpid())
+    for descriptor in (1, 2):
+        os.dup2(peer.fileno(), descriptor)
+    peer.close()
+    sys.stdout, sys.stderr = _text_of(1), _text_of(2)
+
+
+def _text_of(descriptor: int) -> Any:
+    return open(descriptor, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)

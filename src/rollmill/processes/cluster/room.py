@@ -1,0 +1,79 @@
+"""Whether a cluster has room for all workers, before any of them is asked for."""
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from rollmill.core.errors import UsageError
+from rollmill.dataflow import Partition
+from rollmill.processes.cluster.demands import Demand
+
+STATUS_KEY = "__autoscaling_status"
+"""Under which Ray's monitor keeps what it knows of the nodes."""
+
+READ_ONLY = "node_"
+"""Start of the types that nodes have where Ray only counts them: it gives each one a type of its own."""
+
+
+class Room(NamedTuple):
+    """The number of workers that the nodes of a cluster hold when nothing else runs there."""
+
+    with_gpu: int
+    in_all: int
+    """Those with a GPU included, as far as there are GPUs."""
+
+
+def room_of(nodes: Iterable[Mapping[str, float]]) -> Room:
+    """The room on nodes that have these resources, as Ray counts them. Each worker takes a core."""
+    counts = [(int(node.get("CPU", 0.0)), int(node.get("GPU", 0.0))) for node in nodes]
+    return Room(sum(map(min, counts)), sum(cores for cores, _ in counts))
+
+
+def check_room(partition: Partition, demands: Mapping[str, Demand], nodes: list[Mapping[str, float]]) -> None:
+    """Checks that all workers fit on the nodes at the same time.
+
+    Args:
+        partition: whose replicas are the workers.
+        demands: of each group.
+        nodes: the resources of each node that is alive.
+
+    Raises:
+        UsageError: they do not, however long they wait.
+    """
+    room = room_of(nodes)
+    asked = sum(group.replicas for group in partition.groups)
+    with_gpu = sum(group.replicas for group in partition.groups if demands[group.name].gpus)
+    groups = ", ".join(f"{group.replicas} x {group.name}" for group in partition.groups)
+    for count, there, kind in ((asked, room.in_all, ""), (with_gpu, room.with_gpu, " with a GPU")):
+        if count > there:
+            raise UsageError(
+                f"the cluster can never hold the workers of this training: {count} asked{kind}, {there} there in "
+                f"all ({groups}; each takes a CPU, and the cluster's nodes alive are {len(nodes)}).\n"
+                "hint: fewer workers (--actors, --workers, --learners), or more nodes: "
+                "`ray start --address=HOST:PORT` adds one, and its --num-cpus says how many workers it takes"
+            )
+
+
+def living_nodes(ray: Any) -> list[Mapping[str, float]]:
+    """The resources of each node of a cluster that is alive.
+
+    Args:
+        ray: Ray's module, connected.
+    """
+    return [node.get("Resources", {}) for node in ray.nodes() if node["Alive"]]
+
+
+def autoscales(ray: Any) -> bool:
+    """Whether nodes may be added to a cluster because somebody waits for them; true where that cannot be known.
+
+    Args:
+        ray: Ray's module, connected.
+    """
+    try:  # no public function tells
+        if ray._private.state.state.get_max_resources_from_cluster_config() is not None:
+            return True
+        status = json.loads(ray.experimental.internal_kv._internal_kv_get(STATUS_KEY) or "{}")
+        kinds = (status.get("autoscaler_report") or {}).get("active_nodes") or {}
+        return any(not kind.startswith(READ_ONLY) for kind in kinds)
+    except Exception:
+        return True

@@ -1,0 +1,182 @@
+"""The coordinator's side of the connections: whoever knows the token is taken in, all others are sent away."""
+
+import contextlib
+import errno
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeAlias
+
+from rollmill.channels import Damaged, TimedOut
+from rollmill.channels.transport.handshake import Admission
+from rollmill.channels.transport.listener import Listener, address_of
+from rollmill.channels.transport.tcp_options import SECONDS_UNTIL_LOST, seconds_unacknowledged
+from rollmill.processes import clocks
+from rollmill.processes.clocks import ClockWatch
+from rollmill.processes.framing import encode, receive_frame, send_frame
+from rollmill.processes.handshake import Identity, claim_of, listen, refuse, remove_socket_file, welcome
+from rollmill.processes.messages import WorkerMessage
+
+MOST_UNSENT = 8 * 2**30
+UNREACHABLE = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH}
+"""Errors of a connection whose other host acknowledged nothing for too long."""
+
+SMALL = 2**16
+"""Bytes of a message that is queued however much lies there."""
+
+Frame: TypeAlias = list[bytes | memoryview]
+
+
+class WorkerConnection:
+    """The line to one worker; what is sent before it comes waits for it.
+
+    Args:
+        take: is given each message of the worker, in a thread of the connection's.
+    """
+
+    def __init__(self, take: Callable[[WorkerMessage], None]) -> None:
+        self.taken = False
+        """Whether a worker has come to it, ever."""
+        self.ended = threading.Event()
+        """Set once nothing more can come from that worker."""
+        self.last_heard = time.monotonic()
+        self.watch = ClockWatch()
+        self._take = take
+        self.host = ""
+        """Address of the worker's host; empty for this host."""
+        self._timed_out = False
+        self._peer: socket.socket | None = None
+        self._unsent: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
+        self._unsent_bytes = 0
+        self._counting = threading.Lock()
+
+    def send(self, frame: Frame) -> None:
+        """Queues a frame.
+
+        Raises:
+            TimedOut: the worker has left gigabytes unread.
+        """
+        nbytes = _size(frame)
+        with self._counting:
+            if nbytes > SMALL and self._unsent_bytes + nbytes > MOST_UNSENT:
+                raise TimedOut(f"a worker has {self._unsent_bytes:,} bytes of messages to read, and reads none.")
+            self._unsent_bytes += nbytes
+        self._unsent.put(frame)
+
+    def serve(self, peer: socket.socket) -> None:
+        """Sends and takes until the worker closes the connection, or says what makes no sense."""
+        self._peer = peer
+        self._hear()
+        sender = threading.Thread(target=self._send_all, args=(peer,), name="rollmill-send", daemon=True)
+        sender.start()
+        self.measure_clock()
+        try:
+            while (message := receive_frame(peer, heard=self._hear)) is not None:
+                if message.kind == clocks.KIND:
+                    self._ask(self.watch.take(message.fields))
+                else:
+                    self._take(message)
+        except Damaged:
+            pass
+        except OSError as error:
+            self._timed_out = error.errno in UNREACHABLE
+        self.hang_up()
+        sender.join()
+
+    def measure_clock(self) -> None:
+        """Asks the worker for its clock, where it may be another than this host's."""
+        if self.host and self._peer is not None:
+            self._ask(self.watch.begin())
+
+    def _ask(self, question: WorkerMessage | None) -> None:
+        if question is not None:
+            self.send(encode(question))
+
+    def hang_up(self) -> None:
+        """Closes the connection, which makes a worker that still lives exit."""
+        self._unsent.put(None)
+        if self._peer is not None:
+            with contextlib.suppress(OSError):
+                self._peer.shutdown(socket.SHUT_RDWR)
+
+    def silence(self) -> float:
+        """Seconds since the kernel of the worker's host acknowledged anything; 0.0 within one host."""
+        if self._timed_out:
+            return float(SECONDS_UNTIL_LOST)
+        return 0.0 if self._peer is None else seconds_unacknowledged(self._peer) or 0.0
+
+    def _hear(self) -> None:
+        self.last_heard = time.monotonic()
+
+    def _send_all(self, peer: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while (frame := self._unsent.get()) is not None:
+                send_frame(peer, frame)
+                with self._counting:
+                    self._unsent_bytes -= _size(frame)
+
+
+Admit: TypeAlias = Callable[[Identity], WorkerConnection | str]
+"""The connection of whoever claims to be a worker; or why it is refused."""
+
+
+class Acceptor:
+    """Listens for workers; each that is admitted is served in a thread of its own.
+
+    Args:
+        address: to listen on; see `handshake`.
+        token: what workers must know.
+        admit: see `Admit`.
+        show: is told whom the door was closed to.
+        settings: that workers are told.
+    """
+
+    def __init__(
+        self, address: str, token: bytes, admit: Admit, show: Callable[[str], None], **settings: float
+    ) -> None:
+        sock, self.address = listen(address)
+        self._admit = admit
+        self._show = show
+        self._settings = settings
+        self._listener = Listener(sock, token, self._receive, self._tell)
+
+    def close(self) -> None:
+        """Takes nobody in any more, and hangs up on all who are served."""
+        self._listener.stop()
+        remove_socket_file(self.address)
+        self._listener.end_served()
+
+    def _receive(self, peer: socket.socket, admission: Admission) -> None:
+        try:
+            connection = self._connection_of(peer, admission)
+        except (OSError, Damaged) as error:
+            self._tell(f"a connection was refused: {error}")
+            return
+        if connection is None:
+            return
+        try:
+            welcome(peer, admission, **self._settings)
+            connection.serve(peer)
+        except (OSError, RuntimeError) as error:  # the latter where no thread can be started
+            self._tell(f"a connection was lost: {error}")
+        finally:
+            connection.ended.set()
+
+    def _connection_of(self, peer: socket.socket, admission: Admission) -> WorkerConnection | None:
+        claim = claim_of(admission)._replace(host=address_of(peer.getpeername()))
+        admitted = self._admit(claim)
+        if isinstance(admitted, WorkerConnection):
+            return admitted
+        refuse(peer, admission, admitted)
+        self._tell(f"a connection was refused: {claim.name!r}: {admitted}")
+        return None
+
+    def _tell(self, line: str) -> None:
+        with contextlib.suppress(Exception):
+            self._show(f"{self.address}: {line}")
+
+
+def _size(frame: Frame) -> int:
+    return sum(memoryview(part).nbytes for part in frame)

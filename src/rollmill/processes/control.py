@@ -1,0 +1,72 @@
+"""The interface of a worker's function to its coordinator, in a process or in a thread."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from rollmill.processes.messages import NOTHING, Seconds, WorkerMessage
+
+
+@runtime_checkable
+class Control(Protocol):
+    """A worker's line to its coordinator; safe to use from any of the worker's threads.
+
+    Returning from the function means that the job is finished. A function that is told to stop need not
+    finish: `Abandoned` may simply leave it.
+    """
+
+    def send(
+        self, kind: str, fields: Mapping[str, Any] = NOTHING, arrays: Mapping[str, np.ndarray] = NOTHING
+    ) -> None:
+        """Sends a message, after all that this worker sent before; arrays may be reused at once.
+
+        Waits while the coordinator has much unread.
+
+        Raises:
+            Abandoned: the coordinator is gone or wants this worker to stop, and did not take the message.
+            UsageError: the message is too large, or is no JSON and arrays of numbers.
+        """
+        ...
+
+    def latest(self, kind: str) -> WorkerMessage | None:
+        """The newest message of that kind that was not taken yet, at once; older ones are dropped."""
+        ...
+
+    def wait(self, kind: str, timeout: Seconds | None = None) -> WorkerMessage:
+        """The oldest message of that kind that was not taken yet, as soon as there is one.
+
+        A worker that waits here is idle, not hung. `timeout` is in seconds.
+
+        Raises:
+            Abandoned: the coordinator wants this worker to stop.
+            TimedOut: none came in time.
+        """
+        ...
+
+    def answer(self, kind: str, reply: Callable[[WorkerMessage], Mapping[str, Any]]) -> None:
+        """From now on, answers each message of that kind at once, whatever the worker's main thread does.
+
+        Args:
+            kind: kind of the messages, and of the answers.
+            reply: the fields of an answer. It is called in another thread, and should not wait.
+        """
+        ...
+
+    def at(self, note: str, *, expect: Seconds = 0.0) -> None:
+        """Notes what the worker's main thread is about to do, and that it is not hung. Takes about a microsecond.
+
+        Args:
+            note: such as `waiting for weights`.
+            expect: seconds for which nothing need be noted after this, where that is longer than usual
+                (compiling, for one).
+        """
+        ...
+
+    def stopping(self) -> bool:
+        """Whether the coordinator wants this worker to stop; channels take it as their `abandon`."""
+        ...
+
+    def check(self) -> None:
+        """Raises `Abandoned` if the coordinator wants this worker to stop."""
+        ...

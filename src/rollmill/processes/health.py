@@ -1,0 +1,214 @@
+"""The health of one worker process, derived from its messages, heartbeats and exit."""
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from rollmill.core.errors import UnfitHost
+from rollmill.processes.connection import WorkerConnection
+from rollmill.processes.events import FINAL, Audible, Event, Finished, Hung, Lost, Received, Silent, Started
+from rollmill.processes.heartbeat import Heartbeat
+from rollmill.processes.jobs import Job
+from rollmill.processes.launchers import Exit, status_text
+from rollmill.processes.links import Link
+from rollmill.processes.logs import WorkerLog
+from rollmill.processes.messages import WorkerMessage
+
+MISSED_BEATS = 5
+"""Missed heartbeats in a row after which the state of the process is checked."""
+
+EXIT_SECONDS = 10.0
+"""How long a process may take to end after its function has."""
+
+WORDLESS_SECONDS = 2.0
+"""How long a process may live on after its connection broke."""
+
+LAST_WORDS_SECONDS = 1.0
+"""How long messages and output of a dead worker are waited for if another process keeps its pipes open."""
+
+UNKILLABLE_SECONDS = 5.0
+
+
+class Timeouts(NamedTuple):
+    """How long workers may take."""
+
+    heartbeat_seconds: float
+    hang_seconds: float
+    start_seconds: float
+
+
+class WorkerHealth:
+    """The state of one attempt at a job. Not thread-safe: callers hold the supervisor's lock."""
+
+    def __init__(self, job: Job, handle: Any, log: WorkerLog) -> None:
+        self.job = job
+        self.handle = handle
+        self.log = log
+        self.connection = WorkerConnection(lambda message: None)
+        self.dismissed = False
+        """Whether the coordinator has dismissed the worker, so that no further event of it is reported."""
+        self.link = Link(job)
+        self.unread_bytes = 0
+        self.blocked = False
+        """Whether it has to wait until the coordinator has read."""
+        self.exit: Exit | None = None
+        self._asked_at = time.monotonic()
+        self._started = False
+        self._beat: Heartbeat | None = None
+        self._last: WorkerMessage | None = None
+        self._doom = ""
+        self._left_behind = False
+        self._refusal: UnfitHost | None = None
+        self._since: dict[str, float] = {}
+        self._told: object = None
+
+    def take(self, message: WorkerMessage) -> Event | None:
+        """Processes a message of the worker; returns an event for the coordinator, or None."""
+        match message.kind:
+            case ".beat":
+                self._beat = Heartbeat.from_fields(message.fields)
+            case ".calling":
+                self._started = True
+                return Started(self.job, time.monotonic() - self._asked_at)
+            case ".finished" | ".failed":
+                self._last = message
+            case _:
+                return Received(self.job, message)
+        return None
+
+    def refuse(self, problem: str) -> None:
+        """Takes it for ended, because the coordinator does not take it in. Another attempt would meet the same."""
+        self._refusal = UnfitHost(problem)
+        self.exit = self.exit or Exit(None, problem)
+
+    def look_at_link(self) -> Silent | Audible | None:
+        """Notes how long its host has been silent; returns an event if that is to be told."""
+        return self.link.look(self.connection.silence(), self.connection.host)
+
+    def leave_behind(self) -> None:
+        """Takes it for ended without knowing, because its host is out of reach."""
+        self._doom = f"its host {self.link.host} has acknowledged nothing for {self.link.silence:.0f} s"
+        self._left_behind = True
+        self.exit = self.exit or Exit(None)
+
+    def has_ended(self, now: float) -> bool:
+        """Whether its process is gone, and all that it said and wrote has come."""
+        if self._left_behind or self._refusal is not None:
+            return True
+        if self._doom and self._waited("killed", now) > UNKILLABLE_SECONDS:
+            self.exit = self.exit or Exit(None)
+        if self.exit is None:
+            return False
+        late = self._waited("exit", now) > LAST_WORDS_SECONDS and not self.blocked
+        heard = self.connection.ended.is_set() or not self.connection.taken
+        return late or (heard and self.log.ended.is_set())
+
+    def outcome(self) -> Event:
+        """The final event, once the worker has ended."""
+        status, lines = self.exit.status if self.exit else None, "\n".join(self.log.last_lines)
+        if self._last is None:
+            final = self._refusal or (self.exit.final if self.exit else None)
+            return Lost(self.job, self._reason(), status, raised=False, details=lines, final=final)
+        if self._last.kind == ".finished":
+            return Finished(self.job)
+        fields = self._last.fields
+        reason, details, name, text = (str(fields.get(key)) for key in ("reason", "details", "final", "text"))
+        final = next((kind(text) for kind in FINAL if kind.__name__ == name), None)
+        return Lost(self.job, reason, status, raised=True, details=details, final=final)
+
+    def overdue(self, now: float, timeouts: Timeouts) -> bool:
+        """Whether it must be killed, because something that it has to do does not happen. Says so once."""
+        if self._doom:
+            return False
+        if self._last is not None:
+            self._doom = "its process did not end" if self._waited("exiting", now) > EXIT_SECONDS else ""
+        elif self.connection.ended.is_set():
+            wordless = self._waited("wordless", now) > WORDLESS_SECONDS
+            self._doom = "it closed its connection, but did not end" if wordless else ""
+        elif not self._started and now - self._asked_at > timeouts.start_seconds:
+            what = f"; it was at: {self._beat}" if self._beat else ", nor did its process report"
+            self._doom = f"its function was not called within {timeouts.start_seconds:g} s{what}"
+        return bool(self._doom)
+
+    @property
+    def doing(self) -> str:
+        """The worker's last known activity."""
+        return str(self._beat) if self._beat else "starting"
+
+    def hung(self, now: float, timeouts: Timeouts, condition: Callable[[], str]) -> Hung | None:
+        """Whether it makes no progress, or cannot; told once until that changes.
+
+        Silence alone is no hang: a call into C that holds Python's interpreter silences a worker that is well, as
+        loading the assets of a simulator may. It may last as long as any other work. A process that the
+        operating system says cannot run is hung at once.
+
+        Args:
+            now: seconds of `time.monotonic`.
+            timeouts: how long it may take.
+            condition: tells what the operating system says of the process.
+        """
+        if not self.connection.taken or self.connection.ended.is_set() or self._last is not None:
+            return None
+        if self._silent(now, timeouts):
+            return self._tell_silence(now, timeouts, condition)
+        idle = self._beat.hung_seconds(timeouts.hang_seconds) if self._beat and self._started else None
+        if idle is None or self._beat is None:
+            self._told = None
+            return None
+        return self._tell(("idle", self._beat.progress), idle, str(self._beat))
+
+    def _silent(self, now: float, timeouts: Timeouts) -> bool:
+        """Whether heartbeats are missing, at two looks: the coordinator itself may have been asleep."""
+        missing = now - self.connection.last_heard > MISSED_BEATS * timeouts.heartbeat_seconds
+        if self.blocked or not missing:
+            self._since.pop("silent", None)
+            return False
+        return self._waited("silent", now) >= timeouts.heartbeat_seconds
+
+    def _tell_silence(self, now: float, timeouts: Timeouts, condition: Callable[[], str]) -> Hung | None:
+        seconds, what = now - self.connection.last_heard, condition()
+        if not what and seconds <= self._silence_limit(timeouts):
+            return None
+        stuck = _innermost(self.log.last_lines, "Thread 0x", "Current thread 0x")
+        what = what or f"a call keeps all of its threads from running{stuck}"
+        last = f"; last seen at: {self._beat}" if self._beat else ""
+        return self._tell("silent", seconds, what + last)
+
+    def _silence_limit(self, timeouts: Timeouts) -> float:
+        """Seconds; while it waits for its coordinator, it is not at work that could take longer."""
+        if not self._started:
+            return timeouts.start_seconds
+        expect = self._beat.expect if self._beat else 0.0
+        return max(timeouts.hang_seconds, expect if expect < float("inf") else 0.0)
+
+    def _tell(self, what: object, seconds: float, where: str) -> Hung | None:
+        if self._told == what:
+            return None
+        self._told = what
+        return Hung(self.job, seconds, where)
+
+    def _reason(self) -> str:
+        if self._doom or self.exit is None:
+            return self._doom
+        if self.exit.reason or self.exit.status is None:
+            crashed = _innermost(self.log.last_lines, "Current thread 0x")
+            return (self.exit.reason or "nobody knows how its process ended") + crashed
+        ended = status_text(self.exit.status)
+        if self.exit.status < 0:
+            return ended + _innermost(self.log.last_lines, "Current thread 0x")
+        return ended if self.exit.status else f"{ended}, before its function returned"
+
+    def _waited(self, what: str, now: float) -> float:
+        """Seconds since this was first asked."""
+        return now - self._since.setdefault(what, now)
+
+
+def _innermost(lines: Iterable[str], *threads: str) -> str:
+    """The innermost line of the last such thread, of the tracebacks that a stuck or crashing process wrote."""
+    innermost, expected = "", False
+    for line in lines:
+        if line.startswith(threads):
+            expected = True
+        elif expected:
+            innermost, expected = f" ({line.strip()})", False
+    return innermost

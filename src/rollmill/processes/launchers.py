@@ -1,0 +1,63 @@
+"""How worker processes come to be: what a supervisor asks of whoever starts them."""
+
+import signal
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from rollmill.core.errors import RollmillError
+from rollmill.processes.jobs import Job
+
+
+class Exit(NamedTuple):
+    """How a process ended."""
+
+    status: int | None
+    """Its exit code, or the negative number of the signal that killed it; None where nobody knows."""
+    reason: str = ""
+    """The launcher's explanation, beyond the status."""
+    final: RollmillError | None = None
+    """The reason why no further attempt could succeed, if there is one."""
+
+
+@runtime_checkable
+class Launcher(Protocol):
+    """Starts processes that call `serve(job, address, token)`, and ends them."""
+
+    def start(self, job: Job, address: str, token: bytes) -> Any:
+        """Asks for a process, without waiting for it; returns a handle that the launcher knows it by."""
+        ...
+
+    def output(self, handle: Any) -> int | None:
+        """A file descriptor to read what the process writes, which the caller closes; None where there is none."""
+        ...
+
+    def exit(self, handle: Any) -> Exit | None:
+        """How the process ended; None while it runs. It and all that it had started are gone then."""
+        ...
+
+    def kill(self, handle: Any, *, at_once: bool = True) -> None:
+        """Ends the process: with SIGKILL and all that it had started, or else only by asking it with SIGTERM."""
+        ...
+
+    def abandon(self, handle: Any) -> None:
+        """Lets go of a process on a host that is out of reach, whose end nobody would notice."""
+        ...
+
+    def condition(self, handle: Any) -> str:
+        """Why the process cannot run, such as "stopped by a signal"; empty where it can or nobody knows."""
+        ...
+
+    def close(self) -> None:
+        """Ends whatever still runs."""
+        ...
+
+
+def status_text(status: int) -> str:
+    """An exit status of a process in words."""
+    if status >= 0:
+        return f"exit code {status}"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = f"signal {-status}"
+    hint = " (the kernel also sends it when memory runs out)" if name == "SIGKILL" else ""
+    return f"killed by {name}{hint}"

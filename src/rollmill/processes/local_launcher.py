@@ -1,0 +1,233 @@
+"""Starts workers on this host, through a fork server."""
+
+import contextlib
+import itertools
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from rollmill.core.children import PATH, start_python
+from rollmill.core.process_tree import MARK, condition_of, end_leader, kill_family
+from rollmill.processes import fork_server
+from rollmill.processes.jobs import Job
+from rollmill.processes.launchers import Exit, status_text
+
+READ_WHILE_IMPORTING = (
+    *("PYTHON", "LD_", "DYLD_", "LANG", "LC_", "TZ", "MALLOC_", "GLIBC_"),
+    *("JAX", "EQX_", "ABSL_", "TF_", "MPL", "NPY_", "NUMPY_"),
+    *("OPENBLAS_", "GOTO_", "OMP_", "MKL_", "KMP_", "BLIS_", "VECLIB_"),
+)
+"""Starts of the names of variables that take effect when Python, NumPy, JAX or Equinox is imported. Workers
+that differ in them come from different fork servers; all other variables are set in the worker itself."""
+
+BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")
+CLOSE_SECONDS = 3.0
+START_SERVER = f"from {fork_server.__name__} import main; main()"
+
+
+@dataclass
+class LocalHandle:
+    """One worker process of this host."""
+
+    number: int
+    mark: str
+    output: int
+    server: "ForkServerProcess"
+    pid: int | None = None
+    exit: Exit | None = None
+
+
+class LocalLauncher:
+    """A `Launcher` for this host; as a context manager it closes itself.
+
+    Args:
+        fork: forks workers off a process that has imported `preload`, where that is safe; else each is a
+            fresh interpreter.
+        preload: modules whose import starts no thread and no JAX backend; where one does, workers are fresh.
+    """
+
+    def __init__(self, *, fork: bool = True, preload: Sequence[str] = ("rollmill",)) -> None:
+        self._fork = fork
+        self._preload = preload
+        self._servers: dict[frozenset[tuple[str, str]], ForkServerProcess] = {}
+        self._numbers = itertools.count()
+        self._run = secrets.token_hex(8)
+
+    @property
+    def servers(self) -> tuple["ForkServerProcess", ...]:
+        """The fork servers that run now."""
+        return tuple(server for server in self._servers.values() if not server.gone)
+
+    def prepare(self, jobs: Iterable[Job]) -> None:
+        """Starts the fork servers that these jobs will need, so that they import while other work is done."""
+        for job in jobs:
+            self._server_for(_environment_of(job, mark=""))
+
+    def start(self, job: Job, address: str, token: bytes) -> LocalHandle:
+        """See `Launcher`."""
+        number = next(self._numbers)
+        environment = _environment_of(job, mark=f"{self._run}-{number}")
+        assignment = {
+            "job": job.to_json(),
+            "address": address,
+            "token": token.hex(),
+            "environment": environment,
+            "path": [os.path.abspath(folder) for folder in sys.path],
+            "folder": os.getcwd(),
+        }
+        return self._server_for(environment).start(number, assignment)
+
+    def output(self, handle: LocalHandle) -> int | None:
+        """See `Launcher`."""
+        return handle.output
+
+    def exit(self, handle: LocalHandle) -> Exit | None:
+        """See `Launcher`."""
+        return handle.exit
+
+    def kill(self, handle: LocalHandle, *, at_once: bool = True) -> None:
+        """See `Launcher`."""
+        handle.server.ask({"kill": handle.number, "at_once": at_once})
+
+    def abandon(self, handle: LocalHandle) -> None:
+        """See `Launcher`; this host is always within reach."""
+        self.kill(handle)
+
+    def condition(self, handle: LocalHandle) -> str:
+        """See `Launcher`."""
+        return condition_of(handle.pid) if handle.pid is not None else ""
+
+    def close(self) -> None:
+        """See `Launcher`."""
+        for server in self._servers.values():
+            server.hang_up()
+        for server in self._servers.values():
+            server.close()
+        self._servers.clear()
+
+    def __enter__(self) -> "LocalLauncher":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _server_for(self, environment: dict[str, str]) -> "ForkServerProcess":
+        """The fork server that has imported under these variables; a new one where there is none or it died."""
+        early = {name: text for name, text in environment.items() if name.startswith(READ_WHILE_IMPORTING)}
+        key = frozenset(early.items()) if self._fork else frozenset()
+        server = self._servers.get(key)
+        if server is None or server.gone:
+            server = self._servers[key] = ForkServerProcess(environment, self._fork, self._preload)
+        return server
+
+
+class ForkServerProcess:
+    """The coordinator's side of one fork server."""
+
+    def __init__(self, environment: dict[str, str], fork: bool, preload: Sequence[str]) -> None:
+        self.gone = False
+        self.ready: dict[str, Any] | None = None
+        """Its message after importing: `forks`, `threads`."""
+        self._handles: dict[int, LocalHandle] = {}
+        self._lock = threading.Lock()
+        self._line, theirs = socket.socketpair()
+        arguments = [str(os.getpid()), ",".join(preload) if fork else "", "fork" if fork else "fresh"]
+        with theirs:
+            path = os.pathsep.join(map(os.path.abspath, sys.path))
+            self._process = start_python(
+                *("-c", START_SERVER, *arguments),
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                variables=_unmarked(environment) | {PATH: path},
+                start_new_session=True,
+            )
+        self._listening = threading.Thread(target=self._listen, name="rollmill-fork-server", daemon=True)
+        self._listening.start()
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def start(self, number: int, assignment: dict[str, Any]) -> LocalHandle:
+        """Asks for a worker; its handle, at once."""
+        output, theirs = os.pipe()
+        handle = LocalHandle(number, assignment["environment"][MARK], output, self)
+        with self._lock:
+            self._handles[number] = handle
+            if self.gone:
+                handle.exit = self._exit_with_server()
+        self.ask({"start": number, "assignment": assignment}, [theirs])
+        os.close(theirs)
+        return handle
+
+    def ask(self, fields: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
+        """Sends a request; nothing where the server is gone, which its handles tell."""
+        with contextlib.suppress(OSError), self._lock:
+            fork_server.ask(self._line, fields, list(descriptors))
+
+    def hang_up(self) -> None:
+        """Has the server kill what it still has, and end."""
+        with contextlib.suppress(OSError):
+            self._line.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Returns when the server has ended, after `hang_up`."""
+        try:
+            self._process.wait(CLOSE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+        self._listening.join(CLOSE_SECONDS)
+
+    def _listen(self) -> None:
+        while (notice := fork_server.receive(self._line)) is not None:
+            self._take(notice.fields)
+        self._process.wait()
+        with self._lock:
+            self.gone = True
+            self._line.close()
+            left = [handle for handle in self._handles.values() if handle.exit is None]
+        for handle in left:
+            if handle.pid is not None:
+                end_leader(handle.pid)
+                kill_family(handle.pid, handle.mark)
+            handle.exit = self._exit_with_server()
+
+    def _take(self, fields: dict[str, Any]) -> None:
+        match fields:
+            case {"ready": True}:
+                self.ready = fields
+            case {"started": int(number), "pid": int(pid)}:
+                self._handles[number].pid = pid
+            case {"ended": int(number), "status": status}:
+                with self._lock:
+                    self._handles.pop(number).exit = Exit(status, fields.get("reason", ""))
+
+    def _exit_with_server(self) -> Exit:
+        return Exit(None, f"the fork server that it came from ended: {status_text(self._process.returncode)}")
+
+
+def _environment_of(job: Job, mark: str) -> dict[str, str]:
+    """All variables of a worker: this process's, the job's own, and one BLAS thread where nobody chose.
+
+    Workers share the host's cores; each one's NumPy would otherwise start a thread for every core.
+    """
+    environment = dict(os.environ) | dict(job.environment) | {MARK: mark}
+    if not any(name in environment for name in BLAS_THREADS):
+        environment["OPENBLAS_NUM_THREADS"] = "1"
+    return environment
+
+
+def _unmarked(environment: dict[str, str]) -> dict[str, str]:
+    """Without a worker's mark, but with that of this process where it is a worker itself."""
+    mine = {MARK: os.environ[MARK]} if MARK in os.environ else {}
+    return {name: text for name, text in environment.items() if name != MARK} | mine

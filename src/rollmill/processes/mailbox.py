@@ -1,0 +1,91 @@
+"""Messages that came and were not taken yet, by kind."""
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+
+from rollmill.channels import Abandoned, TimedOut
+from rollmill.core.errors import UsageError
+from rollmill.processes.messages import Seconds, WorkerMessage, size_of
+
+MOST_UNTAKEN = 10_000
+MOST_UNTAKEN_BYTES = 2**30
+"""Bytes of one kind of message; a worker that leaves more untaken does not read what it is sent."""
+
+
+class Mailbox:
+    """Filled by one thread, emptied by others; also knows whether the worker is to stop."""
+
+    def __init__(self) -> None:
+        self._untaken: dict[str, deque[WorkerMessage]] = {}
+        self._untaken_bytes: Counter[str] = Counter()
+        self._changed = threading.Condition()
+        self._answers: dict[str, Callable[[WorkerMessage], None]] = {}
+        self._overflowing: str | None = None
+        self.stopping = False
+
+    def put(self, message: WorkerMessage) -> None:
+        """Adds a message; where too many of its kind lie untaken, the worker gets an error instead."""
+        with self._changed:
+            answer = self._answers.get(message.kind)
+            if answer is None:
+                self._keep(message)
+        if answer is not None:
+            answer(message)
+
+    def answer(self, kind: str, answer: Callable[[WorkerMessage], None]) -> None:
+        """Has messages of that kind given to `answer` as soon as they are put; those that are here, at once."""
+        with self._changed:
+            self._answers[kind] = answer
+            here = self._untaken.pop(kind, ())
+            del self._untaken_bytes[kind]
+        for message in here:
+            answer(message)
+
+    def stop(self) -> None:
+        """From now on, whoever waits is abandoned."""
+        with self._changed:
+            self.stopping = True
+            self._changed.notify_all()
+
+    def check(self) -> None:
+        """Raises `Abandoned` after `stop`, and `UsageError` where messages lie untaken."""
+        if self.stopping:
+            raise Abandoned("the coordinator wants this worker to stop.")
+        if self._overflowing is not None:
+            raise UsageError(
+                f"messages of kind {self._overflowing!r} lie untaken, more than {MOST_UNTAKEN:,} or a gigabyte; "
+                "a worker that is sent them must take them with `latest` or `wait`."
+            )
+
+    def latest(self, kind: str) -> WorkerMessage | None:
+        """See `Control`."""
+        with self._changed:
+            of_kind = self._untaken.pop(kind, None)
+            del self._untaken_bytes[kind]
+        return of_kind[-1] if of_kind else None
+
+    def wait(self, kind: str, timeout: Seconds | None) -> WorkerMessage:
+        """See `Control`."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._changed:
+            while True:
+                self.check()
+                of_kind = self._untaken.get(kind)
+                if of_kind:
+                    self._untaken_bytes[kind] -= size_of(of_kind[0])
+                    return of_kind.popleft()
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    raise TimedOut(f"no message of kind {kind!r} came within {timeout} s.")
+                self._changed.wait(left)
+
+    def _keep(self, message: WorkerMessage) -> None:
+        of_kind = self._untaken.setdefault(message.kind, deque())
+        if len(of_kind) >= MOST_UNTAKEN or self._untaken_bytes[message.kind] > MOST_UNTAKEN_BYTES:
+            self._overflowing = message.kind
+        else:
+            of_kind.append(message)
+            self._untaken_bytes[message.kind] += size_of(message)
+        self._changed.notify_all()

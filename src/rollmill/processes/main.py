@@ -1,0 +1,67 @@
+"""The entry point of a worker process, fresh or forked.
+
+A fresh process receives its job as one JSON object on its standard input, never by its arguments, which
+everybody on the host can read.
+"""
+
+import contextlib
+import faulthandler
+import io
+import json
+import os
+import sys
+from typing import Any
+
+from rollmill.core.interruption import leave_signals_to_coordinator
+from rollmill.core.process_tree import name_process
+from rollmill.processes.jobs import Job
+from rollmill.processes.worker import serve
+
+
+def main() -> None:
+    """Reads what to do, and does it."""
+    assignment = json.load(sys.stdin)
+    close_input()
+    sys.exit(run_as_worker(assignment))
+
+
+def run_as_worker(assignment: dict[str, Any]) -> int:
+    """Does the job of a worker; returns its exit code.
+
+    Args:
+        assignment: `job` (its JSON), `address`, `token` (in hexadecimal), `environment` (all of it), `path`
+            (`sys.path`), `folder` (the working directory).
+    """
+    leave_signals_to_coordinator()
+    take_environment(assignment["environment"])
+    sys.path[:] = assignment["path"]
+    sys.argv[1:] = []
+    os.chdir(assignment["folder"])
+    faulthandler.enable()
+    write_by_lines()
+    job = Job.from_json(assignment["job"])
+    name_process(job.name)
+    return serve(job, assignment["address"], bytes.fromhex(assignment["token"]))
+
+
+def take_environment(environment: dict[str, str]) -> None:
+    """Makes this process's environment this one."""
+    for name in os.environ.keys() - environment.keys():
+        del os.environ[name]
+    os.environ.update(environment)
+
+
+def write_by_lines() -> None:
+    """Has what is printed leave this process with each line, though nobody sits at a terminal."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)
+
+
+def close_input() -> None:
+    """Gives this process an empty standard input."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    with contextlib.suppress(OSError):
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115

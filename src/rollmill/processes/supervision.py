@@ -1,0 +1,134 @@
+"""The interface through which the coordinator starts, watches and ends workers, be they processes or threads."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from rollmill.core.errors import UsageError, unknown_name
+from rollmill.processes.clocks import Clock
+from rollmill.processes.events import Event
+from rollmill.processes.jobs import Job
+from rollmill.processes.messages import NOTHING, Seconds
+
+ALL = "*"
+"""As the argument `to`: every worker."""
+
+MOST_UNREAD = 256 * 2**20
+"""Bytes of one worker's messages that lie unread before it has to wait."""
+
+
+@runtime_checkable
+class Supervision(Protocol):
+    """Starts workers, tells what becomes of them, and ends them. For one thread, but for `send`.
+
+    As a context manager it closes itself.
+    """
+
+    @property
+    def jobs(self) -> tuple[Job, ...]:
+        """The jobs, each with its current attempt."""
+        ...
+
+    def start(self) -> None:
+        """Asks for all workers, without waiting for them."""
+        ...
+
+    def events(self, timeout: Seconds | None = None) -> list[Event]:
+        """The events since the last call, in order; waits up to `timeout` seconds for at least one.
+
+        None waits as long as it takes; nothing waits once all workers are gone. Of one worker, all that it
+        sent comes before `Finished` or `Lost`, and nothing after.
+        """
+        ...
+
+    def doing(self) -> dict[str, str]:
+        """The last known activity of each remaining worker, by its job's name."""
+        ...
+
+    def measure_clocks(self) -> None:
+        """Asks workers of other hosts for their clocks again, without waiting for the answers."""
+        ...
+
+    def clock(self, job: Job | str) -> Clock:
+        """The clock of a worker, as it was measured last; this host's if it is gone."""
+        ...
+
+    def out_of_reach(self) -> dict[str, str]:
+        """The hosts of those workers whose hosts may be out of reach, by the job's name."""
+        ...
+
+    def send(
+        self,
+        to: Job | str,
+        kind: str,
+        fields: Mapping[str, Any] = NOTHING,
+        arrays: Mapping[str, np.ndarray] = NOTHING,
+    ) -> None:
+        """Sends a message, in order, without waiting: workers that were asked for get it when they are there.
+
+        What goes to a worker that is gone is lost; a replacement gets only what is sent after `replace`.
+
+        Args:
+            to: a job, a job's name, a group's name, or `ALL`.
+            kind: what the worker asks for; its own choice, but it does not start with a dot.
+            fields: what JSON holds.
+            arrays: of numbers; they may be reused at once.
+
+        Raises:
+            UsageError: nobody has that name, or the message cannot be sent.
+        """
+        ...
+
+    def replace(self, job: Job | str) -> Job:
+        """Starts the job anew in another worker; one that still runs is killed at once. Its attempt is one more.
+
+        No event of the earlier worker comes after this.
+        """
+        ...
+
+    def stop(self, to: Job | str, *, grace_seconds: Seconds = 5.0) -> None:
+        """Asks these workers to stop, makes them, and returns when they are gone; no event tells of it."""
+        ...
+
+    def close(self, *, grace_seconds: Seconds = 5.0) -> None:
+        """Stops all workers and lets go of everything."""
+        ...
+
+
+def by_name(jobs: Sequence[Job]) -> dict[str, Job]:
+    """The jobs by their names.
+
+    Raises:
+        UsageError: two share one.
+    """
+    named = {job.name: job for job in jobs}
+    if len(named) != len(jobs):
+        raise UsageError(f"{len(jobs)} jobs have only {len(named)} names; give each its own.")
+    return named
+
+
+def addressed(jobs: Iterable[Job], to: Job | str) -> list[str]:
+    """Names of the jobs that are meant; see `Supervision.send`.
+
+    Raises:
+        UsageError: nobody has that name.
+    """
+    jobs = list(jobs)
+    to = to.name if isinstance(to, Job) else to
+    names = [job.name for job in jobs if to in (ALL, job.name, job.group)]
+    if not names and to != ALL:
+        raise unknown_name("worker or group", to, {name for job in jobs for name in (job.name, job.group)})
+    return names
+
+
+def named(jobs: Iterable[Job], job: Job | str) -> str:
+    """The name of one job.
+
+    Raises:
+        UsageError: there is no such job.
+    """
+    name, names = job.name if isinstance(job, Job) else job, [job.name for job in jobs]
+    if name not in names:
+        raise unknown_name("worker", name, names)
+    return name

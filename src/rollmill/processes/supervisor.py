@@ -1,0 +1,295 @@
+"""Supervises workers that are processes."""
+
+import contextlib
+import secrets
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from rollmill.core.code_identity import own_code
+from rollmill.processes.clocks import Clock
+from rollmill.processes.connection import Acceptor, WorkerConnection
+from rollmill.processes.events import Event, Received
+from rollmill.processes.framing import encode
+from rollmill.processes.handshake import Identity, other_code
+from rollmill.processes.health import Timeouts, WorkerHealth
+from rollmill.processes.jobs import Job
+from rollmill.processes.launchers import Launcher
+from rollmill.processes.local_launcher import LocalLauncher
+from rollmill.processes.logs import LogReader, WorkerLog
+from rollmill.processes.messages import NOTHING, Seconds, WorkerMessage, outgoing, size_of, snapshot
+from rollmill.processes.supervision import ALL, MOST_UNREAD, addressed, by_name, named
+from rollmill.record import Folder
+
+LOOK_SECONDS = 0.05
+KILL_SECONDS = 5.0
+TERMINATE_SECONDS = 2.0
+
+
+class Supervisor:
+    """`Supervision` of worker processes.
+
+    Args:
+        jobs: one worker each.
+        launcher: starts the processes, and is closed by the caller, so that it can serve several supervisors;
+            left out, a `LocalLauncher` that is closed with this one.
+        heartbeat_seconds: how often workers give a sign of life.
+        hang_seconds: how long a worker may go without progress.
+        start_seconds: how long a worker may take until its function is called.
+        display: is given each line that workers write, from another thread.
+        log_folder: gets a file of these lines for each job.
+        address: where workers find the coordinator: `unix:`, or `tcp:host:0` for other hosts.
+
+    Raises:
+        UsageError: two jobs share a name, or the address cannot be listened on.
+    """
+
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        *,
+        launcher: Launcher | None = None,
+        heartbeat_seconds: float = 1.0,
+        hang_seconds: float = 120.0,
+        start_seconds: float = 120.0,
+        display: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
+        log_folder: Path | Folder | None = None,
+        address: str = "unix:",
+    ) -> None:
+        self._jobs = by_name(jobs)
+        own_code()  # before anything changes the files
+        self._timeouts = Timeouts(heartbeat_seconds, hang_seconds, start_seconds)
+        self._launcher = LocalLauncher() if launcher is None else launcher
+        self._owns_launcher = launcher is None
+        self._display = display
+        self._log_folder = log_folder
+        self._workers: dict[str, WorkerHealth] = {}
+        self._inbox: deque[tuple[WorkerHealth, Event]] = deque()
+        self._changed = threading.Condition()
+        self._token = secrets.token_bytes(32)
+        limits = {"heartbeat_seconds": heartbeat_seconds, "hang_seconds": hang_seconds}
+        self._acceptor = Acceptor(address, self._token, self._admit, display, **limits)
+        self._logs = LogReader()
+
+    @property
+    def jobs(self) -> tuple[Job, ...]:
+        """See `Supervision`."""
+        return tuple(self._jobs.values())
+
+    @property
+    def address(self) -> str:
+        """Where workers find it."""
+        return self._acceptor.address
+
+    def start(self) -> None:
+        """See `Supervision`."""
+        for job in self.jobs:
+            self._begin(job)
+
+    def events(self, timeout: Seconds | None = None) -> list[Event]:
+        """See `Supervision`."""
+        deadline = float("inf") if timeout is None else time.monotonic() + timeout
+        with self._changed:
+            self._look()
+            while not self._inbox and self._workers and (now := time.monotonic()) < deadline:
+                self._changed.wait(min(LOOK_SECONDS, deadline - now))
+                self._look()
+            return self._drain()
+
+    def doing(self) -> dict[str, str]:
+        """See `Supervision`."""
+        with self._changed:
+            return {name: worker.doing for name, worker in self._workers.items()}
+
+    def measure_clocks(self) -> None:
+        """See `Supervision`."""
+        with self._changed:
+            workers = list(self._workers.values())
+        for worker in workers:
+            worker.connection.measure_clock()
+
+    def clock(self, job: Job | str) -> Clock:
+        """See `Supervision`."""
+        with self._changed:
+            worker = self._workers.get(named(self.jobs, job))
+            return Clock() if worker is None else worker.connection.watch.clock
+
+    def out_of_reach(self) -> dict[str, str]:
+        """See `Supervision`."""
+        with self._changed:
+            return {name: each.link.host for name, each in self._workers.items() if each.link.is_doubtful}
+
+    def send(
+        self,
+        to: Job | str,
+        kind: str,
+        fields: Mapping[str, Any] = NOTHING,
+        arrays: Mapping[str, np.ndarray] = NOTHING,
+    ) -> None:
+        """See `Supervision`.
+
+        Raises:
+            TimedOut: one of the workers has left gigabytes of messages unread.
+        """
+        self._tell(addressed(self.jobs, to), snapshot(outgoing(kind, fields, arrays)))
+
+    def replace(self, job: Job | str) -> Job:
+        """See `Supervision`."""
+        name = named(self.jobs, job)
+        old = self._dismiss([name])
+        self._kill(old)
+        self._forget(old)
+        self._jobs[name] = replace(self._jobs[name], attempt=self._jobs[name].attempt + 1)
+        self._begin(self._jobs[name])
+        return self._jobs[name]
+
+    def stop(self, to: Job | str, *, grace_seconds: Seconds = 5.0) -> None:
+        """See `Supervision`. After `grace_seconds` comes SIGTERM, and two seconds later SIGKILL."""
+        names = addressed(self.jobs, to)
+        self._tell(names, WorkerMessage(".stop", {}, {}))
+        workers = self._dismiss(names)
+        for worker in workers:
+            if worker.link.is_doubtful or not worker.connection.taken:  # it has nothing to put in order yet
+                self._end(worker)
+        left = self._wait(workers, grace_seconds)
+        for worker in left:
+            self._launcher.kill(worker.handle, at_once=False)
+        self._kill(self._wait(left, TERMINATE_SECONDS))
+        self._forget(workers)
+
+    def close(self, *, grace_seconds: Seconds = 5.0) -> None:
+        """See `Supervision`."""
+        with contextlib.ExitStack() as last:
+            last.callback(self._logs.close)
+            last.callback(self._acceptor.close)
+            if self._owns_launcher:
+                last.callback(self._launcher.close)
+            self.stop(ALL, grace_seconds=grace_seconds)
+
+    def __enter__(self) -> "Supervisor":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _begin(self, job: Job) -> None:
+        log = WorkerLog(job, self._display, self._log_folder)
+        with self._changed:
+            worker = WorkerHealth(job, self._launcher.start(job, self._acceptor.address, self._token), log)
+            worker.connection = WorkerConnection(lambda message: self._take(worker, message))
+            self._workers[job.name] = worker
+        output = self._launcher.output(worker.handle)
+        if output is None:
+            log.end()
+        else:
+            self._logs.add(output, log)
+
+    def _admit(self, claim: Identity) -> WorkerConnection | str:
+        with self._changed:
+            worker = self._workers.get(claim.name)
+            if worker is None or worker.job.attempt != claim.attempt:
+                return "no worker of that name and attempt is expected"
+            if worker.connection.taken:
+                return "it is here already"
+            if problem := other_code(claim.code, claim.host):
+                worker.refuse(problem)
+                return problem
+            worker.connection.host = claim.host
+            worker.connection.taken = True
+            return worker.connection
+
+    def _take(self, worker: WorkerHealth, message: WorkerMessage) -> None:
+        """In the connection's thread: notes a message; waits while too many lie unread."""
+        with self._changed:
+            while worker.unread_bytes > MOST_UNREAD and not worker.dismissed:
+                worker.blocked = True
+                self._changed.wait()
+            worker.blocked = False
+            event = worker.take(message)
+            if event is not None and not worker.dismissed:
+                worker.unread_bytes += size_of(message)
+                self._inbox.append((worker, event))
+                self._changed.notify_all()
+
+    def _look(self) -> None:
+        """Notes what happened to workers without their saying so."""
+        now = time.monotonic()
+        for name, worker in list(self._workers.items()):
+            worker.exit = worker.exit or self._launcher.exit(worker.handle)
+            if (told := worker.look_at_link()) is not None:
+                self._inbox.append((worker, told))
+            if worker.exit is None and worker.link.is_lost:
+                worker.leave_behind()
+                self._end(worker)
+            if worker.has_ended(now):
+                self._inbox.append((worker, worker.outcome()))
+                self._forget([self._workers.pop(name)])
+            elif worker.overdue(now, self._timeouts):
+                self._launcher.kill(worker.handle)
+            elif worker.exit is None:
+                hung = worker.hung(now, self._timeouts, partial(self._launcher.condition, worker.handle))
+                self._inbox.extend([] if hung is None else [(worker, hung)])
+
+    def _drain(self) -> list[Event]:
+        events = [event for _, event in self._inbox]
+        for worker, event in self._inbox:
+            if isinstance(event, Received):
+                worker.unread_bytes -= size_of(event.message)
+        self._inbox.clear()
+        self._changed.notify_all()
+        return events
+
+    def _tell(self, names: Iterable[str], message: WorkerMessage) -> None:
+        frame = encode(message)
+        with self._changed:
+            workers = [self._workers[name] for name in names if name in self._workers]
+        for worker in workers:
+            worker.connection.send(frame)
+
+    def _dismiss(self, names: Iterable[str]) -> list[WorkerHealth]:
+        """Leaves these workers out of later reports; returns those that were still there."""
+        with self._changed:
+            workers = [self._workers.pop(name) for name in names if name in self._workers]
+            for worker in workers:
+                worker.dismissed = True
+            self._inbox = deque(entry for entry in self._inbox if not entry[0].dismissed)
+            self._changed.notify_all()
+        return workers
+
+    def _kill(self, workers: Sequence[WorkerHealth]) -> None:
+        for worker in workers:
+            self._end(worker)
+        for worker in self._wait(workers, KILL_SECONDS):
+            self._display(f"[{worker.job.name}] its process could not be killed and was left behind")
+
+    def _end(self, worker: WorkerHealth) -> None:
+        if worker.link.is_doubtful:
+            self._launcher.abandon(worker.handle)
+        else:
+            self._launcher.kill(worker.handle)
+
+    def _wait(self, workers: Iterable[WorkerHealth], seconds: float) -> list[WorkerHealth]:
+        """Waits until these processes are gone; those that are not in time."""
+        deadline = time.monotonic() + seconds
+        left = list(workers)
+        while left := [worker for worker in left if self._launcher.exit(worker.handle) is None]:
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.005)
+        return left
+
+    def _forget(self, workers: Iterable[WorkerHealth]) -> None:
+        for worker in workers:
+            worker.connection.hang_up()
+            self._logs.drop(worker.log)

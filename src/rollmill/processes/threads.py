@@ -1,0 +1,296 @@
+"""Workers that are threads of one process: the same functions, the same events, and nothing to start or kill."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rollmill.channels import Abandoned
+from rollmill.core.errors import RollmillError, UsageError
+from rollmill.core.own_line import own_line
+from rollmill.gpus.device_errors import known_device_error
+from rollmill.processes.clocks import Clock
+from rollmill.processes.events import FINAL, Event, Finished, Hung, Received, Started
+from rollmill.processes.heartbeat import Progress
+from rollmill.processes.jobs import Job, function_of
+from rollmill.processes.mailbox import Mailbox
+from rollmill.processes.messages import NOTHING, Seconds, WorkerMessage, outgoing, size_of, snapshot
+from rollmill.processes.supervision import ALL, MOST_UNREAD, addressed, by_name, named
+
+LOOK_SECONDS = 0.5
+
+
+class WorkerFailed(RollmillError):
+    """A worker's function raised an error, which is this one's cause."""
+
+    exit_code = 1
+
+
+class _Failed(NamedTuple):
+    job: Job
+    error: BaseException
+
+
+class LocalControl:
+    """`Control` of a thread."""
+
+    def __init__(self, worker: "_Worker", supervisor: "ThreadSupervisor") -> None:
+        self._worker = worker
+        self._supervisor = supervisor
+
+    def send(
+        self, kind: str, fields: Mapping[str, Any] = NOTHING, arrays: Mapping[str, np.ndarray] = NOTHING
+    ) -> None:
+        """See `Control`."""
+        self._supervisor.take(self._worker, snapshot(outgoing(kind, fields, arrays)))
+        self._worker.pulse.touch()
+
+    def latest(self, kind: str) -> WorkerMessage | None:
+        """See `Control`."""
+        return self._worker.mailbox.latest(kind)
+
+    def wait(self, kind: str, timeout: Seconds | None = None) -> WorkerMessage:
+        """See `Control`."""
+        with self._worker.pulse.idle(f"waiting for {kind!r}"):
+            return self._worker.mailbox.wait(kind, timeout)
+
+    def answer(self, kind: str, reply: Callable[[WorkerMessage], Mapping[str, Any]]) -> None:
+        """See `Control`."""
+        post = self._supervisor.post
+        self._worker.mailbox.answer(
+            kind, lambda message: post(self._worker, outgoing(kind, reply(message), NOTHING))
+        )
+
+    def at(self, note: str, *, expect: Seconds = 0.0) -> None:
+        """See `Control`."""
+        self._worker.pulse.note(note, expect)
+
+    def stopping(self) -> bool:
+        """See `Control`."""
+        return self._worker.mailbox.stopping
+
+    def check(self) -> None:
+        """See `Control`."""
+        self._worker.mailbox.check()
+
+
+class _Worker:
+    """One attempt at a job."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.mailbox = Mailbox()
+        self.pulse = Progress(0)
+        self.thread: threading.Thread | None = None
+        self.dismissed = False
+        self.unread_bytes = 0
+        self.hung_at = -1
+
+
+class ThreadSupervisor:
+    """`Supervision` of threads. A worker that is lost takes all with it: they share their fate with the caller.
+
+    Where a job's function raises, all others are stopped, and `events` raises. A thread cannot be killed: one
+    that never asks whether it is to stop stays, as a daemon, until the process ends.
+
+    Args:
+        jobs: one thread each.
+        hang_seconds: how long a worker may go without progress.
+
+    Raises:
+        UsageError: two jobs share a name, or one sets environment variables, which threads cannot have apart.
+    """
+
+    def __init__(self, jobs: Sequence[Job], *, hang_seconds: float = 120.0) -> None:
+        self._jobs = by_name(jobs)
+        for job in jobs:
+            if job.environment:
+                raise UsageError(
+                    f"job {job.name!r} sets {', '.join(job.environment)}, and threads share one environment: "
+                    "set them for the whole process, or run the workers as processes."
+                )
+        self._hang_seconds = hang_seconds
+        self._workers: dict[str, _Worker] = {}
+        self._inbox: deque[tuple[_Worker, Event | _Failed]] = deque()
+        self._changed = threading.Condition()
+
+    @property
+    def jobs(self) -> tuple[Job, ...]:
+        """See `Supervision`."""
+        return tuple(self._jobs.values())
+
+    def start(self) -> None:
+        """See `Supervision`."""
+        for job in self.jobs:
+            self._begin(job)
+
+    def events(self, timeout: Seconds | None = None) -> list[Event]:
+        """See `Supervision`.
+
+        Raises:
+            WorkerFailed: a job's function raised an error; all workers were stopped.
+        EnvironmentFailed: that error was one.
+        NonFiniteError: likewise.
+        """
+        deadline = float("inf") if timeout is None else time.monotonic() + timeout
+        with self._changed:
+            self._look()
+            while not self._inbox and self._workers and (now := time.monotonic()) < deadline:
+                self._changed.wait(min(LOOK_SECONDS, deadline - now))
+                self._look()
+            events, failed = self._drain()
+        if failed is not None and not events:
+            self._fail(failed)
+        return events
+
+    def measure_clocks(self) -> None:
+        """See `Supervision`."""
+
+    def clock(self, job: Job | str) -> Clock:
+        """See `Supervision`."""
+        return Clock()
+
+    def out_of_reach(self) -> dict[str, str]:
+        """See `Supervision`."""
+        return {}
+
+    def doing(self) -> dict[str, str]:
+        """See `Supervision`."""
+        with self._changed:
+            return {name: str(worker.pulse.look()) for name, worker in self._workers.items()}
+
+    def send(
+        self,
+        to: Job | str,
+        kind: str,
+        fields: Mapping[str, Any] = NOTHING,
+        arrays: Mapping[str, np.ndarray] = NOTHING,
+    ) -> None:
+        """See `Supervision`."""
+        message = outgoing(kind, fields, arrays)
+        with self._changed:
+            workers = [self._workers[name] for name in addressed(self.jobs, to) if name in self._workers]
+        for worker in workers:
+            worker.mailbox.put(snapshot(message))
+
+    def replace(self, job: Job | str) -> Job:
+        """See `Supervision`.
+
+        Raises:
+            UsageError: its thread still runs.
+        """
+        name = named(self.jobs, job)
+        if name in self._workers:
+            raise UsageError(f"worker {name!r} is a thread, which nobody can kill; use place=processes.")
+        self._jobs[name] = replace(self._jobs[name], attempt=self._jobs[name].attempt + 1)
+        self._begin(self._jobs[name])
+        return self._jobs[name]
+
+    def stop(self, to: Job | str, *, grace_seconds: Seconds = 5.0) -> None:
+        """See `Supervision`. Threads that do not stop within `grace_seconds` are left behind."""
+        with self._changed:
+            names = addressed(self.jobs, to)
+            workers = [self._workers.pop(name) for name in names if name in self._workers]
+            for worker in workers:
+                worker.dismissed = True
+                worker.mailbox.stop()
+            self._inbox = deque(entry for entry in self._inbox if not entry[0].dismissed)
+            self._changed.notify_all()
+        deadline = time.monotonic() + grace_seconds
+        for worker in workers:
+            if worker.thread is not None:
+                worker.thread.join(max(0.0, deadline - time.monotonic()))
+
+    def close(self, *, grace_seconds: Seconds = 5.0) -> None:
+        """See `Supervision`."""
+        self.stop(ALL, grace_seconds=grace_seconds)
+
+    def __enter__(self) -> "ThreadSupervisor":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def take(self, worker: _Worker, message: WorkerMessage) -> None:
+        """In a worker's thread: notes its message; waits while too many of its lie unread."""
+        with self._changed:
+            while worker.unread_bytes > MOST_UNREAD and not worker.dismissed:
+                self._changed.wait()
+        self.post(worker, message)
+
+    def post(self, worker: _Worker, message: WorkerMessage) -> None:
+        """Notes a worker's message, from any thread, however many lie unread."""
+        with self._changed:
+            worker.unread_bytes += size_of(message)
+        self._note(worker, Received(worker.job, message))
+
+    def _begin(self, job: Job) -> None:
+        worker = self._workers[job.name] = _Worker(job)
+        worker.thread = threading.Thread(
+            target=self._run, args=(worker, time.monotonic()), name=job.name, daemon=True
+        )
+        worker.thread.start()
+
+    def _run(self, worker: _Worker, asked_at: float) -> None:
+        """In the worker's thread: calls its function, on a job that it shares with nobody."""
+        worker.pulse = Progress(threading.get_ident())
+        job = Job.from_json(worker.job.to_json())
+        try:
+            function = function_of(job)
+            self._note(worker, Started(worker.job, time.monotonic() - asked_at))
+            function(job, LocalControl(worker, self))
+            self._note(worker, Finished(worker.job))
+        except BaseException as error:
+            stopped = worker.mailbox.stopping and isinstance(error, Abandoned)
+            failed = _Failed(worker.job, known_device_error(error) or error)
+            self._note(worker, Finished(worker.job) if stopped else failed)
+
+    def _note(self, worker: _Worker, what: Event | _Failed) -> None:
+        with self._changed:
+            if worker.dismissed:
+                return
+            self._inbox.append((worker, what))
+            self._changed.notify_all()
+            if isinstance(what, Finished | _Failed):
+                del self._workers[worker.job.name]
+            if isinstance(what, _Failed):
+                for other in self._workers.values():
+                    other.mailbox.stop()
+
+    def _look(self) -> None:
+        for worker in self._workers.values():
+            beat = worker.pulse.look()
+            seconds = beat.hung_seconds(self._hang_seconds)
+            if seconds is not None and worker.hung_at != beat.progress:
+                worker.hung_at = beat.progress
+                self._inbox.append((worker, Hung(worker.job, seconds, str(beat))))
+
+    def _drain(self) -> tuple[list[Event], _Failed | None]:
+        """The events up to the first failure, and the failure, which stays in the queue."""
+        events: list[Event] = []
+        while self._inbox:
+            worker, what = self._inbox[0]
+            if isinstance(what, _Failed):
+                return events, what
+            if isinstance(what, Received):
+                worker.unread_bytes -= size_of(what.message)
+            events.append(what)
+            self._inbox.popleft()
+        self._changed.notify_all()
+        return events, None
+
+    def _fail(self, failed: _Failed) -> None:
+        self.close()
+        job, error = failed
+        if isinstance(error, FINAL):
+            raise type(error)(f"{job.name}: {error}") from error
+        first_line = str(error).strip().partition("\n")[0]
+        text = f"{job.name} (group {job.group}, replica {job.replica}) raised {type(error).__name__}: {first_line}"
+        raise WorkerFailed(f"{text}\n  at {own_line(error)}") from error

@@ -1,0 +1,193 @@
+"""The worker's side: its line to the coordinator, and how its function is called."""
+
+import contextlib
+import faulthandler
+import os
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from rollmill.channels import Abandoned, Damaged
+from rollmill.core.own_line import own_line
+from rollmill.core.process_tree import MARK, kill_family
+from rollmill.gpus.device_errors import known_device_error
+from rollmill.processes import clocks
+from rollmill.processes.events import FINAL
+from rollmill.processes.framing import encode, receive_frame, send_frame
+from rollmill.processes.handshake import connect_as
+from rollmill.processes.heartbeat import Progress
+from rollmill.processes.jobs import Job, function_of
+from rollmill.processes.mailbox import Mailbox
+from rollmill.processes.messages import NOTHING, Seconds, WorkerMessage, outgoing
+
+LEFT_ALONE = 3
+"""Exit code of a worker whose coordinator is gone."""
+
+MOST_DETAILS = 20_000
+HANG_UP_SECONDS = 1.0
+"""How long a worker waits until the coordinator has read its last message and closes the connection."""
+
+STUCK_BEATS = 4.0
+"""After as many heartbeats without one, and half of the time for a hang, a worker writes where it stands."""
+
+
+def serve(job: Job, address: str, token: bytes) -> int:
+    """Does the job in this process, from its main thread; returns the exit code.
+
+    Raises:
+        Refused: the coordinator at `address` does not take this worker.
+        OSError: nobody is there.
+    """
+    peer, settings = connect_as(address, token, job)
+    control = SocketControl(peer)
+    listening = threading.Thread(target=control.listen, name="rollmill-listen", daemon=True)
+    listening.start()
+    beat, hang = float(settings["heartbeat_seconds"]), float(settings["hang_seconds"])
+    with control.beating(beat, stuck_seconds=max(STUCK_BEATS * beat, hang / 2)):
+        last = _run(job, control)
+    with contextlib.suppress(Abandoned):
+        control.tell(last)
+    control.hang_up()
+    listening.join(HANG_UP_SECONDS)
+    peer.close()
+    return 1 if last.kind == ".failed" else 0
+
+
+class SocketControl:
+    """`Control` of a process."""
+
+    def __init__(self, peer: socket.socket) -> None:
+        self._peer, self._hung_up = peer, False
+        self._sending = threading.Lock()
+        self._mailbox = Mailbox()
+        self._pulse = Progress(threading.get_ident())
+
+    def send(
+        self, kind: str, fields: Mapping[str, Any] = NOTHING, arrays: Mapping[str, np.ndarray] = NOTHING
+    ) -> None:
+        """See `Control`."""
+        self.tell(outgoing(kind, fields, arrays))
+        self._pulse.touch()
+
+    def latest(self, kind: str) -> WorkerMessage | None:
+        """See `Control`."""
+        return self._mailbox.latest(kind)
+
+    def wait(self, kind: str, timeout: Seconds | None = None) -> WorkerMessage:
+        """See `Control`."""
+        with self._pulse.idle(f"waiting for {kind!r}"):
+            return self._mailbox.wait(kind, timeout)
+
+    def answer(self, kind: str, reply: Callable[[WorkerMessage], Mapping[str, Any]]) -> None:
+        """See `Control`."""
+        self._mailbox.answer(kind, lambda message: self.tell(outgoing(kind, reply(message), NOTHING)))
+
+    def at(self, note: str, *, expect: Seconds = 0.0) -> None:
+        """See `Control`."""
+        self._pulse.note(note, expect)
+
+    def stopping(self) -> bool:
+        """See `Control`."""
+        return self._mailbox.stopping
+
+    def check(self) -> None:
+        """See `Control`."""
+        self._mailbox.check()
+
+    def tell(self, message: WorkerMessage) -> None:
+        """Sends a message of any kind, Rollmill's own included."""
+        frame = encode(message)
+        try:
+            with self._sending:
+                send_frame(self._peer, frame)
+        except OSError as error:
+            raise Abandoned("the coordinator has closed the connection.") from error
+
+    def hang_up(self) -> None:
+        """Nothing more will be sent; the end of what the coordinator sends does not end this process any more."""
+        self._hung_up = True
+        with contextlib.suppress(OSError):
+            self._peer.shutdown(socket.SHUT_WR)
+
+    def listen(self) -> None:
+        """Takes what the coordinator sends; ends this process once it is gone."""
+        with contextlib.suppress(OSError, Damaged, Abandoned):
+            while (message := receive_frame(self._peer)) is not None:
+                if message.kind == ".stop":
+                    self._mailbox.stop()
+                elif message.kind == clocks.KIND:
+                    self.tell(clocks.answer(message))
+                else:
+                    self._mailbox.put(message)
+        if not self._hung_up:
+            _leave()
+
+    @contextlib.contextmanager
+    def beating(self, seconds: float, *, stuck_seconds: float) -> Iterator[None]:
+        """Meanwhile, tells the coordinator every so many seconds what the calling thread is doing."""
+        ended = threading.Event()
+        arguments = (seconds, stuck_seconds, ended)
+        thread = threading.Thread(target=self._beat, args=arguments, name="rollmill-heartbeat", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join(seconds)
+
+    def _beat(self, seconds: float, stuck_seconds: float, ended: threading.Event) -> None:
+        with contextlib.suppress(Abandoned):
+            while not _slept(seconds, stuck_seconds, ended):
+                self.tell(WorkerMessage(".beat", self._pulse.look()._asdict(), {}))
+
+
+def _slept(seconds: float, stuck_seconds: float, ended: threading.Event) -> bool:
+    """Sleeps between two beats; whether they are to end.
+
+    Where a call holds Python's interpreter for long, no thread of Python can say so. One of C's can: it
+    writes all threads' tracebacks to standard error.
+    """
+    faulthandler.dump_traceback_later(stuck_seconds, file=sys.__stderr__ or 2)
+    try:
+        return ended.wait(seconds)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _run(job: Job, control: SocketControl) -> WorkerMessage:
+    """Calls the job's function; the last message to the coordinator."""
+    try:
+        control.at(f"importing {job.entry.partition(':')[0]}")
+        function = function_of(job)
+        control.tell(WorkerMessage(".calling", {}, {}))
+        control.at("running")
+        function(job, control)
+        return WorkerMessage(".finished", {}, {})
+    except BaseException as error:
+        if control.stopping() and isinstance(error, Abandoned):
+            return WorkerMessage(".finished", {}, {})
+        return _failure(error)
+
+
+def _failure(error: BaseException) -> WorkerMessage:
+    error = known_device_error(error) or error
+    details = "".join(traceback.format_exception(error))
+    if not isinstance(error, FINAL):  # which the coordinator reports in a sentence
+        print(details, file=sys.stderr, flush=True)
+    reason = f"{type(error).__name__}: {str(error).strip().partition(os.linesep)[0]} ({own_line(error)})"
+    fields = {"reason": reason, "details": details[-MOST_DETAILS:]}
+    if isinstance(error, FINAL):
+        fields |= {"final": type(error).__name__, "text": str(error)}
+    return WorkerMessage(".failed", fields, {})
+
+
+def _leave() -> None:
+    """Ends this process, and all that it started, without asking anybody."""
+    if os.getsid(0) == os.getpid():
+        kill_family(os.getpid(), os.environ.get(MARK, str(os.getpid())))
+    os._exit(LEFT_ALONE)

@@ -1,0 +1,151 @@
+"""Makes the profile of a training from its windows."""
+
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+
+import jax
+
+from rollmill.core.errors import first_line
+from rollmill.core.machine import hardware, versions
+from rollmill.core.processor_time import CoreUse
+from rollmill.profiler.advice import with_advice
+from rollmill.profiler.operations import operations_of
+from rollmill.profiler.profiled_setup import setup_of
+from rollmill.profiler.windows import Windows
+from rollmill.profiling import correction, results
+from rollmill.profiling.calibration import Calibration, calibrated
+from rollmill.profiling.correction import EventCosts, PairedWindow
+from rollmill.profiling.summary import device_activities, memory, process_time
+from rollmill.training.training import PreparedTraining
+
+
+def profile_of(
+    prepared: PreparedTraining,
+    windows: Windows,
+    *,
+    calibrate: bool,
+    error: Exception | None,
+    command: str,
+) -> results.Profile:
+    """The profile of a training, with advice.
+
+    Args:
+        prepared: the training.
+        windows: its windows, of which one at least was read.
+        calibrate: whether the machine is measured again.
+        error: the error that ended the training.
+        command: the command line that profiles it again; this process's own if empty.
+    """
+    notes = [f"The training ended with an error: {first_line(error)}"] if error else []
+    notes += _notes(prepared, windows)
+    pairs, processes, calibration = windows.pairs(), windows.by_process(), _calibration(calibrate, notes)
+    accelerated = jax.default_backend() != "cpu"
+    if not calibration.event_nanoseconds:
+        notes.append("The cost of an event in a program of known duration was not found; --calibrate tries again.")
+    costs = correction.costs(
+        pairs, inside=calibration.inside, in_idle_time=accelerated, calibrated=calibration.event_nanoseconds
+    )
+    time = _iteration_time(windows, pairs, costs.calibrated)
+    process_times = tuple(process_time(process, costs, time.unprofiled) for process in processes)
+    found = results.Profile(
+        training=setup_of(prepared, command),
+        machine=_machine(),
+        iteration=time,
+        book_keeping=tuple(_book_keeping(windows, pairs, costs)),
+        operations=tuple(operations_of(prepared, processes, costs, time.unprofiled, notes)),
+        processes=process_times,
+        ceilings=calibration.ceilings,
+        memory=memory(processes),
+        devices=device_activities(windows.activities, process_times),
+        cores=_cores(prepared, windows),
+        windows=tuple(
+            results.WindowDuration(
+                1e-9 * pair.profiled,
+                1e-9 * pair.unprofiled,
+                pair.program_events,
+                read=bool(window.processes),
+                waiting=None if pair.waiting is None else 1e-9 * pair.waiting,
+            )
+            for pair, window in zip(pairs, windows.recorded, strict=True)
+        ),
+        notes=tuple(notes),
+    )
+    return with_advice(found)
+
+
+def _iteration_time(windows: Windows, pairs: Sequence[PairedWindow], calibrated: float) -> results.IterationTime:
+    unprofiled = statistics.median(span.per_iteration for span in windows.plain) * 1e-9
+    return results.IterationTime(
+        unprofiled=unprofiled,
+        profiled=unprofiled * correction.middle_mean([pair.profiled / pair.unprofiled for pair in pairs]),
+        corrected=unprofiled * correction.held_out_ratio(pairs, calibrated=calibrated),
+        iterations=windows.iterations,
+        windows=len(windows.profiled),
+    )
+
+
+def _book_keeping(
+    windows: Windows, pairs: Sequence[PairedWindow], costs: EventCosts
+) -> Iterator[results.BookKeeping]:
+    programs = statistics.fmean(pair.program_events for pair in pairs)
+    yield results.BookKeeping("events of compiled programs", programs, costs.program, costs.calibrated)
+    if costs.waiting_kept is None:
+        spans = statistics.fmean(pair.span_events for pair in pairs)
+        yield results.BookKeeping("spans of the host", spans, costs.span)
+    elif waits := windows.waits:
+        longer = max(0.0, correction.middle_mean([pair.waiting or 0.0 for pair in pairs]) - costs.waiting_kept)
+        yield results.BookKeeping("times that the device waits for the host", waits, longer / waits)
+
+
+def _machine() -> results.ProfiledMachine:
+    machine = hardware()
+    kinds = [device["kind"] for device in machine["devices"]]
+    return results.ProfiledMachine(
+        device=f"{len(kinds)} x {kinds[0]}" if kinds else "none",
+        cores=machine["cores"],
+        versions={name: version for name, version in versions().items() if version is not None},
+    )
+
+
+def _cores(prepared: PreparedTraining, windows: Windows) -> CoreUse | None:
+    may_be_elsewhere = prepared.spec.read_plan().place == "ray"
+    return None if may_be_elsewhere else windows.cores
+
+
+def _notes(prepared: PreparedTraining, windows: Windows) -> Iterator[str]:
+    """Sentences about what is missing, or coarser than it could be."""
+    if not windows.done:
+        yield f"The training ended after {len(windows.recorded)} of {windows.planned} windows with the profiler."
+    if len(windows.profiled) == 1:
+        yield "Operations are those of one window, so their shares are rough."
+    if windows.incomplete:
+        yield (
+            "Left out: windows in which a worker was lost, or did not tell in time what it recorded"
+            f" ({len(windows.incomplete)}: {', '.join(windows.lost_workers)})."
+        )
+    yield from _silent_workers(windows)
+    if (every := max(each.every for window in windows.profiled for each in window.processes.values())) > 1:
+        yield f"Windows had too many events to read: of every {every} ms one was read, and stands for all."
+    if prepared.algorithm.host is not None and sys.version_info < (3, 12):
+        yield "Before Python 3.12 a simulator's own code cannot be told apart from the Python code around it."
+
+
+def _silent_workers(windows: Windows) -> Iterator[str]:
+    """Sentences about workers that were recorded and gave no events."""
+    for process in windows.by_process():
+        empty = sum(not each.times.program_events and not each.times.span_events for each in process.windows)
+        if empty:
+            yield (
+                f"{process.name} gave no events in {empty} of {len(process.windows)} windows, so what it did in "
+                "them is not known."
+            )
+
+
+def _calibration(calibrate: bool, notes: list[str]) -> Calibration:
+    """The calibration of this machine; if it cannot be measured, one that says nothing, and a note."""
+    try:
+        return calibrated(fresh=calibrate)
+    except jax.errors.JaxRuntimeError as error:
+        notes.append(f"The machine's peaks and the cost of an event could not be measured: {first_line(error)}")
+        return Calibration(machine="", inside=1.0, event_nanoseconds=0.0, ceilings=None)

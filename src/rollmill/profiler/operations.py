@@ -1,0 +1,93 @@
+"""Finds the operations of a profiled training, with kernels divided that are of several operations."""
+
+from collections.abc import Iterator, Sequence
+
+import jax
+
+from rollmill.core.errors import first_line
+from rollmill.fusion import CannotFuse, backend_of
+from rollmill.profiler.library_kernels import measure_library_shares
+from rollmill.profiling.breakdown import working_processes
+from rollmill.profiling.classes import ROLLOUT_KERNEL_PATH
+from rollmill.profiling.correction import EventCosts
+from rollmill.profiling.results import UNNAMED, OperationTime
+from rollmill.profiling.summary import ProcessWindows, divide, operations
+from rollmill.programs.compiled import CompiledProgram
+from rollmill.programs.kernel_parts import rollout_parts
+from rollmill.training.training import PreparedTraining
+
+MOST_UNNAMED = 0.01
+"""Share of the device's time that kernels of libraries may have without being divided among operations."""
+
+
+def operations_of(
+    prepared: PreparedTraining,
+    processes: Sequence[ProcessWindows],
+    costs: EventCosts,
+    iteration: float,
+    notes: list[str],
+) -> list[OperationTime]:
+    """The operations; kernels of libraries, and a rollout kernel, are divided among those that they work for.
+
+    Where there are workers, the process that coordinates them waits, and has no part in the time of an iteration.
+
+    Args:
+        prepared: the training.
+        processes: its processes, with their windows.
+        costs: of events.
+        iteration: duration of an iteration without the profiler, in seconds.
+        notes: sentences about what is coarser than it could be, to which others are added.
+    """
+    found = operations(working_processes(processes), costs, iteration)
+    if prepared.program is None:
+        notes += _not_divided(found)
+        return found
+    found = _with_libraries_divided(found, prepared, prepared.program, notes)
+    return _with_rollouts_divided(found, prepared, prepared.program, notes)
+
+
+def _not_divided(found: Sequence[OperationTime]) -> Iterator[str]:
+    """Sentences about kernels that are divided among operations only where this process computes."""
+    if _has_unnamed_kernels(found):
+        yield f"Kernels of libraries are divided only in one program; in workers they are `{UNNAMED}`."
+    if any(operation.path == ROLLOUT_KERNEL_PATH for operation in found):
+        yield "A rollout kernel is divided into policy and environment only in one program."
+
+
+def _has_unnamed_kernels(found: Sequence[OperationTime]) -> bool:
+    unnamed = sum(operation.device for operation in found if operation.path[0] == UNNAMED)
+    whole = sum(operation.device for operation in found)
+    return jax.default_backend() != "cpu" and unnamed > MOST_UNNAMED * whole
+
+
+def _with_libraries_divided(
+    found: list[OperationTime], prepared: PreparedTraining, program: CompiledProgram, notes: list[str]
+) -> list[OperationTime]:
+    if not _has_unnamed_kernels(found):
+        return found
+    try:
+        shares = measure_library_shares(prepared, program)
+    except jax.errors.JaxRuntimeError as error:
+        notes.append(f"Kernels of libraries are not divided among operations: {first_line(error)}")
+        return found
+    for kernel, parts in shares.items():
+        found = divide(found, kernel, parts)
+    notes.append("Kernels of libraries are divided as in a program that starts each instruction by itself.")
+    return found
+
+
+def _with_rollouts_divided(
+    found: list[OperationTime], prepared: PreparedTraining, program: CompiledProgram, notes: list[str]
+) -> list[OperationTime]:
+    launch, graph, devices = (program.launches or {}).get("rollouts"), prepared.algorithm, program.devices
+    if launch is None or all(operation.path != ROLLOUT_KERNEL_PATH for operation in found):
+        return found
+    backend = backend_of(devices[0], prepared.options.numerics)
+    try:
+        parts = rollout_parts(graph, backend, tuple(launch), graph.loops.num_envs // len(devices))
+    except (CannotFuse, jax.errors.JaxRuntimeError) as error:
+        notes.append(f"The rollout kernel is not divided into policy and environment: {first_line(error)}")
+        return found
+    notes.append("A rollout kernel's parts are estimates: kernels without one of them were timed.")
+    shares = {("collect", "environment"): parts.environment, ("collect", "policy"): parts.policy}
+    return divide(found, ROLLOUT_KERNEL_PATH, {**shares, ROLLOUT_KERNEL_PATH: parts.rest})

@@ -1,0 +1,195 @@
+"""Profiles a training for a bounded time."""
+
+import contextlib
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, NamedTuple, cast
+
+import jax
+
+from rollmill.core.bounds import Range, check_bounds
+from rollmill.core.errors import RollmillError
+from rollmill.core.temporary import temporary_folder
+from rollmill.dataflow import Graph, State, first_learning_iteration
+from rollmill.gpus import GpuActivity, watched_gpus
+from rollmill.profiler.assembly import profile_of
+from rollmill.profiler.windows import ProfiledTraining, RecordsWorkers, Windows
+from rollmill.profiling import results
+from rollmill.programs.cache import names_in_cache
+from rollmill.runs.options import RunOptions
+from rollmill.training.sessions import Session
+from rollmill.training.training import PreparedTraining, begin_training, prepare_training
+from rollmill.workers.program_training import ProgramTraining
+from rollmill.workers.reports import Training
+
+REPORT_SECONDS = 0.02
+"""Time between two reports of a training in one program; windows begin and end with reports."""
+
+
+@dataclass(frozen=True)
+class ProfileOptions:
+    """How a training is profiled."""
+
+    windows: Annotated[int, Range(1, 1000)] = 3
+    """Windows of time with the profiler; before and after each there is one without it."""
+    unread_windows: Annotated[int, Range(0, 1000)] = 4
+    """Further windows with the profiler after each of these, which tell only how much longer it makes an
+    iteration, and how long a GPU waits."""
+    window_seconds: Annotated[float, Range(0.05, 600)] = 0.5
+    """Shortest duration of a window without the profiler."""
+    profiled_seconds: Annotated[float, Range(0.01, 60)] = 0.3
+    """Shortest duration of a window with it; a window has at least one iteration."""
+    calibrate: bool = False
+    """Measure this machine's peaks and the profiler's cost of an event again, instead of taking them from the
+    cache; on an idle machine."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+
+
+class NothingProfiled(RollmillError):
+    """The training ended before the first window with the profiler did."""
+
+
+class ProfilingStopped(RollmillError):
+    """A signal or an error ended the training before all windows were done.
+
+    Args:
+        reason: the signal or the error.
+        code: the exit code: of a signal, 128 plus its number.
+        found: the profile by the windows that were done; None if none was.
+    """
+
+    def __init__(self, reason: str, code: int, found: results.Profile | None) -> None:
+        seen = 0 if found is None else found.iteration.windows
+        when = f"after {seen} window{'s' if seen > 1 else ''}" if seen else "before a window was profiled"
+        super().__init__(f"stopped {when}, by {reason}")
+        self.exit_code = code
+        self.profile = found
+
+
+def profile(
+    algorithm: Graph,
+    options: RunOptions | None = None,
+    *,
+    how: ProfileOptions | None = None,
+    imports: Sequence[str] = (),
+    recipe: str | None = None,
+    command: str = "",
+    show: Callable[[str], None] = lambda line: None,
+) -> results.Profile:
+    """Trains for a bounded time, and says where the time goes.
+
+    The training is an ordinary one, in a temporary run directory. Windows with the profiler and without it take
+    turns until there are enough, or the training ends.
+
+    Args:
+        algorithm: a graph, such as `rollmill.ppo(env)`; it should train for longer than the windows take.
+        options: how it is run, as for `rollmill.train`; the run directory is a temporary one.
+        how: number and duration of windows.
+        imports: modules that registered the environment, network or algorithm.
+        recipe: the recipe that the hyperparameters come from.
+        command: the command line that profiles it again, for readers.
+        show: shows a line to the user.
+
+    Raises:
+        UsageError: for options that cannot be used.
+        NothingProfiled: the training ended before anything was measured.
+        ProfilingStopped: a signal or an error ended the training; it has the profile of what was measured.
+    """
+    how = how or ProfileOptions()
+    with temporary_folder("profile") as folder, names_in_cache():
+        quiet = replace(options or RunOptions(), run_dir=folder / "run", quiet=True)
+        prepared = prepare_training(algorithm, quiet, imports=imports, recipe=recipe)
+        show("compiled; training")
+        windows, error, code = _trained(prepared, how, show)
+        stopped_by = _reason(error, code) if not windows.done else None
+        if not windows.profiled:
+            if stopped_by is not None:
+                raise ProfilingStopped(stopped_by, code, None) from error
+            raise NothingProfiled(_nothing_profiled(windows))
+        found = profile_of(prepared, windows, calibrate=how.calibrate, error=error, command=command)
+        if stopped_by is not None:
+            raise ProfilingStopped(stopped_by, code, found) from error
+        return found
+
+
+def _nothing_profiled(windows: Windows) -> str:
+    if missing := windows.lost_workers:
+        return (
+            f"no window was profiled, because workers were lost, or did not tell in time what they recorded:"
+            f" {', '.join(missing)}. hint: train without the profiler first, or with more --windows."
+        )
+    return (
+        "the training ended before a window was profiled; it needs more environment steps:"
+        " leave out --total-timesteps"
+    )
+
+
+class _Trained(NamedTuple):
+    windows: Windows
+    error: Exception | None
+    """The error that ended the training."""
+    code: int
+    """The exit code of the training."""
+
+
+def _reason(error: Exception | None, code: int) -> str | None:
+    """The signal or the error that ended a training with this exit code; None if it came to its end."""
+    if code > 128:
+        return f"{signal.Signals(code - 128).name}."
+    if error is None:
+        return None
+    return f"an error: {error}" if isinstance(error, RollmillError) else f"{type(error).__name__}: {error}"
+
+
+def _trained(prepared: PreparedTraining, how: ProfileOptions, show: Callable[[str], None]) -> _Trained:
+    """Trains until all windows are done."""
+    windows: Windows | None = None
+
+    @contextlib.contextmanager
+    def watched(session: Session) -> Iterator[tuple[Training, State]]:
+        nonlocal windows
+        with session as (training, state), _activity() as activity:
+            windows = _windows_of(prepared, training, how, activity, show)
+            with contextlib.closing(windows):
+                yield ProfiledTraining(training, windows), state
+
+    error: Exception | None = None
+    try:
+        code = begin_training(prepared, watch=watched).exit_code
+    except Exception as ended_by:  # of any kind: what was measured must not be lost
+        if windows is None:
+            raise
+        error = ended_by
+        code = error.exit_code if isinstance(error, RollmillError) else 1
+    assert windows is not None, "a session that opens makes windows"
+    return _Trained(windows, error, code)
+
+
+def _activity() -> contextlib.AbstractContextManager[GpuActivity]:
+    """The driver's figures of GPUs, where JAX computes on some."""
+    return watched_gpus() if jax.default_backend() == "gpu" else contextlib.nullcontext(GpuActivity())
+
+
+def _windows_of(
+    prepared: PreparedTraining,
+    training: Training,
+    how: ProfileOptions,
+    activity: GpuActivity,
+    show: Callable[[str], None],
+) -> Windows:
+    if isinstance(training, ProgramTraining):
+        training.report_seconds = REPORT_SECONDS
+    has_processes = prepared.spec.read_plan().place in ("processes", "mesh", "ray")
+    return Windows(
+        count=how.windows,
+        unread=how.unread_windows,
+        seconds=how.window_seconds,
+        profiled_seconds=how.profiled_seconds,
+        workers=cast(RecordsWorkers, training) if has_processes else None,
+        activity=activity,
+        learns_from=first_learning_iteration(prepared.algorithm),
+        show=show,
+    )

@@ -1,0 +1,312 @@
+"""The one-program backend: a whole training iteration as one compiled program.
+
+On several devices the same program runs on a mesh: every device holds an equal share of the
+environments and the whole learner, and means are reduced between them. Nothing inside an iteration
+waits for the host; metrics leave as one small vector.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Int, PyTree
+
+from rollmill.core.errors import UsageError
+from rollmill.core.machine import keep_freed_memory
+from rollmill.dataflow import Graph, Loops, Reduce, State, is_flag, iterate, num_shards_for, start
+from rollmill.fusion import CannotFuse, Numerics
+from rollmill.planning import AllReduce
+from rollmill.programs.compiler_options import CompilerOptions, options_for, program_options
+from rollmill.programs.kernels import Fusion, KernelChoice, Launches, choose_kernels, without_kernels
+from rollmill.programs.packed_metrics import PackedMetrics, packed
+from rollmill.programs.reductions import AXES, MeshMean, mean_over, mesh_of
+
+LARGE_STATE_BYTES = 32 * 2**20
+"""Bytes of a state on each device from which on iterations are computed in its memory. Copies of a smaller one are
+no burden, and leave the states around a window to whoever looks for a fault in it."""
+
+DIVIDED = ("collector", "rings")
+"""Parts of the state that are divided among devices; the rest is whole on each."""
+
+UNROLL = {"gpu": 4}
+"""On a GPU the launches of a small step cost more than its arithmetic; `benchmarks/training.py --unroll` tells."""
+
+
+def unroll_for(platform: str) -> int:
+    """Steps that are compiled as one where nobody says."""
+    return UNROLL.get(platform, 1)
+
+
+class CompiledProgram(NamedTuple):
+    """A graph compiled for a place; calling it cannot compile anything more."""
+
+    start: jax.stages.Compiled
+    """`() -> State` before the first iteration."""
+    step: jax.stages.Compiled
+    """`State -> (State, PackedMetrics)`: one iteration; with several seeds metrics have one more axis, the first.
+    With a replay memory `(State, count) -> (State, PackedMetrics)`: `count` iterations, and the sums of their
+    metrics (of flags, the lowest)."""
+    metric_names: tuple[str, ...]
+    compile_seconds: float
+    shardings: PyTree[NamedSharding]
+    """Where the leaves of the state lie."""
+    state: PyTree[jax.ShapeDtypeStruct]
+    """Shapes and dtypes of the state."""
+    notes: Sequence[str] = ()
+    """Notices for the user about how the program computes."""
+    launches: Launches | None = None
+    """Launches of its kernels, where they were chosen."""
+    reuses_state: bool = False
+    """Whether `step` computes in the memory of the given state, which is gone afterwards: one that holds a replay
+    memory, or a large one."""
+    sums_iterations: bool = False
+    """Whether `step` takes a number of iterations, whose metrics are summed: those with a replay memory."""
+    operands: tuple[Array, ...] = ()
+    """Arrays that `step` takes besides, the last of its arguments."""
+    reduction: AllReduce | None = None
+    """How it takes means over its devices, where that was chosen by timing."""
+
+    @property
+    def devices(self) -> Sequence[Any]:
+        """The devices that it runs on."""
+        return list(jax.tree.leaves(self.shardings)[0].mesh.devices.flat)
+
+    def advance(self, state: State, count: int = 1) -> tuple[State, Array]:
+        """The state after `count` iterations, and the sums of their metrics; of flags, the lowest.
+
+        Args:
+            state: before them; no longer usable afterwards if the program `reuses_state`.
+            count: 1, unless the program `sums_iterations`.
+        """
+        counts = (np.int32(count),) if self.sums_iterations else ()
+        state, metrics = self.step(state, *counts, *self.operands)
+        return state, metrics.values
+
+    def place(self, state: PyTree[Array]) -> State:
+        """Puts a state that was restored on the host where the program expects it."""
+        return jax.tree.map(jax.device_put, state, self.shardings)
+
+
+def lower(
+    graph: Graph,
+    *,
+    seeds: Sequence[int] = (0,),
+    devices: Sequence[Any] | None = None,
+    instances: int = 1,
+    mean: MeshMean | None = None,
+    unroll: int | None = None,
+    fusion: Fusion = "off",
+    numerics: Numerics = "tf32",
+    launches: Launches | None = None,
+    announce: Callable[[KernelChoice], None] = lambda kernels: None,
+    compiler_options: CompilerOptions | None = None,
+) -> CompiledProgram:
+    """Compiles a graph into one program.
+
+    Args:
+        graph: what to compile.
+        seeds: one training each; several are trained side by side in the one program.
+        devices: the mesh to run on, in the order of `mesh_of`; the first device of the default platform if left
+            out.
+        instances: devices of the mesh that share a GPU.
+        mean: that over the mesh; a flat all-reduce if left out.
+        unroll: steps of the environment loop that are compiled as one; chosen by platform if left out.
+        fusion: how deep the training is fused; see `choose_kernels`.
+        numerics: of matrix products in kernels.
+        launches: of kernels, as they were found when the run began.
+        announce: called with the kernels once they are chosen, before the program is compiled.
+        compiler_options: of XLA, besides those that every program has.
+
+    Raises:
+        UsageError: if the devices do not divide the shards, so that they would hold unequal shares; or if a
+            fusion was asked for that cannot be had.
+    """
+    mesh = mesh_of(devices if devices is not None else jax.devices()[:1], instances=instances)
+    check_devices(graph.loops, mesh.size)
+    unroll = unroll or unroll_for(mesh.devices.flat[0].platform)
+    began = time.perf_counter()
+    if mesh.devices.flat[0].platform == "cpu":
+        keep_freed_memory()
+    kernels = choose_kernels(
+        graph,
+        fusion=fusion,
+        numerics=numerics,
+        unroll=unroll,
+        devices=_own_first(mesh.devices.flat),
+        num_seeds=len(seeds),
+        launches=launches,
+    )
+    announce(kernels)
+    shapes = state_shapes(graph, seeds)
+    specs = _specs(shapes, has_seeds=len(seeds) > 1)
+    shardings = jax.tree.map(partial(NamedSharding, mesh), specs)
+    compiled_start = (
+        jax.jit(partial(_start, graph, seeds), out_shardings=shardings).lower().compile(program_options())
+    )
+    placed = jax.tree.map(lambda s, at: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=at), shapes, shardings)
+    options = {**options_for(mesh), **(compiler_options or {})}
+    mean = mean or mean_over(mesh)
+    compile_with = partial(
+        _compile_step, partial(_step, graph, seeds, mesh, mean, specs), placed, mean.operands, options
+    )
+    sums_iterations = graph.replay is not None
+    reuses_state = reuses_memory(graph, shapes, devices=mesh.size)
+    compile_with = partial(compile_with, reuses_state=reuses_state, sums_iterations=sums_iterations)
+    try:
+        compiled_step, names = compile_with(kernels)
+    except CannotFuse as reason:
+        kernels = without_kernels(fusion, unroll, reason)
+        compiled_step, names = compile_with(kernels)
+    seconds = time.perf_counter() - began
+    return CompiledProgram(
+        start=compiled_start,
+        step=compiled_step,
+        metric_names=names,
+        compile_seconds=seconds,
+        shardings=shardings,
+        state=shapes,
+        notes=kernels.notes,
+        launches=kernels.launches,
+        reuses_state=reuses_state,
+        sums_iterations=sums_iterations,
+        operands=mean.operands,
+    )
+
+
+def _own_first(devices: Iterable[Any]) -> list[Any]:
+    """The devices, those of this process before those of others."""
+    return sorted(devices, key=lambda device: device.process_index != jax.process_index())
+
+
+def _compile_step(
+    step_with: Callable[[KernelChoice], Callable[..., Any]],
+    placed: PyTree[jax.ShapeDtypeStruct],
+    operands: Sequence[Array],
+    options: CompilerOptions,
+    kernels: KernelChoice,
+    *,
+    reuses_state: bool,
+    sums_iterations: bool,
+) -> tuple[jax.stages.Compiled, tuple[str, ...]]:
+    """The compiled step, and the names of its metrics."""
+    counts = [jax.ShapeDtypeStruct((), jnp.int32)] if sums_iterations else []
+    step = jax.jit(step_with(kernels), donate_argnums=0 if reuses_state else ())
+    traced = step.trace(placed, *counts, *operands)
+    return traced.lower().compile(dict(options)), traced.out_info[1].names
+
+
+def state_shapes(graph: Graph, seeds: Sequence[int] = (0,)) -> PyTree[jax.ShapeDtypeStruct]:
+    """Shapes and dtypes of the training state; nothing is computed."""
+    return jax.eval_shape(partial(_start, graph, seeds))
+
+
+def reuses_memory(graph: Graph, state: PyTree[jax.ShapeDtypeStruct], *, devices: int) -> bool:
+    """Whether iterations are computed in the memory of their state: with a replay memory, or if it is large."""
+    return graph.replay is not None or state_bytes(state, devices=devices) >= LARGE_STATE_BYTES
+
+
+def state_bytes(state: PyTree[jax.ShapeDtypeStruct], *, devices: int) -> float:
+    """Bytes of a state on each of the devices that share its environments."""
+    whole, divided = _bytes_of(state), sum(_bytes_of(getattr(state, name)) for name in DIVIDED)
+    return divided / devices + whole - divided
+
+
+def _bytes_of(tree: PyTree[jax.ShapeDtypeStruct]) -> int:
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+def start_state(graph: Graph, seeds: Sequence[int] = (0,)) -> State:
+    """The training state before the first iteration, on the default device."""
+    return jax.jit(partial(_start, graph, seeds))()
+
+
+def check_devices(loops: Loops, num_devices: int) -> None:
+    """Whether every device can hold an equal number of whole shards."""
+    if loops.num_shards % num_devices:
+        fewer = max(n for n in range(1, num_devices + 1) if loops.num_shards % n == 0)
+        shards = num_shards_for(loops, num_devices)
+        other = f"num_shards={shards}" if shards else f"a num_envs that is a multiple of {num_devices}"
+        raise UsageError(
+            f"{num_devices} devices cannot hold equal shares of num_shards={loops.num_shards} "
+            f"(num_envs={loops.num_envs}, num_minibatches={loops.num_minibatches}); use {fewer} devices, "
+            f"or {other}."
+        )
+
+
+def _over_seeds(function, seeds: Sequence[int]):
+    return jax.vmap(function) if len(seeds) > 1 else function
+
+
+def _start(graph: Graph, seeds: Sequence[int]) -> State:
+    index = jnp.arange(graph.loops.num_envs, dtype=jnp.int32)
+    begin = lambda seed: start(graph, jax.random.key(seed), index)
+    numbers = np.asarray(seeds, np.uint32)
+    # Mapped, not vmapped: each seed begins with the weights that it would have alone, to the last bit.
+    return jax.lax.map(begin, numbers) if len(seeds) > 1 else begin(numbers[0])
+
+
+def _specs(state: State, *, has_seeds: bool) -> PyTree[PartitionSpec]:
+    """Collector and replay memory are divided along their environments; all else is whole on every device."""
+    by_environment = PartitionSpec(None, AXES) if has_seeds else PartitionSpec(AXES)
+
+    def spec(path, _):
+        return by_environment if path[0].name in DIVIDED else PartitionSpec()
+
+    return jax.tree.map_with_path(spec, state)
+
+
+def _step(
+    graph: Graph,
+    seeds: Sequence[int],
+    mesh: Mesh,
+    mean: MeshMean,
+    specs: PyTree[PartitionSpec],
+    kernels: KernelChoice,
+) -> Callable[..., tuple[State, PackedMetrics]]:
+    """One iteration, or a number of them, on each device of the mesh."""
+    counts = () if graph.replay is None else (PartitionSpec(),)
+
+    def step(state: State, *arguments: Array) -> tuple[State, PackedMetrics]:
+        count, operands = arguments[: len(counts)], arguments[len(counts) :]
+        once = _over_seeds(partial(_iterate_packed, graph, mean.reduce(*operands), kernels), seeds)
+        return _iterate_often(once, state, *count) if count else once(state)
+
+    if mesh.size == 1:
+        return step
+    rows = [PartitionSpec(AXES)] * len(mean.operands)
+    return jax.shard_map(
+        step, mesh=mesh, in_specs=(specs, *counts, *rows), out_specs=(specs, PartitionSpec()), check_vma=False
+    )
+
+
+def _iterate_often(
+    step: Callable[[State], tuple[State, PackedMetrics]], state: State, count: Int[Array, ""]
+) -> tuple[State, PackedMetrics]:
+    """Several iterations, and the sums of their metrics; of flags, the lowest."""
+    shape = jax.eval_shape(step, state)[1]
+    flags = np.asarray([is_flag(name) for name in shape.names])
+
+    def again(_: Any, carry: tuple[State, PackedMetrics]) -> tuple[State, PackedMetrics]:
+        state, sums = carry
+        state, metrics = step(state)
+        both = jnp.where(flags, jnp.minimum(sums.values, metrics.values), sums.values + metrics.values)
+        return state, PackedMetrics(both, shape.names)
+
+    none = PackedMetrics(jnp.broadcast_to(jnp.float32(flags), shape.values.shape), shape.names)
+    return jax.lax.fori_loop(0, count, again, (state, none))
+
+
+def _iterate_packed(
+    graph: Graph, reduce: Reduce, kernels: KernelChoice, state: State
+) -> tuple[State, PackedMetrics]:
+    collect_with, make_minibatch_loop = kernels.rollouts.function, kernels.gradients.function
+    state, metrics = iterate(
+        graph, state, reduce=reduce, collect_with=collect_with, make_minibatch_loop=make_minibatch_loop
+    )
+    return state, packed(metrics)

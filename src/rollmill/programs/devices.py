@@ -1,0 +1,64 @@
+"""Finds the devices that a training runs on."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+
+from rollmill.core.errors import UsageError
+from rollmill.dataflow import Loops
+from rollmill.gpus.device_errors import known_device_error
+from rollmill.gpus.jax_settings import check_platform
+
+
+def take_devices(count: int) -> list[Any]:
+    """The first `count` devices of JAX's default platform, or all of them for 0.
+
+    CPU cores count as one device unless JAX is told otherwise; where it has not started yet, it is.
+
+    Raises:
+        UsageError: if there are fewer.
+    """
+    if count > 1:
+        _divide_cpu(count)
+    check_platform()
+    devices = jax.devices()
+    if count > len(devices):
+        platform = devices[0].platform
+        hint = (
+            " For CPU devices set XLA_FLAGS=--xla_force_host_platform_device_count=N."
+            if platform == "cpu"
+            else " hint: several processes can share a GPU, with place=mesh or place=processes."
+        )
+        raise UsageError(f"devices={count}, but there are {len(devices)} of platform {platform}.{hint}")
+    return devices[: count or None]
+
+
+def _divide_cpu(count: int) -> None:
+    """Asks for that many CPU devices; without effect on accelerators, and too late once JAX has started."""
+    try:
+        jax.config.update("jax_num_cpu_devices", count)
+    except RuntimeError:
+        return
+
+
+@contextmanager
+def telling_memory(loops: Loops) -> Iterator[None]:
+    """Turns errors of a device into those that say what takes the memory, and who holds the rest.
+
+    Raises:
+        DeviceMemoryError: if a device's memory does not suffice.
+        DeviceLostError: if a device is lost.
+    """
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        known = known_device_error(
+            error,
+            what=f"the device's memory does not suffice for num_envs x num_steps = {loops.num_envs} x "
+            f"{loops.num_steps}; lower one of them, or use more devices.",
+        )
+        if known is None:
+            raise
+        raise known from error

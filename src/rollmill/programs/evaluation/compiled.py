@@ -1,0 +1,252 @@
+"""Evaluation on JAX environments: all episodes in one compiled program.
+
+Shape letters: `N` episodes, each in an environment of its own; `T` steps.
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, PyTree
+
+from rollmill.core.errors import NonFiniteError
+from rollmill.core.types import Key
+from rollmill.dataflow import Collector, Graph, Step, Weights, step_one
+from rollmill.fusion import Backend, CannotFuse, fused_collect, lower_rollout, pressure_of
+from rollmill.programs.cache import enable_compilation_cache
+from rollmill.programs.compiler_options import program_options
+from rollmill.programs.evaluation.episodes import (
+    MAX_STEPS,
+    EvaluationEpisodes,
+    Evaluator,
+    check_numbers,
+    never_ends,
+    start_memories,
+)
+
+CHUNK = 32
+"""Steps between two looks at whether all episodes have ended, for which a GPU waits for its host.
+
+They divide `MAX_STEPS`. The looks change no result: an episode that has ended counts once.
+"""
+
+LOOKS_AT_EACH_STEP = ("cpu",)
+"""Platforms where a look costs nothing."""
+
+BATCH_BYTES = 2**28
+"""Bytes of environment states that one batch of episodes may hold; a step needs a few times as much."""
+
+MAX_AT_ONCE = 2**16
+"""Environments that play side by side at most."""
+
+OUTCOME = ("episode_return", "episode_length", "agent_returns")
+"""What a step's `info` tells of an episode that ends with it; the last with several agents only."""
+
+
+class _Playing(NamedTuple):
+    collector: Collector
+    returns: Float[Array, " N"]
+    lengths: Int[Array, " N"]
+    agent_returns: dict[str, Float[Array, " N"]]
+    done: Bool[Array, " N"]
+    chunks: Int[Array, ""]
+
+
+_Advance: TypeAlias = Callable[[Weights, _Playing, Key], _Playing]
+"""Plays `CHUNK` steps, with the key of this chunk."""
+
+
+def evaluate(
+    graph: Graph, weights: Weights, *, episodes: int, seed: int = 0, stochastic: bool = False
+) -> EvaluationEpisodes:
+    """Plays whole episodes, one in each of as many environments, so that short ones do not count twice.
+
+    As many are played at once as `BATCH_BYTES` hold. Programs are kept in the compilation cache, so that another
+    evaluation of the same graph compiles nothing.
+
+    Args:
+        graph: the algorithm with its environment.
+        weights: weights of the policy, as `graph.weights` gives them.
+        episodes: how many.
+        seed: seed of the environments and, where it is stochastic, of the policy.
+        stochastic: draw actions as in training, instead of the most likely one.
+
+    Raises:
+        UsageError: if an episode does not end within `MAX_STEPS` steps.
+    """
+    return evaluator(graph, weights, episodes=episodes, seed=seed, stochastic=stochastic)(weights)
+
+
+def evaluator(
+    graph: Graph,
+    weights: PyTree[Array | np.ndarray | jax.ShapeDtypeStruct],
+    *,
+    episodes: int,
+    seed: int = 0,
+    stochastic: bool = False,
+    backend: Backend | None = None,
+) -> Evaluator:
+    """Compiles `evaluate` for weights of these shapes.
+
+    Args:
+        graph: as for `evaluate`, as are the other arguments and the errors.
+        weights: arrays, or their shapes.
+        episodes: how many.
+        seed: of the environments and the policy.
+        stochastic: draw actions.
+        backend: makes a kernel of the steps, where they can be one; None: XLA computes them.
+    """
+    episodes, seed = check_numbers(episodes, seed)
+    graph = graph._replace(policy=graph.policy if stochastic else graph.greedy)
+    enable_compilation_cache()
+    batch, key = min(episodes, _most_at_once(graph)), jax.random.key(seed)
+
+    def play_with(advance: _Advance) -> Evaluator:
+        play = jax.jit(partial(_play, graph, batch, advance)).lower(weights, key, np.int32(0))
+        return partial(_play_all, graph, play.compile(program_options()), key, batch, episodes)
+
+    # A kernel relies on what holds for every environment that a training starts; those of later batches, and
+    # beyond `num_envs`, are started with the index of another one.
+    if backend is not None and episodes == batch <= graph.loops.num_envs:
+        with suppress(CannotFuse):
+            return play_with(_kernel(graph, backend, batch))
+    return play_with(partial(_advance_by_steps, graph))
+
+
+def _play_all(
+    graph: Graph, play: Callable, key: Key, batch: int, episodes: int, weights: Weights
+) -> EvaluationEpisodes:
+    played = []
+    for first in range(0, episodes, batch):
+        own_key = jax.random.fold_in(key, first) if first else key
+        *outcome, done = jax.device_get(play(weights, own_key, np.int32(first % graph.loops.num_envs)))
+        returns = outcome[0]
+        if not done.all():
+            raise never_ends(int((~done).sum()), batch)
+        if not np.isfinite(returns).all():
+            raise NonFiniteError(
+                f"the return of episode {first + int(np.argmin(np.isfinite(returns)))} of the evaluation is "
+                f"{returns[~np.isfinite(returns)][0]}: the environment gave such a reward. "
+                "hint: rollmill.check_environment finds the step."
+            )
+        played.append(EvaluationEpisodes(*outcome))
+    return jax.tree.map(lambda *parts: np.concatenate(parts)[:episodes], *played)
+
+
+def _most_at_once(graph: Graph) -> int:
+    """Episodes whose states fit into `BATCH_BYTES`."""
+    one = jax.eval_shape(partial(_begin, graph, 1), jax.random.key(0), np.int32(0))
+    sizes = [leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(one)]
+    return int(np.clip(BATCH_BYTES // sum(sizes), 1, MAX_AT_ONCE))
+
+
+def _play(
+    graph: Graph, episodes: int, advance: _Advance, weights: Weights, key: Key, first: Int[Array, ""]
+) -> tuple[Array, Array, dict[str, Array], Array]:
+    start_key, run_key = jax.random.split(key)
+
+    def chunk(now: _Playing) -> _Playing:
+        after = advance(weights, now, jax.random.fold_in(run_key, now.chunks))
+        return after._replace(chunks=now.chunks + 1)
+
+    end = jax.lax.while_loop(
+        lambda now: ~jnp.all(now.done) & (now.chunks < MAX_STEPS // CHUNK),
+        chunk,
+        _with_agents(graph, weights, _begin(graph, episodes, start_key, first)),
+    )
+    return end.returns, end.lengths, end.agent_returns, end.done
+
+
+def _with_agents(graph: Graph, weights: Weights, now: _Playing) -> _Playing:
+    """The beginning with a return of 0 for each kind of agents."""
+    first = jax.tree.map(lambda leaf: leaf[0], now.collector)
+    _, step = jax.eval_shape(partial(step_one, graph, weights), first, jax.random.key(0), np.int32(0))
+    kinds = step.info.get("agent_returns", {})
+    return now._replace(agent_returns={name: jnp.zeros_like(now.returns) for name in kinds})
+
+
+def _begin(graph: Graph, episodes: int, key: Key, first: Int[Array, ""]) -> _Playing:
+    index = first + jnp.arange(episodes, dtype=jnp.int32)
+    start = jax.vmap(graph.start_environment)
+    state, observation = start(jax.random.split(key, episodes), index % graph.loops.num_envs)
+    mask = jax.vmap(graph.action_mask)(state)
+    return _Playing(
+        collector=Collector(index, state, observation, mask, start_memories(graph.start_memory, episodes)),
+        returns=jnp.zeros(episodes, jnp.float32),
+        lengths=jnp.zeros(episodes, jnp.int32),
+        agent_returns={},
+        done=jnp.zeros(episodes, bool),
+        chunks=jnp.int32(0),
+    )
+
+
+def _with_outcome(now: _Playing, ends: Bool[Array, " N"], info: Mapping[str, PyTree[Array]]) -> _Playing:
+    """Keeps the outcome of the episodes that end."""
+    keep = lambda outcome, before: jnp.where(ends, outcome, before)
+    return now._replace(
+        returns=keep(info["episode_return"], now.returns),
+        lengths=keep(info["episode_length"], now.lengths),
+        agent_returns=jax.tree.map(keep, dict(info.get("agent_returns", {})), now.agent_returns),
+        done=now.done | ends,
+    )
+
+
+# --- by XLA -------------------------------------------------------------------------------------------
+
+
+def _advance_by_steps(graph: Graph, weights: Weights, now: _Playing, key: Key) -> _Playing:
+    step_each = jax.vmap(partial(step_one, graph, weights), in_axes=(0, 0, None))
+    keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, now.collector.index)  # as `fused_collect` does
+
+    def step(t: Int[Array, ""], now: _Playing) -> _Playing:
+        collector, steps = step_each(now.collector, keys, t)
+        ends = (steps.terminated | steps.truncated) & ~now.done
+        return _with_outcome(now, ends, steps.info)._replace(collector=collector)
+
+    if jax.default_backend() not in LOOKS_AT_EACH_STEP:
+        return jax.lax.fori_loop(0, CHUNK, step, now)
+    return jax.lax.while_loop(
+        lambda carry: ~jnp.all(carry[1].done) & (carry[0] < CHUNK),
+        lambda carry: (carry[0] + 1, step(*carry)),
+        (jnp.int32(0), now),
+    )[1]
+
+
+# --- by a kernel --------------------------------------------------------------------------------------
+
+
+def _kernel(graph: Graph, backend: Backend, episodes: int) -> _Advance:
+    """The steps as a rollout's kernel.
+
+    Raises:
+        CannotFuse: a step cannot be part of one.
+    """
+    graph = graph._replace(loops=graph.loops._replace(num_steps=CHUNK), appraise=_outcome)
+    step = lower_rollout(graph)
+    pressure = pressure_of(step.program)
+    if reason := backend.hopeless(pressure):
+        raise CannotFuse(reason)
+    # The smallest blocks: episodes are few, and each block has a multiprocessor of its own.
+    launch = min(backend.rollouts.launches(episodes, pressure.operations))
+    run = backend.rollouts.run(launch)
+
+    def advance(weights: Weights, now: _Playing, key: Key) -> _Playing:
+        collector, trajectory = fused_collect(graph, weights, now.collector, key, run=run, step=step)
+        steps = trajectory.steps
+        ended = steps.terminated | steps.truncated
+        ends, first = ended.any(axis=0) & ~now.done, jnp.argmax(ended, axis=0)
+        at_end = lambda leaf: jnp.take_along_axis(leaf, first[None], axis=0)[0]
+        return _with_outcome(now, ends, jax.tree.map(at_end, steps.info))._replace(collector=collector)
+
+    return advance
+
+
+def _outcome(weights: Weights, step: Step) -> Step:
+    """The parts of a step that tell how an episode ends; a kernel writes nothing else."""
+    empty = ("observation", "action_mask", "action", "extras", "reward", "final_observation", "final_memory")
+    info = {name: step.info[name] for name in OUTCOME if name in step.info}
+    return step._replace(**dict.fromkeys(empty, ()), info=info)

@@ -1,0 +1,84 @@
+"""The episodes of an evaluation, and the limits on them.
+
+Shape letters: `N` episodes, each in an environment of its own.
+"""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, PyTree
+
+from rollmill.core.errors import UsageError
+from rollmill.core.fields import fit
+from rollmill.core.types import Memory
+from rollmill.dataflow import Weights
+from rollmill.gpus.jax_settings import check_compiled
+
+MAX_STEPS = 100_000
+"""An evaluation gives up on an episode that is longer than this."""
+
+MAX_EPISODES = 10_000_000
+"""More say nothing that these do not."""
+
+
+class EvaluationEpisodes(NamedTuple):
+    """Finished episodes, one entry each."""
+
+    returns: Float[np.ndarray, " N"]
+    """With several agents, the mean over all of them."""
+    lengths: Int[np.ndarray, " N"]
+    agent_returns: Mapping[str, Float[np.ndarray, " N"]] = MappingProxyType({})
+    """Mean return over the agents of each kind; empty with a single agent."""
+
+
+Evaluator: TypeAlias = Callable[[Weights], EvaluationEpisodes]
+"""Plays the same episodes by the policy of any weights; compiled already."""
+
+
+def check_numbers(episodes: int, seed: int) -> tuple[int, int]:
+    """The number of episodes and the seed of an evaluation, as whole numbers.
+
+    Raises:
+        UsageError: one of them is out of its bounds.
+    """
+    check_compiled()
+    episodes, seed = fit("episodes", int, episodes), fit("seed", int, seed)
+    if episodes < 1:
+        raise UsageError(f"episodes={episodes} must be at least 1.")
+    if episodes > MAX_EPISODES:
+        raise UsageError(f"episodes={episodes} is more than {MAX_EPISODES}. hint: 100 to 10,000 give a mean.")
+    check_seed(seed)
+    return episodes, seed
+
+
+def check_seed(seed: int) -> None:
+    """Checks the seed of an evaluation.
+
+    Raises:
+        UsageError: it is no number of 32 bits.
+    """
+    if not 0 <= seed < 2**32:
+        raise UsageError(f"seed={seed} must lie between 0 and 2**32 - 1.")
+
+
+def never_ends(count: int, episodes: int) -> UsageError:
+    """The error that so many of the episodes are too long."""
+    return UsageError(
+        f"{count} of {episodes} episodes did not end within {MAX_STEPS} steps; put a time limit around the "
+        "environment: rollmill.time_limit(env, max_steps)."
+    )
+
+
+def start_memories(start_memory: Callable[[], Memory], count: int) -> Memory:
+    """The policy's memory at the start of `count` episodes; leaves `[count, ...]`."""
+    return jax.tree.map(lambda leaf: jnp.repeat(leaf[None], count, axis=0), start_memory())
+
+
+def where_rows(condition: Bool[Array, " N"], chosen: PyTree, other: PyTree) -> PyTree:
+    """Rows of `chosen` where the condition holds, and of `other` elsewhere; leaves `[N, ...]`."""
+    broadcast = lambda leaf: condition.reshape(-1, *(1,) * (leaf.ndim - 1))
+    return jax.tree.map(lambda one, two: jnp.where(broadcast(two), one, two), chosen, other)

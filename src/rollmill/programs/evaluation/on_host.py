@@ -1,0 +1,116 @@
+"""Evaluation on host environments, step by step.
+
+Shape letters: `B` copies of an environment.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Bool, Int
+
+from rollmill.core.errors import ContractError, EnvironmentFailed
+from rollmill.core.types import HostEnvironment, HostVector, Memory
+from rollmill.dataflow import Graph, Weights
+from rollmill.envs.host import EVALUATION
+from rollmill.programs.evaluation.episodes import (
+    MAX_STEPS,
+    EvaluationEpisodes,
+    Evaluator,
+    check_numbers,
+    never_ends,
+    start_memories,
+    where_rows,
+)
+
+MAX_COPIES = 8
+"""Copies of a host environment that play side by side."""
+
+
+def evaluate_on_host(
+    graph: Graph,
+    weights: Weights,
+    env: HostEnvironment,
+    *,
+    episodes: int,
+    seed: int = 0,
+    stochastic: bool = False,
+) -> EvaluationEpisodes:
+    """Plays whole episodes of a host environment, side by side in up to `MAX_COPIES` copies of it.
+
+    Episodes are dealt out beforehand, an equal number to each copy, so that short ones do not count more
+    often. Their seeds are not those that a training with the same `seed` begins with. Arguments are those of
+    `evaluate`.
+
+    Raises:
+        UsageError: if an episode does not end within `MAX_STEPS` steps.
+        ContractError: if the environment raises; its line is shown.
+    """
+    return evaluator_on_host(graph, env, episodes=episodes, seed=seed, stochastic=stochastic)(weights)
+
+
+def evaluator_on_host(
+    graph: Graph, env: HostEnvironment, *, episodes: int, seed: int = 0, stochastic: bool = False
+) -> Evaluator:
+    """`evaluate_on_host` for any weights; its policy is compiled once, at the first call."""
+    episodes, seed = check_numbers(episodes, seed)
+    num_envs = min(episodes, MAX_COPIES)
+    quota = np.full(num_envs, episodes // num_envs) + (np.arange(num_envs) < episodes % num_envs)
+    decide = jax.jit(jax.vmap(graph.policy if stochastic else graph.greedy, in_axes=(None, 0, 0, 0, 0)))
+
+    def play(weights: Weights) -> EvaluationEpisodes:
+        vector = env.start(range(num_envs), seed=seed, generation=EVALUATION)
+        try:
+            memory = start_memories(graph.start_memory, num_envs)
+            return _play_on_host(env.name, vector, partial(decide, weights), memory, quota, seed)
+        except EnvironmentFailed as error:  # which ends a training, and keeps its checkpoint
+            raise ContractError(str(error)) from error
+        finally:
+            vector.close()
+
+    return play
+
+
+def _play_on_host(
+    name: str,
+    vector: HostVector,
+    decide: Callable,
+    memory: Memory,
+    quota: Int[np.ndarray, " B"],
+    seed: int,
+) -> EvaluationEpisodes:
+    played: list[EvaluationEpisodes] = []
+    episodes = int(quota.sum())
+    fresh, key = memory, jax.random.key(seed)
+    now = vector.reset()
+    _raise_failures(name, vector)
+    while quota.any():
+        key, step_key = jax.random.split(key)
+        mask = now.info.get("action_mask", ())
+        decision = decide(jax.random.split(step_key, quota.size), memory, now.observation, mask)
+        now = vector.step(jax.device_get(decision.action))
+        _raise_failures(name, vector)
+        if now.info["episode_length"].max() >= MAX_STEPS:
+            raise never_ends(int(quota.sum()), episodes)
+        done = now.terminated | now.truncated
+        counts = done & (quota > 0)
+        if counts.any():
+            played.append(_ended(now.info, counts))
+        quota = quota - counts
+        memory = where_rows(jnp.asarray(done), fresh, decision.memory)
+    return jax.tree.map(lambda *parts: np.concatenate(parts), *played)
+
+
+def _ended(info: Mapping[str, Any], which: Bool[np.ndarray, " B"]) -> EvaluationEpisodes:
+    """The episodes that have ended in these copies."""
+    agents = {kind: returns[which] for kind, returns in info.get("agent_returns", {}).items()}
+    return EvaluationEpisodes(info["episode_return"][which], info["episode_length"][which], agents)
+
+
+def _raise_failures(name: str, vector: HostVector) -> None:
+    """An episode that broke off has no return, and a mean over the others would be one of easy episodes."""
+    for failure in vector.drain_failures():
+        raise ContractError(f"{name}: {failure.doing} raised {failure.error}\n  at {failure.line}")

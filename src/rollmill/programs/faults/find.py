@@ -1,0 +1,270 @@
+"""Finds where a NaN or an infinity came from, keeps what is needed to see it again, and replays it.
+
+Inside the compiled program only one number a fragment says whether its outputs were finite. When
+one was not, the iteration is computed again from the state before it, step by step, with everything
+looked at. This is possible because an iteration depends on its state alone.
+
+Shape letters: `T` steps, `E` environments, `N` rows of a minibatch.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from itertools import accumulate
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, PyTree, UInt32
+
+from rollmill.core.errors import CheckpointError, NonFiniteError, StorageError
+from rollmill.dataflow import (
+    COLLECT,
+    LEARN,
+    Batch,
+    Graph,
+    Learner,
+    Metrics,
+    State,
+    Step,
+    Trajectory,
+    all_finite,
+    collect,
+    identity,
+    iteration_key,
+    learn_minibatch,
+    minibatch_gather,
+    shuffled_rows,
+)
+from rollmill.programs.compiled import CompiledProgram
+from rollmill.programs.compiler_options import program_options
+from rollmill.programs.dispatch import Window
+from rollmill.record import Checkpoints, Folder, RunDirectory, write_json
+
+SHOWN_ENVIRONMENTS = 8
+
+ALMOST_ONE = 0.9999
+"""Flags are reduced as means over devices, which may round."""
+
+
+NOT_REPLAYED = (
+    "The last good checkpoint is kept; what came before this iteration was overwritten, as a replay memory is.\n"
+    "hint: a smaller learning_rate, or max_grad_norm."
+)
+
+
+NO_CHECKPOINT = "The iteration cannot be computed again, because there is no checkpoint to begin with."
+
+
+class Fault(NamedTuple):
+    """Where the first non-finite number of an iteration appeared."""
+
+    fragment: Literal["environment", "policy", "gradients", "update"]
+    iteration: int
+    """Counts from 1."""
+    environments: tuple[int, ...]
+    """Global indices; empty where no single environment is to blame."""
+    step: int | None = None
+    """Step of the rollout, for the first environment."""
+    epoch: int | None = None
+    minibatch: int | None = None
+    seed_index: int = 0
+
+    def __str__(self) -> str:
+        shown = ", ".join(map(str, self.environments[:SHOWN_ENVIRONMENTS]))
+        more = len(self.environments) - SHOWN_ENVIRONMENTS
+        environments = f"environments {shown}{f' and {more} more' if more > 0 else ''}"
+        place = "" if self.step is None else f", step {self.step}"
+        place += "" if self.epoch is None else f", epoch {self.epoch}, minibatch {self.minibatch}"
+        return (
+            f"a non-finite number in fragment '{self.fragment}' at iteration {self.iteration}{place}, "
+            f"{environments if self.environments else 'in no single environment'}"
+        )
+
+
+def is_finite(metrics: Mapping[str, np.ndarray | np.floating]) -> bool:
+    """Whether every fragment's outputs were finite in the iteration with these metrics."""
+    return all(np.all(value > ALMOST_ONE) for name, value in metrics.items() if name.startswith("finite/"))
+
+
+def stop_at_nonfinite(
+    first: int, rows: Sequence[Mapping[str, Any]], advice: str, *, counts: Sequence[int] | None = None
+) -> None:
+    """Ends a training whose metrics, of the iterations after the first `first` ones, are not finite.
+
+    Args:
+        first: iterations that came before.
+        rows: metrics of the following ones.
+        advice: for the user.
+        counts: number of iterations of each row; None: one each.
+
+    Raises:
+        NonFiniteError: naming the fragments and the iteration.
+    """
+    for last, row in zip(accumulate(counts or [1] * len(rows), initial=first + 1), rows, strict=False):
+        if is_finite(row):
+            continue
+        fragments = [name.removeprefix("finite/") for name, value in row.items() if not is_finite({name: value})]
+        raise NonFiniteError(
+            f"{' and '.join(fragments) or 'the loss'} gave a number that is not finite at iteration {last}. "
+            f"{advice}"
+        )
+
+
+def stop_at_fault(graph: Graph, program: CompiledProgram, window: Window, directory: Folder) -> None:
+    """Raises if an iteration of the window was not finite, once its inputs are in `directory`.
+
+    Raises:
+        NonFiniteError: naming fragment, iteration and environments.
+    """
+    if program.sums_iterations:
+        return stop_at_nonfinite(window.first, window.metrics, NOT_REPLAYED, counts=window.counts)
+    bad = next((i for i, metrics in enumerate(window.metrics) if not is_finite(metrics)), None)
+    if bad is None:
+        return None
+    before = _state_before(program, window, window.first + bad, directory)
+    if before is None:
+        return stop_at_nonfinite(window.first, window.metrics, NO_CHECKPOINT)
+    seed_index, state = _failing_seed(before, window.metrics[bad])
+    fault = find_fault(graph, state)._replace(seed_index=seed_index)
+    message = f"{fault}. Training stopped; the last good checkpoint is kept."
+    try:
+        _save(directory, fault, state)
+    except (StorageError, CheckpointError) as error:
+        raise NonFiniteError(f"{message} The inputs of the step could not be kept: {error}") from error
+    command = RunDirectory(directory.root).command("doctor")
+    raise NonFiniteError(
+        f"{message} `{command}`, or `rollmill.replay` from Python, replays the step un-jitted and shows where it "
+        "happens."
+    )
+
+
+def _state_before(program: CompiledProgram, window: Window, iteration: int, directory: Folder) -> PyTree | None:
+    """The state after so many iterations, on the host, computed again from the one before the window.
+
+    If that is gone, because the program `reuses_state`, from the newest checkpoint; None if there is none.
+    """
+    state, done = window.before, window.first
+    if program.reuses_state:
+        for leaf in jax.tree.leaves(window.after):
+            leaf.delete()
+        try:
+            with Checkpoints(RunDirectory(directory.root).checkpoints, read_only=True) as checkpoints:
+                restored = checkpoints.restore(program.state)
+        except CheckpointError:
+            restored = None
+        if restored is None or restored.iteration > iteration:
+            return None
+        state, done = program.place(restored.state), restored.iteration
+    for _ in range(iteration - done):
+        state, _ = program.advance(state)
+    return jax.device_get(state)
+
+
+def _failing_seed(state: PyTree, metrics: Mapping[str, np.ndarray]) -> tuple[int, State]:
+    finite = [np.atleast_1d(value) for name, value in metrics.items() if name.startswith("finite/")]
+    seeds = np.all(np.stack(finite) > ALMOST_ONE, axis=0)
+    index = int(np.argmin(seeds))
+    return (index, state) if seeds.size == 1 else (index, jax.tree.map(lambda leaf: leaf[index], state))
+
+
+def _save(directory: Folder, fault: Fault, state: State) -> None:
+    with Checkpoints(directory, keep_last=1, keep_best=0) as checkpoints:
+        checkpoints.save(fault.iteration - 1, state, metadata={})
+    write_json(directory, "fault.json", fault._asdict())
+
+
+# --- finding ------------------------------------------------------------------------------------------
+
+
+def find_fault(graph: Graph, state: State) -> Fault:
+    """The first non-finite number of the iteration that starts from `state` (of one seed, on the host)."""
+    iteration = int(state.iteration) + 1
+    trajectory = roll_out(graph, state)
+    fault = _fault_of_rollout(trajectory.steps, iteration)
+    if fault is not None:
+        return fault
+    for step in learning_steps(graph, state, trajectory):
+        in_gradients = step.metrics["finite/gradients"] < 1
+        if in_gradients or not all_finite(graph.weights(step.advanced)):
+            fragment = "gradients" if in_gradients else "update"
+            environments = _environments_to_blame(graph, step)
+            return Fault(fragment, iteration, environments, epoch=step.epoch, minibatch=step.minibatch)
+    return Fault("update", iteration, ())
+
+
+def roll_out(graph: Graph, state: State) -> Trajectory:
+    """The trajectory of the iteration that starts from `state`."""
+    weights, key = graph.weights(state.learner), iteration_key(state.key, int(state.iteration), COLLECT)
+    return jax.jit(partial(collect, graph), compiler_options=program_options())(weights, state.collector, key)[1]
+
+
+class LearningStep(NamedTuple):
+    """One minibatch of an iteration, with the learner before and after it."""
+
+    epoch: int
+    minibatch: int
+    learner: Learner
+    rows: UInt32[Array, " N"]
+    batch: Batch
+    advanced: Learner
+    metrics: Metrics
+
+
+def learning_steps(graph: Graph, state: State, trajectory: Trajectory) -> Iterator[LearningStep]:
+    """The minibatches of the iteration that starts from `state`, one by one."""
+    loops = graph.loops
+    prepare = jax.jit(partial(graph.prepare, reduce=identity, replicas=1))
+    learner, batch = prepare(state.learner, trajectory)
+    take, learn = jax.jit(minibatch_gather(batch, loops)), jax.jit(partial(learn_minibatch, graph))
+    for epoch in range(loops.epochs):
+        for number, rows in enumerate(_rows_of_epoch(graph, state, epoch)):
+            advanced, metrics = learn(learner, take(rows))
+            yield LearningStep(epoch, number, learner, rows, take(rows), advanced, metrics)
+            learner = advanced
+
+
+def _fault_of_rollout(steps: Step, iteration: int) -> Fault | None:
+    """Within one step the policy sees what the environment made of the step before."""
+    seen = _bad_steps(steps.observation)
+    decided = _bad_steps((steps.action, steps.extras))
+    made = _bad_steps((steps.reward, steps.final_observation))
+    stages = np.stack([seen, decided, made], axis=1)  # [T, 3, E], in the order of time
+    if not stages.any():
+        return None
+    first = np.argmax(stages.reshape(-1, stages.shape[-1]).any(axis=1))
+    step, stage = divmod(int(first), 3)
+    environments = np.flatnonzero(stages[step, stage])
+    step = max(step - 1, 0) if stage == 0 else step  # what is seen was made by the step before
+    fragment = "policy" if stage == 1 else "environment"
+    return Fault(fragment, iteration, tuple(map(int, environments)), step=step)
+
+
+def _rows_of_epoch(graph: Graph, state: State, epoch: int) -> Array:
+    loops = graph.loops
+    key = jax.random.fold_in(iteration_key(state.key, int(state.iteration), LEARN), epoch)
+    return jax.jit(partial(shuffled_rows, loops=loops))(key, state.collector.index)
+
+
+def _environments_to_blame(graph: Graph, step: LearningStep) -> tuple[int, ...]:
+    """Environments of rows whose gradients are non-finite by themselves."""
+    bad = bad_rows(graph, step)
+    return tuple(int(i) for i in np.unique(np.asarray(step.rows)[bad] % graph.loops.num_envs))
+
+
+def bad_rows(graph: Graph, step: LearningStep) -> Bool[np.ndarray, " N"]:
+    """Which rows of a minibatch have non-finite gradients or metrics by themselves."""
+
+    def is_bad(row: Batch) -> Bool[Array, ""]:
+        alone = jax.tree.map(lambda leaf: leaf[None], row)
+        return all_finite(graph.gradients(step.learner, alone)) < 1
+
+    conditioned = graph.condition(step.batch, identity)
+    return np.asarray(jax.jit(lambda batch: jax.lax.map(is_bad, batch, batch_size=256))(conditioned))
+
+
+def _bad_steps(tree: PyTree[Array]) -> Bool[np.ndarray, "T E"]:
+    floats = [np.asarray(leaf) for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    shape = jax.tree.leaves(tree)[0].shape[:2]
+    bad = [~np.isfinite(leaf.astype(np.float32)).reshape(*shape, -1).all(axis=-1) for leaf in floats]
+    return np.logical_or.reduce(bad) if bad else np.zeros(shape, bool)

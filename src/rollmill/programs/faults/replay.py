@@ -1,0 +1,163 @@
+"""Replays the step at which a number stopped being finite, un-jitted, so that it shows in plain Python."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from rollmill.core.errors import CheckpointError
+from rollmill.core.json_data import read_as
+from rollmill.core.own_line import own_line
+from rollmill.dataflow import COLLECT, Collector, Graph, State, identity, iteration_key, step_one
+from rollmill.programs.compiled import state_shapes
+from rollmill.programs.faults.find import Fault, LearningStep, bad_rows, learning_steps, roll_out
+from rollmill.record import Checkpoints, Folder, read_json
+
+FAULT = "fault.json"
+
+MESSAGE = "message.json"
+"""File of what a run said that stopped at a number which is not finite, where nothing can be replayed."""
+
+REPLAYED_ROWS = 8
+"""Rows of a minibatch that are replayed: enough to see, few enough to be quick op by op."""
+
+
+class Replayed(NamedTuple):
+    """The result of replaying a step un-jitted."""
+
+    fault: Fault
+    line: str | None
+    """`file:line: source` of the operation that made the number; None where no single one did."""
+    inputs: dict[str, PyTree[np.ndarray]]
+    """Arguments of the fragment, by name."""
+    outputs: PyTree[np.ndarray]
+    """The fragment's results."""
+
+
+def replay_fault(graph: Graph, directory: Folder) -> Replayed:
+    """Replays the fault that `directory` holds.
+
+    Raises:
+        CheckpointError: if the directory holds none.
+    """
+    if not has_fault(directory):
+        raise CheckpointError(_nothing_to_replay(directory))
+    fault = _read_fault(graph, directory)
+    with Checkpoints(directory, read_only=True) as checkpoints:
+        restored = checkpoints.restore(state_shapes(graph))
+    if restored is None:
+        raise CheckpointError(f"{directory.path} holds no state to replay from.")
+    rollout = fault.fragment in ("environment", "policy")
+    if not rollout and fault.epoch is None:
+        raise CheckpointError(
+            f"{fault}: the number was not there when the iteration was computed again on one device, so no single "
+            "step can be replayed. It lies at the border of overflow; look for large rewards or learning rates."
+        )
+    return (_replay_step if rollout else _replay_minibatch)(graph, restored.state, fault)
+
+
+def has_fault(directory: Folder) -> bool:
+    """Whether a fault that can be replayed was kept in the folder."""
+    return directory.has(FAULT)
+
+
+def has_message(directory: Folder) -> bool:
+    """Whether a run noted there what it said when it stopped at a number that is not finite."""
+    return directory.has(MESSAGE)
+
+
+@dataclass(frozen=True)
+class SavedFault:
+    """A fault as its JSON file holds it."""
+
+    fragment: Literal["environment", "policy", "gradients", "update"]
+    iteration: int
+    environments: tuple[int, ...]
+    step: int | None = None
+    epoch: int | None = None
+    minibatch: int | None = None
+    seed_index: int = 0
+
+
+def _read_fault(graph: Graph, directory: Folder) -> Fault:
+    where = str(directory.path / FAULT)
+    fault = Fault(**vars(read_as(SavedFault, read_json(directory, FAULT), where=where, error=CheckpointError)))
+    loops = graph.loops
+    limits = {
+        "iteration": (fault.iteration - 1, loops.iterations),
+        "environments": (max(fault.environments, default=0), loops.num_envs),
+        "step": (fault.step or 0, loops.num_steps),
+        "epoch": (fault.epoch or 0, loops.epochs),
+        "minibatch": (fault.minibatch or 0, loops.num_minibatches),
+    }
+    for name, (value, limit) in limits.items():
+        if not 0 <= value < limit or min(fault.environments, default=0) < 0:
+            raise CheckpointError(f"{where}: {name} is beyond what this run computes; it has {limit}.")
+    if fault.fragment in ("environment", "policy") and (fault.step is None or not fault.environments):
+        raise CheckpointError(f"{where}: step or environments are missing.")
+    return fault
+
+
+def _nothing_to_replay(directory: Folder) -> str:
+    if not directory.has(MESSAGE):
+        return f"{directory.root} has no fault to replay: no number that is not finite stopped it."
+    message = str(read_json(directory, MESSAGE).get("message"))
+    said = "".join(letter if letter.isprintable() or letter == "\n" else "?" for letter in message)
+    return (
+        f"{directory.root} stopped at a number that is not finite. It ran in several processes and keeps no "
+        f"state to replay it from; it said: {said}"
+    )
+
+
+def _replay_step(graph: Graph, state: State, fault: Fault) -> Replayed:
+    weights, index = graph.weights(state.learner), fault.environments[0]
+    collector: Collector = jax.tree.map(lambda leaf: leaf[index], state.collector)
+    key = jax.random.fold_in(iteration_key(state.key, int(state.iteration), COLLECT), index)
+    step = jax.jit(lambda collector, t: step_one(graph, weights, collector, key, t)[0])
+    for t in range(fault.step or 0):
+        collector = step(collector, t)
+    line, (_, made) = _unjitted(lambda: step_one(graph, weights, collector, key, fault.step or 0))
+    inputs = {"observation": collector.observation, "state": collector.environment, "action": made.action}
+    outputs = {"extras": made.extras, "reward": made.reward, "observation": made.final_observation}
+    return Replayed(fault, line, *_on_host((inputs, outputs)))
+
+
+def _replay_minibatch(graph: Graph, state: State, fault: Fault) -> Replayed:
+    steps = learning_steps(graph, state, roll_out(graph, state))
+    step = next(s for s in steps if (s.epoch, s.minibatch) == (fault.epoch, fault.minibatch))
+    batch = _few_rows(graph, step)
+
+    def learn():
+        gradients, metrics = graph.gradients(step.learner, batch)
+        return graph.weights(graph.update(step.learner, gradients)), metrics
+
+    line, (_, metrics) = _unjitted(learn)
+    return Replayed(fault, line, *_on_host(({"samples": batch.samples}, metrics)))
+
+
+def _few_rows(graph: Graph, step: LearningStep) -> Any:
+    """A few rows of the minibatch, those that are non-finite by themselves first."""
+    order = np.argsort(~bad_rows(graph, step), kind="stable")[:REPLAYED_ROWS]
+    return jax.tree.map(lambda leaf: leaf[order], graph.condition(step.batch, identity))
+
+
+def _unjitted(function: Callable[[], Any]) -> tuple[str | None, Any]:
+    """Runs operation by operation; the line of the first that makes a NaN, or else an infinity."""
+    line = None
+    with jax.disable_jit():
+        for check in (jax.debug_nans, jax.debug_infs):
+            try:
+                with check(True):
+                    function()
+            except FloatingPointError as error:
+                line = line or own_line(error)
+    return line, function()
+
+
+def _on_host(tree: Any) -> Any:
+    is_key = lambda x: jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return jax.device_get(jax.tree.map(lambda x: jax.random.key_data(x) if is_key(x) else x, tree))

@@ -1,0 +1,113 @@
+"""The way in which a training on a mesh takes its means: the one that is asked for, or the fastest."""
+
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, get_args
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh
+
+from rollmill.core.errors import CheckpointError, UsageError
+from rollmill.dataflow import Graph, Reduce
+from rollmill.fusion.cache import cached_file, read_cached, write_once
+from rollmill.planning import AllReduce, AllReduceOption
+from rollmill.programs.compiled import state_shapes
+from rollmill.programs.peer_memory import NoPeerMemory
+from rollmill.programs.reductions import MeshMean, fastest, mean_over, time_reductions, ways_of
+
+WAYS: tuple[AllReduce, ...] = get_args(AllReduce)
+
+
+class MeanChoice(NamedTuple):
+    """How a mesh takes means."""
+
+    mean: MeshMean
+    way: AllReduce | None = None
+    """The way that it is, where there was a choice."""
+    notes: Sequence[str] = ()
+    """The times of all ways, for the user."""
+
+
+def choose_mean(graph: Graph, mesh: Mesh, wanted: AllReduceOption, host: Reduce | None = None) -> MeanChoice:
+    """The mean that is wanted; for `auto` the fastest at the graph's number of parameters.
+
+    Ways are timed once for a mesh, a size and versions: so the same seed has the same sums, bit for bit.
+
+    Args:
+        graph: what is trained.
+        mesh: where; all of its processes have to call this.
+        wanted: the way.
+        host: the mean through the host's memory, where there are several processes.
+
+    Raises:
+        UsageError: the way that is wanted cannot be had.
+    """
+    if mesh.size == 1:
+        return MeanChoice(mean_over(mesh))
+    num_parameters = _num_parameters(graph)
+    if wanted != "auto":
+        return MeanChoice(_wanted(mesh, wanted, host, num_parameters))
+    means = _available_means(mesh, host, num_parameters)
+    if len(means) == 1:
+        on_gpus = mesh.devices.flat[0].platform == "gpu"  # where there might be others when the run is resumed
+        return MeanChoice(means["flat"], "flat" if on_gpus else None)
+    file = _file_of(mesh, num_parameters, means)
+    if (known := _stored(file)) is not None:
+        return MeanChoice(means[known], known, [f"means are {known}, which was the fastest way before"])
+    seconds = time_reductions(mesh, num_parameters, means)
+    chosen = fastest(seconds)
+    with contextlib.suppress(OSError, CheckpointError):  # where nothing can be kept, it is timed again
+        write_once(file, json.dumps({"way": chosen, "seconds": seconds}))
+    return MeanChoice(means[chosen], chosen, [_note(num_parameters, seconds, chosen)])
+
+
+def _wanted(mesh: Mesh, way: AllReduce, host: Reduce | None, num_parameters: int) -> MeshMean:
+    if way == "host" and host is None:
+        raise UsageError("reduction=host is for several processes, and this is one. hint: reduction=auto.")
+    try:
+        return mean_over(mesh, way, host, num_parameters=num_parameters)
+    except NoPeerMemory as reason:
+        raise UsageError(
+            f"reduction={way}, which was asked for or chosen when the run began, is not possible here: {reason}. "
+            "hint: reduction=auto."
+        ) from reason
+
+
+def _available_means(mesh: Mesh, host: Reduce | None, num_parameters: int) -> dict[AllReduce, MeshMean]:
+    means: dict[AllReduce, MeshMean] = {}
+    for way in ways_of(mesh, num_parameters):
+        try:
+            means[way] = mean_over(mesh, way, host, num_parameters=num_parameters)
+        except NoPeerMemory:  # there are other ways
+            continue
+    return means
+
+
+def _file_of(mesh: Mesh, num_parameters: int, means: Mapping[AllReduce, MeshMean]) -> Path:
+    """The file that keeps the choice among these means, by all that their times depend on."""
+    kind, shape = mesh.devices.flat[0].device_kind, list(mesh.devices.shape)
+    return cached_file("means", [kind, shape, jax.process_count(), num_parameters, list(means)])
+
+
+def _stored(file: Path) -> AllReduce | None:
+    """The choice that all processes have stored; None if one has none, or they differ."""
+    own = read_cached(file, lambda it: WAYS.index(it["way"]))
+    number = -1 if own is None else own
+    of_all = np.asarray(multihost_utils.process_allgather(np.int32(number)))
+    return WAYS[number] if number >= 0 and (of_all == number).all() else None
+
+
+def _note(num_parameters: int, seconds: Mapping[AllReduce, float], chosen: AllReduce) -> str:
+    times = ", ".join(
+        f"{way} {1e6 * taken:.0f} us" if taken < np.inf else f"{way} is wrong" for way, taken in seconds.items()
+    )
+    return f"a mean of {num_parameters:,} parameters takes {times}: {chosen}"
+
+
+def _num_parameters(graph: Graph) -> int:
+    learner = state_shapes(graph).learner
+    return sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(graph.weights, learner)))

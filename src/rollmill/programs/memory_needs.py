@@ -1,0 +1,70 @@
+"""The memory of GPUs that a training needs: claimed before it compiles, and again once XLA tells the bytes."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jaxtyping import PyTree
+
+from rollmill.dataflow import Graph, State, collect
+from rollmill.gpus.claims import claim_memory
+from rollmill.gpus.share import takes_as_needed
+from rollmill.programs.compiled import CompiledProgram, reuses_memory, state_bytes, state_shapes
+
+
+def claim_before_compiling(graph: Graph, *, seeds: Sequence[int], devices: Sequence[Any]) -> None:
+    """Claims the bytes that a training needs in any case: its states and the trajectory of an iteration.
+
+    Raises:
+        DeviceMemoryError: they are not free.
+    """
+    if claims_memory(devices):
+        need = least_bytes(graph, seeds=seeds, devices=len(devices))
+        claim_memory(need, what=f"{_sizes(graph)} needs", devices=len(devices))
+
+
+def claim_compiled(graph: Graph, program: CompiledProgram) -> None:
+    """Claims the bytes of a compiled training: arguments, temporary arrays, and the state that comes next.
+
+    Raises:
+        DeviceMemoryError: they are not free.
+    """
+    memory: Any = program.step.memory_analysis() if claims_memory(program.devices) else None
+    if memory is not None:
+        results = memory.output_size_in_bytes - memory.alias_size_in_bytes
+        need = memory.argument_size_in_bytes + memory.temp_size_in_bytes + results
+        need = max(0, need - _idle_bytes(program.devices[0]))
+        claim_memory(need, what=f"{_sizes(graph)} needs", devices=len(program.devices))
+
+
+def least_bytes(graph: Graph, *, seeds: Sequence[int], devices: int) -> int:
+    """Bytes of a device that hold states and trajectory; a state whose memory is not used again is there twice."""
+    state = state_shapes(graph, seeds)
+    states = state_bytes(state, devices=devices) * (1 if reuses_memory(graph, state, devices=devices) else 2)
+    one = state_shapes(graph, seeds[:1])
+    trajectory = jax.eval_shape(lambda state: _trajectory(graph, state), one)
+    return int(states + _bytes_of(trajectory) * len(seeds) / devices)
+
+
+def claims_memory(devices: Sequence[Any]) -> bool:
+    """Whether memory of these devices is taken as it is needed, so that others may take it before."""
+    return devices[0].platform == "gpu" and takes_as_needed()
+
+
+def _idle_bytes(device: Any) -> int:
+    """Bytes that this process has taken of a device already, and does not use, such as those of timed kernels."""
+    stats = device.memory_stats() or {}
+    return max(0, stats.get("pool_bytes", 0) - stats.get("bytes_in_use", 0))
+
+
+def _trajectory(graph: Graph, state: State) -> Any:
+    return collect(graph, graph.weights(state.learner), state.collector, state.key)[1]
+
+
+def _bytes_of(tree: PyTree) -> int:
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+def _sizes(graph: Graph) -> str:
+    return f"a training with num_envs x num_steps = {graph.loops.num_envs} x {graph.loops.num_steps}"

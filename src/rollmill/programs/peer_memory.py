@@ -1,0 +1,105 @@
+"""Memory on each GPU of a mesh that the kernels of all its GPUs read and write, in one process or in several.
+
+It is allocated by CUDA's driver, not by JAX: to other processes it is passed by a handle, which each of them opens
+at an address of its own ("CUDA C++ Programming Guide", Interprocess Communication).
+"""
+
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar, cast
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, UInt8, UInt32
+
+from rollmill.core.machine import BOOT_ID
+from rollmill.programs.cuda_memory import HANDLE_BYTES, NoPeerMemory, allocate, handle_of, let_reach, open_handle
+
+PAGE_BYTES = 2 * 2**20
+"""Memory is allocated in multiples of this, because CUDA passes whole pages to other processes."""
+
+T = TypeVar("T")
+
+
+def open_peer_memory(mesh: Mesh, num_bytes: int) -> UInt32[Array, "devices addresses"]:
+    """Allocates memory on each GPU, zeroed, and opens that of all others. It is kept until the process ends.
+
+    Args:
+        mesh: its GPUs; all their processes have to call this.
+        num_bytes: on each GPU.
+
+    Returns:
+        A row for each GPU, on that GPU: the low and the high 32 bits of the address of each GPU's memory, in the
+        order of the mesh, and the GPU's own rank in it.
+
+    Raises:
+        NoPeerMemory: it is impossible for one of the processes, or they are on several hosts; all of them raise
+            it.
+    """
+    gpus = list(mesh.devices.flat)
+    _check_one_host()
+    own = {rank: gpu for rank, gpu in enumerate(gpus) if gpu.process_index == jax.process_index()}
+    num_bytes = -(-num_bytes // PAGE_BYTES) * PAGE_BYTES
+    memory = agree(lambda: {rank: allocate(gpu.local_hardware_id, num_bytes) for rank, gpu in own.items()})
+    handles = _handles(gpus, own, memory)
+    rows = agree(lambda: {rank: _row(rank, gpus, memory, handles) for rank in own})
+    sharding = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+    shape = (len(gpus), 2 * len(gpus) + 1)
+
+    def row(index: Any) -> UInt32[np.ndarray, "1 A"]:
+        return rows[index[0].start or 0][None]
+
+    return jax.make_array_from_callback(shape, sharding, row)
+
+
+def _check_one_host() -> None:
+    """Whether all processes are on one host: a handle says nothing on others."""
+    mine = np.frombuffer(uuid.UUID(BOOT_ID.read_text().strip()).bytes, np.uint8)
+    if (np.asarray(multihost_utils.process_allgather(mine)).reshape(-1, mine.size) != mine).any():
+        raise NoPeerMemory("its processes are on several hosts")
+
+
+def _handles(gpus: Sequence[Any], own: Mapping[int, Any], memory: Mapping[int, int]) -> UInt8[np.ndarray, "R B"]:
+    """The handles of all GPUs' memory, by rank; zeros if there are no other processes."""
+    handles = np.zeros((len(gpus), HANDLE_BYTES), np.uint8)
+    if len(own) == len(gpus):
+        return handles
+    mine = agree(lambda: {rank: handle_of(gpu.local_hardware_id, memory[rank]) for rank, gpu in own.items()})
+    for rank, handle in mine.items():
+        handles[rank] = np.frombuffer(handle, np.uint8)
+    return np.asarray(multihost_utils.process_allgather(handles)).max(axis=0)
+
+
+def _row(
+    rank: int, gpus: Sequence[Any], memory: Mapping[int, int], handles: np.ndarray
+) -> UInt32[np.ndarray, " A"]:
+    """Addresses of all memory as this GPU's kernels see it, and its rank."""
+    addresses = [_address(gpus[rank], peer, gpus, memory, handles) for peer in range(len(gpus))]
+    return np.asarray([*(half for each in addresses for half in (each & 0xFFFFFFFF, each >> 32)), rank], np.uint32)
+
+
+def _address(gpu: Any, peer: int, gpus: Sequence[Any], memory: Mapping[int, int], handles: np.ndarray) -> int:
+    if peer not in memory:
+        return open_handle(gpu.local_hardware_id, handles[peer].tobytes())
+    if gpus[peer] is not gpu:
+        let_reach(gpu.local_hardware_id, gpus[peer].local_hardware_id)
+    return memory[peer]
+
+
+def agree(do: Callable[[], T]) -> T:
+    """The result of a function that succeeds in all processes, each of which calls it.
+
+    Raises:
+        NoPeerMemory: it raised that in one of them.
+    """
+    found, reason = None, ""
+    try:
+        found = do()
+    except NoPeerMemory as error:
+        reason = str(error)
+    failed = np.asarray(multihost_utils.process_allgather(np.int32(bool(reason))))
+    if failed.any():
+        raise NoPeerMemory(reason or "another process cannot reach its peers' memory")
+    return cast(T, found)

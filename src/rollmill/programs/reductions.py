@@ -1,0 +1,288 @@
+"""Means over the devices of a mesh: flat, hierarchical, one-shot, or through the memory of the host.
+
+A mesh has two axes, the instances that share a GPU and the GPUs, as in GMI-DRL (USENIX ATC 2025). Which all-reduce
+is the fastest depends on both counts and on the number of parameters, so it is chosen by timing.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import io_callback
+from jax.flatten_util import ravel_pytree
+from jax.sharding import Mesh, PartitionSpec
+from jaxtyping import Array, Float, PyTree, UInt32
+
+from rollmill.channels import Layout, Reduction, Wire
+from rollmill.core.errors import UsageError
+from rollmill.dataflow import Reduce, identity
+from rollmill.fusion import (
+    LANE_BYTES,
+    MOST_RANKS,
+    CannotFuse,
+    backend_of,
+    check_package,
+    compile_one_shot_mean,
+    lanes_of,
+    one_shot_mean,
+)
+from rollmill.planning import AllReduce
+from rollmill.programs.compiler_options import options_for
+from rollmill.programs.peer_memory import NoPeerMemory, agree, open_peer_memory
+
+AXES = ("instance", "gpu")
+"""Names of a mesh's axes."""
+
+TIMED_REDUCTIONS, TIMINGS = 20, 5
+"""All-reduces of one timing, and timings of which the shortest counts."""
+
+PERIOD = 7
+"""Places after which the numbers that are timed repeat themselves."""
+
+MOST_ONE_SHOT = 2**18
+"""Parameters up to which the one-shot mean is tried: it sends all numbers to all GPUs."""
+ONE_SHOT_MEANS, SPARE_LANES = 4, 64
+"""Means of all parameters in one program that there is shared memory for, and lanes for small ones."""
+
+
+class MeshMean(NamedTuple):
+    """The mean over all devices of a mesh, for use in its programs."""
+
+    reduce: Callable[..., Reduce]
+    """`(*operands) -> Reduce`: what a program on each device calls, once, for all of its means."""
+    operands: tuple[Array, ...] = ()
+    """Arrays with a row for each device, that a program has to take beside its own; a device gets its row."""
+
+
+def mesh_of(devices: Sequence[Any], *, instances: int = 1) -> Mesh:
+    """The mesh of some devices.
+
+    Args:
+        devices: one of each GPU, then the second instance of each GPU, and so on.
+        instances: devices that share a GPU.
+    """
+    return Mesh(np.asarray(devices).reshape(instances, -1), AXES)
+
+
+def mean_over(
+    mesh: Mesh, way: AllReduce = "flat", host: Reduce | None = None, *, num_parameters: int = 0
+) -> MeshMean:
+    """The mean over all devices of a mesh.
+
+    Args:
+        mesh: its devices; all their processes have to call this.
+        way: `flat`, one all-reduce over all devices; `hierarchical`, in which the instances of a GPU first sum a
+            part each, so that a number crosses between GPUs only once; `one-shot`, in which each GPU reads the
+            memory of all others; or `host`.
+        host: the mean through the host's memory, for this way alone.
+        num_parameters: length of the longest vector that is reduced often; for the one-shot way alone.
+
+    Raises:
+        NoPeerMemory: the one-shot way is impossible, for example because GPUs cannot reach each other's memory,
+            or because triton is missing.
+    """
+    if mesh.size == 1:
+        return MeshMean(lambda: identity)
+    if way == "one-shot":
+        _check_one_shot(mesh, num_parameters)
+        lanes = ONE_SHOT_MEANS * lanes_of(num_parameters) + SPARE_LANES
+        return MeshMean(partial(_OneShotMeans, mesh.size, lanes), (open_peer_memory(mesh, lanes * LANE_BYTES),))
+    return MeshMean(lambda: _without_operands(mesh, way, host))
+
+
+def _without_operands(mesh: Mesh, way: AllReduce, host: Reduce | None) -> Reduce:
+    if way == "hierarchical":
+        return partial(_over_vectors, partial(_mean_of_parts, *mesh.devices.shape))
+    if way == "host":
+        assert host is not None
+        return partial(_over_vectors, host)
+    return partial(jax.lax.pmean, axis_name=AXES)
+
+
+def _check_one_shot(mesh: Mesh, num_parameters: int) -> None:
+    if mesh.devices.flat[0].platform != "gpu":
+        raise NoPeerMemory("it is for GPUs")
+    if mesh.shape["instance"] > 1:
+        raise NoPeerMemory("processes that share a GPU would wait for each other on it")
+    if mesh.size > MOST_RANKS:
+        raise NoPeerMemory(f"{mesh.size} GPUs are more than the {MOST_RANKS} that it is for")
+    agree(partial(_check_kernel, mesh, num_parameters))
+
+
+def _check_kernel(mesh: Mesh, num_parameters: int) -> None:
+    """Whether this process can make the kernel for its devices; a training would end where it cannot."""
+    try:
+        for device in mesh.local_devices:
+            backend = backend_of(device, "tf32")
+            backend.check(device)
+            check_package(backend)
+        compile_one_shot_mean(num_parameters, mesh.size)
+    except (UsageError, CannotFuse) as error:
+        raise NoPeerMemory(str(error)) from error
+
+
+class _OneShotMeans:
+    """The one-shot means of one program, each with lanes of its own, because XLA may compute two at a time.
+
+    Means that find no lanes any more, or are of another type than float32, are flat. All processes trace the same
+    program, so that they agree on the lanes.
+    """
+
+    def __init__(self, ranks: int, lanes: int, addresses: UInt32[Array, "1 A"]) -> None:
+        self._ranks, self._lanes, self._addresses, self._next = ranks, lanes, addresses, 0
+
+    def __call__(self, tree: PyTree[Array]) -> PyTree[Array]:
+        return _over_vectors(partial(self._mean, self._addresses), tree)
+
+    def _mean(self, addresses: UInt32[Array, "1 A"], vector: Float[Array, " N"]) -> Float[Array, " N"]:
+        mean = jax.custom_batching.custom_vmap(self._mean_of_vector)
+        mean.def_vmap(self._mean_of_batch)
+        return mean(vector, addresses)
+
+    def _mean_of_batch(
+        self, size: int, in_batched: Sequence[bool], vectors: Float[Array, "B N"], addresses: UInt32[Array, "1 A"]
+    ) -> tuple[Float[Array, "B N"], bool]:
+        """The means of several vectors, as those of one: the rule by which JAX vectorises a mean."""
+        return self._mean(addresses, vectors.reshape(-1)).reshape(vectors.shape), True
+
+    def _mean_of_vector(self, vector: Float[Array, " N"], addresses: UInt32[Array, "1 A"]) -> Float[Array, " N"]:
+        first, self._next = self._next, self._next + lanes_of(vector.size)
+        if not vector.size or vector.dtype != jnp.float32 or self._next > self._lanes:
+            return jax.lax.pmean(vector, AXES)
+        return one_shot_mean(vector, addresses.reshape(-1), ranks=self._ranks, first_lane=first)
+
+
+def _over_vectors(mean: Reduce, tree: PyTree[Array]) -> PyTree[Array]:
+    """The mean of a tree, whose arrays of one dtype are reduced as one vector."""
+    leaves, structure = jax.tree.flatten(tree)
+    by_dtype: dict[Any, list[int]] = {}
+    for place, leaf in enumerate(leaves):
+        by_dtype.setdefault(jnp.result_type(leaf), []).append(place)
+    for places in by_dtype.values():
+        vector, restore = ravel_pytree([leaves[place] for place in places])
+        for place, leaf in zip(places, restore(mean(vector)), strict=True):
+            leaves[place] = leaf
+    return jax.tree.unflatten(structure, leaves)
+
+
+def _mean_of_parts(instances: int, gpus: int, vector: Float[Array, " N"]) -> Float[Array, " N"]:
+    """The mean of a vector, of which each instance of a GPU sums one part over the GPUs."""
+    padded = jnp.pad(vector, (0, -vector.size % instances))
+    part = jax.lax.psum_scatter(padded, "instance", tiled=True)
+    part = jax.lax.psum(part, "gpu") / (instances * gpus)
+    return jax.lax.all_gather(part, "instance", tiled=True)[: vector.size]
+
+
+def ways_of(mesh: Mesh, num_parameters: int) -> Sequence[AllReduce]:
+    """The ways that are worth timing on a mesh of GPUs, where all can be had."""
+    if mesh.shape["instance"] > 1:
+        return ["flat", "host"] if mesh.shape["gpu"] == 1 else ["flat", "hierarchical", "host"]
+    one_shot = 1 < mesh.size <= MOST_RANKS and num_parameters <= MOST_ONE_SHOT
+    return ["flat", "one-shot"] if one_shot else ["flat"]
+
+
+class HostMean:
+    """The mean over processes through the memory of the host, called by the compiled programs of their GPUs.
+
+    A GPU's program makes its calls in the order in which it was compiled, the same in all processes, so vectors of
+    one length can share a channel.
+
+    Args:
+        wire: opens channels between the processes.
+        rank: number of this process.
+        size: number of processes.
+    """
+
+    def __init__(self, wire: Wire, *, rank: int, size: int) -> None:
+        self._open = partial(wire.reduction, rank=rank, size=size)
+        self._channels: dict[str, Reduction] = {}
+
+    def __call__(self, vector: Float[Array, " N"]) -> Float[Array, " N"]:
+        """The mean of a traced vector."""
+        return io_callback(self._mean, jax.ShapeDtypeStruct(vector.shape, vector.dtype), vector)
+
+    def _mean(self, vector: Any) -> np.ndarray:
+        operand = np.asarray(vector)
+        layout = Layout.of(operand)
+        name = f"mean/{operand.dtype.name}/{operand.size}"
+        if name not in self._channels:
+            self._channels[name] = self._open(name, layout=layout)
+        return self._channels[name].mean(operand)
+
+
+def time_reductions(mesh: Mesh, elements: int, means: Mapping[AllReduce, MeshMean]) -> dict[AllReduce, float]:
+    """Seconds of an all-reduce in each way, the same numbers in all processes; infinite where a mean is wrong.
+
+    Args:
+        mesh: the devices, all of which have to call this.
+        elements: numbers that are reduced, of type float32.
+        means: the mean in each way; `flat` is among them.
+    """
+    ranks, places = np.arange(mesh.size, dtype=np.float32), np.arange(elements, dtype=np.float32) % PERIOD
+    numbers = ranks[:, None] + places
+    expected = numbers.mean(axis=0)
+    mine = [_shortest(means_in_a_row(mesh, mean, numbers), expected) for mean in means.values()]
+    slowest = jax.jit(_on_each(mesh, partial(jax.lax.pmax, axis_name=AXES)))
+    rows = np.broadcast_to(np.asarray(mine, np.float32), (mesh.size, len(mine)))
+    of_all = np.asarray(slowest(_on_own_devices(mesh, rows)).addressable_data(0))
+    return {way: float(time) for way, time in zip(means, of_all, strict=True)}
+
+
+def means_in_a_row(mesh: Mesh, mean: MeshMean, numbers: Float[np.ndarray, "devices N"]) -> Callable[[], Array]:
+    """A compiled program of `TIMED_REDUCTIONS` means, each of the one before; the first is of these rows.
+
+    Each device adds its rank before each mean, less the mean of all ranks: so no two devices have equal numbers in
+    any, and the result is the mean of the rows.
+    """
+    operand = _on_own_devices(mesh, numbers)
+
+    def repeat(vector: Array, *operands: Array) -> Array:
+        reduce = mean.reduce(*operands)
+        own = jax.lax.axis_index(AXES).astype(jnp.float32) - (mesh.size - 1) / 2
+        return jax.lax.fori_loop(0, TIMED_REDUCTIONS, lambda _, carry: reduce(carry + own), vector)
+
+    program = jax.jit(_on_each(mesh, repeat, len(mean.operands))).lower(operand, *mean.operands)
+    compiled = program.compile(dict(options_for(mesh)))
+    return lambda: compiled(operand, *mean.operands)
+
+
+def _on_each(mesh: Mesh, function: Callable[..., Array], num_operands: int = 0) -> Callable[..., Array]:
+    """A function of a replicated vector, and of operands of a mean, on each device."""
+    whole, row = PartitionSpec(), PartitionSpec(AXES)
+    specs = (whole, *[row] * num_operands)
+    return jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=whole, check_vma=False)
+
+
+def _shortest(program: Callable[[], Array], expected: Float[np.ndarray, " N"]) -> float:
+    """Seconds of one of the program's means; infinite if they are not as expected.
+
+    They are timed all the same, because all processes have to take part in each mean.
+    """
+    found = program()  # opens channels and communicators
+    is_right = all(np.allclose(shard.data, expected, rtol=1e-3) for shard in found.addressable_shards)
+    seconds = []
+    for _ in range(TIMINGS):
+        began = time.perf_counter()
+        program().block_until_ready()
+        seconds.append((time.perf_counter() - began) / TIMED_REDUCTIONS)
+    return min(seconds) if is_right else float("inf")
+
+
+def _on_own_devices(mesh: Mesh, rows: Float[np.ndarray, "devices N"]) -> Array:
+    """A row on each of this process's devices, in an array that counts as replicated although rows differ."""
+    everywhere = jax.sharding.NamedSharding(mesh, PartitionSpec())
+    own = [
+        jax.device_put(row, device)
+        for row, device in zip(rows, mesh.devices.flat, strict=True)
+        if device.process_index == jax.process_index()
+    ]
+    return jax.make_array_from_single_device_arrays(rows.shape[1:], everywhere, own)
+
+
+def fastest(seconds: Mapping[AllReduce, float]) -> AllReduce:
+    """The way that takes the shortest time."""
+    return min(seconds, key=lambda way: seconds[way])

@@ -1,0 +1,99 @@
+"""The size of a replay memory, told and checked before a training begins."""
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from rollmill.core.errors import UsageError
+from rollmill.core.machine import device_memory, memory_bytes
+from rollmill.core.text import in_bytes
+from rollmill.dataflow import Graph, empty_rings
+from rollmill.processes.framing import LIMITS
+
+SHARE = 0.8
+"""Share of a memory that the replay memory may take: the rest is for programs and what they compute."""
+
+ROOM_BYTES = 2**28
+"""Bytes of a message that are left to environments and the learner beside the replay memory."""
+
+
+class ReplaySize(NamedTuple):
+    """Bytes of a replay memory."""
+
+    steps: int
+    """Steps that it holds, over all environments of one seed."""
+    total: int
+    """Bytes over all environments and seeds."""
+
+    @property
+    def of_a_step(self) -> float:
+        """Bytes of one step of one seed's training."""
+        return self.total / self.steps
+
+    def __str__(self) -> str:
+        return (
+            f"replay memory: {self.steps:,} steps of {self.of_a_step:,.0f} bytes, {in_bytes(self.total)}; each "
+            "checkpoint holds it"
+        )
+
+
+def replay_size(graph: Graph, *, num_seeds: int = 1) -> ReplaySize | None:
+    """The size of a graph's replay memory; None for a graph without one. Nothing is computed."""
+    if graph.replay is None:
+        return None
+    index = jax.ShapeDtypeStruct((graph.loops.num_envs,), jnp.int32)
+    rings = jax.tree.leaves(jax.eval_shape(partial(empty_rings, graph), index))
+    each = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in rings)
+    return ReplaySize(graph.replay.capacity * graph.loops.num_envs, each * num_seeds)
+
+
+def check_message_size(size: ReplaySize, *, place: str, replicas: int) -> None:
+    """Checks that workers can send their parts of a replay memory, each in one message of a checkpoint.
+
+    Args:
+        size: size of the whole replay memory.
+        place: of the workers; those of a mesh begin again with the whole memory, others with their share.
+        replicas: that share the environments.
+
+    Raises:
+        UsageError: a message would be too large; names the bytes and the sizes that would fit.
+    """
+    parts = {"program": 0, "threads": 0, "mesh": 1}.get(place, replicas)
+    limit = LIMITS.array_bytes - ROOM_BYTES
+    if not parts or size.total / parts <= limit:
+        return
+    fits = int(size.steps * limit * parts / size.total)
+    raise UsageError(
+        f"the replay memory of {size.steps:,} steps takes {in_bytes(size.total)}, and workers of place={place} "
+        f"save it in messages of at most {in_bytes(limit)}. hint: buffer_size={fits} would fit, or place=program."
+    )
+
+
+def check_replay_size(size: ReplaySize, *, devices: Sequence[Any], replicas: int) -> None:
+    """Checks that a replay memory fits, divided among replicas, before anything is allocated.
+
+    Args:
+        size: size of the whole replay memory.
+        devices: of this machine, on which the replicas learn.
+        replicas: that share the environments.
+
+    Raises:
+        UsageError: it does not fit; names the bytes and the sizes that would.
+    """
+    on_host = devices[0].platform == "cpu"
+    # A checkpoint is a copy, which lies in the host's memory beside the replay memory of replicas on CPUs.
+    needed = 2 * size.total if on_host else size.total / min(replicas, len(devices))
+    limit = memory_bytes() if on_host else device_memory(devices[0])
+    if limit is None or needed <= SHARE * limit:
+        return
+    fits = int(size.steps * SHARE * limit / needed)
+    where = "this machine" if on_host else "each device"
+    copies = ", and as much again while a checkpoint is written," if on_host else ""
+    raise UsageError(
+        f"the replay memory of {size.steps:,} steps takes {in_bytes(size.total)}{copies} and {where} has "
+        f"{in_bytes(limit)}. hint: buffer_size={fits} would fit" + ("." if on_host else ", or more devices.")
+    )

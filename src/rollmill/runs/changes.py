@@ -1,0 +1,226 @@
+"""Hyperparameters that may change when a run goes on: those that do not change the shapes of its state."""
+
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields, replace
+from typing import Any
+
+import msgspec
+
+from rollmill.core.errors import UsageError
+from rollmill.core.fields import unknown_setting
+from rollmill.core.json_data import read_as, short_json
+from rollmill.core.schedules import NumberSchedule, parse_schedule
+from rollmill.dataflow import Graph, Loops, first_learning_iteration
+from rollmill.record import Display, Restored, RunDirectory, plain
+from rollmill.runs.saved_run import CHANGEABLE, IDENTITY, Change, changed_config, identity_of, read_saved
+from rollmill.runs.specification import config_from_json, find_algorithm
+from rollmill.runs.trust import rewrite_config
+
+COUNTED = ("update_epochs", "num_minibatches")
+"""An annealed learning rate counts updates, of which there are so many an iteration."""
+
+
+def parse_assignments(texts: Sequence[str]) -> dict[str, str]:
+    """`name=value` of the command line.
+
+    Raises:
+        UsageError: a text is none, or a name comes twice.
+    """
+    values: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise UsageError(f"--set {text}: a name and a value are needed. hint: --set learning_rate=1e-4")
+        if name in values:
+            raise UsageError(f"--set {name} is given twice.")
+        values[name.replace("-", "_")] = value
+    return values
+
+
+def changed_settings(
+    settings: Mapping[str, Any], changes: Mapping[str, Any], *, where: str
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The settings of a graph with other hyperparameters, and these as they are written down.
+
+    Args:
+        settings: settings of the graph, from config.json.
+        changes: values by name; text is read as the hyperparameter's type.
+        where: the file of the settings, for messages.
+
+    Raises:
+        UsageError: a name is unknown or not changeable, or a value does not fit.
+    """
+    if not changes:
+        return dict(settings), {}
+    kind = find_algorithm(settings["algorithm"]).config
+    config = config_from_json(kind, settings["config"], where=where, field="graph.config")
+    known = {field.name for field in fields(kind)}
+    for name in changes:
+        if name not in known:
+            able = [n for n in CHANGEABLE if n in known]
+            raise unknown_setting("hyperparameter", name, able)
+        if name not in CHANGEABLE:
+            able = ", ".join(n for n in CHANGEABLE if n in known)
+            raise UsageError(
+                f"{name} cannot be changed when a run goes on, because its state depends on it. What can: {able}. "
+                "hint: start another run with it."
+            )
+    hints = typing.get_type_hints(kind)
+    values = {name: _value(name, hints[name], value) for name, value in changes.items()}
+    if _counts_updates(config) and (counted := [name for name in COUNTED if name in values]):
+        raise UsageError(
+            f"{' and '.join(counted)} cannot be changed while anneal_lr is on or learning_rate a schedule: the "
+            "learning rate changes with the number of updates, and would jump. hint: start another run with it."
+        )
+    changed = replace(config, **values)
+    if _counts_updates(config) != _counts_updates(changed):
+        raise UsageError(
+            f"learning_rate={values['learning_rate']} cannot be set here: with anneal_lr off, the run's "
+            "state counts updates where its learning rate is a schedule, and only there. hint: "
+            f"{'constant:VALUE' if _counts_updates(config) else 'a number'}."
+        )
+    written = plain({name: _written(value) for name, value in values.items()})
+    return {**settings, "config": {**settings["config"], **written}}, {
+        name: getattr(changed, name) for name in values
+    }
+
+
+def _counts_updates(config: Any) -> bool:
+    """True if the learning rate depends on the number of updates, which the optimiser's state then holds."""
+    return getattr(config, "anneal_lr", False) or isinstance(getattr(config, "learning_rate", None), str)
+
+
+def check_end(loops: Loops, iteration: int, values: Mapping[str, Any]) -> None:
+    """Refuses an end of the training that lies behind it.
+
+    Raises:
+        UsageError: naming the steps that are done.
+    """
+    if "total_timesteps" in values and loops.iterations < iteration:
+        done = iteration * loops.batch_size
+        raise UsageError(
+            f"total_timesteps={values['total_timesteps']} lies behind: {done} steps are done. hint: give more."
+        )
+
+
+def note_changes(
+    run: RunDirectory,
+    described: Mapping[str, Any],
+    graph: Graph,
+    values: Mapping[str, Any],
+    restored: Restored | None,
+    display: Display,
+) -> None:
+    """Writes down hyperparameters that are other from now on, and says so; what stays as it is changes nothing.
+
+    Args:
+        run: the run, which the caller holds.
+        described: the changed graph, as `describe` says.
+        graph: the changed graph.
+        values: the hyperparameters that were given.
+        restored: the checkpoint that the run goes on from.
+        display: is told.
+    """
+    if restored:
+        _note_earlier_start(run, restored, display)
+    if not values:
+        return
+    config, done = run.read_config(), restored.iteration if restored else 0
+    identity = restored.metadata[IDENTITY] if restored else identity_of(config)
+    old = {name: identity.get(f"config.{name}") for name in values}
+    new = {name: described["config"][name] for name in values}
+    changed = {name: value for name, value in plain(new).items() if value != old[name]}
+    if not changed:
+        display.note("the run has these hyperparameters already; nothing is changed")
+        return
+    change = Change(done, {name: old[name] for name in changed}, changed)
+    rewrite_config(run, changed_config(config, described, change))
+    lines = [f"{name} {short_json(old[name])} -> {short_json(value)}" for name, value in changed.items()]
+    display.note(f"changed after iteration {done}: {', '.join(lines)}")
+    earlier = {**described["config"], **change.before}
+    if note := _annealing_note(earlier, described["config"], graph, done):
+        display.note(note)
+
+
+def _note_earlier_start(run: RunDirectory, restored: Restored, display: Display) -> None:
+    """Says that the run goes on from before a change, whose own checkpoints are not whole any more."""
+    config, changes = run.read_config(), read_saved(run).changes
+    late = [change for change in changes if change.iteration > restored.iteration]
+    if not late:
+        return
+    for change in late:
+        display.note(
+            f"note: {', '.join(change.after)} changed after iteration {change.iteration}; no checkpoint from then "
+            f"on is left, so it changes after iteration {restored.iteration} instead"
+        )
+    moved = [replace(change, iteration=min(change.iteration, restored.iteration)) for change in changes]
+    rewrite_config(run, {**config, "changes": [asdict(change) for change in moved]})
+
+
+def note_option(run: RunDirectory, name: str, value: Any) -> None:
+    """Writes down an option that has another value from now on."""
+    config = run.read_config()
+    rewrite_config(run, {**config, "options": {**config["options"], name: value}})
+
+
+def note_launches(run: RunDirectory, launches: Mapping[str, Any]) -> None:
+    """Writes down the first launches of kernels that workers have chosen, for when the run is resumed."""
+    config = run.read_config()
+    if config.get("launches") is None:
+        rewrite_config(run, {**config, "launches": launches})
+
+
+def _annealing_note(before: Mapping[str, Any], after: Mapping[str, Any], graph: Graph, done: int) -> str | None:
+    """The jump of an annealed learning rate, where its schedule begins or ends elsewhere than before."""
+    if not {"total_timesteps", "learning_rate"} <= after.keys():
+        return None
+    waiting = first_learning_iteration(graph)  # no schedule goes on before it
+    ends = [-(-config["total_timesteps"] // graph.loops.batch_size) for config in (before, after)]
+    schedules = [_schedule(config) for config in (before, after)]
+    if schedules[1].shape == "constant" or (ends[0], schedules[0]) == (ends[1], schedules[1]):
+        return None
+    shares = [max(done - waiting, 0) / max(end - waiting, 1) for end in ends]
+    rates = [float(schedule.at(share)) for schedule, share in zip(schedules, shares, strict=True)]
+    return (
+        f"note: the learning rate is annealed over total_timesteps: it goes on at {rates[1]:.4g} instead of "
+        f"{rates[0]:.4g}, and {'falls' if schedules[1].last < rates[1] else 'changes'} to {schedules[1].last:.4g} "
+        f"after iteration {ends[1]}"
+    )
+
+
+def _schedule(config: Mapping[str, Any]) -> NumberSchedule:
+    rate = config["learning_rate"]
+    if isinstance(rate, str):
+        return parse_schedule("learning_rate", rate)
+    annealed = config.get("anneal_lr")
+    return NumberSchedule("linear", rate, 0.0) if annealed else NumberSchedule("constant", rate, rate)
+
+
+def _value(name: str, hint: Any, value: Any) -> Any:
+    if not isinstance(value, str):
+        whole = isinstance(value, float) and value.is_integer() and hint is int
+        return read_as(hint, int(value) if whole else value, where="changes", field=name, error=UsageError)
+    if str in typing.get_args(hint):
+        return _number_or_text(value)
+    if value.lower() in ("none", "null") and type(None) in typing.get_args(hint):
+        return None
+    try:
+        number = float(value) if hint is int else None
+        text = str(int(number)) if number is not None and number.is_integer() else value
+        return msgspec.convert(text, hint, strict=False)
+    except (msgspec.ValidationError, ValueError, OverflowError) as error:
+        expected = {int: "an integer", float: "a number", bool: "true or false"}.get(hint, "a number or none")
+        raise UsageError(f"{name}={value!r} has to be {expected}.") from error
+
+
+def _number_or_text(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text  # a schedule, which the configuration checks
+
+
+def _written(value: Any) -> Any:
+    infinite = isinstance(value, float) and value in (float("inf"), -float("inf"))
+    return str(value) if infinite else value

@@ -1,0 +1,80 @@
+"""Creates a run directory: its name, its configuration, and where its code came from."""
+
+import contextlib
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rollmill.core.errors import UsageError
+from rollmill.core.git import commit_of
+from rollmill.core.machine import hardware, own_commit, versions
+from rollmill.planning import Plan
+from rollmill.programs.kernels import Launches
+from rollmill.record import RunDirectory, name_run
+from rollmill.runs.options import RunOptions
+from rollmill.runs.saved_run import read_saved
+from rollmill.runs.trust import names_to_remember, remember
+
+UNRECORDED = ("run_dir", "resume_if_exists", "quiet", "plan")
+
+
+def create_run(config: dict[str, Any], options: RunOptions) -> RunDirectory:
+    """Creates the directory of a run; a name that the user did not choose gives way to one that exists.
+
+    Args:
+        config: the content of config.json.
+        options: may name the directory.
+
+    Raises:
+        UsageError: the chosen directory is occupied.
+    """
+    root, provenance = run_root(config["graph"], options), _provenance()
+    names = (root.name, *(f"{root.name}-{n}" for n in range(2, 100))) if options.run_dir is None else ()
+    run = None
+    for name in names:
+        with contextlib.suppress(UsageError):
+            run = RunDirectory.create(root.with_name(name), config=config, versions=provenance)
+            break
+    run = run or RunDirectory.create(root, config=config, versions=provenance)
+    remember(run, names_to_remember(read_saved(run)))
+    return run
+
+
+def run_root(described: dict[str, Any], options: RunOptions) -> Path:
+    """The directory of a run, as chosen or by default."""
+    if options.run_dir is not None:
+        return Path(options.run_dir)
+    return name_run(described["algorithm"], described["environment"], seed=options.seed, now=datetime.now())
+
+
+def run_config(
+    described: dict[str, Any],
+    options: RunOptions,
+    imports: Sequence[str],
+    plan: Plan,
+    launches: Launches | None,
+    recipe: str | None,
+) -> dict[str, Any]:
+    """The content of config.json."""
+    return {
+        "graph": described,
+        "options": recorded_options(options),
+        "imports": list(imports),
+        "plan": plan.to_json(),
+        "launches": launches,
+        "recipe": recipe,
+        "command": sys.argv,
+    }
+
+
+def recorded_options(options: RunOptions) -> dict[str, Any]:
+    """Returns the options for config.json, without the run directory and display settings."""
+    return {name: value for name, value in asdict(options).items() if name not in UNRECORDED}
+
+
+def _provenance() -> dict[str, Any]:
+    commits = {"rollmill": own_commit(), "working_directory": commit_of()}
+    return {"versions": versions(), "hardware": hardware(), "commits": commits}

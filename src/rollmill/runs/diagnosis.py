@@ -1,0 +1,113 @@
+"""Looks at a run: whether what lies in its directory is whole, and where it met a number that was not finite."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from rollmill.core.errors import CheckpointError, RollmillError
+from rollmill.core.fields import fit
+from rollmill.dataflow import Graph
+from rollmill.programs.faults.replay import Replayed, has_fault, has_message, replay_fault
+from rollmill.record import Checkpoints, RunDirectory, check_metrics
+from rollmill.runs.reopening import reopen
+from rollmill.runs.saved_run import check_identity, read_options, read_saved, read_summary
+
+
+class Examination(NamedTuple):
+    """The parts of a run, and what is wrong with them."""
+
+    notes: list[str]
+    """A line for each part that is whole."""
+    complaints: list[str]
+    """A sentence for each that is not."""
+
+
+def replay(
+    run_dir: str | Path, *, algorithm: Graph | None = None, imports: Sequence[str] = (), trust: bool = False
+) -> Replayed:
+    """Computes the step at which a run stopped again, operation by operation.
+
+    Args:
+        run_dir: directory of a run that stopped with a `NonFiniteError`.
+        algorithm: the graph again, where the run was made with parts that only Python has.
+        imports: modules to import first, because they register the environment, network or algorithm.
+        trust: let this directory's run import the modules that it names, now and later.
+
+    Returns:
+        The fault, the line that made the number, and the step's inputs and outputs.
+
+    Raises:
+        CheckpointError: if the directory is no run, or holds no fault that can be replayed.
+    """
+    run = RunDirectory.open(fit("run_dir", Path, run_dir))
+    graph, _ = reopen(run, algorithm=algorithm, imports=imports, trust=trust)
+    return replay_fault(graph, run.fault)
+
+
+def kept_fault(run_dir: str | Path) -> bool:
+    """Whether a run holds a fault to replay, or the message of one that cannot be.
+
+    Raises:
+        CheckpointError: if the directory is no run.
+    """
+    folder = RunDirectory.open(fit("run_dir", Path, run_dir)).fault
+    return has_fault(folder) or has_message(folder)
+
+
+def examine(run_dir: str | Path) -> Examination:
+    """Checks the files of a run; nothing is imported, compiled or changed.
+
+    Raises:
+        CheckpointError: if the directory is no run.
+    """
+    run = RunDirectory.open(fit("run_dir", Path, run_dir))
+    examined = Examination([], [])
+    for look in (_configuration, _checkpoints, _metrics, _summary):
+        try:
+            look(run, examined)
+        except (RollmillError, OSError) as error:
+            examined.complaints.append(str(error))
+    return examined
+
+
+def _configuration(run: RunDirectory, examined: Examination) -> None:
+    saved = read_saved(run)
+    read_options(run)
+    algorithm, environment = saved.graph["algorithm"], saved.graph["environment"]
+    changed = f", changed {len(saved.changes)} times" if saved.changes else ""
+    examined.notes.append(f"configuration: {algorithm} on {environment}{changed}")
+
+
+def _checkpoints(run: RunDirectory, examined: Examination) -> None:
+    with Checkpoints(run.checkpoints, read_only=True) as checkpoints:
+        whole = []
+        for iteration in checkpoints.iterations():
+            damage = checkpoints.check(iteration)
+            if damage is None:
+                check_identity(run, checkpoints.metadata(iteration), iteration)
+                whole.append(iteration)
+            else:
+                examined.complaints.append(
+                    f"checkpoint {iteration} in {run.checkpoints.path} is damaged ({damage})."
+                )
+    if not whole:
+        raise CheckpointError(f"{run.root} has no whole checkpoint; `rollmill resume {run.root}` starts it over.")
+    examined.notes.append(f"checkpoints: {len(whole)} whole, of iterations {', '.join(map(str, whole))}")
+
+
+def _metrics(run: RunDirectory, examined: Examination) -> None:
+    if not run.folder.has(run.metrics_file.name):
+        examined.notes.append("metrics: none yet")
+        return
+    count, complaint = check_metrics(run.folder)
+    examined.notes.append(f"metrics: {count} iterations")
+    if complaint:
+        examined.complaints.append(complaint)
+
+
+def _summary(run: RunDirectory, examined: Examination) -> None:
+    summary = read_summary(run)
+    if summary is None:
+        examined.notes.append("summary: none yet; the run has not ended")
+        return
+    examined.notes.append(f"summary: {summary['status']} after iteration {summary['iterations']}")

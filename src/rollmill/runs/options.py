@@ -1,0 +1,127 @@
+"""How a training is run, as opposed to what is trained."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from rollmill.core.bounds import Count, Range
+from rollmill.core.errors import UsageError
+from rollmill.core.fields import changed_by_fitting
+from rollmill.fusion import Numerics
+from rollmill.planning import PlacementOptions
+from rollmill.programs.evaluation.episodes import MAX_EPISODES
+from rollmill.programs.kernels import Fusion
+
+WORKER_LIMITS = ("hang_seconds", "start_seconds", "max_failures")
+"""Fields of `RunOptions` that limit what workers may do before they are replaced, or end the run."""
+
+MOST = {
+    "num_seeds": 2**14,
+    "devices": 2**14,
+    "workers": 2**14,
+    "actors": 2**14,
+    "learners": 2**14,
+    "unroll": 2**10,
+    "keep_last": 2**31,
+    "keep_best": 2**31,
+    "checkpoint_iterations": 2**53,
+    "log_every": 2**53,
+    "evaluate_every": 2**53,
+    "evaluate_episodes": MAX_EPISODES,
+}
+"""Limits beyond what any machine does: larger numbers are slips, or a stranger's attempt to use up memory."""
+
+
+@dataclass(frozen=True)
+class RunOptions(PlacementOptions):
+    """How a training is run and recorded.
+
+    Only five options change by more than rounding what one seed learns: `seed`; `start_from`, other first weights;
+    `asynchronous`, which lets actors use older weights; `numerics`, the precision of kernels' matrix products; and
+    `stop_at_return`, which may end the training early.
+    """
+
+    seed: Annotated[int, Range(0, 2**32 - 1)] = 0
+    """Seed of everything random."""
+    num_seeds: Count = 1
+    """Train this many seeds side by side in one program: seed, seed + 1, ..."""
+    start_from: str | None = None
+    """Begin with the weights of the policy of this run, a directory, as far as places and shapes in the networks
+    agree; optimiser and environments begin anew."""
+    run_dir: Path | None = None
+    """Where the run is recorded; named by algorithm, environment, seed and time under runs/ if left out."""
+    resume_if_exists: bool = False
+    """Go on with the run in --run-dir if there is one, of the same configuration, and train if there is none: for
+    jobs that a batch system starts again with the same command."""
+    checkpoint_seconds: Annotated[float, Range(0, finite=False)] = 30.0
+    """Time between two checkpoints; one is always saved at the end."""
+    checkpoint_iterations: Count | None = None
+    """Save a checkpoint every so many iterations, instead of by time."""
+    keep_last: Count = 3
+    """Checkpoints kept, the newest ones."""
+    keep_best: Annotated[int, Range(0, finite=False)] = 1
+    """Checkpoints kept besides, those with the best return: of evaluations, where there are any."""
+    log_every: Count | None = None
+    """Iterations that one line of metrics.jsonl is of; such that there are 10,000 lines at most, if left out."""
+    stop_at_return: Annotated[float, Range()] | None = None
+    """Stop as soon as the mean return is at least this: that of the latest 100 episodes, or that of an evaluation
+    with --evaluate-every."""
+    evaluate_every: Count | None = None
+    """Evaluate the policy every so many environment steps, at the end of an iteration, and after the last one; the
+    best checkpoints are those of the best evaluations then."""
+    evaluate_episodes: Count = 20
+    """Episodes of an evaluation, for each seed that is trained."""
+    evaluate_seed: Annotated[int, Range(0, 2**32 - 1)] = 0
+    """Seed of the environments that evaluations play in; the same for all evaluations."""
+    evaluate_stochastic: bool = False
+    """Sample actions in evaluations as in training, instead of taking the most likely one."""
+    evaluate_env_options: tuple[str, ...] = ()
+    """Options of the environment that evaluations play in, as KEY=VALUE, beside those that it is trained with."""
+    tensorboard: bool = True
+    """Write TensorBoard events beside metrics.jsonl."""
+    hang_seconds: Annotated[float, Range(1, finite=False)] = 120.0
+    """Time without progress after which a worker counts as hung, and is replaced where it is a process."""
+    start_seconds: Annotated[float, Range(1, finite=False)] = 600.0
+    """The same while a worker starts: while it imports, builds its environments and compiles its programs."""
+    max_failures: Annotated[int, Range(0, finite=False)] = 5
+    """How many times in a row an environment of Python may fail with no whole episode in between, or a worker
+    that steps environments be lost without having worked for `hang_seconds` and for a minute; one more ends the
+    run."""
+    checksums: bool = False
+    """Let packages between groups carry a checksum, which their receivers check."""
+    unroll: Count | None = None
+    """Steps of the environment loop that are compiled as one; chosen by platform if left out."""
+    fusion: Fusion = "auto"
+    """Fused kernels: `rollout` fuses policy and environment; `full`, gradients too; `auto`, each if it can be and
+    is faster, in trainings that are long enough; `off` leaves all to XLA."""
+    numerics: Numerics = "tf32"
+    """Matrix products in kernels: `float32`, `tf32` as XLA computes them on a GPU, or `bfloat16`."""
+    memory_fraction: Annotated[float, Range(0.01, 1)] | None = None
+    """Take this share of each GPU's memory at once, instead of memory as it is needed; `resume` does not."""
+    quiet: bool = False
+    """Show nothing while training."""
+
+    def __post_init__(self) -> None:
+        for name, value in changed_by_fitting(self).items():
+            object.__setattr__(self, name, value)
+        super().__post_init__()
+        for name, most in MOST.items():
+            value = getattr(self, name)
+            if value is not None and value > most:
+                raise UsageError(f"{name}={value} must be at most {most}.")
+        if self.cluster is not None and self.place not in (None, "ray"):
+            raise UsageError(
+                f"cluster={self.cluster} has Ray place the workers, not place={self.place}; leave one of them out."
+            )
+        if self.resume_if_exists and self.run_dir is None:
+            raise UsageError(
+                "resume_if_exists needs run_dir, the directory in which a job that is started again finds its "
+                "run. hint: give run_dir, or leave resume_if_exists out."
+            )
+        if self.seed + self.num_seeds > 2**32:
+            raise UsageError(f"seed={self.seed} with num_seeds={self.num_seeds} exceeds 2**32.")
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """The seeds to train."""
+        return tuple(range(self.seed, self.seed + self.num_seeds))

@@ -1,0 +1,135 @@
+"""Names that the user registered: the modules whose import makes them known to other processes too."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from rollmill.core.errors import UsageError
+from rollmill.core.plugins import REGISTER, Kind, registering_module
+from rollmill.envs import is_own_name, origin_of
+from rollmill.networks import is_own_network, origin_of_network
+from rollmill.runs.algorithms import is_own_algorithm, origin_of_algorithm
+
+
+class OwnName(NamedTuple):
+    """A name that the user registered in this process."""
+
+    kind: Kind
+    name: str
+    origin: tuple[str, ...]
+    """Modules whose import registered it, the innermost first."""
+
+    @property
+    def module(self) -> str | None:
+        """The module whose import registers it in another process too; None if there is none."""
+        return registering_module(self.origin)
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}"
+
+
+class _Registry(NamedTuple):
+    is_own: Callable[[str], bool]
+    origin: Callable[[str], tuple[str, ...]]
+
+
+_REGISTRIES: dict[Kind, _Registry] = {
+    "algorithm": _Registry(is_own_algorithm, origin_of_algorithm),
+    "environment": _Registry(is_own_name, origin_of),
+    "network": _Registry(is_own_network, origin_of_network),
+}
+
+
+def own_names(described: dict[str, Any]) -> list[OwnName]:
+    """The names of a graph that the user registered.
+
+    Args:
+        described: what `describe` returned.
+    """
+    config = described["config"]
+    networks = [config.get("network"), *(config.get("networks") or {}).values()]
+    of_networks = {network["name"] for network in networks if isinstance(network, dict) and network.get("name")}
+    names: list[tuple[Kind, str]] = [
+        ("algorithm", described["algorithm"]),
+        ("environment", described["environment"]),
+        *(("network", name) for name in sorted(of_networks)),
+    ]
+    return _own_of(names)
+
+
+def modules_of_names(imports: Sequence[str], names: Sequence[tuple[Kind, str]]) -> tuple[str, ...]:
+    """The modules that processes import to know names: those that the user lists, and those that registered them.
+
+    Args:
+        imports: modules that the user lists.
+        names: kinds and names; those that come with the package or a plug-in need no module.
+
+    Raises:
+        UsageError: a name was registered by the program that runs, and no module is listed.
+    """
+    own = _own_of(names)
+    here = [each for each in own if each.module is None]
+    if here and not imports:
+        functions = " and ".join(dict.fromkeys(f"rollmill.{REGISTER[each.kind]}" for each in here))
+        raise UsageError(
+            f"{' and '.join(map(str, here))}: registered by the program that runs, which trials, processes of "
+            f"their own, do not import. hint: call {functions} in a module of its own, such as my_parts.py, and "
+            "import my_parts in the program."
+        )
+    return _with_modules(imports, own)
+
+
+def _own_of(names: Sequence[tuple[Kind, str]]) -> list[OwnName]:
+    return [
+        OwnName(kind, name, _REGISTRIES[kind].origin(name))
+        for kind, name in names
+        if _REGISTRIES[kind].is_own(name)
+    ]
+
+
+def with_own_modules(imports: Sequence[str], described: dict[str, Any]) -> tuple[str, ...]:
+    """The modules that another process imports to make a graph.
+
+    Args:
+        imports: modules that the user names.
+        described: what `describe` returned; the modules that registered its names come last.
+    """
+    return _with_modules(imports, own_names(described))
+
+
+def _with_modules(imports: Sequence[str], names: Sequence[OwnName]) -> tuple[str, ...]:
+    missing = [own.module for own in names if not set(own.origin) & set(imports)]
+    return tuple(dict.fromkeys([*imports, *(module for module in missing if module is not None)]))
+
+
+def only_here(described: dict[str, Any], imports: Sequence[str]) -> list[str]:
+    """The parts of a described graph that other processes cannot make: custom ones, and names of this process.
+
+    Args:
+        described: what `describe` returned.
+        imports: modules that other processes import first, so that they know the names that these register.
+    """
+    return [*described["custom"], *map(str, _unknown_elsewhere(described, imports))]
+
+
+def note_of_unknown(described: dict[str, Any], imports: Sequence[str]) -> str | None:
+    """Says which names only this process knows, and what to do; None if there are none.
+
+    Args:
+        described: what `describe` returned.
+        imports: modules that other processes import first.
+    """
+    unknown = _unknown_elsewhere(described, imports)
+    if not unknown:
+        return None
+    functions = " and ".join(dict.fromkeys(f"rollmill.{REGISTER[own.kind]}" for own in unknown))
+    return (
+        f"note: {' and '.join(map(str, unknown))}: registered by the program that runs, not by a module that it "
+        "imports, so other processes and commands on this run, such as rollmill evaluate, cannot make it. "
+        f"hint: call {functions} in a module of its own, such as my_parts.py, and import my_parts in the program"
+    )
+
+
+def _unknown_elsewhere(described: dict[str, Any], imports: Sequence[str]) -> list[OwnName]:
+    if imports:  # some of them registers the names, as far as can be known
+        return []
+    return [own for own in own_names(described) if own.module is None]

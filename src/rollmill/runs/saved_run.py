@@ -1,0 +1,241 @@
+"""The configuration of a run as its directory holds it: read with types checked, compared with its checkpoints."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
+
+from rollmill.core.errors import CheckpointError
+from rollmill.core.json_data import read_as, short_json
+from rollmill.record import RunDirectory, plain
+from rollmill.runs.algorithms import ALGORITHMS
+from rollmill.runs.options import RunOptions
+from rollmill.runs.specification import config_from_json
+
+IDENTITY = "run"
+"""Entry of a checkpoint's metadata: the part of the configuration that decides what is learned."""
+
+CHANGEABLE = (
+    *("total_timesteps", "learning_rate", "update_epochs", "num_minibatches", "max_grad_norm", "target_kl"),
+    *("gamma", "gae_lambda", "ent_coef", "vf_coef", "clip_coef", "clip_vloss", "norm_adv"),
+    *("num_simulations", "td_lambda", "weight_decay"),
+    *("rms_decay", "rms_eps", "clip_rho", "clip_c", "vtrace_lambda"),
+)
+"""Hyperparameters that may change when a run goes on: those on which the shapes of its state do not depend."""
+
+DECIDING_OPTIONS = ("seed", "num_seeds", "numerics")
+DERIVED = ("fingerprint",)
+"""Settings of the graph that follow from its program, and differ between versions of it."""
+
+MAX_LAUNCH = 2**16
+
+
+@dataclass(frozen=True)
+class Change:
+    """Hyperparameters that were given other values when a run went on."""
+
+    iteration: int
+    """Iterations that came before."""
+    before: dict[str, Any]
+    """Values until then, by name."""
+    after: dict[str, Any]
+    """Values from then on."""
+
+
+@dataclass(frozen=True)
+class SavedLaunches:
+    """How the kernels of a run were launched."""
+
+    device: str
+    rollouts: tuple[int, ...] | None = None
+    gradients: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class GraphSettings:
+    """The settings of a graph that every run has; others belong to the algorithm."""
+
+    algorithm: str
+    environment: str
+    config: dict[str, Any]
+    custom: tuple[str, ...] = ()
+    environment_options: dict[str, Any] = field(default_factory=dict)
+    fingerprint: str | None = None
+
+
+@dataclass(frozen=True)
+class SavedConfig:
+    """The content of config.json; entries that are not named here are for people to read."""
+
+    graph: dict[str, Any]
+    options: dict[str, Any]
+    imports: tuple[str, ...]
+    plan: dict[str, Any] | None = None
+    launches: SavedLaunches | None = None
+    changes: tuple[Change, ...] = ()
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The entries of summary.json that are read again."""
+
+    status: Literal["finished", "stopped"]
+    iterations: int
+    total_env_steps: int
+    seconds: float
+    steps_per_second: float
+    compile_seconds: float | None = None
+    final_return: float | None = None
+    best_return: float | None = None
+    stopped_by: str | None = None
+    """A signal, or a hook."""
+    stop_reason: str | None = None
+    """The reason of a hook that stopped the run."""
+
+
+def read_saved(run: RunDirectory) -> SavedConfig:
+    """The configuration of a run.
+
+    Raises:
+        CheckpointError: naming file, field and value, if it is not what Rollmill writes.
+    """
+    config, where = run.read_config(), str(run.config_file)
+    if missing := {"graph", "options", "imports"} - config.keys():
+        raise CheckpointError(f"{where} has no {', '.join(sorted(missing))}; is it a run of Rollmill?")
+    saved = _known(SavedConfig, config, where)
+    graph = _known(GraphSettings, saved.graph, where, field="graph")
+    if graph.algorithm in ALGORITHMS and not graph.custom:
+        config_from_json(ALGORITHMS[graph.algorithm].config, graph.config, where=where, field="graph.config")
+    for name in ("rollouts", "gradients"):
+        for number in getattr(saved.launches, name, None) or ():
+            if not 0 <= number <= MAX_LAUNCH:
+                raise CheckpointError(
+                    f"{where}: launches.{name} holds {number}; at most {MAX_LAUNCH} is a launch."
+                )
+    return saved
+
+
+def read_options(run: RunDirectory) -> RunOptions:
+    """The options that a run was started with.
+
+    Raises:
+        CheckpointError: if its configuration is not one of this version, or a value is not one that the option
+            may have.
+    """
+    where = str(run.config_file)
+    options = config_from_json(RunOptions, read_saved(run).options, where=where, field="options")
+    return replace(options, run_dir=run.root)
+
+
+def read_summary(run: RunDirectory) -> dict[str, Any] | None:
+    """The summary of a run; None where it has none.
+
+    Raises:
+        CheckpointError: naming file, field and value, if it is not what Rollmill writes.
+    """
+    summary, where = run.read_summary(), str(run.summary_file)
+    if summary is not None:
+        try:
+            _known(Summary, summary, where)
+        except CheckpointError as error:
+            hint = f"hint: move it away; `rollmill resume {run.root}` writes it anew."
+            raise CheckpointError(f"{error} {hint}") from error
+    return summary
+
+
+def _known(kind: Any, values: Mapping[str, Any], where: str, *, field: str = "") -> Any:
+    """The fields of a schema, of an object that may have more."""
+    known = {name: values[name] for name in kind.__dataclass_fields__ if name in values}
+    return read_as(kind, known, where=where, field=field, error=CheckpointError)
+
+
+# --- which configuration a checkpoint belongs to --------------------------------------------------------
+
+
+def identity_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of config.json that decides what is learned, as flat names and values."""
+    graph = {name: value for name, value in config["graph"].items() if name not in DERIVED}
+    options = {name: config["options"].get(name) for name in DECIDING_OPTIONS}
+    return flat("", plain({**graph, **options}))
+
+
+def flat(prefix: str, value: Any) -> dict[str, Any]:
+    """Nested objects as one object with dotted names; an empty one stays a value.
+
+    Args:
+        prefix: before each name.
+        value: JSON value.
+    """
+    if not isinstance(value, dict) or not value:
+        return {prefix: value}
+    parts = {name: flat(f"{prefix}.{name}" if prefix else name, part) for name, part in value.items()}
+    return {name: leaf for part in parts.values() for name, leaf in part.items()}
+
+
+def undone(identity: Mapping[str, Any], changes: tuple[Change, ...]) -> dict[str, Any]:
+    """The identity before these changes."""
+    values = dict(identity)
+    for change in reversed(changes):
+        values |= {f"config.{name}": value for name, value in change.before.items()}
+    return values
+
+
+def check_identity(
+    run: RunDirectory, metadata: Mapping[str, Any], iteration: int, *, given: Mapping[str, Any] | None = None
+) -> None:
+    """Refuses a checkpoint that was made with another configuration than the run's.
+
+    Where the configuration was changed on purpose, checkpoints from before the change belong to the run too.
+
+    Args:
+        run: the run.
+        metadata: metadata of the checkpoint.
+        iteration: iteration of the checkpoint.
+        given: hyperparameters that are being changed now, which may differ.
+
+    Raises:
+        CheckpointError: naming the fields, with the values of both.
+    """
+    changes = read_saved(run).changes  # and with it all types are checked
+    saved, current = metadata.get(IDENTITY), identity_of(run.read_config())
+    if not isinstance(saved, dict):
+        raise CheckpointError(
+            f"checkpoint {iteration} in {run.checkpoints.path} does not say to which configuration it belongs."
+        )
+    later = tuple(change for change in changes if change.iteration >= iteration)
+    candidates = [undone(current, later[start:]) for start in range(len(later) + 1)]
+    differing = [_differences(saved, candidate, given or {}) for candidate in candidates]
+    if not all(differing):
+        return
+    names = differing[-1]
+    lines = [f"{name} is {_said(current, name)}, and was {_said(saved, name)}" for name in names]
+    raise CheckpointError(
+        f"{run.config_file} is not the configuration of checkpoint {iteration}: {'; '.join(lines)}. "
+        f"{_hint(run, names, current)}"
+    )
+
+
+def _differences(saved: Mapping[str, Any], found: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
+    missing = object()
+    names = [name for name in {**found, **saved} if name.removeprefix("config.") not in given]
+    return [name for name in names if saved.get(name, missing) != found.get(name, missing)]
+
+
+def _said(values: Mapping[str, Any], name: str) -> str:
+    return short_json(values[name]) if name in values else "not there"
+
+
+def _hint(run: RunDirectory, names: list[str], current: Mapping[str, Any]) -> str:
+    plain_names = [name.removeprefix("config.") for name in names]
+    if all(name.startswith("config.") for name in names) and set(plain_names) <= set(CHANGEABLE):
+        sets = " ".join(f"--set {name}={short_json(current[f'config.{name}'])}" for name in plain_names)
+        return f"hint: put the old values back, or change them on purpose: rollmill resume {run.root} {sets}"
+    return (
+        "hint: put the old values back; or, if the checkpoint came from another run, move it out of the directory."
+    )
+
+
+def changed_config(config: Mapping[str, Any], graph: Mapping[str, Any], change: Change) -> dict[str, Any]:
+    """The config.json of a run that goes on with other hyperparameters."""
+    history = [*config.get("changes", ()), asdict(change)]
+    launches = None if {"num_minibatches"} & change.after.keys() else config.get("launches")
+    return {**config, "graph": dict(graph), "launches": launches, "changes": history}

@@ -1,0 +1,153 @@
+"""From names and JSON to graphs, and from a graph to the names and the JSON that make it again."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from rollmill.core.bounds import unknown_schedules
+from rollmill.core.errors import CheckpointError, RollmillError, UsageError
+from rollmill.core.imports import ImportRefused, import_named
+from rollmill.core.json_data import parse_json, read_as, short_json, writable
+from rollmill.core.own_line import failed_import
+from rollmill.core.sameness import certainly_same
+from rollmill.core.schedules import FORMS
+from rollmill.core.types import NO_OPTIONS, Environment, HostEnvironment, Options
+from rollmill.dataflow import Graph, fingerprint, fragment_fingerprints
+from rollmill.envs import make
+from rollmill.record import plain
+from rollmill.runs.algorithms import find_algorithm
+
+
+def import_modules(names: Sequence[str]) -> None:
+    """Imports modules that register environments, networks or algorithms; only those that the user names."""
+    for name in names:
+        try:
+            import_named(name)
+        except ImportRefused:
+            raise
+        except Exception as error:  # whatever the user's module does
+            raise UsageError(failed_import(name, error)) from error
+
+
+def build_graph(algorithm: str, environment: str, config: Any, *, options: Options = NO_OPTIONS) -> Graph:
+    """A graph from the names of an algorithm and an environment, and the environment's options."""
+    return find_algorithm(algorithm).build(make(environment, **options), config)
+
+
+def rebuild_graph(settings: dict[str, Any], *, imported: Sequence[str] = ()) -> Graph:
+    """A graph from the settings that a run was saved with.
+
+    Raises:
+        CheckpointError: if parts of it were made in Python and have no name.
+        UsageError: if the environment is not registered.
+    """
+    if custom := settings.get("custom"):
+        raise CheckpointError(
+            f"this run was made in Python with its own {' and '.join(custom)}, which a file cannot hold. Pass the "
+            "algorithm again, in Python: rollmill.load(run, algorithm=...); so for evaluate, resume and replay."
+        )
+    try:
+        return _graph_on(_environment_of(settings), settings)
+    except UsageError as error:
+        if not imported:
+            raise
+        hint = " ".join(f"--import {name}" for name in imported)
+        raise UsageError(f"{error} The run was started with {hint}.") from error
+
+
+def graph_of_worker(settings: dict[str, Any], imports: Sequence[str]) -> Graph:
+    """Builds the described graph in a worker, after importing `imports` (see `workers.run_spec.RunSpec`)."""
+    import_modules(imports)
+    return rebuild_graph(settings, imported=imports)
+
+
+def _environment_of(settings: dict[str, Any]) -> Environment | HostEnvironment:
+    return make(settings["environment"], **settings.get("environment_options", {}))
+
+
+def _graph_on(env: Environment | HostEnvironment, settings: dict[str, Any]) -> Graph:
+    algorithm = find_algorithm(settings["algorithm"])
+    return algorithm.build(env, config_from_json(algorithm.config, settings["config"], field="graph.config"))
+
+
+def describe(graph: Graph) -> dict[str, Any]:
+    """The graph's settings as a run records them, with what they cannot rebuild named under "custom".
+
+    A part that was changed in Python, or has no name, is noticed by building the graph from its settings and
+    comparing the two, by their parts or else by what they compute. That traces the graph, and in the second case
+    the other as well: describe a graph once, and pass the description on.
+    """
+    settings = {**writable(graph.settings), "fingerprint": fingerprint(graph)}
+    try:
+        plain(settings["config"])
+    except TypeError:
+        return {**settings, "config": {}, "custom": [*settings["custom"], "hyperparameters"]}
+    return settings if settings["custom"] else {**settings, "custom": _changed(graph, settings)}
+
+
+def _changed(graph: Graph, settings: dict[str, Any]) -> list[str]:
+    """The parts of a graph that its settings do not rebuild."""
+    try:
+        find_algorithm(settings["algorithm"])
+    except UsageError:
+        return ["algorithm"]
+    saved = parse_json(json.dumps(plain(settings)), where="settings")
+    try:
+        env = _environment_of(saved)
+    except RollmillError:
+        return ["environment"]
+    try:
+        rebuilt = _graph_on(env, saved)
+    except RollmillError:
+        return ["algorithm"]
+    same_parts = certainly_same(graph._replace(settings={}), rebuilt._replace(settings={}))
+    if same_parts or fingerprint(rebuilt) == settings["fingerprint"]:
+        return []
+    if rebuilt.settings["config"] != graph.settings["config"]:
+        return ["hyperparameters"]
+    mine, named = fragment_fingerprints(graph), fragment_fingerprints(rebuilt)
+    return [part for part in mine if mine[part] != named[part]] or ["algorithm"]
+
+
+def check_same_config(graph: Graph, settings: dict[str, Any]) -> None:
+    """Whether a graph that was passed again has the hyperparameters of the run.
+
+    Raises:
+        UsageError: naming those that differ.
+    """
+    given = plain(writable(graph.settings))
+    for key, what in (("config", "hyperparameters"), ("environment_options", "options of its environment")):
+        here, there = given.get(key, {}), settings.get(key, {})
+        differ = [
+            f"{name}={here.get(name)!r} (the run has {there.get(name)!r})"
+            for name in sorted({*here, *there})
+            if here.get(name) != there.get(name)
+        ]
+        if differ:
+            raise UsageError(f"the algorithm has other {what} than the run: {', '.join(differ)}.")
+
+
+def config_from_json(
+    config: type, values: dict[str, Any], *, where: str = "the run's configuration", field: str = ""
+) -> Any:
+    """A configuration dataclass from its JSON form.
+
+    Args:
+        config: the dataclass.
+        values: its fields.
+        where: the file they come from, for messages.
+        field: the entry of the file that they are.
+
+    Raises:
+        CheckpointError: naming a field that this version does not know, or that has another type or an
+            impossible value.
+    """
+    for name, text in unknown_schedules(config, values):
+        path = f"{field}.{name}" if field else name
+        raise CheckpointError(
+            f"{where}: {path} is {short_json(text)}, and has to be a number or a schedule: {FORMS}."
+        )
+    try:
+        return read_as(config, values, where=where, field=field, error=CheckpointError)
+    except UsageError as problem:  # of the dataclass's own checks
+        raise CheckpointError(f"{where}: {field and f'{field}: '}{problem}") from problem

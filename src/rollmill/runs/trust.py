@@ -1,0 +1,238 @@
+"""Modules that a run may import: those that the user names at this call, and those that the user's own runs name.
+
+A configuration that was read from a directory is data. Modules that it names are imported if the user names them
+too, or if this user made the run in that very directory, or once said `--trust` of it. That is remembered in a
+file of the user's, outside of any run; a directory that was copied, unpacked or downloaded is another one, and
+asks again, as does one whose configuration somebody else has written.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rollmill.core.errors import CheckpointError, DataError
+from rollmill.core.json_data import parse_json, read_as
+from rollmill.core.local_paths import local_path
+from rollmill.record import Folder, RunDirectory
+from rollmill.runs.saved_run import SavedConfig
+
+FILE = "trusted_runs.json"
+MAX_BYTES = 8 * 2**20
+CONFIGURATIONS = ("config.json", "sweep.json")
+"""The file of a run, and that of a sweep, that name modules."""
+
+CLUSTER = "cluster="
+
+
+class NamedModule(NamedTuple):
+    """A module that a configuration names, and where."""
+
+    module: str
+    field: str
+    loads_only: bool
+    """Whether it is only imported; otherwise a function of it is called too."""
+
+
+@dataclass(frozen=True)
+class TrustedRun:
+    """A directory whose run may import these modules.
+
+    A directory that was deleted may hand on its path and its number to a new one, so the file of its configuration
+    identifies it as well. Nobody can choose when a file was changed.
+    """
+
+    path: str
+    device: int
+    inode: int
+    modules: tuple[str, ...]
+    file: int = 0
+    """Inode of the configuration."""
+    changed: int = 0
+    """When the configuration was written, in nanoseconds, by the file system."""
+
+
+def cluster_name(address: str) -> str:
+    """A cluster as one of the names that are trusted."""
+    return f"{CLUSTER}{address}"
+
+
+def named_modules(saved: SavedConfig, *, distribution: bool) -> list[NamedModule]:
+    """The modules that a configuration names.
+
+    Args:
+        saved: the configuration.
+        distribution: whether its distribution policy is going to be asked for a plan.
+    """
+    environment, policy = saved.graph["environment"], saved.options.get("distribution", "")
+    named = [NamedModule(module, "imports", True) for module in saved.imports]
+    module = environment.partition(":")[2].rpartition(":")[0]
+    if module:
+        named.append(NamedModule(module, f"environment {environment}", True))
+    if distribution and isinstance(policy, str) and ":" in policy:
+        named.append(NamedModule(policy.partition(":")[0], f"distribution {policy}", False))
+    return named
+
+
+def names_to_remember(saved: SavedConfig) -> list[str]:
+    """All that a run of the user's own may use again: modules, and a cluster that its configuration names."""
+    modules = [named.module for named in named_modules(saved, distribution=True)]
+    return [*modules, *map(cluster_name, _addresses(saved))]
+
+
+def check_cluster(run: RunDirectory, saved: SavedConfig, *, trust: bool) -> None:
+    """Whether the cluster that a configuration names by its address may be joined: its code runs here too.
+
+    Args:
+        run: the run.
+        saved: its configuration.
+        trust: remember that this directory may.
+
+    Raises:
+        CheckpointError: naming the address, if nobody allowed it.
+    """
+    addresses = _addresses(saved)
+    if trust:
+        remember(run, names_to_remember(saved))
+    known = trusted_modules(run) if addresses else set()
+    if refused := [address for address in addresses if not trust and cluster_name(address) not in known]:
+        raise CheckpointError(
+            f"{run.root} was not made here, and names a cluster, whose code would run here: {refused[0]!r}. hint: "
+            f"if you trust it, add --cluster {refused[0]} (cluster= in Python), or --trust (trust=True), which is "
+            "remembered for this directory; --place processes trains on this machine alone."
+        )
+
+
+def _addresses(saved: SavedConfig) -> list[str]:
+    address = saved.options.get("cluster")
+    return [address] if isinstance(address, str) and ":" in address else []
+
+
+def approved_imports(
+    run: RunDirectory,
+    saved: SavedConfig,
+    *,
+    imports: Sequence[str],
+    trust: bool = False,
+    distribution: bool = False,
+) -> tuple[str, ...]:
+    """The modules to import before a run is opened: the user's, and the run's own where they may be.
+
+    Args:
+        run: the run.
+        saved: its configuration.
+        imports: modules that the user names at this call.
+        trust: remember that this directory may import what it names.
+        distribution: whether its distribution policy is going to be asked for a plan.
+
+    Raises:
+        CheckpointError: naming the modules, if nobody allowed them.
+    """
+    named = named_modules(saved, distribution=distribution)
+    if trust:
+        remember(run, sorted({*(name.module for name in named), *trusted_modules(run)}))
+    allowed = {*imports, *(name.module for name in named if trust), *trusted_modules(run)}
+    refused = [n for n in named if n.module not in allowed and not (n.loads_only and n.module in sys.modules)]
+    if refused:
+        raise _refusal(run, refused, imports)
+    return tuple(dict.fromkeys([*imports, *(n.module for n in named if n.field == "imports")]))
+
+
+def remember(run: RunDirectory, modules: Sequence[str]) -> None:
+    """Lets this directory's run import these modules from now on; where that cannot be kept, it will ask again."""
+    if not modules:
+        return
+    with contextlib.suppress(OSError, CheckpointError), _locked() as folder:
+        entry = _identified(run, modules)
+        others = [other for other in _read(folder) if not _same(other, entry) and os.path.lexists(other.path)]
+        with folder.replacing(FILE) as file:
+            file.write(json.dumps([asdict(trusted) for trusted in [*others, entry]], indent=1).encode())
+
+
+def trusted_modules(run: RunDirectory) -> set[str]:
+    """The modules that this directory's run may import."""
+    try:
+        here, trusted = _identified(run, ()), _read(Folder(state_folder()))
+    except (OSError, CheckpointError):
+        return set()
+    return {
+        module
+        for entry in trusted
+        if _same(entry, here) and (entry.file, entry.changed) == (here.file, here.changed)
+        for module in entry.modules
+    }
+
+
+def rewrite_config(run: RunDirectory, config: Mapping[str, Any]) -> None:
+    """Replaces the configuration of a run, which may import afterwards what it might before.
+
+    Raises:
+        StorageError: the file cannot be written.
+    """
+    trusted = trusted_modules(run)
+    run.write_config(config)
+    remember(run, sorted(trusted))
+
+
+def _identified(run: RunDirectory, modules: Sequence[str]) -> TrustedRun:
+    """The directory of a run, or of a sweep, as it is now.
+
+    Raises:
+        OSError: it has no configuration.
+        CheckpointError: a link or something else is in the place of the configuration.
+    """
+    name = next((name for name in CONFIGURATIONS if run.folder.has(name)), CONFIGURATIONS[0])
+    with run.folder.reading(name) as file:
+        of_file = os.fstat(file.fileno())
+    folder, path = run.root.stat(), str(run.root.resolve())
+    named = tuple(sorted({*modules}))
+    return TrustedRun(path, folder.st_dev, folder.st_ino, named, of_file.st_ino, of_file.st_ctime_ns)
+
+
+def state_folder() -> Path:
+    """`$ROLLMILL_STATE_DIR`, or `rollmill/` in the user's folder for state."""
+    home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    chosen = os.environ.get("ROLLMILL_STATE_DIR")
+    return local_path("ROLLMILL_STATE_DIR", chosen) if chosen else home / "rollmill"
+
+
+def _same(one: TrustedRun, other: TrustedRun) -> bool:
+    """The same directory: moved within its disk, or its disk mounted under another number."""
+    return one.inode == other.inode and (one.path == other.path or one.device == other.device)
+
+
+def _read(folder: Folder) -> list[TrustedRun]:
+    where = str(folder.path / FILE)
+    try:
+        text = folder.read(FILE, limit=MAX_BYTES)
+        return read_as(list[TrustedRun], parse_json(text, where=where, limit=MAX_BYTES), where=where)
+    except (FileNotFoundError, DataError):  # damaged: nothing is trusted
+        return []
+
+
+@contextlib.contextmanager
+def _locked() -> Iterator[Folder]:
+    folder = Folder(state_folder())
+    folder.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor = folder.open_to_append(f".{FILE}.lock")
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield folder
+    finally:
+        os.close(descriptor)
+
+
+def _refusal(run: RunDirectory, refused: Sequence[NamedModule], imports: Sequence[str]) -> CheckpointError:
+    lines = ", ".join(f"{name.module!r} ({name.field})" for name in refused)
+    modules = list(dict.fromkeys([*imports, *(name.module for name in refused)]))
+    options = " ".join(f"--import {module}" for module in modules)
+    return CheckpointError(
+        f"{run.root} was not made here, and names code that would be imported: {lines}. hint: if you trust it, "
+        f"add {options} (imports={modules} in Python), or --trust (trust=True), which is remembered for this "
+        "directory."
+    )

@@ -1,0 +1,259 @@
+"""`rollmill.sweep`: the command `rollmill sweep` as a function."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rollmill.core.errors import UsageError, unknown_name
+from rollmill.core.fields import fit
+from rollmill.core.interrupted import pass_on_interrupt
+from rollmill.core.json_data import is_json
+from rollmill.core.machine import GpuSharing
+from rollmill.core.plugins import Kind
+from rollmill.envs.named_transforms import OPTION, parse_transforms
+from rollmill.gpus import SHARINGS, check_sharing
+from rollmill.runs.own_names import modules_of_names
+from rollmill.sweeps.creation import NewSweep, code_of, create_sweep, typed_axis
+from rollmill.sweeps.directory import TRIAL_RESULTS
+from rollmill.sweeps.running import run_sweep
+from rollmill.sweeps.search_space import Axis, listed_axis, option_name, parse_axis
+from rollmill.training.request import NETWORK, TrainingRequest, coerced_setting, find_own_algorithm, setting_name
+
+
+class Sweep(NamedTuple):
+    """A sweep that ended or was stopped."""
+
+    directory: Path
+    rows: list[dict[str, Any]]
+    """The table: for each trial its name, the values that it was given, its status and its results; the best
+    trial first. If seeds vary, those of the point with the best mean over its seeds, which rows have then, too."""
+    exit_code: int
+    """0 if all trials finished or were stopped early, 1 if one failed; 128 and the number of the signal
+    that stopped it, as 143 after SIGTERM."""
+
+    def __fspath__(self) -> str:
+        """The directory."""
+        return str(self.directory)
+
+
+def sweep(
+    algorithm: str,
+    environment: str,
+    *,
+    over: Mapping[str, Any],
+    sampler: str | None = None,
+    trials: int | None = None,
+    random: int | None = None,
+    sweep_seed: int = 0,
+    stop_early: str | None = None,
+    reduction_factor: int | None = None,
+    grace_steps: int | None = None,
+    group_seeds: bool = False,
+    at_once: int | None = None,
+    gpu_sharing: GpuSharing = "auto",
+    metric: str = "final_return",
+    sweep_dir: str | Path | None = None,
+    env_options: Mapping[str, Any] | None = None,
+    imports: Sequence[str] = (),
+    quiet: bool = False,
+    **options: Any,
+) -> Sweep:
+    """Trains with combinations of some options' values, several at a time, as `rollmill sweep` does.
+
+    `rollmill.sweep("ppo", "CartPole-v1", over={"learning_rate": [1e-3, 2.5e-3], "seed": range(5)})`
+
+    Trials are processes of their own: environments and algorithms are given by name, and modules that register
+    them, which trials import, are found by `PYTHONPATH`. A sweep that was stopped or killed goes on by
+    `rollmill sweep --resume`.
+
+    Args:
+        algorithm: name of the algorithm.
+        environment: id of the environment.
+        over: values to try, by option: a list of them, or with a sampler a range as text, such as
+            `"log:1e-5..1e-2"`. Beside hyperparameters and options of a run there are `environment` and
+            `env_option.KEY`.
+        sampler: `grid` (all combinations), `random`, or a sampler of Optuna: `tpe`, `multivariate-tpe`.
+        trials: number of trials of a sampler.
+        random: short for `sampler="random"` with so many trials.
+        sweep_seed: seed of draws and proposals.
+        stop_early: `asha` stops trials whose return at a rung is not among the best.
+        reduction_factor: one in so many trials goes on at each rung.
+        grace_steps: environment steps of the first rung.
+        group_seeds: train all seeds of `over["seed"]`, integers in a row, in one program.
+        at_once: most trials at a time; as many as suit the machine if left out.
+        gpu_sharing: how trials share a GPU.
+        metric: result by which trials are compared; the largest is the best.
+        sweep_dir: directory of the sweep; named by algorithm, environment and time under runs/ if left out.
+        env_options: options of the environment of all trials.
+        imports: modules that register the environment, the network or the algorithm, beside those whose import
+            has registered them in this program.
+        quiet: print nothing.
+        **options: hyperparameters and options of `rollmill train` for all trials: `total_timesteps=100_000`,
+            `network={"hidden_sizes": (64, 64)}`, `recipe="cartpole-two-cores"`.
+
+    Raises:
+        UsageError: something cannot be used; nothing was started then.
+        Interrupted: a KeyboardInterrupt, after Ctrl-C; running trials have stopped with a checkpoint, and the
+            exception's `result` is the `Sweep`.
+    """
+    _check_names(algorithm, environment, gpu_sharing, metric)
+    numbers = {
+        "trials": trials,
+        "random": random,
+        "reduction_factor": reduction_factor,
+        "grace_steps": grace_steps,
+    }
+    counts = {name: fit(name, int | None, number) for name, number in numbers.items()}
+    at_once = fit("at_once", int | None, at_once)
+    if at_once is not None and at_once < 1:
+        raise UsageError(f"at_once={at_once} has to be at least 1.")
+    over = {name: _listed(name, values) for name, values in _dictionary("over", over).items()}
+    settings = _settings(options)
+    request = TrainingRequest(
+        algorithm=algorithm,
+        environment=environment,
+        settings={name: value for name, value in settings.items() if name not in NO_SETTINGS},
+        environment_options=_environment_options(env_options, options.get("transform")),
+        imports=modules_of_names(
+            fit("imports", tuple[str, ...], imports), _names(algorithm, environment, over, settings)
+        ),
+        recipe=fit("recipe", str | None, options.get("recipe")),
+    )
+    find_own_algorithm(algorithm, request.options, request.imports, environment=environment)
+    axes = {name: _axis(algorithm, name, values) for name, values in over.items()}
+    made = create_sweep(
+        NewSweep(
+            request=request,
+            axes=tuple(axes.values()),
+            sampler=sampler,
+            seed=fit("sweep_seed", int, sweep_seed),
+            metric=metric,
+            stop_early=stop_early,
+            group_seeds=fit("group_seeds", bool, group_seeds),
+            directory=fit("sweep_dir", Path | None, sweep_dir),
+            **counts,
+        )
+    )
+    say = (lambda line: None) if quiet else (lambda line: print(line, flush=True))
+    say(f"sweep: {made.root}")
+    allowed = code_of(made).modules
+    code = run_sweep(made, at_once=at_once, sharing=gpu_sharing, metric=metric, say=say, imports=allowed)
+    rows = [_with_names(row, axes, over) for row in made.rows(metric)]
+    return pass_on_interrupt(Sweep(made.root, rows, code))
+
+
+NO_SETTINGS = ("recipe", "transform")
+"""Options of `rollmill train` that are no settings of a request."""
+
+
+def _names(
+    algorithm: str, environment: str, over: Mapping[str, str | list[Any]], settings: Mapping[str, Any]
+) -> list[tuple[Kind, str]]:
+    """Kinds and names of what the trials make; what is no name is refused later."""
+    named: dict[Kind, list[Any]] = {
+        "algorithm": [algorithm],
+        "environment": [environment, *over.get("environment", [])],
+        "network": [settings.get(NETWORK), *over.get("network.name", []), *over.get("network", [])],
+    }
+    return [(kind, name) for kind, names in named.items() for name in names if isinstance(name, str)]
+
+
+def _check_names(algorithm: Any, environment: Any, sharing: Any, metric: Any) -> None:
+    """Checks what the parser of the command would refuse before all else."""
+    for name, text in (("algorithm", algorithm), ("environment", environment)):
+        if not isinstance(text, str):
+            raise UsageError(
+                f"{name}={text!r:.60} has to be a name, as trials are processes of their own. "
+                'hint: rollmill.sweep("ppo", "CartPole-v1", over={"seed": range(5)}).'
+            )
+    if sharing not in SHARINGS:
+        raise unknown_name("gpu_sharing", str(sharing), SHARINGS)
+    check_sharing(sharing)
+    if metric not in TRIAL_RESULTS:
+        raise unknown_name("metric", str(metric), TRIAL_RESULTS)
+
+
+def _dictionary(name: str, value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise UsageError(f'{name}={value!r:.60} has to be a dictionary with names, such as {{"seed": range(5)}}.')
+    return value
+
+
+def _listed(name: str, values: Any) -> str | list[Any]:
+    """Values to try as a list, or as text in the command's form.
+
+    Raises:
+        UsageError: they are something else.
+    """
+    if isinstance(values, Mapping | set | frozenset) or not isinstance(values, Iterable):
+        raise UsageError(f"over: {name}={values!r:.60} has to be a list of values, or a range as text.")
+    return values if isinstance(values, str) else list(values)
+
+
+def _axis(algorithm: str, name: str, values: str | list[Any]) -> Axis:
+    if isinstance(values, str):
+        return typed_axis(algorithm, parse_axis(f"{name}={values}"))
+    option = option_name(name)
+    return listed_axis(option, [coerced_setting(algorithm, option, json_value(name, value)) for value in values])
+
+
+def _settings(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Settings by name; those in a dictionary have its name and a dot in front."""
+    settings: dict[str, Any] = {}
+    for name, value in options.items():
+        if isinstance(value, Mapping):
+            settings |= _settings(value, prefix=f"{prefix}{name}.")
+        else:
+            settings[setting_name(prefix + name)] = json_value(name, value)
+    return settings
+
+
+def _environment_options(options: Any, transforms: Any) -> dict[str, Any]:
+    given = _dictionary("env_options", options or {})
+    chosen = {key: json_value(f"env_option.{key}", value) for key, value in given.items()}
+    if transforms is None:
+        return chosen
+    listed = [transforms] if isinstance(transforms, str) else list(transforms)
+    return {**chosen, OPTION: [str(parsed) for parsed in parse_transforms(listed)]}
+
+
+def json_value(name: str, value: Any) -> Any:
+    """A value as JSON holds it: numbers of NumPy as Python's, tuples as lists, paths as text.
+
+    Raises:
+        UsageError: it has no such form.
+    """
+    plain = _plain(value)
+    infinite = isinstance(plain, float) and plain in (float("inf"), -float("inf"))
+    if not (infinite or is_json(plain)):
+        raise UsageError(f"{name}={value!r:.60} has no JSON form.")
+    return plain
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    if isinstance(value, list | tuple):
+        return list(map(_plain, value))
+    return str(value) if isinstance(value, PathLike) else value
+
+
+def _with_names(row: dict[str, Any], axes: Mapping[str, Axis], over: Mapping[str, Any]) -> dict[str, Any]:
+    """A row with the names and the values that the caller gave."""
+    names = {axis.option: name for name, axis in axes.items()}
+    return {
+        names.get(column, column): _given(axes[names[column]], over[names[column]], value)
+        if column in names
+        else value
+        for column, value in row.items()
+    }
+
+
+def _given(axis: Axis, values: Any, value: Any) -> Any:
+    """The caller's own value, where it gave a list; grouped seeds are numbers by then."""
+    if isinstance(values, str) or value not in axis.choices:
+        return value
+    return values[axis.choices.index(value)]

@@ -1,0 +1,328 @@
+"""Checks what a sweep is to try, and creates its directory: for the command and for `rollmill.sweep`."""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from rollmill.core.errors import UsageError, unknown_name
+from rollmill.core.own_line import failed_import
+from rollmill.core.plugins import plugins_named
+from rollmill.envs import check_name
+from rollmill.networks import find_network
+from rollmill.planning import find_distribution
+from rollmill.record import RunDirectory
+from rollmill.runs.trust import remember
+from rollmill.sweeps.directory import SweepDirectory
+from rollmill.sweeps.halving import HalvingRule, default_grace_steps
+from rollmill.sweeps.proposals import SAMPLERS, check_sampler
+from rollmill.sweeps.search_space import Axis, combinations, listed_axis, points
+from rollmill.sweeps.spec import SweepSpec, Trial
+from rollmill.training.named_code import NamedCode, named_by
+from rollmill.training.request import (
+    NETWORK,
+    OF_ENVIRONMENT,
+    ResolvedRequest,
+    TrainingRequest,
+    coerced_setting,
+    seeds_of,
+    setting_from_text,
+    setting_name,
+    takes_several,
+    with_types,
+)
+
+ALL_SAMPLERS = ("grid", "random", *SAMPLERS)
+EARLY_STOPPING = ("asha",)
+SAMPLE_CHECKS = 8
+"""Random combinations that are checked before a sampler proposes any."""
+DEFAULT_FACTOR = 3
+
+
+@dataclass(frozen=True)
+class NewSweep:
+    """A new sweep, as the user asked for it."""
+
+    request: TrainingRequest
+    """What all trials have in common."""
+    axes: tuple[Axis, ...]
+    random: int | None = None
+    trials: int | None = None
+    sampler: str | None = None
+    seed: int = 0
+    metric: str = "final_return"
+    stop_early: str | None = None
+    reduction_factor: int | None = None
+    grace_steps: int | None = None
+    group_seeds: bool = False
+    directory: Path | None = None
+
+
+def create_sweep(asked: NewSweep) -> SweepDirectory:
+    """Creates the directory of a sweep whose trials have all been checked.
+
+    Raises:
+        UsageError: something cannot be used; nothing was written then.
+    """
+    _check_request(asked)
+    if asked.group_seeds:
+        asked = replace(asked, axes=_with_grouped_seeds(asked))
+    sampler, count = _sampler_and_count(asked)
+    chosen = [] if sampler else points(asked.axes, draws=count, seed=asked.seed)
+    spec = SweepSpec(
+        request=asked.request,
+        axes=asked.axes,
+        num_trials=count if sampler and count else len(chosen),
+        points=tuple(tuple(point.values()) for point in chosen),
+        sampler=sampler,
+        seed=asked.seed,
+        metric=asked.metric,
+    )
+    to_check = _trials_to_check(spec)
+    checked = [_checked(trial) for trial in to_check]
+    _check_seeds(to_check, [each.options.seeds for each in checked])
+    _check_parts(to_check)
+    spec = _with_early_stopping(spec, asked, checked)
+    sweep = SweepDirectory.create(asked.directory or _default_directory(asked), spec)
+    remember(RunDirectory(sweep.root), sorted({name for names in code_of(sweep) for name in names}))
+    return sweep
+
+
+def code_of(sweep: SweepDirectory) -> NamedCode:
+    """The code that the trials of a sweep name, those included that a sampler has not proposed yet."""
+    spec = sweep.spec
+    alone = [spec.request_at({axis.option: value}) for axis in spec.axes for value in axis.choices]
+    return named_by([*(trial.request for trial in sweep.trials()), *alone])
+
+
+def typed_axis(algorithm: str, axis: Axis) -> Axis:
+    """An axis with its texts as values of its option.
+
+    Raises:
+        UsageError: there is no such option, or a text is no value of it.
+    """
+    if not axis.values:
+        return axis
+    return listed_axis(axis.option, [_typed(algorithm, axis.option, value) for value in axis.values])
+
+
+def _typed(algorithm: str, option: str, value: str | int) -> Any:
+    """A value with its option's type; the numbers of a list are separated by spaces."""
+    if option == "seed" and seeds_of(value) is not None:
+        return value
+    if not isinstance(value, str):
+        return coerced_setting(algorithm, option, value)
+    texts = value.split() if takes_several(algorithm, option) else [value]
+    return setting_from_text(algorithm, option, texts)
+
+
+def _check_request(asked: NewSweep) -> None:
+    if not asked.axes:
+        raise UsageError("A sweep needs values to try: --over learning-rate=1e-4,1e-3 or --over seed=0..4.")
+    for name, number in (("--random", asked.random), ("--trials", asked.trials)):
+        if number is not None and number < 1:
+            raise UsageError(f"{name} {number} has to be at least 1.")
+    _check_settings(asked.request, asked.axes)
+    if asked.stop_early is None and (asked.reduction_factor, asked.grace_steps) != (None, None):
+        raise UsageError("--reduction-factor and --grace-steps are of --stop-early asha, which is not given.")
+    if asked.stop_early not in (None, *EARLY_STOPPING):
+        raise unknown_name("way to stop early", str(asked.stop_early), EARLY_STOPPING)
+
+
+def _check_settings(request: TrainingRequest, axes: Sequence[Axis]) -> None:
+    """Checks what all trials have in common.
+
+    Raises:
+        UsageError: a setting is varied, too, or is none of a trial.
+    """
+    if twice := next((axis.option for axis in axes if _is_given(request, axis.option)), None):
+        raise UsageError(
+            f"--{twice} is given for all trials, and varied by --over {twice}; leave out one of them."
+        )
+    if "run_dir" in request.settings:
+        raise UsageError("--run-dir: each trial has a run of its own; the sweep's directory is --sweep-dir.")
+
+
+def _is_given(request: TrainingRequest, option: str) -> bool:
+    """Whether all trials have a value of an option that is to be varied."""
+    if option.startswith(OF_ENVIRONMENT):
+        return option.removeprefix(OF_ENVIRONMENT) in request.environment_options
+    return setting_name(option) in request.settings
+
+
+def _with_grouped_seeds(asked: NewSweep) -> tuple[Axis, ...]:
+    """The axes, with all seeds as one value, `FIRST..LAST`.
+
+    Raises:
+        UsageError: there are no seeds in a row, or one program cannot train them.
+    """
+    given = asked.request.settings
+    if "num_seeds" in given:
+        raise UsageError("--group-seeds says how many seeds a run trains; leave out --num-seeds.")
+    if (fusion := given.get("fusion")) in ("rollout", "full"):
+        raise UsageError(
+            f"--group-seeds trains several seeds in one program, and kernels of --fusion {fusion} one."
+        )
+    grouped = [axis.integers for axis in asked.axes if axis.option == "seed"]
+    if not grouped or grouped[0] is None:
+        raise UsageError("--group-seeds needs seeds in a row: --over seed=0..4.")
+    first, last = grouped[0]
+    return tuple(Axis("seed", (f"{first}..{last}",)) if axis.option == "seed" else axis for axis in asked.axes)
+
+
+def _sampler_and_count(asked: NewSweep) -> tuple[str | None, int | None]:
+    """The sampler of Optuna, if there is one, and the number of draws or proposals; None for a grid.
+
+    Raises:
+        UsageError: the options contradict each other, or the sampler cannot be used.
+    """
+    sampler = asked.sampler or ("grid" if asked.random is None else "random")
+    if sampler not in ALL_SAMPLERS:
+        raise unknown_name("sampler", sampler, ALL_SAMPLERS)
+    if asked.random is not None and (sampler != "random" or asked.trials is not None):
+        raise UsageError("--random N stands for --sampler random --trials N; leave out one of them.")
+    if sampler == "grid":
+        if asked.trials is not None:
+            raise UsageError("--trials is for samplers, such as --sampler random; a grid has as many as it has.")
+        return None, None
+    count = asked.random or asked.trials
+    if count is None:
+        raise UsageError(f"--sampler {sampler} needs the number of trials: --trials N.")
+    if sampler == "random":
+        _check_count(asked, count)
+        return None, count
+    check_sampler(sampler)
+    if combinations(asked.axes) is not None:
+        points(asked.axes)  # refuses more than can be listed, because they are where proposals repeat
+    _check_count(asked, count)
+    return sampler, count
+
+
+def _check_count(asked: NewSweep, count: int) -> None:
+    if (most := combinations(asked.axes)) is not None and count > most:
+        name = "--trials" if asked.random is None else "--random"
+        raise UsageError(f"{name} {count}: these axes have {most} combinations only.")
+
+
+def _trials_to_check(spec: SweepSpec) -> list[Trial]:
+    """All trials; of those that a sampler will propose some combinations, with every value that is listed."""
+    if spec.sampler is None:
+        return spec.trials(spec.points)
+    drawn = points(spec.axes, draws=SAMPLE_CHECKS, seed=spec.seed)
+    ends = {axis.option: axis.choices or (axis.low, axis.high) for axis in spec.axes}
+    corners = [drawn[0] | {option: value} for option, values in ends.items() for value in values]
+    return [Trial("example", point, spec.request_at(point)) for point in [*corners, *drawn]]
+
+
+def _checked(trial: Trial) -> ResolvedRequest:
+    """The trial with its settings as their types.
+
+    Raises:
+        UsageError: names the trial, and what is wrong.
+    """
+    try:
+        found = with_types(trial.request)
+        if found.options.memory_fraction is not None:
+            raise UsageError("--memory-fraction has no effect: trials divide a GPU's memory. hint: leave it out.")
+        return found
+    except UsageError as error:
+        raise UsageError(f"trial {trial}: {error}") from error
+
+
+def _check_seeds(trials: Sequence[Trial], seeds: Sequence[Sequence[int]]) -> None:
+    """Checks that trials that differ in their seeds alone train each seed once: their mean is one over seeds.
+
+    Args:
+        trials: the trials.
+        seeds: that each of them trains.
+
+    Raises:
+        UsageError: names two trials and the seed that both train.
+    """
+    owners: dict[tuple[Any, int], Trial] = {}
+    for trial, trained in zip(trials, seeds, strict=True):
+        others = tuple(sorted((name, value) for name, value in trial.point.items() if name != "seed"))
+        for seed in trained:
+            owner = owners.setdefault((others, seed), trial)
+            if owner.point.get("seed") != trial.point.get("seed"):
+                raise UsageError(
+                    f"trials {owner} and {trial} would both train seed {seed}, which would count twice: "
+                    f"num_seeds={len(trained)} trains as many seeds from each one on. hint: leave out num_seeds, "
+                    "or train all seeds in one program by --over seed=FIRST..LAST --group-seeds."
+                )
+
+
+def _check_parts(trials: Sequence[Trial]) -> None:
+    """Checks the environments, networks, distribution policies and modules that trials name, each once.
+
+    Packages of the user's modules are found but not imported: what they compute would take memory of a device.
+
+    Raises:
+        UsageError: one is unknown.
+    """
+    checked: set[tuple[Callable[[str], object], str]] = set()
+    for trial in trials:
+        for check, name in _named_parts(trial.request):
+            if (check, name) not in checked:
+                checked.add((check, name))
+                try:
+                    check(name)
+                except UsageError as error:
+                    raise UsageError(f"trial {trial}: {error}") from error
+
+
+def _named_parts(request: TrainingRequest) -> Iterator[tuple[Callable[[str], object], str]]:
+    """The parts that a training names, each with its check."""
+    for module in sorted(named_by([request]).modules):
+        yield _check_module, module
+    settings = request.settings
+    if ":" not in (policy := settings.get("distribution", ":")):
+        yield find_distribution, policy
+    if request.imports:  # which may register the others
+        return
+    if not plugins_named("environment", request.environment):
+        yield check_name, request.environment
+    network = settings.get(NETWORK)
+    if network is not None and not plugins_named("network", network):
+        yield find_network, network
+
+
+def _check_module(name: str) -> None:
+    """Raises a UsageError if Python does not find the package of a module."""
+    package = name.partition(".")[0]
+    try:
+        if package not in sys.modules and find_spec(package) is None:
+            raise ModuleNotFoundError(f"No module named {package!r}", name=package)
+    except (ImportError, ValueError) as error:
+        raise UsageError(failed_import(name, error)) from error
+
+
+def _with_early_stopping(spec: SweepSpec, asked: NewSweep, checked: Sequence[ResolvedRequest]) -> SweepSpec:
+    """The description of a sweep with its rule of early stopping, if one was asked for.
+
+    Raises:
+        UsageError: no trial is as long as its first rung.
+    """
+    if asked.stop_early is None:
+        return spec
+    factor = DEFAULT_FACTOR if asked.reduction_factor is None else asked.reduction_factor
+    if factor < 2:
+        raise UsageError(f"--reduction-factor {factor} has to be at least 2.")
+    if asked.grace_steps is not None and asked.grace_steps < 1:
+        raise UsageError(f"--grace-steps {asked.grace_steps} has to be at least 1.")
+    lengths = [getattr(each.config, "total_timesteps", None) for each in checked]
+    known = [length for length in lengths if isinstance(length, int)]
+    if not known and asked.grace_steps is None:
+        raise UsageError(f"{spec.request.algorithm} has no total_timesteps, so --stop-early needs --grace-steps.")
+    grace = asked.grace_steps or default_grace_steps(min(known), factor)
+    if known and grace >= max(known):
+        raise UsageError(f"--grace-steps {grace} has to be less than the {max(known):,} steps of a trial.")
+    return replace(spec, early_stopping=HalvingRule(grace, factor))
+
+
+def _default_directory(asked: NewSweep) -> Path:
+    name = f"sweep-{asked.request.algorithm}-{asked.request.environment}-{datetime.now():%Y%m%d-%H%M%S}"
+    return Path("runs") / name.replace(":", "-").replace("/", "-")

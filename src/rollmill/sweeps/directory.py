@@ -1,0 +1,341 @@
+"""The directory of a sweep: trainings with different values of options, each an ordinary run.
+
+It holds `sweep.json`, which says what was asked for and never changes; `proposals.json` with the values that a
+sampler has proposed; `early_stopping.json` with the results at rungs and the trials that were stopped there;
+`failures.json` with the trials that failed, until they are tried again; `trials/`, with a run and a log for each
+trial; `table.csv`; and `report.html`. What else a trial has come to is read from its run alone, so a sweep that
+was killed goes on where its runs stand.
+"""
+
+import csv
+import io
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, get_args
+
+from rollmill.core.errors import CheckpointError, StorageError, UsageError
+from rollmill.core.json_data import read_as, writable
+from rollmill.core.text import check_is_text
+from rollmill.plan_search.orders import Order
+from rollmill.record import Folder, RunDirectory, read_json, write_json
+from rollmill.sweeps.halving import HalvingState, Judgement
+from rollmill.sweeps.proposals import SAMPLERS, PastTrial, propose
+from rollmill.sweeps.ranking import OVER_SEEDS, SEED, ranked
+from rollmill.sweeps.spec import SweepSpec, Trial, text_of
+
+SPECIFICATION, PROPOSALS, STOPPING = "sweep.json", "proposals.json", "early_stopping.json"
+FAILURES = "failures.json"
+TRIALS, TABLE = "trials", "table.csv"
+TrialResult: TypeAlias = Literal["final_return", "best_return", "env_steps", "steps_per_second", "seconds"]
+"""A column of the table, from the summaries of the runs."""
+TRIAL_RESULTS: tuple[TrialResult, ...] = get_args(TrialResult)
+FINISHED, STOPPED_EARLY, FAILED = "finished", "stopped early", "failed"
+UNFINISHED, RUNNING = "unfinished", "running"
+"""Values of the column `status`; others are those of a run's summary."""
+MAX_BYTES = 64 * 2**20
+"""Size limit for a file of a sweep; one of 100,000 trials with five options has 13 million bytes."""
+
+
+@dataclass(frozen=True)
+class _Proposals:
+    points: tuple[tuple[Any, ...], ...] = ()
+
+
+@dataclass(frozen=True)
+class _Stopping:
+    rungs: dict[str, dict[str, float]]
+    stopped: dict[str, Judgement]
+    ended: bool
+
+
+@dataclass(frozen=True)
+class _Failures:
+    trials: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class SweepDirectory:
+    """Paths of a sweep, and what has become of its trials."""
+
+    root: Path
+    spec: SweepSpec
+
+    @classmethod
+    def create(cls, root: Path, spec: SweepSpec) -> "SweepDirectory":
+        """Creates the directory of a new sweep.
+
+        Raises:
+            UsageError: there are other files in it already.
+            StorageError: it cannot be written.
+        """
+        check_is_text("--sweep-dir", root)
+        if (root / SPECIFICATION).exists():
+            raise UsageError(f"{root} already holds a sweep: `rollmill sweep --resume {root}`.")
+        if root.exists() and not root.is_dir():
+            raise UsageError(f"{root} is a file. Choose another --sweep-dir.")
+        if root.exists() and any(root.iterdir()):
+            raise UsageError(f"{root} is not empty and holds no sweep. Choose another --sweep-dir.")
+        try:
+            Folder(root).inner(TRIALS).make()
+        except OSError as error:
+            raise UsageError(
+                f"{root} cannot be created: {error.strerror or error}. Choose another --sweep-dir."
+            ) from error
+        write_json(Folder(root), SPECIFICATION, spec.to_json())
+        return cls(root, spec)
+
+    @classmethod
+    def open(cls, root: Path) -> "SweepDirectory":
+        """Opens a sweep.
+
+        Raises:
+            UsageError: the directory holds none.
+            CheckpointError: a file of it is damaged.
+        """
+        if not root.is_dir() or not Folder(root).has(SPECIFICATION):
+            raise UsageError(f"{root} holds no sweep: there is no {SPECIFICATION} in it.")
+        sweep = cls(root, _read_specification(root))
+        sweep.trials()
+        if not sweep.trials_folder.is_folder():
+            raise CheckpointError(f"{sweep.trials_folder.path} is missing, or is a link or a file.")
+        sweep.stopping()
+        sweep.failed()
+        return sweep
+
+    def trials(self) -> list[Trial]:
+        """The trials so far, in the order in which they were given or proposed.
+
+        Raises:
+            CheckpointError: their values are damaged.
+        """
+        points, file = self.spec.points, SPECIFICATION
+        if self.spec.sampler is not None:
+            points, file = self._proposed(), PROPOSALS
+        try:
+            return self.spec.trials(points)
+        except (UsageError, ValueError) as error:
+            raise CheckpointError(f"{self.root / file} is damaged: {error}") from error
+
+    @property
+    def remaining(self) -> int:
+        """Number of trials that a sampler still has to propose."""
+        return 0 if self.spec.sampler is None else max(0, self.spec.num_trials - len(self._proposed()))
+
+    def propose(self, failed: Collection[str]) -> Trial:
+        """The next trial of a sampler, which is written down before it begins.
+
+        Args:
+            failed: names of trials that have failed.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+        past = [self._past(trial, failed) for trial in self.trials()]
+        point = propose(self.spec.axes, past, sampler=self.spec.sampler or SAMPLERS[0], seed=self.spec.seed)
+        points = (*self._proposed(), tuple(point[option] for option in self.spec.options_varied))
+        write_json(Folder(self.root), PROPOSALS, {"points": writable(points)})
+        return self.trials()[-1]
+
+    def stopping(self) -> HalvingState:
+        """The results at rungs, and the trials that were stopped early.
+
+        Raises:
+            CheckpointError: the file is damaged.
+        """
+        if not Folder(self.root).has(STOPPING):
+            return HalvingState()
+        read = _read(self.root, STOPPING, _Stopping)
+        if not all(steps.isdecimal() for steps in read.rungs):
+            raise CheckpointError(f"{self.root / STOPPING} is damaged: a rung is no number of steps.")
+        return HalvingState({int(steps): found for steps, found in read.rungs.items()}, read.stopped, read.ended)
+
+    def write_stopping(self, state: HalvingState) -> None:
+        """Writes the results at rungs, and the trials that were stopped early.
+
+        Raises:
+            StorageError: the file cannot be written.
+        """
+        write_json(Folder(self.root), STOPPING, asdict(state))
+
+    def failed(self) -> frozenset[str]:
+        """Names of the trials that failed and were not tried again.
+
+        Raises:
+            CheckpointError: the file is damaged.
+        """
+        there = Folder(self.root).has(FAILURES)
+        return frozenset(_read(self.root, FAILURES, _Failures).trials if there else ())
+
+    def note_failure(self, trial: Trial, *, failed: bool) -> None:
+        """Notes that a trial failed, or that it is tried again.
+
+        Raises:
+            StorageError: the file cannot be written.
+        """
+        before = self.failed()
+        after = before | {trial.name} if failed else before - {trial.name}
+        if after != before:
+            write_json(Folder(self.root), FAILURES, asdict(_Failures(tuple(sorted(after)))))
+
+    def run(self, trial: Trial) -> RunDirectory:
+        """The run of a trial; it need not exist yet."""
+        return RunDirectory(self.root / TRIALS / trial.name)
+
+    @property
+    def trials_folder(self) -> Folder:
+        """The folder of the trials' runs and logs."""
+        return Folder(self.root).inner(TRIALS)
+
+    def log(self, trial: Trial) -> Path:
+        """The file that holds all that a trial's process prints."""
+        return self.root / TRIALS / f"{trial.name}.log"
+
+    def open_log(self, trial: Trial) -> int:
+        """Opens the file of what a trial's process prints, for appending; returns the descriptor.
+
+        Raises:
+            CheckpointError: the file is a link, or no regular file.
+            StorageError: the file cannot be opened.
+        """
+        try:
+            return self.trials_folder.open_to_append(self.log(trial).name)
+        except OSError as error:
+            raise StorageError(f"{self.log(trial)} cannot be opened: {error.strerror or error}.") from error
+
+    def summary(self, trial: Trial) -> dict[str, Any]:
+        """The summary of a trial's run; empty before the run has ended, or if it cannot be read."""
+        try:
+            return self.run(trial).read_summary() or {}
+        except CheckpointError:
+            return {}
+
+    def is_finished(self, trial: Trial) -> bool:
+        """True if the trial came to its end, or to a return at which it was to stop."""
+        return _has_ended(self.summary(trial))
+
+    def unfinished(self) -> list[Trial]:
+        """The trials so far that are neither finished nor stopped early."""
+        stopped = self.stopping().stopped
+        return [trial for trial in self.trials() if not (trial.name in stopped or self.is_finished(trial))]
+
+    def order(self, trial: Trial) -> Order:
+        """What a process does to begin a trial, or to go on with it if there is a checkpoint.
+
+        Raises:
+            CheckpointError: its run is a link or a file.
+            StorageError: what is left of a run without a checkpoint cannot be deleted.
+        """
+        run, trials = self.run(trial), self.trials_folder
+        if any(name[:1].isdecimal() for name in trials.inner(trial.name).inner("checkpoints").kinds()):
+            return Order(resume=str(run.root))
+        try:
+            trials.remove(trial.name)  # killed before its first checkpoint
+        except OSError as error:
+            raise StorageError(f"{run.root} cannot be deleted: {error.strerror or error}.") from error
+        return Order(train=trial.request.changed({"run_dir": str(run.root)}))
+
+    def rows(self, metric: str, *, running: Collection[str] = ()) -> list[dict[str, Any]]:
+        """A row for each trial: its values and results, the largest `metric` first, trials without one last.
+
+        Of trials that train several seeds in one program there is a row for each seed. A sweep over seeds is
+        sorted by the mean over the seeds of each point (`ranked`).
+
+        Args:
+            metric: a column.
+            running: names of trials that run now, whose summary is that of an earlier stop.
+        """
+        rows, stopped, failed = [], self.stopping().stopped, self.failed()
+        for trial in self.trials():
+            summary = {} if trial.name in running else self.summary(trial)
+            if trial.name in running:
+                status = RUNNING
+            elif _has_ended(summary):  # before it was stopped early
+                status = FINISHED
+            elif trial.name in stopped:
+                status = STOPPED_EARLY
+            else:
+                status = FAILED if trial.name in failed else summary.get("status", UNFINISHED)
+            for point, results in _of_each_seed(trial, summary):
+                numbers = {name: _number(results.get(name)) for name in TRIAL_RESULTS}
+                rows.append({"trial": trial.name, **point, "status": status, **numbers})
+        return ranked(rows, self.spec.options_varied, metric)
+
+    def write_table(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Writes rows as CSV.
+
+        Raises:
+            StorageError: the file cannot be written.
+        """
+        text = io.StringIO(newline="")
+        more = OVER_SEEDS if SEED in self.spec.options_varied else ()
+        writer = csv.DictWriter(text, ["trial", *self.spec.options_varied, "status", *TRIAL_RESULTS, *more])
+        writer.writeheader()
+        varied = self.spec.options_varied
+        writer.writerows({**row, **{name: text_of(row[name]) for name in varied}} for row in rows)
+        try:
+            with Folder(self.root).replacing(TABLE) as file:
+                file.write(text.getvalue().encode())
+        except OSError as error:
+            raise StorageError(f"{self.root / TABLE} cannot be written: {error.strerror or error}.") from error
+
+    def _proposed(self) -> tuple[tuple[Any, ...], ...]:
+        return _read(self.root, PROPOSALS, _Proposals).points if Folder(self.root).has(PROPOSALS) else ()
+
+    def _past(self, trial: Trial, failed: Collection[str]) -> PastTrial:
+        summary, stopped = self.summary(trial), self.stopping().stopped
+        result, steps = _number(summary.get(self.spec.metric)), int(_number(summary.get("env_steps")) or 0)
+        if _has_ended(summary):
+            return PastTrial(trial.point, "finished", result, steps)
+        if (judgement := stopped.get(trial.name)) is not None:
+            if result is None and self.spec.metric == "final_return":  # killed before it could write a summary
+                result, steps = judgement.result, judgement.steps
+            return PastTrial(trial.point, "stopped", result, steps)
+        return PastTrial(trial.point, "failed" if trial.name in failed else "running")
+
+
+def _has_ended(summary: Mapping[str, Any]) -> bool:
+    return summary.get("status") == FINISHED or "stop_reason" in summary
+
+
+def _read_specification(root: Path) -> SweepSpec:
+    """The description of a sweep.
+
+    Raises:
+        CheckpointError: it is damaged, or of an earlier version.
+    """
+    if "options" in read_json(Folder(root), SPECIFICATION, limit=MAX_BYTES):
+        raise CheckpointError(
+            f"{root / SPECIFICATION} was written by Rollmill 0.1, which kept words of a command there. hint: go "
+            "on with that version, or start the sweep anew."
+        )
+    return _read(root, SPECIFICATION, SweepSpec)
+
+
+def _read(root: Path, name: str, kind: Any) -> Any:
+    described = read_json(Folder(root), name, limit=MAX_BYTES)
+    try:
+        return read_as(kind, described, where=str(root / name), error=CheckpointError)
+    except UsageError as error:  # of the dataclass's own checks
+        raise CheckpointError(f"{root / name} is damaged: {error}") from error
+
+
+def _of_each_seed(trial: Trial, summary: dict[str, Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Values and results of each seed of a trial, or of the trial if its seeds are not grouped."""
+    if (seeds := trial.seeds) is None:
+        return [(trial.point, summary)]
+    each = []
+    for index, seed in enumerate(seeds):
+        results = dict(summary)
+        for name in ("final_return", "best_return"):
+            known = summary.get(f"{name}_per_seed")
+            if isinstance(known, list) and len(known) == len(seeds):
+                results[name] = known[index]
+        each.append((trial.point | {"seed": seed}, results))
+    return each
+
+
+def _number(value: Any) -> int | float | None:
+    known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return value if known else None

@@ -1,0 +1,50 @@
+"""Stops trials of a sweep early, by what their runs have come to at the rungs of successive halving."""
+
+from rollmill.record import MetricsFollower
+from rollmill.sweeps.directory import SweepDirectory
+from rollmill.sweeps.halving import CurvePoint, HalvingRule, Judgement
+from rollmill.sweeps.spec import Trial
+
+
+class EarlyStopping:
+    """Follows the learning curves of running trials.
+
+    Results at rungs and decisions are in a file of the sweep before a trial is told to stop, so they outlive this
+    process; what was read of a curve need not, as no trial is judged twice at a rung.
+
+    Args:
+        sweep: the directory.
+        rule: where the rungs are, and who goes on.
+    """
+
+    def __init__(self, sweep: SweepDirectory, rule: HalvingRule) -> None:
+        self._sweep, self._rule = sweep, rule
+        self._state = sweep.stopping()
+        self._followers: dict[str, MetricsFollower] = {}
+
+    def look(self, trial: Trial) -> Judgement | None:
+        """Reads what a running trial has written since the last call; returns why it has to stop, if it has to."""
+        if trial.name not in self._followers:
+            self._followers[trial.name] = MetricsFollower(self._sweep.run(trial))
+        curve = [CurvePoint(*point) for point in self._followers[trial.name].read()]
+        judgements = self._state.judge(self._rule, trial.name, curve)
+        if judgements:
+            self._sweep.write_stopping(self._state)
+        return judgements[-1] if judgements and not judgements[-1].stays else None
+
+
+def goes_on(sweep: SweepDirectory) -> None:
+    """Lets trials that were stopped early go on, and stops none from now on.
+
+    Raises:
+        StorageError: the decision cannot be written.
+    """
+    state = sweep.stopping()
+    state.stopped, state.ended = {}, True
+    sweep.write_stopping(state)
+
+
+def described(judgement: Judgement) -> str:
+    """Why a trial was stopped, for the user."""
+    place = f"number {judgement.place} of {judgement.trials}"
+    return f"at {judgement.steps:,} steps, where its return of {judgement.result:.4g} was {place}"

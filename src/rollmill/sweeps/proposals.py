@@ -1,0 +1,142 @@
+"""Values that a sampler of Optuna proposes for the next trial of a sweep, from the results so far.
+
+A proposal follows from the axes, the trials so far and a seed alone: the sampler is made anew for each of them,
+and nothing but values and numbers has to be kept. So only samplers that carry no state of their own are offered.
+"""
+
+import contextlib
+import importlib
+import math
+import random
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, NamedTuple
+
+from rollmill.core.errors import UsageError
+from rollmill.core.installation import install_command
+from rollmill.sweeps.search_space import Axis, points, rounded
+
+SAMPLERS = ("tpe", "multivariate-tpe")
+"""Optuna's tree-structured Parzen estimators, of each option alone or of all together."""
+MOST_ATTEMPTS = 20
+"""Times that a sampler is asked again if it proposes values that were tried before."""
+
+
+class PastTrial(NamedTuple):
+    """A trial as samplers see it."""
+
+    point: dict[str, Any]
+    state: Literal["finished", "stopped", "running", "failed"]
+    result: float | None = None
+    """Value of the metric that is maximised; None if it is not known yet."""
+    steps: int = 0
+    """Environment steps that the result came after."""
+
+
+def check_sampler(name: str) -> None:
+    """Checks that a sampler can be used.
+
+    Raises:
+        UsageError: there is none of that name, or Optuna is not there.
+    """
+    if name not in SAMPLERS:
+        raise UsageError(f"unknown sampler {name!r}. Known: grid, random, {', '.join(SAMPLERS)}.")
+    _optuna()
+
+
+def propose(axes: Sequence[Axis], trials: Sequence[PastTrial], *, sampler: str, seed: int) -> dict[str, Any]:
+    """The values of the next trial; the same for the same arguments.
+
+    Values that were tried before are not proposed again while there are others.
+
+    Args:
+        axes: the options and their values.
+        trials: all trials so far, in the order in which they were proposed.
+        sampler: one of `SAMPLERS`.
+        seed: seed of the whole sweep.
+
+    Raises:
+        UsageError: Optuna is not there.
+    """
+    tried = [trial.point for trial in trials]
+    for attempt in range(MOST_ATTEMPTS):
+        source = random.Random(f"{seed} {len(trials)} {attempt}")
+        point = _asked(axes, trials, _sampler(sampler, source.getrandbits(32)))
+        if point not in tried:
+            return point
+    if all(axis.values for axis in axes):
+        return next((point for point in points(axes) if point not in tried), tried[0])
+    return points(axes, draws=1, seed=seed + len(trials))[0]
+
+
+def _asked(axes: Sequence[Axis], trials: Sequence[PastTrial], sampler: Any) -> dict[str, Any]:
+    optuna = _optuna()
+    distributions = {axis.option: _distribution(axis) for axis in axes}
+    with _quietly():
+        study = optuna.create_study(direction="maximize", sampler=sampler)
+        for trial in trials:
+            values = {axis.option: _value(axis, trial.point[axis.option]) for axis in axes}
+            study.add_trial(
+                optuna.trial.create_trial(params=values, distributions=distributions, **_outcome(trial))
+            )
+        asked = study.ask(distributions).params
+    return {axis.option: _proposed(axis, asked[axis.option]) for axis in axes}
+
+
+def _distribution(axis: Axis) -> Any:
+    kinds = _optuna().distributions
+    if not axis.values:
+        return kinds.FloatDistribution(axis.low, axis.high, log=axis.logarithmic)
+    if axis.integers:
+        return kinds.IntDistribution(*axis.integers)
+    return kinds.CategoricalDistribution(tuple(map(repr, axis.choices)))
+
+
+def _value(axis: Axis, value: Any) -> str | int | float:
+    """A value of a point as Optuna has it: choices are named, as lists are none of its values."""
+    if not axis.values:
+        return min(max(float(value), axis.low), axis.high)
+    return value if axis.integers else repr(value)
+
+
+def _proposed(axis: Axis, value: str | int | float) -> Any:
+    if not axis.values:
+        return rounded(axis, float(value))
+    return value if axis.integers else next(choice for choice in axis.choices if repr(choice) == value)
+
+
+def _outcome(trial: PastTrial) -> dict[str, Any]:
+    """Optuna's words for what has become of a trial; a stopped one counts as worse than all that finished."""
+    states = _optuna().trial.TrialState
+    known = trial.result is not None and math.isfinite(trial.result)
+    if trial.state == "finished" and known:
+        return {"state": states.COMPLETE, "value": trial.result}
+    if trial.state == "stopped" and known:
+        return {"state": states.PRUNED, "intermediate_values": {trial.steps: trial.result}}
+    return {"state": states.RUNNING if trial.state == "running" else states.FAIL}
+
+
+def _sampler(name: str, seed: int) -> Any:
+    samplers = _optuna().samplers
+    with _quietly():
+        return samplers.TPESampler(seed=seed, constant_liar=True, multivariate=name == "multivariate-tpe")
+
+
+def _optuna() -> Any:
+    try:
+        return importlib.import_module("optuna")
+    except ImportError as error:
+        raise UsageError(f"samplers need Optuna, which is not there: {install_command('optuna')}.") from error
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Silences Optuna: its lines on each study, and its warnings about experimental functions."""
+    logging = _optuna().logging
+    before = logging.get_verbosity()
+    logging.set_verbosity(logging.ERROR)
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            yield
+    finally:
+        logging.set_verbosity(before)

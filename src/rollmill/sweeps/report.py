@@ -1,0 +1,192 @@
+"""`report.html` of a sweep: learning curves of its trials and a table, in one file that loads nothing else."""
+
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any, NamedTuple
+
+from rollmill.core.errors import StorageError
+from rollmill.pages.scales import ticks
+from rollmill.record import Folder, ReturnAt, thinned_curve
+from rollmill.sweeps.directory import TRIAL_RESULTS, SweepDirectory
+from rollmill.sweeps.ranking import OVER_SEEDS, SEED, count_best
+from rollmill.sweeps.spec import Trial, text_of
+
+REPORT = "report.html"
+WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 900, 420, 70, 14, 14, 46
+MOST_ROWS = 500
+"""Rows of the table that are shown with their curves, the best ones."""
+MOST_POINTS = 12_000
+"""Points of all curves together."""
+LEAST_OF_CURVE, MOST_OF_CURVE = 12, 120
+"""Points of one curve."""
+
+STYLE = """\
+:root { color-scheme: light dark }
+body { font: 15px/1.45 system-ui, sans-serif; max-width: 940px; margin: 2em auto; padding: 0 1em }
+svg { width: 100%; height: auto } svg text { font-size: 12px; fill: currentColor }
+.axis { stroke: currentColor; stroke-opacity: .15 }
+.curve { fill: none; stroke: #7a8fa6; stroke-opacity: .45; stroke-width: 1.2 }
+.curve:hover { stroke: #c22; stroke-opacity: 1; stroke-width: 2 }
+.best { stroke: #d9730d; stroke-opacity: 1; stroke-width: 2.6 }
+.scroll { overflow-x: auto } table { border-collapse: collapse; font-variant-numeric: tabular-nums }
+th, td { text-align: left; padding: 2px 12px 2px 0; border-bottom: 1px solid #8883; white-space: nowrap }
+tr.best td { color: #d9730d; font-weight: 600 }"""
+
+
+class LabelledCurve(NamedTuple):
+    """A learning curve, and what it is of."""
+
+    label: str
+    points: Sequence[ReturnAt]
+
+
+class _Scale(NamedTuple):
+    """From numbers to positions in the figure."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def __call__(self, value: float) -> float:
+        share = (value - self.low) / (self.high - self.low) if self.high > self.low else 0.5
+        return self.start + share * (self.end - self.start)
+
+
+def write_report(sweep: SweepDirectory, rows: Sequence[Mapping[str, Any]], metric: str) -> None:
+    """Writes the report of a sweep.
+
+    Args:
+        sweep: the directory.
+        rows: rows of its table, the best trial first.
+        metric: by which they are sorted.
+
+    Raises:
+        StorageError: the file cannot be written.
+    """
+    spec, trials = sweep.spec, {trial.name: trial for trial in sweep.trials()}
+    shown = rows[:MOST_ROWS]
+    each = min(MOST_OF_CURVE, max(LEAST_OF_CURVE, MOST_POINTS // max(1, len(shown))))
+    curves = [_curve_of_row(sweep, trials[row["trial"]], row, each) for row in shown]
+    number = (
+        f"{len(trials)} of {spec.num_trials} trials" if len(trials) < spec.num_trials else f"{len(trials)} trials"
+    )
+    title = f"{spec.request.algorithm} on {spec.request.environment}: {number}"
+    page = report(title, curves, shown, options=spec.options_varied, metric=metric, total=len(rows))
+    try:
+        with Folder(sweep.root).replacing(REPORT) as file:
+            file.write(page.encode())
+    except OSError as error:
+        raise StorageError(f"{sweep.root / REPORT} cannot be written: {error}.") from error
+
+
+def _curve_of_row(sweep: SweepDirectory, trial: Trial, row: Mapping[str, Any], most: int) -> LabelledCurve:
+    if trial.seeds is None:
+        return LabelledCurve(str(trial), thinned_curve(sweep.run(trial), most))
+    seed = int(row["seed"]) if len(trial.seeds) > 1 else None
+    return LabelledCurve(f"{trial}, seed {row['seed']}", thinned_curve(sweep.run(trial), most, seed=seed))
+
+
+def report(
+    title: str,
+    curves: Sequence[LabelledCurve],
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    options: Sequence[str],
+    metric: str,
+    total: int,
+) -> str:
+    """The page.
+
+    Args:
+        title: title of the sweep.
+        curves: the learning curve of each row.
+        rows: rows of the table, the best first.
+        options: columns of the table that say what a trial was given.
+        metric: column by which it is sorted.
+        total: number of rows, of which only the first may be shown.
+    """
+    best = count_best(rows, options, metric)
+    note = f"The best {len(rows)} of {total} are shown." if total > len(rows) else ""
+    columns = ("trial", *options, "status", *TRIAL_RESULTS, *(OVER_SEEDS if SEED in options else ()))
+    by = f"the mean {metric} over the seeds of a point" if SEED in options else metric
+    return "\n".join(
+        [
+            "<!doctype html>",
+            f'<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>',
+            f"<style>\n{STYLE}\n</style></head><body>",
+            f"<h1>{escape(title)}</h1>",
+            f"<p>Return over environment steps; the best by {escape(by)} in orange. {note}</p>",
+            figure(curves, num_best=best),
+            f'<div class="scroll">{_table(rows, columns, num_best=best)}</div>',
+            "</body></html>\n",
+        ]
+    )
+
+
+def figure(curves: Sequence[LabelledCurve], *, num_best: int) -> str:
+    """Learning curves as SVG; the first `num_best` lie over the others and are highlighted."""
+    points = [point for curve in curves for point in curve.points if math.isfinite(point.mean_return)]
+    if not points:
+        return "<p>No episode has ended yet.</p>"
+    returns = [point.mean_return for point in points]
+    across = _Scale(0.0, float(max(point.env_steps for point in points)), LEFT, WIDTH - RIGHT)
+    upwards = _Scale(min(returns), max(returns), HEIGHT - BOTTOM, TOP)
+    kinds = ["curve best"] * num_best + ["curve"] * len(curves)
+    lines = [_curve(curve, across, upwards, kind=kind) for curve, kind in zip(curves, kinds, strict=False)]
+    axes = [*_ticks_across(across), *_ticks_upwards(upwards)]
+    view = f'viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="learning curves"'
+    drawn = [line for line in reversed(lines) if line]
+    return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" {view}>', *axes, *drawn, "</svg>"])
+
+
+def _curve(curve: LabelledCurve, across: _Scale, upwards: _Scale, *, kind: str) -> str:
+    known = [point for point in curve.points if math.isfinite(point.mean_return)]
+    if not known:
+        return ""
+    path = " ".join(f"{across(float(steps)):.0f},{upwards(value):.0f}" for steps, value in known)
+    return f'<polyline class="{kind}" points="{path}"><title>{escape(curve.label)}</title></polyline>'
+
+
+def _ticks_across(scale: _Scale) -> list[str]:
+    bottom, middle = HEIGHT - BOTTOM, (LEFT + WIDTH - RIGHT) / 2
+    marks = [
+        f'<line class="axis" x1="{scale(tick):.0f}" x2="{scale(tick):.0f}" y1="{TOP}" y2="{bottom}"/>'
+        f'<text x="{scale(tick):.0f}" y="{bottom + 18}" text-anchor="middle">{_short(tick)}</text>'
+        for tick in ticks(scale.low, scale.high)
+    ]
+    return [*marks, f'<text x="{middle:.0f}" y="{HEIGHT - 8}" text-anchor="middle">environment steps</text>']
+
+
+def _ticks_upwards(scale: _Scale) -> list[str]:
+    return [
+        f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{scale(tick):.0f}" y2="{scale(tick):.0f}"/>'
+        f'<text x="{LEFT - 8}" y="{scale(tick) + 4:.0f}" text-anchor="end">{_short(tick)}</text>'
+        for tick in ticks(scale.low, scale.high)
+    ]
+
+
+def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, num_best: int) -> str:
+    head = "".join(f"<th>{escape(name)}</th>" for name in columns)
+    starts = ['<tr class="best">'] * num_best + ["<tr>"] * len(rows)
+    lines = [
+        start + "".join(f"<td>{escape(_cell(row[name]))}</td>" for name in columns) + "</tr>"
+        for start, row in zip(starts, rows, strict=False)
+    ]
+    return "\n".join([f"<table><thead><tr>{head}</tr></thead><tbody>", *lines, "</tbody></table>"])
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return _short(float(value)) if is_number else text_of(value)
+
+
+def _short(value: float) -> str:
+    """A number in few characters: 1.5M, 20k, 0.25."""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= size:
+            return f"{value / (1e3 if unit == 'k' else size):.4g}{unit}"
+    return f"{value:.4g}"

@@ -1,0 +1,49 @@
+"""The table and the report of a sweep, which are brought up to date while its trials run."""
+
+import contextlib
+import time
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from rollmill.core.errors import RollmillError
+from rollmill.sweeps.directory import SweepDirectory
+from rollmill.sweeps.report import write_report
+
+SHORTEST_SECONDS = 30.0
+"""Shortest time between two writings while trials run."""
+HIGHEST_SHARE = 0.01
+"""Highest share of the time that goes into writing: of thousands of trials it takes seconds."""
+
+
+@dataclass
+class SweepResults:
+    """The results of a sweep as files."""
+
+    sweep: SweepDirectory
+    metric: str
+    """Column of the table by which trials are compared."""
+    due: float = field(default_factory=lambda: time.monotonic() + SHORTEST_SECONDS)
+    """`time.monotonic()` from which on the files are out of date."""
+
+    def write(self, running: Collection[str] = ()) -> None:
+        """Brings the files up to date.
+
+        Args:
+            running: names of trials that run now.
+
+        Raises:
+            StorageError: one cannot be written.
+            CheckpointError: the result of a trial is damaged.
+        """
+        rows = self.sweep.rows(self.metric, running=running)
+        self.sweep.write_table(rows)
+        write_report(self.sweep, rows, self.metric)
+
+    def write_if_due(self, running: Collection[str]) -> None:
+        """Brings the files up to date if they are out of date; an error is left to `write`, at the end."""
+        if (began := time.monotonic()) < self.due:
+            return
+        with contextlib.suppress(RollmillError):
+            self.write(running)
+        now = time.monotonic()
+        self.due = now + max(SHORTEST_SECONDS, (now - began) / HIGHEST_SHARE)

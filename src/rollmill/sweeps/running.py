@@ -1,0 +1,196 @@
+"""Runs the trials of a sweep, several at a time, each in a process of its own."""
+
+import time
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from rollmill.core.errors import DeviceMemoryError
+from rollmill.core.machine import GpuSharing
+from rollmill.gpus import MachineParts, divide_machine
+from rollmill.processes.logs import last_line
+from rollmill.record import RunDirectory, StopRequest, stop_on_signals
+from rollmill.sweeps.directory import SweepDirectory
+from rollmill.sweeps.early_stopping import EarlyStopping, described, goes_on
+from rollmill.sweeps.halving import Judgement
+from rollmill.sweeps.results import SweepResults
+from rollmill.sweeps.spec import Trial
+from rollmill.sweeps.trial_processes import RunningTrial, how_lost, start_trial, stop_all
+
+LOOK_SECONDS = 0.1
+"""Time between two looks at running trials."""
+MOST_KILLS = 3
+"""Times that a trial whose process was killed is resumed."""
+
+
+@dataclass
+class _Schedule:
+    """The trials that wait, those that run, and how often each was killed."""
+
+    waiting: list[Trial]
+    running: list[RunningTrial] = field(default_factory=list)
+    kills: dict[str, int] = field(default_factory=dict)
+    failed: list[str] = field(default_factory=list)
+    stopped: dict[str, Judgement] = field(default_factory=dict)
+    """Trials that were told to stop early."""
+    too_large: list[Trial] = field(default_factory=list)
+    """Trials that ended for want of a GPU's memory, and wait until fewer run at a time."""
+    without_memory: dict[str, int] = field(default_factory=dict)
+    """How often trials ended so."""
+
+
+def run_sweep(
+    sweep: SweepDirectory,
+    *,
+    at_once: int | None,
+    sharing: GpuSharing,
+    metric: str,
+    say: Callable[[str], None],
+    imports: Collection[str],
+    also_stopped: bool = False,
+) -> int:
+    """Runs the trials that are neither finished nor stopped early; returns the exit code.
+
+    A trial that fails does not stop the others. One whose process is killed is resumed. Those that ended for want
+    of a GPU's memory run at the end, half as many at a time, and in the end alone. A sampler proposes a trial when
+    there is room for it. On SIGINT or SIGTERM all running trials stop with a checkpoint.
+
+    Args:
+        sweep: the directory.
+        at_once: most trials at a time; None: as many as suit the machine.
+        sharing: how trials share a GPU.
+        metric: column of the table by which trials are compared.
+        say: prints a line.
+        imports: modules that trials may import by their names.
+        also_stopped: go on with trials that were stopped early, and stop none any more.
+
+    Returns:
+        0 if all trials finished or were stopped early, 1 if one failed, and 128 and the number of a signal.
+
+    Raises:
+        UsageError: another process runs the sweep, or the GPUs cannot be shared as asked.
+        StorageError: the table or the report cannot be written at the end.
+    """
+    with RunDirectory(sweep.root).lock(), stop_on_signals() as stop:
+        if also_stopped:
+            goes_on(sweep)
+        schedule, results = _Schedule(sweep.unfinished()), SweepResults(sweep, metric)
+        rule = sweep.spec.early_stopping
+        early = EarlyStopping(sweep, rule) if rule else None
+        try:
+            while (open_trials := len(schedule.waiting) + sweep.remaining) and not stop.requested:
+                with divide_machine(at_once, open_trials, sharing) as parts:
+                    total = sweep.spec.num_trials
+                    ended = f"{total - open_trials} of them {'ended' if rule else 'finished'}"
+                    say(f"{total} trials, {ended}; {len(parts)} at a time, {parts.note}")
+                    _run_all(sweep, schedule, parts, early, stop, say, results, imports)
+                at_once = max(parts.least, len(parts) // 2)
+                schedule.waiting, schedule.too_large = schedule.too_large, []
+            if schedule.without_memory:
+                say(_memory_told(schedule))
+        finally:
+            stop_all(schedule.running)
+            results.write()
+        return stop.exit_code or int(bool(schedule.failed))
+
+
+def _run_all(
+    sweep: SweepDirectory,
+    schedule: _Schedule,
+    parts: MachineParts,
+    early: EarlyStopping | None,
+    stop: StopRequest,
+    say: Callable[[str], None],
+    results: SweepResults,
+    imports: Collection[str],
+) -> None:
+    while (schedule.waiting or schedule.running or sweep.remaining) and not stop.requested:
+        free = sorted(set(range(len(parts))) - {running.part for running in schedule.running})
+        for part, trial in zip(free, _next_trials(sweep, schedule, early, say), strict=False):
+            sweep.note_failure(trial, failed=False)
+            process = start_trial(sweep, trial, parts.each[part], imports)
+            schedule.running.append(RunningTrial(trial, process, part))
+            say(f"trial {trial} started")
+        ended = [running for running in schedule.running if running.process.poll() is not None]
+        if early:
+            _stop_early(schedule, early)
+        for running in ended:
+            schedule.running.remove(running)
+            say(_outcome(sweep, schedule, running, alone=len(parts) <= parts.least))
+        results.write_if_due([running.trial.name for running in schedule.running])
+        if not ended:
+            time.sleep(LOOK_SECONDS)
+
+
+def _next_trials(
+    sweep: SweepDirectory, schedule: _Schedule, early: EarlyStopping | None, say: Callable[[str], None]
+) -> Iterator[Trial]:
+    """The trials to start, one by one: those that wait, then proposals.
+
+    A trial that was killed is judged by what it had written before it is started again.
+    """
+    while schedule.waiting:
+        trial = schedule.waiting.pop(0)
+        if early and (judgement := early.look(trial)):
+            say(f"trial {trial} was stopped early {described(judgement)}")
+        else:
+            yield trial
+    while sweep.remaining:
+        yield sweep.propose(schedule.failed)
+
+
+def _stop_early(schedule: _Schedule, early: EarlyStopping) -> None:
+    """Looks at all that run or have just come to their end, and stops those that are not among the best."""
+    for running in schedule.running:
+        if running.process.poll() not in (None, 0):  # failed or lost, which is told instead
+            continue
+        judgement = early.look(running.trial)
+        if judgement is not None:
+            schedule.stopped[running.trial.name] = judgement
+            running.process.terminate()  # without effect on one that has ended
+
+
+def _outcome(sweep: SweepDirectory, schedule: _Schedule, running: RunningTrial, *, alone: bool) -> str:
+    """A sentence on a trial that has ended; one that is to be tried again is put back among the waiting.
+
+    Args:
+        sweep: the directory.
+        schedule: changed by this.
+        running: the trial.
+        alone: it shared its GPU with no other.
+    """
+    trial, code = running.trial, running.process.returncode
+    if sweep.is_finished(trial):
+        summary = sweep.summary(trial)
+        return f"trial {trial} finished in {running.seconds:.0f} s, final return {_short(summary['final_return'])}"
+    if trial.name in schedule.stopped:
+        return f"trial {trial} was stopped early {described(schedule.stopped[trial.name])}"
+    last = last_line(sweep.log(trial))
+    if code == DeviceMemoryError.exit_code:
+        schedule.without_memory[trial.name] = schedule.without_memory.get(trial.name, 0) + 1
+        if not alone:
+            schedule.too_large.append(trial)
+            return f"trial {trial} ended for want of the GPU's memory; it runs later, with fewer beside it: {last}"
+    if (how := how_lost(code)) is not None:
+        schedule.kills[trial.name] = schedule.kills.get(trial.name, 0) + 1
+        if schedule.kills[trial.name] <= MOST_KILLS:
+            schedule.waiting.insert(0, trial)
+            return f"trial {trial} {how}; it is resumed"
+    else:
+        how = f"failed with exit code {code}"
+    schedule.failed.append(trial.name)
+    sweep.note_failure(trial, failed=True)
+    return f"trial {trial} {how}: {last} (all of it: {sweep.log(trial)})"
+
+
+def _memory_told(schedule: _Schedule) -> str:
+    """How many trials ended for want of memory, and how many of them did so alone, too."""
+    counted = schedule.without_memory
+    lost = sum(name in counted for name in schedule.failed)
+    ended = "1 trial" if len(counted) == 1 else f"{len(counted)} trials"
+    times = f"{ended} ended for want of a GPU's memory, {sum(counted.values())} times in all"
+    return f"{times}; with fewer beside them {'all' if not lost else f'all but {lost}'} went on"
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, int | float) else "none"

@@ -1,0 +1,87 @@
+"""The description of a sweep, as `sweep.json` holds it, and the trials that follow from it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rollmill.core.json_data import writable
+from rollmill.sweeps.halving import HalvingRule
+from rollmill.sweeps.search_space import Axis
+from rollmill.training.request import TrainingRequest, seeds_of
+
+QUIETLY = {"tensorboard": False, "quiet": True}
+"""Settings of all trials, whose curves are in the sweep's report."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One training of a sweep."""
+
+    name: str
+    point: dict[str, Any]
+    """The values that it was given, by option."""
+    request: TrainingRequest
+    """The training, without its directory."""
+
+    @property
+    def seeds(self) -> range | None:
+        """The seeds that it trains in one program, where they are grouped."""
+        return seeds_of(self.point.get("seed"))
+
+    def __str__(self) -> str:
+        values = (f"{option}={text_of(value)}" for option, value in self.point.items())
+        return f"{self.name} ({', '.join(values)})"
+
+
+@dataclass(frozen=True)
+class SweepSpec:
+    """All that a sweep was asked for; it never changes."""
+
+    request: TrainingRequest
+    """What all trials have in common."""
+    axes: tuple[Axis, ...]
+    num_trials: int
+    points: tuple[tuple[Any, ...], ...] = ()
+    """Values of each trial, in the order of the axes; empty if a sampler proposes them."""
+    sampler: str | None = None
+    """Proposes the values of the trials, from the results of those before."""
+    seed: int = 0
+    """Seed of draws and proposals."""
+    metric: str = "final_return"
+    """Result by which trials are compared; the largest is the best."""
+    early_stopping: HalvingRule | None = None
+
+    @property
+    def options_varied(self) -> tuple[str, ...]:
+        """Names of the options that differ from trial to trial."""
+        return tuple(axis.option for axis in self.axes)
+
+    def trials(self, points: Sequence[Sequence[Any]]) -> list[Trial]:
+        """The trials with these values, which are all trials so far."""
+        width = len(str(self.num_trials - 1))
+        named = [dict(zip(self.options_varied, hashable(point), strict=True)) for point in points]
+        return [Trial(f"{index:0{width}}", point, self.request_at(point)) for index, point in enumerate(named)]
+
+    def request_at(self, point: Mapping[str, Any]) -> TrainingRequest:
+        """The training at one combination of values.
+
+        Raises:
+            UsageError: seeds that are none.
+        """
+        return self.request.changed(QUIETLY).at(point)
+
+    def to_json(self) -> dict[str, Any]:
+        """The description as JSON holds it."""
+        return writable(asdict(self)) | {"axes": [writable(axis) for axis in self.axes]}
+
+
+def hashable(value: Any) -> Any:
+    """A value of JSON with tuples in place of lists, as points are compared."""
+    return tuple(map(hashable, value)) if isinstance(value, list | tuple) else value
+
+
+def text_of(value: Any) -> str:
+    """A value as a table shows it: `64 64` for the sizes of layers."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return " ".join(map(text_of, value)) if isinstance(value, list | tuple) else str(value)

@@ -1,0 +1,221 @@
+"""Runs a training, in whatever way, and records what it reports."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+
+import jax
+
+from rollmill.core.errors import EnvironmentFailed, NonFiniteError, RollmillError
+from rollmill.core.operations import span
+from rollmill.dataflow import Graph, State
+from rollmill.gpus import GpuActivity, watched_gpus
+from rollmill.gpus.claims import release_claim, settle_claim
+from rollmill.hooks import FailureKind, FailureReported, Hook, stop_at_return
+from rollmill.record import Checkpoints, Display, MetricsLog, Restored, RunDirectory, StopRequest, stop_on_signals
+from rollmill.runs.options import RunOptions
+from rollmill.training.evaluations import PeriodicEvaluation
+from rollmill.training.hook_calls import HookCalls
+from rollmill.training.recorder import Recorder, Run
+from rollmill.workers.coordination.coordinator import LostWorker
+from rollmill.workers.reports import (
+    LaunchesChosen,
+    MetricsRows,
+    Notice,
+    ReductionChosen,
+    RolledBack,
+    Saved,
+    StartedUp,
+    Training,
+)
+
+FAILURES: dict[type[Exception], FailureKind] = {
+    NonFiniteError: "number",
+    EnvironmentFailed: "environment",
+    LostWorker: "worker",
+}
+"""Kinds of the errors that end a training."""
+
+TERMINATE_SECONDS = 20.0
+"""How long the end of a training is waited for after a SIGTERM. Who sends it often sends SIGKILL after 30."""
+
+
+class StopOverdue(RollmillError):
+    """A training that was to stop is held up by one of its workers; its newest checkpoint is kept."""
+
+    exit_code = 143
+
+
+def drive(
+    session: AbstractContextManager[tuple[Training, State]],
+    run: RunDirectory,
+    graph: Graph,
+    options: RunOptions,
+    display: Display,
+    checkpoints: Checkpoints,
+    restored: Restored | None,
+    *,
+    hooks: Sequence[Hook] = (),
+    evaluation: PeriodicEvaluation | None = None,
+    keeps_choices: bool = True,
+) -> Run:
+    """Runs a training from the checkpoint that was restored, or from the beginning; the caller holds the run.
+
+    Args:
+        session: gives the training and its first state, and closes it.
+        run: where it is recorded.
+        graph: what is trained.
+        options: how often to save and log.
+        display: shows progress.
+        checkpoints: store of the run's checkpoints.
+        restored: the checkpoint to go on from.
+        hooks: called with events.
+        evaluation: evaluations of the policy while it trains.
+        keeps_choices: whether it keeps what workers choose by timing; False where it goes on in another place than
+            its own, for this time.
+
+    Raises:
+        LostWorker: a worker was lost too many times in a row.
+        EnvironmentFailed: an environment failed too many times in a row.
+        NonFiniteError: a number of an iteration is not finite.
+        StopOverdue: a SIGTERM came, and a worker does not end its iteration.
+        HookFailed: a hook raised; the training has stopped with a checkpoint.
+        SystemExit: a hook exited; likewise.
+    """
+    calls = HookCalls([*_hooks_of(options), *hooks], display.note)
+    first = restored.iteration if restored else 0
+    with stop_on_signals() as stop:
+        with (
+            _claimed(),
+            session as (training, state),
+            MetricsLog(run, tensorboard=options.tensorboard, resume_from=first) as log,
+            _activity() as gpus,
+        ):
+            parts = (checkpoints, log, display, gpus, calls, evaluation)
+            recorder = Recorder(run, graph, options, *parts, keeps_choices=keeps_choices)
+            with _reporting_failure(recorder, calls):
+                recorder.begin(restored, state)
+                _follow(
+                    training, recorder, calls, display, partial(_is_stopping, stop, calls, training, run), stop
+                )
+        with _reporting_failure(recorder, calls):
+            checkpoints.wait()
+            summary = recorder.finish(signal_name=stop.signal_name)
+            if recorder.every_episode_failed:
+                display.note("every episode of this run failed: its environment raised, hung or ended its process")
+    if calls.failure is not None:
+        raise calls.failure
+    if calls.exit is not None:
+        raise calls.exit
+    code = 1 if recorder.every_episode_failed else 0
+    return Run(run.root, summary, stop.exit_code if summary["status"] == "stopped" and stop.requested else code)
+
+
+@contextmanager
+def _claimed() -> Iterator[None]:
+    """Ends the claim of this process to memory with the training."""
+    try:
+        yield
+    finally:
+        release_claim()
+
+
+def _hooks_of(options: RunOptions) -> list[Hook]:
+    """The hooks that the options of a run ask for."""
+    if options.stop_at_return is None:
+        return []
+    return [stop_at_return(options.stop_at_return, evaluated=options.evaluate_every is not None)]
+
+
+@contextmanager
+def _reporting_failure(recorder: Recorder, calls: HookCalls) -> Iterator[None]:
+    """Tells hooks of an error that ends the training."""
+    try:
+        yield
+    except Exception as error:
+        calls.emit(FailureReported(**recorder.place, kind=_kind_of(error), message=str(error), ends=True))
+        raise
+
+
+def _kind_of(error: Exception) -> FailureKind:
+    for kind, name in FAILURES.items():
+        if isinstance(error, kind):
+            return name
+    return "other"
+
+
+def _activity() -> AbstractContextManager[GpuActivity]:
+    """The activity of GPUs, where JAX computes on some."""
+    return watched_gpus() if jax.default_backend() == "gpu" else nullcontext(GpuActivity())
+
+
+def _follow(
+    training: Training,
+    recorder: Recorder,
+    calls: HookCalls,
+    display: Display,
+    stopping: Callable[[], bool],
+    signals: StopRequest,
+) -> None:
+    for report in training.run(stopping):
+        match report:
+            case MetricsRows():
+                settle_claim()
+                with span("metrics log", "storage"):
+                    wants_state = recorder.wants_state(recorder.record(report))
+                if wants_state:
+                    training.request_snapshot()
+            case Saved(iteration, state):
+                with span("checkpoint", "storage"):
+                    recorder.keep(iteration, state, stopping=stopping(), signalled=signals.requested)
+            case StartedUp() | LaunchesChosen() | ReductionChosen() | RolledBack():
+                _note(report, recorder)
+            case Notice():
+                _show(report, recorder, calls, display)
+
+
+def _note(report: StartedUp | LaunchesChosen | ReductionChosen | RolledBack, recorder: Recorder) -> None:
+    match report:
+        case StartedUp(so_far):
+            recorder.started_up(so_far.compiling, so_far.total)
+        case LaunchesChosen(launches):
+            recorder.keep_launches(launches)
+        case ReductionChosen(reduction):
+            recorder.keep_reduction(reduction)
+        case RolledBack(iteration):
+            recorder.rewind(iteration)
+
+
+def _show(notice: Notice, recorder: Recorder, calls: HookCalls, display: Display) -> None:
+    display.note(notice.text)
+    if notice.failed is not None:
+        calls.emit(FailureReported(**recorder.place, kind=notice.failed, message=notice.text, ends=False))
+
+
+def _is_stopping(stop: StopRequest, calls: HookCalls, training: Training, run: RunDirectory) -> bool:
+    """Whether the training is to stop.
+
+    Raises:
+        StopOverdue: it was, by a SIGTERM or SIGHUP, and its workers do not come to an end.
+    """
+    if stop.signal_name in ("SIGTERM", "SIGHUP"):
+        _check_not_overdue(stop, training, run)
+    return stop.requested or calls.stopping
+
+
+def _check_not_overdue(stop: StopRequest, training: Training, run: RunDirectory) -> None:
+    """Checks that a training that a signal has stopped can still come to an end by itself.
+
+    Raises:
+        StopOverdue: a worker's host is out of reach, or a worker takes too long.
+    """
+    reason = ""
+    if hosts := training.out_of_reach:
+        reason = f"nothing is heard from {hosts}"
+    elif stop.seconds > TERMINATE_SECONDS and (workers := training.waited_for):
+        reason = f"this is still at work: {workers}"
+    if reason:
+        raise StopOverdue(
+            f"{stop.signal_name} came {stop.seconds:.0f} s ago, and {reason}\n"
+            f"The run ends with its newest checkpoint; go on with\n  {run.command('resume')}"
+        )

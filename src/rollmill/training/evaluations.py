@@ -1,0 +1,216 @@
+"""Evaluations of the policy while it trains."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from rollmill.core.errors import UsageError
+from rollmill.dataflow import Graph, State, Weights
+from rollmill.envs import as_environment, parse_options
+from rollmill.policies.policies import evaluator_on
+from rollmill.programs.compiled import state_shapes
+from rollmill.programs.dispatch import Pauses, Window
+from rollmill.programs.evaluation.episodes import EvaluationEpisodes, Evaluator
+from rollmill.programs.faults.find import is_finite
+from rollmill.programs.kernels import backend_beside_training
+from rollmill.record import Display
+from rollmill.runs.options import RunOptions
+
+OPTIONS = ("evaluate_episodes", "evaluate_seed", "evaluate_stochastic", "evaluate_env_options")
+"""Fields of `RunOptions` that say how to evaluate, and mean nothing without `evaluate_every`."""
+
+
+@dataclass(frozen=True)
+class EvaluationProgress:
+    """The evaluations of a training so far."""
+
+    iteration: int = 0
+    """Iteration after which the last one was due and done."""
+    mean_return: float | None = None
+    """Its mean return."""
+    best_iteration: int | None = None
+    best_return: float | None = None
+    """The highest mean return of an evaluation, and its iteration: the first of equals."""
+
+
+class _PlayedAhead(NamedTuple):
+    iteration: int
+    of_seeds: list[EvaluationEpisodes]
+    seconds: float
+
+
+class PeriodicEvaluation:
+    """Evaluates the policy after every so many iterations, and after the last one, also of a stop by a hook.
+
+    Args:
+        graph: what is trained.
+        options: when and how to evaluate.
+        play: plays the episodes.
+    """
+
+    def __init__(self, graph: Graph, options: RunOptions, play: Evaluator) -> None:
+        self._graph, self._play, self._seeds = graph, play, options.seeds
+        self.every = iterations_between(graph, options)
+        """Iterations between two evaluations."""
+        self.progress = EvaluationProgress()
+        """The evaluations so far; set anew where the training goes back to an earlier state."""
+        self._played: _PlayedAhead | None = None
+
+    def is_due(self, iteration: int) -> bool:
+        """Whether an evaluation is due after so many iterations."""
+        ends = self.is_new(iteration) and iteration == self._graph.loops.iterations
+        return ends or iteration // self.every > self.progress.iteration // self.every
+
+    def is_new(self, iteration: int) -> bool:
+        """Whether the policy after so many iterations has not been evaluated."""
+        return self.progress.iteration < iteration
+
+    @property
+    def pauses(self) -> Pauses:
+        """When a program waits for evaluations, so that they have the device for themselves."""
+        return Pauses(self.every, self._play_ahead)
+
+    def _play_ahead(self, window: Window) -> None:
+        """Plays the episodes that `run` will report, once the window's metrics have been written down."""
+        if self.is_due(window.last) and all(map(is_finite, window.metrics)):
+            self._played = self._play_episodes(window.last, window.after)
+
+    def run(self, iteration: int, state: State) -> dict[str, Any]:
+        """Evaluates the policy of a state, unless that was done in a pause; returns the metrics.
+
+        Raises:
+            UsageError: an episode does not end.
+            ContractError: a host environment raised.
+        """
+        played, self._played = self._played, None
+        if played is None or played.iteration != iteration:
+            played = self._play_episodes(iteration, state)
+        metrics = _metrics(played.of_seeds, self._seeds)
+        mean, best = metrics["evaluation/return"], self.progress.best_return
+        improved = best is None or mean > best
+        self.progress = EvaluationProgress(
+            iteration=iteration,
+            mean_return=mean,
+            best_iteration=iteration if improved else self.progress.best_iteration,
+            best_return=mean if improved else best,
+        )
+        return {**metrics, "evaluation/seconds": played.seconds}
+
+    def _play_episodes(self, iteration: int, state: State) -> _PlayedAhead:
+        began = time.perf_counter()
+        weights = jax.device_get(self._graph.weights(state.learner))
+        of_seeds = [self._play(own) for own in self._of_each_seed(weights)]
+        return _PlayedAhead(iteration, of_seeds, time.perf_counter() - began)
+
+    def _of_each_seed(self, weights: Weights) -> list[Weights]:
+        count = len(self._seeds)
+        return (
+            [weights] if count == 1 else [jax.tree.map(lambda leaf, s=s: leaf[s], weights) for s in range(count)]
+        )
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The results for the summary of the run."""
+        return {
+            "evaluation_return": self.progress.mean_return,
+            "best_evaluation_return": self.progress.best_return,
+            "best_evaluation_iteration": self.progress.best_iteration,
+        }
+
+
+def _metrics(found: Sequence[EvaluationEpisodes], seeds: Sequence[int]) -> dict[str, Any]:
+    returns = np.concatenate([episodes.returns for episodes in found]).astype(np.float64)
+    lengths = np.concatenate([episodes.lengths for episodes in found])
+    each = {f"evaluation/return_seed{seed}": _mean(part.returns) for seed, part in zip(seeds, found, strict=True)}
+    kinds = {
+        f"evaluation/returns/{kind}": _mean(np.concatenate([episodes.agent_returns[kind] for episodes in found]))
+        for kind in found[0].agent_returns
+    }
+    return {
+        "evaluation/return": _mean(returns),
+        "evaluation/return_std": float(np.std(returns)),
+        "evaluation/return_min": float(np.min(returns)),
+        "evaluation/return_max": float(np.max(returns)),
+        "evaluation/length": _mean(lengths),
+        "evaluation/episodes": int(returns.size),
+        **kinds,
+        **(each if len(each) > 1 else {}),
+    }
+
+
+def _mean(values: np.ndarray) -> float:
+    return float(np.mean(values, dtype=np.float64))
+
+
+def iterations_between(graph: Graph, options: RunOptions) -> int:
+    """Iterations between two evaluations: as many as have at least `evaluate_every` environment steps."""
+    return -(-(options.evaluate_every or 1) // graph.loops.batch_size)
+
+
+def prepare_evaluation(
+    graph: Graph, described: dict[str, Any], options: RunOptions, display: Display
+) -> PeriodicEvaluation | None:
+    """Compiles the evaluation that the options ask for; None where they ask for none.
+
+    Args:
+        graph: what is trained.
+        described: what `describe` says of it.
+        options: when and how to evaluate.
+        display: shows notes.
+
+    Raises:
+        UsageError: the options do not fit each other or the environment.
+    """
+    if options.evaluate_every is None:
+        _refuse_unread(options)
+        return None
+    began = time.perf_counter()
+    weights = jax.eval_shape(graph.weights, state_shapes(graph).learner)
+    play = evaluator_on(
+        graph,
+        weights,
+        _environment_of(described, options),
+        episodes=options.evaluate_episodes,
+        seed=options.evaluate_seed,
+        stochastic=options.evaluate_stochastic,
+        backend=backend_beside_training(graph, options.fusion, options.numerics),
+    )
+    evaluation = PeriodicEvaluation(graph, options, play)
+    steps = evaluation.every * graph.loops.batch_size
+    display.note(
+        f"compiled the evaluation in {time.perf_counter() - began:.1f} s; it takes place every {steps:,} steps"
+    )
+    return evaluation
+
+
+def unwatched(options: RunOptions) -> RunOptions:
+    """The options without evaluations, and without a return to stop at."""
+    default = RunOptions()
+    return replace(
+        options, **{name: getattr(default, name) for name in ("evaluate_every", "stop_at_return", *OPTIONS)}
+    )
+
+
+def _environment_of(described: dict[str, Any], options: RunOptions) -> Any:
+    """The environment to evaluate on; None for the graph's own."""
+    changed = parse_options(options.evaluate_env_options, flag="--evaluate-env-options")
+    if not changed:
+        return None
+    name = described["environment"]
+    if "environment" in described["custom"]:
+        raise UsageError(
+            f"evaluate_env_options={' '.join(options.evaluate_env_options)}: the environment {name} was made in "
+            "Python and cannot be made again with other options. hint: register it, or leave them out."
+        )
+    return as_environment(name, {**described.get("environment_options", {}), **changed})
+
+
+def _refuse_unread(options: RunOptions) -> None:
+    default = RunOptions()
+    for name in OPTIONS:
+        if (value := getattr(options, name)) != getattr(default, name):
+            raise UsageError(f"{name}={value} has no effect without evaluate_every. hint: --evaluate-every 100000")

@@ -1,0 +1,191 @@
+"""Checks that the options of a run fit its plan, and prepares JAX for it."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from rollmill import planning
+from rollmill.core.errors import UsageError
+from rollmill.core.machine import leave_device_memory
+from rollmill.dataflow import Graph
+from rollmill.envs import is_on_host
+from rollmill.gpus.share import choose_fraction
+from rollmill.planning import COUNTS, Place, Plan, place_custom, read_plan, settings_of, uses_workers
+from rollmill.processes.cluster import check_cluster
+from rollmill.programs.devices import take_devices
+from rollmill.record import Display
+from rollmill.runs.options import WORKER_LIMITS, RunOptions
+
+
+def prepare_devices(options: RunOptions, *, environment: str = "", plan: Plan | None = None) -> None:
+    """Sets what has to be set before anything starts JAX: the number of CPU devices, and who takes the memory.
+
+    Where workers train, this process leaves the accelerators' memory to them.
+
+    Args:
+        options: where to train.
+        environment: its id, where it is known.
+        plan: the plan, where it is known already.
+
+    Raises:
+        UsageError: the options name a file that holds no plan, or a share of a GPU's memory that cannot be had.
+    """
+    if plan is None and options.plan is not None and options.cluster is None:
+        plan = read_plan(options.plan)
+        if plan.settings is not None and plan.settings.devices is not None:
+            options = replace(options, devices=plan.settings.devices)
+    if is_on_host(environment) or (uses_workers(options) if plan is None else plan.place != "program"):
+        leave_device_memory()
+        return
+    if options.memory_fraction is not None:
+        choose_fraction(options.memory_fraction)
+    replicas = options.learners or 1 if plan is None else plan.partition.groups[0].replicas
+    take_devices(max(options.devices, replicas) if options.devices else 0)
+
+
+def with_settings(options: RunOptions) -> RunOptions:
+    """The options with the settings of the plan that they name.
+
+    Raises:
+        UsageError: the file holds no plan, or an option contradicts it.
+    """
+    default, settings = RunOptions(), settings_of(options)
+    found = {name: getattr(settings, name) for name in ("devices", "fusion")}
+    chosen = {name: value for name, value in found.items() if value is not None}
+    for name, value in chosen.items():
+        given = getattr(options, name)
+        if given not in (value, getattr(default, name)):
+            raise UsageError(
+                f"{name}={given} contradicts plan={options.plan}, which has {name}={value}. hint: leave it out, "
+                "or edit the plan."
+            )
+    return replace(options, **chosen)
+
+
+def choose_plan(graph: Graph, options: RunOptions) -> Plan:
+    """The plan of these options: a file's, or the distribution policy's with its counts.
+
+    Raises:
+        UsageError: if it does not fit the graph or the options.
+    """
+    plan = planning.choose_plan(graph, options)
+    _check(plan, graph, options)
+    return plan
+
+
+def place_parts(
+    plan: Plan, options: RunOptions, custom: Sequence[str], display: Display, *, saved: bool = False
+) -> Plan:
+    """The plan for a graph with parts that only this process can make, as by `place_custom`; says what changes.
+
+    Args:
+        plan: chosen by these options.
+        options: where to train.
+        custom: names of these parts.
+        display: shows notes.
+        saved: whether the plan is that of the run that goes on, and not chosen now.
+
+    Raises:
+        UsageError: naming the parts, if the options ask for other processes.
+    """
+    placed = place_custom(plan, options, custom, saved=saved)
+    if placed.place != plan.place:
+        display.note(
+            f"note: trains in threads of this process, because other processes cannot make {' and '.join(custom)}"
+        )
+    return placed
+
+
+def refuse_unread(plan: Plan, options: RunOptions) -> None:
+    """Refuses options of a new run that nothing reads; a resumed run may keep those that it had.
+
+    Raises:
+        UsageError: naming the option.
+    """
+    default = RunOptions()
+    for name in WORKER_LIMITS if plan.place == "program" else ():
+        if getattr(options, name) != getattr(default, name):
+            raise UsageError(
+                f"{name}={getattr(options, name)} has no effect with place=program: there are no workers to wait "
+                "for or to replace. hint: leave it out."
+            )
+    if options.gpu_sharing != default.gpu_sharing and plan.place not in ("processes", "mesh"):
+        raise UsageError(
+            f"gpu_sharing={options.gpu_sharing} has no effect with place={plan.place}: it is for workers that are "
+            "processes of this host. hint: leave it out, or give place=processes or place=mesh."
+        )
+    if options.memory_fraction is not None:
+        if plan.place != "program":
+            raise UsageError(
+                f"memory_fraction={options.memory_fraction:g} has no effect with place={plan.place}: its workers "
+                "divide what is free. hint: leave it out, or give place=program."
+            )
+        choose_fraction(options.memory_fraction)
+    if options.reduction != default.reduction and not _reads_reduction(plan, options):
+        raise UsageError(
+            f"reduction={options.reduction} has no effect here: place=mesh reads every reduction; one program "
+            "of several GPUs and one seed reads flat and one-shot. hint: leave it out, or give place=mesh."
+        )
+    if options.fusion == "off" and options.numerics != default.numerics:
+        raise UsageError(
+            f"numerics={options.numerics} has no effect with fusion=off: it is of kernels. hint: leave one of the "
+            "two out."
+        )
+
+
+def _reads_reduction(plan: Plan, options: RunOptions) -> bool:
+    """Whether the training takes means in the way that is asked for."""
+    if plan.place != "program":
+        return plan.place == "mesh"
+    several = options.devices != 1 or plan.partition.groups[0].replicas > 1
+    return several and options.num_seeds == 1 and options.reduction in ("flat", "one-shot")
+
+
+def _ways_out(graph: Graph, options: RunOptions, *places: Place) -> str:
+    """The places, of these, that the other options allow, or else the policy `gpu-only`, followed by `or`.
+
+    Empty if the options rule all of them out.
+    """
+    possible = [f"place={place}" for place in places if _is_accepted(graph, options, place)]
+    alone = {"distribution": "gpu-only", "workers": None, "actors": None, "learners": None, "asynchronous": False}
+    if not possible and _is_accepted(graph, options, places[0], **alone):
+        given = [f"--{name}" for name in COUNTS if getattr(options, name)]
+        possible = [f"distribution=gpu-only{' without ' * bool(given)}{', '.join(given)}"]
+    return f"use {' or '.join(possible)}, or " if possible else ""
+
+
+def _is_accepted(graph: Graph, options: RunOptions, place: Place, **changes: Any) -> bool:
+    try:
+        changed = replace(options, place=place, **changes)
+        plan = planning.choose_plan(graph, changed)
+        refuse_unread(plan, changed)
+    except UsageError:
+        return False
+    return plan.place == place and not options.checksums
+
+
+def _check(plan: Plan, graph: Graph, options: RunOptions) -> None:
+    if options.checksums and plan.place in ("program", "mesh"):
+        raise UsageError(
+            f"checksums has no effect with place={plan.place}: nothing is sent between groups. hint: leave it out."
+        )
+    if plan.place == "program":
+        return
+    if len(options.seeds) > 1:
+        raise UsageError(
+            f"num_seeds={options.num_seeds} trains several seeds in one program, and place={plan.place} has "
+            f"several programs; {_ways_out(graph, options, 'program')}start a run for each seed."
+        )
+    if options.fusion in ("rollout", "full"):
+        if graph.host is not None:
+            raise UsageError(
+                f"fusion={options.fusion}: these environments are stepped by Python on the host and cannot be "
+                "part of a kernel; leave fusion out."
+            )
+        if plan.place != "mesh":
+            raise UsageError(
+                f"fusion={options.fusion} makes kernels of one program's parts, and place={plan.place} has "
+                f"several programs; {_ways_out(graph, options, 'program', 'mesh')}leave fusion out."
+            )
+    if plan.place == "ray":
+        check_cluster(options.cluster or "ray")

@@ -1,0 +1,73 @@
+"""The recorder's part of a checkpoint: the progress that it goes on from."""
+
+from dataclasses import dataclass, field, fields
+from typing import NamedTuple
+
+from rollmill.core.errors import CheckpointError
+from rollmill.core.json_data import read_as
+from rollmill.record import Restored, RunDirectory, SavedSums
+from rollmill.training.evaluations import EvaluationProgress
+
+
+class Episodes(NamedTuple):
+    """Episodes of a training."""
+
+    ended: float = 0.0
+    """All that ended, failed ones included."""
+    failed: float = 0.0
+    """Cut short because an environment raised, or its worker was lost."""
+
+
+@dataclass(frozen=True)
+class SavedWindow:
+    """Recent episodes of one seed, as `EpisodeWindow.to_json` writes them."""
+
+    recent: tuple[tuple[float, float, float], ...]
+    best_return: float | None
+
+
+@dataclass(frozen=True)
+class RecorderState:
+    """The recorder's part of a checkpoint's metadata."""
+
+    seconds: float
+    episodes: tuple[SavedWindow, ...]
+    failures: tuple[float, float] = (0.0, 0.0)
+    """Episodes that ended, and those of them that failed."""
+    unwritten: SavedSums = field(default_factory=SavedSums)
+    """Metrics of iterations whose line is not complete yet."""
+    evaluations: EvaluationProgress = field(default_factory=EvaluationProgress)
+    """The evaluations so far."""
+
+
+PROGRESS = tuple(entry.name for entry in fields(RecorderState))
+
+
+def read_progress(run: RunDirectory, restored: Restored, *, seeds: int) -> RecorderState:
+    """The progress that a checkpoint carries.
+
+    Raises:
+        CheckpointError: naming the field, if it is not what a recorder writes.
+    """
+    where = f"checkpoint {restored.iteration} in {run.checkpoints.path}"
+    entries = {name: part for name, part in restored.metadata.items() if name in PROGRESS}
+    progress = read_as(RecorderState, entries, where=where, field="metadata", error=CheckpointError)
+    if len(progress.episodes) != seeds:
+        raise CheckpointError(f"{where}: metadata.episodes are of {len(progress.episodes)} seeds, not of {seeds}.")
+    check_sums(progress.unwritten, where=where, seeds=seeds)
+    return progress
+
+
+def check_sums(saved: SavedSums, *, where: str, seeds: int) -> None:
+    """Checks that sums of metrics are of as many seeds as are trained.
+
+    Raises:
+        CheckpointError: they are not.
+    """
+    if saved.iterations < 0:
+        raise CheckpointError(f"{where}: metadata.unwritten.iterations={saved.iterations} must be at least 0.")
+    for name, numbers in saved.sums.items():
+        if len(numbers) not in (1, seeds):
+            raise CheckpointError(
+                f"{where}: metadata.unwritten.sums[{name!r:.60}] is of {len(numbers)} seeds, not of {seeds}."
+            )

@@ -1,0 +1,473 @@
+"""Turns the metrics of iterations into log lines, progress, events, checkpoints and a summary."""
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Array, PyTree
+
+from rollmill.algorithms import GAMES, MOMENTS, explained_variance
+from rollmill.dataflow import COMPUTED, Graph
+from rollmill.gpus import GpuActivity
+from rollmill.hooks import (
+    CheckpointSaved,
+    FailureReported,
+    MetricsLogged,
+    PolicyEvaluated,
+    TrainingFinished,
+    TrainingRewound,
+    TrainingStarted,
+)
+from rollmill.programs.faults.find import is_finite
+from rollmill.record import (
+    Checkpoints,
+    Display,
+    EpisodeWindow,
+    MetricsLog,
+    Restored,
+    RowSums,
+    RunDirectory,
+    SavedSums,
+    Status,
+    Throughput,
+    tree_digest,
+)
+from rollmill.runs.changes import note_launches, note_option
+from rollmill.runs.options import RunOptions
+from rollmill.runs.saved_run import IDENTITY, identity_of
+from rollmill.training.computed import RETURNS, computed_shares, defined_mean, reported_names
+from rollmill.training.evaluations import EvaluationProgress, PeriodicEvaluation
+from rollmill.training.hook_calls import HookCalls
+from rollmill.training.recorded_progress import Episodes, read_progress
+from rollmill.training.runaway import TemperatureWatch
+from rollmill.workers.reports import MetricsRows, Row
+
+MOST_LINES = 10_000
+"""Lines of metrics that a training writes where nobody says."""
+
+MOST_LINES_OF_REPLAY = 2_000
+"""The same for algorithms that learn from a replay memory, whose iterations are many and short."""
+
+ENDED, FAILED = "episodes/ended", "episodes/failed"
+HIDDEN = ("episodes/", "finite/", COMPUTED, GAMES, MOMENTS)
+"""How metrics begin that are not logged as they are."""
+
+
+class Run(NamedTuple):
+    """A training that ended or was stopped."""
+
+    directory: Path
+    summary: dict[str, Any]
+    exit_code: int
+    """0 where it finished or a hook stopped it, 1 where every episode failed; 128 and the number of the signal
+    that stopped it, as 143 after SIGTERM."""
+
+    def __fspath__(self) -> str:
+        """The directory: a run can be given wherever one is expected."""
+        return str(self.directory)
+
+
+def open_checkpoints(run: RunDirectory, options: RunOptions) -> Checkpoints:
+    """The checkpoints of a run, kept as the options say."""
+    return Checkpoints(run.checkpoints, keep_last=options.keep_last, keep_best=options.keep_best)
+
+
+def default_log_every(graph: Graph) -> int:
+    """Iterations of a line of the log where nobody says."""
+    most = MOST_LINES if graph.replay is None else MOST_LINES_OF_REPLAY
+    return math.ceil(graph.loops.iterations / most)
+
+
+class Recorder:
+    """Writes down what a training does."""
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        algorithm: Graph,
+        options: RunOptions,
+        checkpoints: Checkpoints,
+        log: MetricsLog,
+        display: Display,
+        gpus: GpuActivity,
+        hooks: HookCalls,
+        evaluation: PeriodicEvaluation | None,
+        *,
+        keeps_choices: bool,
+    ) -> None:
+        self._config = run.read_config()
+        self._identity = identity_of(self._config)
+        self._hooks, self._evaluation = hooks, evaluation
+        self._keeps_choices = keeps_choices
+        self._saved_evaluations = EvaluationProgress()
+        self._unannounced: CheckpointSaved | None = None
+        self._run, self._algorithm, self._options = run, algorithm, options
+        self._loops = algorithm.loops
+        self._checkpoints, self._log, self._display, self._gpus = checkpoints, log, display, gpus
+        self._windows = [EpisodeWindow() for _ in options.seeds]
+        self._saved_windows = [window.to_json() for window in self._windows]
+        self._iteration = self._saved_iteration = 0
+        self._state: PyTree[Array | np.ndarray] = None
+        self._earlier_seconds = 0.0
+        self._began = self._saved_at = time.perf_counter()
+        self._pace = Throughput()
+        self._compile_seconds = self._start_seconds = 0.0
+        self._reported_seconds = 0.0
+        """Time of the training at the last report of iterations, or at an evaluation since."""
+        self._episodes = self._saved_episodes = Episodes()
+        self._each_line = options.log_every or default_log_every(algorithm)
+        self._sums = RowSums()
+        self._saved_sums = self._sums.to_json()
+        hyperparameters = algorithm.settings.get("config", {})
+        self._reported: frozenset[str] | None = None
+        self._temperature = TemperatureWatch(hyperparameters.get("initial_temperature", 1.0))
+
+    def begin(self, restored: Restored | None, state: PyTree[Array | np.ndarray]) -> None:
+        """Goes on from a checkpoint, or saves the first one."""
+        self._state = state
+        if restored is None:
+            self._note_state(0, state)
+            self._save(0, state)
+        else:
+            self._restore(restored)
+        self._hooks.emit(
+            TrainingStarted(
+                **self._at(self._iteration),
+                directory=self._run.root,
+                config=self._config,
+                total_env_steps=self._loops.iterations * self._loops.batch_size,
+                seeds=self._options.seeds,
+            )
+        )
+        if self._evaluation is not None and self._evaluation.is_due(self._iteration):  # the run stopped before it
+            self.keep(self._iteration, state, stopping=False)
+
+    def _restore(self, restored: Restored) -> None:
+        self._iteration = self._saved_iteration = restored.iteration
+        progress = read_progress(self._run, restored, seeds=len(self._windows))
+        self._earlier_seconds = self._reported_seconds = progress.seconds
+        self._saved_windows = [asdict(window) for window in progress.episodes]
+        self._windows = [EpisodeWindow.from_json(saved) for saved in self._saved_windows]
+        self._episodes = self._saved_episodes = Episodes(*progress.failures)
+        self._saved_sums = asdict(progress.unwritten)
+        self._sums = RowSums(progress.unwritten)
+        if self._evaluation is not None:
+            self._evaluation.progress = progress.evaluations
+        self._display.note(f"resumed from iteration {restored.iteration}")
+
+    def started_up(self, compile_seconds: float, seconds: float) -> None:
+        """Notes how long it took until the training began, which is no part of the time that it takes.
+
+        Args:
+            compile_seconds: while programs were compiled.
+            seconds: those included.
+        """
+        if not self._start_seconds:  # a replica that was replaced starts later, and the averages go on
+            self._gpus.restart()
+        self._pace.skip(seconds - self._start_seconds)
+        self._compile_seconds, self._start_seconds = compile_seconds, seconds
+
+    def keep_launches(self, launches: Mapping[str, Any]) -> None:
+        """Writes down the launches of kernels that workers have chosen, where the run is in its own place."""
+        if self._keeps_choices:
+            note_launches(self._run, launches)
+
+    def keep_reduction(self, reduction: str) -> None:
+        """Writes down how a mesh takes means, where the run is in its own place."""
+        if self._keeps_choices:
+            note_option(self._run, "reduction", reduction)
+
+    @property
+    def every_episode_failed(self) -> bool:
+        """Whether no episode that ended did so by itself, because its environment failed each time."""
+        return self._episodes.failed > 0 and self._episodes.failed >= self._episodes.ended
+
+    def record(self, report: MetricsRows) -> int:
+        """Logs iterations, up to one that is not finite; returns the number of iterations done so far.
+
+        Those of one report are taken to have lasted equally long.
+        """
+        counts = report.counts or [1] * len(report.rows)
+        now = self._seconds
+        begin = min(self._reported_seconds, now)
+        total = sum(counts)
+        each = (now - begin) / max(1, total)
+        speed = self._pace.after(total * self._steps_each)
+        for done, row, count in zip(accumulate(counts, initial=report.first), report.rows, counts, strict=False):
+            if not is_finite(row):
+                if self._sums.iterations:
+                    self._write_line(speed, begin + each * (done - report.first))
+                break
+            self._iteration = done + count
+            self._count_episodes(row)
+            self._sums.add(row, iterations=count)
+            if self._iteration % self._each_line == 0 or self._iteration == self._loops.iterations:
+                self._write_line(speed, begin + each * (self._iteration - report.first))
+        else:
+            self._display.update(self._status(speed))
+        self._reported_seconds = now
+        self._announce_checkpoint()
+        return report.first + total
+
+    def wants_state(self, iteration: int) -> bool:
+        """Whether it is time for a checkpoint or an evaluation."""
+        return self.is_due(iteration) or (self._evaluation is not None and self._evaluation.is_due(iteration))
+
+    def is_due(self, iteration: int) -> bool:
+        """Whether it is time for a checkpoint, or the training ends here."""
+        every = self._options.checkpoint_iterations
+        if every is not None:
+            due = iteration // every > self._saved_iteration // every
+        else:
+            due = time.perf_counter() - self._saved_at >= self._options.checkpoint_seconds
+        return due or self._hooks.wants_checkpoint or iteration == self._loops.iterations
+
+    def keep(
+        self, iteration: int, state: PyTree[Array | np.ndarray], *, stopping: bool, signalled: bool = False
+    ) -> None:
+        """Takes note of a state: evaluates its policy and saves a checkpoint, each if it is due.
+
+        Args:
+            iteration: number of the iteration after which the state is.
+            state: also where the training would go back to, if workers were lost.
+            stopping: the training ends with it, and a checkpoint is saved. If a hook stops it, its policy is
+                evaluated, as that of the last iteration is.
+            signalled: a signal stops it, so that an evaluation is left to whoever resumes.
+        """
+        evaluation = self._evaluation
+        by_hook = stopping and not signalled and self._hooks.failure is None
+        if evaluation is not None and (
+            evaluation.is_new(iteration) if by_hook else evaluation.is_due(iteration) and not stopping
+        ):
+            self._evaluate(evaluation, iteration, state)
+        self._note_state(iteration, state)
+        best = evaluation is None or evaluation.progress.best_iteration == iteration
+        if best or stopping or self.is_due(iteration):
+            self._save(iteration, state, self._score(iteration))
+
+    def _evaluate(self, evaluation: PeriodicEvaluation, iteration: int, state: PyTree[Array | np.ndarray]) -> None:
+        """Evaluates the policy of a state, and writes down the result."""
+        found = evaluation.run(iteration, state)
+        line = {"seconds": self._seconds, **self._of_episodes(), **found}
+        row = self._log.write(iteration, iteration * self._loops.batch_size, line)
+        self._reported_seconds = row["seconds"]
+        best = evaluation.progress.best_iteration == iteration
+        self._display.note(
+            f"evaluated after {iteration * self._loops.batch_size:,} steps: mean return "
+            f"{found['evaluation/return']:.5g} in {found['evaluation/episodes']} episodes"
+        )
+        self._hooks.emit(PolicyEvaluated(**self._at(iteration), seconds=row["seconds"], row=row, best=best))
+
+    def _score(self, iteration: int) -> float | None:
+        """The mean return by which the checkpoint of an iteration is ranked."""
+        if self._evaluation is not None:
+            evaluated = self._evaluation.progress
+            return evaluated.mean_return if evaluated.iteration == iteration else None
+        full = all(window.full for window in self._windows)  # the mean of one episode is no score
+        return _mean(self._returns) if full else None
+
+    def _note_state(self, iteration: int, state: PyTree[Array | np.ndarray]) -> None:
+        """Remembers the progress up to a state that the training may go back to."""
+        self._state = state
+        self._saved_windows = [window.to_json() for window in self._windows]
+        self._saved_sums = self._sums.to_json()
+        self._saved_episodes = self._episodes
+        if self._evaluation is not None:
+            self._saved_evaluations = self._evaluation.progress
+
+    def _save(self, iteration: int, state: PyTree[Array | np.ndarray], score: float | None = None) -> None:
+        metadata = {
+            "env_steps": iteration * self._loops.batch_size,
+            "seconds": self._seconds,
+            "episodes": self._saved_windows,
+            "failures": list(self._episodes),
+            "unwritten": self._saved_sums,
+            **({"evaluations": asdict(self._evaluation.progress)} if self._evaluation else {}),
+            IDENTITY: self._identity,
+        }
+        self._checkpoints.wait()
+        self._announce_checkpoint()
+        self._checkpoints.save(iteration, state, metadata=metadata, score=score)
+        path = self._run.checkpoints.path / str(iteration)
+        self._unannounced = CheckpointSaved(**self._at(iteration), path=path, score=score)
+        self._hooks.wants_checkpoint = False
+        self._saved_at, self._saved_iteration = time.perf_counter(), iteration
+
+    def _announce_checkpoint(self) -> None:
+        """Tells hooks of the newest checkpoint once it is complete."""
+        if self._unannounced is not None and self._checkpoints.saved:
+            event, self._unannounced = self._unannounced, None
+            self._hooks.emit(event)
+
+    def rewind(self, iteration: int) -> None:
+        """Goes back to the state that was saved after this iteration, because the run does."""
+        self._log.rewind(iteration)
+        self._iteration = iteration
+        self._windows = [EpisodeWindow.from_json(saved) for saved in self._saved_windows]
+        self._episodes = self._saved_episodes
+        self._sums = RowSums(SavedSums(**self._saved_sums))
+        if self._evaluation is not None:
+            self._evaluation.progress = self._saved_evaluations
+        self._hooks.emit(TrainingRewound(**self._at(iteration)))
+
+    def finish(self, *, signal_name: str | None) -> dict[str, Any]:
+        """Writes the summary, says where the run is, and tells hooks how it ended.
+
+        Args:
+            signal_name: the signal that stopped the training, if one did.
+        """
+        self._announce_checkpoint()
+        finished = self._iteration >= self._loops.iterations
+        status = "finished" if finished else "stopped"
+        summary = self._summary(status) | ({} if finished else self._cause(signal_name))
+        self._run.write_summary(summary)
+        self._display.close()
+        if not finished:
+            reason = f": {summary['stop_reason']}" if "stop_reason" in summary else ""
+            self._display.note(
+                f"stopped by {summary['stopped_by']} after iteration {self._iteration}{reason}; go on with"
+            )
+            self._display.note(f"  {self._run.command('resume')}")
+        if self._hooks.failure is None:
+            self._hooks.emit(TrainingFinished(**self.place, status=status, summary=summary))
+        else:
+            message = str(self._hooks.failure)
+            self._hooks.emit(FailureReported(**self.place, kind="hook", message=message, ends=True))
+        return summary
+
+    def _cause(self, signal_name: str | None) -> dict[str, str | None]:
+        """The cause of the end: a signal, a hook's request, or a hook's failure."""
+        if signal_name is None and self._hooks.failure is not None:
+            return {"stopped_by": "a failed hook", "error": str(self._hooks.failure)}
+        if signal_name is None and self._hooks.stop is not None:
+            return {"stopped_by": self._hooks.stop.hook, "stop_reason": self._hooks.stop.reason}
+        return {"stopped_by": signal_name}
+
+    @property
+    def place(self) -> dict[str, int]:
+        """The iteration and environment steps so far, as events have them."""
+        return self._at(self._iteration)
+
+    # --- parts ---------------------------------------------------------------------------------------
+
+    @property
+    def _steps_each(self) -> int:
+        """Environment steps of an iteration, over all seeds."""
+        return self._loops.batch_size * len(self._windows)
+
+    @property
+    def _env_steps(self) -> int:
+        """Environment steps of one seed so far."""
+        return self._iteration * self._loops.batch_size
+
+    def _at(self, iteration: int) -> dict[str, int]:
+        return {"iteration": iteration, "env_steps": iteration * self._loops.batch_size}
+
+    @property
+    def _seconds(self) -> float:
+        return self._earlier_seconds + max(time.perf_counter() - self._began - self._start_seconds, 0.0)
+
+    def _count_episodes(self, row: Row) -> None:
+        ended, failed = float(np.sum(row[ENDED])), float(row.get(FAILED, 0.0))
+        self._episodes = Episodes(self._episodes.ended + ended, self._episodes.failed + failed)
+        names = (ENDED, "episodes/return_sum", "episodes/length_sum")
+        for window, sums in zip(
+            self._windows, zip(*(np.ravel(row[name]) for name in names), strict=True), strict=True
+        ):
+            window.add(*map(float, sums))
+
+    @property
+    def _returns(self) -> list[float | None]:
+        return [window.mean_return for window in self._windows]
+
+    def _write_line(self, speed: float, seconds: float) -> None:
+        row = self._log.write(self._iteration, self._env_steps, {"seconds": seconds, **self._line(speed)})
+        self._sums = RowSums()
+        if note := self._temperature.seen(row):
+            self._display.note(note)
+        episodes = min(window.episodes for window in self._windows)
+        self._hooks.emit(
+            MetricsLogged(**self._at(self._iteration), seconds=row["seconds"], row=row, episodes=episodes)
+        )
+
+    def _line(self, speed: float) -> dict[str, Any]:
+        """The line of the iterations since the last one: episodes are counted, other metrics are means."""
+        if self._reported is None:
+            self._reported = reported_names(self._algorithm, self._state.learner)
+        shares = computed_shares(self._algorithm, self._sums.names, self._reported)
+        totals, means = self._sums.totals(), self._sums.means(shares)
+        metrics = {name: defined_mean(value) for name, value in means.items() if not name.startswith(HIDDEN)}
+        if not self._episodes.ended:
+            metrics |= {name: None for name in metrics if name.startswith(RETURNS)}
+        games = {name: total for name, total in totals.items() if name.startswith(GAMES)}
+        of_games = {name: total / totals[ENDED] if totals[ENDED] else None for name, total in games.items()}
+        return {
+            "steps_per_second": speed,
+            **self._of_episodes(),
+            "episode/ended": totals[ENDED],
+            "episode/failed": totals.get(FAILED, 0.0),
+            **of_games,
+            **metrics,
+            "losses/explained_variance": explained_variance(means),
+            **self._gpus.recent(),
+        }
+
+    def _of_episodes(self) -> dict[str, float | None]:
+        """Means over the latest episodes, of all seeds and of each."""
+        each = {f"episode/return_seed{s}": r for s, r in zip(self._options.seeds, self._returns, strict=True)}
+        return {
+            "episode/return": _mean(self._returns),
+            "episode/length": _mean([window.mean_length for window in self._windows]),
+            **(each if len(each) > 1 else {}),
+        }
+
+    def _status(self, speed: float) -> Status:
+        seeds = len(self._windows)
+        return Status(
+            env_steps=self._env_steps * seeds,
+            total_steps=self._loops.iterations * self._steps_each,
+            steps_per_second=speed,
+            episode_return=_mean(self._returns),
+            episode_length=_mean([window.mean_length for window in self._windows]),
+        )
+
+    def _summary(self, status: str) -> dict[str, Any]:
+        weights = self._algorithm.weights(self._state.learner)
+        best = [window.best for window in self._windows]
+        return {
+            "status": status,
+            "iterations": self._iteration,
+            "env_steps": self._env_steps,
+            "total_env_steps": self._env_steps * len(self._windows),
+            "seconds": self._seconds,
+            "compile_seconds": self._compile_seconds,
+            "steps_per_second": self._env_steps * len(self._windows) / max(self._seconds, 1e-9),
+            "failures": int(self._episodes.failed),
+            "final_return": _mean(self._returns),
+            "best_return": _mean(best),
+            **(self._evaluation.summary if self._evaluation else {}),
+            "weights_sha256": tree_digest(weights),
+            **({"gpus": gpus} if (gpus := self._gpus.total()) else {}),
+            **(self._over_seeds(best) if len(best) > 1 else {}),
+        }
+
+    def _over_seeds(self, best: list[float | None]) -> dict[str, Any]:
+        known = [value for value in self._returns if value is not None]
+        return {
+            "seeds": list(self._options.seeds),
+            "final_return_per_seed": self._returns,
+            "best_return_per_seed": best,
+            "final_return_std": float(np.std(known)) if known else None,
+            "final_return_min": min(known, default=None),
+            "final_return_max": max(known, default=None),
+        }
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None

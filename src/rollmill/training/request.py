@@ -1,0 +1,332 @@
+"""A training as its user asked for it: one value from the command line to the process that trains.
+
+The command line parses its words into a `TrainingRequest`, a sweep and a search for a plan change its settings,
+and processes receive it as JSON. Nothing is imported or built before it is resolved.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from functools import cache
+from typing import Any, NamedTuple
+
+from rollmill.core.errors import UsageError, unknown_name
+from rollmill.core.fields import unknown_setting
+from rollmill.core.json_data import read_as, writable
+from rollmill.core.options import Option, options_of, with_values
+from rollmill.core.plugins import plugins_named
+from rollmill.core.text_values import count_of, read_value
+from rollmill.dataflow import Graph
+from rollmill.envs import is_on_host, parse_options
+from rollmill.networks import find_network
+from rollmill.planning import settings_of
+from rollmill.recipes import RECIPES, Recipe
+from rollmill.record import plain
+from rollmill.runs.algorithms import ALGORITHMS, find_algorithm
+from rollmill.runs.options import RunOptions
+from rollmill.runs.specification import build_graph, import_modules
+from rollmill.training.evaluations import unwatched
+from rollmill.training.placing import prepare_devices
+from rollmill.training.training import PreparedTraining, Run, prepare_training, train
+
+ENVIRONMENT, OF_ENVIRONMENT = "environment", "env-option."
+"""Names beside those of settings that a sweep may vary: the environment, and its options."""
+NETWORK = "network.name"
+MAX_SEEDS = 2**14
+"""Seeds of one run."""
+
+
+@dataclass(frozen=True)
+class TrainingRequest:
+    """The names of an algorithm and an environment, and every setting that was given."""
+
+    algorithm: str
+    environment: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Hyperparameters and options of the run by name: `learning_rate`, `network.hidden_sizes`, `seed`."""
+    environment_options: dict[str, Any] = field(default_factory=dict)
+    imports: tuple[str, ...] = ()
+    """Modules to import first, because they register one of the names."""
+    recipe: str | None = None
+    """Recipe whose hyperparameters take the place of the algorithm's defaults."""
+
+    def changed(self, settings: Mapping[str, Any]) -> "TrainingRequest":
+        """The request with other values of some settings."""
+        return replace(self, settings={**self.settings, **settings})
+
+    def without(self, names: Collection[str]) -> "TrainingRequest":
+        """The request without some settings, which then have their defaults."""
+        kept = {name: value for name, value in self.settings.items() if name not in names}
+        return replace(self, settings=kept)
+
+    def at(self, point: Mapping[str, Any]) -> "TrainingRequest":
+        """The request at a point of a sweep.
+
+        Args:
+            point: values by option, as axes name them: settings, `environment`, and `env-option.KEY`. A `seed`
+                such as `0..4` stands for all these seeds in one program.
+
+        Raises:
+            UsageError: seeds that are not.
+        """
+        request = self
+        for option, value in point.items():
+            if option == ENVIRONMENT:
+                request = replace(request, environment=value)
+            elif option.startswith(OF_ENVIRONMENT):
+                key = option.removeprefix(OF_ENVIRONMENT)
+                request = replace(request, environment_options={**request.environment_options, key: value})
+            elif option == "seed" and (seeds := seeds_of(value)) is not None:
+                request = request.changed({"seed": seeds.start, "num_seeds": len(seeds)})
+            else:
+                request = request.changed({setting_name(option): value})
+        return request
+
+    @property
+    def options(self) -> RunOptions:
+        """How the training is run.
+
+        Raises:
+            UsageError: a value is none of its option.
+        """
+        return _typed(RunOptions(), {n: v for n, v in self.settings.items() if n in _names_in(RunOptions)})
+
+    def to_json(self) -> dict[str, Any]:
+        """The request as JSON holds it; `read_request` reads it."""
+        return plain(writable(asdict(self)))
+
+
+def read_request(value: Any, *, where: str) -> TrainingRequest:
+    """Reads a request from parsed JSON.
+
+    Args:
+        value: the JSON.
+        where: its source, for messages.
+
+    Raises:
+        UsageError: a field is unknown, missing or of another type.
+    """
+    return read_as(TrainingRequest, value, where=where, error=UsageError)
+
+
+class ResolvedRequest(NamedTuple):
+    """A request whose names were found, and whose settings have their types."""
+
+    request: TrainingRequest
+    config: Any
+    """The algorithm's hyperparameters."""
+    options: RunOptions
+
+    @property
+    def total_timesteps(self) -> int:
+        """Environment steps by the hyperparameters; 0 where they name none."""
+        return getattr(self.config, "total_timesteps", 0)
+
+    def graph(self, num_envs: int | None = None, *, total_timesteps: int | None = None) -> Graph:
+        """Builds the graph.
+
+        Args:
+            num_envs: number of environments; the request's own, or that of its plan, if left out.
+            total_timesteps: number of environment steps; the request's own if left out.
+
+        Raises:
+            UsageError: the algorithm has no such number, or cannot be built.
+        """
+        request, config = self.request, self.config
+        planned = None if "num_envs" in request.settings else settings_of(self.options).num_envs
+        if (envs := num_envs or planned) is not None:
+            config = _with_num_envs(config, envs)
+        if total_timesteps is not None:
+            config = replace(config, total_timesteps=total_timesteps)
+        given = {**options_of_recipe(request), **request.environment_options}
+        return build_graph(request.algorithm, request.environment, config, options=given)
+
+
+def resolve(request: TrainingRequest) -> ResolvedRequest:
+    """Imports the modules of a request, finds its names, and gives its settings their types.
+
+    Raises:
+        UsageError: a name or a setting is unknown, or a value does not fit.
+    """
+    import_modules(request.imports)
+    return with_types(request)
+
+
+def with_types(request: TrainingRequest) -> ResolvedRequest:
+    """Gives the settings of a request their types; errors are those of `resolve`, and nothing is imported."""
+    options = request.options
+    config = default_config(request.algorithm, request.recipe)
+    known = _names_in(RunOptions)
+    given = {name: value for name, value in request.settings.items() if name not in known}
+    _check_network(config, given)
+    return ResolvedRequest(request, _typed(config, given), options)
+
+
+def train_request(request: TrainingRequest) -> Run:
+    """Trains what was asked for; result and errors are those of `train`."""
+    prepare_devices(request.options, environment=request.environment)
+    resolved = resolve(request)
+    return train(resolved.graph(), resolved.options, imports=request.imports, recipe=request.recipe)
+
+
+def prepare_request(request: TrainingRequest) -> PreparedTraining:
+    """Checks and compiles a training to measure it; nothing is written or evaluated."""
+    prepare_devices(request.options, environment=request.environment)
+    resolved = resolve(request)
+    options = unwatched(resolved.options)
+    return prepare_training(resolved.graph(), options, imports=request.imports, recipe=request.recipe)
+
+
+def find_own_algorithm(name: str, options: RunOptions | None, imports: Sequence[str], *, environment: str) -> None:
+    """Makes an algorithm known: by importing the user's modules, or an installed package.
+
+    Modules that compute with JAX when they are imported find the devices that the options ask for.
+
+    Args:
+        name: the algorithm.
+        options: of the run; None where nothing is going to be computed.
+        imports: modules to import.
+        environment: its id; empty where it is not known.
+
+    Raises:
+        UsageError: no module registers it.
+    """
+    if name not in ALGORITHMS and (imports or plugins_named("algorithm", name)):
+        if options is not None:
+            prepare_devices(options, environment=environment if environment and is_on_host(environment) else "")
+        import_modules(imports)
+    find_algorithm(name)
+
+
+def default_config(algorithm: str, recipe: str | None) -> Any:
+    """The hyperparameters that hold where nothing else is given.
+
+    Raises:
+        UsageError: a name is unknown, or the recipe is for another algorithm.
+    """
+    if recipe is None:
+        return find_algorithm(algorithm).config()
+    found = find_recipe(recipe)
+    if found.algorithm != algorithm:
+        raise UsageError(f"recipe {recipe!r} is for {found.algorithm}, not for {algorithm}.")
+    return found.config
+
+
+def find_recipe(name: str) -> Recipe:
+    """The recipe of a name.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if name not in RECIPES:
+        raise unknown_name("recipe", name, RECIPES)
+    return RECIPES[name]()
+
+
+def options_of_recipe(request: TrainingRequest) -> Mapping[str, Any]:
+    """The options of the environment by the request's recipe; none where it was made for another environment."""
+    if request.recipe is None:
+        return {}
+    recipe = find_recipe(request.recipe)
+    return recipe.env_options if recipe.environment == request.environment else {}
+
+
+def setting_name(option: str) -> str:
+    """The setting of an option: `network.hidden-sizes` is `network.hidden_sizes`."""
+    return NETWORK if option == "network" else option.replace("-", "_")
+
+
+def setting_from_text(algorithm: str, option: str, texts: Sequence[str]) -> Any:
+    """Reads a value of a setting from text.
+
+    Args:
+        algorithm: which has the setting, unless the run has it.
+        option: an option of a sweep: a setting, `environment` or `env-option.KEY`.
+        texts: one text, or those of a list's numbers.
+
+    Raises:
+        UsageError: there is no such setting, or the text is no value of it.
+    """
+    if option == ENVIRONMENT:
+        return " ".join(texts)
+    if option.startswith(OF_ENVIRONMENT):
+        key = option.removeprefix(OF_ENVIRONMENT)
+        return parse_options([f"{key}={' '.join(texts)}"], flag="--env-option")[key]
+    return read_value(f"--{option}", _setting(algorithm, option).hint, texts)
+
+
+def takes_several(algorithm: str, option: str) -> bool:
+    """Whether a value of an option consists of several texts, as the sizes of layers do."""
+    is_setting = option != ENVIRONMENT and not option.startswith(OF_ENVIRONMENT)
+    return is_setting and count_of(_setting(algorithm, option).hint) != 1
+
+
+def coerced_setting(algorithm: str, option: str, value: Any) -> Any:
+    """A value of a setting with the setting's type; errors are those of `setting_from_text`."""
+    if option == ENVIRONMENT or option.startswith(OF_ENVIRONMENT):
+        return value
+    return _setting(algorithm, option).coerce(value, name=option)
+
+
+def seeds_of(value: Any) -> range | None:
+    """The seeds of `FIRST..LAST`; None for a value of another form.
+
+    Raises:
+        UsageError: there are none, or more than a run can have.
+    """
+    first, dots, last = value.partition("..") if isinstance(value, str) else ("", "", "")
+    if not (dots and first.isdecimal() and last.isdecimal()):
+        return None
+    seeds = range(int(first), int(last) + 1)
+    if not 1 <= len(seeds) <= MAX_SEEDS:
+        raise UsageError(f"seed={value} has to be at least one seed, and at most {MAX_SEEDS:,}.")
+    return seeds
+
+
+def _setting(algorithm: str, option: str) -> Option:
+    name = setting_name(option)
+    known = {**_settings_in(RunOptions), **_settings_in(find_algorithm(algorithm).config)}
+    if name not in known:
+        raise unknown_setting("option", option, [each.replace("_", "-") for each in known])
+    return known[name]
+
+
+@cache
+def _settings_in(kind: type) -> dict[str, Option]:
+    """The settings of a dataclass, by their names."""
+    return {".".join(option.path): option for option in options_of(kind)}
+
+
+def _names_in(kind: type) -> Collection[str]:
+    return _settings_in(kind).keys()
+
+
+def _typed(instance: Any, settings: Mapping[str, Any]) -> Any:
+    """An instance of a dataclass with other values of some settings.
+
+    Raises:
+        UsageError: a setting is unknown, or a value does not fit.
+    """
+    known = _settings_in(type(instance))
+    for name in settings:
+        if name not in known:
+            raise unknown_setting("setting", name, known)
+    return with_values(instance, {known[name].path: known[name].coerce(value) for name, value in settings.items()})
+
+
+def _check_network(config: Any, settings: Mapping[str, Any]) -> None:
+    """Checks a registered network by its name.
+
+    Raises:
+        UsageError: it is unknown, or the algorithm has no setting for a network.
+    """
+    if (name := settings.get(NETWORK)) is None:
+        return
+    find_network(name)
+    if NETWORK not in _names_in(type(config)):
+        raise UsageError(f"--network {name}: the hyperparameters of this algorithm have no network.")
+
+
+def _with_num_envs(config: Any, num_envs: int) -> Any:
+    if not is_dataclass(config) or "num_envs" not in {each.name for each in fields(config)}:
+        raise UsageError("the hyperparameters of this algorithm have no num_envs, so that its batch cannot grow.")
+    return replace(config, num_envs=num_envs)  # pyright: ignore[reportArgumentType]

@@ -1,0 +1,92 @@
+"""A training command that a batch system starts again: it goes on with the run that it made the first time."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rollmill.core.errors import UsageError
+from rollmill.core.json_data import short_json, writable
+from rollmill.dataflow import Graph
+from rollmill.record import CONFIG, RunDirectory, plain
+from rollmill.runs.creation import recorded_options
+from rollmill.runs.options import RunOptions
+from rollmill.runs.saved_run import DERIVED, SavedConfig, flat, read_saved, undone
+from rollmill.training.placing import choose_plan
+
+UNCOMPARED = (*DERIVED, "custom")
+"""Settings of a graph that resuming compares by what they compute."""
+
+
+def run_to_go_on(algorithm: Graph, options: RunOptions) -> RunDirectory | None:
+    """The run in the directory of a training that may go on with it; None if there is none yet.
+
+    Args:
+        algorithm: to train.
+        options: of the training, with `resume_if_exists`.
+
+    Raises:
+        UsageError: the directory holds a run of another configuration; names the fields that differ.
+        CheckpointError: its configuration is damaged.
+    """
+    assert options.run_dir is not None
+    root = Path(options.run_dir)
+    if not (root / CONFIG).exists():
+        return None
+    run = RunDirectory.open(root)
+    if differing := _differences(algorithm, options, read_saved(run)):
+        raise UsageError(
+            f"{root} holds a run of another configuration: {'; '.join(differing)}. hint: give another run_dir, or "
+            f"go on with this run as it is, changed on purpose where you like: {run.command('resume')}"
+        )
+    return run
+
+
+def _differences(algorithm: Graph, options: RunOptions, saved: SavedConfig) -> list[str]:
+    """Describes each setting in which the requested training differs from the run."""
+    given = _settings(algorithm)
+    graph = {name: value for name, value in saved.graph.items() if name not in UNCOMPARED}
+    if "hyperparameters" in saved.graph.get("custom", ()):  # no file can hold them
+        given, graph = {**given, "config": {}}, {**graph, "config": {}}
+    now = flat("", plain(given))
+    begun = undone(flat("", graph), saved.changes)
+    changed = flat("", graph)
+    found = _unlike(now, changed) if len(_unlike(now, changed)) < len(_unlike(now, begun)) else _unlike(now, begun)
+    return [*found, *_unlike_options(options, saved), *_unlike_plan(algorithm, options, saved)]
+
+
+def _settings(algorithm: Graph) -> dict[str, Any]:
+    """The settings of a graph as a run records them, but for what `UNCOMPARED` names."""
+    settings = {name: value for name, value in writable(algorithm.settings).items() if name not in UNCOMPARED}
+    try:
+        plain(settings["config"])
+    except TypeError:
+        return {**settings, "config": {}}
+    return settings
+
+
+def _unlike_options(options: RunOptions, saved: SavedConfig) -> list[str]:
+    now, default = plain(recorded_options(options)), plain(recorded_options(RunOptions()))
+    begun = {name: saved.options.get(name, value) for name, value in default.items()}
+    if now["reduction"] == default["reduction"]:  # found by timing when the run began
+        begun["reduction"] = now["reduction"]
+    return _unlike(now, begun)
+
+
+def _unlike_plan(algorithm: Graph, options: RunOptions, saved: SavedConfig) -> list[str]:
+    """Whether the file of a plan says something else than the plan of the run."""
+    if options.plan is None or plain(choose_plan(algorithm, options).to_json()) == saved.plan:
+        return []
+    return [f"plan={options.plan} is not the plan of the run"]
+
+
+def _unlike(now: Mapping[str, Any], begun: Mapping[str, Any]) -> list[str]:
+    nothing = object()
+    return [
+        f"{name.removeprefix('config.')} is {_said(now, name)}, and {_said(begun, name)} in the run"
+        for name in {**now, **begun}
+        if now.get(name, nothing) != begun.get(name, nothing)
+    ]
+
+
+def _said(values: Mapping[str, Any], name: str) -> str:
+    return short_json(values[name]) if name in values else "not there"

@@ -1,0 +1,324 @@
+"""Goes on with a run from its newest whole checkpoint, in the same place or in another."""
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from rollmill.core.errors import CheckpointError, UsageError
+from rollmill.core.fields import fit
+from rollmill.core.interrupted import pass_on_interrupt
+from rollmill.dataflow import Graph, fingerprint
+from rollmill.gpus.jax_settings import check_compiled
+from rollmill.hooks import Hook
+from rollmill.planning import PLACEMENT, PlacementOptions, Plan, settings_of
+from rollmill.programs.compiled import CompiledProgram, state_shapes
+from rollmill.programs.kernels import Fusion
+from rollmill.record import Checkpoints, Display, Restored, RunDirectory, choose_display
+from rollmill.runs.changes import changed_settings, check_end, note_changes, note_option
+from rollmill.runs.earlier_versions import note_of_versions
+from rollmill.runs.options import WORKER_LIMITS, RunOptions
+from rollmill.runs.own_names import note_of_unknown, only_here, with_own_modules
+from rollmill.runs.reopening import open_graph
+from rollmill.runs.saved_run import check_identity, read_options, read_saved, read_summary
+from rollmill.runs.specification import describe, import_modules
+from rollmill.runs.trust import approved_imports, check_cluster
+from rollmill.training.driver import drive
+from rollmill.training.evaluations import PeriodicEvaluation, prepare_evaluation
+from rollmill.training.hook_calls import check_hooks
+from rollmill.training.placing import choose_plan, place_parts, prepare_devices
+from rollmill.training.recorder import Run, open_checkpoints
+from rollmill.training.sessions import compile_program, open_session, run_spec, tell_replay_size
+from rollmill.training.starting import GivenWeights, given_weights
+from rollmill.workers.run_spec import RunSpec
+
+
+def resume(
+    run_dir: str | Path,
+    *,
+    algorithm: Graph | None = None,
+    imports: Sequence[str] = (),
+    trust: bool = False,
+    quiet: bool = False,
+    fusion: Fusion | None = None,
+    changes: Mapping[str, Any] | None = None,
+    stop_at_return: int | float | Literal["never"] | None = None,
+    hooks: Sequence[Hook] = (),
+    **placement: Any,
+) -> Run:
+    """Goes on with a run from its newest whole checkpoint; the result is that of a run never stopped.
+
+    Args:
+        run_dir: the run's directory.
+        algorithm: the graph again, where the run was made with parts that only Python has.
+        imports: modules to import first, because they register the environment, network or algorithm.
+        trust: let this directory's run import the modules that it names, now and later; a run that was made here
+            may do so without.
+        quiet: show nothing while training.
+        fusion: fuse otherwise than before, as where kernels cannot be made; numbers then differ by rounding.
+        changes: hyperparameters that have other values from now on, such as `{"learning_rate": 1e-4}`, or a later
+            `total_timesteps`; they are written down in the run's config.json.
+        stop_at_return: another return to stop at than before, now and whenever the run goes on again; `never` for
+            none.
+        hooks: as for `train`; a run does not keep those that it had, nor what they remember.
+        **placement: fields of `RunOptions` that say where to run, instead of where it ran before: devices,
+            distribution, place, workers, actors, learners, asynchronous, gpu_sharing, reduction, plan, cluster,
+            host; or how patiently: hang_seconds, start_seconds, max_failures.
+
+    Raises:
+        CheckpointError: if the directory is no run, no checkpoint is whole, or the newest was made with another
+            configuration.
+        UsageError: if the algorithm has other hyperparameters than the run, or a change cannot be made.
+        Interrupted: a KeyboardInterrupt, after Ctrl-C, as by `train`.
+    """
+    check_compiled()
+    hooks = check_hooks(hooks)
+    run = RunDirectory.open(fit("run_dir", Path, run_dir))
+    limits, where = _limits_and_place(placement)
+    before = replace(read_options(run), **limits)
+    options = replace(before, quiet=quiet, fusion=fusion or before.fusion, memory_fraction=None)
+    options = replace(options, **reset_placement(where))
+    options = _with_return(_with_devices_of_plan(options), stop_at_return)
+    plan = None if where else _saved_plan(run)
+    prepare_devices(options, plan=plan)
+    asks_policy = plan is None and not where.keys() & {"distribution", "plan"}
+    if not where.keys() & {"distribution", "plan", "place", "cluster"}:  # it goes on where it was
+        check_cluster(run, read_saved(run), trust=trust)
+    reopened = _reopen(run, algorithm, imports, changes or {}, trust=trust, asks_policy=asks_policy)
+    display = choose_display(quiet=quiet)
+    with contextlib.closing(display), run.lock(), open_checkpoints(run, options) as checkpoints:
+        restored = _restore(run, checkpoints, reopened, options)
+        if finished := _if_finished(run, reopened.graph, restored):
+            display.note("this run is finished already; nothing was changed")
+            return finished
+        if note := note_of_versions(run):
+            display.note(note)
+        described = _describe(reopened, display)
+        reopened = reopened._replace(modules=with_own_modules(reopened.modules, described))
+        plan, options = _placed(plan, reopened, described, options, keeps_fusion=fusion is None, display=display)
+        elsewhere = bool(where or fusion)
+        launches = None if elsewhere or "num_minibatches" in reopened.values else run.read_config().get("launches")
+        prepared = _prepare(reopened, described, plan, options, restored, display, launches=launches)
+        note_changes(run, described, reopened.graph, reopened.values, restored, display)
+        if options.stop_at_return != before.stop_at_return:  # now that nothing can be refused any more
+            note_option(run, "stop_at_return", options.stop_at_return)
+        keeps = not elsewhere
+        if keeps and prepared.program and prepared.program.reduction:
+            note_option(run, "reduction", prepared.program.reduction)
+        return pass_on_interrupt(
+            _go_on(run, reopened.graph, prepared, options, checkpoints, restored, hooks, display, keeps)
+        )
+
+
+class _Reopened(NamedTuple):
+    """A run opened again."""
+
+    graph: Graph
+    saved: dict[str, Any]
+    """Settings of the graph, as config.json has them."""
+    settings: dict[str, Any]
+    """The same with the hyperparameters that are changed now."""
+    values: dict[str, Any]
+    """Those hyperparameters."""
+    modules: tuple[str, ...]
+    """Modules that other processes import first."""
+    passed: bool
+    """True if the user passed the graph again."""
+
+
+class _Prepared(NamedTuple):
+    """A training that can go on."""
+
+    spec: RunSpec
+    program: CompiledProgram | None
+    """The whole training, if it is one program of this process."""
+    evaluation: PeriodicEvaluation | None
+    given: GivenWeights | None
+
+
+def _limits_and_place(placement: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The options of how patiently workers are waited for, and those of where they run.
+
+    Raises:
+        UsageError: other options are among them.
+    """
+    if unknown := placement.keys() - {*PLACEMENT, *WORKER_LIMITS}:
+        raise UsageError(
+            f"{', '.join(sorted(unknown))} cannot be changed when a run goes on; what can: "
+            f"{PLACEMENT + WORKER_LIMITS}."
+        )
+    limits = {name: value for name, value in placement.items() if name in WORKER_LIMITS}
+    return limits, {name: value for name, value in placement.items() if name not in WORKER_LIMITS}
+
+
+def _with_devices_of_plan(options: RunOptions) -> RunOptions:
+    """The options with the devices of the plan that they name; kernels stay as the run began with them."""
+    devices = settings_of(options).devices
+    return options if devices is None else replace(options, devices=devices)
+
+
+def _with_return(options: RunOptions, stop_at_return: int | float | Literal["never"] | None) -> RunOptions:
+    if stop_at_return is None:
+        return options
+    return replace(options, stop_at_return=None if stop_at_return == "never" else stop_at_return)
+
+
+def _reopen(
+    run: RunDirectory,
+    algorithm: Graph | None,
+    imports: Sequence[str],
+    changes: Mapping[str, Any],
+    *,
+    trust: bool,
+    asks_policy: bool,
+) -> _Reopened:
+    """The graph of a run with the hyperparameters that are changed now, and what it takes to make it elsewhere."""
+    saved, modules = read_saved(run), tuple(imports)
+    if algorithm is None:
+        modules = approved_imports(run, saved, imports=imports, trust=trust, distribution=asks_policy)
+    import_modules(modules)
+    settings, values = changed_settings(saved.graph, changes, where=str(run.config_file))
+    graph = open_graph(settings, saved.imports, algorithm=algorithm, modules=modules)
+    return _Reopened(graph, saved.graph, settings, values, modules, passed=algorithm is not None)
+
+
+def _restore(
+    run: RunDirectory, checkpoints: Checkpoints, reopened: _Reopened, options: RunOptions
+) -> Restored | None:
+    check = partial(_check_checkpoint, run, reopened.graph, reopened.values)
+    return checkpoints.restore(state_shapes(reopened.graph, options.seeds), check=check)
+
+
+def _check_checkpoint(
+    run: RunDirectory, graph: Graph, values: dict[str, Any], iteration: int, metadata: dict[str, Any]
+) -> None:
+    check_identity(run, metadata, iteration, given=values)
+    check_end(graph.loops, iteration, values)
+
+
+def _if_finished(run: RunDirectory, graph: Graph, restored: Restored | None) -> Run | None:
+    """The run, if no iteration of it is left."""
+    if restored is None or restored.iteration < graph.loops.iterations:
+        return None
+    summary = read_summary(run)
+    return Run(run.root, summary, 0) if summary else None
+
+
+def _describe(reopened: _Reopened, display: Display) -> dict[str, Any]:
+    """The graph as workers build it and the configuration records it; says where it is another than before."""
+    graph, saved, settings = reopened.graph, reopened.saved, reopened.settings
+    described = describe(graph) if reopened.passed else {**settings, "fingerprint": fingerprint(graph)}
+    if settings["config"] == saved["config"] and described["fingerprint"] != saved.get("fingerprint"):
+        display.note("note: environment, network, algorithm or JAX are not what they were when this run started")
+    return {"custom": [], **described}
+
+
+def _placed(
+    saved: Plan | None,
+    reopened: _Reopened,
+    described: dict[str, Any],
+    options: RunOptions,
+    *,
+    keeps_fusion: bool,
+    display: Display,
+) -> tuple[Plan, RunOptions]:
+    """Where a run goes on, and its options there.
+
+    Kernels that it had in one program, or on a mesh, are not asked for in several programs, which have none.
+
+    Args:
+        saved: the plan that it had, where it stays in its place.
+        reopened: the run.
+        described: its graph, as `describe` says.
+        options: with the new placement.
+        keeps_fusion: True if fusion is the run's own, and nobody asks for it now.
+        display: shows notes.
+    """
+    custom = only_here(described, reopened.modules)
+    if saved is not None:
+        return place_parts(saved, options, custom, display, saved=True), options
+    optional = keeps_fusion and options.fusion in ("rollout", "full")
+    without = replace(options, fusion="auto") if optional else options
+    plan = choose_plan(reopened.graph, without)
+    if optional and plan.place not in ("program", "mesh"):
+        display.note(
+            f"note: fusion={options.fusion} needs one program or a mesh; this run goes on without kernels"
+        )
+        options = without
+    return place_parts(plan, options, custom, display), options
+
+
+def _prepare(
+    reopened: _Reopened,
+    described: dict[str, Any],
+    plan: Plan,
+    options: RunOptions,
+    restored: Restored | None,
+    display: Display,
+    *,
+    launches: Any,
+) -> _Prepared:
+    """Compiles what goes on in this process.
+
+    Args:
+        reopened: the run.
+        described: its graph, as `describe` says.
+        plan: where it goes on.
+        options: how.
+        restored: the checkpoint that it goes on from.
+        display: shows notes.
+        launches: how its kernels were launched; None to find out.
+    """
+    graph, modules = reopened.graph, reopened.modules
+    if note := note_of_unknown(described, modules):
+        display.note(note)
+    tell_replay_size(graph, plan, options, display)
+    given = given_weights(graph, options, modules, restored)
+    evaluation = prepare_evaluation(graph, described, options, display)
+    in_one = plan.place == "program"
+    program = compile_program(graph, plan, options, display, launches=launches) if in_one else None
+    spec = run_spec(plan, options, described=described, imports=modules, launches=launches)
+    return _Prepared(spec, program, evaluation, given)
+
+
+def _go_on(
+    run: RunDirectory,
+    graph: Graph,
+    prepared: _Prepared,
+    options: RunOptions,
+    checkpoints: Checkpoints,
+    restored: Restored | None,
+    hooks: Sequence[Hook],
+    display: Display,
+    keeps_choices: bool,
+) -> Run:
+    spec, program, evaluation, given = prepared
+    pauses = evaluation.pauses if evaluation else None
+    session = open_session(graph, program, spec, run, options, restored, display, pauses, given=given)
+    watching = {"hooks": hooks, "evaluation": evaluation, "keeps_choices": keeps_choices}
+    return drive(session, run, graph, options, display, checkpoints, restored, **watching)
+
+
+def reset_placement(placement: dict[str, Any]) -> dict[str, Any]:
+    """Where a run goes on: what is asked for, and what that makes void of where it ran before."""
+    default = asdict(PlacementOptions())
+    if placement:  # the way that was the fastest there need not be the fastest here
+        placement = {"reduction": default["reduction"], **placement}
+    if placement.keys() & {"distribution", "plan"}:  # what was said of the old policy is not said of this one
+        of_policy = {name: value for name, value in default.items() if name not in ("devices", "gpu_sharing")}
+        return {**of_policy, **placement}
+    if placement.keys() & {"place", "cluster"}:  # one of them replaces both
+        return {"place": None, "cluster": None, "host": None, **placement}
+    return placement
+
+
+def _saved_plan(run: RunDirectory) -> Plan | None:
+    saved = read_saved(run).plan
+    if saved is None:
+        return None
+    try:
+        return Plan.from_json(saved)
+    except UsageError as error:
+        raise CheckpointError(f"{run.config_file}: plan: {error}") from error

@@ -1,0 +1,139 @@
+"""Trainings that begin with the weights of another run, on the same environment or on another one.
+
+Taken is what the two learners have in common: arrays of floats with the same place in the learner, and the same
+shape. Arrays that belong together, as those of a layer or of running statistics, are taken all or none. Optimiser
+states and counts of updates begin anew.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, PyTree
+
+from rollmill.core.errors import UsageError
+from rollmill.dataflow import Graph, State, start_learner
+from rollmill.policies.policies import restore_run
+from rollmill.programs.compiled import start_state, state_shapes
+from rollmill.record import Restored
+from rollmill.runs.options import RunOptions
+
+ANEW = ("optimiser", "optimisers", "progress")
+"""Fields of a learner that are not taken from another run."""
+
+
+class GivenWeights(NamedTuple):
+    """The arrays that a training begins with, instead of random ones."""
+
+    arrays: Mapping[str, np.ndarray]
+    """By their place in the learner."""
+    source: Mapping[str, Any]
+    """The run and the iteration that they come from, and the places in the learner that it lacks."""
+
+    def __str__(self) -> str:
+        source, lacking = self.source, self.source["lacking"]
+        more = f"; {', '.join(lacking)} begin at random" if lacking else ""
+        return (
+            f"begins with {len(self.arrays)} arrays of {source['run']} after iteration {source['iteration']}{more}"
+        )
+
+
+def given_weights(
+    graph: Graph, options: RunOptions, imports: Sequence[str], restored: Restored | None = None
+) -> GivenWeights | None:
+    """The weights that a training begins with; None without `options.start_from`.
+
+    Args:
+        graph: what is trained.
+        options: with the run that they come from; of several seeds that it trained, those of the first.
+        imports: modules that the user names.
+        restored: the checkpoint that a training goes on from, which begins with nothing else then.
+
+    Raises:
+        CheckpointError: `start_from` is no run, or has no whole checkpoint.
+        UsageError: the two learners have nothing in common.
+    """
+    if options.start_from is None or restored is not None:
+        return None
+    run, other, seeds, found = restore_run(options.start_from, imports=imports)
+    learner = found.state.learner
+    if len(seeds) > 1:
+        learner = jax.tree.map(lambda leaf: leaf[0], learner)
+    theirs = _weights_of(learner)
+    ours = _weights_of(jax.eval_shape(lambda: start_learner(graph, jax.random.key(0))))
+    unfit = {_holder(place) for place, leaf in ours.items() if not _fits(leaf, theirs.get(place))}
+    arrays = {place: np.asarray(theirs[place]) for place in ours if _holder(place) not in unfit}
+    if not any(array.ndim for array in arrays.values()):
+        raise UsageError(
+            f"start_from={options.start_from}: {_name(other)} has no arrays of weights with the places and shapes "
+            f"of those of {_name(graph)}. hint: give both the same network."
+        )
+    lacking = sorted(set(ours) - set(arrays))
+    return GivenWeights(arrays, {"run": str(run.root.resolve()), "iteration": found.iteration, "lacking": lacking})
+
+
+def begin_with(graph: Graph, seeds: Sequence[int], given: GivenWeights, state: State | None = None) -> State:
+    """The training state before the first iteration, with given weights.
+
+    Args:
+        graph: what is trained.
+        seeds: one training each; all begin with the same weights.
+        given: the weights.
+        state: the state before the first iteration; made here if left out. Environments that are stepped in Python
+            are no part of it.
+    """
+    if state is None:
+        state = _learner_alone(graph, seeds) if graph.host is not None else start_state(graph, seeds)
+
+    def placed(path: Any, leaf: Array) -> Array:
+        array = given.arrays.get(_place(path))
+        if array is None:
+            return leaf
+        return jax.device_put(jnp.broadcast_to(array, leaf.shape).astype(leaf.dtype), leaf.sharding)
+
+    return dataclasses.replace(state, learner=jax.tree.map_with_path(placed, state.learner))
+
+
+def _learner_alone(graph: Graph, seeds: Sequence[int]) -> State:
+    """A state whose environments have not begun: zeros in their places."""
+    empty, key = jax.tree.map(_zeros, state_shapes(graph, seeds)), jax.random.key(seeds[0])
+    return dataclasses.replace(empty, key=key, learner=jax.jit(partial(start_learner, graph))(key))
+
+
+def _zeros(shape: jax.ShapeDtypeStruct) -> Array:
+    if jnp.issubdtype(shape.dtype, jax.dtypes.prng_key):
+        return jnp.broadcast_to(jax.random.key(0), shape.shape)
+    return jnp.zeros(shape.shape, shape.dtype)
+
+
+def _weights_of(learner: PyTree) -> dict[str, Any]:
+    """The arrays of floats of a learner that can be taken, by their places."""
+    leaves = {_place(path): leaf for path, leaf in jax.tree.leaves_with_path(learner)}
+    return {
+        place: leaf for place, leaf in leaves.items() if jnp.issubdtype(leaf.dtype, jnp.floating) and _taken(place)
+    }
+
+
+def _place(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator=".")
+
+
+def _taken(place: str) -> bool:
+    return not set(place.split(".")) & set(ANEW)
+
+
+def _name(graph: Graph) -> str:
+    return f"{graph.settings['algorithm']} on {graph.settings['environment']}"
+
+
+def _holder(place: str) -> str:
+    """The layer, or the statistics, that an array belongs to."""
+    return place.rpartition(".")[0]
+
+
+def _fits(ours: Any, theirs: Any) -> bool:
+    return theirs is not None and ours.shape == theirs.shape

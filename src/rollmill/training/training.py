@@ -1,0 +1,193 @@
+"""Trains a graph into a run directory."""
+
+import contextlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from rollmill.core.errors import UsageError
+from rollmill.core.fields import check_names
+from rollmill.core.interrupted import pass_on_interrupt
+from rollmill.core.local_paths import local_path
+from rollmill.dataflow import Graph
+from rollmill.gpus.jax_settings import check_compiled
+from rollmill.hooks import Hook
+from rollmill.policies.far_actions import notes_on_far_actions
+from rollmill.programs.compiled import CompiledProgram
+from rollmill.record import Display, RunDirectory, choose_display
+from rollmill.runs.algorithms import ALGORITHMS
+from rollmill.runs.creation import create_run, run_config, run_root
+from rollmill.runs.options import RunOptions
+from rollmill.runs.own_names import note_of_unknown, only_here, with_own_modules
+from rollmill.runs.saved_run import read_saved
+from rollmill.runs.specification import describe
+from rollmill.training.driver import drive
+from rollmill.training.evaluations import PeriodicEvaluation, prepare_evaluation
+from rollmill.training.hook_calls import check_hooks
+from rollmill.training.placing import choose_plan, place_parts, refuse_unread, with_settings
+from rollmill.training.recorder import Run, open_checkpoints
+from rollmill.training.requeueing import run_to_go_on
+from rollmill.training.resuming import resume
+from rollmill.training.sessions import Session, compile_program, open_session, run_spec, tell_replay_size
+from rollmill.training.starting import GivenWeights, given_weights
+from rollmill.workers.run_spec import RunSpec
+
+
+def train(
+    algorithm: Graph,
+    options: RunOptions | Mapping[str, Any] | None = None,
+    *,
+    hooks: Sequence[Hook] = (),
+    imports: Sequence[str] = (),
+    recipe: str | None = None,
+    **overrides: Any,
+) -> Run:
+    """Trains an algorithm and records the run.
+
+    Args:
+        algorithm: a graph, such as `rollmill.ppo(env)`.
+        options: how to run it; single ones can be given as keywords: `train(algorithm, seed=3)`.
+        hooks: functions of an event (`rollmill.hooks`), called in this process while it trains; each may request
+            a stop or a checkpoint by what it returns.
+        imports: modules that register the environment, network or algorithm, noted for whoever resumes the run;
+            those whose import registered them here are noted by themselves.
+        recipe: name of the recipe that the hyperparameters come from, noted for readers of the run.
+        **overrides: fields of `RunOptions` to replace.
+
+    Returns:
+        The run's directory and its summary.
+
+    Raises:
+        UsageError: for options that cannot be used, or a run of another configuration where `resume_if_exists`
+            would go on; nothing was written then.
+        NonFiniteError: if a loss, gradient, weight, observation or reward is not finite.
+        StorageError: if the run cannot be written any further; it can be resumed.
+        HookFailed: if a hook raised; the training has stopped with a checkpoint, and can be resumed.
+        Interrupted: a KeyboardInterrupt, after Ctrl-C; the training has stopped with a checkpoint, and the
+            exception's `result` is its `Run`.
+    """
+    hooks = check_hooks(hooks)
+    check_algorithm(algorithm)
+    options = chosen_options(options, overrides)
+    if options.resume_if_exists and (run := run_to_go_on(algorithm, _settled(options))):
+        again = algorithm if read_saved(run).graph.get("custom") else None
+        return resume(run.root, algorithm=again, imports=imports, quiet=options.quiet, hooks=hooks)
+    prepared = prepare_training(algorithm, options, imports=imports, recipe=recipe)
+    return pass_on_interrupt(begin_training(prepared, hooks))
+
+
+class PreparedTraining(NamedTuple):
+    """A training that is checked and compiled, and has not begun; nothing is written yet."""
+
+    algorithm: Graph
+    options: RunOptions
+    config: dict[str, Any]
+    """The content of config.json."""
+    spec: RunSpec
+    program: CompiledProgram | None
+    """The whole training, if it is one program of this process."""
+    display: Display
+    evaluation: PeriodicEvaluation | None = None
+    """The evaluation of its policy while it trains."""
+    given: GivenWeights | None = None
+    """Weights that it begins with, instead of random ones."""
+
+
+def prepare_training(
+    algorithm: Graph,
+    options: RunOptions | Mapping[str, Any] | None = None,
+    *,
+    imports: Sequence[str] = (),
+    recipe: str | None = None,
+    **overrides: Any,
+) -> PreparedTraining:
+    """Checks and compiles a training; arguments and errors are those of `train`."""
+    check_compiled()
+    check_algorithm(algorithm)
+    options = _settled(chosen_options(options, overrides))
+    if options.run_dir is not None:
+        RunDirectory.refuse_occupied(options.run_dir)
+    plan = choose_plan(algorithm, options)
+    refuse_unread(plan, options)
+    given = given_weights(algorithm, options, imports)
+    described = describe(algorithm)  # which traces the graph: options that cannot be used are refused before it
+    RunDirectory.check_parent(run_root(described, options))
+    display = choose_display(quiet=options.quiet)
+    imports = with_own_modules(imports, described)
+    plan = place_parts(plan, options, only_here(described, imports), display)
+    if note := note_of_unknown(described, imports):
+        display.note(note)
+    if given:
+        display.note(str(given))
+    for note in notes_on_far_actions(algorithm):
+        display.note(note)
+    tell_replay_size(algorithm, plan, options, display)
+    evaluation = prepare_evaluation(algorithm, described, options, display)
+    program = compile_program(algorithm, plan, options, display) if plan.place == "program" else None
+    if program and program.reduction:
+        options = replace(options, reduction=program.reduction)
+    config = run_config(described, options, imports, plan, program.launches if program else None, recipe)
+    config |= {"started_from": given.source} if given else {}
+    spec = run_spec(plan, options, described=described, imports=imports)
+    return PreparedTraining(algorithm, options, config, spec, program, display, evaluation, given)
+
+
+def begin_training(
+    prepared: PreparedTraining, hooks: Sequence[Hook] = (), *, watch: Callable[[Session], Session] = lambda s: s
+) -> Run:
+    """Creates the run of a training and trains; hooks, result and errors are those of `train`.
+
+    Args:
+        prepared: the training.
+        hooks: called with events.
+        watch: may put another session around that of the training.
+    """
+    algorithm, options, config, spec, program, display, evaluation, given = prepared
+    run = create_run(config, options)
+    display.note(f"run {run.root}")
+    with contextlib.closing(display), run.lock(), open_checkpoints(run, options) as checkpoints:
+        pauses = evaluation.pauses if evaluation else None
+        session = open_session(algorithm, program, spec, run, options, None, display, pauses, given=given)
+        return drive(
+            watch(session), run, algorithm, options, display, checkpoints, None, hooks=hooks, evaluation=evaluation
+        )
+
+
+def _settled(options: RunOptions) -> RunOptions:
+    """The options with those of their plan, and with a path that holds from any working directory."""
+    options = with_settings(options)
+    if options.start_from is None:
+        return options
+    return replace(options, start_from=os.path.realpath(local_path("start_from", options.start_from)))
+
+
+def chosen_options(options: RunOptions | Mapping[str, Any] | None, overrides: dict[str, Any]) -> RunOptions:
+    """The options with single ones replaced.
+
+    Raises:
+        UsageError: for names and values that are none.
+    """
+    hint = "Hyperparameters go to the algorithm: rollmill.ppo(env, num_envs=8)."
+    if isinstance(options, Mapping):
+        return chosen_options(None, {**options, **overrides})
+    if not isinstance(options, RunOptions | None):
+        raise UsageError(f"options is a {type(options).__name__}. hint: give rollmill.RunOptions(...). {hint}")
+    check_names(RunOptions, overrides, what="option of train", hint=hint)
+    return replace(options or RunOptions(), **overrides)
+
+
+def check_algorithm(algorithm: Any) -> None:
+    """Refuses what is not an algorithm on an environment.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    if isinstance(algorithm, Graph):
+        return
+    name = algorithm if isinstance(algorithm, str) else getattr(algorithm, "__name__", "")
+    name = name if name in ALGORITHMS else "ppo"
+    raise UsageError(
+        f"expected an algorithm on an environment, got {algorithm!r:.60}. "
+        f'hint: rollmill.{name}("CartPole-v1") makes one.'
+    )

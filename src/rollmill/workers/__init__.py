@@ -1,0 +1,1 @@
+"""Trainings in several processes: the replicas of a partition's groups, and their coordinator."""

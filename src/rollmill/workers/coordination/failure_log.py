@@ -1,0 +1,71 @@
+"""Failures of environments of Python: counted for the metrics, and reported to the user."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rollmill.workers.protocol import EnvFailures, EnvGrowth
+from rollmill.workers.reports import Notice, Row
+
+REPORTED_EACH = 3
+"""The first failures of each environment are reported one by one, later ones at every power of two."""
+
+
+class FailureLog:
+    """Failures of all environments of a training."""
+
+    def __init__(self) -> None:
+        self._each: Counter[int] = Counter()
+        self._since_row = 0
+        self._growth_told = False
+
+    def lost(self) -> None:
+        """Counts a worker that was lost while it stepped environments."""
+        self._since_row += 1
+
+    def told(self, worker: str, message: EnvFailures | EnvGrowth, environment: str) -> Iterator[Notice]:
+        """Notices of what a worker has sent about its environments."""
+        if isinstance(message, EnvGrowth):
+            return self.grown(worker, message, environment)
+        return self.add(worker, message.failures)
+
+    def add(self, worker: str, failures: Sequence[Mapping[str, Any]]) -> Iterator[Notice]:
+        """Counts failures, the fields of `HostFailure`, that a worker has sent."""
+        for failure in failures:
+            self._since_row += 1
+            self._each[failure["index"]] += 1
+            count = self._each[failure["index"]]
+            if count <= REPORTED_EACH or count & (count - 1) == 0:
+                yield _notice(worker, failure, count)
+
+    def grown(self, worker: str, growth: EnvGrowth, environment: str) -> Iterator[Notice]:
+        """A notice of the first worker whose memory grows with the steps of its environments."""
+        if not self._growth_told:
+            self._growth_told = True
+            yield Notice(
+                f"{worker}: its memory grows by about {_size(growth.bytes_per_step)} a step of an environment, to "
+                f"{_size(growth.resident)} so far, while it steps environments {growth.first} to {growth.last} of "
+                f"{environment}: the environment keeps what it should free, or records all of its steps"
+            )
+
+    def add_to(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
+        """Rows with the failures since the row before; where several come at once, the first has them."""
+        counts = [self._since_row, *[0] * (len(rows) - 1)]
+        self._since_row = 0
+        return [{**row, "episodes/failed": count} for row, count in zip(rows, counts, strict=True)]
+
+
+def _size(num_bytes: int | float) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if num_bytes >= size:
+            return f"{num_bytes / size:.1f} {unit}"
+    return f"{num_bytes:.0f} bytes"
+
+
+def _notice(worker: str, failure: Mapping[str, Any], count: int) -> Notice:
+    times = f", for the {count}th time" if count > REPORTED_EACH else ""
+    return Notice(
+        f"{worker}: environment {failure['index']} failed in {failure['doing']}{times}: "
+        f"{failure['error']}, at {failure['line']}; its episode was truncated",
+        failed="environment",
+    )

@@ -1,0 +1,61 @@
+"""Brings replicas to a common end before the planned one, in two phases.
+
+    hold    each answers how many iterations it has begun, at once, and begins no other
+    end     they end after as many as the furthest of them has begun; those behind it go on until there
+
+Messages may take as long as they like. Replicas answer whatever they are doing (`workers.replica.stop`), so
+nobody waits for data of one that is held for longer than it takes to hear from all. None ends before all have
+answered.
+"""
+
+from collections.abc import Set
+
+from rollmill.processes import ALL, Job, Supervision
+from rollmill.workers.protocol import End, Hold, send_to
+
+
+class StopBarrier:
+    """Where all replicas end: after the `planned` iterations, unless they are asked to `stop`."""
+
+    def __init__(self, workers: Supervision, planned: int) -> None:
+        self.last = planned
+        """The number of iterations after which the training ends."""
+        self._workers, self._planned = workers, planned
+        self._stopping = self._settled = False
+        self._begun: dict[str, int] = {}
+
+    def stop(self) -> None:
+        """Has all replicas hold; a second time changes nothing."""
+        if not self._stopping:
+            self._stopping = True
+            send_to(self._workers, ALL, Hold())
+
+    def hear(self, job: Job, begun: int) -> None:
+        """Notes a replica's answer."""
+        self._begun[job.name] = begun
+
+    def finished(self, job: Job) -> None:
+        """Notes that a replica finished its planned iterations before it was held."""
+        self._begun[job.name] = self.last
+
+    def settle(self, replicas: Set[str]) -> bool:
+        """Sends the end to all, once all of these replicas have answered; returns whether it was sent now."""
+        if not self._stopping or self._settled or not replicas <= self._begun.keys():
+            return False
+        self._settled = True
+        self.last = max(self._begun[name] for name in replicas)
+        send_to(self._workers, ALL, End(self.last))
+        return True
+
+    def inform(self, job: Job) -> None:
+        """Sends a replica the present state of the stop before it begins, as it may take another one's place."""
+        self._begun.pop(job.name, None)
+        if self._settled:
+            send_to(self._workers, job, End(self.last))
+        elif self._stopping:
+            send_to(self._workers, job, Hold())
+
+    def begin_again(self) -> None:
+        """Discards all answers, because all replicas begin again from an earlier iteration."""
+        self.last, self._settled = self._planned, False
+        self._begun.clear()

@@ -1,0 +1,174 @@
+"""Launches the workers of a plan, with the coordinator that drives them."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import jax
+
+from rollmill.channels import BrokerServer, LocalBroker, new_token
+from rollmill.core.machine import usable_cores
+from rollmill.dataflow import Flow, Graph, State, flow
+from rollmill.planning import Plan
+from rollmill.processes import Supervision, Supervisor, ThreadSupervisor
+from rollmill.processes.cluster import (
+    RayLauncher,
+    autoscales,
+    check_room,
+    demands_of,
+    joined,
+    living_nodes,
+    modules_to_send,
+)
+from rollmill.programs.cache import enable_compilation_cache
+from rollmill.record import RunDirectory
+from rollmill.workers.coordination.coordinator import Coordinator, Saved, initial_host_state
+from rollmill.workers.coordination.jobs import jobs_of
+from rollmill.workers.loaded_code import LoadedCode
+from rollmill.workers.run_spec import RunSpec, WorkerSettings
+from rollmill.workers.worker_entry import MODULE, share
+from rollmill.workers.worker_gpus import gpus_of_workers
+
+PLACED_SECONDS = 900.0
+"""How long a worker on a cluster may take until its function is called: nodes may have to be started first."""
+
+
+@contextlib.contextmanager
+def launch(
+    graph: Graph,
+    spec: RunSpec,
+    run: RunDirectory,
+    *,
+    begin_with: Saved | None,
+    show: Callable[[str], None],
+    fault_advice: str = "",
+) -> Iterator[tuple[Coordinator, State]]:
+    """Starts a broker and a supervisor of workers; yields their coordinator and an initial state.
+
+    Args:
+        graph: what to train.
+        spec: specification of the run, from which workers build the graph again.
+        run: gets the workers' log lines.
+        begin_with: the checkpoint to go on from; None at the beginning.
+        show: shows a line to the user.
+        fault_advice: ends the message about a number that is not finite.
+    """
+    enable_compilation_cache()
+    plan, flows = spec.read_plan(), flow(graph)
+    initial = initial_host_state(graph, flows.state, jax.random.key(spec.seed))
+    with (
+        contextlib.closing(LocalBroker()) as broker,
+        _workers(broker, graph, flows, plan, spec, run, show) as workers,
+    ):
+        coordinator = Coordinator(
+            graph,
+            plan.partition,
+            workers,
+            begin_with=begin_with or Saved(0, initial),
+            initial=initial,
+            restored=begin_with is not None,
+            mesh=plan.place == "mesh",
+            launches=spec.launches,
+            max_failures=spec.max_failures,
+            hang_seconds=spec.hang_seconds,
+            fault_advice=fault_advice,
+            check_loaded=LoadedCode(spec, run).check,
+        )
+        yield coordinator, initial
+
+
+def _workers(
+    broker: LocalBroker,
+    graph: Graph,
+    flows: Flow,
+    plan: Plan,
+    spec: RunSpec,
+    run: RunDirectory,
+    show: Callable[[str], None],
+) -> contextlib.AbstractContextManager[Supervision]:
+    if plan.place == "threads":
+        return _threads(broker, graph, flows, plan, spec)
+    settings = WorkerSettings(spec, token=new_token())
+    if plan.place == "ray":
+        return _on_cluster(broker, plan, settings, run, show)
+    return _processes(broker, plan, settings, run, show)
+
+
+@contextlib.contextmanager
+def _threads(broker: LocalBroker, graph: Graph, flows: Flow, plan: Plan, spec: RunSpec) -> Iterator[Supervision]:
+    with share(graph, flows, broker) as name:
+        settings = WorkerSettings(spec, shared=name).to_json()
+        jobs = jobs_of(plan.partition, f"{MODULE}:work_in_thread", settings, processes=False)
+        with contextlib.closing(ThreadSupervisor(jobs, hang_seconds=spec.hang_seconds)) as workers:
+            yield workers
+
+
+@contextlib.contextmanager
+def _processes(
+    broker: LocalBroker, plan: Plan, settings: WorkerSettings, run: RunDirectory, show: Callable[[str], None]
+) -> Iterator[Supervision]:
+    spec, on_mesh = settings.run, plan.place == "mesh"
+    on_gpus = sum(group.replicas for group in plan.partition.groups if group.device != "cpu")
+    on_gpus = on_gpus if spec.platform == "gpu" else 0
+    with (
+        gpus_of_workers(on_gpus, spec.gpu_sharing, mesh=on_mesh, reduction=spec.reduction) as gpus,
+        contextlib.closing(BrokerServer(broker, settings.token)) as server,
+    ):
+        if gpus.note:
+            show(gpus.note)
+        jobs = jobs_of(
+            plan.partition,
+            f"{MODULE}:{'work_on_mesh' if on_mesh else 'work_in_process'}",
+            replace(
+                settings,
+                run=replace(spec, reduction=gpus.reduction),
+                broker=server.address,
+                instances=gpus.instances,
+            ).to_json(),
+            cores=None if on_mesh else usable_cores(),
+            gpus=gpus.environments,
+        )
+        supervisor = Supervisor(
+            jobs,
+            hang_seconds=spec.hang_seconds,
+            start_seconds=spec.start_seconds,
+            display=show,
+            log_folder=run.folder.inner("workers"),
+        )
+        with contextlib.closing(supervisor) as workers:
+            yield workers
+
+
+@contextlib.contextmanager
+def _on_cluster(
+    broker: LocalBroker, plan: Plan, settings: WorkerSettings, run: RunDirectory, show: Callable[[str], None]
+) -> Iterator[Supervision]:
+    spec, count = settings.run, len(list(plan.partition.replicas))
+    with (
+        joined(spec.cluster or "ray", workers=count, host=spec.host, show=show) as cluster,
+        contextlib.closing(BrokerServer(broker, settings.token, host=cluster.host)) as server,
+    ):
+        worker_settings = replace(settings, broker=server.tcp_address, host=cluster.host)
+        jobs = jobs_of(plan.partition, f"{MODULE}:work_on_cluster", worker_settings.to_json())
+        demands = demands_of(plan.partition, cluster.ray.cluster_resources())
+        if not autoscales(cluster.ray):
+            check_room(plan.partition, demands, living_nodes(cluster.ray))
+        with (
+            RayLauncher(
+                cluster,
+                demands=demands,
+                run=run.root.name,
+                modules=modules_to_send(spec.imports),
+                show=show,
+            ) as launcher,
+            Supervisor(
+                jobs,
+                launcher=launcher,
+                address=f"tcp:{cluster.host}:0",
+                hang_seconds=spec.hang_seconds,
+                start_seconds=max(spec.start_seconds, PLACED_SECONDS),
+                display=show,
+                log_folder=run.folder.inner("workers"),
+            ) as workers,
+        ):
+            yield workers

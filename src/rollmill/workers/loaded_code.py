@@ -1,0 +1,83 @@
+"""The code that replicas have loaded: told by each of them, compared with the coordinator's, and recorded."""
+
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+
+from rollmill.core.code_identity import SHOWN_DIGITS, digests_of, own_code
+from rollmill.core.errors import UnfitHost
+from rollmill.dataflow import Graph, fingerprint
+from rollmill.processes import Clock, Control
+from rollmill.record import RunDirectory, write_json
+from rollmill.workers.protocol import Loaded, send
+from rollmill.workers.run_spec import RunSpec
+
+RECORD = "workers.json"
+"""The file of a run that has the code of each worker."""
+
+
+def tell_loaded(control: Control, spec: RunSpec, graph: Graph | None = None) -> None:
+    """Tells the coordinator which code this process has loaded.
+
+    Args:
+        control: the line to the coordinator.
+        spec: specification of the run.
+        graph: its fingerprint is told; left out on the coordinator's host, where digests suffice.
+    """
+    send(
+        control,
+        Loaded(
+            host=platform.node(),
+            pid=os.getpid(),
+            platform="" if graph is None else jax.default_backend(),  # a mesh starts its backend later
+            code=own_code()._asdict(),
+            modules=digests_of(spec.imports),
+            fingerprint=None if graph is None else fingerprint(graph),
+        ),
+    )
+
+
+@dataclass
+class LoadedCode:
+    """Compares what replicas have loaded with the coordinator's code, and records it in the run.
+
+    Args:
+        spec: specification of the run.
+        run: gets the record.
+    """
+
+    spec: RunSpec
+    run: RunDirectory
+    modules: Mapping[str, str] = field(init=False)
+    _record: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.modules = digests_of(self.spec.imports)
+
+    def check(self, worker: str, loaded: Loaded, clock: Clock) -> None:
+        """Records what a replica has loaded, and its clock.
+
+        Raises:
+            UnfitHost: it is not what the coordinator has loaded.
+        """
+        self._record[worker] = {**loaded._asdict(), "clock": clock._asdict()}
+        write_json(self.run.folder, RECORD, self._record)
+        differences = [
+            f"source of {name} {digest[:SHOWN_DIGITS]} here, {loaded.modules[name][:SHOWN_DIGITS]} there"
+            for name, digest in self.modules.items()
+            if loaded.modules.get(name, digest) != digest
+        ]
+        ours, theirs = self.spec.graph.get("fingerprint"), loaded.fingerprint
+        comparable = loaded.platform == self.spec.platform
+        if not differences and comparable and ours and theirs and ours != theirs:
+            here, there = ours[:SHOWN_DIGITS], theirs[:SHOWN_DIGITS]
+            differences.append(f"fingerprint of the graph {here} here, {there} there")
+        if differences:
+            raise UnfitHost(
+                f"{worker} on {loaded.host} has other code than the driver: {'; '.join(differences)}. "
+                "Install the same on all hosts"
+            )

@@ -1,0 +1,94 @@
+"""A training in one compiled program of this process."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+from rollmill.dataflow import Graph, State, first_learning_iteration
+from rollmill.programs.compiled import CompiledProgram
+from rollmill.programs.dispatch import TARGET_SECONDS, Pauses, dispatch_ahead
+from rollmill.programs.faults.find import is_finite, stop_at_fault
+from rollmill.record import Folder
+from rollmill.workers.reports import Durations, MetricsRows, Report, Saved, StartedUp
+
+
+class ProgramTraining:
+    """`Training` by one program.
+
+    Args:
+        graph: what is trained.
+        program: its compiled iteration.
+        state: to begin with.
+        first: iterations that came before.
+        strides: the state after every multiple of each of them can be had, besides others.
+        pauses: when it waits, and for what.
+        span: iterations of a line of the log, whose metrics may be summed.
+        fault: gets what is needed to replay an iteration that is not finite.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        program: CompiledProgram,
+        state: State,
+        *,
+        first: int,
+        strides: Sequence[int],
+        pauses: Pauses | None,
+        span: int,
+        fault: Folder,
+    ) -> None:
+        self._graph, self._program, self._state = graph, program, state
+        self._first, self._span, self._fault = first, span, fault
+        self._strides, self._pauses = strides, pauses
+        self._snapshot_requested = False
+        self.report_seconds = TARGET_SECONDS
+        """Time between two reports, about; to be changed before `run`."""
+
+    def run(self, stopping: Callable[[], bool]) -> Iterator[Report]:
+        """See `Training`."""
+        yield StartedUp(Durations(self._program.compile_seconds, 0.0))
+        last = self._graph.loops.iterations
+        keeps = lambda iteration: self._may_want(iteration) or stopping()
+        windows = dispatch_ahead(
+            self._program,
+            self._state,
+            first=self._first,
+            until=last,
+            strides=self._strides,
+            pauses=self._pauses,
+            span=self._span,
+            slower_from=first_learning_iteration(self._graph),
+            keeps=keeps,
+            window_seconds=self.report_seconds,
+        )
+        for window in windows:
+            yield MetricsRows(window.first, window.metrics, window.counts)
+            if self._program.reuses_state and not all(map(is_finite, window.metrics)):
+                windows.close()  # the window that is computed already would take as much memory as the search
+            stop_at_fault(self._graph, self._program, window, self._fault)
+            if not window.kept:
+                continue  # what is wanted now is the state after the next window
+            ends = stopping()
+            if ends or self._snapshot_requested:
+                self._snapshot_requested = False
+                yield Saved(window.last, window.after)
+            if ends:
+                return
+
+    def _may_want(self, iteration: int) -> bool:
+        """Whether the state after so many iterations is asked for already, or may be when it is there."""
+        ends = [*self._strides, *([self._pauses.every] if self._pauses else [])]
+        return self._program.sums_iterations or self._snapshot_requested or any(iteration % n == 0 for n in ends)
+
+    def request_snapshot(self) -> None:
+        """See `Training`; the state after this window is saved, or after the next one that is kept."""
+        self._snapshot_requested = True
+
+    @property
+    def waited_for(self) -> str:
+        """See `Training`."""
+        return ""
+
+    @property
+    def out_of_reach(self) -> str:
+        """See `Training`."""
+        return ""

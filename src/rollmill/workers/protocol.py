@@ -1,0 +1,257 @@
+"""Messages between a coordinator and its replicas.
+
+A message is sent under the name of its class. Its field `arrays`, where it has one, travels as arrays, and the
+others as JSON.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+
+import numpy as np
+
+from rollmill.planning import AllReduce
+from rollmill.processes import Job, Supervision, WorkerMessage
+from rollmill.processes.messages import NOTHING
+from rollmill.programs.compile_clock import CompileTimes
+
+MessageType = TypeVar("MessageType")
+
+ARRAYS = "arrays"
+
+# --- from the coordinator ------------------------------------------------------------------------------
+
+
+class Begin(NamedTuple):
+    """Start iterating."""
+
+    first: int
+    """Iterations that came before."""
+    restart: int
+    """How many times this coordinator has restarted all replicas; it scopes channel names."""
+    attempt: int
+    """See `ReplicaContext`."""
+    generation: int
+    """See `ReplicaContext`."""
+    opens: bool
+    """Whether environments start anew."""
+    meeting_address: str = ""
+    """Where the processes of a mesh find each other."""
+    launches: Mapping[str, Any] | None = None
+    """Launches of the kernels of a mesh, where they have been chosen."""
+    reduction: AllReduce | None = None
+    """How the mesh takes means, where it has been chosen."""
+    arrays: Mapping[str, np.ndarray] = NOTHING
+    """The replica's share of the restored state; empty at the beginning."""
+
+
+class SnapshotRequest(NamedTuple):
+    """Send the part of the state that this replica owns."""
+
+    iteration: int
+    """Iterations that come before that state."""
+    final: bool = False
+    """Whether the replica ends with it."""
+
+
+class Hold(NamedTuple):
+    """Begin no further iteration, and answer with the number of those that were begun."""
+
+    begun: int = 0
+    """Iterations begun; only the answer gives it."""
+
+
+class End(NamedTuple):
+    """End after this many iterations."""
+
+    iteration: int
+
+
+class StartRecording(NamedTuple):
+    """Record this process's events from now on, for the profiler."""
+
+
+class AbandonRecording(NamedTuple):
+    """Stop recording, forget the events, and answer once that is done."""
+
+    number: int
+    """Number of this request, which the answer repeats."""
+
+
+class StopRecording(NamedTuple):
+    """Stop recording, and send the sums of a window."""
+
+    number: int
+    """Number of this request, which the answer repeats."""
+    begin: int
+    """The window's first nanosecond on the monotonic clock of the replica's own host."""
+    end: int
+    """The nanosecond after its last."""
+
+
+# --- from a replica --------------------------------------------------------------------------------------
+
+
+class Loaded(NamedTuple):
+    """The code that the replica has loaded, to be compared with the coordinator's before it counts."""
+
+    host: str
+    """Name of its host."""
+    pid: int
+    platform: str
+    """JAX's name of the platform that it computes on; empty where no fingerprint is told."""
+    code: Mapping[str, Any]
+    """JSON form of `core.code_identity.CodeIdentity`."""
+    modules: Mapping[str, str]
+    """Digest of the source of each module that it imported for the user."""
+    fingerprint: str | None
+    """That of its graph; None where it is a process of the coordinator's host."""
+
+
+class Process(NamedTuple):
+    """The replica's function was called."""
+
+    pid: int
+
+
+class KernelsChosen(NamedTuple):
+    """The kernels that the first process of a mesh has chosen; the coordinator passes it on to the others."""
+
+    launches: Mapping[str, Any] | None
+    """None: no kernels were sought, and XLA computes all."""
+
+
+class MeshCompiled(NamedTuple):
+    """The first process of a mesh has compiled the program."""
+
+    launches: Mapping[str, Any] | None
+    """Launches of its kernels; None: no kernels were sought, or none could be compiled."""
+    reduction: AllReduce | None = None
+    """How it takes means, where there was a choice."""
+    notes: Sequence[str] = ()
+    """Notes for the user."""
+
+
+class IterationMetrics(NamedTuple):
+    """Metrics of the iterations that follow the first `first` ones."""
+
+    first: int
+    rows: Sequence[Mapping[str, Any]]
+
+
+class SnapshotPart(NamedTuple):
+    """A replica's part of the state."""
+
+    iteration: int
+    lowest: int
+    """The first of its environments."""
+    arrays: Mapping[str, np.ndarray]
+
+
+class MissedSnapshot(NamedTuple):
+    """The replica was past that iteration when the request came."""
+
+    iteration: int
+
+
+class EnvFailures(NamedTuple):
+    """Failures of environments that are Python objects."""
+
+    failures: Sequence[Mapping[str, Any]]
+    """Fields of `HostFailure`."""
+
+
+class EnvGrowth(NamedTuple):
+    """The memory of this process grows from step to step of its environments."""
+
+    bytes_per_step: float
+    """Bytes for each step of one environment."""
+    resident: int
+    """Bytes that the process holds."""
+    first: int
+    """The first of its environments."""
+    last: int
+    """The last of its environments."""
+
+
+class WindowRecorded(NamedTuple):
+    """The end of a recording, and the sums of its window."""
+
+    number: int
+    """Number of the request that it answers, so that a late answer is not taken for that of a later window."""
+    window: Mapping[str, Any] | None
+    """From `rollmill.profiling.recording.RecordedWindow.to_json`; None if the events were forgotten."""
+
+
+MESSAGES: dict[str, Any] = {
+    kind.__name__: kind
+    for kind in (
+        *(Begin, SnapshotRequest, Hold, End, StartRecording, AbandonRecording, StopRecording),
+        *(
+            Loaded,
+            Process,
+            KernelsChosen,
+            MeshCompiled,
+            CompileTimes,
+            IterationMetrics,
+            SnapshotPart,
+            MissedSnapshot,
+        ),
+        *(EnvFailures, EnvGrowth, WindowRecorded),
+    )
+}
+
+
+@runtime_checkable
+class MessageLine(Protocol):
+    """The part of `Control` that `send`, `latest` and `wait` use."""
+
+    @property
+    def send(self) -> Callable[..., None]:
+        """See `Control`."""
+        ...
+
+    @property
+    def latest(self) -> Callable[[str], WorkerMessage | None]:
+        """See `Control`."""
+        ...
+
+    def wait(self, kind: str, timeout: float | None = None) -> WorkerMessage:
+        """See `Control`."""
+        ...
+
+
+def parse(message: WorkerMessage) -> Any:
+    """The typed form of a message."""
+    kind = MESSAGES[message.kind]
+    return kind(**message.fields, **({ARRAYS: message.arrays} if ARRAYS in kind._fields else {}))
+
+
+def send(line: MessageLine, message: Any) -> None:
+    """Sends a message from a replica to its coordinator."""
+    line.send(*_parts(message))
+
+
+def send_to(workers: Supervision, to: Job | str, message: Any) -> None:
+    """Sends a message from the coordinator to one replica, a group, or all."""
+    workers.send(to, *_parts(message))
+
+
+def latest(line: MessageLine, kind: type[MessageType]) -> MessageType | None:
+    """The newest message of that type that was not taken yet, at once; older ones are dropped."""
+    message = line.latest(kind.__name__)
+    return None if message is None else parse(message)
+
+
+def wait(line: MessageLine, kind: type[MessageType]) -> MessageType:
+    """The oldest message of that type that was not taken yet, as soon as there is one.
+
+    Raises:
+        Abandoned: the coordinator wants this replica to stop.
+    """
+    return parse(line.wait(kind.__name__))
+
+
+def _parts(message: Any) -> tuple[str, dict[str, Any], Mapping[str, np.ndarray]]:
+    fields = message._asdict()
+    arrays = fields.pop(ARRAYS, NOTHING)
+    return type(message).__name__, fields, arrays

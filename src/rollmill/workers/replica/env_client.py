@@ -1,0 +1,190 @@
+"""Environments as the policy's group sees them: steppers, and links to them.
+
+A stepper holds some environments in this process. A link connects a policy to a stepper: in the same process, or
+through channels to another group. Requests and replies are batches, `[E, ...]`.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+from rollmill.channels import Receiver, Sender
+from rollmill.core.types import HostStep, HostVector
+from rollmill.dataflow import Collector, Graph, ResetReply, StepReply, StepRequest, answer_request, start_collector
+from rollmill.workers.protocol import EnvFailures, EnvGrowth, send
+from rollmill.workers.replica.failures import FailureStreaks
+from rollmill.workers.replica.memory_watch import MemoryWatch
+from rollmill.workers.replica.progress import ReplicaControl
+
+RESTARTED = 1
+"""Flag of a reply: these environments were lost, and others start anew in their place."""
+
+
+@runtime_checkable
+class Stepper(Protocol):
+    """Environments that are stepped in this process."""
+
+    def open(self) -> ResetReply:
+        """First observations."""
+        ...
+
+    def step(self, request: StepRequest) -> StepReply:
+        """The timesteps that follow the actions."""
+        ...
+
+    def state(self) -> PyTree[Any]:
+        """The part of them that a checkpoint keeps."""
+        ...
+
+
+class CompiledStepper:
+    """JAX environments, stepped by one compiled program."""
+
+    def __init__(self, graph: Graph, start: Collector) -> None:
+        self._start = start
+        self._state = start.environment
+        self._step = jax.jit(jax.vmap(partial(answer_request, graph)))
+
+    def open(self) -> ResetReply:
+        """First observations."""
+        return ResetReply(self._start.observation, self._start.action_mask)
+
+    def step(self, request: StepRequest) -> StepReply:
+        """The timesteps that follow the actions."""
+        self._state, reply = self._step(self._state, request)
+        return reply
+
+    def state(self) -> PyTree[Any]:
+        """The state of all environments, `[E, ...]`."""
+        return self._state
+
+
+class HostStepper:
+    """Environments that are Python objects.
+
+    A reply is valid until the one after the next, which reuses its arrays.
+
+    Args:
+        vector: steps them.
+        index: their global indices.
+        control: reports their failures, and limits the time of their steps.
+        max_failures: how many times in a row one may fail, with no whole episode in between.
+    """
+
+    def __init__(
+        self, vector: HostVector, index: Sequence[int], control: ReplicaControl, *, max_failures: int
+    ) -> None:
+        self._vector, self._control = vector, control
+        self._streaks = FailureStreaks(index, max_failures)
+        self._index, self._memory = index, MemoryWatch(len(index))
+        self._latest: HostStep | None = None
+        self._spare: HostStep | None = None
+
+    def open(self) -> ResetReply:
+        """First observations.
+
+        Raises:
+            EnvironmentFailed: one of them failed too many times in a row.
+        """
+        with self._control.stepping("making environments", starts=True):
+            first = self._vector.reset()
+        self._count_failures(None)
+        return ResetReply(first.observation, first.info.get("action_mask", ()))
+
+    def step(self, request: StepRequest) -> StepReply:
+        """The timesteps that follow the actions.
+
+        Raises:
+            EnvironmentFailed: one of them failed too many times in a row.
+        """
+        action = jax.tree.map(np.asarray, request.action)
+        before = self._memory.before()
+        with self._control.stepping("stepping environments"):
+            step = self._vector.step(action, out=self._spare)
+        if (growth := self._memory.after(before)) is not None:
+            send(self._control, EnvGrowth(*growth, first=int(self._index[0]), last=int(self._index[-1])))
+        self._spare, self._latest = self._latest, step
+        self._count_failures(step)
+        info = dict(step.info)
+        mask = info.pop("action_mask", ())
+        return StepReply(step.observation, mask, step.reward, step.terminated, step.truncated, info)  # type: ignore[arg-type]
+
+    def _count_failures(self, step: HostStep | None) -> None:
+        failures = self._vector.drain_failures()
+        if failures:
+            send(self._control, EnvFailures([failure._asdict() for failure in failures]))
+        self._streaks.count(failures, None if step is None else step.terminated | step.truncated)
+
+    def state(self) -> PyTree[Any]:
+        """Nothing: Python objects are not saved, and begin new episodes when a run goes on."""
+        return ()
+
+
+@runtime_checkable
+class EnvLink(Protocol):
+    """A connection to environments, wherever they are; one request is answered before the next is sent."""
+
+    def open(self) -> ResetReply:
+        """First observations, at the beginning."""
+        ...
+
+    def send(self, request: StepRequest, iteration: int) -> None:
+        """Sends actions."""
+        ...
+
+    def receive(self) -> tuple[StepReply, bool]:
+        """The reply, and whether the environments were lost and started anew."""
+        ...
+
+
+class LocalEnvs:
+    """A link to a stepper in this process."""
+
+    def __init__(self, stepper: Stepper) -> None:
+        self.stepper = stepper
+        self._request: StepRequest | None = None
+
+    def open(self) -> ResetReply:
+        """First observations."""
+        return self.stepper.open()
+
+    def send(self, request: StepRequest, iteration: int) -> None:
+        """Keeps the actions until `receive`."""
+        self._request = request
+
+    def receive(self) -> tuple[StepReply, bool]:
+        """Steps."""
+        assert self._request is not None
+        return self.stepper.step(self._request), False
+
+
+class RemoteEnvs(NamedTuple):
+    """A link through channels to another group."""
+
+    openings: Receiver
+    requests: Sender
+    replies: Receiver
+    target: int
+
+    def open(self) -> ResetReply:
+        """First observations."""
+        with self.openings.receive(source=self.target) as message:
+            return message.copy()
+
+    def send(self, request: StepRequest, iteration: int) -> None:
+        """Sends actions."""
+        self.requests.send(request, iteration=iteration, target=self.target)
+
+    def receive(self) -> tuple[StepReply, bool]:
+        """Waits for the reply."""
+        with self.replies.receive(source=self.target) as message:
+            return message.copy(), bool(message.header.flags & RESTARTED)
+
+
+def start_environments(graph: Graph, key: Any, index: np.ndarray) -> Collector:
+    """The environments with these indices before their first step, by one compiled program."""
+    return jax.jit(partial(start_collector, graph))(key, index)

@@ -1,0 +1,175 @@
+"""The environment server: receives actions and answers with timesteps, for a policy in another group."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from rollmill.channels import ChannelClosed, Receiver, Sender
+from rollmill.dataflow import Collector, StepReply
+from rollmill.workers.replica.context import ReplicaContext
+from rollmill.workers.replica.env_client import (
+    RESTARTED,
+    CompiledStepper,
+    HostStepper,
+    Stepper,
+    start_environments,
+)
+from rollmill.workers.replica.layouts import (
+    EnvPolicyPair,
+    collector_shapes,
+    env_policy_pairs,
+    opening_layout,
+    reply_layout,
+    request_layout,
+)
+from rollmill.workers.replica.snapshots import environment_part, restored_collector
+from rollmill.workers.replica.work import StageRun, Work
+
+
+class PolicyEnded(Exception):
+    """The policy's group has ended, so no more actions come."""
+
+
+class _Served(NamedTuple):
+    pair: EnvPolicyPair
+    stepper: Stepper
+    openings: Sender
+    requests: Receiver
+    replies: Sender
+
+
+class EnvServer:
+    """Steps the environments of this replica for the group with the policy."""
+
+    def __init__(self, context: ReplicaContext) -> None:
+        self._context = context
+        pairs = env_policy_pairs(context.group, context.role.partner("action"), context.graph.loops.num_envs)
+        collector = _collector(context)
+        self._served = [self._serve(pair, collector) for pair in pairs if pair.environment == context.replica]
+        self._restarted = [False] * len(self._served)
+        for n in range(len(self._served)):
+            self._open(n)
+        self._asked = [self._count(served) for served in self._served]
+        self._skipped = [asked - min(self._asked) // self._steps * self._steps for asked in self._asked]
+
+    def __call__(self) -> None:
+        """Serves one iteration's steps to every client, or the rest of them that a replaced worker left.
+
+        Raises:
+            PolicyEnded: the clients have ended.
+        """
+        for step in range(self._steps):
+            for n in range(len(self._served)):
+                if step >= self._skipped[n]:
+                    self._serve_step(n)
+        self._skipped = [0] * len(self._served)
+
+    @property
+    def resumed_at(self) -> int:
+        """The first iteration that was not served whole when this replica began."""
+        return self._context.first + min(self._asked) // self._steps
+
+    @property
+    def _steps(self) -> int:
+        return self._context.graph.loops.num_steps
+
+    def _count(self, served: _Served) -> int:
+        """Requests that were taken so far, by this worker and those that it has replaced."""
+        return served.requests.statistics()[served.pair.policy].messages
+
+    def part(self) -> dict[str, np.ndarray]:
+        """The states of the environments, where snapshots hold them."""
+        return environment_part(self._context, [served.stepper.state() for served in self._served])
+
+    def _serve_step(self, n: int) -> None:
+        served, control = self._served[n], self._context.control
+        control.at("waiting for actions")
+        try:
+            with served.requests.receive(source=served.pair.policy) as message:
+                request = message.copy()
+        except ChannelClosed as closed:  # between hosts, a policy that has ended closes what it asked through
+            raise PolicyEnded from closed
+        control.work("stepping environments")
+        if self._restarted[n]:
+            self._restart(n)
+        else:
+            self._reply(served, served.stepper.step(request))
+
+    def _reply(self, served: _Served, reply: StepReply, flags: int = 0) -> None:
+        self._context.control.at("waiting for room to send timesteps")
+        served.replies.send(reply, flags=flags, target=served.pair.policy)
+
+    # --- beginning, and after a loss -------------------------------------------------------------------
+
+    def _open(self, n: int) -> None:
+        """Sends the first observations, or says that these environments take the place of lost ones."""
+        served, context = self._served[n], self._context
+        target = served.pair.policy
+        if context.opens and served.openings.statistics()[target].messages == 0:
+            served.openings.send(jax.tree.map(np.asarray, served.stepper.open()), target=target)
+        elif context.attempt:
+            self._restarted[n] = True
+            if self._count(served) > served.replies.statistics()[target].messages:
+                self._restart(n)  # the lost one had taken a request and not answered it
+
+    def _restart(self, n: int) -> None:
+        """Answers that these environments were lost, with the first observations of others."""
+        served = self._served[n]
+        opening = jax.tree.map(np.asarray, served.stepper.open())
+        layout = reply_layout(self._context.flow, len(served.pair.index))
+        blank: StepReply = layout.unflatten([np.zeros(leaf.shape, leaf.dtype) for leaf in layout.leaves])
+        reply = blank._replace(observation=opening.observation, action_mask=opening.action_mask)
+        self._restarted[n] = False
+        self._reply(served, reply, RESTARTED)
+
+    def _serve(self, pair: EnvPolicyPair, collector: Collector | None) -> _Served:
+        context, width = self._context, len(pair.index)
+        wire, flow, here = context.wire, context.flow, context.replica
+        return _Served(
+            pair,
+            self._stepper(pair, collector),
+            wire.sender("opening", source=here, targets=[pair.policy], layout=opening_layout(flow, width)),
+            wire.receiver("action", sources=[pair.policy], target=here, layout=request_layout(flow, width)),
+            wire.sender(
+                "timestep",
+                source=here,
+                targets=[pair.policy],
+                layout=reply_layout(flow, width),
+                checksum=context.checksums,
+            ),
+        )
+
+    def _stepper(self, pair: EnvPolicyPair, collector: Collector | None) -> Stepper:
+        if collector is None:
+            return host_stepper(self._context, pair.index)
+        lowest = int(self._context.index[0])
+        cut = slice(pair.index.start - lowest, pair.index.stop - lowest)
+        return CompiledStepper(self._context.graph, jax.tree.map(lambda leaf: leaf[cut], collector))
+
+
+def serve_stage(context: ReplicaContext) -> StageRun:
+    """Makes the stage that serves one iteration's steps."""
+    server = EnvServer(context)
+
+    def serve(work: Work) -> Work:
+        server()
+        return work
+
+    return StageRun(serve, part=server.part, resumed_at=lambda: server.resumed_at)
+
+
+def host_stepper(context: ReplicaContext, index: Sequence[int]) -> HostStepper:
+    """Environments that are Python objects, in this process."""
+    assert context.graph.host is not None
+    vector = context.graph.host(index, seed=context.seed, generation=context.start_number)
+    return HostStepper(vector, index, context.control, max_failures=context.max_failures)
+
+
+def _collector(context: ReplicaContext) -> Collector | None:
+    if context.graph.host is not None:
+        return None
+    shapes = collector_shapes(context.flow, len(context.index))
+    restored = restored_collector(context, shapes)
+    return start_environments(context.graph, context.start_key, context.index) if restored is None else restored

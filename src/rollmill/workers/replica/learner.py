@@ -1,0 +1,273 @@
+"""The learning half of an iteration, in the group that holds the gradients.
+
+Alone, and with the update beside it, it is one compiled program. Several replicas reduce over channels, and an
+update that lives elsewhere is asked for new parameters: then the program is cut where data leaves it, and the
+loops over epochs and minibatches run on the host.
+
+Shape letters: `T` steps, `E` environments of this replica.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from rollmill.core.machine import return_freed_memory
+from rollmill.core.operations import traced
+from rollmill.core.types import Key
+from rollmill.dataflow import (
+    FILL,
+    LEARN,
+    REDUCE,
+    UPDATE,
+    Batch,
+    Drawn,
+    Flow,
+    Graph,
+    Learner,
+    Loops,
+    Metrics,
+    Reduce,
+    ReplayRing,
+    Trajectory,
+    Transitions,
+    collection_metrics,
+    cut,
+    draw,
+    end_iteration,
+    fill,
+    identity,
+    is_filled,
+    iteration_key,
+    learn_from,
+    learn_minibatch,
+    minibatch_gather,
+    over_epochs,
+    prepare,
+    remote_reduce,
+    report,
+    shuffled_rows,
+    store_steps,
+    unlearned,
+    with_errors,
+    with_remote_update,
+)
+from rollmill.programs.packed_metrics import packed
+from rollmill.workers.replica.pieces import CompiledPieces
+from rollmill.workers.reports import Row
+
+Exchange = Callable[[PyTree[Any]], PyTree[Any]]
+"""From the operands of a crossing to its answer."""
+
+
+class CompiledLearner:
+    """Gradients and update in one program."""
+
+    def __init__(self, graph: Graph, key: Key, index: np.ndarray) -> None:
+        # A replay memory is changed in its place: a copy would cost more than what is learned from it.
+        self._program = jax.jit(partial(_learn, graph, key, index), donate_argnums=0)
+        self._learn: Callable[..., Any] | None = None
+
+    def __call__(
+        self, learner: Learner, rings: PyTree[Any], trajectory: Trajectory, iteration: int
+    ) -> tuple[Learner, PyTree[Any], Row]:
+        """Learns from a trajectory; also returns the replay memory, which is no longer usable as it was given."""
+        arguments = rings, learner, trajectory, np.int32(iteration)
+        self._learn = self._learn or self._compiled(*arguments)
+        learner, rings, metrics = self._learn(*arguments)
+        return learner, rings, metrics.row()
+
+    def _compiled(self, *arguments: PyTree[Any]) -> Callable[..., Any]:
+        """The program; on a CPU the compiler's memory is returned before it runs, so that they do not add up."""
+        if jax.default_backend() != "cpu":
+            return self._program
+        compiled = self._program.lower(*arguments).compile()
+        return_freed_memory()
+        return compiled
+
+
+def _learn(
+    graph: Graph,
+    key: Key,
+    index: np.ndarray,
+    rings: PyTree[Any],
+    learner: Learner,
+    trajectory: Trajectory,
+    iteration: Any,
+):
+    learn_key = iteration_key(key, iteration, LEARN)
+    with traced("learn"):
+        learner, rings, metrics = learn_from(graph, learner, rings, trajectory, learn_key, jnp.asarray(index))
+        return learner, rings, packed(metrics)
+
+
+class CutLearner:
+    """Gradients here; means over replicas, the update, or both are elsewhere."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        flow: Flow,
+        key: Key,
+        index: np.ndarray,
+        *,
+        reduce: Exchange | None = None,
+        update: Callable[[PyTree[Any], bool], PyTree[Any]] | None = None,
+        skip: Callable[[], None] | None = None,
+    ) -> None:
+        """Makes the programs of a replica.
+
+        Args:
+            graph: what is trained.
+            flow: dataflow of the graph.
+            key: the training's root key.
+            index: global indices of the environments held here.
+            reduce: the mean over replicas.
+            update: takes gradients, and whether the iteration ends; returns parameters.
+            skip: tells where updates are made that an iteration has none.
+        """
+        self._graph = graph if update is None else with_remote_update(graph, flow)
+        self._index = index
+        self._reduce = reduce
+        self._update, self._skip = update, skip
+        self._minibatches = jax.jit(partial(_minibatches, graph.loops, key, index))
+        self._over_epochs = jax.jit(over_epochs)
+        end = partial(end_iteration, graph)
+        self._end_iteration = end if graph.keep_learning is None else jax.jit(end)
+        self._store = jax.jit(partial(store_steps, graph), donate_argnums=0)
+        self._draw = jax.jit(partial(_draw, graph, key, index))
+        self._follow_errors = jax.jit(partial(_follow_errors, graph), donate_argnums=0)
+        self._learned_names = flow.learned_names
+        self._programs: dict[str, CompiledPieces] = {}
+
+    def __call__(
+        self, learner: Learner, rings: PyTree[Any], trajectory: Trajectory, iteration: int
+    ) -> tuple[Learner, PyTree[Any], Row]:
+        """Learns from a trajectory; also returns the replay memory, which is no longer usable as it was given."""
+        mean = identity if self._reduce is None else remote_reduce
+        prepared = self._run("prepare", partial(_prepare, self._graph, mean, self._index), learner, trajectory)
+        learner, batch, reported = prepared
+        if self._graph.replay is None:
+            learner, metrics = self._learn(learner, batch, iteration, mean)
+        else:
+            learner, rings, metrics = self._learn_from_replay(learner, rings, trajectory, iteration, mean)
+        collect = partial(_collected, self._graph, mean, self._index)
+        collected = self._run("collected", collect, trajectory, learner, {**reported, **_fill(rings)})
+        return learner, rings, {**_row(collected), **metrics}
+
+    def _learn(self, learner: Learner, batch: Batch, iteration: int, mean: Reduce) -> tuple[Learner, Row]:
+        """Epochs of minibatches of the iteration's batch."""
+        graph, loops = self._graph, self._graph.loops
+        leaves, structure = jax.tree.flatten(learner)  # and not at every minibatch
+        step = partial(_learn_one, graph, mean, structure)
+        metrics, learned, found = [], [], {}
+        for epoch in range(loops.epochs):
+            minibatches = self._minibatches(batch, np.int32(iteration), np.int32(epoch))
+            for n in range(loops.num_minibatches):
+                last = epoch + 1 == loops.epochs and n + 1 == loops.num_minibatches
+                leaves, found = self._run("minibatch", step, leaves, minibatches, np.int32(n), last=last)
+                metrics.append(jax.tree.map(float, found))
+            learned.append(1.0)
+            if graph.keep_learning is not None and not graph.keep_learning(jax.tree.map(jnp.asarray, found)):
+                break
+        summary = self._over_epochs(_stacked(metrics, loops.num_minibatches), np.asarray(learned, np.float32))
+        return self._end_iteration(jax.tree.unflatten(structure, leaves)), _row(summary)
+
+    def _learn_from_replay(
+        self, learner: Learner, rings: ReplayRing, trajectory: Trajectory, iteration: int, mean: Reduce
+    ) -> tuple[Learner, ReplayRing, Row]:
+        """Minibatches drawn from the replay memory, once enough is stored."""
+        graph, loops = self._graph, self._graph.loops
+        assert graph.replay is not None
+        rings = self._store(rings, trajectory)
+        if not is_filled(graph.replay, rings, loops):
+            if self._skip is not None:
+                self._skip()
+            return learner, rings, _row(unlearned({name: jnp.float32(0) for name in self._learned_names}))
+        leaves, structure = jax.tree.flatten(learner)
+        step, metrics = partial(_learn_drawn, graph, mean, structure), []
+        for n in range(loops.num_minibatches):
+            drawn = self._draw(rings, np.int32(iteration), np.int32(n))
+            last = n + 1 == loops.num_minibatches
+            rings = self._follow_errors(rings, jax.tree.unflatten(structure, leaves), drawn)
+            leaves, found = self._run("minibatch", step, leaves, drawn.transitions, last=last)
+            metrics.append(jax.tree.map(float, found))
+        summary = self._over_epochs(_stacked(metrics, loops.num_minibatches), np.ones(1, np.float32))
+        return jax.tree.unflatten(structure, leaves), rings, _row(summary)
+
+    def _run(self, name: str, function: Callable[..., Any], *arguments: PyTree, last: bool = False) -> PyTree:
+        if name not in self._programs:
+            self._programs[name] = CompiledPieces(cut(function, *arguments))
+        handlers: dict[str, Callable[[PyTree], PyTree]] = {}
+        if self._reduce is not None:
+            handlers[REDUCE] = self._reduce
+        if (update := self._update) is not None:
+            handlers[UPDATE] = lambda gradients: update(gradients, last)
+        return self._programs[name](handlers, *arguments)
+
+
+def _prepare(graph: Graph, mean: Reduce, index: np.ndarray, learner: Learner, trajectory: Trajectory):
+    with traced("learn"), traced("prepare"):
+        learner, batch = prepare(graph, learner, trajectory, jnp.asarray(index), reduce=mean)
+        return learner, batch, report(graph, learner, batch)
+
+
+def _minibatches(loops: Loops, key: Key, index: np.ndarray, batch: Batch, iteration: Any, epoch: Any) -> Batch:
+    """All minibatches of one epoch, stacked."""
+    epoch_key = jax.random.fold_in(iteration_key(key, iteration, LEARN), epoch)
+    with traced("learn"), traced("shuffle"):
+        return jax.lax.map(minibatch_gather(batch, loops), shuffled_rows(epoch_key, jnp.asarray(index), loops))
+
+
+def _draw(graph: Graph, key: Key, index: np.ndarray, rings: ReplayRing, iteration: Any, n: Any) -> Drawn:
+    with traced("learn"), traced("draw"):
+        return draw(graph, rings, jax.random.fold_in(iteration_key(key, iteration, LEARN), n), jnp.asarray(index))
+
+
+def _follow_errors(graph: Graph, rings: ReplayRing, learner: Learner, drawn: Drawn) -> ReplayRing:
+    return with_errors(graph, learner, rings, drawn)
+
+
+def _learn_drawn(graph: Graph, mean: Reduce, structure: Any, leaves: list[Any], transitions: Transitions):
+    """An update with transitions of the replay memory, from leaves of the learner to such leaves."""
+    learner = jax.tree.unflatten(structure, leaves)
+    with traced("learn"):
+        learner, metrics = learn_minibatch(graph, learner, Batch(transitions), reduce=mean)
+    return jax.tree.leaves(learner), metrics
+
+
+def _fill(rings: PyTree[Any]) -> Metrics:
+    return {FILL: fill(rings)} if isinstance(rings, ReplayRing) else {}
+
+
+def _learn_one(graph: Graph, mean: Reduce, structure: Any, leaves: list[Any], minibatches: Batch, n: Any):
+    """A minibatch's learning, from leaves of the learner to such leaves."""
+    with traced("learn"):
+        minibatch = jax.tree.map(lambda leaf: leaf[n], minibatches)
+        learner, metrics = learn_minibatch(graph, jax.tree.unflatten(structure, leaves), minibatch, reduce=mean)
+    return jax.tree.leaves(learner), metrics
+
+
+def _collected(
+    graph: Graph, mean: Reduce, index: np.ndarray, trajectory: Trajectory, learner: Learner, reported: Metrics
+):
+    """Metrics of an iteration beside those of its minibatches, reduced together."""
+    with traced("learn"), traced("metrics"):
+        collected = collection_metrics(graph, trajectory, graph.weights(learner), jnp.asarray(index))
+        return mean({**collected, **reported})
+
+
+def _stacked(metrics: list[Mapping[str, float]], num_minibatches: int) -> dict[str, np.ndarray]:
+    """Metrics of all minibatches, `[epochs, minibatches]`."""
+    return {
+        name: np.asarray([step[name] for step in metrics], np.float32).reshape(-1, num_minibatches)
+        for name in metrics[0]
+    }
+
+
+def _row(metrics: Mapping[str, Any]) -> Row:
+    return {name: float(value) for name, value in jax.device_get(dict(metrics)).items()}

@@ -1,0 +1,160 @@
+"""The parameter server: the group that holds the update alone receives gradients and publishes parameters.
+
+Synchronous groups send the mean of their gradients once. Gradients of asynchronous ones are applied one by one,
+as they come, each for its share of the batch (Mnih et al., "Asynchronous Methods for Deep Reinforcement
+Learning", ICML 2016); how many updates old the weights were that they were computed with is the policy lag.
+"""
+
+import contextlib
+from functools import partial
+from typing import Any, NoReturn
+
+import jax
+import numpy as np
+
+from rollmill.channels import ChannelClosed, ReceivedMessage, Receiver, TimedOut
+from rollmill.dataflow import Learner, end_iteration, start_learner
+from rollmill.workers.protocol import IterationMetrics, SnapshotPart, send
+from rollmill.workers.replica.context import ReplicaContext
+from rollmill.workers.replica.lag import Lag
+from rollmill.workers.replica.layouts import gradients_layout, parameters_layout
+from rollmill.workers.replica.remote import LAST, NO_UPDATE
+from rollmill.workers.replica.snapshot_requests import SnapshotRequests
+from rollmill.workers.replica.snapshots import learner_part, restored_learner
+from rollmill.workers.replica.start_report import StartReport
+from rollmill.workers.replica.stop import StopParticipant
+
+POLL_SECONDS = 0.2
+"""Seconds of waiting between two looks at the snapshot requests."""
+
+
+class Ended(Exception):
+    """The training is over."""
+
+
+def run_parameter_server(context: ReplicaContext) -> None:
+    """Applies gradients until the training ends."""
+    senders = context.role.partner("gradients")
+    sources = range(senders.replicas)
+    gradients = context.wire.receiver(
+        "gradients", sources=sources, target=0, layout=gradients_layout(context.flow)
+    )
+    parameters = context.wire.latest_writer(
+        "parameters", layout=parameters_layout(context.flow), readers=senders.replicas
+    )
+    learner = restored_learner(context, context.flow.state.learner)
+    server = _Server(context, learner)
+    report = StartReport(context)
+    parameters.publish(server.parameters, version=0)
+    with contextlib.suppress(Ended):
+        while True:
+            context.control.at("waiting for gradients")
+            with _next(gradients, server) as message:
+                server.apply(message)
+            report.send()
+            parameters.publish(server.parameters, version=server.version)
+
+
+def _next(gradients: Receiver, server: "_Server") -> ReceivedMessage:
+    while True:
+        try:
+            return gradients.receive(timeout=POLL_SECONDS)
+        except TimedOut:
+            server.look_around()
+        except ChannelClosed:  # between hosts, workers that have ended close what they sent through
+            server.await_end()
+
+
+class _Server:
+    """The learner, and what has happened to it."""
+
+    def __init__(self, context: ReplicaContext, learner: Learner | None) -> None:
+        graph, senders = context.graph, context.role.partner("gradients")
+        self._context, self._requests = context, SnapshotRequests(context.control)
+        self._ending = StopParticipant(context.control, begun=context.first, planned=graph.loops.iterations)
+        self._learner = jax.jit(partial(start_learner, graph))(context.key) if learner is None else learner
+        self._asynchronous = not senders.synchronous
+        self._share = 1.0 / senders.replicas if self._asynchronous else 1.0
+        self._rows_each = senders.replicas if self._asynchronous else 1
+        self._update = jax.jit(partial(graph.update, share=self._share))
+        self._end_iteration = jax.jit(partial(end_iteration, graph))
+        self._rows: list[np.ndarray] = []
+        self._lag = Lag()
+        self._iteration = context.first  # that the learner is before, or in
+        self._whole = True  # whether it is before it
+        self.version = 0
+        """Updates that the parameters have seen since the last common start."""
+
+    @property
+    def parameters(self) -> list[Any]:
+        return jax.device_get(self._context.flow.pick_parameters(self._learner))
+
+    def apply(self, message: ReceivedMessage) -> None:
+        """One update.
+
+        Raises:
+            Ended: the training is over, and its last state was sent.
+        """
+        header = message.header
+        if not self._asynchronous and header.iteration > self._iteration:
+            self._iteration, self._whole = header.iteration, True
+            self._learner = self._end_iteration(self._learner)  # the one before ended early
+        if self._whole and not self._ending.admit(self._iteration):
+            self.look_around()  # workers go on sending until they are ended, and may leave no time to wait
+            return
+        self._context.control.work("updating")
+        if self._whole and self._requests.wants(self._iteration):
+            self._send_snapshot()
+        slopes, metrics = message.copy()
+        if not header.flags & NO_UPDATE:
+            self._learner = self._update(self._learner, slopes)
+            self._lag.add(self.version - header.version)
+            self.version += 1
+        last = bool(header.flags & LAST)
+        self._whole = last and not self._asynchronous
+        if last and self._asynchronous:
+            self._count(metrics)
+        elif last:
+            self._iteration += 1
+
+    def _count(self, metrics: np.ndarray) -> None:
+        """Collects metrics of one worker; reports the mean once as many came as workers share an iteration."""
+        self._rows.append(metrics)
+        if len(self._rows) < self._rows_each:
+            return
+        row = dict(zip(self._context.flow.metric_names, np.mean(self._rows, axis=0).tolist(), strict=True))
+        send(self._context.control, IterationMetrics(self._iteration, [{**row, **self._lag.take()}]))
+        self._rows, self._whole = [], True
+        self._iteration += 1
+
+    def look_around(self) -> None:
+        """While nothing comes that counts: sends what a checkpoint needs, and ends after the last one.
+
+        Raises:
+            Ended: that was sent.
+        """
+        self._context.control.at("waiting for gradients")
+        if (wanted := self._requests.pending()) is None:
+            return
+        if self._requests.final or (self._whole and wanted == self._iteration):
+            self._send_snapshot()
+        if self._requests.final:
+            raise Ended
+
+    def await_end(self) -> NoReturn:
+        """After the last gradients: does what the coordinator asks for.
+
+        Raises:
+            Ended: it asked for the last state.
+        """
+        while True:
+            self.look_around()
+            self._requests.wait()
+
+    def _send_snapshot(self) -> None:
+        iteration = self._requests.pending()
+        assert iteration is not None
+        if not self._asynchronous:
+            self._learner = self._end_iteration(self._learner)
+        send(self._context.control, SnapshotPart(iteration, 0, learner_part(self._context, self._learner)))
+        self._requests.answered()

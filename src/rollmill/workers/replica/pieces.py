@@ -1,0 +1,37 @@
+"""Compiles the pieces of a program that was cut at its crossings."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.extend import core
+from jaxtyping import PyTree
+
+from rollmill.dataflow import Cut, Handlers, Piece, drive, walk, walk_leaves
+from rollmill.programs.compiler_options import program_options
+
+
+class CompiledPieces:
+    """A cut program whose pieces are compiled when they are first run."""
+
+    def __init__(self, program: Cut) -> None:
+        self._program = program
+        self._compiled = {
+            id(piece): jax.jit(core.jaxpr_as_fun(piece.program), compiler_options=program_options())
+            for piece in program.pieces
+        }
+
+    def walk(self, *arguments: PyTree):
+        """Yields at each crossing its name and operands; see `dataflow.walk`."""
+        return walk(self._program, *arguments, run=self._run)
+
+    def walk_leaves(self, leaves: Sequence[Any]):
+        """Like `walk`, but takes and returns leaves; see `dataflow.walk_leaves`."""
+        return walk_leaves(self._program, leaves, run=self._run)
+
+    def __call__(self, handlers: Handlers, *arguments: PyTree) -> PyTree:
+        """Runs the program; each crossing is answered by its handler."""
+        return drive(self.walk(*arguments), handlers)
+
+    def _run(self, piece: Piece, values: Sequence[Any]) -> Sequence[Any]:
+        return self._compiled[id(piece)](*values)

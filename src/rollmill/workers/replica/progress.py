@@ -1,0 +1,104 @@
+"""A replica's line to its coordinator, which tells waiting for others from work, and work from a hang."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rollmill.core.operations import AROUND_SIMULATORS, STEPPING, ThreadActivity, span
+from rollmill.processes import Control, WorkerMessage
+from rollmill.processes.messages import Seconds
+
+LONGER = 10.0
+"""Work may take this many times as long as the longest that was done so far, where that is above the limit."""
+
+OPERATIONS = {
+    "collecting": "collect",
+    "learning": "learn",
+    "updating": "learn/update",
+    "stepping environments": STEPPING,
+    "making environments": STEPPING,
+}
+"""The operations that notes belong to, as the profiler names them."""
+
+
+class ReplicaControl:
+    """A control whose worker is not hung while it waits in a channel: others are, if anybody is.
+
+    Args:
+        control: the worker's line, used from the thread that makes this object.
+        start_seconds: how long work may take that starts up: building, compiling, making environments.
+    """
+
+    def __init__(self, control: Control, *, start_seconds: Seconds) -> None:
+        self._control = control
+        self._thread = threading.get_ident()
+        self._note, self._expect = "working", 0.0
+        self._activity = ThreadActivity()
+        self._start_seconds = float(start_seconds)
+        self._starting = True
+        self._longest, self._noted_at = 0.0, time.monotonic()
+        self.send, self.latest = control.send, control.latest
+        self.check, self.answer = control.check, control.answer
+
+    def at(self, note: str, *, expect: Seconds = 0.0) -> None:
+        """See `Control`."""
+        self._measure()
+        self._note, self._expect = note, float(expect)
+        self._activity.become(*_operation_of(note))
+        self._control.at(note, expect=expect)
+
+    def work(self, note: str) -> None:
+        """Like `at`, for work whose repetitions take equally long once all programs are compiled."""
+        self.at(note, expect=self._start_seconds if self._starting else LONGER * self._longest)
+
+    def start(self, note: str) -> None:
+        """Like `at`, for work before the first iteration."""
+        self.at(note, expect=self._start_seconds)
+
+    @contextmanager
+    def stepping(self, note: str, *, starts: bool = False) -> Iterator[None]:
+        """While a user's environments run; the note of before holds again after it.
+
+        Args:
+            note: as for `at`.
+            starts: whether they are made, which may take as long as any other start; else the limit is the
+                user's, whatever else this replica does at the same time.
+        """
+        before, expect = self._note, self._expect
+        self.at(note, expect=self._start_seconds if starts else 0.0)
+        self._activity.become(OPERATIONS.get(note, note), AROUND_SIMULATORS, stepping=True)
+        yield
+        self.at(before, expect=expect)
+
+    def started(self) -> None:
+        """The first iteration, which compiles, is over."""
+        self._starting, self._longest, self._noted_at = False, 0.0, time.monotonic()
+
+    def wait(self, kind: str, timeout: Seconds | None = None) -> WorkerMessage:
+        """See `Control`."""
+        with span(kind, "waiting"):
+            message = self._control.wait(kind, timeout)
+        self._noted_at = time.monotonic()
+        return message
+
+    def stopping(self) -> bool:
+        """Asked by channels while they wait."""
+        if threading.get_ident() == self._thread:
+            self.at(self._note, expect=self._expect)
+        return self._control.stopping()
+
+    def _measure(self) -> None:
+        """Notes how long the work lasted that ends here. Waiting is made of short pieces, and counts as little."""
+        now = time.monotonic()
+        self._longest = max(self._longest, now - self._noted_at)
+        self._noted_at = now
+
+
+def _operation_of(note: str) -> tuple[str, str]:
+    """The operation and the category of time that a note stands for."""
+    if note.startswith("waiting for room"):
+        return note.removeprefix("waiting for "), "channel"
+    if note.startswith("waiting"):
+        return note, "waiting"
+    return OPERATIONS.get(note, note), "python"

@@ -1,0 +1,217 @@
+"""Collecting rollouts, in the group that holds the policy.
+
+With the environment in the same group a rollout is one compiled program. Otherwise it is a loop on the host
+that sends actions and waits for replies, over as many links as there are groups of environments: while the
+environments of one link are stepped, the policy decides for another.
+
+Shape letters: `T` steps, `E` environments of this replica.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from rollmill.core.operations import traced
+from rollmill.core.types import Key
+from rollmill.dataflow import (
+    COLLECT,
+    Collector,
+    Graph,
+    StepReply,
+    Trajectory,
+    Weights,
+    collect,
+    cut,
+    is_large,
+    iteration_key,
+    step_all,
+)
+from rollmill.workers.replica.env_client import EnvLink
+from rollmill.workers.replica.pieces import CompiledPieces
+
+ALIGNMENT = 64
+"""Bytes; JAX's CPU backend copies an array of NumPy that begins elsewhere."""
+
+
+class CompiledRollout:
+    """Policy and environment in one program."""
+
+    def __init__(self, graph: Graph, key: Key, collector: Collector, *, unroll: int) -> None:
+        self.collector = collector
+        self._key = key
+        self._collect = jax.jit(partial(_collect, graph, unroll))
+
+    def __call__(self, weights: Weights, iteration: int) -> Trajectory:
+        """One rollout."""
+        self.collector, trajectory = self._collect(weights, self.collector, self._key, np.int32(iteration))
+        return trajectory
+
+
+def _collect(graph: Graph, unroll: int, weights: Weights, collector: Collector, key: Key, iteration: Any):
+    with traced("collect"):
+        return collect(graph, weights, collector, iteration_key(key, iteration, COLLECT), unroll=unroll)
+
+
+def _step(graph: Graph, *arguments: PyTree):
+    with traced("collect"):
+        return step_all(graph, *arguments)
+
+
+class RemoteEnvsRollout:
+    """A loop on the host over the policy's steps, with environments behind links; each link has its own collector.
+
+    Weights and collectors are kept as leaves: taking modules apart at every step would cost more than deciding.
+    """
+
+    def __init__(self, graph: Graph, key: Key, links: Sequence[EnvLink], collectors: Sequence[Collector]) -> None:
+        """`graph` has a remote environment; all links have equally many environments."""
+        self._graph, self._links = graph, links
+        self._key = jax.jit(partial(iteration_key, key, use=COLLECT))
+        self._collectors = [jax.tree.leaves(collector) for collector in collectors]
+        self._structure = jax.tree.structure(collectors[0])
+        self._last: list[StepReply | None] = [None] * len(links)
+        self._step: tuple[CompiledPieces, Any] | None = None
+
+    @property
+    def collector(self) -> Collector:
+        """The collector of all links together."""
+        if len(self._collectors) == 1:  # nothing to join, and so nothing to fetch from the device
+            return jax.tree.unflatten(self._structure, self._collectors[0])
+        joined = [np.concatenate(leaves) for leaves in zip(*self._collectors, strict=True)]
+        return jax.tree.unflatten(self._structure, joined)
+
+    def __call__(self, weights: Weights, iteration: int) -> Trajectory:
+        """One rollout."""
+        key, before = self._key(iteration=np.int32(iteration)), self.collector
+        if self._step is None:
+            self._step = self._compiled(weights, key)
+        pieces, structure = self._step
+        leaves = jax.device_put(jax.tree.leaves(weights))  # once, and not at every step
+        decide = lambda n, t: self._decide(n, pieces, [*leaves, *self._collectors[n], key, np.int32(t)], iteration)
+        walks = [decide(n, 0) for n in range(len(self._links))]
+        rollout = _Rollout(self._graph.loops.num_steps, len(self._links))
+        for t in range(rollout.num_steps):
+            for n in range(len(self._links)):
+                rollout.store(t, n, self._follow(n, walks[n]))
+                if t + 1 < rollout.num_steps:
+                    walks[n] = decide(n, t + 1)
+        after = self.collector
+        return Trajectory(
+            jax.tree.unflatten(structure, rollout.taken_over()), before.memory, after.observation, after.memory
+        )
+
+    def _compiled(self, weights: Weights, key: Key) -> tuple[CompiledPieces, Any]:
+        """A step of one link, and the structure of what it returns beside the collector."""
+        program = cut(partial(_step, self._graph), weights, self._link_collector(0), key, np.int32(0))
+        return CompiledPieces(program), program.result.children()[1]
+
+    def _decide(self, link: int, pieces: CompiledPieces, leaves: Sequence[Any], iteration: int):
+        """Decides for the environments of one link, and sends the actions."""
+        walking = pieces.walk_leaves(leaves)
+        _, request = next(walking)
+        self._links[link].send(request, iteration)
+        return walking
+
+    def _follow(self, link: int, walking: Any) -> list[Any]:
+        """Receives the reply, which completes the step. Returns its leaves, `[E, ...]`."""
+        reply, restarted = self._links[link].receive()
+        if restarted:
+            reply = truncate_lost(reply, self._link_collector(link), self._last[link])
+        self._last[link] = reply
+        try:
+            walking.send(reply)
+        except StopIteration as end:
+            count = self._structure.num_leaves
+            self._collectors[link] = end.value[:count]
+            return end.value[count:]
+        raise AssertionError("a step of the policy has one crossing, to the environment")
+
+    def _link_collector(self, link: int) -> Collector:
+        return jax.tree.unflatten(self._structure, self._collectors[link])
+
+
+class _Rollout:
+    """The steps of all links, `[T, E, ...]`, stored in the order of their arrival."""
+
+    def __init__(self, num_steps: int, num_links: int) -> None:
+        self.num_steps, self._num_links = num_steps, num_links
+        self.leaves: list[np.ndarray] = []
+
+    def store(self, t: int, link: int, step: Sequence[Any]) -> None:
+        """Puts one link's step, leaves `[E, ...]`, into its columns."""
+        arrays = [np.asarray(leaf) for leaf in step]
+        if not self.leaves:
+            self.leaves = [self._empty(array) for array in arrays]
+        for leaf, array in zip(self.leaves, arrays, strict=True):
+            width = len(array)
+            leaf[t, link * width : (link + 1) * width] = array
+
+    def taken_over(self) -> list[Any]:
+        """All leaves. On a CPU the large ones are arrays of JAX in the same memory, not copied."""
+        if jax.default_backend() != "cpu":
+            return self.leaves
+        return [jax.device_put(leaf) if _is_large_of_one(leaf, axes=2) else leaf for leaf in self.leaves]
+
+    def _empty(self, array: np.ndarray) -> np.ndarray:
+        shape = self.num_steps, self._num_links * len(array), *array.shape[1:]
+        return (_aligned_empty if _is_large_of_one(array, axes=1) else np.empty)(shape, array.dtype)
+
+
+def _is_large_of_one(array: np.ndarray, *, axes: int) -> bool:
+    """Whether one element is large, without the leading axes."""
+    return is_large(jax.ShapeDtypeStruct(array.shape[axes:], array.dtype))
+
+
+def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """An uninitialised array that begins at a multiple of `ALIGNMENT` bytes."""
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.empty(size + ALIGNMENT, np.uint8)
+    begin = -memory.ctypes.data % ALIGNMENT
+    return memory[begin : begin + size].view(dtype).reshape(shape)
+
+
+def truncate_lost(reply: StepReply, before: Collector, last: StepReply | None) -> StepReply:
+    """The reply in place of lost environments: their episodes end, truncated, where they were last observed."""
+    info = reply.info
+    if last is not None:  # returns and lengths as they stood, or none where an episode had just ended
+        done = np.asarray(last.terminated) | np.asarray(last.truncated)
+        info = {name: jax.tree.map(partial(_unless, done), last.info[name]) for name in reply.info}
+    return reply._replace(
+        reward=jax.tree.map(np.zeros_like, reply.reward),
+        terminated=np.zeros_like(reply.terminated),
+        truncated=np.ones_like(reply.truncated),
+        info={**info, "final_observation": jax.tree.map(np.asarray, before.observation)},
+    )
+
+
+def _unless(done: np.ndarray, leaf: Any) -> np.ndarray:
+    leaf = np.asarray(leaf)
+    return np.where(done.reshape(-1, *[1] * (leaf.ndim - 1)), np.zeros_like(leaf), leaf)
+
+
+def collector_from_reset(graph: Graph, index: np.ndarray, opening: Any) -> Collector:
+    """The policy's part of the collector of remote environments that have just been reset.
+
+    Of their state it knows the action mask only (`RemoteEnvironment`).
+    """
+    memory = jax.vmap(lambda _: graph.start_memory())(jnp.zeros(len(index)))
+    opening = jax.tree.map(jnp.asarray, opening)
+    return Collector(jnp.asarray(index), opening.action_mask, opening.observation, opening.action_mask, memory)
+
+
+def collector_from_checkpoint(collector: Collector, positions: np.ndarray) -> Collector:
+    """The policy's part of the collector of remote environments that go on from a checkpoint.
+
+    Args:
+        collector: collector of all environments of this replica.
+        positions: where in it those of one link are.
+    """
+    part = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)[positions]), collector)
+    return replace(part, environment=part.action_mask)

@@ -1,0 +1,174 @@
+"""Snapshots: each replica's part of the training state as named arrays, and the state assembled from all parts.
+
+The state is the same whatever the placement: a run can go on under another distribution policy.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from rollmill.core.errors import CheckpointError
+from rollmill.dataflow import Collector, Learner, Owned, State
+from rollmill.record import from_host, to_host
+from rollmill.workers.replica.context import ReplicaContext
+
+COLLECTOR, LEARNER, RINGS = "collector.", "learner.", "rings."
+ENVIRONMENT = "collector.environment"
+
+
+class StatePart(NamedTuple):
+    """One replica's part of a snapshot."""
+
+    lowest: int
+    """The first of its environments."""
+    arrays: Mapping[str, np.ndarray]
+    replica: str
+    """Name of the replica, such as `actor/0`."""
+    owned: frozenset[Owned]
+    """The parts of the state that its group owns."""
+
+
+def collector_part(context: ReplicaContext, collector: Collector) -> dict[str, np.ndarray]:
+    """The leaves of the collector that this replica owns."""
+    owned = context.role.owned
+    if Owned.POLICY_INPUTS not in owned:
+        return {}
+    arrays = to_host({"collector": collector})
+    whole = Owned.ENVIRONMENTS in owned
+    return {name: array for name, array in arrays.items() if whole or not name.startswith(ENVIRONMENT)}
+
+
+def environment_part(context: ReplicaContext, states: Sequence[PyTree[Any]]) -> dict[str, np.ndarray]:
+    """States of environments, joined in the order of their indices, where this replica owns them."""
+    if Owned.ENVIRONMENTS not in context.role.owned:
+        return {}
+    joined = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *states)
+    return to_host({"collector": {"environment": joined}})
+
+
+def learner_part(context: ReplicaContext, learner: Learner) -> dict[str, np.ndarray]:
+    """The leaves of the learner that this replica owns, and those that no fragment writes."""
+    owned = context.role.owned
+    if context.replica or not owned:
+        return {}  # all replicas hold the same
+    others = frozenset[int]()
+    if Owned.PARAMETERS not in owned:
+        others |= context.flow.updated
+    if Owned.STATISTICS not in owned:
+        others |= context.flow.prepared
+    arrays = to_host({"learner": learner})
+    return {name: array for position, (name, array) in enumerate(arrays.items()) if position not in others}
+
+
+def rings_part(context: ReplicaContext, rings: PyTree[Any]) -> dict[str, np.ndarray]:
+    """The replay memory of this replica's environments, where it owns one."""
+    return to_host({"rings": rings}) if Owned.REPLAY in context.role.owned else {}
+
+
+def assemble(blank: State, iteration: int, parts: Sequence[StatePart]) -> State:
+    """The whole state from the parts of all replicas that own some.
+
+    Args:
+        blank: a state at the beginning; gives the root key, and environments that no group owns because they begin
+            anew.
+        iteration: that the state is before.
+        parts: parts of the training state, from all replicas.
+
+    Raises:
+        CheckpointError: a part is missing or has another shape; nothing that somebody owns is filled with blanks.
+    """
+    whole = to_host(blank)
+    _check_whole(whole, iteration, parts)
+    gathered: dict[str, list[np.ndarray]] = {"iteration": [np.asarray(iteration, np.int32)]}
+    for part in sorted(parts, key=lambda part: part.lowest):
+        for name, array in part.arrays.items():
+            if name.startswith((COLLECTOR, RINGS)):  # leaves by environment
+                gathered.setdefault(name, []).append(array)
+            else:
+                gathered[name] = [array]
+    for name, arrays in gathered.items():
+        joined = np.concatenate(arrays) if len(arrays) > 1 else arrays[0]
+        if joined.shape != whole[name].shape:
+            sent = f"{name} is {list(joined.shape)} and should be {list(whole[name].shape)}"
+            raise CheckpointError(_unusable(iteration, sent))
+        whole[name] = joined
+    return from_host(whole, blank)
+
+
+def _check_whole(whole: Mapping[str, np.ndarray], iteration: int, parts: Sequence[StatePart]) -> None:
+    """Checks that every leaf was sent by every replica that owns it.
+
+    Raises:
+        CheckpointError: naming the replica, the part of the state and the leaf.
+    """
+    for part in parts:
+        if foreign := sorted(part.arrays.keys() - whole.keys()):
+            raise CheckpointError(
+                _unusable(iteration, f"{part.replica} sent {foreign[0]}, which it does not have")
+            )
+        for name in whole.keys() - part.arrays.keys():
+            if (kind := _kind_by_environment(name)) in part.owned:
+                raise CheckpointError(_unusable(iteration, f"{part.replica} sent no {kind} ({name})"))
+    sent = frozenset[str]().union(*(part.arrays for part in parts))
+    for name in sorted(whole.keys() - sent):
+        if name.startswith((LEARNER, RINGS)):  # which begin anew in no placement
+            kind = f"{Owned.PARAMETERS} or {Owned.STATISTICS}" if name.startswith(LEARNER) else Owned.REPLAY
+            raise CheckpointError(_unusable(iteration, f"{_owners(parts, kind)} sent no {kind} ({name})"))
+
+
+def _kind_by_environment(name: str) -> Owned | None:
+    """The part of the state that a leaf belongs to, if it is divided along the environments."""
+    if name.startswith(RINGS):
+        return Owned.REPLAY
+    if not name.startswith(COLLECTOR):
+        return None
+    return Owned.ENVIRONMENTS if name.startswith(ENVIRONMENT) else Owned.POLICY_INPUTS
+
+
+def _owners(parts: Sequence[StatePart], kind: str) -> str:
+    """The replicas that own a kind of state; all of them if none does."""
+    owners = [part.replica for part in parts if any(owned in kind for owned in part.owned)]
+    return " and ".join(owners or [part.replica for part in parts])
+
+
+def _unusable(iteration: int, problem: str) -> str:
+    return (
+        f"the state after iteration {iteration} cannot be saved, because {problem}. The run keeps its earlier "
+        "checkpoints. hint: this is an error of Rollmill, or of a worker of another version; please report it."
+    )
+
+
+def share_of(
+    state: State, index: range, *, learner: bool, environments: bool, rings: bool = False
+) -> dict[str, np.ndarray]:
+    """The leaves of a restored state that a replica with these environments begins with."""
+    arrays = to_host({"learner": state.learner}) if learner else {}
+    if learner and environments:
+        arrays |= to_host({"key": state.key, "iteration": state.iteration})
+    by_environment = ({"collector": state.collector} if environments else {}) | (
+        {"rings": state.rings} if rings else {}
+    )
+    return arrays | {name: a[index.start : index.stop] for name, a in to_host(by_environment).items()}
+
+
+def restored_collector(context: ReplicaContext, shapes: Collector) -> Collector | None:
+    """The collector of this replica out of a checkpoint; None where it begins anew."""
+    if not any(name.startswith(COLLECTOR) for name in context.restored):
+        return None
+    return from_host(context.restored, {"collector": shapes})["collector"]
+
+
+def restored_rings(context: ReplicaContext, shapes: PyTree[jax.ShapeDtypeStruct]) -> PyTree[Any] | None:
+    """The replay memory of this replica's environments out of a checkpoint; None where it begins empty."""
+    if not any(name.startswith(RINGS) for name in context.restored):
+        return None
+    return from_host(context.restored, {"rings": shapes})["rings"]
+
+
+def restored_learner(context: ReplicaContext, shapes: PyTree[jax.ShapeDtypeStruct]) -> Learner | None:
+    """The learner out of a checkpoint; None at the beginning."""
+    return from_host(context.restored, {"learner": shapes})["learner"] if context.restored else None

@@ -1,0 +1,122 @@
+"""Where the workers of a run compute on GPUs: one each, or several that share one."""
+
+import contextlib
+import ctypes
+import importlib.util
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from rollmill.core.errors import UsageError
+from rollmill.core.machine import GpuSharing, visible_gpus
+from rollmill.gpus import find_computing_gpus, open_nvml, shared_gpus
+from rollmill.planning import AllReduceOption
+
+LEAST_NCCL = (2, 30)
+"""From this version on, NCCL joins several processes of one GPU, where they allow it."""
+MOST_CHANNELS = 8
+"""Blocks that NCCL's kernels take of a GPU, which its processes divide; others' practice for shared GPUs."""
+
+
+class WorkerGpus(NamedTuple):
+    """Where workers compute."""
+
+    environments: Sequence[Mapping[str, str]] = ()
+    """Environment variables of each worker that computes on a GPU; empty if they need none."""
+    note: str = ""
+    """How they share GPUs, for the user; empty if each has its own."""
+    instances: int = 1
+    """Workers on each GPU, where all have equally many; otherwise 1."""
+    reduction: AllReduceOption = "auto"
+    """How a mesh of them takes means."""
+
+
+@contextlib.contextmanager
+def gpus_of_workers(
+    workers: int, sharing: GpuSharing, *, mesh: bool, reduction: AllReduceOption = "auto"
+) -> Iterator[WorkerGpus]:
+    """Divides the GPUs among workers: each has its own if there are enough, otherwise they share them.
+
+    Args:
+        workers: that compute on GPUs.
+        sharing: how several share one.
+        mesh: they are one program.
+        reduction: how that takes means.
+
+    Raises:
+        UsageError: the GPUs cannot be shared so, or means cannot be taken so.
+    """
+    names = visible_gpus()
+    if reduction == "one-shot" and not (workers and names):
+        raise UsageError(
+            "reduction=one-shot reads the memory of other GPUs, and no worker has one. hint: reduction=auto."
+        )
+    if workers <= len(names) or not names:
+        # A process that sees other GPUs, too, is slower on its own.
+        own = () if len(names) < 2 else [{"CUDA_VISIBLE_DEVICES": name} for name in names]
+        unused = reduction in ("hierarchical", "host")
+        note = f"reduction={reduction} has no effect: no two of these processes share a GPU" if unused else ""
+        yield WorkerGpus(own, note, reduction="auto" if unused else reduction)
+        return
+    chosen, reason = _reduction_of(workers, len(names), reduction) if mesh else (reduction, "")
+    with open_nvml() as nvml:
+        gpus = find_computing_gpus(nvml)
+    with shared_gpus(gpus, sharing) as shared:
+        joined = _nccl_variables(-(-workers // len(gpus))) if mesh else {}
+        environments = [instance.environment() | joined for instance in shared.divide(workers)]
+        on = "one GPU" if len(gpus) == 1 else f"{len(gpus)} GPUs"
+        note = f"{workers} workers share {on} by {shared.way} ({shared.reason})"
+        instances = workers // len(gpus) if workers % len(gpus) == 0 else 1
+        yield WorkerGpus(environments, f"{note}; {reason}" if reason else note, instances, chosen)
+
+
+def nccl_version() -> tuple[int, int] | None:
+    """Version of the NCCL that a process of JAX would load; None if there is none."""
+    for library in _nccl_libraries():
+        with contextlib.suppress(OSError, AttributeError):
+            number = ctypes.c_int()
+            ctypes.CDLL(library).ncclGetVersion(ctypes.byref(number))
+            return number.value // 10000, number.value // 100 % 100
+    return None
+
+
+def _nccl_libraries() -> Iterator[str | None]:
+    yield None  # one that was preloaded
+    with contextlib.suppress(ModuleNotFoundError):
+        found = importlib.util.find_spec("nvidia.nccl")
+        for folder in (found and found.submodule_search_locations) or ():
+            yield str(Path(folder) / "lib" / "libnccl.so.2")
+    yield "libnccl.so.2"
+
+
+def _reduction_of(workers: int, gpus: int, wanted: AllReduceOption) -> tuple[AllReduceOption, str]:
+    """How a mesh of workers that share GPUs takes means, and why it is not as wanted.
+
+    Raises:
+        UsageError: one-shot means were asked for, or those of an NCCL that cannot join processes of one GPU.
+    """
+    if wanted == "one-shot":
+        raise UsageError(
+            f"reduction=one-shot with {workers} processes on {gpus} GPUs: those of one GPU would wait for each "
+            f"other. hint: reduction=auto; or learners={gpus}."
+        )
+    version = nccl_version()
+    if version is None or version < LEAST_NCCL:
+        had = "there is none" if version is None else f"there is {version[0]}.{version[1]}"
+        needed = f"NCCL {LEAST_NCCL[0]}.{LEAST_NCCL[1]} or newer joins several processes of a GPU, and {had}"
+        if wanted in ("flat", "hierarchical"):
+            raise UsageError(
+                f"reduction={wanted} with {workers} processes on {gpus} GPUs: {needed}. hint: reduction=host; or "
+                f"learners={gpus}."
+            )
+        return "host", "" if wanted == "host" else f"means are taken in the host's memory: {needed}"
+    if wanted == "auto" and workers % gpus:
+        return "flat", ""
+    if wanted == "hierarchical" and (gpus == 1 or workers % gpus):
+        return "flat", "means are flat: only several GPUs with equally many processes each have a hierarchy"
+    return wanted, ""
+
+
+def _nccl_variables(workers_per_gpu: int) -> dict[str, str]:
+    channels = max(1, MOST_CHANNELS // workers_per_gpu)
+    return {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": str(channels)}

@@ -1,0 +1,115 @@
+"""Pictures of policies at play: `rollmill.render` and `rollmill render`."""
+
+import gymnasium
+import numpy as np
+import pytest
+
+import rollmill
+from rollmill.cli.main import main
+from rollmill.core.errors import ContractError, UsageError
+from rollmill.policies.policies import evaluate_run, load_weights
+from rollmill.policies.rendering import render_run
+
+
+class Ramp(gymnasium.Env):
+    """Ends after three steps; its picture is as bright as the steps so far."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 7}
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (4,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, render_mode=None):
+        self.render_mode, self.time = render_mode, 0
+
+    def reset(self, *, seed=None, options=None):
+        self.time = 0
+        return np.zeros(4, np.float32), {}
+
+    def step(self, action):
+        self.time += 1
+        return np.zeros(4, np.float32), 1.0, self.time == 3, False, {}
+
+    def render(self):
+        return np.full((20, 30, 3), 10 * self.time, np.uint8)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    algorithm = rollmill.ppo("CartPole-v1", total_timesteps=256, num_envs=4, num_steps=16, num_minibatches=2)
+    return rollmill.train(algorithm, run_dir=tmp_path_factory.mktemp("runs") / "cart", quiet=True).directory
+
+
+@pytest.mark.slow
+def test_the_episodes_are_those_of_an_evaluation_and_end_with_their_last_state(run):
+    loaded = load_weights(run)
+    frames = list(render_run(loaded, episodes=3, seed=5, size=64))
+    played = evaluate_run(loaded, episodes=3, seed=5)
+    last = {frame.episode: frame for frame in frames}
+    assert [frame.episode_return for frame in last.values()] == played.returns.tolist()
+    assert [frame.step for frame in last.values()] == played.lengths.tolist()
+    assert len(frames) == played.lengths.sum() + 3
+
+
+@pytest.mark.slow
+def test_frames_are_an_array_and_stop_at_the_most_steps(run):
+    frames = rollmill.render(run, max_steps=4, size=60)
+    assert frames.shape == (5, 22, 60, 3) and frames.dtype == np.uint8
+    assert (frames[0] != frames[-1]).any()
+
+
+@pytest.mark.slow
+def test_a_draw_function_takes_the_place_of_the_environments_own(run):
+    pixels = lambda state, params: np.full((6, 8, 3), 7, np.uint8)
+    assert (rollmill.render(run, draw=pixels, max_steps=2) == 7).all()
+    assert rollmill.render(run, draw=pixels, max_steps=2, size=16).shape == (3, 12, 16, 3)
+    with pytest.raises(ContractError, match="has to return a Drawing"):
+        rollmill.render(run, draw=lambda state, params: np.zeros((6, 8)))
+
+
+def test_an_environment_that_cannot_be_drawn_is_refused_with_the_way_out(run):
+    env = rollmill.make("CartPole-v1")._replace(draw=None)
+    with pytest.raises(UsageError, match=r"cannot be drawn.*docs/extending.md.*gymnasium:ID"):
+        rollmill.render(run, env=env)
+
+
+def test_gymnasiums_environments_draw_themselves(run):
+    env = rollmill.from_gymnasium(lambda: Ramp("rgb_array"), name="Ramp")
+    frames = list(render_run(load_weights(run), env=env, episodes=2))
+    assert [frame.picture[0, 0, 0] for frame in frames] == [0, 10, 20, 30] * 2
+    assert [(frame.episode, frame.step) for frame in frames] == [(e, s) for e in (0, 1) for s in range(4)]
+    assert frames[3].episode_return == 3.0 and frames[0].fps == 7.0
+    cut = list(render_run(load_weights(run), env=env, episodes=2, max_steps=1))
+    assert [frame.picture[0, 0, 0] for frame in cut] == [0, 10] * 2
+
+
+def test_one_that_was_made_without_pictures_is_refused(run):
+    env = rollmill.from_gymnasium(Ramp, name="Ramp")
+    with pytest.raises(UsageError, match="render_mode=None"):
+        rollmill.render(run, env=env)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"episodes": 0}, "at least 1"),
+        ({"max_steps": 10**6}, "smaller max_steps"),
+        ({"size": 3}, "16 to 4096"),
+        ({"seed": -1}, "seed=-1"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(run, options, message):
+    with pytest.raises(UsageError, match=message):
+        rollmill.render(run, **options)
+
+
+def test_the_command_prints_frames_and_refuses_to_overwrite(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main(["render", str(run), "--output", "terminal", "--max-steps", "2"])
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    assert "episode 1, step 2, return 2" in shown and "\x1b" not in shown
+    (tmp_path / "cart.gif").touch()
+    with pytest.raises(SystemExit) as ended:
+        main(["render", str(run)])
+    assert ended.value.code == 2 and "exists already" in capsys.readouterr().err

@@ -1,0 +1,94 @@
+"""Room for workers on a cluster, and lines about one that cannot be joined; no Ray is running here."""
+
+import json
+import types
+
+import pytest
+
+from rollmill.core.errors import UsageError
+from rollmill.dataflow import Group, Partition
+from rollmill.processes.cluster import autoscales, check_room, demands_of, joining
+from rollmill.processes.cluster.room import Room, room_of
+
+PARTITION = Partition(
+    "any",
+    (
+        Group("environment", ("environment",), 2, device="cpu"),
+        Group("actor", ("policy",), 2, device="cpu"),
+        Group("learner", ("gradients", "update"), 1),
+    ),
+)
+
+
+def test_a_worker_needs_a_core_and_one_with_a_gpu_both_on_one_node():
+    assert room_of([{"CPU": 2.0, "GPU": 4.0}, {"CPU": 3.0}, {"GPU": 1.0}]) == Room(with_gpu=2, in_all=5)
+    assert room_of([{"CPU": 1.9}]) == Room(0, 1)
+
+
+def test_more_workers_than_a_cluster_can_ever_hold_are_refused():
+    nodes = [{"CPU": 2.0}, {"CPU": 2.0}]
+    demands = demands_of(PARTITION, {"CPU": 4.0})
+    with pytest.raises(
+        UsageError, match=r"5 asked, 4 there in all \(2 x environment, 2 x actor, 1 x learner; .*2\)"
+    ):
+        check_room(PARTITION, demands, nodes)
+    check_room(PARTITION, demands, [*nodes, {"CPU": 1.0}])
+
+
+def test_a_gpu_on_a_node_without_a_core_left_holds_nobody():
+    nodes = [{"CPU": 5.0}, {"GPU": 1.0}]
+    with pytest.raises(UsageError, match="1 asked with a GPU, 0 there in all"):
+        check_room(PARTITION, demands_of(PARTITION, {"CPU": 5.0, "GPU": 1.0}), nodes)
+
+
+def fake_ray(most=None, status=None):
+    state = types.SimpleNamespace(get_max_resources_from_cluster_config=lambda: most)
+    kept = json.dumps(status).encode() if status else None
+    return types.SimpleNamespace(
+        _private=types.SimpleNamespace(state=types.SimpleNamespace(state=state)),
+        experimental=types.SimpleNamespace(
+            internal_kv=types.SimpleNamespace(_internal_kv_get=lambda key: kept),
+        ),
+    )
+
+
+def of_types(*kinds):
+    return {"autoscaler_report": {"active_nodes": dict.fromkeys(kinds, 1)}}
+
+
+@pytest.mark.parametrize(
+    ("ray", "grows"),
+    [
+        (fake_ray(), False),
+        (fake_ray(status=of_types("node_1f", "node_2e")), False),
+        (fake_ray(status=of_types("ray.head.default")), True),
+        (fake_ray(most={"CPU": 100}), True),
+        (types.SimpleNamespace(), True),
+    ],
+)
+def test_a_cluster_that_may_grow_is_waited_for(ray, grows):
+    assert autoscales(ray) == grows
+
+
+class LateRay:
+    """Lets nobody in, and takes a while for it."""
+
+    def __init__(self, seconds):
+        self.seconds = seconds
+
+    def init(self, **_):
+        joining.threading.Event().wait(self.seconds)
+        raise ConnectionError("Failed to connect to GCS.\nmore")
+
+
+def test_a_cluster_that_lets_nobody_in_is_told_of_meanwhile_and_at_the_end(monkeypatch):
+    monkeypatch.setattr(joining, "PATIENT_SECONDS", 0.1)
+    monkeypatch.setattr(joining, "_check_reachable", lambda name, address: None)
+    lines = []
+    with pytest.raises(UsageError) as refusal:
+        joining._connect(LateRay(0.35), "10.0.0.1:6379", lines.append)
+    assert len(lines) in (2, 3)
+    for text in (lines[0], str(refusal.value)):
+        assert "RAY_AUTH_MODE=token" in text and "~/.ray/auth_token" in text
+    assert "has not let this process in for 0 s" in lines[0]
+    assert "Failed to connect to GCS. `ray start --head`" in str(refusal.value)

@@ -1,0 +1,95 @@
+"""The compilation cache that workers of a host share."""
+
+import subprocess
+import sys
+
+import jax
+
+import rollmill
+from rollmill.programs.cache import cache_directory
+
+HALF_WRITTEN = """
+import os
+import warnings
+
+import jax
+
+from rollmill.programs.cache import enable_compilation_cache
+from rollmill.programs.cache import cache_directory
+
+warnings.simplefilter("error")
+enable_compilation_cache()
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+
+
+@jax.jit
+def doubled(x):
+    return 2 * x
+
+
+assert doubled(21) == 42
+entries = list(cache_directory().glob("*-cache"))
+assert entries
+for entry in entries:
+    os.truncate(entry, entry.stat().st_size // 2)
+jax.clear_caches()
+assert doubled(21) == 42
+"""
+
+
+def test_an_entry_that_is_half_written_is_compiled_once_more(tmp_path, monkeypatch):
+    monkeypatch.setenv("ROLLMILL_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    subprocess.run([sys.executable, "-c", HALF_WRITTEN], check=True, timeout=120)
+
+
+RENAMED = """
+import os
+
+import jax
+
+from rollmill.core.operations import traced
+from rollmill.programs.cache import enable_compilation_cache, names_in_cache
+
+enable_compilation_cache()
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+
+
+def text(name):
+    def step(x):
+        with traced(name):
+            return 2 * x
+
+    return jax.jit(step).lower(21).compile().as_text()
+
+
+assert "operation:before" in text("before")
+assert "operation:after" not in text("after"), "the cache needs no help any more"
+settings = dict(os.environ)
+with names_in_cache():
+    assert "operation:after" in text("after")
+    enable_compilation_cache()  # as a worker does, which is told by its environment
+    assert "operation:last" in text("last")
+assert dict(os.environ) == settings
+assert "operation:other" not in text("other")
+"""
+
+
+def test_a_program_whose_operations_have_other_names_is_not_taken_from_the_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("ROLLMILL_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    subprocess.run([sys.executable, "-c", RENAMED], check=True, timeout=120)
+
+
+def test_a_training_with_workers_takes_its_programs_from_the_cache(tmp_path):
+    """Also where workers are threads of this process, as with environments that are Python objects."""
+    setting = "jax_compilation_cache_dir"
+    before = jax.config.values[setting]
+    env = rollmill.make("gymnasium:CartPole-v1")
+    algorithm = rollmill.ppo(env, total_timesteps=8, num_envs=2, num_steps=4, num_minibatches=1, update_epochs=1)
+    jax.config.update(setting, None)
+    try:
+        rollmill.train(algorithm, run_dir=tmp_path / "run", tensorboard=False, quiet=True)
+        assert jax.config.values[setting] == str(cache_directory())
+    finally:
+        jax.config.update(setting, before)

@@ -1,0 +1,65 @@
+"""Compiler options by mesh, and that this version of XLA accepts them."""
+
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from rollmill.programs import compiler_options
+from rollmill.programs.compiler_options import EXACT_PRECISION, options_for, program_options
+
+
+def mesh(platform: str, *, gpus: int, instances: int = 1) -> Any:
+    devices = SimpleNamespace(flat=[SimpleNamespace(platform=platform)] * (gpus * instances))
+    return SimpleNamespace(shape={"instance": instances, "gpu": gpus}, devices=devices)
+
+
+@pytest.mark.parametrize(
+    "alone",
+    [mesh("gpu", gpus=1), mesh("gpu", gpus=2, instances=2), mesh("gpu", gpus=1, instances=4)],
+)
+def test_programs_without_all_reduces_between_gpus_have_no_more_options(alone: Any) -> None:
+    assert options_for(alone) == EXACT_PRECISION
+
+
+def test_programs_of_several_gpus_have_options_that_this_version_accepts() -> None:
+    options = options_for(mesh("gpu", gpus=2))
+    assert options.items() >= EXACT_PRECISION.items()
+    jax.jit(lambda x: x + 1).lower(1.0).compile(options)
+
+
+def test_what_a_version_does_not_know_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler_options, "ALL_REDUCES_IN_CUDA_GRAPHS", {"xla_no_such_option": True})
+    monkeypatch.setattr(compiler_options, "SYMMETRIC_BUFFERS", {"xla_cpu_enable_fast_math": False})
+    assert options_for(mesh("gpu", gpus=2)) == {**EXACT_PRECISION, "xla_cpu_enable_fast_math": False}
+
+
+def convolve(kernel: jax.Array, images: jax.Array) -> jax.Array:
+    layout = ("NHWC", "HWIO", "NHWC")
+    return jax.lax.conv_general_dilated(images, kernel, (4, 4), "VALID", dimension_numbers=layout)
+
+
+def library_convolutions(text: str) -> list[str]:
+    """Convolutions of a compiled program that are parts of a call to a library."""
+    called = set(re.findall(r"kind=kCustom, calls=(%[\w.]+)", text))
+    parts = re.split(r"\n(?=%|ENTRY)", text)
+    of_library = [part for part in parts if part.split(" ", 1)[0] in called]
+    return [line for part in of_library for line in part.splitlines() if " convolution(" in line]
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="an option of CPUs")
+def test_convolutions_and_their_gradients_are_xlas_own_on_cpus() -> None:
+    kernel, images = jnp.ones((8, 8, 4, 32)), jnp.ones((32, 84, 84, 4))
+    gradient = jax.jit(jax.grad(lambda kernel, images: jnp.sum(jnp.square(convolve(kernel, images)))))
+    text = gradient.lower(kernel, images).compile(program_options()).as_text()
+    assert text.count(" convolution(") >= 2  # the layer and the gradient of its kernel
+    assert library_convolutions(text) == []
+
+
+def test_programs_on_cpus_have_options_that_this_version_accepts(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert options_for(mesh("cpu", gpus=4)) == program_options("cpu")
+    monkeypatch.setattr(compiler_options, "PLAIN_CONVOLUTIONS", {"xla_no_such_option": ""})
+    assert program_options("cpu") == EXACT_PRECISION

@@ -1,0 +1,116 @@
+"""Windows of iterations: where they end, and how far a program runs ahead of them."""
+
+import time
+
+import numpy as np
+import pytest
+
+from rollmill.programs.dispatch import FAR_TOO_LONG, Pauses, dispatch_ahead
+
+
+class Counting:
+    """Stands for a compiled program: its state is the number of iterations done."""
+
+    metric_names = ("count",)
+
+    def __init__(self, *, reuses_state=False):
+        self.reuses_state = self.sums_iterations = reuses_state
+        self.done = 0
+
+    def advance(self, state, count=1):
+        self.done = state + count
+        return self.done, np.float32([count])
+
+
+def windows(program, **options):
+    """The end of each window, and how many iterations had been dispatched when it was read."""
+    return [
+        (window.last, program.done) for window in dispatch_ahead(program, 0, first=0, **{"until": 40, **options})
+    ]
+
+
+def test_the_next_window_is_dispatched_before_one_is_read():
+    ends = windows(Counting())
+    assert ends[-1] == (40, 40)
+    assert all(done > last for last, done in ends[:-1])
+
+
+def test_windows_end_at_strides_and_are_run_ahead_of():
+    ends = windows(Counting(), strides=(6, 10))
+    assert {6, 10, 12, 18, 20, 24, 30, 36, 40} <= {last for last, _ in ends}
+    assert all(done > last for last, done in ends[:-1])
+
+
+@pytest.mark.parametrize("every", [10, 6])
+def test_nothing_is_computed_while_a_program_pauses(every):
+    program, paused = Counting(), []
+    run = lambda window: paused.append((window.last, window.after, program.done))
+    ends = windows(program, pauses=Pauses(every, run))
+    assert paused == [(at, at, at) for at in range(every, 41, every)]
+    assert all(done > last for last, done in ends[:-1])  # and it goes on before the window of the pause is read
+
+
+def test_a_program_that_reuses_its_state_pauses_too():
+    paused = []
+    windows(Counting(reuses_state=True), pauses=Pauses(8, lambda window: paused.append(window.after)))
+    assert paused == [8, 16, 24, 32, 40]
+
+
+def test_a_program_that_reuses_its_state_is_never_run_ahead():
+    assert all(done == last for last, done in windows(Counting(reuses_state=True)))
+
+
+def test_windows_do_not_grow_while_their_consumer_is_busy():
+    counts = []
+    for number, window in enumerate(dispatch_ahead(Counting(), 0, first=0, until=40, window_seconds=0.01)):
+        counts.append(sum(window.counts))
+        if number % 2 == 0:
+            time.sleep(0.02)  # the next window is there at once
+    assert set(counts) == {1}
+
+
+class Learning(Counting):
+    """Its iterations take long from one of them on."""
+
+    def __init__(self, slow_from, **options):
+        super().__init__(**options)
+        self.slow_from = slow_from
+
+    def advance(self, state, count=1):
+        slow = max(0, state + count - max(state, self.slow_from))
+        return super().advance(state, count)[0], Slow(0.001 * slow, count)
+
+
+class Slow:
+    """A metric that is there after some time."""
+
+    def __init__(self, seconds, count):
+        self.seconds, self.count = seconds, count
+
+    def __array__(self, dtype=None, copy=None):
+        time.sleep(self.seconds)
+        return np.float32([self.count])
+
+
+def lengths(program, until, **options):
+    return [sum(window.counts) for window in dispatch_ahead(program, 0, first=0, until=until, **options)]
+
+
+def test_windows_grow_anew_where_iterations_take_longer():
+    counts = lengths(Learning(300, reuses_state=True), 600, slower_from=300, window_seconds=0.005)
+    begun = next(number for number in range(len(counts)) if sum(counts[:number]) == 300)
+    assert counts[begun : begun + 2] == [1, 1] and max(counts[begun:]) <= 16
+    assert max(counts[:begun]) >= 16
+
+
+@pytest.mark.parametrize("reuses_state", [True, False])
+def test_windows_that_are_waited_for_too_long_make_the_next_ones_smaller(reuses_state):
+    counts = lengths(Learning(400, reuses_state=reuses_state), 1600, window_seconds=0.02)
+    most = FAR_TOO_LONG * 0.02 / 0.001  # iterations that take no longer
+    assert max(counts) > most >= max(counts[-5:])
+
+
+def test_windows_grow_until_they_take_long_enough():
+    counts = [sum(window.counts) for window in dispatch_ahead(Counting(), 0, first=0, until=400)]
+    assert counts[:4] == [1, 1, 2, 4]
+    assert max(counts) > 64

@@ -1,0 +1,261 @@
+"""Trainings whose rollouts are fused give what others give; where they cannot be, that is said."""
+
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rollmill
+from rollmill.core.errors import UsageError
+from rollmill.fusion import CannotFuse, pressure_of_rollout
+from rollmill.fusion.backends.cpu import launches as code_launches
+from rollmill.fusion.backends.cpu.launch import describe_processor
+from rollmill.fusion.backends.triton import launches as kernel_launches
+from rollmill.programs import kernels as fusing
+from rollmill.programs.compiled import lower
+from rollmill.programs.dispatch import dispatch_ahead
+from rollmill.programs.kernels import choose_kernels
+from rollmill.record import to_host
+
+SIZES = {"num_envs": 8, "num_steps": 16, "num_minibatches": 2, "update_epochs": 2}
+GPU = SimpleNamespace(platform="gpu", compute_capability="9.0", device_kind="H200")
+CHOICE = {"numerics": "tf32", "unroll": 1, "devices": [GPU], "num_seeds": 1}
+
+
+@pytest.fixture
+def rollouts_alone(monkeypatch):
+    """Gradients are left as they are: there is no GPU to time their kernel on; no training is too short."""
+    monkeypatch.setattr(fusing, "MIN_STEPS_TO_TUNE", {"gpu": 0, "cpu": 0})
+
+    def no_gradients(self):
+        raise CannotFuse("there is no GPU.")
+
+    monkeypatch.setattr(fusing._Chooser, "_gradient_candidates", no_gradients)
+
+
+def graph_on(env, iterations=4):
+    network = rollmill.NetworkConfig(hidden_sizes=(16,))
+    return rollmill.ppo(env, **SIZES, total_timesteps=8 * 16 * iterations, network=network)
+
+
+def calling_back():
+    """CartPole whose step asks the host."""
+    env = rollmill.make("CartPole-v1")
+
+    def step(key, state, action, params):
+        timestep = env.step(key, state, action, params)
+        shape = jax.ShapeDtypeStruct((), jnp.float32)
+        told = jax.pure_callback(np.asarray, shape, timestep.observation[0], vmap_method="expand_dims")
+        return timestep._replace(reward=timestep.reward + 0 * told)
+
+    return env._replace(step=step)
+
+
+def trained(graph, **options):
+    program = lower(graph, **options)
+    *_, last = dispatch_ahead(program, program.start(), first=0, until=graph.loops.iterations)
+    return to_host(last.after)
+
+
+@pytest.mark.parametrize(
+    "fusion", [pytest.param(fusion, marks=pytest.mark.slow) for fusion in ("rollout", "full")]
+)
+def test_fused_trainings_learn_as_others_do(fusion):
+    graph = graph_on(rollmill.make("CartPole-v1"))
+    fused, plain = trained(graph, fusion=fusion), trained(graph)
+    assert fused.keys() == plain.keys()
+    for name in plain:
+        np.testing.assert_allclose(fused[name], plain[name], rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.slow
+def test_rollouts_fuse_before_a_replay_memory_and_gradients_do_not():
+    graph = rollmill.dqn(
+        rollmill.make("CartPole-v1"),
+        num_envs=8,
+        num_steps=8,
+        total_timesteps=8 * 8 * 4,
+        buffer_size=8 * 40,
+        batch_size=16,
+        learning_starts=64,
+        network=rollmill.NetworkConfig(hidden_sizes=(16,)),
+    )
+    fused, plain = trained(graph, fusion="rollout"), trained(graph)
+    assert any(name.startswith("rings.") for name in plain)
+    for name in plain.keys() - {"rings.views.words", "rings.outcomes.words"}:  # whose bits differ by rounding
+        np.testing.assert_allclose(fused[name], plain[name], rtol=1e-4, atol=1e-5, err_msg=name)
+    with pytest.raises(UsageError, match="fusion=full is not possible.* drawn from a replay memory"):
+        lower(graph, fusion="full")
+
+
+@pytest.mark.slow
+def test_a_fused_run_goes_on_where_it_was_stopped():
+    graph = graph_on(rollmill.make("CartPole-v1"), iterations=6)
+    program = lower(graph, fusion="rollout")
+    states = {
+        window.last: window.after
+        for window in dispatch_ahead(program, program.start(), first=0, until=6, strides=(3,))
+    }
+    *_, last = dispatch_ahead(program, states[3], first=3, until=6)
+    again, whole = to_host(last.after), to_host(states[6])
+    for name in whole:
+        np.testing.assert_array_equal(again[name], whole[name], err_msg=name)
+
+
+def test_what_cannot_be_fused_trains_all_the_same_and_says_why(rollouts_alone):
+    graph = graph_on(calling_back(), iterations=1)
+    rollouts = choose_kernels(graph, fusion="auto", **CHOICE).rollouts
+    assert not rollouts.fused
+    assert "rollouts are not fused" in rollouts.note and "pure_callback" in rollouts.note
+    assert "test_fusing.py" in rollouts.note  # the caller's own line
+    assert trained(graph, fusion="auto")
+    with pytest.raises(UsageError, match="fusion=rollout is not possible; auto trains without. pure_callback"):
+        lower(graph, fusion="rollout")
+
+
+def test_short_trainings_are_not_timed_first():
+    ways = choose_kernels(graph_on(rollmill.make("CartPole-v1")), fusion="auto", **CHOICE)
+    assert not ways.rollouts.fused and not ways.gradients.fused
+    assert ways.notes == [
+        "nothing is fused: for 512 environment steps it does not pay to find the fastest kernels; fusion=full "
+        "does so all the same"
+    ]
+
+
+def test_a_run_keeps_the_launches_that_it_began_with(monkeypatch):
+    monkeypatch.setattr(fusing, "rollout_search", None)  # there is nothing to be timed
+    launches = {"device": "H200", "rollouts": [32, 1], "gradients": None}
+    ways = choose_kernels(graph_on(rollmill.make("CartPole-v1")), fusion="auto", launches=launches, **CHOICE)
+    assert ways.rollouts.fused and ways.rollouts.launch == (32, 1) and not ways.gradients.fused
+    assert ways.notes == [
+        "rollouts are one kernel (blocks of 32 environments, 1 warps each), as when this run began"
+    ]
+    assert ways.launches == {**launches, "rollouts": (32, 1)}
+
+
+def test_launches_of_another_device_are_not_kept():
+    launches = {"device": "A100", "rollouts": [32, 1], "gradients": None}
+    ways = choose_kernels(graph_on(rollmill.make("CartPole-v1")), fusion="auto", launches=launches, **CHOICE)
+    assert not ways.rollouts.fused  # 512 steps are too few to time anew
+
+
+@pytest.mark.parametrize("fusion", ["auto", "rollout"])
+@pytest.mark.slow
+def test_what_turns_out_impossible_at_the_end_is_left_to_xla_unless_it_was_asked_for(monkeypatch, fusion):
+    """The program of a mesh may hold what the one that was timed did not."""
+
+    def refuse(*task, launch):
+        raise CannotFuse("sinc cannot be fused.")
+
+    monkeypatch.setattr(code_launches, "run_rollout_code", refuse)
+    graph = graph_on(rollmill.make("CartPole-v1"))
+    begun = {"device": describe_processor(), "rollouts": (8,), "gradients": None}
+    if fusion == "rollout":
+        with pytest.raises(UsageError, match="fusion=rollout is not possible; .* sinc cannot be fused"):
+            lower(graph, fusion=fusion, launches=begun)
+        return
+    program = lower(graph, fusion=fusion, launches=begun)
+    assert program.notes == ["nothing is fused: sinc cannot be fused."] and program.launches is None
+
+
+@pytest.mark.slow
+def test_games_of_several_agents_fuse_on_a_mesh_of_one():
+    """JAX says of their arrays on which devices they lie, in the middle of the environment."""
+    env = rollmill.make("TagGridWorld-Small-v0")
+    graph = rollmill.mappo(
+        env, **SIZES, total_timesteps=8 * 16 * 2, network=rollmill.NetworkConfig(hidden_sizes=(8,))
+    )
+    fused, plain = trained(graph, fusion="rollout"), trained(graph)
+    for name in plain:
+        np.testing.assert_allclose(fused[name], plain[name], rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def test_what_triton_cannot_compile_is_left_to_xla(monkeypatch, rollouts_alone):
+    def refuse(*_, **__):
+        raise CannotFuse("Triton cannot compile the kernel: no")
+
+    monkeypatch.setattr(fusing._Chooser, "_tune_rollouts", refuse)
+    ways = choose_kernels(graph_on(rollmill.make("CartPole-v1")), fusion="auto", **CHOICE)
+    assert not ways.rollouts.fused and "Triton cannot compile the kernel" in ways.rollouts.note
+
+
+@pytest.mark.parametrize(("longest", "fused"), [(10_000, True), (100, False)])
+def test_kernels_of_very_many_operations_have_to_be_asked_for(monkeypatch, rollouts_alone, longest, fused):
+    monkeypatch.setattr(kernel_launches, "MAX_NODES", longest)
+    monkeypatch.setattr(fusing._Chooser, "_tune_rollouts", lambda *_: lambda: fusing.Tuned((32, 1), 1.0, 2.0))
+    graph = graph_on(rollmill.make("CartPole-v1"))
+    way = choose_kernels(graph, fusion="auto", **CHOICE).rollouts
+    assert way.fused == fused
+    assert fused or "a kernel of more than 100 compiles for minutes. fusion=rollout makes one" in way.note
+    assert choose_kernels(graph, fusion="rollout", **CHOICE).rollouts.fused
+
+
+def test_kernels_that_fit_neither_registers_nor_the_instruction_cache_have_to_be_asked_for(
+    monkeypatch, rollouts_alone
+):
+    monkeypatch.setattr(kernel_launches, "REGISTER_ROOM", 16)
+    monkeypatch.setattr(kernel_launches, "INSTRUCTION_CACHE", 100)
+    tuned = []
+    monkeypatch.setattr(
+        fusing._Chooser, "_tune_rollouts", lambda *_: tuned.append(1) or (lambda: fusing.Tuned((32, 1)))
+    )
+    graph = graph_on(rollmill.make("CartPole-v1"))
+    way = choose_kernels(graph, fusion="auto", **CHOICE).rollouts
+    pressure = pressure_of_rollout(graph)
+    assert not way.fused and not tuned, "nothing is compiled"
+    assert f"holds up to {pressure.live} numbers at a time, and registers have room for about 16" in way.note
+    assert f"about {pressure.instructions + pressure.guarded:,} instructions" in way.note
+    assert "fusion=rollout makes one all the same" in way.note
+    assert choose_kernels(graph, fusion="rollout", **CHOICE).rollouts.fused
+
+
+@pytest.mark.parametrize("capability", ["7.5", "gfx942"])
+def test_chips_without_kernels_are_named(rollouts_alone, capability):
+    chip = SimpleNamespace(platform="gpu", compute_capability=capability, device_kind="a chip")
+    ways = choose_kernels(graph_on(rollmill.make("CartPole-v1")), fusion="auto", **{**CHOICE, "devices": [chip]})
+    assert not ways.rollouts.fused and f"a chip, has {capability}" in ways.rollouts.note
+
+
+@pytest.mark.slow
+def test_two_devices_descend_as_one():
+    graph = graph_on(rollmill.make("CartPole-v1"), iterations=2)
+    two = trained(graph, fusion="full", devices=jax.devices()[:2])
+    one = trained(graph, fusion="full")
+    for name in one:
+        np.testing.assert_allclose(two[name], one[name], rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def test_several_seeds_are_not_fused(monkeypatch):
+    monkeypatch.setattr(fusing, "MIN_STEPS_TO_TUNE", {"gpu": 0})
+    graph = graph_on(rollmill.make("CartPole-v1"), iterations=1)
+    with pytest.raises(UsageError, match="num_seeds=2 trains several seeds in one program"):
+        lower(graph, fusion="rollout", seeds=(0, 1))
+    rollouts = choose_kernels(graph, fusion="auto", **{**CHOICE, "num_seeds": 2}).rollouts
+    assert not rollouts.fused and "num_seeds=2" in rollouts.note
+
+
+def test_recurrent_networks_learn_from_sequences_unfused():
+    network = rollmill.NetworkConfig(torso="gru", hidden_sizes=(8,), recurrent_size=8)
+    env = rollmill.make("CartPole-v1")
+    graph = rollmill.ppo(env, **SIZES, total_timesteps=8 * 16, network=network)
+    with pytest.raises(UsageError, match="fusion=full is not .* whole sequences are learned from") as refusal:
+        lower(graph, fusion="full")
+    assert "hint: fusion=rollout is possible" in str(refusal.value)
+
+
+def test_a_state_that_is_too_large_says_so(rollouts_alone):
+    env = rollmill.make("CartPole-v1")
+
+    def reset(key, params):
+        observation, state = env.reset(key, params)
+        return observation, (state, jnp.zeros((64, 64)) + observation[0])
+
+    def step(key, state, action, params):
+        timestep = env.step(key, state[0], action, params)
+        return timestep._replace(state=(timestep.state, jnp.sin(state[1] + timestep.reward)))
+
+    graph = graph_on(env._replace(reset=reset, step=step), iterations=1)
+    rollouts = choose_kernels(graph, fusion="auto", **CHOICE).rollouts
+    assert not rollouts.fused and "(64, 64) is 4096 numbers of each environment" in rollouts.note

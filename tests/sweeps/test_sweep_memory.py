@@ -1,0 +1,107 @@
+"""Trials that end for want of a GPU's memory, or with a lost GPU: run again, counted and said."""
+
+import contextlib
+import subprocess
+
+import pytest
+from test_sweep_directory import end, made
+
+from rollmill.core.errors import DeviceLostError, DeviceMemoryError
+from rollmill.gpus import MachinePart, MachineParts
+from rollmill.sweeps import running as module
+from rollmill.sweeps.running import run_sweep
+
+MEMORY, LOST = DeviceMemoryError.exit_code, DeviceLostError.exit_code
+
+
+class Processes:
+    """Trials that end at once; each with the code that is next in its list, and 0 after that."""
+
+    def __init__(self, codes, fits=100):
+        self.codes, self.fits = codes, fits
+        self.sizes, self.started = [], []
+
+    @contextlib.contextmanager
+    def divide(self, wanted, most, sharing):
+        count = min(wanted or 4, most)
+        self.sizes.append(count)
+        yield MachineParts([MachinePart((), {}) for _ in range(count)], "on a GPU", least=1)
+
+    def start(self, sweep, trial, part, imports):
+        self.started.append(trial.name)
+        codes = self.codes.get(trial.name, [])
+        code = codes.pop(0) if codes else (0 if self.sizes[-1] <= self.fits else MEMORY)
+        sweep.log(trial).write_text(f"rollmill: code {code}\n")
+        if code == 0:
+            end(sweep, trial, "finished", 1.0)
+        return Ended(code)
+
+
+class Ended(subprocess.Popen):
+    """A process that has ended already."""
+
+    def __init__(self, code):
+        self.returncode = code
+
+    def poll(self):
+        return self.returncode
+
+    def wait(self, timeout=None):
+        return self.returncode
+
+    def terminate(self):
+        pass
+
+
+@pytest.fixture
+def sweep_of(monkeypatch, tmp_path):
+    def run(processes, trials=6):
+        monkeypatch.setattr(module, "divide_machine", processes.divide)
+        monkeypatch.setattr(module, "start_trial", processes.start)
+        said = []
+        sweep = made(tmp_path / "sweep", trials=trials)
+        code = run_sweep(sweep, at_once=None, sharing="auto", metric="final_return", say=said.append, imports=())
+        return code, said
+
+    return run
+
+
+def test_trials_without_memory_run_again_with_fewer_beside_them(sweep_of):
+    processes = Processes({}, fits=1)
+    code, said = sweep_of(processes)
+    # Four at a time, then two, then one: all six end twice for want of memory before they are alone.
+    assert (code, processes.sizes) == (0, [4, 2, 1])
+    assert len(processes.started) == 18
+    assert said[-1] == (
+        "6 trials ended for want of a GPU's memory, 12 times in all; with fewer beside them all went on"
+    )
+    told = [line for line in said if "it runs later, with fewer beside it: rollmill: code 3" in line]
+    assert len(told) == 12
+
+
+def test_a_trial_that_finds_no_memory_alone_fails_with_its_reason(sweep_of):
+    processes = Processes({"1": [MEMORY] * 9})
+    code, said = sweep_of(processes, trials=3)
+    # With one trial left there is one part: it runs alone the second time.
+    assert (code, processes.sizes) == (1, [3, 1])
+    assert processes.started.count("1") == 2
+    assert any("failed with exit code 3: rollmill: code 3" in line for line in said)
+    assert said[-1] == (
+        "1 trial ended for want of a GPU's memory, 2 times in all; with fewer beside them all but 1 went on"
+    )
+
+
+def test_a_lost_gpu_is_known_by_the_exit_code_alone(sweep_of):
+    processes = Processes({"0": [LOST, LOST], "2": [1]})
+    code, said = sweep_of(processes, trials=3)
+    assert code == 1 and processes.started.count("0") == 3 and processes.started.count("2") == 1
+    assert sum("was stopped by an error of the GPU; it is resumed" in line for line in said) == 2
+    assert any("failed with exit code 1" in line for line in said)
+    assert not any("memory" in line for line in said)
+
+
+def test_words_in_a_log_are_no_lost_gpu(sweep_of, monkeypatch):
+    processes = Processes({"0": [1]})
+    monkeypatch.setattr(module, "last_line", lambda log: "my test of CUDA_ERROR handling failed")
+    code, _ = sweep_of(processes, trials=1)
+    assert code == 1 and processes.started == ["0"]

@@ -1,0 +1,120 @@
+"""The report of a sweep: one page that loads nothing, small however long the trials were."""
+
+import json
+import xml.etree.ElementTree as ElementTree
+from html.parser import HTMLParser
+
+import pytest
+
+from rollmill.pages.scales import ticks
+from rollmill.record import ReturnAt
+from rollmill.sweeps import SweepDirectory, SweepSpec
+from rollmill.sweeps.report import LabelledCurve, figure, write_report
+from rollmill.sweeps.search_space import listed_axis
+from rollmill.training.request import TrainingRequest
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+class Page(HTMLParser):
+    """Counts elements, and keeps cells and whatever a browser would load."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.counts, self.loaded, self.cells, self.open = {}, [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.counts[tag] = self.counts.get(tag, 0) + 1
+        self.loaded += [value for name, value in attrs if name in ("src", "href", "srcset")]
+        if tag not in ("meta", "line"):
+            self.open.append(tag)
+        if tag == "td":
+            self.cells.append("")
+
+    def handle_startendtag(self, tag, attrs):
+        self.counts[tag] = self.counts.get(tag, 0) + 1
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] == "td":
+            self.cells[-1] += data
+
+
+def made_sweep(root, trials, lines, option="learning-rate"):
+    values = [f"<{n}>" for n in range(trials)]
+    request = TrainingRequest("ppo", "CartPole-v1")
+    spec = SweepSpec(request, (listed_axis(option, values),), trials, tuple((value,) for value in values))
+    sweep = SweepDirectory.create(root, spec)
+    for number, trial in enumerate(sweep.trials()):
+        run = sweep.run(trial)
+        run.root.mkdir()
+        steps = [{"env_steps": 1000 * n, "episode/return": number + n / 7} for n in range(1, lines + 1)]
+        run.metrics_file.write_text("".join(json.dumps(line) + "\n" for line in steps))
+        summary = {"status": "finished", "final_return": float(number), "env_steps": 1000 * lines}
+        run.summary_file.write_text(json.dumps(summary))
+    return sweep
+
+
+def test_a_report_of_many_long_trials_is_small(tmp_path):
+    sweep = made_sweep(tmp_path / "sweep", 200, 2000)
+    rows = sweep.rows("final_return")
+    write_report(sweep, rows, "final_return")
+    text = (sweep.root / "report.html").read_text()
+    assert len(text) < 300_000
+    page = Page(text)
+    assert not page.open and not page.loaded and "script" not in page.counts
+    assert page.counts["polyline"] == 200 and page.counts["tr"] == 201
+    assert page.cells[:2] == ["199", "<199>"]  # the best comes first, and its values are text
+    drawn = ElementTree.fromstring(text[text.index("<svg") : text.index("</svg>") + 6])
+    best = [line for line in drawn.iter(f"{SVG}polyline") if line.get("class") == "curve best"]
+    assert [line[0].text for line in best] == ["199 (learning-rate=<199>)"]
+    assert drawn.findall(f"{SVG}polyline")[-1] is best[0]  # over all others
+    for line in drawn.iter(f"{SVG}polyline"):
+        points = [tuple(map(int, point.split(","))) for point in line.get("points").split()]
+        assert len(points) == 60 and all(0 <= x <= 900 and 0 <= y <= 420 for x, y in points)
+        assert [x for x, _ in points] == sorted(x for x, _ in points)
+
+
+def test_more_trials_than_are_shown(tmp_path):
+    sweep = made_sweep(tmp_path / "sweep", 510, 3)
+    write_report(sweep, sweep.rows("final_return"), "final_return")
+    text = (sweep.root / "report.html").read_text()
+    assert "The best 500 of 510 are shown." in text and Page(text).counts["polyline"] == 500
+
+
+def test_a_sweep_without_any_result(tmp_path):
+    sweep = made_sweep(tmp_path / "sweep", 2, 0)
+    for trial in sweep.trials():
+        sweep.run(trial).summary_file.unlink()
+    write_report(sweep, sweep.rows("final_return"), "final_return")
+    text = (sweep.root / "report.html").read_text()
+    assert "No episode has ended yet." in text and 'class="best"' not in text
+    assert Page(text).cells.count("unfinished") == 2
+
+
+def test_a_curve_lies_where_its_numbers_are():
+    curve = [ReturnAt(0, 0.0), ReturnAt(50, 5.0), ReturnAt(100, 10.0)]
+    curves = [LabelledCurve("a", curve), LabelledCurve("b", [ReturnAt(100, float("nan"))])]
+    drawn = ElementTree.fromstring(figure(curves, num_best=0))
+    assert [line.get("points") for line in drawn.iter(f"{SVG}polyline")] == ["70,374 478,194 886,14"]
+    flat = figure([LabelledCurve("a", [ReturnAt(7, 1.0)])], num_best=1)
+    assert ElementTree.fromstring(flat).find(f"{SVG}polyline").get("points") == "886,194"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "marks"),
+    [
+        (0, 500, [0, 100, 200, 300, 400, 500]),
+        (-1600, -150, [-1500, -1000, -500]),
+        (0, 40_000_000, [0, 1e7, 2e7, 3e7, 4e7]),
+        (3, 3, [3]),
+        (0.0, 5e-324, [0]),
+        (-1e308, 1e308, [-1e308]),
+        (0.11, 0.52, [0.2, 0.3, 0.4, 0.5]),
+    ],
+)
+def test_ticks(low, high, marks):
+    assert ticks(float(low), float(high)) == pytest.approx(marks)

@@ -1,0 +1,253 @@
+"""Every algorithm with a replay memory, under every placement: what is lost by a kill, a loss, a move. Nothing.
+
+The cases are made of the algorithms and distribution policies that there are, so that a new one is in the product
+by itself, and the table of docs/distribution.md has to name it. Placements of several groups run in threads.
+"""
+
+import functools
+import itertools
+import os
+import re
+import shutil
+import signal
+from dataclasses import fields
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import pytest
+
+import rollmill
+from rollmill.core.errors import UsageError
+from rollmill.dataflow import roles_of
+from rollmill.hooks import MetricsLogged
+from rollmill.planning import list_distributions
+from rollmill.policies.policies import load_weights
+from rollmill.programs.compiled import state_shapes
+from rollmill.record import Checkpoints, RunDirectory, to_host, tree_digest
+from rollmill.runs.algorithms import ALGORITHMS
+from rollmill.runs.options import RunOptions
+from rollmill.runs.specification import build_graph
+from rollmill.training.placing import choose_plan
+
+PAGE = (Path(__file__).parents[2] / "docs/distribution.md").read_text()
+ENVIRONMENTS = ("CartPole-v1", "Pendulum-v1", "TicTacToe-v0", "TagGridWorld-Small-v0")
+ITERATIONS, EVERY = 64, 8
+ENVS, STEPS = 4, 4
+SIZES = {
+    "num_envs": ENVS,
+    "num_steps": STEPS,
+    "num_shards": ENVS,
+    "total_timesteps": ENVS * STEPS * ITERATIONS,
+    "buffer_size": 240,  # 60 slots each, which 64 iterations of 4 steps overwrite
+    "batch_size": 8,
+    "learning_starts": 64,
+    "gradient_steps": 2,
+    "network": rollmill.NetworkConfig(hidden_sizes=(4,)),
+}
+OPTIONS = {"tensorboard": False, "checkpoint_iterations": EVERY, "keep_last": ITERATIONS, "fusion": "off"}
+
+
+class Placement(NamedTuple):
+    """A way to place a training, as the table names it."""
+
+    name: str
+    options: tuple
+
+    @property
+    def run_options(self):
+        return dict(self.options)
+
+
+@functools.cache
+def variants():
+    """Algorithms with a replay memory on the first environment that they can be trained on, by their names."""
+    found = {}
+    for name in ALGORITHMS:
+        for more in ({}, {"priority_exponent": 0.6}):
+            graph = graph_of(name, more)
+            if graph is not None and graph.replay is not None:
+                found[f"{name}, prioritised" if more else name] = graph
+    return found
+
+
+def graph_of(name, more):
+    config = ALGORITHMS[name].config
+    known = {field.name for field in fields(config)}
+    if more.keys() - known:
+        return None
+    for environment, minibatches in itertools.product(ENVIRONMENTS, ({}, {"num_minibatches": 1})):
+        try:
+            sizes = {key: value for key, value in {**SIZES, **more, **minibatches}.items() if key in known}
+            return build_graph(name, environment, config(**sizes))
+        except UsageError:
+            continue
+    raise AssertionError(f"{name} trains on none of {ENVIRONMENTS}: add one on which it does")
+
+
+@functools.cache
+def placements():
+    """One program, a mesh, and each distribution policy, also asynchronous where it has such a form."""
+    found = [Placement("one program", ()), Placement("mesh", (("place", "mesh"), ("learners", 2)))]
+    counts = {"workers": 2, "actors": 2, "learners": 2}
+    for policy, asynchronous in itertools.product(list_distributions(), (False, True)):
+        options = {"distribution": policy, "place": "threads", **({"asynchronous": True} if asynchronous else {})}
+        for count, value in counts.items():
+            if _is_read({**options, count: value}):
+                options[count] = value
+        if _is_read(options):
+            found.append(Placement(f"{policy}, asynchronous" if asynchronous else policy, tuple(options.items())))
+    return found
+
+
+@functools.cache
+def graph_without_memory():
+    return rollmill.ppo("CartPole-v1", num_envs=ENVS, num_steps=STEPS, num_minibatches=1)
+
+
+def _is_read(options):
+    """Whether a policy takes these counts; what an algorithm refuses is another question."""
+    try:
+        choose_plan(graph_without_memory(), RunOptions(**options))
+    except UsageError:
+        return False
+    return True
+
+
+def plan_of(graph, placement):
+    """The plan; None where it is refused."""
+    try:
+        return choose_plan(graph, RunOptions(**placement.run_options))
+    except UsageError:
+        return None
+
+
+def rows_of_page():
+    """The table of the page: cells by the name of the placement."""
+    section = PAGE.partition("## What a replay memory survives")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (?!Placement|---)(.+?) \|$", section, re.M)
+    return {cells[0].strip("`"): cells[1:] for cells in (row.split(" | ") for row in rows)}, section
+
+
+def test_the_page_has_every_algorithm_and_every_placement():
+    rows, section = rows_of_page()
+    assert list(rows) == [placement.name for placement in placements()]
+    named = re.search(r"Algorithms with a replay memory: (.+?)\.", section, re.S)[1].replace("\n", " ")
+    assert named.split("; ") == list(variants())
+
+
+@pytest.mark.parametrize("placement", placements(), ids=lambda placement: placement.name)
+def test_the_page_says_what_is_refused_and_who_is_replaced(placement):
+    (resumed, lost, moved), graphs = rows_of_page()[0][placement.name], variants().values()
+    plans = [plan_of(graph, placement) for graph in graphs]
+    if None in plans:
+        assert plans == [None] * len(plans) and {resumed, lost, moved} == {"refused"}
+        return
+    partition = plans[0].partition
+    roles = roles_of(next(iter(graphs)), partition)
+    replaced = {name for name, role in roles.items() if role.replaceable and plans[0].place != "mesh"}
+    assert replaced == set(re.findall(r"`(\w+)`", lost))
+    assert (resumed == "exact") == partition.synchronous and (moved == "exact") == partition.synchronous
+    if placement.name != "one program":
+        assert ("exact" if not replaced else "begins new episodes") in lost
+
+
+CASES = [
+    pytest.param(name, placement, id=f"{name}-{placement.name}")
+    for name, placement in itertools.product(variants(), placements())
+    if plan_of(variants()[name], placement) is not None
+]
+FAST = {("dqn, prioritised", "single-learner-coarse")}
+
+
+def trained(name, placement, folder, **more):
+    options = {**OPTIONS, "quiet": True, **placement.run_options, **more}
+    return rollmill.train(variants()[name], run_dir=folder, **options)
+
+
+def killed_midway(run, folder):
+    """The run as a kill leaves it before its last checkpoint, and the iteration of its newest one then."""
+    shutil.copytree(run.directory, folder)
+    *_, midway, last = sorted(int(path.name) for path in (folder / "checkpoints").iterdir())
+    assert 0 < midway < last == ITERATIONS
+    shutil.rmtree(folder / f"checkpoints/{last}")
+    (folder / "summary.json").unlink()
+    return folder, midway
+
+
+def state_of(run, graph, iteration):
+    with Checkpoints(RunDirectory(Path(run)).checkpoints, read_only=True) as checkpoints:
+        return to_host(checkpoints.restore(state_shapes(graph), iteration=iteration).state)
+
+
+def assert_filled(state, iteration):
+    """The memory has all steps of each environment, and is not blank."""
+    assert state["rings.steps"].tolist() == [iteration * STEPS] * ENVS
+    assert all((words != 0).any() for words in state["rings.views.words"])
+
+
+@pytest.mark.parametrize(
+    ("name", "placement"),
+    [
+        pytest.param(
+            *case.values,
+            id=case.id,
+            marks=() if (case.values[0], case.values[1].name) in FAST else pytest.mark.slow,
+        )
+        for case in CASES
+    ],
+)
+def test_a_killed_training_goes_on_as_if_it_had_not_been(name, placement, tmp_path):
+    graph = variants()[name]
+    run = trained(name, placement, tmp_path / "whole")
+    folder, number = killed_midway(run, tmp_path / "killed")
+    midway = state_of(folder, graph, number)
+    assert_filled(midway, number)
+    again = rollmill.resume(folder, quiet=True)
+    right, mine = (state_of(path, graph, ITERATIONS) for path in (run, again))
+    assert right.keys() == mine.keys()
+    if not plan_of(graph, placement).partition.synchronous:  # actors take the newest weights that there are
+        assert np.all(mine["rings.steps"] >= midway["rings.steps"]) and again.summary["status"] == "finished"
+        return
+    for leaf, array in right.items():
+        np.testing.assert_array_equal(mine[leaf], array, err_msg=leaf)
+    assert again.summary["weights_sha256"] == run.summary["weights_sha256"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "placement"), CASES)
+def test_a_training_that_moves_takes_its_memory_along(name, placement, tmp_path):
+    """To one program, or from it to a mesh: the memory is that of the place before, and what is learned, too."""
+    graph = variants()[name]
+    run = trained(name, placement, tmp_path / "whole")
+    elsewhere = (
+        {"place": "mesh", "learners": 2} if placement.name == "one program" else {"distribution": "gpu-only"}
+    )
+    folder, _ = killed_midway(run, tmp_path / "moved")
+    again = rollmill.resume(folder, quiet=True, **elsewhere)
+    moved = state_of(again, graph, ITERATIONS)
+    assert moved["rings.steps"].tolist() == [ITERATIONS * STEPS] * ENVS
+    if plan_of(graph, placement).partition.synchronous:
+        close = functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-4)
+        jax.tree.map(close, load_weights(again.directory).weights, load_weights(run.directory).weights)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", variants())
+def test_a_mesh_that_loses_a_process_keeps_its_memory(name, tmp_path, capsys):
+    mesh = next(placement for placement in placements() if placement.name == "mesh")
+    right, said, killed = trained(name, mesh, tmp_path / "whole"), [], []
+
+    def kill_one(event):
+        said.append(capsys.readouterr().err)
+        if isinstance(event, MetricsLogged) and event.iteration > ITERATIONS // 2 and not killed:
+            killed.append(int(re.findall(r"all/1 is process (\d+)", "".join(said))[-1]))
+            os.kill(killed[0], signal.SIGKILL)
+
+    run = trained(name, mesh, tmp_path / "lost", hooks=[kill_one], quiet=False, log_every=1)
+    said.append(capsys.readouterr().err)
+    assert killed and "all workers begin again after iteration" in "".join(said)
+    assert run.summary["weights_sha256"] == right.summary["weights_sha256"]
+    graph = variants()[name]
+    assert tree_digest(state_of(run, graph, ITERATIONS)) == tree_digest(state_of(right, graph, ITERATIONS))

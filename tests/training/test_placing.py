@@ -1,0 +1,110 @@
+"""Where a training may run, as its options say, before anything is started."""
+
+import pytest
+
+import rollmill
+from rollmill.core.errors import UsageError
+from rollmill.planning import write_plan
+from rollmill.runs.options import RunOptions
+from rollmill.training.placing import choose_plan, refuse_unread
+from rollmill.training.resuming import reset_placement
+
+SIZES = {"num_envs": 8, "num_steps": 8, "num_minibatches": 2, "total_timesteps": 64}
+
+
+@pytest.mark.parametrize(
+    ("environment", "options", "message"),
+    [
+        ("gymnasium:CartPole-v1", {"place": "mesh"}, "place=mesh steps environments in JAX"),
+        ("CartPole-v1", {"place": "threads", "fusion": "rollout"}, "fusion=rollout makes kernels of one program"),
+        ("gymnasium:CartPole-v1", {"fusion": "full"}, "fusion=full: these environments are stepped by Python"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(environment, options, message):
+    graph = rollmill.ppo(rollmill.make(environment), **SIZES)
+    with pytest.raises(UsageError, match=message):
+        choose_plan(graph, RunOptions(**options))
+
+
+@pytest.mark.parametrize(
+    ("environment", "options", "message"),
+    [
+        (
+            "CartPole-v1",
+            {"actors": 4},
+            r"actors=4 has no effect: the distribution policy gpu-only .*reads learners",
+        ),
+        ("gymnasium:CartPole-v1", {"workers": 16}, "workers=16 has no effect: the distribution policy gpu-only"),
+        ("CartPole-v1", {"distribution": "single-learner-coarse", "learners": 1}, "learners=1 has no effect"),
+        ("CartPole-v1", {"distribution": "multi-learner", "actors": 2}, "actors=2 has no effect"),
+        ("CartPole-v1", {"distribution": "central", "workers": 2}, "workers=2 has no effect"),
+        ("CartPole-v1", {"host": "10.0.0.1"}, "host=10.0.0.1 has no effect with place=program"),
+        ("CartPole-v1", {"host": "h", "place": "processes"}, "host=h has no effect with place=processes"),
+        ("CartPole-v1", {"checksums": True}, "checksums has no effect with place=program"),
+        ("CartPole-v1", {"hang_seconds": 5.0}, r"hang_seconds=5\.0 has no effect with place=program"),
+        ("CartPole-v1", {"gpu_sharing": "mps"}, "gpu_sharing=mps has no effect with place=program"),
+        (
+            "CartPole-v1",
+            {"memory_fraction": 0.5},
+            r"0\.5 has no effect: JAX uses no NVIDIA GPU here",
+        ),
+        (
+            "CartPole-v1",
+            {"memory_fraction": 0.5, "place": "threads"},
+            "no effect with place=threads",
+        ),
+        ("CartPole-v1", {"max_failures": 9}, "max_failures=9 has no effect with place=program"),
+        ("CartPole-v1", {"fusion": "off", "numerics": "float32"}, "numerics=float32 has no effect with fusion"),
+    ],
+)
+def test_an_option_without_effect_is_refused(environment, options, message):
+    graph = rollmill.ppo(rollmill.make(environment), **SIZES)
+    with pytest.raises(UsageError, match=message):
+        refuse_unread(choose_plan(graph, RunOptions(**options)), RunOptions(**options))
+
+
+@pytest.mark.parametrize("options", [{"actors": 4}, {"place": "threads"}, {"distribution": "central"}])
+def test_beside_a_plan_nothing_else_says_where_a_group_runs(options, tmp_path):
+    graph = rollmill.ppo(rollmill.make("CartPole-v1"), **SIZES)
+    write_plan(choose_plan(graph, RunOptions()), tmp_path / "plan.json")
+    assert choose_plan(graph, RunOptions(plan=tmp_path / "plan.json")).place == "program"
+    with pytest.raises(UsageError, match="has no effect beside plan="):
+        choose_plan(graph, RunOptions(plan=tmp_path / "plan.json", **options))
+
+
+def test_of_another_policy_nothing_is_kept_that_was_said_of_the_old_one():
+    of_old = {"workers", "actors", "learners", "asynchronous", "place", "cluster", "host", "plan", "distribution"}
+    new = reset_placement({"distribution": "central"})
+    assert new.keys() == {*of_old, "reduction"} and new["reduction"] == "auto"
+    assert [name for name in of_old if new[name]] == ["distribution"]
+    asked = {"distribution": "central", "asynchronous": True, "place": "threads", "actors": 3}
+    assert asked.items() <= reset_placement(asked).items()
+    assert reset_placement({"cluster": "ray"}) == {
+        **{"cluster": "ray", "place": None, "host": None},
+        "reduction": "auto",
+    }
+    assert reset_placement({"actors": 3}) == {"actors": 3, "reduction": "auto"}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "settings", "hint"),
+    [
+        ("ppo", {"normalize_observations": True}, "leave out normalize_observations, or let it be synchronous"),
+        ("dqn", {}, "or choose another policy, such as single-learner-coarse"),
+    ],
+)
+def test_asynchronous_gradients_refuse_what_would_drift_apart(algorithm, settings, hint):
+    graph = getattr(rollmill, algorithm)("CartPole-v1", **settings)
+    with pytest.raises(UsageError, match=f"{algorithm} counts or averages .* would drift apart. hint: .*{hint}"):
+        choose_plan(graph, RunOptions(distribution="central", asynchronous=True))
+
+
+def test_a_replay_memory_of_asynchronous_actors_is_refused():
+    graph = rollmill.dqn("CartPole-v1")
+
+    def prepare(learner, trajectory, *, reduce, replicas):
+        """Counts nothing, so that only the memory stands against it."""
+        return learner, graph.prepare(learner, trajectory, reduce=reduce, replicas=replicas)[1]
+
+    with pytest.raises(UsageError, match="would keep a part of the replay memory of dqn in each actor"):
+        choose_plan(graph._replace(prepare=prepare), RunOptions(distribution="central", asynchronous=True))

@@ -1,0 +1,194 @@
+"""A training command that is started again goes on with its run, or says what is another one."""
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+
+import pytest
+
+import rollmill
+from rollmill.core.errors import UsageError
+from rollmill.hooks import MetricsLogged, Stop
+from rollmill.record import RunDirectory
+from rollmill.runs.earlier_versions import note_of_versions
+from rollmill.runs.options import RunOptions
+from rollmill.runs.saved_run import read_options
+from rollmill.training.requeueing import run_to_go_on
+
+QUIET = {"quiet": True, "tensorboard": False, "fusion": "off"}
+ITERATIONS = 6
+WIDER = rollmill.NetworkConfig(hidden_sizes=(3,))
+
+
+def small(**config):
+    sizes = {
+        "num_envs": 4,
+        "num_steps": 4,
+        "num_minibatches": 1,
+        "update_epochs": 1,
+        "total_timesteps": 16 * ITERATIONS,
+    }
+    network = rollmill.NetworkConfig(hidden_sizes=(2,))
+    return rollmill.ppo(rollmill.make("CartPole-v1"), **(sizes | {"network": network} | config))
+
+
+def stop_after(iterations):
+    def hook(event):
+        return Stop("enough") if isinstance(event, MetricsLogged) and event.iteration >= iterations else None
+
+    return hook
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    return rollmill.train(small(), run_dir=tmp_path_factory.mktemp("whole") / "run", **QUIET)
+
+
+@pytest.fixture(scope="module")
+def stopped_run(tmp_path_factory):
+    options = {"resume_if_exists": True, "checkpoint_iterations": 1, **QUIET}
+    run_dir = tmp_path_factory.mktemp("stopped") / "run"
+    run = rollmill.train(small(), hooks=[stop_after(2)], run_dir=run_dir, **options)
+    assert run.summary["status"] == "stopped" and 2 <= run.summary["iterations"] < ITERATIONS
+    return run_dir
+
+
+@pytest.fixture
+def stopped(stopped_run, tmp_path):
+    """A run after its first iterations, as a job leaves it whose time is over, and the options of its command."""
+    shutil.copytree(stopped_run, tmp_path / "run")
+    return {"run_dir": tmp_path / "run", "resume_if_exists": True, "checkpoint_iterations": 1}
+
+
+def test_the_same_call_trains_then_goes_on_then_is_finished(stopped, undisturbed):
+    second = rollmill.train(small(), **stopped, **QUIET)
+    assert second.summary["status"] == "finished" and second.exit_code == 0
+    assert second.summary["weights_sha256"] == undisturbed.summary["weights_sha256"]
+    before = (second.directory / "summary.json").read_bytes()
+    third = rollmill.train(small(), **stopped, **QUIET)
+    assert third.summary == second.summary and (third.directory / "summary.json").read_bytes() == before
+
+
+@pytest.mark.slow
+def test_an_empty_directory_is_trained_in(tmp_path):
+    run = rollmill.train(small(), run_dir=tmp_path, resume_if_exists=True, **QUIET)
+    assert run.directory == tmp_path and run.summary["status"] == "finished"
+    assert "resume_if_exists" not in json.loads((tmp_path / "config.json").read_text())["options"]
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "said"),
+    [
+        ({"gamma": 0.5}, {}, ["gamma is 0.5, and 0.99 in the run"]),
+        ({"total_timesteps": 320}, {"seed": 3}, ["total_timesteps is 320, and 96 in", "seed is 3, and 0 in"]),
+        ({"network": WIDER}, {}, ["network.hidden_sizes is [3], and [2] in the run"]),
+        ({}, {"checkpoint_iterations": 2}, ["checkpoint_iterations is 2, and 1 in the run"]),
+        ({}, {"distribution": "central"}, ['distribution is "central", and "gpu-only" in the run']),
+    ],
+)  # fmt: skip
+def test_a_run_of_another_configuration_is_refused(stopped, config, options, said):
+    config_file, summary = (stopped["run_dir"] / name for name in ("config.json", "summary.json"))
+    before = config_file.read_bytes(), summary.read_bytes()
+    with pytest.raises(UsageError, match="holds a run of another configuration") as caught:
+        rollmill.train(small(**config), **{**stopped, **options}, **QUIET)
+    assert all(part in str(caught.value) for part in said), str(caught.value)
+    assert str(caught.value).count(" in the run") == len(said)
+    assert (config_file.read_bytes(), summary.read_bytes()) == before
+
+
+def test_every_option_that_a_run_records_is_compared(stopped):
+    """Each field of `RunOptions` that config.json has, given another value in the run's own file."""
+    file = RunDirectory(stopped["run_dir"]).config_file
+    config, graph = json.loads(file.read_text()), small()
+    names = {field.name for field in dataclasses.fields(RunOptions)}
+    assert names - config["options"].keys() == {"run_dir", "resume_if_exists", "quiet", "plan"}
+    for name in sorted(config["options"].keys() - {"reduction"}):  # which is found by timing
+        value = config["options"][name]
+        other = (not value) if isinstance(value, bool) else 7 if not isinstance(value, str) else f"{value}-other"
+        file.write_text(json.dumps({**config, "options": {**config["options"], name: other}}))
+        with pytest.raises(UsageError, match=f" {name} is "):
+            rollmill.train(graph, **stopped, **QUIET)
+    file.write_text(json.dumps(config))
+    options = RunOptions(**stopped, **QUIET)
+    assert run_to_go_on(graph, options) == RunDirectory(stopped["run_dir"])
+
+
+@pytest.mark.slow
+def test_a_run_that_was_changed_on_purpose_goes_on_with_the_change(stopped):
+    longer = {"total_timesteps": 16 * (ITERATIONS + 2)}
+    rollmill.resume(stopped["run_dir"], changes=longer, hooks=[stop_after(3)], quiet=True)
+    run = rollmill.train(small(), **stopped, **QUIET)  # the command that the job has had from the beginning
+    assert run.summary["iterations"] == ITERATIONS + 2
+    assert rollmill.train(small(**longer), **stopped, **QUIET).summary == run.summary
+
+
+@pytest.mark.slow
+def test_parts_of_ones_own_go_on_as_they_are_passed(tmp_path, undisturbed):
+    env = rollmill.make("CartPole-v1")
+    mine = env._replace(step=lambda *arguments: env.step(*arguments))
+    graph = small()._replace(settings={**small().settings, "custom": ["environment"]})
+    assert mine is not env
+    again = {"run_dir": tmp_path / "run", "resume_if_exists": True, "checkpoint_iterations": 1}
+    rollmill.train(graph, hooks=[stop_after(2)], **again, **QUIET)
+    run = rollmill.train(graph, **again, **QUIET)
+    assert run.summary["weights_sha256"] == undisturbed.summary["weights_sha256"]
+
+
+def test_without_the_option_a_run_is_not_touched(stopped):
+    with pytest.raises(UsageError, match="already holds a run"):
+        rollmill.train(small(), **{**stopped, "resume_if_exists": False}, **QUIET)
+    assert not read_options(RunDirectory(stopped["run_dir"])).resume_if_exists
+
+
+def test_it_needs_a_directory_to_find():
+    with pytest.raises(UsageError, match="resume_if_exists needs run_dir"):
+        RunOptions(resume_if_exists=True)
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+@pytest.mark.slow
+def test_the_notice_of_a_batch_system_stops_with_a_checkpoint(tmp_path, undisturbed, number):
+    notify = lambda event: (
+        os.kill(os.getpid(), number) if isinstance(event, MetricsLogged) and event.iteration == 2 else None
+    )
+    again = {"run_dir": tmp_path / "run", "resume_if_exists": True}
+    first = rollmill.train(small(), hooks=[notify], **again, **QUIET)
+    assert (first.summary["status"], first.exit_code) == ("stopped", 128 + number)
+    assert first.summary["stopped_by"] == signal.Signals(number).name
+    assert (first.directory / f"checkpoints/{first.summary['iterations']}").is_dir()
+    second = rollmill.train(small(), **again, **QUIET)
+    assert second.summary["weights_sha256"] == undisturbed.summary["weights_sha256"]
+
+
+# --- versions -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("versions", "said"),
+    [
+        ({"rollmill": "99.0.0"}, "note: this run was made with rollmill 99.0.0 (now "),
+        ({"jax": "0.1.7", "numpy": "1.99.0"}, "made with jax 0.1.7 (now "),
+        ({"rollmill": "\x1b[31m2.0"}, None),
+        ({"rollmill": 3, "jax": None}, None),
+        ({}, None),
+    ],
+)
+def test_other_major_versions_are_noticed(stopped, versions, said):
+    file = stopped["run_dir"] / "versions.json"
+    recorded = json.loads(file.read_text())
+    assert note_of_versions(RunDirectory(stopped["run_dir"])) is None
+    file.write_text(json.dumps({**recorded, "versions": {**recorded["versions"], **versions}}))
+    note = note_of_versions(RunDirectory(stopped["run_dir"]))
+    assert note is None if said is None else said in note
+
+
+@pytest.mark.slow
+def test_a_run_of_another_major_version_goes_on_with_a_word(stopped, capsys, undisturbed):
+    file = stopped["run_dir"] / "versions.json"
+    recorded = json.loads(file.read_text())
+    file.write_text(json.dumps({**recorded, "versions": {**recorded["versions"], "rollmill": "99.0.0"}}))
+    run = rollmill.resume(stopped["run_dir"])
+    assert "note: this run was made with rollmill 99.0.0 (now " in capsys.readouterr().err
+    assert run.summary["weights_sha256"] == undisturbed.summary["weights_sha256"]

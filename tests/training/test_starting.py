@@ -1,0 +1,131 @@
+"""Trainings that begin with the weights of another run."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+import rollmill
+from rollmill.core.errors import RollmillError
+from rollmill.policies.policies import load_weights, restore_run
+
+SIZES = {"num_envs": 4, "num_steps": 8}
+TOTAL = 4 * 8 * 2
+
+
+def trained(directory, env="CartPole-v1", algorithm=rollmill.ppo, *, options=None, **config):
+    graph = algorithm(env, **({"total_timesteps": TOTAL, **SIZES} | config))
+    return rollmill.train(graph, run_dir=directory, quiet=True, tensorboard=False, **(options or {}))
+
+
+def first_weights(directory, **kinds):
+    """A training whose learning rate is 0 keeps the weights that it begins with."""
+    return load_weights(trained(directory, learning_rate=0.0, **kinds).directory).weights
+
+
+def by_place(weights):
+    return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(weights)}
+
+
+def same(one, other):
+    return one.shape == other.shape and bool((one == other).all())
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    return trained(tmp_path_factory.mktemp("source") / "run", normalize_observations=True).directory
+
+
+@pytest.mark.slow
+def test_a_training_begins_with_the_weights_and_statistics_of_the_run(source, tmp_path):
+    begun = first_weights(
+        tmp_path / "run", normalize_observations=True, options={"start_from": str(source), "seed": 3}
+    )
+    theirs = load_weights(source).weights
+    jax.tree.map(np.testing.assert_array_equal, begun.network, theirs.network)
+    assert begun.observations.count > theirs.observations.count > 0
+    recorded = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert recorded["started_from"] == {"run": str(source.resolve()), "iteration": 2, "lacking": []}
+    assert recorded["options"]["start_from"] == str(source.resolve())
+
+
+@pytest.mark.slow
+def test_what_has_other_shapes_begins_at_random_as_a_whole(source, tmp_path):
+    given = {"options": {"start_from": str(source), "seed": 3}, "normalize_observations": True}
+    begun = first_weights(tmp_path / "run", env="Acrobot-v1", **given)
+    random = first_weights(tmp_path / "random", env="Acrobot-v1", normalize_observations=True, options={"seed": 3})
+    ours, theirs, fresh = map(by_place, (begun, load_weights(source).weights, random))
+    taken = {place for place in ours if same(ours[place], theirs[place])}
+    anew = {place for place in ours if same(ours[place], fresh[place])}
+    assert taken and anew and taken | anew == set(ours)
+    assert {place for place in ours if "observations" in place} <= anew
+    lacking = json.loads((tmp_path / "run" / "config.json").read_text())["started_from"]["lacking"]
+    assert any("observations.mean" in place for place in lacking)
+    assert {place.rpartition(".")[2] for place in lacking} >= {"weight", "bias", "count"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "placement",
+    [
+        {"num_seeds": 2},
+        {"devices": 2},
+        pytest.param({"distribution": "single-learner-coarse", "place": "threads"}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_every_placement_begins_with_them(source, tmp_path, placement):
+    options = {"start_from": str(source), **placement}
+    run = trained(tmp_path / "run", learning_rate=0.0, options=options, normalize_observations=True).directory
+    theirs = load_weights(source).weights.network
+    for seed in range(placement.get("num_seeds", 1)):
+        jax.tree.map(np.testing.assert_array_equal, load_weights(run, seed=seed).weights.network, theirs)
+
+
+@pytest.mark.slow
+def test_environments_of_python_begin_with_them_in_workers(tmp_path):
+    source = trained(tmp_path / "source", "gymnasium:CartPole-v1").directory
+    options = {"start_from": str(source), "distribution": "single-learner-fine", "place": "threads"}
+    begun = first_weights(tmp_path / "run", env="gymnasium:CartPole-v1", options=options)
+    jax.tree.map(np.testing.assert_array_equal, begun.network, load_weights(source).weights.network)
+
+
+@pytest.mark.slow
+def test_target_networks_are_taken_and_counts_are_not(tmp_path):
+    sizes = {"algorithm": rollmill.dqn, "learning_starts": 16, "buffer_size": 128, "batch_size": 8}
+    source = trained(tmp_path / "source", target_interval=1000, **sizes).directory
+    run = trained(tmp_path / "run", learning_rate=0.0, options={"start_from": str(source)}, **sizes).directory
+    before, after = (restore_run(directory).restored.state.learner for directory in (source, run))
+    jax.tree.map(np.testing.assert_array_equal, before.network, after.network)
+    jax.tree.map(np.testing.assert_array_equal, before.progress, after.progress)  # of as many steps, not of twice
+
+
+@pytest.mark.slow
+def test_a_killed_run_without_a_checkpoint_begins_with_them_again(source, tmp_path):
+    options = {"start_from": str(source)}
+    whole = trained(tmp_path / "whole", normalize_observations=True, options=options)
+    again = trained(tmp_path / "again", normalize_observations=True, options=options)
+    for each in (again.directory / "checkpoints").glob("[0-9]*"):
+        for file in each.iterdir():
+            file.unlink()
+        each.rmdir()
+    (again.directory / "summary.json").unlink()
+    resumed = rollmill.resume(again.directory, quiet=True)
+    assert resumed.summary["weights_sha256"] == whole.summary["weights_sha256"]
+
+
+@pytest.mark.parametrize(
+    ("start_from", "settings", "message"),
+    [
+        ("nowhere", {}, "nowhere"),
+        (None, {"network": rollmill.NetworkConfig(hidden_sizes=(7,))}, "no arrays of weights with the places"),
+    ],
+)
+def test_nothing_to_begin_with_is_an_error_before_anything_is_written(
+    source, tmp_path, start_from, settings, message
+):
+    chosen = str(source) if start_from is None else str(tmp_path / start_from)
+    with pytest.raises(RollmillError, match=message):
+        trained(tmp_path / "run", "Pendulum-v1", options={"start_from": chosen}, **settings)
+    assert not (tmp_path / "run").exists()
