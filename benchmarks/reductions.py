@@ -34,7 +34,7 @@ from rollmill.programs.reductions import (
     time_reductions,
     ways_of,
 )
-from rollmill.workers.coordination.coordinator import free_address
+from rollmill.workers.coordination.meeting import MeetingPort
 from rollmill.workers.worker_gpus import gpus_of_workers
 
 WAIT_SECONDS = 300
@@ -47,9 +47,10 @@ def measure(gpus: int, instances: int, options: argparse.Namespace) -> list[dict
         gpus_of_workers(processes, "mps", mesh=True) as shared,
         contextlib.closing(LocalBroker()) as broker,
         contextlib.closing(BrokerServer(broker, token)) as server,
+        contextlib.closing(MeetingPort()) as meeting,
     ):
         common = {
-            "address": free_address(),
+            "address": meeting.address,
             "processes": processes,
             "instances": instances,
             "broker": server.address,
@@ -85,6 +86,7 @@ def work(settings: dict[str, Any]) -> None:
         num_processes=settings["processes"],
         process_id=settings["rank"],
         local_device_ids=[0],
+        coordinator_bind_address=settings["address"],
     )
     devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
     mesh = mesh_of(devices, instances=settings["instances"])

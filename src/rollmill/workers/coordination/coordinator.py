@@ -5,7 +5,7 @@ after the loss of any other, all return to the last state that was assembled (`d
 happen a bounded number of times (`recovery`).
 """
 
-import socket
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -47,6 +47,7 @@ from rollmill.programs.compile_clock import CompileTimes
 from rollmill.programs.faults.find import stop_at_nonfinite
 from rollmill.workers.coordination.failure_log import FailureLog
 from rollmill.workers.coordination.link_notices import link_notice
+from rollmill.workers.coordination.meeting import MeetingPort
 from rollmill.workers.coordination.recovery import Recovery, pause_before
 from rollmill.workers.coordination.start_up import StartUp
 from rollmill.workers.coordination.stop import StopBarrier
@@ -145,7 +146,7 @@ class Coordinator:
         self._slow_stop_noted = False
         self._mesh, self._launches = mesh, launches
         self._reduction: AllReduce | None = None
-        self._meeting = free_address() if mesh else ""
+        self._meeting = MeetingPort() if mesh else None
         self._graph, self._workers, self._fault_advice = graph, workers, fault_advice
         self._roles = roles_of(graph, partition)
         self._saved, self._initial, self._restored = begin_with, initial, restored
@@ -177,6 +178,10 @@ class Coordinator:
             NonFiniteError: an environment gave a number that is not finite.
             CheckpointError: a worker sent a state without a part that it owns.
         """
+        with contextlib.closing(self._meeting) if self._meeting else contextlib.nullcontext():
+            yield from self._run(stopping)
+
+    def _run(self, stopping: Callable[[], bool]) -> Iterator[Report]:
         self._start_up = StartUp(time.monotonic())
         self._workers.start()
         for job in self._workers.jobs:
@@ -427,7 +432,7 @@ class Coordinator:
             attempt=attempt,
             generation=self._generation,
             opens=not keeps,
-            meeting_address=self._meeting,
+            meeting_address=self._meeting.address if self._meeting else "",
             launches=self._launches,
             reduction=self._reduction,
             arrays=arrays,
@@ -498,7 +503,8 @@ class Coordinator:
 
     def _begin_again(self) -> Iterator[Report]:
         self._restart += 1
-        self._meeting = free_address() if self._mesh else ""
+        if self._meeting:
+            self._meeting.change()
         self._generation += 1
         self._attempts.clear()
         self._replacing.clear()
@@ -519,12 +525,6 @@ class Coordinator:
 
     def _role(self, job: Job) -> Role:
         return self._roles[job.group]
-
-
-def free_address() -> str:
-    """A port of this host that nobody listens at now, where the processes of a mesh meet."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return f"127.0.0.1:{server.getsockname()[1]}"
 
 
 def initial_host_state(graph: Graph, shapes: State, key: Any) -> State:

@@ -150,6 +150,7 @@ def _join(spec: RunSpec, begin: Begin, rank: int, processes: int) -> None:
         num_processes=processes,
         process_id=rank,
         local_device_ids=None if cpu else [0 if len(visible_gpus()) == 1 else rank],
+        coordinator_bind_address=begin.meeting_address,
     )
 
 

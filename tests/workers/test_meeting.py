@@ -1,0 +1,37 @@
+"""The port at which the processes of a mesh meet: nobody else gets it before they do."""
+
+import contextlib
+import socket
+
+import pytest
+
+from rollmill.workers.coordination.meeting import MeetingPort
+
+
+def place(meeting):
+    host, port = meeting.address.split(":")
+    return host, int(port)
+
+
+def test_another_program_cannot_take_the_port_before_the_mesh_listens():
+    with contextlib.closing(MeetingPort()) as meeting, pytest.raises(OSError, match="in use"):
+        socket.create_server(place(meeting))
+
+
+def test_a_service_that_shares_its_port_gets_all_connections():
+    with contextlib.closing(MeetingPort()) as meeting, socket.socket() as service:
+        service.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        service.bind(place(meeting))
+        service.listen()
+        for _ in range(20):
+            with socket.create_connection(place(meeting), timeout=5), service.accept()[0]:
+                pass
+
+
+def test_the_port_is_free_once_another_is_held():
+    with contextlib.closing(MeetingPort()) as meeting:
+        before = place(meeting)
+        meeting.change()
+        assert place(meeting) != before
+        with socket.create_server(before):
+            pass
