@@ -1,5 +1,6 @@
 """Large observations: a trajectory holds each of them once, and in the type that the environment gave it."""
 
+import re
 from functools import partial
 
 import equinox as eqx
@@ -15,6 +16,7 @@ from rollmill.core.types import Environment, Timestep
 from rollmill.dataflow import collect, empty_rings, start
 from rollmill.networks import NetworkConfig
 from rollmill.programs.compiled import lower
+from rollmill.workers.replica.learner import CompiledLearner
 
 SIDE = 40
 IMAGE_BYTES = SIDE * SIDE * 4
@@ -98,6 +100,21 @@ def test_a_stored_step_takes_little_more_than_its_image(shared):
     few, many = (program_bytes(graph_of(shared=shared, num_steps=num_steps)) for num_steps in (256, 512))
     each = (many - few) / (256 * 4)
     assert IMAGE_BYTES <= each <= 1.3 * IMAGE_BYTES
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="an option of CPUs")
+def test_a_learner_beside_environments_on_the_host_leaves_no_convolution_to_a_library():
+    network = NetworkConfig(shared_torso=True, hidden_sizes=(4,))
+    graph = rollmill.ppo(short_episodes(), total_timesteps=64, num_envs=4, num_steps=16, network=network)
+    key, index = jax.random.key(0), np.arange(4)
+    state = jax.eval_shape(lambda: start(graph, key, jnp.arange(4)))
+    weights = graph.weights(state.learner)
+    trajectory = jax.eval_shape(partial(collect, graph), weights, state.collector, key)[1]
+    program = CompiledLearner(graph, key, index)._compiled((), state.learner, trajectory, np.int32(0))
+    called = set(re.findall(r"kind=kCustom, calls=(%[\w.]+)", program.as_text()))
+    of_libraries = (part for part in re.split(r"\n(?=%|ENTRY)", program.as_text()) if part.split(" ")[0] in called)
+    assert " convolution(" in program.as_text()
+    assert [part for part in of_libraries if " convolution(" in part] == []
 
 
 def test_a_step_in_a_replay_memory_takes_one_image():

@@ -16,6 +16,7 @@ from rollmill.core.errors import ContractError, EnvironmentFailed
 from rollmill.core.types import HostEnvironment, HostVector, Memory
 from rollmill.dataflow import Graph, Weights
 from rollmill.envs.host import EVALUATION
+from rollmill.programs.compiler_options import program_options
 from rollmill.programs.evaluation.episodes import (
     MAX_STEPS,
     EvaluationEpisodes,
@@ -59,7 +60,8 @@ def evaluator_on_host(
     episodes, seed = check_numbers(episodes, seed)
     num_envs = min(episodes, MAX_COPIES)
     quota = np.full(num_envs, episodes // num_envs) + (np.arange(num_envs) < episodes % num_envs)
-    decide = jax.jit(jax.vmap(graph.policy if stochastic else graph.greedy, in_axes=(None, 0, 0, 0, 0)))
+    decide_all = jax.vmap(graph.policy if stochastic else graph.greedy, in_axes=(None, 0, 0, 0, 0))
+    decide = jax.jit(decide_all, compiler_options=program_options())
 
     def play(weights: Weights) -> EvaluationEpisodes:
         vector = env.start(range(num_envs), seed=seed, generation=EVALUATION)

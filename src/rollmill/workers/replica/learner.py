@@ -56,6 +56,7 @@ from rollmill.dataflow import (
     with_errors,
     with_remote_update,
 )
+from rollmill.programs.compiler_options import program_options
 from rollmill.programs.packed_metrics import packed
 from rollmill.workers.replica.pieces import CompiledPieces
 from rollmill.workers.reports import Row
@@ -69,7 +70,8 @@ class CompiledLearner:
 
     def __init__(self, graph: Graph, key: Key, index: np.ndarray) -> None:
         # A replay memory is changed in its place: a copy would cost more than what is learned from it.
-        self._program = jax.jit(partial(_learn, graph, key, index), donate_argnums=0)
+        learn = partial(_learn, graph, key, index)
+        self._program = jax.jit(learn, donate_argnums=0, compiler_options=program_options())
         self._learn: Callable[..., Any] | None = None
 
     def __call__(
@@ -140,7 +142,8 @@ class CutLearner:
         self._end_iteration = end if graph.keep_learning is None else jax.jit(end)
         self._store = jax.jit(partial(store_steps, graph), donate_argnums=0)
         self._draw = jax.jit(partial(_draw, graph, key, index))
-        self._follow_errors = jax.jit(partial(_follow_errors, graph), donate_argnums=0)
+        follow_errors = partial(_follow_errors, graph)
+        self._follow_errors = jax.jit(follow_errors, donate_argnums=0, compiler_options=program_options())
         self._learned_names = flow.learned_names
         self._programs: dict[str, CompiledPieces] = {}
 

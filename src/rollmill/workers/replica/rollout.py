@@ -33,6 +33,7 @@ from rollmill.dataflow import (
     iteration_key,
     step_all,
 )
+from rollmill.programs.compiler_options import program_options
 from rollmill.workers.replica.env_client import EnvLink
 from rollmill.workers.replica.pieces import CompiledPieces
 
@@ -46,7 +47,7 @@ class CompiledRollout:
     def __init__(self, graph: Graph, key: Key, collector: Collector, *, unroll: int) -> None:
         self.collector = collector
         self._key = key
-        self._collect = jax.jit(partial(_collect, graph, unroll))
+        self._collect = jax.jit(partial(_collect, graph, unroll), compiler_options=program_options())
 
     def __call__(self, weights: Weights, iteration: int) -> Trajectory:
         """One rollout."""
