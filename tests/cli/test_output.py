@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -88,3 +89,43 @@ def test_a_list_that_cannot_be_written_says_so(environment_variables):
         )
     assert done.returncode == 1
     assert done.stderr == "rollmill: the output cannot be written: No space left on device.\n"
+
+
+HOARDING = """
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+
+class Hoarding(gymnasium.Env):
+    observation_space, action_space = spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(2)
+    kept = []
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.kept.append(bytearray(b"x" * 65_536))
+        return np.zeros(2, np.float32), 1.0, len(self.kept) % 50 == 0, False, {}
+
+
+gymnasium.register("Hoarding-v0", Hoarding)
+"""
+
+
+@pytest.mark.slow
+def test_a_training_says_that_an_environment_of_its_leaks_memory(rollmill, tmp_path):
+    (tmp_path / "hoarding.py").write_text(HOARDING)
+    train = ["train", "ppo", "gymnasium:hoarding:Hoarding-v0", "--num-envs", 4, "--num-steps", 64]
+    train += ["--total-timesteps", 6144, "--num-minibatches", 1, "--update-epochs", 1]
+    where = ["--distribution", "single-learner-coarse", "--actors", 1, "--no-tensorboard", "--run-dir", "run"]
+    done = rollmill(*train, *where, env={"PYTHONPATH": str(tmp_path)})
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if "memory grows" in line]
+    found = re.fullmatch(
+        r"actor/0: its memory grows by about ([\d.]+) kB a step of an environment, to [\d.]+ [MG]B so far, while "
+        r"it steps environments 0 to 3 of gymnasium:hoarding:Hoarding-v0: "
+        r"the environment keeps what it should free, or records all of its steps",
+        line,
+    )
+    assert found and 60 <= float(found[1]) <= 80, line
