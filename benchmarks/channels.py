@@ -22,16 +22,14 @@ from pathlib import Path
 import numpy as np
 from measure import RESULTS, spread, write_result
 
-from rollmill.channels import (
-    BrokerServer,
-    ChannelClosed,
-    Layout,
-    LocalBroker,
-    MemoryWire,
-    RemoteBroker,
-    TcpWire,
-    new_token,
-)
+from rollmill.channels.broker.client import RemoteBroker
+from rollmill.channels.broker.local import LocalBroker
+from rollmill.channels.broker.server import BrokerServer
+from rollmill.channels.errors import ChannelClosed
+from rollmill.channels.layout import Layout
+from rollmill.channels.shm.wire import MemoryWire
+from rollmill.channels.tcp.wire import TcpWire
+from rollmill.channels.transport.handshake import new_token
 
 SIZES = (4 << 10, 64 << 10, 1 << 20, 16 << 20)
 CAPACITY = 4

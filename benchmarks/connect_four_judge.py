@@ -53,7 +53,8 @@ from rollmill.envs.connect_four import (
 from rollmill.policies.policies import LoadedRun, load_weights
 from rollmill.programs.cache import enable_compilation_cache
 from rollmill.programs.compiler_options import EXACT_PRECISION
-from rollmill.record import Checkpoints, RunDirectory
+from rollmill.record.checkpoints import Checkpoints
+from rollmill.record.run_directory import RunDirectory
 
 GAME = "ConnectFour-v0"
 BOOK = "12-ply-dist"

@@ -29,7 +29,7 @@ from rollmill.fusion.backends.cpu.launches import machine_code
 from rollmill.fusion.opt import segments
 from rollmill.programs.compiled import lower
 from rollmill.programs.dispatch import dispatch_ahead
-from rollmill.record import to_host
+from rollmill.record.leaves import to_host
 
 ENVS, STEPS = 64, 200
 LAUNCHES = {"rollouts": (32, 2), "gradients": (264, 64, 4)}

@@ -26,7 +26,9 @@ from typing import Any, NamedTuple
 
 from measure import RESULTS, spread, write_result
 
-from rollmill.gpus import ActivityMonitor, Gpu, find_gpus, open_nvml, shared_gpus
+from rollmill.gpus.activity import ActivityMonitor
+from rollmill.gpus.devices import Gpu, find_gpus, open_nvml
+from rollmill.gpus.sharing import shared_gpus
 
 
 class Program(NamedTuple):

@@ -47,8 +47,9 @@ from rollmill.plan_search.finding import (
     workload_of,
 )
 from rollmill.plan_search.process import START_SECONDS
-from rollmill.plan_search.search import Candidate, CannotRun, Measurement, OutOfTime, PlanTable
-from rollmill.plan_search.search.candidate import WIDTHS, width_of
+from rollmill.plan_search.search.candidate import WIDTHS, Candidate, width_of
+from rollmill.plan_search.search.rows import Measurement, PlanTable
+from rollmill.plan_search.search.searching import CannotRun, OutOfTime
 from rollmill.plan_search.trials import ProcessTrials
 from rollmill.training.request import resolve
 

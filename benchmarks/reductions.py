@@ -23,7 +23,11 @@ from typing import Any
 import numpy as np
 from measure import RESULTS, write_result
 
-from rollmill.channels import BrokerServer, LocalBroker, MemoryWire, RemoteBroker, new_token
+from rollmill.channels.broker.client import RemoteBroker
+from rollmill.channels.broker.local import LocalBroker
+from rollmill.channels.broker.server import BrokerServer
+from rollmill.channels.shm.wire import MemoryWire
+from rollmill.channels.transport.handshake import new_token
 from rollmill.programs.reductions import (
     HostMean,
     MeshMean,

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from measure import rejax_curves, write_result
 
-from rollmill.gpus import MachinePart, divide_machine
+from rollmill.gpus.machine_parts import MachinePart, divide_machine
 
 SEEDS = range(1, 6)
 

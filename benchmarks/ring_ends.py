@@ -16,15 +16,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rollmill.channels import (
-    ChannelClosed,
-    Damaged,
-    Layout,
-    MemoryWire,
-    RemoteBroker,
-    TcpWire,
-    TimedOut,
-)
+from rollmill.channels.broker.client import RemoteBroker
+from rollmill.channels.errors import ChannelClosed, Damaged, TimedOut
+from rollmill.channels.layout import Layout
+from rollmill.channels.shm.wire import MemoryWire
+from rollmill.channels.tcp.wire import TcpWire
 
 FENCED = 3
 """Exit code of an end that noticed that another one took its place."""

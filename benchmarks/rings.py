@@ -27,7 +27,9 @@ import ring_ends
 from measure import RESULTS, write_result
 from ring_ends import DAMAGED, FENCED, SENT, TAKEN, TORN, End
 
-from rollmill.channels import BrokerServer, LocalBroker, new_token
+from rollmill.channels.broker.local import LocalBroker
+from rollmill.channels.broker.server import BrokerServer
+from rollmill.channels.transport.handshake import new_token
 
 PRODUCERS, CONSUMERS, CAPACITY = 3, 2, 3
 FENCE_SECONDS = 30.0

@@ -23,7 +23,8 @@ from rollmill.dataflow import collect, start
 from rollmill.programs.cache import enable_compilation_cache
 from rollmill.programs.compiled import lower
 from rollmill.programs.dispatch import dispatch_ahead
-from rollmill.recipes import RECIPES, Recipe
+from rollmill.recipes import RECIPES
+from rollmill.recipes.classic import Recipe
 
 DOCS = Path(__file__).parent.parent / "docs"
 SEEDS = tuple(range(3))

@@ -48,14 +48,14 @@ if TYPE_CHECKING:
     )
     from rollmill.hooks import Checkpoint, Stop
     from rollmill.networks import ActorCritic, NetworkConfig, Output, actor_critic, register_network
-    from rollmill.plotting import plot
+    from rollmill.plotting.curves import plot
     from rollmill.policies.action_distribution import ActionDistribution
     from rollmill.policies.exporting import Export, export
     from rollmill.policies.matches import match
     from rollmill.policies.policies import evaluate, load
     from rollmill.policies.policy import Policy
     from rollmill.policies.rendering import render
-    from rollmill.profiler import ProfileOptions, profile
+    from rollmill.profiler.profiling import ProfileOptions, profile
     from rollmill.runs.algorithms import register_algorithm
     from rollmill.runs.diagnosis import replay
     from rollmill.runs.options import RunOptions
@@ -191,7 +191,7 @@ _MODULES = {
         "actor_critic",
         "register_network",
     ),
-    "rollmill.plotting": ("plot",),
+    "rollmill.plotting.curves": ("plot",),
     "rollmill.policies.action_distribution": ("ActionDistribution",),
     "rollmill.policies.exporting": (
         "Export",
@@ -204,7 +204,7 @@ _MODULES = {
     ),
     "rollmill.policies.policy": ("Policy",),
     "rollmill.policies.rendering": ("render",),
-    "rollmill.profiler": (
+    "rollmill.profiler.profiling": (
         "ProfileOptions",
         "profile",
     ),

@@ -6,7 +6,11 @@ import time
 
 import numpy as np
 
-from rollmill.channels import ChannelClosed, Layout, MemoryWire, RemoteBroker, TcpWire
+from rollmill.channels.broker.client import RemoteBroker
+from rollmill.channels.errors import ChannelClosed
+from rollmill.channels.layout import Layout
+from rollmill.channels.shm.wire import MemoryWire
+from rollmill.channels.tcp.wire import TcpWire
 
 SHAPE = (61, 7)
 LAYOUT = Layout.of({"data": np.zeros(SHAPE, np.float32), "mark": np.zeros((), np.int64)})

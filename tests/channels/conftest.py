@@ -10,7 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from rollmill.channels import BrokerServer, LocalBroker, MemoryWire, RemoteBroker, TcpWire, new_token
+from rollmill.channels.broker.client import RemoteBroker
+from rollmill.channels.broker.local import LocalBroker
+from rollmill.channels.broker.server import BrokerServer
+from rollmill.channels.shm.wire import MemoryWire
+from rollmill.channels.tcp.wire import TcpWire
+from rollmill.channels.transport.handshake import new_token
 
 
 @pytest.fixture

@@ -12,18 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rollmill.channels import (
-    BrokerServer,
-    ChannelClosed,
-    Layout,
-    LocalBroker,
-    MemoryWire,
-    Refused,
-    RemoteBroker,
-    new_token,
-)
+from rollmill.channels.broker.client import RemoteBroker
+from rollmill.channels.broker.local import LocalBroker
+from rollmill.channels.broker.server import BrokerServer
+from rollmill.channels.errors import ChannelClosed, Refused
+from rollmill.channels.layout import Layout
+from rollmill.channels.shm.wire import MemoryWire
 from rollmill.channels.transport.connection import Connection
-from rollmill.channels.transport.handshake import GREETING, admit, converse, present
+from rollmill.channels.transport.handshake import GREETING, admit, converse, new_token, present
 from rollmill.core.errors import RollmillError, UsageError
 
 
@@ -229,7 +225,11 @@ def test_ends_may_be_closed_after_their_broker():
 
 COORDINATOR = """
 import sys, time
-from rollmill.channels import BrokerServer, LocalBroker, MemoryWire, RemoteBroker, Layout
+from rollmill.channels.broker.client import RemoteBroker
+from rollmill.channels.broker.local import LocalBroker
+from rollmill.channels.broker.server import BrokerServer
+from rollmill.channels.layout import Layout
+from rollmill.channels.shm.wire import MemoryWire
 import numpy as np
 broker = LocalBroker()
 server = BrokerServer(broker, "token")

@@ -6,7 +6,8 @@ import time
 import numpy as np
 import pytest
 
-from rollmill.channels import Abandoned, ChannelClosed, Layout, TimedOut
+from rollmill.channels.errors import Abandoned, ChannelClosed, TimedOut
+from rollmill.channels.layout import Layout
 from rollmill.core.errors import UsageError
 
 LAYOUT = Layout.of({"values": np.zeros((2, 3), np.float32), "tag": np.zeros((1,), np.int32)})

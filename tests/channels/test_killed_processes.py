@@ -5,7 +5,7 @@ import threading
 import pytest
 from channel_worker import LAYOUT, is_whole, package, reduced, reduced_layout
 
-from rollmill.channels import ChannelClosed, TimedOut
+from rollmill.channels.errors import ChannelClosed, TimedOut
 
 CAPACITY = 3
 

@@ -6,7 +6,9 @@ import time
 import numpy as np
 import pytest
 
-from rollmill.channels import Abandoned, ChannelClosed, Doorbell, Layout, TimedOut
+from rollmill.channels.errors import Abandoned, ChannelClosed, TimedOut
+from rollmill.channels.layout import Layout
+from rollmill.channels.shm.doorbell import Doorbell
 from rollmill.channels.shm.latest import BoardReader, BoardWriter, SeqlockBoard, board_bytes
 from rollmill.channels.shm.memory import private_memory
 from rollmill.channels.waiting import Waiter, never

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollmill.channels import Layout
-from rollmill.channels.layout import fresh_buffer
+from rollmill.channels.layout import Layout, fresh_buffer
 from rollmill.core.errors import UsageError
 
 DTYPES = [

@@ -6,7 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rollmill.channels import Abandoned, ChannelClosed, Layout, TimedOut
+from rollmill.channels.errors import Abandoned, ChannelClosed, TimedOut
+from rollmill.channels.layout import Layout
 from rollmill.channels.shm.allreduce import ARRIVED
 from rollmill.core.errors import UsageError
 

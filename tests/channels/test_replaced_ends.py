@@ -16,22 +16,16 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from rollmill.channels import (
-    BrokerServer,
-    ChannelClosed,
-    Damaged,
-    Doorbell,
-    Layout,
-    LocalBroker,
-    MemoryWire,
-    RemoteBroker,
-    TcpWire,
-    TimedOut,
-)
-from rollmill.channels.errors import ConnectionLost
+from rollmill.channels.broker.client import RemoteBroker
+from rollmill.channels.broker.local import LocalBroker
+from rollmill.channels.broker.server import BrokerServer
+from rollmill.channels.errors import ChannelClosed, ConnectionLost, Damaged, TimedOut
+from rollmill.channels.layout import Layout
+from rollmill.channels.shm.doorbell import Doorbell
 from rollmill.channels.shm.ring import Ring, RingReader, RingWriter, ring_bytes
-from rollmill.channels.shm.wire import BrokerHolders
+from rollmill.channels.shm.wire import BrokerHolders, MemoryWire
 from rollmill.channels.tcp import receiving, sending
+from rollmill.channels.tcp.wire import TcpWire
 
 LAYOUT = Layout.of([np.zeros(3, np.int64)])
 SECONDS = 20.0

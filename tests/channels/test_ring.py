@@ -7,7 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollmill.channels import ChannelClosed, Damaged, Doorbell, Header, Layout, LocalBroker
+from rollmill.channels.broker.local import LocalBroker
+from rollmill.channels.errors import ChannelClosed, Damaged
+from rollmill.channels.layout import Layout
+from rollmill.channels.protocols import Header
+from rollmill.channels.shm.doorbell import Doorbell
 from rollmill.channels.shm.ring import Ring, RingReader, RingWriter, ring_bytes
 from rollmill.channels.shm.wire import BrokerHolders
 

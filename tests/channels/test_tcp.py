@@ -7,10 +7,12 @@ import time
 import numpy as np
 import pytest
 
-from rollmill.channels import Abandoned, ChannelClosed, Layout, RemoteBroker, TcpWire, TimedOut
-from rollmill.channels.errors import ConnectionLost
+from rollmill.channels.broker.client import RemoteBroker
+from rollmill.channels.errors import Abandoned, ChannelClosed, ConnectionLost, TimedOut
+from rollmill.channels.layout import Layout
 from rollmill.channels.tcp.queue import MESSAGE, WORD
 from rollmill.channels.tcp.receiving import Stream
+from rollmill.channels.tcp.wire import TcpWire
 from rollmill.channels.transport.connection import Connection
 
 LAYOUT = Layout.of({"values": np.zeros((300,), np.int64)})

@@ -6,7 +6,7 @@ import pytest
 
 from rollmill.cli.requests import parse_training
 from rollmill.core.errors import UsageError
-from rollmill.record import RunDirectory
+from rollmill.record.run_directory import RunDirectory
 from rollmill.runs.trust import remember
 from rollmill.training.request import TrainingRequest, read_request, resolve
 

@@ -8,7 +8,7 @@ import pytest
 
 import rollmill
 from rollmill.cli.main import main
-from rollmill.planning import PLACEMENT
+from rollmill.planning.placement import PLACEMENT
 
 SIZES = ["--num-envs", "8", "--num-steps", "8", "--total-timesteps", "640", "--run-dir", "run"]
 

@@ -13,8 +13,9 @@ from rollmill.cli import searching
 from rollmill.cli.main import main
 from rollmill.cli.plan import described
 from rollmill.cli.requests import parse_training
-from rollmill.plan_search import MemoryNeed
-from rollmill.plan_search.search import Candidate, CandidateRow, PlanTable
+from rollmill.plan_search.compiled_program import MemoryNeed
+from rollmill.plan_search.search.candidate import Candidate
+from rollmill.plan_search.search.rows import CandidateRow, PlanTable
 
 SIZES = ["--num-envs", "8", "--num-steps", "8", "--total-timesteps", "1280"]
 PPO = ["ppo", "CartPole-v1", *SIZES]

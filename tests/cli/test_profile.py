@@ -14,7 +14,7 @@ import rollmill
 from profiling.by_hand import profile as profile_by_hand
 from rollmill.cli import profile as profile_command
 from rollmill.cli.main import main
-from rollmill.profiler import ProfileOptions, ProfilingStopped, profile
+from rollmill.profiler.profiling import ProfileOptions, ProfilingStopped, profile
 from rollmill.profiler.report.terminal import draw_profile
 from rollmill.profiling.results import read_profile
 

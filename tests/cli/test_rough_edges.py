@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from rollmill.core.shell import command
-from rollmill.record import RunDirectory
+from rollmill.record.run_directory import RunDirectory
 
 SETTINGS = {
     "a platform that is none": ({"JAX_PLATFORMS": "foo"}, "JAX cannot start with JAX_PLATFORMS=foo"),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rollmill.gpus import share_of_cores
+from rollmill.gpus.machine_parts import share_of_cores
 
 TINY = ["--num-envs", "4", "--num-steps", "8", "--num-minibatches", "1", "--network.hidden-sizes", "4"]
 SHORT = ["ppo", "CartPole-v1", "--total-timesteps", "128", *TINY]
@@ -213,8 +213,9 @@ def test_what_a_sampler_could_propose_is_checked_before_anything_starts(tmp_path
 def test_a_sweep_that_goes_on_has_its_options_already(tmp_path):
     from rollmill.cli import sweep as command
     from rollmill.core.errors import UsageError
-    from rollmill.sweeps import SweepDirectory, SweepSpec
+    from rollmill.sweeps.directory import SweepDirectory
     from rollmill.sweeps.search_space import listed_axis
+    from rollmill.sweeps.spec import SweepSpec
     from rollmill.training.request import TrainingRequest
 
     spec = SweepSpec(TrainingRequest("ppo", "CartPole-v1"), (listed_axis("seed", [1]),), 1, ((1,),))
@@ -229,8 +230,9 @@ def test_a_sweep_that_goes_on_has_its_options_already(tmp_path):
 def test_modules_of_a_strangers_sweep_are_named_again(tmp_path, monkeypatch):
     from rollmill.cli import sweep as command
     from rollmill.core.errors import UsageError
-    from rollmill.sweeps import SweepDirectory, SweepSpec
+    from rollmill.sweeps.directory import SweepDirectory
     from rollmill.sweeps.search_space import listed_axis
+    from rollmill.sweeps.spec import SweepSpec
     from rollmill.training.request import TrainingRequest
 
     axes = (

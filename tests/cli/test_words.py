@@ -11,7 +11,7 @@ from rollmill.cli import requests, resume, searching
 from rollmill.cli.main import main
 from rollmill.cli.requests import parse_training
 from rollmill.core.errors import UsageError
-from rollmill.planning import PlacementOptions
+from rollmill.planning.placement import PlacementOptions
 from rollmill.runs.specification import import_modules
 
 PPO = ["ppo", "CartPole-v1", "--num-envs", "8"]

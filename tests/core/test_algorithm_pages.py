@@ -18,7 +18,7 @@ import rollmill
 from rollmill.algorithms import GAMES
 from rollmill.cli import train as train_command
 from rollmill.dataflow import iterate, start
-from rollmill.record import read_metrics
+from rollmill.record.metrics import read_metrics
 from rollmill.runs.algorithms import BUILTIN
 from rollmill.training import request
 from rollmill.training.recorder import HIDDEN

@@ -9,7 +9,7 @@ import pytest
 import rollmill
 from rollmill.core.bounds import bounds_of
 from rollmill.core.errors import UsageError
-from rollmill.planning import Counts
+from rollmill.planning.placement import Counts
 from rollmill.recipes import RECIPES
 
 CONFIGS = (

@@ -6,7 +6,8 @@ import pytest
 
 from rollmill.core.errors import UsageError
 from rollmill.dataflow import FRAGMENTS, Group, Owned, Partition, Stage, channels_of, check_partition, roles
-from rollmill.planning import Counts, find_distribution, list_distributions
+from rollmill.planning.distribution import find_distribution, list_distributions
+from rollmill.planning.placement import Counts
 
 ENVIRONMENTS, INPUTS, PARAMETERS, REPLAY, STATISTICS = Owned
 

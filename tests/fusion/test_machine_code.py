@@ -22,7 +22,7 @@ from rollmill.fusion.backends.cpu.launches import machine_code
 from rollmill.fusion.backends.cpu.target import processor
 from rollmill.fusion.kernels.gradients import fused_gradients
 from rollmill.programs.compiled import lower
-from rollmill.record import to_host
+from rollmill.record.leaves import to_host
 
 COUNT = 1 << 14
 BY_C = [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-30, -1e-30, 3e38, 88.8, -88.0, 1.0, -1.0, 0.5, 2.0, -20.0, 1e4]

@@ -81,7 +81,8 @@ def question(name: str, arguments: Any) -> str:
 
 
 def main() -> None:
-    from rollmill.gpus import mig_layout, open_nvml, read_gpus
+    from rollmill.gpus.devices import open_nvml, read_gpus
+    from rollmill.gpus.mig import mig_layout
 
     with open_nvml() as nvml:
         recorder = Recorder(nvml)

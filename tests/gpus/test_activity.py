@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from rollmill.gpus import Activity, ActivityMonitor, GpuActivity, watched_gpus
 from rollmill.gpus import activity as module
+from rollmill.gpus.activity import Activity, ActivityMonitor, GpuActivity, watched_gpus
 
 
 class CountingNvml:

@@ -87,7 +87,8 @@ def test_claims_of_processes_that_ended_are_gone(claims):
     claims.take(60)
     claims.others(11)
     code = (
-        "import sys; from pathlib import Path; from rollmill.core import gpu_claims, gpu_memory\n"
+        "import sys; from pathlib import Path\n"
+        "from rollmill.gpus import claims as gpu_claims, memory as gpu_memory\n"
         "memory = gpu_memory.GpuMemory('GPU 0', 'GPU-0', 80 << 30, 79 << 30)\n"
         "gpu_claims.ask_gpu_memory = lambda: (memory,)\n"
         "gpu_claims.claim_memory(10 << 30, what='it needs', devices=1, folder=Path(sys.argv[1]))\n"

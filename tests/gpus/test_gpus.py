@@ -8,22 +8,13 @@ from recording import Recorded
 
 from rollmill.core.errors import UsageError
 from rollmill.core.machine import visible_gpus
-from rollmill.gpus import (
-    Gpu,
-    MpsDaemon,
-    Slice,
-    choose_sharing,
-    divide_gpus,
-    divide_machine,
-    find_computing_gpus,
-    find_gpus,
-    mig_commands,
-    mig_layout,
-    read_gpus,
-)
 from rollmill.gpus import machine_parts as parts_module
 from rollmill.gpus import sharing as sharing_module
-from rollmill.gpus.sharing import part_of
+from rollmill.gpus.devices import Gpu, Slice, find_computing_gpus, find_gpus, read_gpus
+from rollmill.gpus.machine_parts import divide_machine
+from rollmill.gpus.mig import mig_commands, mig_layout
+from rollmill.gpus.mps import MpsDaemon
+from rollmill.gpus.sharing import choose_sharing, divide_gpus, part_of
 
 GIBIBYTE = 2**30
 

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from rollmill.core.errors import UsageError
-from rollmill.gpus import daemon_answers, find_mps, shared_mps
-from rollmill.gpus.mps import MpsUnavailable
+from rollmill.gpus.mps import MpsUnavailable, daemon_answers, find_mps, shared_mps
 
 GPU = "GPU-01234567-89ab-cdef-0123-456789abcdef"
 

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from rollmill.gpus import ActivityMonitor, daemon_answers, find_gpus, find_mps, open_nvml, shared_mps
+from rollmill.gpus.activity import ActivityMonitor
+from rollmill.gpus.devices import find_gpus, open_nvml
+from rollmill.gpus.mps import daemon_answers, find_mps, shared_mps
 
 pytestmark = [
     pytest.mark.slow,

@@ -12,8 +12,9 @@ from rollmill.fusion.cache import read_cached, write_once
 from rollmill.fusion.errors import CannotFuse
 from rollmill.fusion.tune.timing import Search
 from rollmill.plan_search import stored
-from rollmill.plan_search.search import Candidate, CandidateRow, PlanTable
-from rollmill.planning import Plan
+from rollmill.plan_search.search.candidate import Candidate
+from rollmill.plan_search.search.rows import CandidateRow, PlanTable
+from rollmill.planning.plan import Plan
 from rollmill.profiling import calibration
 from rollmill.profiling.results import Ceilings
 from rollmill.programs.mean_choice import WAYS

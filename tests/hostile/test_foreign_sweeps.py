@@ -9,8 +9,8 @@ import pytest
 from rollmill.cli.main import _exit_code as command
 from rollmill.core.errors import CheckpointError, UsageError
 from rollmill.core.imports import ONLY, ImportRefused, import_named, only_importing
-from rollmill.gpus import MachinePart
-from rollmill.sweeps import SweepDirectory
+from rollmill.gpus.machine_parts import MachinePart
+from rollmill.sweeps.directory import SweepDirectory
 from rollmill.sweeps.trial_processes import start_trial
 from rollmill.training.named_code import named_by
 from rollmill.training.request import TrainingRequest, resolve

@@ -2,8 +2,9 @@
 
 import pytest
 
-from rollmill.plan_search.search import Candidate, Machine, Workload, candidates, restricted
-from rollmill.plan_search.search.enumeration import most_stepping, widths_up_to
+from rollmill.plan_search.search.candidate import Candidate, restricted
+from rollmill.plan_search.search.enumeration import candidates, most_stepping, widths_up_to
+from rollmill.plan_search.search.machine import Machine, Workload
 
 TWO_CORES = Machine(2)
 WORK = Workload(num_envs=64, num_steps=32, updates=16)

@@ -6,16 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rollmill.plan_search.search import (
-    Candidate,
-    Machine,
-    Measurement,
-    MemoryEstimate,
-    Trials,
-    Workload,
-    candidates,
-    search,
-)
+from rollmill.plan_search.search.candidate import Candidate
+from rollmill.plan_search.search.enumeration import candidates
+from rollmill.plan_search.search.machine import Machine, Workload
 from rollmill.plan_search.search.model import (
     Collective,
     IterationModel,
@@ -24,6 +17,8 @@ from rollmill.plan_search.search.model import (
     fit_iteration,
     placed_seconds,
 )
+from rollmill.plan_search.search.rows import Measurement, MemoryEstimate
+from rollmill.plan_search.search.searching import Trials, search
 
 MICROSECONDS = 1e-6
 SIZE = 400_000

@@ -5,19 +5,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from rollmill.plan_search.search import (
-    Candidate,
-    CannotBeFused,
-    CannotRun,
-    Measurement,
-    MemoryEstimate,
-    OutOfTime,
-    Point,
-    Trials,
-    draw_table,
-    saturation,
-    search,
-)
+from rollmill.plan_search.search.candidate import Candidate
+from rollmill.plan_search.search.rows import Measurement, MemoryEstimate, draw_table
+from rollmill.plan_search.search.saturation import Point, saturation
+from rollmill.plan_search.search.searching import CannotBeFused, CannotRun, OutOfTime, Trials, search
 
 MB = 1e6
 

@@ -2,7 +2,10 @@
 
 import rollmill
 from rollmill.dataflow import Group, Partition
-from rollmill.planning import Counts, Plan, draw, find_distribution
+from rollmill.planning.distribution import find_distribution
+from rollmill.planning.picture import draw
+from rollmill.planning.placement import Counts
+from rollmill.planning.plan import Plan
 
 # 40 steps an iteration, 3 x 2 = 6 updates; torsos of 4 x 2 + 2 weights, heads of 2 x 2 + 2 and 2 + 1.
 GRAPH = rollmill.ppo(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rollmill.plan_search.search import Candidate
+from rollmill.plan_search.search.candidate import Candidate
 
 
 @pytest.fixture(scope="module", autouse=True)

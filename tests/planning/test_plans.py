@@ -6,7 +6,9 @@ import pytest
 
 from rollmill.core.errors import UsageError
 from rollmill.dataflow import Loops
-from rollmill.planning import PLACES, Counts, Plan, find_distribution, list_distributions, read_plan, write_plan
+from rollmill.planning.distribution import find_distribution, list_distributions
+from rollmill.planning.placement import Counts
+from rollmill.planning.plan import PLACES, Plan, read_plan, write_plan
 
 COUNTS = [Counts(), Counts(workers=4, actors=2, learners=2), Counts(asynchronous=True)]
 

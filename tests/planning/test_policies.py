@@ -4,7 +4,9 @@ import pytest
 
 from rollmill.core.errors import UsageError
 from rollmill.dataflow import FRAGMENTS, Group, Partition, check_partition
-from rollmill.planning import Counts, distribution, find_distribution, list_distributions
+from rollmill.planning import distribution
+from rollmill.planning.distribution import find_distribution, list_distributions
+from rollmill.planning.placement import Counts
 
 POLICIES = {
     "gpu-only": {"all": (FRAGMENTS, 4)},

@@ -10,7 +10,8 @@ import rollmill
 from rollmill.cli.main import main
 from rollmill.core.errors import CheckpointError, UsageError
 from rollmill.plotting.groups import SeedCurve, grouped, labels_of, smoothed
-from rollmill.record import MetricAt, RunDirectory
+from rollmill.record.metric_curves import MetricAt
+from rollmill.record.run_directory import RunDirectory
 
 
 def recorded(root, name, returns, *, seed=0, config=(), num_seeds=1, stride=100):
@@ -135,8 +136,9 @@ def test_directories_without_curves_are_refused(tmp_path):
 
 
 def test_a_sweep_stands_for_its_trials_and_names_those_without_values(tmp_path):
-    from rollmill.sweeps import SweepDirectory, SweepSpec
+    from rollmill.sweeps.directory import SweepDirectory
     from rollmill.sweeps.search_space import Axis
+    from rollmill.sweeps.spec import SweepSpec
     from rollmill.training.request import TrainingRequest
 
     axes = (Axis("learning-rate", (0.1, 0.2, 0.3)),)

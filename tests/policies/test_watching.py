@@ -9,7 +9,7 @@ import rollmill
 from rollmill.core.errors import UsageError
 from rollmill.policies import watching
 from rollmill.policies.watching import watch
-from rollmill.record import RunDirectory
+from rollmill.record.run_directory import RunDirectory
 
 SIZES = {"num_envs": 8, "num_steps": 8, "network": rollmill.NetworkConfig(hidden_sizes=(8,))}
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from worker_jobs import obeys, several
 
-from rollmill.processes import Job, Supervisor
+from rollmill.processes.jobs import Job
+from rollmill.processes.supervisor import Supervisor
 
 
 def job(function, replica=0, *, environment=None):
@@ -40,7 +41,8 @@ def crashes_when_told(job, control):
 
 def coordinate_on_ray():
     """The same on a Ray instance of its own."""
-    from rollmill.processes.cluster import RayLauncher, joined
+    from rollmill.processes.cluster.joining import joined
+    from rollmill.processes.cluster.launcher import RayLauncher
 
     jobs = [job(has_a_child, replica) for replica in range(2)]
     os.environ["RAY_ADDRESS"] = "local"

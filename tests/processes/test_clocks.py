@@ -9,9 +9,13 @@ import pytest
 import worker_jobs
 from worker_jobs import job
 
-from rollmill.channels import Damaged
-from rollmill.processes import Clock, Exit, LocalLauncher, Started, Supervisor, clocks, worker
-from rollmill.processes.clocks import ROUND_TRIPS, ClockWatch
+from rollmill.channels.errors import Damaged
+from rollmill.processes import clocks, worker
+from rollmill.processes.clocks import ROUND_TRIPS, Clock, ClockWatch
+from rollmill.processes.events import Started
+from rollmill.processes.launchers import Exit
+from rollmill.processes.local_launcher import LocalLauncher
+from rollmill.processes.supervisor import Supervisor
 from rollmill.workers.coordination.coordinator import Coordinator
 
 AHEAD = 100_000 * 10**9

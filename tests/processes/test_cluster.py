@@ -22,9 +22,12 @@ import rollmill
 from rollmill.core.errors import UsageError
 from rollmill.dataflow import Group, Partition
 from rollmill.policies.policies import load_weights
-from rollmill.processes import Finished, Hung, Lost, Received, Started, Supervisor
-from rollmill.processes.cluster import Demand, RayLauncher, demands_of, joined
-from rollmill.record import RunDirectory
+from rollmill.processes.cluster.demands import Demand, demands_of
+from rollmill.processes.cluster.joining import joined
+from rollmill.processes.cluster.launcher import RayLauncher
+from rollmill.processes.events import Finished, Hung, Lost, Received, Started
+from rollmill.processes.supervisor import Supervisor
+from rollmill.record.run_directory import RunDirectory
 from rollmill.runs.options import RunOptions
 from rollmill.runs.specification import describe
 from rollmill.training.placing import choose_plan

@@ -7,8 +7,9 @@ import pytest
 
 from rollmill.core.errors import UsageError
 from rollmill.dataflow import Group, Partition
-from rollmill.processes.cluster import autoscales, check_room, demands_of, joining
-from rollmill.processes.cluster.room import Room, room_of
+from rollmill.processes.cluster import joining
+from rollmill.processes.cluster.demands import demands_of
+from rollmill.processes.cluster.room import Room, autoscales, check_room, room_of
 
 PARTITION = Partition(
     "any",

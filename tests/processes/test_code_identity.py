@@ -14,11 +14,14 @@ from worker_jobs import all_events, job
 from rollmill.core import code_identity
 from rollmill.core.code_identity import CodeIdentity, code_from_json, digest_of, digests_of, own_code
 from rollmill.core.errors import UnfitHost
-from rollmill.processes import Clock, LocalLauncher, Lost, Supervisor
 from rollmill.processes import handshake as handshake_module
+from rollmill.processes.clocks import Clock
 from rollmill.processes.cluster.launcher import failed_start
 from rollmill.processes.cluster.modules import missing_here, modules_to_send, unpack
-from rollmill.record import RunDirectory
+from rollmill.processes.events import Lost
+from rollmill.processes.local_launcher import LocalLauncher
+from rollmill.processes.supervisor import Supervisor
+from rollmill.record.run_directory import RunDirectory
 from rollmill.workers.loaded_code import LoadedCode
 from rollmill.workers.protocol import Loaded
 

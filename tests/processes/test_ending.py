@@ -4,9 +4,9 @@ import threading
 
 import pytest
 
-from rollmill.channels import Abandoned
-from rollmill.processes import WorkerMessage
+from rollmill.channels.errors import Abandoned
 from rollmill.processes.mailbox import Mailbox
+from rollmill.processes.messages import WorkerMessage
 from rollmill.workers.replica.stop import StopParticipant
 
 PLANNED = 10

@@ -8,8 +8,7 @@ import time
 import pytest
 
 from rollmill.core.errors import UsageError
-from rollmill.processes.cluster import joined
-from rollmill.processes.cluster.joining import StoppedJoining, _keeping_signals
+from rollmill.processes.cluster.joining import StoppedJoining, _keeping_signals, joined
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'rollmill[cluster]'")
 

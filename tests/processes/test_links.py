@@ -7,11 +7,13 @@ from types import SimpleNamespace
 import pytest
 from worker_jobs import job, obeys
 
-from rollmill.processes import Audible, Exit, Lost, Silent, Supervisor
 from rollmill.processes.cluster import reach
 from rollmill.processes.connection import WorkerConnection
+from rollmill.processes.events import Audible, Lost, Silent
 from rollmill.processes.handshake import connect_as
+from rollmill.processes.launchers import Exit
 from rollmill.processes.links import Link
+from rollmill.processes.supervisor import Supervisor
 
 HOST = "10.0.0.2"
 JOB = job(obeys)

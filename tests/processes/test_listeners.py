@@ -10,7 +10,9 @@ from types import SimpleNamespace
 import pytest
 from worker_jobs import job, obeys
 
-from rollmill.channels import BrokerServer, LocalBroker, RemoteBroker
+from rollmill.channels.broker.client import RemoteBroker
+from rollmill.channels.broker.local import LocalBroker
+from rollmill.channels.broker.server import BrokerServer
 from rollmill.channels.errors import ConnectionLost, TimedOut
 from rollmill.channels.transport import listener, refusals
 from rollmill.channels.transport.backoff import Backoff

@@ -11,10 +11,14 @@ import worker_jobs
 from worker_jobs import all_events, assert_answered, assert_newest_and_oldest, gone_within, job, until
 
 from busy_machine import scaled
-from rollmill.channels import Refused
+from rollmill.channels.errors import Refused
 from rollmill.core.errors import UsageError
-from rollmill.processes import ALL, Finished, Hung, Job, LocalLauncher, Lost, Received, Started, Supervisor
+from rollmill.processes.events import Finished, Hung, Lost, Received, Started
 from rollmill.processes.handshake import connect_as
+from rollmill.processes.jobs import Job
+from rollmill.processes.local_launcher import LocalLauncher
+from rollmill.processes.supervision import ALL
+from rollmill.processes.supervisor import Supervisor
 
 
 @pytest.fixture(scope="module")

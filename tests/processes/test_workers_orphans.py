@@ -15,7 +15,9 @@ import worker_jobs
 from worker_jobs import gone_within, job, until
 
 from busy_machine import scaled
-from rollmill.processes import LocalLauncher, Lost, Started, Supervisor
+from rollmill.processes.events import Lost, Started
+from rollmill.processes.local_launcher import LocalLauncher
+from rollmill.processes.supervisor import Supervisor
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
 

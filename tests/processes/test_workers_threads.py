@@ -10,7 +10,10 @@ import worker_jobs
 from worker_jobs import all_events, assert_answered, assert_newest_and_oldest, job, until
 
 from rollmill.core.errors import UsageError
-from rollmill.processes import ALL, Finished, Hung, Job, Received, Started, ThreadSupervisor, WorkerFailed
+from rollmill.processes.events import Finished, Hung, Received, Started
+from rollmill.processes.jobs import Job
+from rollmill.processes.supervision import ALL
+from rollmill.processes.threads import ThreadSupervisor, WorkerFailed
 
 
 @pytest.fixture

@@ -10,17 +10,19 @@ import numpy as np
 import pytest
 from worker_jobs import job, obeys
 
-from rollmill.channels import Abandoned, Damaged, Refused, TimedOut
+from rollmill.channels.errors import Abandoned, Damaged, Refused, TimedOut
 from rollmill.channels.transport.handshake import GREETING
 from rollmill.core.errors import UsageError
-from rollmill.processes import LocalLauncher, Supervisor, WorkerMessage
 from rollmill.processes.framing import MAGIC, PREFIX, Limits, encode, receive_frame
 from rollmill.processes.handshake import connect_as, listen
 from rollmill.processes.heartbeat import Progress
 from rollmill.processes.jobs import Job
 from rollmill.processes.launchers import status_text
+from rollmill.processes.local_launcher import LocalLauncher
 from rollmill.processes.logs import WorkerLog, last_line
 from rollmill.processes.mailbox import MOST_UNTAKEN, Mailbox
+from rollmill.processes.messages import WorkerMessage
+from rollmill.processes.supervisor import Supervisor
 
 
 def received(data):

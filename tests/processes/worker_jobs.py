@@ -11,8 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
-from rollmill.processes import ALL, Finished, Job, LocalLauncher, Received, Supervisor
-from rollmill.record import stop_on_signals
+from rollmill.processes.events import Finished, Received
+from rollmill.processes.jobs import Job
+from rollmill.processes.local_launcher import LocalLauncher
+from rollmill.processes.supervision import ALL
+from rollmill.processes.supervisor import Supervisor
+from rollmill.record.signals import stop_on_signals
 
 LONG_SECONDS = 240.0
 """How long a test waits for what takes a second on an idle machine: only one that fails waits so long."""

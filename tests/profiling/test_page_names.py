@@ -16,7 +16,7 @@ from rollmill.profiler.report.comparison import compare, comparison_page
 from rollmill.profiler.report.html import profile_page
 from rollmill.profiling.classes import HOST_CALLS, INNER
 from rollmill.profiling.results import CATEGORIES, HostTime
-from rollmill.record import MetricAt
+from rollmill.record.metric_curves import MetricAt
 
 SOURCE = Path(rollmill.__file__).parent
 EVERY_CATEGORY = tuple(HostTime(f"some {name}", name, 0.001) for name in CATEGORIES)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 import jax
 import pytest
 
-from rollmill.gpus import GpuActivity
+from rollmill.gpus.activity import GpuActivity
 from rollmill.profiler import windows as windows_module
 from rollmill.profiler.windows import Windows
 from rollmill.profiling.attribution import WindowTimes

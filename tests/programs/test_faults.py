@@ -11,8 +11,8 @@ from gymnasium import spaces
 
 import rollmill
 from rollmill.core.errors import NonFiniteError
+from rollmill.core.folder import Folder
 from rollmill.programs.faults.replay import replay_fault
-from rollmill.record import Folder
 
 OPTIONS = {"quiet": True, "tensorboard": False, "checkpoint_iterations": 1}
 

@@ -17,7 +17,7 @@ from rollmill.programs import kernels as fusing
 from rollmill.programs.compiled import lower
 from rollmill.programs.dispatch import dispatch_ahead
 from rollmill.programs.kernels import choose_kernels
-from rollmill.record import to_host
+from rollmill.record.leaves import to_host
 
 SIZES = {"num_envs": 8, "num_steps": 16, "num_minibatches": 2, "update_epochs": 2}
 GPU = SimpleNamespace(platform="gpu", compute_capability="9.0", device_kind="H200")

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from rollmill.channels import LocalBroker, MemoryWire
+from rollmill.channels.broker.local import LocalBroker
+from rollmill.channels.shm.wire import MemoryWire
 from rollmill.programs import reductions
 from rollmill.programs.cuda_memory import NoPeerMemory
 from rollmill.programs.reductions import (

@@ -20,8 +20,11 @@ import numpy as np
 import pytest
 
 from rollmill.core.errors import CheckpointError, StorageError, UsageError
-from rollmill.record import Checkpoints, CheckpointWarning, Folder, checkpoint_files, tree_digest
+from rollmill.core.folder import Folder
+from rollmill.record import checkpoint_files
 from rollmill.record import checkpoints as checkpoints_module
+from rollmill.record.checkpoints import Checkpoints, CheckpointWarning
+from rollmill.record.leaves import tree_digest
 
 
 class Carry(NamedTuple):

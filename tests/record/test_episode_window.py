@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollmill.record import EpisodeWindow
+from rollmill.record.episode_window import EpisodeWindow
 
 
 def window(*iterations):

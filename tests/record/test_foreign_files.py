@@ -12,17 +12,11 @@ import numpy as np
 import pytest
 
 from rollmill.core.errors import CheckpointError
-from rollmill.record import (
-    Checkpoints,
-    CheckpointWarning,
-    Folder,
-    ForeignFileError,
-    MetricsLog,
-    MetricsWarning,
-    RunDirectory,
-    checkpoint_files,
-    read_metrics,
-)
+from rollmill.core.folder import Folder, ForeignFileError
+from rollmill.record import checkpoint_files
+from rollmill.record.checkpoints import Checkpoints, CheckpointWarning
+from rollmill.record.metrics import MetricsLog, MetricsWarning, read_metrics
+from rollmill.record.run_directory import RunDirectory
 
 PRECIOUS = b"the only copy\n" * 100
 

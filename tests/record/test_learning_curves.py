@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from rollmill.record import MetricsFollower, ReturnAt, RunDirectory, thinned_curve
+from rollmill.record.learning_curves import MetricsFollower, ReturnAt, thinned_curve
+from rollmill.record.run_directory import RunDirectory
 
 
 def line(steps, value, **more):

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from rollmill.core.errors import UsageError
-from rollmill.record import tree_digest
-from rollmill.record.leaves import differences, from_host, leaf_types, to_host
+from rollmill.record.leaves import differences, from_host, leaf_types, to_host, tree_digest
 
 
 def test_paths_are_dotted_names():

@@ -9,7 +9,9 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event
 
 from rollmill.core.errors import CheckpointError, StorageError
-from rollmill.record import MetricsLog, RunDirectory, event_log, read_metrics
+from rollmill.record import event_log
+from rollmill.record.metrics import MetricsLog, read_metrics
+from rollmill.record.run_directory import RunDirectory
 
 
 @pytest.fixture

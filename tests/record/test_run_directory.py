@@ -12,8 +12,10 @@ import pytest
 
 from rollmill.core import machine
 from rollmill.core.errors import CheckpointError, StorageError, UsageError
+from rollmill.core.folder import Folder
 from rollmill.core.git import commit_of
-from rollmill.record import Folder, RunDirectory, name_run, read_json, write_json
+from rollmill.record.json_files import read_json, write_json
+from rollmill.record.run_directory import RunDirectory, name_run
 
 
 def create(root: Path, **config) -> RunDirectory:

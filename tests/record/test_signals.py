@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from rollmill.core.interruption import NOTICES
-from rollmill.record import Interruption, stop_on_signals
+from rollmill.core.interruption import NOTICES, Interruption
+from rollmill.record.signals import stop_on_signals
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import rollmill
 from rollmill.core.errors import CheckpointError, UsageError
 from rollmill.dataflow import ElementwiseUpdate, fingerprint
 from rollmill.envs import host_environment, registry
-from rollmill.planning import place_custom
+from rollmill.planning.choose import place_custom
 from rollmill.runs import specification
 from rollmill.runs.specification import describe, rebuild_graph
 from rollmill.training.placing import choose_plan

@@ -17,7 +17,7 @@ from rollmill.core.shell import command
 from rollmill.dataflow import fingerprint
 from rollmill.envs import registry as environment_registry
 from rollmill.networks import actor_critic, registry
-from rollmill.planning import place_custom
+from rollmill.planning.choose import place_custom
 from rollmill.runs import algorithms
 from rollmill.runs.own_names import note_of_unknown, only_here, with_own_modules
 from rollmill.runs.specification import describe, import_modules, rebuild_graph

@@ -8,7 +8,8 @@ import pytest
 from rollmill.core.errors import CheckpointError, UsageError
 from rollmill.core.folder import Folder
 from rollmill.hooks.csv_log import _CsvTable
-from rollmill.record import RunDirectory, read_json, write_json
+from rollmill.record.json_files import read_json, write_json
+from rollmill.record.run_directory import RunDirectory
 from rollmill.runs.saved_run import SavedConfig
 from rollmill.runs.trust import check_cluster, names_to_remember, remember, rewrite_config, trusted_modules
 

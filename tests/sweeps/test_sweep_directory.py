@@ -5,11 +5,12 @@ import json
 import pytest
 
 from rollmill.core.errors import CheckpointError
-from rollmill.sweeps import SweepDirectory, SweepSpec
+from rollmill.sweeps.directory import SweepDirectory
 from rollmill.sweeps.early_stopping import EarlyStopping, described, goes_on
 from rollmill.sweeps.halving import HalvingRule, HalvingState
 from rollmill.sweeps.report import write_report
 from rollmill.sweeps.search_space import listed_axis, parse_axis
+from rollmill.sweeps.spec import SweepSpec
 from rollmill.training.request import TrainingRequest
 
 RULE = HalvingRule(100, 2)

@@ -7,7 +7,7 @@ import pytest
 from test_sweep_directory import end, made
 
 from rollmill.core.errors import DeviceLostError, DeviceMemoryError
-from rollmill.gpus import MachinePart, MachineParts
+from rollmill.gpus.machine_parts import MachinePart, MachineParts
 from rollmill.sweeps import running as module
 from rollmill.sweeps.running import run_sweep
 

@@ -7,10 +7,11 @@ from html.parser import HTMLParser
 import pytest
 
 from rollmill.pages.scales import ticks
-from rollmill.record import ReturnAt
-from rollmill.sweeps import SweepDirectory, SweepSpec
+from rollmill.record.learning_curves import ReturnAt
+from rollmill.sweeps.directory import SweepDirectory
 from rollmill.sweeps.report import LabelledCurve, figure, write_report
 from rollmill.sweeps.search_space import listed_axis
+from rollmill.sweeps.spec import SweepSpec
 from rollmill.training.request import TrainingRequest
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -8,7 +8,7 @@ import pytest
 import rollmill
 from rollmill.core.errors import UsageError
 from rollmill.hooks import MetricsLogged, PolicyEvaluated
-from rollmill.record import read_metrics
+from rollmill.record.metrics import read_metrics
 from rollmill.training.hook_calls import HookFailed
 
 SMALL = rollmill.NetworkConfig(hidden_sizes=(8,))

@@ -14,7 +14,7 @@ import pytest
 import rollmill
 from rollmill.core.errors import CheckpointError, EnvironmentFailed, NonFiniteError
 from rollmill.policies.policies import load_weights
-from rollmill.record import read_metrics
+from rollmill.record.metrics import read_metrics
 from rollmill.training.driver import StopOverdue, _is_stopping
 from rollmill.workers.coordination.coordinator import LostWorker
 
@@ -73,7 +73,7 @@ def test_a_number_that_is_not_finite_is_named_and_the_doctor_repeats_it(tmp_path
     with pytest.raises(NonFiniteError, match=name):
         train(tmp_path, "Dividing", place="threads")
     with pytest.raises(CheckpointError, match=rf"keeps no state to replay it from; it said: {name}"):
-        rollmill.training.replay(tmp_path / "run", imports=["failing"])
+        rollmill.replay(tmp_path / "run", imports=["failing"])
 
 
 def test_a_run_without_failures_counts_none(tmp_path):

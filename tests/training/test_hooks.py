@@ -18,7 +18,7 @@ from rollmill.hooks import (
     TrainingStarted,
     stop_at_return,
 )
-from rollmill.record import read_metrics
+from rollmill.record.metrics import read_metrics
 from rollmill.training.hook_calls import HookCalls, HookFailed, check_hooks
 
 SMALL = rollmill.NetworkConfig(hidden_sizes=(8,))

@@ -22,10 +22,12 @@ import rollmill
 from rollmill.core.errors import UsageError
 from rollmill.dataflow import roles_of
 from rollmill.hooks import MetricsLogged
-from rollmill.planning import list_distributions
+from rollmill.planning.distribution import list_distributions
 from rollmill.policies.policies import load_weights
 from rollmill.programs.compiled import state_shapes
-from rollmill.record import Checkpoints, RunDirectory, to_host, tree_digest
+from rollmill.record.checkpoints import Checkpoints
+from rollmill.record.leaves import to_host, tree_digest
+from rollmill.record.run_directory import RunDirectory
 from rollmill.runs.algorithms import ALGORITHMS
 from rollmill.runs.options import RunOptions
 from rollmill.runs.specification import build_graph

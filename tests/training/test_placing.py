@@ -4,7 +4,7 @@ import pytest
 
 import rollmill
 from rollmill.core.errors import UsageError
-from rollmill.planning import write_plan
+from rollmill.planning.plan import write_plan
 from rollmill.runs.options import RunOptions
 from rollmill.training.placing import choose_plan, refuse_unread
 from rollmill.training.resuming import reset_placement

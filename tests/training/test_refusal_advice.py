@@ -6,7 +6,7 @@ import pytest
 
 import rollmill
 from rollmill.core.errors import UsageError
-from rollmill.planning import list_distributions
+from rollmill.planning.distribution import list_distributions
 from rollmill.training.placing import choose_plan
 
 SIZES = {"num_envs": 8, "num_steps": 8}

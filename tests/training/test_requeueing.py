@@ -11,7 +11,7 @@ import pytest
 import rollmill
 from rollmill.core.errors import UsageError
 from rollmill.hooks import MetricsLogged, Stop
-from rollmill.record import RunDirectory
+from rollmill.record.run_directory import RunDirectory
 from rollmill.runs.earlier_versions import note_of_versions
 from rollmill.runs.options import RunOptions
 from rollmill.runs.saved_run import read_options

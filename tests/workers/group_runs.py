@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 import jax
 
-from rollmill.channels import LocalBroker
+from rollmill.channels.broker.local import LocalBroker
 from rollmill.dataflow import State, check_partition, flow
-from rollmill.planning import Plan
-from rollmill.processes import ThreadSupervisor
+from rollmill.planning.plan import Plan
+from rollmill.processes.threads import ThreadSupervisor
 from rollmill.workers.coordination.coordinator import Coordinator, MetricsRows, Saved, initial_host_state
 from rollmill.workers.coordination.jobs import jobs_of
 from rollmill.workers.run_spec import RunSpec, WorkerSettings

@@ -11,8 +11,12 @@ import rollmill
 from rollmill.core.errors import CheckpointError, DeviceMemoryError, EnvironmentFailed, NonFiniteError
 from rollmill.core.machine import visible_gpus
 from rollmill.dataflow import FRAGMENTS, Group, Partition, share
-from rollmill.planning import Counts, find_distribution
-from rollmill.processes import ALL, Audible, Finished, Hung, Job, Lost, Received, Silent, Started, WorkerMessage
+from rollmill.planning.distribution import find_distribution
+from rollmill.planning.placement import Counts
+from rollmill.processes.events import Audible, Finished, Hung, Lost, Received, Silent, Started
+from rollmill.processes.jobs import Job
+from rollmill.processes.messages import WorkerMessage
+from rollmill.processes.supervision import ALL
 from rollmill.programs.compiled import state_shapes
 from rollmill.workers.coordination import coordinator as module
 from rollmill.workers.coordination import recovery as losses

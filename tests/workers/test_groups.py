@@ -19,13 +19,16 @@ from own_algorithm import partition as crosswise
 from own_algorithm import reinforce
 
 import rollmill
-from rollmill.channels import LocalBroker, MemoryWire, TimedOut
+from rollmill.channels.broker.local import LocalBroker
+from rollmill.channels.errors import TimedOut
+from rollmill.channels.shm.wire import MemoryWire
 from rollmill.dataflow import flow, roles
-from rollmill.planning import Counts, find_distribution
-from rollmill.processes import WorkerMessage
+from rollmill.planning.distribution import find_distribution
+from rollmill.planning.placement import Counts
+from rollmill.processes.messages import WorkerMessage
 from rollmill.programs.compiled import lower
 from rollmill.programs.dispatch import dispatch_ahead
-from rollmill.record import to_host
+from rollmill.record.leaves import to_host
 from rollmill.workers.replica import held_learner
 from rollmill.workers.replica.context import ReplicaContext
 from rollmill.workers.replica.layouts import gradients_layout

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollmill.processes import WorkerMessage
+from rollmill.processes.messages import WorkerMessage
 from rollmill.workers.replica import progress
 from rollmill.workers.replica.progress import LONGER, ReplicaControl
 

@@ -9,10 +9,11 @@ import pytest
 import rollmill
 from rollmill.core.errors import CheckpointError, UsageError
 from rollmill.dataflow import Owned, roles_of, share
-from rollmill.planning import Counts, find_distribution, list_distributions
+from rollmill.planning.distribution import find_distribution, list_distributions
+from rollmill.planning.placement import Counts
 from rollmill.programs.compiled import state_shapes
 from rollmill.programs.replay_size import ReplaySize, check_message_size
-from rollmill.record import to_host
+from rollmill.record.leaves import to_host
 from rollmill.workers.replica import StatePart, assemble
 
 ENVS, ITERATION = 4, 7

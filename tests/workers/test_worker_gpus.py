@@ -5,7 +5,8 @@ import contextlib
 import pytest
 
 from rollmill.core.errors import UsageError
-from rollmill.gpus import Gpu, SharedGpus
+from rollmill.gpus.devices import Gpu
+from rollmill.gpus.sharing import SharedGpus
 from rollmill.workers import worker_gpus as module
 from rollmill.workers.worker_gpus import gpus_of_workers, nccl_version
 

@@ -17,7 +17,7 @@ from rollmill.core.errors import CheckpointError, UsageError
 from rollmill.core.folder import read_named
 from rollmill.core.json_data import check_limits, parse_object, short_json
 from rollmill.core.options import Option
-from rollmill.record import RunDirectory
+from rollmill.record.run_directory import RunDirectory
 from rollmill.runs.options import RunOptions
 from rollmill.runs.trust import CLUSTER, trusted_modules
 from rollmill.training.named_code import named_by

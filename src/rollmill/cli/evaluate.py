@@ -16,7 +16,7 @@ from rollmill.policies.policies import evaluate_run
 from rollmill.policies.policy import LoadedRun
 from rollmill.policies.watching import watch
 from rollmill.programs.evaluation.episodes import EvaluationEpisodes
-from rollmill.record import RunDirectory
+from rollmill.record.run_directory import RunDirectory
 
 
 @dataclass(frozen=True)

@@ -10,16 +10,10 @@ from rollmill.cli.parsing import parse
 from rollmill.core.children import run_program
 from rollmill.core.errors import UsageError
 from rollmill.core.options import Arg
-from rollmill.gpus import (
-    ActivityMonitor,
-    Gpu,
-    check_slices,
-    choose_sharing,
-    find_gpus,
-    mig_commands,
-    mig_layout,
-    open_nvml,
-)
+from rollmill.gpus.activity import ActivityMonitor
+from rollmill.gpus.devices import Gpu, find_gpus, open_nvml
+from rollmill.gpus.mig import check_slices, mig_commands, mig_layout
+from rollmill.gpus.sharing import choose_sharing
 
 USAGE = """\
 usage: rollmill gpu [--seconds S]

@@ -9,10 +9,13 @@ from rollmill.cli.requests import MERGED, parse_training
 from rollmill.core.errors import UsageError
 from rollmill.core.new_files import check_new_file
 from rollmill.core.options import Arg
-from rollmill.plan_search import MemoryNeed, SearchRequest, find_plan, leave_devices, memory_need
+from rollmill.plan_search.compiled_program import MemoryNeed, memory_need
+from rollmill.plan_search.finding import SearchRequest, find_plan, leave_devices
 from rollmill.plan_search.orders import SearchOrder
-from rollmill.plan_search.search import PlanTable, draw_table, memory_text, speed_text
-from rollmill.planning import Plan, draw, list_distributions, write_plan
+from rollmill.plan_search.search.rows import PlanTable, draw_table, memory_text, speed_text
+from rollmill.planning.distribution import list_distributions
+from rollmill.planning.picture import draw
+from rollmill.planning.plan import Plan, write_plan
 from rollmill.training.placing import choose_plan, prepare_devices
 from rollmill.training.request import TrainingRequest, prepare_request, resolve
 

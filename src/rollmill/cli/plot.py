@@ -9,7 +9,8 @@ from rollmill.cli.parsing import parse
 from rollmill.core.options import Arg
 from rollmill.core.text import compact, printable
 from rollmill.pages.text import number
-from rollmill.plotting import METRIC, Curves, plot
+from rollmill.plotting.curves import METRIC, plot
+from rollmill.plotting.groups import Curves
 
 MOST_LINES = 20
 

@@ -20,7 +20,7 @@ from rollmill.core.new_files import check_new_file
 from rollmill.core.options import Arg
 from rollmill.dataflow import Graph
 from rollmill.pictures import require_matplotlib
-from rollmill.profiler import ProfileOptions, ProfilingStopped, profile
+from rollmill.profiler.profiling import ProfileOptions, ProfilingStopped, profile
 from rollmill.profiler.report.comparison import compare, comparison_page, draw_comparison
 from rollmill.profiler.report.figure import write_figure
 from rollmill.profiler.report.html import profile_page

@@ -10,9 +10,9 @@ from rollmill.cli.train import report
 from rollmill.core.errors import RollmillError
 from rollmill.core.local_paths import local_path
 from rollmill.core.options import Arg
-from rollmill.planning import PLACEMENT, PlacementOptions
+from rollmill.planning.placement import PLACEMENT, PlacementOptions
 from rollmill.programs.kernels import Fusion
-from rollmill.record import RunDirectory
+from rollmill.record.run_directory import RunDirectory
 from rollmill.runs.changes import parse_assignments
 from rollmill.runs.options import WORKER_LIMITS
 from rollmill.runs.saved_run import read_options

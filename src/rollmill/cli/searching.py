@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from rollmill.core.errors import RollmillError, UsageError
 from rollmill.core.temporary import temporary_folder
-from rollmill.plan_search import DECIDED, DEFAULT_BUDGET
+from rollmill.plan_search.finding import DECIDED, DEFAULT_BUDGET
 from rollmill.plan_search.orders import Order, SearchOrder, start_child
-from rollmill.plan_search.search import Objective
+from rollmill.plan_search.search.machine import Objective
 from rollmill.training.request import TrainingRequest
 
 OWN = ("budget", "objective", "fresh")

@@ -17,7 +17,7 @@ from rollmill.core.errors import UsageError
 from rollmill.core.folder import replacing_named
 from rollmill.core.machine import GpuSharing
 from rollmill.core.options import Arg
-from rollmill.gpus import divide_machine
+from rollmill.gpus.machine_parts import divide_machine
 from rollmill.policies.policies import load_weights
 from rollmill.record.signals import stop_on_signals
 from rollmill.serving import (

@@ -13,14 +13,16 @@ from rollmill.core.machine import GpuSharing
 from rollmill.core.options import Arg
 from rollmill.core.shell import command
 from rollmill.core.text import printable
-from rollmill.gpus import check_sharing
-from rollmill.record import RunDirectory
+from rollmill.gpus.machine_parts import check_sharing
+from rollmill.record.run_directory import RunDirectory
 from rollmill.runs.trust import remember, trusted_modules
-from rollmill.sweeps import OVER_SEEDS, TRIAL_RESULTS, SweepDirectory, run_sweep, text_of
 from rollmill.sweeps.creation import DEFAULT_FACTOR, NewSweep, code_of, create_sweep, typed_axis
-from rollmill.sweeps.directory import TrialResult
+from rollmill.sweeps.directory import TRIAL_RESULTS, SweepDirectory, TrialResult
 from rollmill.sweeps.proposals import SAMPLERS, check_sampler
+from rollmill.sweeps.ranking import OVER_SEEDS
+from rollmill.sweeps.running import run_sweep
 from rollmill.sweeps.search_space import parse_axis
+from rollmill.sweeps.spec import text_of
 
 USAGE = """\
 usage: rollmill sweep ALGORITHM ENVIRONMENT --over OPTION=VALUES ... [OPTIONS]

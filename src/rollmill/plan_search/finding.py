@@ -20,25 +20,18 @@ from rollmill.core.machine import (
     versions,
 )
 from rollmill.dataflow import Graph, fingerprint, interfaces
-from rollmill.gpus import find_mps
+from rollmill.gpus.mps import find_mps
 from rollmill.plan_search.process import SearchStopped
-from rollmill.plan_search.search import (
-    Candidate,
-    Machine,
-    Objective,
-    PlanTable,
-    Trials,
-    Workload,
-    candidates,
-    most_stepping,
-    restricted,
-    search,
-)
+from rollmill.plan_search.search.candidate import Candidate, restricted
+from rollmill.plan_search.search.enumeration import candidates, most_stepping
+from rollmill.plan_search.search.machine import Machine, Objective, Workload
+from rollmill.plan_search.search.rows import PlanTable
+from rollmill.plan_search.search.searching import Trials, search
 from rollmill.plan_search.stored import file_for, read_stored, store
 from rollmill.plan_search.trials import ProcessTrials
 from rollmill.plan_search.waiting import waiting_share
-from rollmill.planning import Plan
-from rollmill.record import StopRequest, stop_on_signals
+from rollmill.planning.plan import Plan
+from rollmill.record.signals import StopRequest, stop_on_signals
 from rollmill.runs.options import RunOptions
 from rollmill.training.request import TrainingRequest
 

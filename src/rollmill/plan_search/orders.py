@@ -11,9 +11,9 @@ from typing import Any
 from rollmill.core.children import start_python
 from rollmill.core.errors import UsageError
 from rollmill.core.json_data import parse_json, read_as, writable
-from rollmill.plan_search import DEFAULT_BUDGET
-from rollmill.plan_search.search import Objective
-from rollmill.record import plain
+from rollmill.plan_search.finding import DEFAULT_BUDGET
+from rollmill.plan_search.search.machine import Objective
+from rollmill.record.json_files import plain
 from rollmill.training.request import TrainingRequest
 
 MODULE = "rollmill.cli.child"

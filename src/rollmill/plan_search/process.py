@@ -14,7 +14,8 @@ from rollmill.core.children import start_python
 from rollmill.core.errors import RollmillError
 from rollmill.core.process_tree import MARK, descendants_of, kill_all, kill_family, resident_memory
 from rollmill.core.temporary import TemporaryFolder
-from rollmill.plan_search.search import CannotBeFused, CannotRun, Measurement, OutOfTime
+from rollmill.plan_search.search.rows import Measurement
+from rollmill.plan_search.search.searching import CannotBeFused, CannotRun, OutOfTime
 from rollmill.processes.logs import last_line
 from rollmill.training.request import TrainingRequest
 

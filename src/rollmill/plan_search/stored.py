@@ -11,8 +11,8 @@ from typing import Any
 from rollmill.core.errors import CheckpointError, DataError, UsageError
 from rollmill.core.installation import cache_root, folder_in_cache
 from rollmill.core.json_data import parse_json, read_as
-from rollmill.plan_search.search import PlanTable
-from rollmill.planning import Plan
+from rollmill.plan_search.search.rows import PlanTable
+from rollmill.planning.plan import Plan
 
 VERSION = 1
 """Version of the form of these files, and of the rules by which candidates are judged."""

@@ -11,7 +11,7 @@ from jaxtyping import Float
 
 from rollmill.core.errors import DataError
 from rollmill.core.json_data import short_json
-from rollmill.record import MetricAt
+from rollmill.record.metric_curves import MetricAt
 
 POINTS = 200
 """Points of an axis at which curves are compared."""

@@ -21,7 +21,8 @@ from rollmill.programs.compiled import state_shapes
 from rollmill.programs.evaluation.compiled import evaluator
 from rollmill.programs.evaluation.episodes import EvaluationEpisodes, Evaluator
 from rollmill.programs.evaluation.on_host import evaluator_on_host
-from rollmill.record import Checkpoints, Restored, RunDirectory
+from rollmill.record.checkpoints import Checkpoints, Restored
+from rollmill.record.run_directory import RunDirectory
 from rollmill.runs.reopening import reopen
 from rollmill.runs.saved_run import check_identity
 from rollmill.runs.specification import import_modules

@@ -14,7 +14,8 @@ from rollmill.envs import as_environment
 from rollmill.policies.policies import evaluator_on, weights_of_seed
 from rollmill.programs.compiled import state_shapes
 from rollmill.programs.evaluation.episodes import EvaluationEpisodes
-from rollmill.record import Checkpoints, RunDirectory
+from rollmill.record.checkpoints import Checkpoints
+from rollmill.record.run_directory import RunDirectory
 from rollmill.runs.reopening import reopen
 from rollmill.runs.saved_run import check_identity
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from rollmill.channels import Damaged
+from rollmill.channels.errors import Damaged
 from rollmill.processes.messages import WorkerMessage
 
 KIND = ".clock"

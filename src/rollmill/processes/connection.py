@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import TypeAlias
 
-from rollmill.channels import Damaged, TimedOut
+from rollmill.channels.errors import Damaged, TimedOut
 from rollmill.channels.transport.handshake import Admission
 from rollmill.channels.transport.listener import Listener, address_of
 from rollmill.channels.transport.tcp_options import SECONDS_UNTIL_LOST, seconds_unacknowledged

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import ml_dtypes  # noqa: F401  NumPy then knows bfloat16 and its like by name
 import numpy as np
 
-from rollmill.channels import Damaged
+from rollmill.channels.errors import Damaged
 from rollmill.core.errors import UsageError
 from rollmill.processes.messages import WorkerMessage, is_numeric
 

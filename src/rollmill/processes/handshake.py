@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rollmill.channels import Damaged, Refused, TimedOut
-from rollmill.channels.errors import ConnectionLost
+from rollmill.channels.errors import ConnectionLost, Damaged, Refused, TimedOut
 from rollmill.channels.transport.dialling import reach
 from rollmill.channels.transport.handshake import PATIENCE, Admission
 from rollmill.channels.transport.tcp_options import watch_link

@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
+from rollmill.core.folder import Folder
 from rollmill.processes.jobs import Job
-from rollmill.record import Folder
 
 LONGEST_LINE = 4000
 """Bytes; longer ones are shown in pieces."""

@@ -5,7 +5,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 
-from rollmill.channels import Abandoned, TimedOut
+from rollmill.channels.errors import Abandoned, TimedOut
 from rollmill.core.errors import UsageError
 from rollmill.processes.messages import Seconds, WorkerMessage, size_of
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from rollmill.core.code_identity import own_code
+from rollmill.core.folder import Folder
 from rollmill.processes.clocks import Clock
 from rollmill.processes.connection import Acceptor, WorkerConnection
 from rollmill.processes.events import Event, Received
@@ -28,7 +29,6 @@ from rollmill.processes.local_launcher import LocalLauncher
 from rollmill.processes.logs import LogReader, WorkerLog
 from rollmill.processes.messages import NOTHING, Seconds, WorkerMessage, outgoing, size_of, snapshot
 from rollmill.processes.supervision import ALL, MOST_UNREAD, addressed, by_name, named
-from rollmill.record import Folder
 
 LOOK_SECONDS = 0.05
 KILL_SECONDS = 5.0

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rollmill.channels import Abandoned
+from rollmill.channels.errors import Abandoned
 from rollmill.core.errors import RollmillError, UsageError
 from rollmill.core.own_line import own_line
 from rollmill.gpus.device_errors import known_device_error

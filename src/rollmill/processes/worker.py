@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rollmill.channels import Abandoned, Damaged
+from rollmill.channels.errors import Abandoned, Damaged
 from rollmill.core.own_line import own_line
 from rollmill.core.process_tree import MARK, kill_family
 from rollmill.gpus.device_errors import known_device_error

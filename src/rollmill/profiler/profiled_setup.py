@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from rollmill.core.errors import UsageError
-from rollmill.planning import Plan
+from rollmill.planning.plan import Plan
 from rollmill.profiling.results import ProfiledSetup
 from rollmill.programs.kernels import possible_fusion
 from rollmill.runs.options import RunOptions

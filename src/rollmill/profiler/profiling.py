@@ -12,7 +12,7 @@ from rollmill.core.bounds import Range, check_bounds
 from rollmill.core.errors import RollmillError
 from rollmill.core.temporary import temporary_folder
 from rollmill.dataflow import Graph, State, first_learning_iteration
-from rollmill.gpus import GpuActivity, watched_gpus
+from rollmill.gpus.activity import GpuActivity, watched_gpus
 from rollmill.profiler.assembly import profile_of
 from rollmill.profiler.windows import ProfiledTraining, RecordsWorkers, Windows
 from rollmill.profiling import results

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import jax
 
 from rollmill.core.processor_time import CoreUse, Readings, core_use, read_processor_time
-from rollmill.gpus import GpuActivity
+from rollmill.gpus.activity import GpuActivity
 from rollmill.profiling.correction import PairedWindow
 from rollmill.profiling.device_use import DeviceUse
 from rollmill.profiling.recording import RecordedWindow, TraceRecorder

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from rollmill.core.errors import CheckpointError, UsageError
 from rollmill.dataflow import Graph, Reduce
 from rollmill.fusion.cache import cached_file, read_cached, write_once
-from rollmill.planning import AllReduce, AllReduceOption
+from rollmill.planning.plan import AllReduce, AllReduceOption
 from rollmill.programs.compiled import state_shapes
 from rollmill.programs.peer_memory import NoPeerMemory
 from rollmill.programs.reductions import MeshMean, fastest, mean_over, time_reductions, ways_of

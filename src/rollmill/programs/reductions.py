@@ -17,7 +17,8 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, PyTree, UInt32
 
-from rollmill.channels import Layout, Reduction, Wire
+from rollmill.channels.layout import Layout
+from rollmill.channels.protocols import Reduction, Wire
 from rollmill.core.errors import UsageError
 from rollmill.dataflow import Reduce, identity
 from rollmill.fusion import (
@@ -30,7 +31,7 @@ from rollmill.fusion import (
     lanes_of,
     one_shot_mean,
 )
-from rollmill.planning import AllReduce
+from rollmill.planning.plan import AllReduce
 from rollmill.programs.compiler_options import options_for
 from rollmill.programs.peer_memory import NoPeerMemory, agree, open_peer_memory
 

@@ -42,7 +42,7 @@ from rollmill.core.plugins import (
 from rollmill.core.types import Environment, GymnasiumObject, HostEnvironment
 from rollmill.dataflow import Graph
 from rollmill.envs import as_environment
-from rollmill.record import plain
+from rollmill.record.json_files import plain
 
 
 class Algorithm(NamedTuple):

@@ -12,7 +12,10 @@ from rollmill.core.fields import unknown_setting
 from rollmill.core.json_data import read_as, short_json
 from rollmill.core.schedules import NumberSchedule, parse_schedule
 from rollmill.dataflow import Graph, Loops, first_learning_iteration
-from rollmill.record import Display, Restored, RunDirectory, plain
+from rollmill.record.checkpoints import Restored
+from rollmill.record.display import Display
+from rollmill.record.json_files import plain
+from rollmill.record.run_directory import RunDirectory
 from rollmill.runs.saved_run import CHANGEABLE, IDENTITY, Change, changed_config, identity_of, read_saved
 from rollmill.runs.specification import config_from_json, find_algorithm
 from rollmill.runs.trust import rewrite_config

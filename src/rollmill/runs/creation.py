@@ -11,9 +11,9 @@ from typing import Any
 from rollmill.core.errors import UsageError
 from rollmill.core.git import commit_of
 from rollmill.core.machine import hardware, own_commit, versions
-from rollmill.planning import Plan
+from rollmill.planning.plan import Plan
 from rollmill.programs.kernels import Launches
-from rollmill.record import RunDirectory, name_run
+from rollmill.record.run_directory import RunDirectory, name_run
 from rollmill.runs.options import RunOptions
 from rollmill.runs.saved_run import read_saved
 from rollmill.runs.trust import names_to_remember, remember

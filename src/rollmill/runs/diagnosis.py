@@ -8,7 +8,9 @@ from rollmill.core.errors import CheckpointError, RollmillError
 from rollmill.core.fields import fit
 from rollmill.dataflow import Graph
 from rollmill.programs.faults.replay import Replayed, has_fault, has_message, replay_fault
-from rollmill.record import Checkpoints, RunDirectory, check_metrics
+from rollmill.record.checkpoints import Checkpoints
+from rollmill.record.metrics import check_metrics
+from rollmill.record.run_directory import RunDirectory
 from rollmill.runs.reopening import reopen
 from rollmill.runs.saved_run import check_identity, read_options, read_saved, read_summary
 

@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 from rollmill.core.machine import versions
-from rollmill.record import RunDirectory
+from rollmill.record.run_directory import RunDirectory
 
 VERSION = re.compile(r"(?P<first>\d{1,9})(\.(?P<second>\d{1,9}))?[\w.+!-]{0,60}", re.ASCII)
 

@@ -8,7 +8,7 @@ from rollmill.core.bounds import Count, Range
 from rollmill.core.errors import UsageError
 from rollmill.core.fields import changed_by_fitting
 from rollmill.fusion import Numerics
-from rollmill.planning import PlacementOptions
+from rollmill.planning.placement import PlacementOptions
 from rollmill.programs.evaluation.episodes import MAX_EPISODES
 from rollmill.programs.kernels import Fusion
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rollmill.dataflow import Graph
-from rollmill.record import RunDirectory
+from rollmill.record.run_directory import RunDirectory
 from rollmill.runs.options import RunOptions
 from rollmill.runs.saved_run import read_options, read_saved
 from rollmill.runs.specification import check_same_config, import_modules, rebuild_graph

@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 from rollmill.core.errors import CheckpointError
 from rollmill.core.json_data import read_as, short_json
-from rollmill.record import RunDirectory, plain
+from rollmill.record.json_files import plain
+from rollmill.record.run_directory import RunDirectory
 from rollmill.runs.algorithms import ALGORITHMS
 from rollmill.runs.options import RunOptions
 from rollmill.runs.specification import config_from_json

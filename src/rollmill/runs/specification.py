@@ -14,7 +14,7 @@ from rollmill.core.schedules import FORMS
 from rollmill.core.types import NO_OPTIONS, Environment, HostEnvironment, Options
 from rollmill.dataflow import Graph, fingerprint, fragment_fingerprints
 from rollmill.envs import make
-from rollmill.record import plain
+from rollmill.record.json_files import plain
 from rollmill.runs.algorithms import find_algorithm
 
 

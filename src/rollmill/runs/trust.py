@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rollmill.core.errors import CheckpointError, DataError
+from rollmill.core.folder import Folder
 from rollmill.core.json_data import parse_json, read_as
 from rollmill.core.local_paths import local_path
-from rollmill.record import Folder, RunDirectory
+from rollmill.record.run_directory import RunDirectory
 from rollmill.runs.saved_run import SavedConfig
 
 FILE = "trusted_runs.json"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from rollmill.core.children import start_python
 from rollmill.core.errors import RollmillError
-from rollmill.gpus import MachinePart
+from rollmill.gpus.machine_parts import MachinePart
 from rollmill.record.signals import StopRequest
 
 READY = b"."

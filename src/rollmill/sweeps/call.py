@@ -14,7 +14,8 @@ from rollmill.core.json_data import is_json
 from rollmill.core.machine import GpuSharing
 from rollmill.core.plugins import Kind
 from rollmill.envs.named_transforms import OPTION, parse_transforms
-from rollmill.gpus import SHARINGS, check_sharing
+from rollmill.gpus.machine_parts import check_sharing
+from rollmill.gpus.sharing import SHARINGS
 from rollmill.runs.own_names import modules_of_names
 from rollmill.sweeps.creation import NewSweep, code_of, create_sweep, typed_axis
 from rollmill.sweeps.directory import TRIAL_RESULTS

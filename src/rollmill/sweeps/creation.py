@@ -13,8 +13,8 @@ from rollmill.core.own_line import failed_import
 from rollmill.core.plugins import plugins_named
 from rollmill.envs import check_name
 from rollmill.networks import find_network
-from rollmill.planning import find_distribution
-from rollmill.record import RunDirectory
+from rollmill.planning.distribution import find_distribution
+from rollmill.record.run_directory import RunDirectory
 from rollmill.runs.trust import remember
 from rollmill.sweeps.directory import SweepDirectory
 from rollmill.sweeps.halving import HalvingRule, default_grace_steps

@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 from rollmill.core.errors import CheckpointError, StorageError, UsageError
+from rollmill.core.folder import Folder
 from rollmill.core.json_data import read_as, writable
 from rollmill.core.text import check_is_text
 from rollmill.plan_search.orders import Order
-from rollmill.record import Folder, RunDirectory, read_json, write_json
+from rollmill.record.json_files import read_json, write_json
+from rollmill.record.run_directory import RunDirectory
 from rollmill.sweeps.halving import HalvingState, Judgement
 from rollmill.sweeps.proposals import SAMPLERS, PastTrial, propose
 from rollmill.sweeps.ranking import OVER_SEEDS, SEED, ranked

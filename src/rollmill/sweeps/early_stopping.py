@@ -1,6 +1,6 @@
 """Stops trials of a sweep early, by what their runs have come to at the rungs of successive halving."""
 
-from rollmill.record import MetricsFollower
+from rollmill.record.learning_curves import MetricsFollower
 from rollmill.sweeps.directory import SweepDirectory
 from rollmill.sweeps.halving import CurvePoint, HalvingRule, Judgement
 from rollmill.sweeps.spec import Trial

@@ -6,8 +6,9 @@ from html import escape
 from typing import Any, NamedTuple
 
 from rollmill.core.errors import StorageError
+from rollmill.core.folder import Folder
 from rollmill.pages.scales import ticks
-from rollmill.record import Folder, ReturnAt, thinned_curve
+from rollmill.record.learning_curves import ReturnAt, thinned_curve
 from rollmill.sweeps.directory import TRIAL_RESULTS, SweepDirectory
 from rollmill.sweeps.ranking import OVER_SEEDS, SEED, count_best
 from rollmill.sweeps.spec import Trial, text_of

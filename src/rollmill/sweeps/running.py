@@ -7,9 +7,10 @@ from typing import Any
 
 from rollmill.core.errors import DeviceMemoryError
 from rollmill.core.machine import GpuSharing
-from rollmill.gpus import MachineParts, divide_machine
+from rollmill.gpus.machine_parts import MachineParts, divide_machine
 from rollmill.processes.logs import last_line
-from rollmill.record import RunDirectory, StopRequest, stop_on_signals
+from rollmill.record.run_directory import RunDirectory
+from rollmill.record.signals import StopRequest, stop_on_signals
 from rollmill.sweeps.directory import SweepDirectory
 from rollmill.sweeps.early_stopping import EarlyStopping, described, goes_on
 from rollmill.sweeps.halving import Judgement

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from rollmill.core.errors import DeviceLostError
 from rollmill.core.imports import only_importing
-from rollmill.gpus import MachinePart
+from rollmill.gpus.machine_parts import MachinePart
 from rollmill.plan_search.orders import start_child
 from rollmill.record.signals import CAUGHT
 from rollmill.sweeps.directory import SweepDirectory

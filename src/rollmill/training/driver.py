@@ -9,10 +9,14 @@ import jax
 from rollmill.core.errors import EnvironmentFailed, NonFiniteError, RollmillError
 from rollmill.core.operations import span
 from rollmill.dataflow import Graph, State
-from rollmill.gpus import GpuActivity, watched_gpus
+from rollmill.gpus.activity import GpuActivity, watched_gpus
 from rollmill.gpus.claims import release_claim, settle_claim
 from rollmill.hooks import FailureKind, FailureReported, Hook, stop_at_return
-from rollmill.record import Checkpoints, Display, MetricsLog, Restored, RunDirectory, StopRequest, stop_on_signals
+from rollmill.record.checkpoints import Checkpoints, Restored
+from rollmill.record.display import Display
+from rollmill.record.metrics import MetricsLog
+from rollmill.record.run_directory import RunDirectory
+from rollmill.record.signals import StopRequest, stop_on_signals
 from rollmill.runs.options import RunOptions
 from rollmill.training.evaluations import PeriodicEvaluation
 from rollmill.training.hook_calls import HookCalls

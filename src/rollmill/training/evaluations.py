@@ -17,7 +17,7 @@ from rollmill.programs.dispatch import Pauses, Window
 from rollmill.programs.evaluation.episodes import EvaluationEpisodes, Evaluator
 from rollmill.programs.faults.find import is_finite
 from rollmill.programs.kernels import backend_beside_training
-from rollmill.record import Display
+from rollmill.record.display import Display
 from rollmill.runs.options import RunOptions
 
 OPTIONS = ("evaluate_episodes", "evaluate_seed", "evaluate_stochastic", "evaluate_env_options")

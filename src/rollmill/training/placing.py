@@ -4,16 +4,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from rollmill import planning
 from rollmill.core.errors import UsageError
 from rollmill.core.machine import leave_device_memory
 from rollmill.dataflow import Graph
 from rollmill.envs import is_on_host
 from rollmill.gpus.share import choose_fraction
-from rollmill.planning import COUNTS, Place, Plan, place_custom, read_plan, settings_of, uses_workers
-from rollmill.processes.cluster import check_cluster
+from rollmill.planning import choose
+from rollmill.planning.choose import place_custom, settings_of, uses_workers
+from rollmill.planning.placement import COUNTS
+from rollmill.planning.plan import Place, Plan, read_plan
+from rollmill.processes.cluster.joining import check_cluster
 from rollmill.programs.devices import take_devices
-from rollmill.record import Display
+from rollmill.record.display import Display
 from rollmill.runs.options import WORKER_LIMITS, RunOptions
 
 
@@ -68,7 +70,7 @@ def choose_plan(graph: Graph, options: RunOptions) -> Plan:
     Raises:
         UsageError: if it does not fit the graph or the options.
     """
-    plan = planning.choose_plan(graph, options)
+    plan = choose.choose_plan(graph, options)
     _check(plan, graph, options)
     return plan
 
@@ -157,7 +159,7 @@ def _ways_out(graph: Graph, options: RunOptions, *places: Place) -> str:
 def _is_accepted(graph: Graph, options: RunOptions, place: Place, **changes: Any) -> bool:
     try:
         changed = replace(options, place=place, **changes)
-        plan = planning.choose_plan(graph, changed)
+        plan = choose.choose_plan(graph, changed)
         refuse_unread(plan, changed)
     except UsageError:
         return False

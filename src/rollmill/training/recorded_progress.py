@@ -5,7 +5,9 @@ from typing import NamedTuple
 
 from rollmill.core.errors import CheckpointError
 from rollmill.core.json_data import read_as
-from rollmill.record import Restored, RunDirectory, SavedSums
+from rollmill.record.checkpoints import Restored
+from rollmill.record.row_sums import SavedSums
+from rollmill.record.run_directory import RunDirectory
 from rollmill.training.evaluations import EvaluationProgress
 
 

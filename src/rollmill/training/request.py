@@ -18,9 +18,10 @@ from rollmill.core.text_values import count_of, read_value
 from rollmill.dataflow import Graph
 from rollmill.envs import is_on_host, parse_options
 from rollmill.networks import find_network
-from rollmill.planning import settings_of
-from rollmill.recipes import RECIPES, Recipe
-from rollmill.record import plain
+from rollmill.planning.choose import settings_of
+from rollmill.recipes import RECIPES
+from rollmill.recipes.classic import Recipe
+from rollmill.record.json_files import plain
 from rollmill.runs.algorithms import ALGORITHMS, find_algorithm
 from rollmill.runs.options import RunOptions
 from rollmill.runs.specification import build_graph, import_modules

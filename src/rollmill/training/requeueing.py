@@ -7,7 +7,8 @@ from typing import Any
 from rollmill.core.errors import UsageError
 from rollmill.core.json_data import short_json, writable
 from rollmill.dataflow import Graph
-from rollmill.record import CONFIG, RunDirectory, plain
+from rollmill.record.json_files import plain
+from rollmill.record.run_directory import CONFIG, RunDirectory
 from rollmill.runs.creation import recorded_options
 from rollmill.runs.options import RunOptions
 from rollmill.runs.saved_run import DERIVED, SavedConfig, flat, read_saved, undone

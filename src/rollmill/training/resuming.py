@@ -13,10 +13,14 @@ from rollmill.core.interrupted import pass_on_interrupt
 from rollmill.dataflow import Graph, fingerprint
 from rollmill.gpus.jax_settings import check_compiled
 from rollmill.hooks import Hook
-from rollmill.planning import PLACEMENT, PlacementOptions, Plan, settings_of
+from rollmill.planning.choose import settings_of
+from rollmill.planning.placement import PLACEMENT, PlacementOptions
+from rollmill.planning.plan import Plan
 from rollmill.programs.compiled import CompiledProgram, state_shapes
 from rollmill.programs.kernels import Fusion
-from rollmill.record import Checkpoints, Display, Restored, RunDirectory, choose_display
+from rollmill.record.checkpoints import Checkpoints, Restored
+from rollmill.record.display import Display, choose_display
+from rollmill.record.run_directory import RunDirectory
 from rollmill.runs.changes import changed_settings, check_end, note_changes, note_option
 from rollmill.runs.earlier_versions import note_of_versions
 from rollmill.runs.options import WORKER_LIMITS, RunOptions

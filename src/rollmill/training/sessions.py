@@ -11,7 +11,7 @@ from rollmill.core.errors import NonFiniteError
 from rollmill.core.machine import return_freed_memory
 from rollmill.dataflow import Graph, State
 from rollmill.gpus.share import memory_notes
-from rollmill.planning import Plan
+from rollmill.planning.plan import Plan
 from rollmill.programs.cache import enable_compilation_cache
 from rollmill.programs.compiled import CompiledProgram, check_devices, lower
 from rollmill.programs.devices import take_devices, telling_memory
@@ -22,7 +22,10 @@ from rollmill.programs.mean_choice import choose_mean
 from rollmill.programs.memory_needs import claim_before_compiling, claim_compiled
 from rollmill.programs.reductions import mesh_of
 from rollmill.programs.replay_size import check_message_size, check_replay_size, replay_size
-from rollmill.record import Display, Restored, RunDirectory, write_json
+from rollmill.record.checkpoints import Restored
+from rollmill.record.display import Display
+from rollmill.record.json_files import write_json
+from rollmill.record.run_directory import RunDirectory
 from rollmill.runs.options import RunOptions
 from rollmill.training.recorder import default_log_every
 from rollmill.training.starting import GivenWeights, begin_with

@@ -19,7 +19,7 @@ from rollmill.core.errors import UsageError
 from rollmill.dataflow import Graph, State, start_learner
 from rollmill.policies.policies import restore_run
 from rollmill.programs.compiled import start_state, state_shapes
-from rollmill.record import Restored
+from rollmill.record.checkpoints import Restored
 from rollmill.runs.options import RunOptions
 
 ANEW = ("optimiser", "optimisers", "progress")

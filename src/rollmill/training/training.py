@@ -15,7 +15,8 @@ from rollmill.gpus.jax_settings import check_compiled
 from rollmill.hooks import Hook
 from rollmill.policies.far_actions import notes_on_far_actions
 from rollmill.programs.compiled import CompiledProgram
-from rollmill.record import Display, RunDirectory, choose_display
+from rollmill.record.display import Display, choose_display
+from rollmill.record.run_directory import RunDirectory
 from rollmill.runs.algorithms import ALGORITHMS
 from rollmill.runs.creation import create_run, run_config, run_root
 from rollmill.runs.options import RunOptions

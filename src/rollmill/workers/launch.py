@@ -6,22 +6,22 @@ from dataclasses import replace
 
 import jax
 
-from rollmill.channels import BrokerServer, LocalBroker, new_token
+from rollmill.channels.broker.local import LocalBroker
+from rollmill.channels.broker.server import BrokerServer
+from rollmill.channels.transport.handshake import new_token
 from rollmill.core.machine import usable_cores
 from rollmill.dataflow import Flow, Graph, State, flow
-from rollmill.planning import Plan
-from rollmill.processes import Supervision, Supervisor, ThreadSupervisor
-from rollmill.processes.cluster import (
-    RayLauncher,
-    autoscales,
-    check_room,
-    demands_of,
-    joined,
-    living_nodes,
-    modules_to_send,
-)
+from rollmill.planning.plan import Plan
+from rollmill.processes.cluster.demands import demands_of
+from rollmill.processes.cluster.joining import joined
+from rollmill.processes.cluster.launcher import RayLauncher
+from rollmill.processes.cluster.modules import modules_to_send
+from rollmill.processes.cluster.room import autoscales, check_room, living_nodes
+from rollmill.processes.supervision import Supervision
+from rollmill.processes.supervisor import Supervisor
+from rollmill.processes.threads import ThreadSupervisor
 from rollmill.programs.cache import enable_compilation_cache
-from rollmill.record import RunDirectory
+from rollmill.record.run_directory import RunDirectory
 from rollmill.workers.coordination.coordinator import Coordinator, Saved, initial_host_state
 from rollmill.workers.coordination.jobs import jobs_of
 from rollmill.workers.loaded_code import LoadedCode

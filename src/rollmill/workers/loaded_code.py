@@ -11,8 +11,10 @@ import jax
 from rollmill.core.code_identity import SHOWN_DIGITS, digests_of, own_code
 from rollmill.core.errors import UnfitHost
 from rollmill.dataflow import Graph, fingerprint
-from rollmill.processes import Clock, Control
-from rollmill.record import RunDirectory, write_json
+from rollmill.processes.clocks import Clock
+from rollmill.processes.control import Control
+from rollmill.record.json_files import write_json
+from rollmill.record.run_directory import RunDirectory
 from rollmill.workers.protocol import Loaded, send
 from rollmill.workers.run_spec import RunSpec
 

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
-from rollmill.planning import AllReduce
-from rollmill.processes import Job, Supervision, WorkerMessage
-from rollmill.processes.messages import NOTHING
+from rollmill.planning.plan import AllReduce
+from rollmill.processes.jobs import Job
+from rollmill.processes.messages import NOTHING, WorkerMessage
+from rollmill.processes.supervision import Supervision
 from rollmill.programs.compile_clock import CompileTimes
 
 MessageType = TypeVar("MessageType")

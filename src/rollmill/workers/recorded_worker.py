@@ -4,7 +4,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from rollmill.processes import Control, WorkerMessage
+from rollmill.processes.control import Control
+from rollmill.processes.messages import WorkerMessage
 from rollmill.profiling.recording import TraceRecorder
 from rollmill.workers.protocol import AbandonRecording, StartRecording, StopRecording, WindowRecorded, parse, send
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from rollmill.dataflow import State
-from rollmill.planning import AllReduce
+from rollmill.planning.plan import AllReduce
 
 Row: TypeAlias = Mapping[str, Any]
 """Metrics by name; each a scalar, or `[seed]`."""

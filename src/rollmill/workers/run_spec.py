@@ -6,7 +6,7 @@ from typing import Any
 from rollmill.core.json_data import read_as
 from rollmill.core.machine import GpuSharing
 from rollmill.fusion import Numerics
-from rollmill.planning import AllReduceOption, Plan
+from rollmill.planning.plan import AllReduceOption, Plan
 from rollmill.programs.kernels import Fusion
 
 

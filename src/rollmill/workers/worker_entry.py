@@ -10,12 +10,18 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from rollmill.channels import LocalBroker, MemoryWire, RemoteBroker, ScopedBroker, TcpWire, Wire
+from rollmill.channels.broker.client import RemoteBroker
+from rollmill.channels.broker.local import LocalBroker
+from rollmill.channels.broker.scope import ScopedBroker
+from rollmill.channels.protocols import Wire
+from rollmill.channels.shm.wire import MemoryWire
+from rollmill.channels.tcp.wire import TcpWire
 from rollmill.core.errors import UnfitHost, UsageError
 from rollmill.dataflow import Flow, Graph, flow, roles_of
-from rollmill.processes import Control, Job
-from rollmill.processes.cluster import find_ray, own_host
+from rollmill.processes.cluster.joining import find_ray, own_host
+from rollmill.processes.control import Control
 from rollmill.processes.events import FINAL
+from rollmill.processes.jobs import Job
 from rollmill.programs.cache import enable_compilation_cache
 from rollmill.programs.compile_clock import CompileClock
 from rollmill.programs.compiled import unroll_for

@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 from rollmill.core.errors import UsageError
 from rollmill.core.machine import GpuSharing, visible_gpus
-from rollmill.gpus import find_computing_gpus, open_nvml, shared_gpus
-from rollmill.planning import AllReduceOption
+from rollmill.gpus.devices import find_computing_gpus, open_nvml
+from rollmill.gpus.sharing import shared_gpus
+from rollmill.planning.plan import AllReduceOption
 
 LEAST_NCCL = (2, 30)
 """From this version on, NCCL joins several processes of one GPU, where they allow it."""

@@ -10,7 +10,8 @@ from rollmill.core.machine import versions
 from rollmill.core.spaces import unsupported
 from rollmill.policies.exporting.interface import ExportedArray, ExportedFunction
 from rollmill.policies.policy import LoadedRun
-from rollmill.record import plain, tree_digest
+from rollmill.record.json_files import plain
+from rollmill.record.leaves import tree_digest
 
 BATCH = "batch"
 """Name of the leading axis of all inputs and outputs, whose length is free."""

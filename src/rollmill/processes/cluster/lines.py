@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from rollmill.channels import Damaged
+from rollmill.channels.errors import Damaged
 from rollmill.channels.transport.handshake import Admission
 from rollmill.channels.transport.listener import Listener
 from rollmill.processes.handshake import Identity, claim_of, connect_as, listen, refuse, welcome

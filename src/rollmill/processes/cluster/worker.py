@@ -6,14 +6,15 @@ import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from rollmill.channels import Damaged, Refused
+from rollmill.channels.errors import Damaged, Refused
 from rollmill.core.errors import UsageError
 from rollmill.core.interruption import leave_signals_to_coordinator
 from rollmill.core.process_tree import MARK, start_guard
-from rollmill.processes import Job, serve
 from rollmill.processes.cluster.joining import find_ray
 from rollmill.processes.cluster.lines import redirect_output
 from rollmill.processes.cluster.modules import NOTHING, SentModules, missing_here, unpack
+from rollmill.processes.jobs import Job
+from rollmill.processes.worker import serve
 
 
 class Assignment(NamedTuple):

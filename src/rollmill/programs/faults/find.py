@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Array, Bool, PyTree, UInt32
 
 from rollmill.core.errors import CheckpointError, NonFiniteError, StorageError
+from rollmill.core.folder import Folder
 from rollmill.dataflow import (
     COLLECT,
     LEARN,
@@ -39,7 +40,9 @@ from rollmill.dataflow import (
 from rollmill.programs.compiled import CompiledProgram
 from rollmill.programs.compiler_options import program_options
 from rollmill.programs.dispatch import Window
-from rollmill.record import Checkpoints, Folder, RunDirectory, write_json
+from rollmill.record.checkpoints import Checkpoints
+from rollmill.record.json_files import write_json
+from rollmill.record.run_directory import RunDirectory
 
 SHOWN_ENVIRONMENTS = 8
 

@@ -10,12 +10,14 @@ import numpy as np
 from jaxtyping import PyTree
 
 from rollmill.core.errors import CheckpointError
+from rollmill.core.folder import Folder
 from rollmill.core.json_data import read_as
 from rollmill.core.own_line import own_line
 from rollmill.dataflow import COLLECT, Collector, Graph, State, identity, iteration_key, step_one
 from rollmill.programs.compiled import state_shapes
 from rollmill.programs.faults.find import Fault, LearningStep, bad_rows, learning_steps, roll_out
-from rollmill.record import Checkpoints, Folder, read_json
+from rollmill.record.checkpoints import Checkpoints
+from rollmill.record.json_files import read_json
 
 FAULT = "fault.json"
 

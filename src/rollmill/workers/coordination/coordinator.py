@@ -29,20 +29,11 @@ from rollmill.dataflow import (
     start,
     start_learner,
 )
-from rollmill.planning import AllReduce
-from rollmill.processes import (
-    ALL,
-    Audible,
-    Clock,
-    Finished,
-    Hung,
-    Job,
-    Lost,
-    Received,
-    Silent,
-    Started,
-    Supervision,
-)
+from rollmill.planning.plan import AllReduce
+from rollmill.processes.clocks import Clock
+from rollmill.processes.events import Audible, Finished, Hung, Lost, Received, Silent, Started
+from rollmill.processes.jobs import Job
+from rollmill.processes.supervision import ALL, Supervision
 from rollmill.programs.compile_clock import CompileTimes
 from rollmill.programs.faults.find import stop_at_nonfinite
 from rollmill.workers.coordination.failure_log import FailureLog

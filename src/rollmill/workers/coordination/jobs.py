@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rollmill.dataflow import Group, Partition
-from rollmill.processes import Job
+from rollmill.processes.jobs import Job
 
 THREADS = "NPROC"
 """The environment variable that tells XLA how many threads a program on a CPU may have."""

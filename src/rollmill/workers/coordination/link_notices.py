@@ -1,7 +1,7 @@
 """What the user is told about links to other hosts."""
 
 from rollmill.channels.transport.tcp_options import SECONDS_UNTIL_LOST
-from rollmill.processes import Audible, Silent
+from rollmill.processes.events import Audible, Silent
 from rollmill.workers.reports import Notice
 
 

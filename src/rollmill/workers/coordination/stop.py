@@ -10,7 +10,8 @@ answered.
 
 from collections.abc import Set
 
-from rollmill.processes import ALL, Job, Supervision
+from rollmill.processes.jobs import Job
+from rollmill.processes.supervision import ALL, Supervision
 from rollmill.workers.protocol import End, Hold, send_to
 
 

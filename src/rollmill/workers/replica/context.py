@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from rollmill.channels import Wire
+from rollmill.channels.protocols import Wire
 from rollmill.core.types import Key
 from rollmill.dataflow import Flow, Graph, Group, Role, peers, share
 from rollmill.programs.compile_clock import CompileClock

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from rollmill.channels import Receiver, Sender
+from rollmill.channels.protocols import Receiver, Sender
 from rollmill.core.types import HostStep, HostVector
 from rollmill.dataflow import Collector, Graph, ResetReply, StepReply, StepRequest, answer_request, start_collector
 from rollmill.workers.protocol import EnvFailures, EnvGrowth, send

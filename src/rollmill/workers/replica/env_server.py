@@ -6,7 +6,8 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from rollmill.channels import ChannelClosed, Receiver, Sender
+from rollmill.channels.errors import ChannelClosed
+from rollmill.channels.protocols import Receiver, Sender
 from rollmill.dataflow import Collector, StepReply
 from rollmill.workers.replica.context import ReplicaContext
 from rollmill.workers.replica.env_client import (

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from rollmill.channels import Layout
+from rollmill.channels.layout import Layout
 from rollmill.dataflow import Collector, Flow, Group, ResetReply, Trajectory, share, widened
 
 AXES: Any = Trajectory(steps=1, start_memory=0, observation=0, memory=0)  # type: ignore[arg-type]

@@ -12,7 +12,8 @@ from typing import Any, NoReturn
 import jax
 import numpy as np
 
-from rollmill.channels import ChannelClosed, ReceivedMessage, Receiver, TimedOut
+from rollmill.channels.errors import ChannelClosed, TimedOut
+from rollmill.channels.protocols import ReceivedMessage, Receiver
 from rollmill.dataflow import Learner, end_iteration, start_learner
 from rollmill.workers.protocol import IterationMetrics, SnapshotPart, send
 from rollmill.workers.replica.context import ReplicaContext

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rollmill.core.operations import AROUND_SIMULATORS, STEPPING, ThreadActivity, span
-from rollmill.processes import Control, WorkerMessage
-from rollmill.processes.messages import Seconds
+from rollmill.processes.control import Control
+from rollmill.processes.messages import Seconds, WorkerMessage
 
 LONGER = 10.0
 """Work may take this many times as long as the longest that was done so far, where that is above the limit."""

@@ -7,7 +7,8 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from rollmill.channels import Layout, Reduction
+from rollmill.channels.layout import Layout
+from rollmill.channels.protocols import Reduction
 from rollmill.dataflow import Learner
 from rollmill.workers.replica.context import ReplicaContext
 from rollmill.workers.replica.layouts import gradients_layout, parameters_layout

@@ -13,7 +13,7 @@ from jaxtyping import PyTree
 
 from rollmill.core.errors import CheckpointError
 from rollmill.dataflow import Collector, Learner, Owned, State
-from rollmill.record import from_host, to_host
+from rollmill.record.leaves import from_host, to_host
 from rollmill.workers.replica.context import ReplicaContext
 
 COLLECTOR, LEARNER, RINGS = "collector.", "learner.", "rings."

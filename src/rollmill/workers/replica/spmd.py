@@ -17,18 +17,18 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, PyTree
 
-from rollmill.channels import Wire
+from rollmill.channels.protocols import Wire
 from rollmill.core.errors import UsageError
 from rollmill.core.machine import visible_gpus
 from rollmill.dataflow import Graph, State, first_learning_iteration
 from rollmill.fusion import backend_of
-from rollmill.processes import Control
+from rollmill.processes.control import Control
 from rollmill.programs.compile_clock import CompileClock
 from rollmill.programs.compiled import CompiledProgram, lower
 from rollmill.programs.dispatch import Window, dispatch_ahead
 from rollmill.programs.mean_choice import MeanChoice, choose_mean
 from rollmill.programs.reductions import HostMean, mesh_of
-from rollmill.record import from_host, to_host
+from rollmill.record.leaves import from_host, to_host
 from rollmill.workers.protocol import (
     Begin,
     IterationMetrics,

@@ -7,7 +7,8 @@ no other until it is told where the end is, which is behind all that anybody has
 
 import threading
 
-from rollmill.processes import Control, WorkerMessage
+from rollmill.processes.control import Control
+from rollmill.processes.messages import WorkerMessage
 from rollmill.workers.protocol import End, Hold, latest, wait
 
 

@@ -3,7 +3,8 @@
 import jax
 import numpy as np
 
-from rollmill.channels import Damaged, Gathered
+from rollmill.channels.errors import Damaged
+from rollmill.channels.protocols import Gathered
 from rollmill.dataflow import Trajectory
 from rollmill.workers.replica.context import ReplicaContext
 from rollmill.workers.replica.layouts import AXES, trajectory_layout
