@@ -5,8 +5,9 @@ brings other convolutions into this order itself, but not those inside of loops 
 them element by element: gradients of a convolution take eight to eleven times as long in a `scan` as outside.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -18,13 +19,35 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 from jaxtyping import Array
 
+Convolve: TypeAlias = Callable[[Array, Array], Array]
+"""From the operands of one convolution, with its parameters, to its result."""
+
+OwnCode: TypeAlias = Callable[[Any, Any, dict[str, Any]], Convolve | None]
+"""From shapes and dtypes of the operands, and the parameters, to a function that computes it, or to None."""
+
+
+def by_xla(lhs: Any, rhs: Any, params: dict[str, Any]) -> None:
+    """Leaves every convolution to XLA: an `OwnCode`."""
+
+
 _ordered = core.Primitive("ordered_convolution")
 """A convolution of `[batch, *space, inputs]` by `[*space, inputs, outputs]` to `[batch, *space, outputs]`."""
 
 
-def order_convolutions() -> None:
-    """From now on, programs that this process compiles for CPUs have convolutions in the fast order of axes."""
-    rule = mlir.lower_fun(reordered, multiple_results=False)
+def order_convolutions(own: OwnCode = by_xla) -> None:
+    """From now on, programs that this process compiles for CPUs have convolutions in the fast order of axes.
+
+    Args:
+        own: computes some of them by code of this process, which programs that are exported do not contain.
+    """
+
+    def rule(context: mlir.LoweringRuleContext, lhs: ir.Value, rhs: ir.Value, **params: Any) -> Sequence[ir.Value]:
+        is_exported = context.module_context.lowering_parameters.for_export
+        image, kernel = context.avals_in
+        compute = None if is_exported else own(image, kernel, params)
+        function = compute or partial(reordered, **params)
+        return mlir.lower_fun(function, multiple_results=False)(context, lhs, rhs)
+
     mlir.register_lowering(jax.lax.conv_general_dilated_p, rule, platform="cpu")
 
 

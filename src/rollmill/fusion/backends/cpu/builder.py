@@ -212,7 +212,7 @@ class Emitter:
         self.builder.position_at_end(after)
 
     def sums(
-        self, turns: int, start: list[Value], turn: Callable[[Value, list[Value]], list[Value]]
+        self, turns: Value | int, start: list[Value], turn: Callable[[Value, list[Value]], list[Value]]
     ) -> list[Value]:
         """Values after as many turns; `turn` takes the index and the values before it."""
         before, body = self.builder.block, self._function.append_basic_block("sums")
@@ -227,7 +227,8 @@ class Emitter:
         for phi, value in zip((index, *now), (following, *after), strict=True):
             phi.add_incoming(value, self.builder.block)
         rest = self._function.append_basic_block("after")
-        self.builder.cbranch(self.builder.icmp_unsigned("<", following, self.integer(turns)), body, rest)
+        turns = self.integer(turns) if isinstance(turns, int) else turns
+        self.builder.cbranch(self.builder.icmp_unsigned("<", following, turns), body, rest)
         self.builder.position_at_end(rest)
         return after
 

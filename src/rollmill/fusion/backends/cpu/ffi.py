@@ -45,6 +45,8 @@ class NativeKernel(NamedTuple):
     scratch: int
     """Bytes that one core needs, a multiple of 64."""
     outputs: tuple[jax.ShapeDtypeStruct, ...]
+    written_out: bool = False
+    """Whether its loops are written as a processor is to run them."""
 
 
 class NewProgram(NamedTuple):
@@ -85,7 +87,8 @@ def _register(kernel: NativeKernel, inputs: int) -> str:
     name = f"rollmill_{hashlib.sha256(text.encode()).hexdigest()[:24]}"
     with _registering:
         if name not in _registered:
-            jax.ffi.register_ffi_target(name, _capsule(function_address(text, HANDLER)), platform="cpu")
+            address = function_address(text, HANDLER, written_out=kernel.written_out)
+            jax.ffi.register_ffi_target(name, _capsule(address), platform="cpu")
             _registered.add(name)
     return name
 

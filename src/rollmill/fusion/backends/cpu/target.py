@@ -48,25 +48,31 @@ def processor() -> Processor:
     return Processor(binding.get_host_cpu_name(), features.flatten(), lanes, accumulators, usable_cores())
 
 
-def function_address(module: str, name: str) -> int:
+def function_address(module: str, name: str, *, written_out: bool = False) -> int:
     """The address of a function of a module in LLVM's language, compiled and optimised for this processor.
 
     One at a time: LLVM's binding has one context for all threads.
+
+    Args:
+        module: in LLVM's language.
+        name: of the function.
+        written_out: whether its loops are to remain as they are, which takes a third of the time to compile.
     """
     binding = _binding()
     parsed = binding.parse_assembly(module)
     parsed.verify()
     machine = _machine()
-    _optimise(parsed, machine)
+    _optimise(parsed, machine, written_out)
     engine = binding.create_mcjit_compiler(parsed, machine)
     engine.finalize_object()
     _engines.append(engine)
     return engine.get_function_address(name)
 
 
-def _optimise(module: Any, machine: Any) -> None:
+def _optimise(module: Any, machine: Any, written_out: bool) -> None:
     binding = _binding()
-    options = binding.create_pipeline_tuning_options(speed_level=3)
+    options = binding.create_pipeline_tuning_options(speed_level=1 if written_out else 3)
+    options.loop_unrolling = not written_out
     options.slp_vectorization = False  # everything is in vectors already
     passes = binding.create_pass_builder(machine, options)
     passes.getModulePassManager().run(module, passes)
