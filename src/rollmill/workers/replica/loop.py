@@ -4,9 +4,10 @@ import contextlib
 from collections.abc import Callable
 from functools import partial
 
+import jax
 import numpy as np
 
-from rollmill.core.machine import return_freed_memory
+from rollmill.core.machine import keep_freed_memory, return_freed_memory
 from rollmill.dataflow import Stage
 from rollmill.workers.protocol import IterationMetrics, SnapshotPart, send
 from rollmill.workers.replica.collecting import collect_stage
@@ -88,6 +89,8 @@ class _Replica:
             work = stage.run(work)
             if not self._compiled:
                 return_freed_memory()
+        if not self._compiled and jax.default_backend() == "cpu":
+            keep_freed_memory()
         self._compiled = True
         self._start_report.send()  # before the first metrics, whose speed it explains
         if self._reports and work.metrics is not None:
