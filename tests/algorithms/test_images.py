@@ -13,7 +13,7 @@ from jaxtyping import Array, Int
 
 import rollmill
 from rollmill.core.types import Environment, Timestep
-from rollmill.dataflow import collect, empty_rings, start
+from rollmill.dataflow import collect, empty_experience, start
 from rollmill.networks import NetworkConfig
 from rollmill.programs.compiled import lower
 from rollmill.workers.replica.learner import CompiledLearner
@@ -128,7 +128,7 @@ def test_a_step_in_a_replay_memory_takes_one_image():
         network=NETWORK,
     )
     assert graph.replay is not None
-    rings = jax.eval_shape(partial(empty_rings, graph), jnp.arange(4))
+    rings = jax.eval_shape(partial(empty_experience, graph), jnp.arange(4))
     kept = 4 * graph.replay.capacity
     leaves = jax.tree.leaves(rings)
     images = [leaf for leaf in leaves if leaf.size * leaf.dtype.itemsize >= kept * IMAGE_BYTES]

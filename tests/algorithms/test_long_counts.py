@@ -13,7 +13,7 @@ import pytest
 import rollmill
 from rollmill.algorithms.off_policy import StepCounts, counted, start_progress
 from rollmill.core.errors import UsageError
-from rollmill.dataflow import Trajectory, empty_rings, identity, is_filled
+from rollmill.dataflow import Trajectory, empty_experience, identity
 from rollmill.networks import NetworkConfig
 
 ENVS = 1024
@@ -73,9 +73,9 @@ def test_intervals_of_updates_go_on_where_the_count_starts_again(interval):
 
 def test_learning_goes_on_where_an_environment_has_made_many_steps():
     graph = rollmill.dqn("CartPole-v1", total_timesteps=10_000_000_000, **SIZES)
-    rings = empty_rings(graph, jnp.arange(ENVS))
+    rings = empty_experience(graph, jnp.arange(ENVS))
     filled = [
-        bool(is_filled(graph.replay, eqx.tree_at(lambda ring: ring.steps, rings, rings.steps + each), graph.loops))
+        bool(graph.replay.is_ready(eqx.tree_at(lambda ring: ring.steps, rings, rings.steps + each), graph.loops))
         for each in (19, 20, 2**21, 2**22, 2**31 - 1)
     ]
     assert filled == [False, True, True, True, True]  # 20,000 / 1,024 = 19.5 steps of each

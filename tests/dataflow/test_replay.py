@@ -13,10 +13,9 @@ import pytest
 from gymnasium import spaces
 
 import rollmill
-from rollmill.dataflow import Batch, ReplayRing, draw, empty_rings, fill, is_filled, iterate, start
+from rollmill.dataflow import ReplayRing, Trajectory, empty_experience, iterate, start
 from rollmill.dataflow.graph import Step
 from rollmill.dataflow.priorities import BLOCK
-from rollmill.dataflow.replay import store, with_errors
 from rollmill.programs.compiled import lower
 
 T, E = 5, 4
@@ -111,11 +110,17 @@ class History:
         raise AssertionError
 
 
+def adding(graph):
+    return jax.jit(lambda rings, steps: graph.replay.add(graph, rings, Trajectory(steps, (), (), ())))
+
+
+def draw(graph, rings, key, index):
+    return graph.replay.sample(graph, rings, key, index).minibatch.samples
+
+
 def filled(graph, history, rollouts):
     index = jnp.arange(E, dtype=jnp.int32)
-    rings = empty_rings(graph, index)
-    width = E // graph.loops.num_shards
-    keep = jax.jit(partial(store, shard_width=width))
+    rings, keep = empty_experience(graph, index), adding(graph)
     for _ in range(rollouts):
         rings = keep(rings, history.rollout())
     return rings
@@ -138,7 +143,7 @@ def test_transitions_are_those_that_happened(rollouts, prioritised, n_step):
     rings = filled(graph, history, rollouts)
     seen = set()
     for drawn in drawn_from(graph, rings, times=8):
-        batch = jax.tree.map(np.asarray, drawn.transitions._replace(key=()))
+        batch = jax.tree.map(np.asarray, drawn._replace(key=()))
         assert np.all(batch.weight > 0)
         for n in range(len(batch.reward)):
             environment, number = map(int, batch.observation[n][:2])
@@ -160,7 +165,7 @@ def test_every_transition_is_drawn_equally_often():
     counts = dict.fromkeys(history.drawable(capacity), 0)
     times = 400
     for drawn in drawn_from(graph, rings, times=times):
-        for environment, number in np.asarray(drawn.transitions.observation)[:, :2].astype(int):
+        for environment, number in np.asarray(drawn.observation)[:, :2].astype(int):
             counts[environment, number] += 1
     expected = times * 32 / len(counts)
     statistic = sum((count - expected) ** 2 / expected for count in counts.values())
@@ -177,16 +182,13 @@ def test_prioritised_draws_follow_errors_and_weights_correct_for_them():
     rings = filled(graph, history, 60)
     error = lambda observation: 0.1 + (observation[1] % 7)
 
-    def learn(rings, drawn):
-        errors = lambda learner, minibatch: jax.vmap(error)(minibatch.samples.observation)
-        return with_errors(graph._replace(replay=graph.replay._replace(errors=errors)), None, rings, drawn)
-
-    index = jnp.arange(E, dtype=jnp.int32)
+    errors = lambda learner, minibatch: jax.vmap(error)(minibatch.samples.observation)
+    store, index = graph.replay._replace(errors=errors), jnp.arange(E, dtype=jnp.int32)
 
     @jax.jit
     def again(rings, key):
-        drawn = draw(graph, rings, key, index)
-        return learn(rings, drawn), drawn
+        sample = store.sample(graph, rings, key, index)
+        return store.update(graph, rings, None, sample), sample.minibatch.samples
 
     for n in range(400):
         rings, _ = again(rings, jax.random.key(n))
@@ -201,8 +203,8 @@ def test_prioritised_draws_follow_errors_and_weights_correct_for_them():
     total = sum(priorities.values())
     for n in range(400):
         _, drawn = again(rings, jax.random.key(1000 + n))
-        places = np.asarray(drawn.transitions.observation)[:, :2].astype(int)
-        for (environment, number), weight in zip(places, np.asarray(drawn.transitions.weight), strict=True):
+        places = np.asarray(drawn.observation)[:, :2].astype(int)
+        for (environment, number), weight in zip(places, np.asarray(drawn.weight), strict=True):
             counts[environment, number] += 1
             probability = priorities[environment, number] / total
             np.testing.assert_allclose(weight, 1 / (len(drawable) * probability), rtol=1e-3)
@@ -225,9 +227,9 @@ def test_halves_of_the_environments_draw_their_halves_of_a_minibatch(prioritised
     graph = graph_of(capacity=24, prioritised=prioritised, num_shards=4)
     rings = filled(graph, History(3), 7)
     key, index = jax.random.key(5), jnp.arange(E, dtype=jnp.int32)
-    whole = draw(graph, rings, key, index).transitions
+    whole = draw(graph, rings, key, index)
     halves = [
-        draw(graph, jax.tree.map(lambda leaf: leaf[part], rings), key, index[part]).transitions  # noqa: B023
+        draw(graph, jax.tree.map(lambda leaf: leaf[part], rings), key, index[part])  # noqa: B023
         for part in (slice(0, 2), slice(2, 4))
     ]
     for one, two, both in zip(*map(jax.tree.leaves, (*halves, whole)), strict=True):
@@ -237,13 +239,13 @@ def test_halves_of_the_environments_draw_their_halves_of_a_minibatch(prioritised
 def test_learning_waits_until_enough_is_stored():
     graph = graph_of(capacity=100, batch_size=32)
     history, index = History(4), jnp.arange(E, dtype=jnp.int32)
-    rings = empty_rings(graph, index)
+    rings, keep = empty_experience(graph, index), adding(graph)
     stored = []
     for _ in range(4):
-        rings = store(rings, history.rollout(), shard_width=1)
-        stored.append(bool(is_filled(graph.replay, rings, graph.loops)))
+        rings = keep(rings, history.rollout())
+        stored.append(bool(graph.replay.is_ready(rings, graph.loops)))
     assert stored == [T * E * n >= 32 + E for n in range(1, 5)]
-    assert 0 < float(fill(rings)) < 1
+    assert 0 < float(graph.replay.fill(rings)) < 1
 
 
 @pytest.mark.parametrize("prioritised", [False, True])
@@ -261,7 +263,7 @@ def test_numbers_that_fall_back_leave_every_row_where_it_is(prioritised):
         late,
         (late.steps + steps, late.oldest + steps, late.slots + slots, words.at[..., -1].set(moved)),
     )
-    keep, index = jax.jit(partial(store, shard_width=E // graph.loops.num_shards)), jnp.arange(E, dtype=jnp.int32)
+    keep, index = adding(graph), jnp.arange(E, dtype=jnp.int32)
     draws = jax.jit(lambda rings, n: draw(graph, rings, jax.random.key(n), index))
     one, two, fell = History(9), History(9), set()
     for n in range(12):
@@ -271,7 +273,7 @@ def test_numbers_that_fall_back_leave_every_row_where_it_is(prioritised):
         assert (late.steps - late.oldest == plain.steps - plain.oldest).all()
         for mine, right in zip(*(jax.tree.leaves(draws(rings, n)) for rings in (late, plain)), strict=True):
             assert (mine == right).all()
-    assert fell >= {(False, False), (True, True)} and bool(is_filled(graph.replay, late, graph.loops))
+    assert fell >= {(False, False), (True, True)} and bool(graph.replay.is_ready(late, graph.loops))
 
 
 def test_observations_without_numbers_are_stored():
@@ -289,15 +291,14 @@ def test_observations_without_numbers_are_stored():
     state, once = start(graph, jax.random.key(0), jnp.arange(2)), jax.jit(partial(iterate, graph))
     for _ in range(3):
         state, metrics = once(state)
-    drawn = draw(graph, state.rings, jax.random.key(0), jnp.arange(2)).transitions
+    drawn = draw(graph, state.rings, jax.random.key(0), jnp.arange(2))
     assert drawn.observation.shape == drawn.next_observation.shape == (8, 0)
     assert set(np.asarray(drawn.reward).tolist()) <= set(range(1, 9)) and float(metrics["epochs"]) == 1
 
 
 def test_a_graph_without_a_replay_memory_has_no_rings():
-    assert empty_rings(rollmill.ppo("CartPole-v1"), jnp.arange(2)) == ()
-    assert isinstance(empty_rings(graph_of(capacity=24), jnp.arange(2)), ReplayRing)
-    assert Batch(())
+    assert empty_experience(rollmill.ppo("CartPole-v1"), jnp.arange(2)) == ()
+    assert isinstance(empty_experience(graph_of(capacity=24), jnp.arange(2)), ReplayRing)
 
 
 @pytest.mark.slow

@@ -49,7 +49,17 @@ from rollmill.core.types import (
     Observation,
     Params,
 )
-from rollmill.dataflow import Batch, Decision, Graph, MeanGradients, Metrics, PolicyOutputs, Replay, Transitions
+from rollmill.dataflow import (
+    Batch,
+    Decision,
+    Graph,
+    MeanGradients,
+    Metrics,
+    PolicyOutputs,
+    PrioritisedReplay,
+    Replay,
+    Transitions,
+)
 from rollmill.networks import MASKED_LOGIT, Categorical, NetworkConfig, action_values
 
 STEPS_AN_UPDATE = 4
@@ -177,7 +187,8 @@ def dqn(
     optimiser, rate = adam(parts), rate_metric(parts)
     error = partial(_error, agent, chosen)
     if chosen.prioritised:
-        parts = parts._replace(replay=parts.replay._replace(errors=partial(_errors, error)))
+        exponents = chosen.priority_exponent, chosen.weight_exponent
+        parts = parts._replace(replay=PrioritisedReplay(_replay_of(chosen), *exponents, partial(_errors, error)))
     return off_policy_graph(
         "dqn",
         parts,
@@ -215,10 +226,7 @@ def _network(observation_space: spaces.Space, action_space: spaces.Discrete, con
 
 
 def _replay_of(config: DQNConfig) -> Replay:
-    memory = uniform_replay(config)._replace(n_step=config.n_step)
-    if not config.prioritised:
-        return memory
-    return memory._replace(priority_exponent=config.priority_exponent, weight_exponent=config.weight_exponent)
+    return uniform_replay(config)._replace(n_step=config.n_step)
 
 
 # --- the fragments ------------------------------------------------------------------------------------

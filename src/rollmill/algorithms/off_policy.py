@@ -34,6 +34,7 @@ from rollmill.core.types import Action, Environment, GymnasiumObject, HostEnviro
 from rollmill.dataflow import (
     MAX_ROWS,
     Batch,
+    ExperienceStore,
     Graph,
     Learner,
     Loops,
@@ -42,7 +43,6 @@ from rollmill.dataflow import (
     Reduce,
     Replay,
     Trajectory,
-    first_learning,
     waiting_iterations,
 )
 from rollmill.networks import MASKED_LOGIT, Categorical, NetworkConfig
@@ -64,7 +64,7 @@ class OffPolicyParts(NamedTuple):
     choices: Choices
     custom: list[str]
     loops: Loops
-    replay: Replay
+    replay: ExperienceStore
 
 
 MAX_INTERVAL = 2**31 - 1
@@ -373,7 +373,7 @@ def _most_shards(num_envs: int, batch_size: int) -> int:
 
 def _each(replay: Replay, loops: Loops) -> int:
     """Steps of each environment before learning begins."""
-    return -(-first_learning(replay, loops) // loops.num_envs)
+    return -(-replay.first_learning(loops) // loops.num_envs)
 
 
 def _check_replay(config: Any, replay: Replay, loops: Loops) -> None:

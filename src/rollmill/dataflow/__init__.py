@@ -10,6 +10,7 @@ from rollmill.dataflow.collecting import (
     step_one,
 )
 from rollmill.dataflow.crossing import Cut, Handlers, Piece, cross, cut, drive, evaluate, walk, walk_leaves
+from rollmill.dataflow.experience import FILL, empty_experience, first_learning_iteration, waiting_iterations
 from rollmill.dataflow.fingerprint import fingerprint, fragment_fingerprints
 from rollmill.dataflow.flow import Flow, StepReply, StepRequest, flow
 from rollmill.dataflow.gradients import ElementwiseUpdate, LossOfOne, MeanGradients, UnfusedPolicy
@@ -19,13 +20,14 @@ from rollmill.dataflow.graph import (
     Collector,
     Decide,
     Decision,
+    ExperienceStore,
     Graph,
     Learner,
     Loops,
     Metrics,
     PolicyOutputs,
     Reduce,
-    Replay,
+    Sample,
     State,
     Step,
     Trajectory,
@@ -36,12 +38,11 @@ from rollmill.dataflow.keys import COLLECT, LEARN, iteration_key
 from rollmill.dataflow.learning import (
     end_iteration,
     learn,
-    learn_drawn,
     learn_from,
+    learn_sample,
     over_epochs,
     prepare,
     report,
-    store_steps,
     unlearned,
 )
 from rollmill.dataflow.loops import iterate, start, start_learner
@@ -87,25 +88,18 @@ from rollmill.dataflow.remote import (
     with_remote_environment,
     with_remote_update,
 )
-from rollmill.dataflow.replay import (
-    FILL,
-    MAX_ROWS,
-    Drawn,
-    ReplayRing,
-    Transitions,
-    draw,
-    empty_rings,
-    fill,
-    first_learning,
-    first_learning_iteration,
-    is_filled,
-    waiting_iterations,
-    with_errors,
-)
+from rollmill.dataflow.replay import MAX_ROWS, PrioritisedReplay, Replay, ReplayRing, Transitions
 from rollmill.dataflow.roles import Channel, Owned, Role, Stage, channels_of, roles, roles_of
+from rollmill.dataflow.sequences import Sequence, SequenceReplay
 from rollmill.dataflow.shuffle import permutation
 
 __all__ = [
+    "Sequence",
+    "SequenceReplay",
+    "empty_experience",
+    "ExperienceStore",
+    "PrioritisedReplay",
+    "Sample",
     "COMPUTED",
     "waiting_iterations",
     "MAX_ROWS",
@@ -125,7 +119,6 @@ __all__ = [
     "Cut",
     "Decide",
     "Decision",
-    "Drawn",
     "MinibatchLoop",
     "Edge",
     "ElementwiseUpdate",
@@ -169,15 +162,11 @@ __all__ = [
     "collection_metrics",
     "cross",
     "cut",
-    "draw",
     "drive",
-    "empty_rings",
     "remote_environment",
     "evaluate",
-    "fill",
     "fingerprint",
     "end_iteration",
-    "first_learning",
     "first_learning_iteration",
     "flat_samples",
     "flow",
@@ -185,14 +174,13 @@ __all__ = [
     "gradient_metrics",
     "gradients_of_rows",
     "identity",
-    "is_filled",
     "is_flag",
     "is_large",
     "interfaces",
     "iterate",
     "iteration_key",
     "learn",
-    "learn_drawn",
+    "learn_sample",
     "learn_from",
     "learn_minibatch",
     "num_shards_for",
@@ -215,14 +203,12 @@ __all__ = [
     "start_one",
     "step_all",
     "step_one",
-    "store_steps",
     "unlearned",
     "minibatch_gather",
     "answer_request",
     "walk",
     "walk_leaves",
     "widened",
-    "with_errors",
     "with_remote_environment",
     "with_remote_update",
     "UnfusedPolicy",

@@ -18,12 +18,12 @@ from jaxtyping import Array, Bool, Float, PyTree
 
 from rollmill.core.types import Action, Observation
 from rollmill.dataflow.collecting import collect, collection_metrics
+from rollmill.dataflow.experience import FILL
 from rollmill.dataflow.graph import ActionMask, Batch, Graph, State, Trajectory, Weights
 from rollmill.dataflow.learning import prepare, report
 from rollmill.dataflow.loops import start
 from rollmill.dataflow.minibatch_loop import identity
 from rollmill.dataflow.minibatches import minibatch_gather
-from rollmill.dataflow.replay import FILL, draw
 
 LEARNED = ("finite/gradients", "losses/gradient_norm", "epochs")
 """Metrics of learning that no fragment names: those of `gradient_metrics`, and how many epochs there were."""
@@ -125,9 +125,9 @@ def flow(graph: Graph) -> Flow:
 
 
 def _minibatch(graph: Graph, index: Array, state: State, batch: Batch) -> Batch:
-    """A minibatch of the batch, or of the replay memory."""
+    """A minibatch of the batch, or of the experience store."""
     if graph.replay is not None:
-        return Batch(draw(graph, state.rings, state.key, index).transitions)
+        return graph.replay.sample(graph, state.rings, state.key, index).minibatch
     loops = graph.loops
     rows = loops.num_envs * loops.rows_each // loops.num_minibatches
     return minibatch_gather(batch, loops)(jnp.zeros(rows, jnp.uint32))

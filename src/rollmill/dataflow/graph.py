@@ -107,7 +107,7 @@ class State(eqx.Module):
     key: Key
     iteration: Int[Array, "*S"]
     rings: PyTree[Array] = ()
-    """The replay memory, one ring for each environment (`dataflow.replay`); `()` for a graph without one."""
+    """The contents of the graph's experience store, or `()` for a graph without one."""
 
 
 class Loops(NamedTuple):
@@ -135,27 +135,6 @@ class Loops(NamedTuple):
     def batch_size(self) -> int:
         """Environment steps of one iteration."""
         return self.num_envs * self.num_steps
-
-
-class Replay(NamedTuple):
-    """A replay memory between collecting and learning: its sizes, and how transitions are drawn from it."""
-
-    capacity: int
-    """Slots of each environment; a step takes one, and the end of a truncated episode one more."""
-    minibatch_size: int
-    """Transitions of a minibatch, over all environments."""
-    learning_starts: int
-    """Environment steps to store before learning begins."""
-    gamma: float
-    """Discount factor of returns over several steps."""
-    n_step: int = 1
-    """Most steps of a transition's return."""
-    priority_exponent: float = 0.0
-    """Transitions are drawn in proportion to their errors to this power; 0 draws uniformly."""
-    weight_exponent: float = 0.0
-    """Exponent of the importance weights that correct for prioritised draws."""
-    errors: Callable[[Learner, Batch], Float[Array, " N"]] | None = None
-    """The errors that priorities follow, of each transition in a minibatch, by the learner before the update."""
 
 
 @runtime_checkable
@@ -226,6 +205,71 @@ class Prepare(Protocol):
         ...
 
 
+class Sample(NamedTuple):
+    """A minibatch drawn from an experience store."""
+
+    minibatch: Batch
+    place: PyTree[Array] = ()
+    """Where the store keeps these samples. Only its `update` reads this."""
+
+
+@runtime_checkable
+class ExperienceStore(Protocol):
+    """Stores the steps of many iterations, and draws the minibatches that a learner trains on.
+
+    A store is a value of sizes and functions. Its contents are a pytree in the training state (`State.rings`), in
+    which every leaf is `[E, ...]`: the part of one environment lies with that environment, wherever it is placed.
+    Placement, checkpoints and recovery therefore need no code of their own for a new store. A store draws inside
+    the logical shards of the environments, each with its own key, so that every placement draws the same samples.
+    """
+
+    @property
+    def capacity(self) -> int:
+        """Number of environment steps kept for each environment."""
+        ...
+
+    def first_learning(self, loops: Loops, /) -> int:
+        """Returns the number of environment steps after which learning begins."""
+        ...
+
+    def empty(self, graph: "Graph", index: Int[Array, " E"], /) -> PyTree[Array]:
+        """Returns the contents before the first step, for the environments with these global indices."""
+        ...
+
+    def add(self, graph: "Graph", contents: PyTree[Array], trajectory: Trajectory, /) -> PyTree[Array]:
+        """Returns the contents with a rollout of the same environments added."""
+        ...
+
+    def is_ready(self, contents: PyTree[Array], loops: Loops, /) -> Bool[Array, ""]:
+        """Returns whether enough is stored to begin learning. The answer is the same on every replica."""
+        ...
+
+    def sample(self, graph: "Graph", contents: PyTree[Array], key: Key, index: Int[Array, " E"], /) -> Sample:
+        """Draws the part of one minibatch that belongs to the environments held here.
+
+        `index` holds their global indices, which are whole logical shards.
+        """
+        ...
+
+    def update(
+        self, graph: "Graph", contents: PyTree[Array], learner: Learner, sample: Sample, /
+    ) -> PyTree[Array]:
+        """Returns the contents after a sample was learned from, by the learner before that update."""
+        ...
+
+    def mutable(self, contents: PyTree[Array], /) -> PyTree[Array]:
+        """Returns the part that `update` changes. The loop over minibatches carries this part alone."""
+        ...
+
+    def with_mutable(self, contents: PyTree[Array], mutable: PyTree[Array], /) -> PyTree[Array]:
+        """Returns the contents with this part exchanged."""
+        ...
+
+    def fill(self, contents: PyTree[Array], /) -> Float[Array, ""]:
+        """Returns the mean fraction of the capacity that is in use."""
+        ...
+
+
 class PolicyOutputs(NamedTuple):
     """Outputs of a policy's networks besides its action, as functions of ONE raw observation.
 
@@ -283,8 +327,8 @@ class Graph(NamedTuple):
     condense: Callable[[Weights, Step], Step] | None = None
     """Optional: makes a step of all environments, leaves `[E, ...]`, smaller where it is collected, so that a
     trajectory holds a large observation once. Rollout kernels do without it."""
-    replay: Replay | None = None
-    """A replay memory to learn from, instead of the iteration's own batch."""
+    replay: ExperienceStore | None = None
+    """Where steps are stored to learn from, instead of the iteration's own batch."""
     elsewhere: Callable[[Environment], "Graph"] | None = None
     """The same algorithm on another environment of the same spaces, where more of the graph than its environment
     fragment depends on the environment."""

@@ -17,6 +17,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from rollmill.core.operations import traced
 from rollmill.core.types import Key
 from rollmill.dataflow.collecting import collection_metrics
+from rollmill.dataflow.experience import FILL
 from rollmill.dataflow.graph import Batch, Graph, Learner, Metrics, Reduce, Trajectory
 from rollmill.dataflow.minibatch_loop import (
     MakeMinibatchLoop,
@@ -26,7 +27,6 @@ from rollmill.dataflow.minibatch_loop import (
     plain_minibatch_loop,
 )
 from rollmill.dataflow.minibatches import shuffled_rows
-from rollmill.dataflow.replay import FILL, ReplayRing, draw, fill, is_filled, store, with_errors, with_priorities
 
 
 class _Progress(NamedTuple):
@@ -51,7 +51,7 @@ def learn_from(
     Args:
         graph: what is trained.
         learner: before the iteration.
-        rings: the replay memory of the environments held here; `()` without one.
+        rings: contents of the experience store for the environments held here; `()` without one.
         trajectory: of these environments.
         key: random key of the iteration's learning.
         index: global indices of these environments.
@@ -59,7 +59,7 @@ def learn_from(
         make_minibatch_loop: `plain_minibatch_loop` or an equivalent function.
 
     Returns:
-        The learner, the replay memory, and the metrics of the whole iteration.
+        The learner, the contents of the experience store, and the metrics of the whole iteration.
     """
     with traced("prepare"):
         learner, batch = prepare(graph, learner, trajectory, index, reduce=reduce)
@@ -70,7 +70,7 @@ def learn_from(
         )
     else:
         with traced("store"):
-            rings = store_steps(graph, rings, trajectory)
+            rings = graph.replay.add(graph, rings, trajectory)
         learner, rings, learned = learn_from_replay(graph, learner, rings, key, index, reduce=reduce)
     with traced("metrics"):
         collected = reduce({**collection_metrics(graph, trajectory, graph.weights(learner), index), **reported})
@@ -124,64 +124,59 @@ def end_iteration(graph: Graph, learner: Learner) -> Learner:
     return graph.end_iteration(learner)
 
 
-def store_steps(graph: Graph, rings: ReplayRing, trajectory: Trajectory) -> ReplayRing:
-    """The replay memory with the steps of a trajectory."""
-    return store(rings, trajectory.steps, shard_width=graph.loops.num_envs // graph.loops.num_shards)
-
-
 def learn_from_replay(
     graph: Graph,
     learner: Learner,
-    rings: ReplayRing,
+    rings: PyTree[Array],
     key: Key,
     index: Int[Array, " E"],
     *,
     reduce: Reduce = identity,
-) -> tuple[Learner, ReplayRing, Metrics]:
-    """`num_minibatches` updates, each with transitions drawn from the replay memory; metrics are their means.
+) -> tuple[Learner, PyTree[Array], Metrics]:
+    """Makes `num_minibatches` updates, each with a sample of the experience store. Metrics are their means.
 
     Until enough steps are stored, nothing is learned: `epochs` is 0, and so are the metrics of learning.
     """
     assert graph.replay is not None
+    store = graph.replay
 
-    def one_update(learner: Learner, priorities: Any, n: Int[Array, ""]) -> tuple[Learner, Any, Metrics]:
-        now = with_priorities(rings, priorities)
-        learner, now, metrics = learn_drawn(graph, learner, now, jax.random.fold_in(key, n), index, reduce=reduce)
-        return learner, now.priorities, metrics
+    def one_update(learner: Learner, mutable: Any, n: Int[Array, ""]) -> tuple[Learner, Any, Metrics]:
+        now = store.with_mutable(rings, mutable)
+        learner, now, metrics = learn_sample(graph, learner, now, jax.random.fold_in(key, n), index, reduce=reduce)
+        return learner, store.mutable(now), metrics
 
     def again(n: Int[Array, ""], carry: tuple[Learner, Any, Metrics]) -> tuple[Learner, Any, Metrics]:
-        learner, priorities, sums = carry
-        learner, priorities, metrics = one_update(learner, priorities, n)
-        return learner, priorities, added(sums, metrics)
+        learner, mutable, sums = carry
+        learner, mutable, metrics = one_update(learner, mutable, n)
+        return learner, mutable, added(sums, metrics)
 
     # A loop of no turns, and not a branch, while nothing is learned: what passes through a branch is copied.
-    learns = is_filled(graph.replay, rings, graph.loops)
+    learns = store.is_ready(rings, graph.loops)
     count = jnp.where(learns, graph.loops.num_minibatches, 0)
-    sums = unlearned(jax.eval_shape(one_update, learner, rings.priorities, count)[2])
-    begin = learner, rings.priorities, sums
-    learner, priorities, sums = jax.lax.fori_loop(0, count, again, begin)
+    sums = unlearned(jax.eval_shape(one_update, learner, store.mutable(rings), count)[2])
+    begin = learner, store.mutable(rings), sums
+    learner, mutable, sums = jax.lax.fori_loop(0, count, again, begin)
     many = jnp.maximum(count, 1).astype(jnp.float32)
     means = {name: total if is_flag(name) else total / many for name, total in sums.items()}
-    fullness = reduce(fill(rings))
-    metrics = {**means, "epochs": learns.astype(jnp.float32), FILL: fullness}
-    return learner, with_priorities(rings, priorities), metrics
+    metrics = {**means, "epochs": learns.astype(jnp.float32), FILL: reduce(store.fill(rings))}
+    return learner, store.with_mutable(rings, mutable), metrics
 
 
-def learn_drawn(
+def learn_sample(
     graph: Graph,
     learner: Learner,
-    rings: ReplayRing,
+    rings: PyTree[Array],
     key: Key,
     index: Int[Array, " E"],
     *,
     reduce: Reduce = identity,
-) -> tuple[Learner, ReplayRing, Metrics]:
-    """One update with a minibatch drawn from the replay memory, whose priorities follow its errors."""
+) -> tuple[Learner, PyTree[Array], Metrics]:
+    """Makes one update with a sample of the experience store, and lets the store follow it."""
+    assert graph.replay is not None
     with traced("draw"):
-        drawn = draw(graph, rings, key, index)
-    minibatch = Batch(drawn.transitions)
-    advanced, metrics = learn_minibatch(graph, learner, minibatch, reduce=reduce)
-    return advanced, with_errors(graph, learner, rings, drawn), metrics
+        sample = graph.replay.sample(graph, rings, key, index)
+    advanced, metrics = learn_minibatch(graph, learner, sample.minibatch, reduce=reduce)
+    return advanced, graph.replay.update(graph, rings, learner, sample), metrics
 
 
 def unlearned(metrics: Mapping[str, Any]) -> Metrics:

@@ -15,17 +15,17 @@ from jaxtyping import Array, Int
 from rollmill.core.operations import traced
 from rollmill.core.types import Key
 from rollmill.dataflow.collecting import collect, start_collector
+from rollmill.dataflow.experience import empty_experience
 from rollmill.dataflow.graph import Collector, Graph, Learner, Metrics, Reduce, State, Trajectory
 from rollmill.dataflow.keys import COLLECT, LEARN, START, iteration_key
 from rollmill.dataflow.learning import learn_from
 from rollmill.dataflow.minibatch_loop import MakeMinibatchLoop, identity
-from rollmill.dataflow.replay import empty_rings
 
 
 def start(graph: Graph, key: Key, index: Int[Array, " E"]) -> State:
     """The training state before the first iteration, for the environments with these global indices."""
     collector, learner = start_collector(graph, key, index), start_learner(graph, key)
-    return State(collector, learner, key, jnp.int32(0), empty_rings(graph, index))
+    return State(collector, learner, key, jnp.int32(0), empty_experience(graph, index))
 
 
 def start_learner(graph: Graph, key: Key) -> Learner:

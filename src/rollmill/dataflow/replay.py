@@ -13,8 +13,9 @@ shard, `N` samples of a minibatch held here, `B` those of one shard.
 """
 
 import math
+from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import equinox as eqx
 import jax
@@ -24,7 +25,7 @@ from jaxtyping import Key as KeyArray
 
 from rollmill.core.types import FINAL_MASK, Action, Key, Observation
 from rollmill.dataflow.collecting import start_one, step_one
-from rollmill.dataflow.graph import Batch, Graph, Learner, Loops, Replay, Step
+from rollmill.dataflow.graph import Batch, Graph, Learner, Loops, Sample, Step, Trajectory
 from rollmill.dataflow.packing import Rows, from_rows, to_rows
 from rollmill.dataflow.priorities import (
     SMALLEST_ERROR,
@@ -33,9 +34,6 @@ from rollmill.dataflow.priorities import (
     empty_priorities,
     with_values,
 )
-
-FILL = "replay/fill"
-"""Metric: the mean share of the rings that is in use."""
 
 RUNNING, TERMINATED, TRUNCATED = 0, 1, 2
 
@@ -105,38 +103,219 @@ class Transitions(NamedTuple):
     """A random key of the sample, for gradients that draw actions."""
 
 
-class Drawn(NamedTuple):
-    """A minibatch, and where it was drawn."""
+class Place(NamedTuple):
+    """The rings and rows that transitions were drawn from."""
 
-    transitions: Transitions
     environment: Int[Array, " N"]
-    """Place of the ring among those held here."""
+    """Position of the ring among those held here."""
     row: Int[Array, " N"]
-    """Row of the step in that ring."""
 
 
-def empty_rings(graph: Graph, index: Int[Array, " E"]) -> PyTree[Array]:
-    """The rings of these environments before the first step; `()` for a graph without a replay memory."""
-    if graph.replay is None:
+class Draw(Protocol):
+    """Chooses `count` stored steps of one shard."""
+
+    def __call__(
+        self, key: Key, rings: "ReplayRing", /, *, count: int
+    ) -> tuple[Int[Array, " B"], Int[Array, " B"], Float[Array, " B"]]:
+        """Returns their environments, by position in the shard, their steps, and their importance weights."""
+        ...
+
+
+class Replay(NamedTuple):
+    """Experience store of single steps, in a ring for each environment. Transitions are drawn uniformly."""
+
+    capacity: int
+    """Slots of each environment. A step takes one, and the end of a truncated episode one more."""
+    minibatch_size: int
+    """Transitions of a minibatch, over all environments."""
+    learning_starts: int
+    """Environment steps to store before learning begins."""
+    gamma: float
+    """Discount factor of returns over several steps."""
+    n_step: int = 1
+    """Maximum number of steps of a transition's return."""
+
+    def first_learning(self, loops: Loops, /) -> int:
+        """See `ExperienceStore`. The newest step of each environment cannot be drawn yet."""
+        return max(self.learning_starts, self.minibatch_size + loops.num_envs, 2 * loops.num_envs)
+
+    def empty(self, graph: Graph, index: Int[Array, " E"], /) -> ReplayRing:
+        """See `ExperienceStore`."""
+        view, outcome = _structs(graph)
+        rows = lambda struct: jax.tree.map(
+            lambda leaf: jnp.zeros((self.capacity, *leaf.shape[1:]), leaf.dtype),
+            jax.eval_shape(to_rows, jax.tree.map(lambda s: jax.ShapeDtypeStruct((1, *s.shape), s.dtype), struct)),
+        )
+        zero = jnp.int32(0)
+        return _for_each(index, ReplayRing(rows(view), rows(outcome), zero, zero, zero, None))
+
+    def add(self, graph: Graph, rings: ReplayRing, trajectory: Trajectory, /) -> ReplayRing:
+        """See `ExperienceStore`."""
+        return store(rings, trajectory.steps)
+
+    def is_ready(self, rings: ReplayRing, loops: Loops, /) -> Bool[Array, ""]:
+        """See `ExperienceStore`."""
+        # Steps of ONE environment: those of all may be more than 32 bits count.
+        return rings.steps[0] >= -(-self.first_learning(loops) // loops.num_envs)
+
+    def sample(self, graph: Graph, rings: ReplayRing, key: Key, index: Int[Array, " E"], /) -> Sample:
+        """See `ExperienceStore`. Each ring must hold at least two steps."""
+        return self.sample_by(_draw_uniformly, graph, rings, key, index)
+
+    def sample_by(self, draw: Draw, graph: Graph, rings: ReplayRing, key: Key, index: Int[Array, " E"]) -> Sample:
+        """Draws a minibatch of `Transitions` that begin with the steps chosen by `draw`."""
+        width = graph.loops.num_envs // graph.loops.num_shards
+        shards = index[::width] // width
+        keys = jax.vmap(lambda shard: jax.random.split(jax.random.fold_in(key, shard)))(shards)
+        choice_keys, sample_keys = keys[:, 0], keys[:, 1]
+        count = self.minibatch_size // graph.loops.num_shards
+        by_shard = jax.tree.map(lambda leaf: leaf.reshape(len(shards), width, *leaf.shape[1:]), rings)
+        environment, step, weight = jax.vmap(partial(draw, count=count))(choice_keys, by_shard)
+        environment += jnp.arange(len(shards), dtype=jnp.int32)[:, None] * width
+        environment, step = environment.reshape(-1), step.reshape(-1)
+        sample_keys = jax.vmap(partial(jax.random.split, num=count))(sample_keys).reshape(-1)
+        transitions = self._transitions(graph, rings, environment, step, weight.reshape(-1), sample_keys)
+        return Sample(Batch(transitions), Place(environment, step % self.capacity))
+
+    def update(self, graph: Graph, rings: ReplayRing, learner: Learner, sample: Sample, /) -> ReplayRing:
+        """See `ExperienceStore`. Nothing changes."""
+        return rings
+
+    def mutable(self, rings: ReplayRing, /) -> tuple[()]:
+        """See `ExperienceStore`."""
         return ()
-    capacity, (view, outcome) = graph.replay.capacity, _structs(graph)
-    rows = lambda struct: jax.tree.map(
-        lambda leaf: jnp.zeros((capacity, *leaf.shape[1:]), leaf.dtype),
-        jax.eval_shape(to_rows, jax.tree.map(lambda s: jax.ShapeDtypeStruct((1, *s.shape), s.dtype), struct)),
-    )
-    priorities = empty_priorities(capacity) if graph.replay.priority_exponent else None
-    zero = jnp.int32(0)
-    ring = ReplayRing(rows(view), rows(outcome), zero, zero, zero, priorities)
-    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (len(index), *leaf.shape)), ring)
+
+    def with_mutable(self, rings: ReplayRing, mutable: tuple[()], /) -> ReplayRing:
+        """See `ExperienceStore`."""
+        return rings
+
+    def fill(self, rings: ReplayRing, /) -> Float[Array, ""]:
+        """See `ExperienceStore`."""
+        return jnp.mean((rings.steps - rings.oldest).astype(jnp.float32)) / self.capacity
+
+    def _transitions(
+        self,
+        graph: Graph,
+        rings: ReplayRing,
+        environment: Int[Array, " N"],
+        step: Int[Array, " N"],
+        weight: Float[Array, " N"],
+        key: KeyArray[Array, " N"],
+    ) -> Transitions:
+        """The transitions that begin with these steps."""
+        view_struct, outcome_struct = _structs(graph)
+        first = environment * self.capacity
+
+        def take(rows: Rows, struct: PyTree, number: Int[Array, " N"]) -> PyTree:
+            flat = jax.tree.map(lambda leaf: leaf.reshape(math.prod(leaf.shape[:2]), *leaf.shape[2:]), rows)
+            places = first + number % self.capacity
+            return from_rows(jax.tree.map(lambda leaf: leaf[places], flat), struct)
+
+        begin: Outcome = take(rings.outcomes, outcome_struct, step)
+        last, reward, factor = begin, begin.reward, jnp.full(len(step), self.gamma, jnp.float32)
+        newest = rings.steps[environment] - 1
+        for n in range(1, self.n_step):
+            following: Outcome = take(rings.outcomes, outcome_struct, step + n)
+            # A return ends with its episode, or before the newest step, whose next observation is not stored yet.
+            goes_on = (last.end == RUNNING) & (step + n < newest)
+            reward += jnp.where(goes_on, factor * following.reward, 0)
+            factor = jnp.where(goes_on, factor * self.gamma, factor)
+            last = jax.tree.map(partial(_where, goes_on), following, last)
+        now: View = take(rings.views, view_struct, begin.slot)
+        after: View = take(rings.views, view_struct, last.slot + 1)
+        return Transitions(
+            observation=now.observation,
+            action_mask=now.action_mask,
+            action=begin.action,
+            reward=reward,
+            discount=jnp.where(last.end == TERMINATED, 0, factor),
+            next_observation=after.observation,
+            next_action_mask=after.action_mask,
+            weight=weight,
+            key=key,
+        )
 
 
-def store(rings: ReplayRing, steps: Step, *, shard_width: int) -> ReplayRing:
-    """The rings with the steps `[T, E, ...]` of a rollout.
+class PrioritisedReplay(NamedTuple):
+    """Experience store that draws transitions in proportion to their errors (Schaul et al., ICLR 2016)."""
+
+    ring: Replay
+    priority_exponent: float
+    """Transitions are drawn in proportion to their errors to this power."""
+    weight_exponent: float
+    """Exponent of the importance weights that correct for it."""
+    errors: Callable[[Learner, Batch], Float[Array, " N"]]
+    """The errors of each transition in a minibatch, by the learner before the update."""
+
+    @property
+    def capacity(self) -> int:
+        """See `ExperienceStore`."""
+        return self.ring.capacity
+
+    def first_learning(self, loops: Loops, /) -> int:
+        """See `ExperienceStore`."""
+        return self.ring.first_learning(loops)
+
+    def empty(self, graph: Graph, index: Int[Array, " E"], /) -> ReplayRing:
+        """See `ExperienceStore`."""
+        priorities = _for_each(index, empty_priorities(self.capacity))
+        return self.with_mutable(self.ring.empty(graph, index), priorities)
+
+    def add(self, graph: Graph, rings: ReplayRing, trajectory: Trajectory, /) -> ReplayRing:
+        """See `ExperienceStore`. New steps get the highest priority of their shard."""
+        before = _fallen_back(rings, self.capacity)
+        after = store(before, trajectory.steps)
+        num_steps, width = len(trajectory.steps.reward), graph.loops.num_envs // graph.loops.num_shards
+        return self.with_mutable(after, _with_new_steps(before, after, num_steps=num_steps, shard_width=width))
+
+    def is_ready(self, rings: ReplayRing, loops: Loops, /) -> Bool[Array, ""]:
+        """See `ExperienceStore`."""
+        return self.ring.is_ready(rings, loops)
+
+    def sample(self, graph: Graph, rings: ReplayRing, key: Key, index: Int[Array, " E"], /) -> Sample:
+        """See `ExperienceStore`. Each ring must hold at least two steps."""
+
+        def draw(key: Key, shard: ReplayRing, *, count: int):
+            assert shard.priorities is not None
+            return draw_by_priority(
+                key,
+                shard.priorities,
+                shard.steps,
+                shard.oldest,
+                count=count,
+                capacity=self.capacity,
+                weight_exponent=self.weight_exponent,
+            )
+
+        return self.ring.sample_by(draw, graph, rings, key, index)
+
+    def update(self, graph: Graph, rings: ReplayRing, learner: Learner, sample: Sample, /) -> ReplayRing:
+        """See `ExperienceStore`. Priorities follow the errors of the sample."""
+        assert rings.priorities is not None
+        values = (jnp.abs(self.errors(learner, sample.minibatch)) + SMALLEST_ERROR) ** self.priority_exponent
+        is_drawn = sample.minibatch.samples.weight > 0
+        environment = jnp.where(is_drawn, sample.place.environment, len(rings.steps))
+        return self.with_mutable(rings, with_values(rings.priorities, environment, sample.place.row, values))
+
+    def mutable(self, rings: ReplayRing, /) -> Priorities | None:
+        """See `ExperienceStore`."""
+        return rings.priorities
+
+    def with_mutable(self, rings: ReplayRing, mutable: Priorities | None, /) -> ReplayRing:
+        """See `ExperienceStore`."""
+        return eqx.tree_at(lambda ring: ring.priorities, rings, mutable, is_leaf=lambda leaf: leaf is None)
+
+    def fill(self, rings: ReplayRing, /) -> Float[Array, ""]:
+        """See `ExperienceStore`."""
+        return self.ring.fill(rings)
+
+
+def store(rings: ReplayRing, steps: Step) -> ReplayRing:
+    """Returns the rings with the steps `[T, E, ...]` of a rollout. Their priorities stay as they are.
 
     Args:
         rings: rings of the environments held here.
         steps: of these environments; where there are action masks, their info has those of final states.
-        shard_width: environments of a logical shard; new steps get the highest priority of their shard.
     """
     num_steps, num_envs = steps.reward.shape
     capacity = rings.outcomes.words.shape[1]
@@ -165,86 +344,7 @@ def store(rings: ReplayRing, steps: Step, *, shard_width: int) -> ReplayRing:
         priorities=rings.priorities,
     )
     oldest = jax.vmap(partial(_oldest_intact, num_steps=num_steps))(after)
-    after = eqx.tree_at(lambda ring: ring.oldest, after, oldest)
-    if rings.priorities is None:
-        return after
-    priorities = _with_new_steps(rings, after, num_steps=num_steps, shard_width=shard_width)
-    return with_priorities(after, priorities)
-
-
-def is_filled(replay: Replay, rings: ReplayRing, loops: Loops) -> Bool[Array, ""]:
-    """Whether enough steps are stored to begin learning; the same on every replica."""
-    # Steps of ONE environment: those of all may be more than 32 bits count.
-    return rings.steps[0] >= -(-first_learning(replay, loops) // loops.num_envs)
-
-
-def first_learning(replay: Replay, loops: Loops) -> int:
-    """Environment steps after which learning begins; the newest step of each environment cannot be drawn yet."""
-    return max(replay.learning_starts, replay.minibatch_size + loops.num_envs, 2 * loops.num_envs)
-
-
-def first_learning_iteration(graph: Graph) -> int:
-    """Number of iterations before the first that learns; 0 without a replay memory."""
-    return 0 if graph.replay is None else waiting_iterations(graph.replay, graph.loops)
-
-
-def waiting_iterations(replay: Replay, loops: Loops) -> int:
-    """Number of iterations that only fill the replay memory, before the first that learns."""
-    return -(-first_learning(replay, loops) // loops.batch_size) - 1
-
-
-def draw(graph: Graph, rings: ReplayRing, key: Key, index: Int[Array, " E"]) -> Drawn:
-    """A minibatch of the transitions stored here.
-
-    Args:
-        graph: with a replay memory.
-        rings: rings of the environments held here, with at least two steps each.
-        key: random key of the minibatch; the shards' keys derive from it and from the shards' global numbers.
-        index: global indices of these environments, whole shards of them.
-    """
-    assert graph.replay is not None
-    replay, loops = graph.replay, graph.loops
-    width = loops.num_envs // loops.num_shards
-    shards = index[::width] // width
-    keys = jax.vmap(lambda shard: jax.random.split(jax.random.fold_in(key, shard)))(shards)
-    choice_keys, sample_keys = keys[:, 0], keys[:, 1]
-    count = replay.minibatch_size // loops.num_shards
-    by_shard = lambda leaf: leaf.reshape(len(shards), width, *leaf.shape[1:])
-    counts = by_shard(rings.steps), by_shard(rings.oldest)
-    if rings.priorities is None:
-        environment, step = jax.vmap(partial(_draw_uniformly, count=count))(choice_keys, *counts)
-        weight = jnp.ones((len(shards), count), jnp.float32)
-    else:
-        pick = partial(
-            draw_by_priority, count=count, capacity=replay.capacity, weight_exponent=replay.weight_exponent
-        )
-        environment, step, weight = jax.vmap(pick)(choice_keys, jax.tree.map(by_shard, rings.priorities), *counts)
-    environment += jnp.arange(len(shards), dtype=jnp.int32)[:, None] * width
-    environment, step = environment.reshape(-1), step.reshape(-1)
-    sample_keys = jax.vmap(partial(jax.random.split, num=count))(sample_keys).reshape(-1)
-    transitions = _transitions(graph, rings, environment, step, weight.reshape(-1), sample_keys)
-    return Drawn(transitions, environment, step % replay.capacity)
-
-
-def with_priorities(rings: ReplayRing, priorities: Priorities | None) -> ReplayRing:
-    """The rings with other priorities; None where there are none."""
-    return eqx.tree_at(lambda ring: ring.priorities, rings, priorities, is_leaf=lambda leaf: leaf is None)
-
-
-def fill(rings: ReplayRing) -> Float[Array, ""]:
-    """The mean share of the rings that is in use."""
-    return jnp.mean((rings.steps - rings.oldest).astype(jnp.float32)) / rings.outcomes.words.shape[1]
-
-
-def with_errors(graph: Graph, learner: Learner, rings: ReplayRing, drawn: Drawn) -> ReplayRing:
-    """The rings with the priorities that follow from a minibatch's errors; unchanged where draws are uniform."""
-    replay = graph.replay
-    if replay is None or replay.errors is None or rings.priorities is None:
-        return rings
-    errors = replay.errors(learner, Batch(drawn.transitions))
-    values = (jnp.abs(errors) + SMALLEST_ERROR) ** replay.priority_exponent
-    environment = jnp.where(drawn.transitions.weight > 0, drawn.environment, len(rings.steps))
-    return with_priorities(rings, with_values(rings.priorities, environment, drawn.row, values))
+    return eqx.tree_at(lambda ring: ring.oldest, after, oldest)
 
 
 # --- parts --------------------------------------------------------------------------------------------
@@ -336,59 +436,21 @@ def _with_new_steps(before: ReplayRing, after: ReplayRing, *, num_steps: int, sh
     return with_values(before.priorities, environment.reshape(-1), step.reshape(-1) % capacity, values.reshape(-1))
 
 
+def _for_each(index: Int[Array, " E"], one: PyTree[Array]) -> PyTree[Array]:
+    """Repeats the contents of one environment for each of several."""
+    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (len(index), *leaf.shape)), one)
+
+
 def _draw_uniformly(
-    key: Key, steps: Int[Array, " W"], oldest: Int[Array, " W"], *, count: int
-) -> tuple[Int[Array, " B"], Int[Array, " B"]]:
-    """Environments and steps of one shard, each stored transition with equal probability."""
-    drawable = steps - 1 - oldest  # the newest step's next observation is not stored yet
+    key: Key, rings: ReplayRing, *, count: int
+) -> tuple[Int[Array, " B"], Int[Array, " B"], Float[Array, " B"]]:
+    """Chooses each stored transition of one shard with equal probability. See `Draw`."""
+    drawable = rings.steps - 1 - rings.oldest  # the newest step's next observation is not stored yet
     ends = jnp.cumsum(drawable)
     choice = jax.random.randint(key, (count,), 0, ends[-1])
     environment = jnp.searchsorted(ends, choice, side="right").astype(jnp.int32)
-    return environment, oldest[environment] + choice - (ends - drawable)[environment]
-
-
-def _transitions(
-    graph: Graph,
-    rings: ReplayRing,
-    environment: Int[Array, " N"],
-    step: Int[Array, " N"],
-    weight: Float[Array, " N"],
-    key: KeyArray[Array, " N"],
-) -> Transitions:
-    """The transitions that begin with these steps."""
-    assert graph.replay is not None
-    n_step, gamma, capacity = graph.replay.n_step, graph.replay.gamma, graph.replay.capacity
-    view_struct, outcome_struct = _structs(graph)
-    first = environment * capacity
-
-    def take(rows: Rows, struct: PyTree, number: Int[Array, " N"]) -> PyTree:
-        flat = jax.tree.map(lambda leaf: leaf.reshape(math.prod(leaf.shape[:2]), *leaf.shape[2:]), rows)
-        places = first + number % capacity
-        return from_rows(jax.tree.map(lambda leaf: leaf[places], flat), struct)
-
-    begin: Outcome = take(rings.outcomes, outcome_struct, step)
-    last, reward, factor = begin, begin.reward, jnp.full(len(step), gamma, jnp.float32)
-    newest = rings.steps[environment] - 1
-    for n in range(1, n_step):
-        following: Outcome = take(rings.outcomes, outcome_struct, step + n)
-        # A return ends with its episode, or before the newest step, whose next observation is not stored yet.
-        goes_on = (last.end == RUNNING) & (step + n < newest)
-        reward += jnp.where(goes_on, factor * following.reward, 0)
-        factor = jnp.where(goes_on, factor * gamma, factor)
-        last = jax.tree.map(partial(_where, goes_on), following, last)
-    now: View = take(rings.views, view_struct, begin.slot)
-    after: View = take(rings.views, view_struct, last.slot + 1)
-    return Transitions(
-        observation=now.observation,
-        action_mask=now.action_mask,
-        action=begin.action,
-        reward=reward,
-        discount=jnp.where(last.end == TERMINATED, 0, factor),
-        next_observation=after.observation,
-        next_action_mask=after.action_mask,
-        weight=weight,
-        key=key,
-    )
+    step = rings.oldest[environment] + choice - (ends - drawable)[environment]
+    return environment, step, jnp.ones(count, jnp.float32)
 
 
 def _where(condition: Bool[Array, " N"], chosen: Array, other: Array) -> Array:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from rollmill.core.errors import UsageError
 from rollmill.core.machine import device_memory, memory_bytes
 from rollmill.core.text import in_bytes
-from rollmill.dataflow import Graph, empty_rings
+from rollmill.dataflow import Graph, empty_experience
 from rollmill.processes.framing import LIMITS
 
 SHARE = 0.8
@@ -46,7 +46,7 @@ def replay_size(graph: Graph, *, num_seeds: int = 1) -> ReplaySize | None:
     if graph.replay is None:
         return None
     index = jax.ShapeDtypeStruct((graph.loops.num_envs,), jnp.int32)
-    rings = jax.tree.leaves(jax.eval_shape(partial(empty_rings, graph), index))
+    rings = jax.tree.leaves(jax.eval_shape(partial(empty_experience, graph), index))
     each = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in rings)
     return ReplaySize(graph.replay.capacity * graph.loops.num_envs, each * num_seeds)
 

@@ -23,7 +23,7 @@ from rollmill.dataflow import (
     Partition,
     Role,
     State,
-    empty_rings,
+    empty_experience,
     roles_of,
     share,
     start,
@@ -525,5 +525,5 @@ def initial_host_state(graph: Graph, shapes: State, key: Any) -> State:
         return jax.jit(lambda key: start(graph, key, index))(key)
     learner = jax.jit(partial(start_learner, graph))(key)  # the learner's own program, from the cache there
     zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes.collector)
-    rings = jax.jit(lambda: empty_rings(graph, index))()
+    rings = jax.jit(lambda: empty_experience(graph, index))()
     return State(zeros, learner, key, jnp.int32(0), rings)

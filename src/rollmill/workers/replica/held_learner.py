@@ -5,7 +5,7 @@ from functools import partial
 import jax
 import numpy as np
 
-from rollmill.dataflow import Learner, Trajectory, Weights, empty_rings, start_learner
+from rollmill.dataflow import Learner, Trajectory, Weights, empty_experience, start_learner
 from rollmill.workers.replica.context import ReplicaContext
 from rollmill.workers.replica.lag import metrics_of
 from rollmill.workers.replica.layouts import ring_shapes
@@ -24,7 +24,7 @@ class HeldLearner:
         restored = restored_learner(context, context.flow.state.learner)
         self.tree: Learner = jax.jit(partial(start_learner, graph))(context.key) if restored is None else restored
         rings = restored_rings(context, ring_shapes(context.flow, len(context.index)))
-        self._rings = jax.jit(partial(empty_rings, graph))(context.index) if rings is None else rings
+        self._rings = jax.jit(partial(empty_experience, graph))(context.index) if rings is None else rings
         self._parameters = ParameterClient(context) if context.role.has_channel("parameters") else None
         self._learn = self._program()
 

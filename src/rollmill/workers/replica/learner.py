@@ -25,23 +25,18 @@ from rollmill.dataflow import (
     REDUCE,
     UPDATE,
     Batch,
-    Drawn,
     Flow,
     Graph,
     Learner,
     Loops,
     Metrics,
     Reduce,
-    ReplayRing,
+    Sample,
     Trajectory,
-    Transitions,
     collection_metrics,
     cut,
-    draw,
     end_iteration,
-    fill,
     identity,
-    is_filled,
     iteration_key,
     learn_from,
     learn_minibatch,
@@ -51,9 +46,7 @@ from rollmill.dataflow import (
     remote_reduce,
     report,
     shuffled_rows,
-    store_steps,
     unlearned,
-    with_errors,
     with_remote_update,
 )
 from rollmill.programs.compiler_options import program_options
@@ -140,10 +133,11 @@ class CutLearner:
         self._over_epochs = jax.jit(over_epochs)
         end = partial(end_iteration, graph)
         self._end_iteration = end if graph.keep_learning is None else jax.jit(end)
-        self._store = jax.jit(partial(store_steps, graph), donate_argnums=0)
-        self._draw = jax.jit(partial(_draw, graph, key, index))
-        follow_errors = partial(_follow_errors, graph)
-        self._follow_errors = jax.jit(follow_errors, donate_argnums=0, compiler_options=program_options())
+        if graph.replay is not None:
+            self._add = jax.jit(partial(graph.replay.add, graph), donate_argnums=0)
+            self._sample = jax.jit(partial(_sample, graph, key, index))
+            follow = partial(graph.replay.update, graph)
+            self._follow = jax.jit(follow, donate_argnums=0, compiler_options=program_options())
         self._learned_names = flow.learned_names
         self._programs: dict[str, CompiledPieces] = {}
 
@@ -159,7 +153,7 @@ class CutLearner:
         else:
             learner, rings, metrics = self._learn_from_replay(learner, rings, trajectory, iteration, mean)
         collect = partial(_collected, self._graph, mean, self._index)
-        collected = self._run("collected", collect, trajectory, learner, {**reported, **_fill(rings)})
+        collected = self._run("collected", collect, trajectory, learner, {**reported, **_fill(self._graph, rings)})
         return learner, rings, {**_row(collected), **metrics}
 
     def _learn(self, learner: Learner, batch: Batch, iteration: int, mean: Reduce) -> tuple[Learner, Row]:
@@ -181,23 +175,23 @@ class CutLearner:
         return self._end_iteration(jax.tree.unflatten(structure, leaves)), _row(summary)
 
     def _learn_from_replay(
-        self, learner: Learner, rings: ReplayRing, trajectory: Trajectory, iteration: int, mean: Reduce
-    ) -> tuple[Learner, ReplayRing, Row]:
-        """Minibatches drawn from the replay memory, once enough is stored."""
+        self, learner: Learner, rings: PyTree[Any], trajectory: Trajectory, iteration: int, mean: Reduce
+    ) -> tuple[Learner, PyTree[Any], Row]:
+        """Learns from samples of the experience store, once enough is stored."""
         graph, loops = self._graph, self._graph.loops
         assert graph.replay is not None
-        rings = self._store(rings, trajectory)
-        if not is_filled(graph.replay, rings, loops):
+        rings = self._add(rings, trajectory)
+        if not graph.replay.is_ready(rings, loops):
             if self._skip is not None:
                 self._skip()
             return learner, rings, _row(unlearned({name: jnp.float32(0) for name in self._learned_names}))
         leaves, structure = jax.tree.flatten(learner)
-        step, metrics = partial(_learn_drawn, graph, mean, structure), []
+        step, metrics = partial(_learn_sample, graph, mean, structure), []
         for n in range(loops.num_minibatches):
-            drawn = self._draw(rings, np.int32(iteration), np.int32(n))
+            sample = self._sample(rings, np.int32(iteration), np.int32(n))
             last = n + 1 == loops.num_minibatches
-            rings = self._follow_errors(rings, jax.tree.unflatten(structure, leaves), drawn)
-            leaves, found = self._run("minibatch", step, leaves, drawn.transitions, last=last)
+            rings = self._follow(rings, jax.tree.unflatten(structure, leaves), sample)
+            leaves, found = self._run("minibatch", step, leaves, sample.minibatch, last=last)
             metrics.append(jax.tree.map(float, found))
         summary = self._over_epochs(_stacked(metrics, loops.num_minibatches), np.ones(1, np.float32))
         return jax.tree.unflatten(structure, leaves), rings, _row(summary)
@@ -226,25 +220,23 @@ def _minibatches(loops: Loops, key: Key, index: np.ndarray, batch: Batch, iterat
         return jax.lax.map(minibatch_gather(batch, loops), shuffled_rows(epoch_key, jnp.asarray(index), loops))
 
 
-def _draw(graph: Graph, key: Key, index: np.ndarray, rings: ReplayRing, iteration: Any, n: Any) -> Drawn:
+def _sample(graph: Graph, key: Key, index: np.ndarray, rings: PyTree[Any], iteration: Any, n: Any) -> Sample:
+    assert graph.replay is not None
     with traced("learn"), traced("draw"):
-        return draw(graph, rings, jax.random.fold_in(iteration_key(key, iteration, LEARN), n), jnp.asarray(index))
+        sample_key = jax.random.fold_in(iteration_key(key, iteration, LEARN), n)
+        return graph.replay.sample(graph, rings, sample_key, jnp.asarray(index))
 
 
-def _follow_errors(graph: Graph, rings: ReplayRing, learner: Learner, drawn: Drawn) -> ReplayRing:
-    return with_errors(graph, learner, rings, drawn)
-
-
-def _learn_drawn(graph: Graph, mean: Reduce, structure: Any, leaves: list[Any], transitions: Transitions):
-    """An update with transitions of the replay memory, from leaves of the learner to such leaves."""
+def _learn_sample(graph: Graph, mean: Reduce, structure: Any, leaves: list[Any], minibatch: Batch):
+    """Makes an update with a sample of the experience store, from leaves of the learner to such leaves."""
     learner = jax.tree.unflatten(structure, leaves)
     with traced("learn"):
-        learner, metrics = learn_minibatch(graph, learner, Batch(transitions), reduce=mean)
+        learner, metrics = learn_minibatch(graph, learner, minibatch, reduce=mean)
     return jax.tree.leaves(learner), metrics
 
 
-def _fill(rings: PyTree[Any]) -> Metrics:
-    return {FILL: fill(rings)} if isinstance(rings, ReplayRing) else {}
+def _fill(graph: Graph, rings: PyTree[Any]) -> Metrics:
+    return {} if graph.replay is None else {FILL: graph.replay.fill(rings)}
 
 
 def _learn_one(graph: Graph, mean: Reduce, structure: Any, leaves: list[Any], minibatches: Batch, n: Any):

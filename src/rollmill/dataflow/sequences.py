@@ -1,0 +1,144 @@
+"""Experience store of whole sequences, for learners with a memory (Kapturowski et al., "R2D2", ICLR 2019).
+
+Each rollout of an environment is one sequence. It is stored with the policy's memory before its first step, so
+that a learner can begin where the policy began. A sequence may contain ends of episodes: a learner resets its
+memory after every step that ended one.
+
+Shape letters: `T` steps of a sequence, `E` environments held here, `C` sequences kept of each, `S` shards, `W`
+environments of a shard, `N` sequences of a minibatch held here, `B` those of one shard.
+"""
+
+import math
+from functools import partial
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PyTree
+
+from rollmill.core.types import Key, Memory, Observation
+from rollmill.dataflow.collecting import collect, start_collector
+from rollmill.dataflow.graph import Batch, Graph, Learner, Loops, Sample, Step, Trajectory
+from rollmill.dataflow.packing import Rows, from_rows, to_rows
+
+
+class Sequence(NamedTuple):
+    """One rollout of one environment; drawn from a store, leaves have a leading axis `[N, ...]`."""
+
+    steps: Step
+    """Leaves `[T, ...]`. `extras` and `info` are left out."""
+    start_memory: Memory
+    """The policy's memory before the first step."""
+    observation: Observation
+    """The observation after the last step."""
+
+
+class SequenceRing(eqx.Module):
+    """The newest sequences of ONE environment. Sequence `n` lies in row `n % C`."""
+
+    rows: Rows
+    """Sequences, as rows of 32-bit words."""
+    count: Int[Array, "*E"]
+    """Sequences in use, at most `C`."""
+    newest: Int[Array, "*E"]
+    """Row of the newest sequence."""
+
+
+class SequenceReplay(NamedTuple):
+    """Experience store that keeps the newest rollouts of each environment, and draws them uniformly."""
+
+    sequences: int
+    """Sequences kept for each environment."""
+    num_steps: int
+    """Steps of a sequence: those of a rollout."""
+    minibatch_size: int
+    """Sequences of a minibatch, over all environments. The number of shards divides it."""
+    learning_starts: int
+    """Environment steps to store before learning begins."""
+
+    @property
+    def capacity(self) -> int:
+        """See `ExperienceStore`."""
+        return self.sequences * self.num_steps
+
+    def first_learning(self, loops: Loops, /) -> int:
+        """See `ExperienceStore`."""
+        return max(self.learning_starts, loops.batch_size)
+
+    def empty(self, graph: Graph, index: Int[Array, " E"], /) -> SequenceRing:
+        """See `ExperienceStore`."""
+        one = jax.tree.map(lambda s: jax.ShapeDtypeStruct((1, *s.shape), s.dtype), _struct(graph))
+        rows = jax.eval_shape(to_rows, one)
+        of_each = lambda leaf: jnp.zeros((len(index), self.sequences, *leaf.shape[1:]), leaf.dtype)
+        count = jnp.zeros(len(index), jnp.int32)
+        return SequenceRing(jax.tree.map(of_each, rows), count, count - 1)
+
+    def add(self, graph: Graph, ring: SequenceRing, trajectory: Trajectory, /) -> SequenceRing:
+        """See `ExperienceStore`."""
+        newest = (ring.newest + 1) % self.sequences
+        each = jnp.arange(len(newest))
+        write = lambda table, new: table.at[each, newest].set(new)
+        rows = jax.tree.map(write, ring.rows, to_rows(_by_environment(trajectory)))
+        return SequenceRing(rows, jnp.minimum(ring.count + 1, self.sequences), newest)
+
+    def is_ready(self, ring: SequenceRing, loops: Loops, /) -> Bool[Array, ""]:
+        """See `ExperienceStore`."""
+        rollouts = -(-self.first_learning(loops) // loops.batch_size)
+        return ring.count[0] >= min(rollouts, self.sequences)
+
+    def sample(self, graph: Graph, ring: SequenceRing, key: Key, index: Int[Array, " E"], /) -> Sample:
+        """See `ExperienceStore`. The minibatch's samples are `Sequence`s."""
+        width = graph.loops.num_envs // graph.loops.num_shards
+        shards = index[::width] // width
+        keys = jax.vmap(partial(jax.random.fold_in, key))(shards)
+        count = self.minibatch_size // graph.loops.num_shards
+        draw = partial(_draw, count=count)
+        environment, row = jax.vmap(draw)(keys, ring.count.reshape(len(shards), width))
+        environment += jnp.arange(len(shards), dtype=jnp.int32)[:, None] * width
+        places = (environment * self.sequences + row).reshape(-1)
+        flat = jax.tree.map(lambda leaf: leaf.reshape(math.prod(leaf.shape[:2]), *leaf.shape[2:]), ring.rows)
+        return Sample(Batch(from_rows(jax.tree.map(lambda leaf: leaf[places], flat), _struct(graph))))
+
+    def update(self, graph: Graph, ring: SequenceRing, learner: Learner, sample: Sample, /) -> SequenceRing:
+        """See `ExperienceStore`. Nothing changes."""
+        return ring
+
+    def mutable(self, ring: SequenceRing, /) -> tuple[()]:
+        """See `ExperienceStore`."""
+        return ()
+
+    def with_mutable(self, ring: SequenceRing, mutable: tuple[()], /) -> SequenceRing:
+        """See `ExperienceStore`."""
+        return ring
+
+    def fill(self, ring: SequenceRing, /) -> Float[Array, ""]:
+        """See `ExperienceStore`."""
+        return jnp.mean(ring.count.astype(jnp.float32)) / self.sequences
+
+
+def _by_environment(trajectory: Trajectory) -> Sequence:
+    """Returns the rollout as a `Sequence` of each environment, with leaves `[E, ...]`."""
+    steps = trajectory.steps._replace(extras=(), info={})
+    by_env = jax.tree.map(lambda leaf: leaf.swapaxes(0, 1), steps)
+    return Sequence(by_env, trajectory.start_memory, trajectory.observation)
+
+
+def _struct(graph: Graph) -> PyTree[jax.ShapeDtypeStruct]:
+    """Returns the shapes of ONE sequence."""
+
+    def rollout() -> Sequence:
+        key, index = jax.random.key(0), jnp.arange(1, dtype=jnp.int32)
+        weights = graph.weights(graph.start_learner(key))
+        _, trajectory = collect(graph, weights, start_collector(graph, key, index), key)
+        return jax.tree.map(lambda leaf: leaf[0], _by_environment(trajectory))
+
+    return jax.eval_shape(rollout)
+
+
+def _draw(key: Key, count_of: Int[Array, " W"], *, count: int) -> tuple[Int[Array, " B"], Int[Array, " B"]]:
+    """Draws environments and rows of one shard, each stored sequence with equal probability."""
+    ends = jnp.cumsum(count_of)
+    choice = jax.random.randint(key, (count,), 0, ends[-1])
+    environment = jnp.searchsorted(ends, choice, side="right").astype(jnp.int32)
+    return environment, choice - (ends - count_of)[environment]
