@@ -103,7 +103,7 @@ class Transitions(NamedTuple):
     """A random key of the sample, for gradients that draw actions."""
 
 
-class Place(NamedTuple):
+class RingRows(NamedTuple):
     """The rings and rows that transitions were drawn from."""
 
     environment: Int[Array, " N"]
@@ -111,7 +111,7 @@ class Place(NamedTuple):
     row: Int[Array, " N"]
 
 
-class Draw(Protocol):
+class ChooseSteps(Protocol):
     """Chooses `count` stored steps of one shard."""
 
     def __call__(
@@ -162,7 +162,9 @@ class Replay(NamedTuple):
         """See `ExperienceStore`. Each ring must hold at least two steps."""
         return self.sample_by(_draw_uniformly, graph, rings, key, index)
 
-    def sample_by(self, draw: Draw, graph: Graph, rings: ReplayRing, key: Key, index: Int[Array, " E"]) -> Sample:
+    def sample_by(
+        self, draw: ChooseSteps, graph: Graph, rings: ReplayRing, key: Key, index: Int[Array, " E"]
+    ) -> Sample:
         """Draws a minibatch of `Transitions` that begin with the steps chosen by `draw`."""
         width = graph.loops.num_envs // graph.loops.num_shards
         shards = index[::width] // width
@@ -175,7 +177,7 @@ class Replay(NamedTuple):
         environment, step = environment.reshape(-1), step.reshape(-1)
         sample_keys = jax.vmap(partial(jax.random.split, num=count))(sample_keys).reshape(-1)
         transitions = self._transitions(graph, rings, environment, step, weight.reshape(-1), sample_keys)
-        return Sample(Batch(transitions), Place(environment, step % self.capacity))
+        return Sample(Batch(transitions), RingRows(environment, step % self.capacity))
 
     def update(self, graph: Graph, rings: ReplayRing, learner: Learner, sample: Sample, /) -> ReplayRing:
         """See `ExperienceStore`. Nothing changes."""
@@ -444,7 +446,7 @@ def _for_each(index: Int[Array, " E"], one: PyTree[Array]) -> PyTree[Array]:
 def _draw_uniformly(
     key: Key, rings: ReplayRing, *, count: int
 ) -> tuple[Int[Array, " B"], Int[Array, " B"], Float[Array, " B"]]:
-    """Chooses each stored transition of one shard with equal probability. See `Draw`."""
+    """Chooses each stored transition of one shard with equal probability. See `ChooseSteps`."""
     drawable = rings.steps - 1 - rings.oldest  # the newest step's next observation is not stored yet
     ends = jnp.cumsum(drawable)
     choice = jax.random.randint(key, (count,), 0, ends[-1])
