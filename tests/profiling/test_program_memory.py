@@ -274,7 +274,7 @@ def test_reports_tell_it():
 def test_operations_without_a_colour_of_their_own_are_drawn_as_one():
     many = tuple(OperationMemory((f"part {index}",), 100 - index, (100 - index,)) for index in range(COLOURS + 2))
     use = MemoryUse("jit_step", 1, 1, 1000, many)
-    drawn = memory_section([use])
+    drawn = "".join(memory_section([use]).body)
     assert drawn.count("<path") == COLOURS + 1 and "<title>all smaller ones</title>" in drawn
     assert memory_section([replace(use, operations=many[:COLOURS])]).count("<path") == COLOURS
     assert memory_section([replace(use, operations=())]).count("<path") == 0

@@ -8,8 +8,6 @@ from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 from rollmill.core.operations import STEPPING
 from rollmill.profiling.results import THIS_PROCESS, OperationTime, Overlap, ProcessTime, Profile, TimelineSpan
 
-LEAST_SHOWN = 0.0005
-"""Share of the whole time below which reports leave an operation out."""
 ITSELF = "itself"
 """Name of the part of an operation that lies in none of those inside it."""
 DEEPEST = 16
@@ -97,7 +95,7 @@ class ShownOperations(NamedTuple):
     """Number of shorter ones."""
 
 
-def longest_operations(profile: Profile, *, least: float, most: int) -> ShownOperations:
+def longest_operations(profile: Profile, *, least: float, most: int | None = None) -> ShownOperations:
     """The longest operations of a profile.
 
     Args:

@@ -1,6 +1,6 @@
 """Two profiles side by side: their operations matched by path, in a terminal and as a page."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import fsum
 from typing import NamedTuple
 
@@ -8,17 +8,20 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from rollmill.core.text import compact
-from rollmill.pages.page import BarPart, bar_row, escaped, folded, legend, page, section, table, tiles
-from rollmill.pages.text import printable
-from rollmill.profiler.report.terminal import as_text, heading, paragraph, table_of
+from rollmill.pages.page import BarPart, bar_row, escaped, folded, legend, page, table, tiles
+from rollmill.profiler.report.sections import (
+    MIN_SHOWN,
+    Section,
+    as_text,
+    drawn_in_terminal,
+    drawn_on_page,
+    paragraph,
+)
 from rollmill.profiling.breakdown import (
-    LEAST_SHOWN,
-    OperationNode,
-    WholeTime,
     category_seconds,
-    duration_of,
     in_order,
     operation_tree,
+    overlap_values,
     total_overlap,
     whole_time,
     working_processes,
@@ -38,23 +41,23 @@ from rollmill.profiling.text import (
     titled,
 )
 
-MOST_OPERATIONS = 100
+MAX_OPERATIONS = 100
 """Operations that a page shows, the longest ones."""
-LEAST_SECONDS = 1e-9
-"""Durations up to this are what rounding leaves, and have no ratio."""
+MIN_SECONDS = 1e-9
+"""Durations up to this are rounding errors, and have no ratio."""
+STATES = ("both at work", "device only", "host only", "neither")
 
 
 class ComparedTime(NamedTuple):
-    """A duration in two profiles; None where it is not in one of them."""
+    """A duration in two profiles, in seconds of an iteration; None if one of them does not have it."""
 
     path: tuple[str, ...]
     before: float | None
     after: float | None
-    """Seconds of an iteration."""
     share_before: float
     share_after: float
     ratio: float | None
-    """After by before, for as many environment steps; None if either is missing or hardly longer than 0."""
+    """After by before, for the same number of environment steps; None if either is missing or hardly above 0."""
 
     @property
     def longest(self) -> float:
@@ -70,7 +73,7 @@ class ProfileComparison(NamedTuple):
     operations: tuple[ComparedTime, ...]
     """Each before those inside, in the order of the longer of both."""
     states: tuple[ComparedTime, ...]
-    """Durations by which of host and device were at work."""
+    """Durations in which both, one or neither of host and device is at work."""
     categories: tuple[ComparedTime, ...]
     """Durations of the hosts' activities by category."""
 
@@ -81,43 +84,54 @@ class ProfileComparison(NamedTuple):
         return after / before if before and after else None
 
 
+Durations = dict[tuple[str, ...], float | None]
+"""Seconds of an iteration by path; None for what did not happen."""
+
+
 def compare(before: Profile, after: Profile) -> ProfileComparison:
-    """Matches operations by their path, activities by category."""
+    """Matches operations by their path, and activities by their category."""
+    profiles, wholes = (before, after), (whole_time(before), whole_time(after))
     steps = after.training.env_steps / max(before.training.env_steps, 1)
-    wholes = whole_time(before), whole_time(after)
-    nodes = [{node.path: node for node in in_order(operation_tree(one.operations))} for one in (before, after)]
-    operations = [
-        _compared(path, _seconds(nodes[0].get(path)), _seconds(nodes[1].get(path)), wholes, steps)
-        for path in dict.fromkeys([*nodes[0], *nodes[1]])
-    ]
+
+    def matched(first: Durations, second: Durations) -> Iterator[ComparedTime]:
+        for path in first | second:
+            old, new = first.get(path), second.get(path)
+            shares = wholes[0].share(old or 0.0), wholes[1].share(new or 0.0)
+            yield ComparedTime(path, old, new, *shares, _ratio(old, new, steps))
+
+    states = [_states(profile) for profile in profiles]
+    timed = all(fsum(seconds or 0.0 for seconds in one.values()) > 0 for one in states)
     return ProfileComparison(
         before,
         after,
-        operations=tuple(_longest_first(operations)),
-        states=_states(before, after, wholes, steps),
-        categories=_categories(before, after, wholes, steps),
+        operations=tuple(_longest_first(list(matched(*map(_operations, profiles))))),
+        states=tuple(matched(*states)) if timed else (),
+        categories=tuple(one for one in matched(*map(_categories, profiles)) if one.longest > 0),
     )
 
 
-def _seconds(node: OperationNode | None) -> float | None:
-    return None if node is None else node.seconds
+def _operations(profile: Profile) -> Durations:
+    return {node.path: node.seconds for node in in_order(operation_tree(profile.operations))}
 
 
-def _compared(
-    path: tuple[str, ...],
-    before: float | None,
-    after: float | None,
-    wholes: tuple[WholeTime, WholeTime],
-    steps: float,
-) -> ComparedTime:
-    ratio = None
-    if before is not None and after is not None and steps and min(before, after) > LEAST_SECONDS:
-        ratio = after / before / steps
-    return ComparedTime(path, before, after, wholes[0].share(before or 0.0), wholes[1].share(after or 0.0), ratio)
+def _states(profile: Profile) -> Durations:
+    values = overlap_values(total_overlap(working_processes(profile.processes)))
+    return {(name,): seconds for name, seconds in zip(STATES, values, strict=True)}
+
+
+def _categories(profile: Profile) -> Durations:
+    processes = working_processes(profile.processes)
+    return {(name,): fsum(category_seconds(one, name) for one in processes) or None for name in CATEGORIES}
+
+
+def _ratio(before: float | None, after: float | None, steps: float) -> float | None:
+    if before is None or after is None or not steps or min(before, after) <= MIN_SECONDS:
+        return None
+    return after / before / steps
 
 
 def _longest_first(operations: Sequence[ComparedTime]) -> list[ComparedTime]:
-    """Each operation before those inside it, and the longest of its siblings first."""
+    """Sorts operations: each before those inside it, and the longest of its siblings first."""
     lengths = {one.path: one.longest for one in operations}
 
     def rank(one: ComparedTime) -> list[tuple[float, str]]:
@@ -127,34 +141,56 @@ def _longest_first(operations: Sequence[ComparedTime]) -> list[ComparedTime]:
     return sorted(operations, key=rank)
 
 
-def _states(
-    before: Profile, after: Profile, wholes: tuple[WholeTime, WholeTime], steps: float
-) -> tuple[ComparedTime, ...]:
-    first, second = (total_overlap(working_processes(one.processes)) for one in (before, after))
-    pairs = {
-        "both at work": (first.both, second.both),
-        "device only": (first.device_only, second.device_only),
-        "host only": (first.host_only, second.host_only),
-        "neither": (first.neither, second.neither),
-    }
-    known = duration_of(first) > 0 and duration_of(second) > 0
-    return tuple(_compared((name,), *pair, wholes, steps) for name, pair in pairs.items()) if known else ()
+# --- drawing --------------------------------------------------------------------------------------------
 
 
-def _categories(
-    before: Profile, after: Profile, wholes: tuple[WholeTime, WholeTime], steps: float
-) -> tuple[ComparedTime, ...]:
-    def total(profile: Profile, name: str) -> float | None:
-        return fsum(category_seconds(process, name) for process in working_processes(profile.processes)) or None
-
-    compared = [_compared((name,), total(before, name), total(after, name), wholes, steps) for name in CATEGORIES]
-    return tuple(one for one in compared if one.longest > 0)
+def draw_comparison(comparison: ProfileComparison, *, width: int = 80) -> str:
+    """Returns the comparison as plain text, `width` columns wide."""
+    return as_text(comparison_view(comparison), width=width)
 
 
-def summary_text(comparison: ProfileComparison) -> str:
-    """The change of throughput and of an iteration, and what ratios are of, in sentences."""
-    before, after = comparison.before, comparison.after
-    speed = comparison.speedup
+def comparison_view(comparison: ProfileComparison) -> RenderableType:
+    """Returns the comparison for `rich.console.Console.print`; fits 80 columns."""
+    parts: list[RenderableType] = []
+    for name, profile in (("before", comparison.before), ("after", comparison.after)):
+        parts.append(Text.assemble((f"{name}: ", "dim"), (titled(profile), "bold")))
+        parts.append(paragraph(machine_text(profile)))
+    before, after = error_text(comparison.before), error_text(comparison.after)
+    parts += [Text(""), Text(_summary(comparison)), *drawn_in_terminal(_sections(comparison)), Text("")]
+    return Group(*parts, Text(f"Error of an iteration's whole time: before {before}, after {after}."))
+
+
+def comparison_page(comparison: ProfileComparison) -> str:
+    """Returns the comparison as one page that loads nothing, below 300 kB."""
+    before, after, speed = comparison.before, comparison.after, comparison.speedup
+    title = f"{titled(before)}: before and after"
+    figures = [
+        (compact(speed_of(before)), "environment steps a second before"),
+        (compact(speed_of(after)), "environment steps a second after"),
+        (times(speed) if speed else "unknown", "throughput after by before; above 1 it became faster"),
+    ]
+    trust = Section(
+        "How far the figures can be trusted",
+        "The error of an iteration's whole time in each profile, once the profiler's own cost is taken out. "
+        "Smaller differences mean nothing; those of single operations can be rougher.",
+        [f"<p>Before: {escaped(correction_text(before))}</p><p>After: {escaped(correction_text(after))}</p>"],
+    )
+    body = [
+        f"<h1>{escaped(title)}</h1>",
+        *(
+            f'<p><b>{name}:</b> {escaped(titled(one))} <span class="dim">{escaped(machine_text(one))}</span></p>'
+            for name, one in (("Before", before), ("After", after))
+        ),
+        tiles(figures),
+        f"<p>{escaped(_summary(comparison))}</p>",
+        *drawn_on_page([*_sections(comparison), trust]),
+    ]
+    return page(title, body)
+
+
+def _summary(comparison: ProfileComparison) -> str:
+    """Returns sentences about throughput, duration and size of an iteration."""
+    before, after, speed = comparison.before, comparison.after, comparison.speedup
     sentences = [
         f"{speed_text(before)} before, {speed_text(after)} after{f': {times(speed)}' if speed else ''}.",
         f"An iteration took {duration(before.iteration.unprofiled)}, and takes "
@@ -168,45 +204,47 @@ def summary_text(comparison: ProfileComparison) -> str:
     return " ".join(sentences)
 
 
-def draw_comparison(comparison: ProfileComparison, *, width: int = 80) -> str:
-    """The comparison as plain text of so many columns."""
-    return as_text(comparison_view(comparison), width=width)
+def _sections(comparison: ProfileComparison) -> list[Section]:
+    operations = _section(
+        "Where the time of an iteration went, and goes",
+        "Two bars for each operation, with those inside it indented: grey before, blue after. The figure "
+        "beside them is the ratio: 0.50× is half of the time for as many environment steps.",
+        ("Operations", "ms an iteration", "operation"),
+        comparison.operations,
+    )
+    states = _section(
+        "Do host and device work at the same time?",
+        "The parts of an iteration, summed over processes. What should shrink is the host alone, and neither.",
+        ("Host and device at work", "ms", "state"),
+        comparison.states,
+    )
+    categories = _section(
+        "What the hosts do",
+        "Durations of the hosts' activities by category, summed over threads and processes.",
+        ("Host by category", "ms", "category"),
+        comparison.categories,
+    )
+    return [operations, *([states] if comparison.states else []), *([categories] if comparison.categories else [])]
 
 
-def comparison_view(comparison: ProfileComparison) -> RenderableType:
-    """The comparison for `rich.console.Console.print`; fits 80 columns."""
-    before, after = comparison.before, comparison.after
-    parts: list[RenderableType] = [
-        *_named("before", before),
-        *_named("after", after),
-        Text(""),
-        Text(summary_text(comparison)),
-        Text(""),
-        _terminal_table("Operations", "ms an iteration", "operation", comparison.operations),
-    ]
-    if comparison.states:
-        parts += [Text(""), _terminal_table("Host and device at work", "ms", "state", comparison.states)]
-    if comparison.categories:
-        parts += [Text(""), _terminal_table("Host by category", "ms", "category", comparison.categories)]
-    errors = f"Error of an iteration's whole time: before {error_text(before)}, after {error_text(after)}."
-    return Group(*parts, Text(""), Text(errors))
+def _section(title: str, how: str, terminal: tuple[str, str, str], compared: Sequence[ComparedTime]) -> Section:
+    """Returns a section of durations.
 
-
-def _named(name: str, profile: Profile) -> list[RenderableType]:
-    return [Text.assemble((f"{name}: ", "dim"), (titled(profile), "bold")), paragraph(machine_text(profile))]
-
-
-def _terminal_table(title: str, unit: str, first: str, compared: Sequence[ComparedTime]) -> RenderableType:
-    rows = [_cells(one) for one in compared if max(one.share_before, one.share_after) >= LEAST_SHOWN]
-    return Group(heading(title, unit), table_of((first, *COLUMNS), rows))
-
-
-COLUMNS = ("before", "after", "share before", "share after", "ratio")
+    Args:
+        title: title on the page.
+        how: how to read its chart.
+        terminal: title, unit and first column in the terminal.
+        compared: the durations.
+    """
+    heading, unit, first = terminal
+    large = [one for one in compared if max(one.share_before, one.share_after) >= MIN_SHOWN]
+    columns = (first, "before", "after", "share before", "share after", "ratio")
+    return Section(title, how, _chart(compared), heading, unit, columns, [_cells(one) for one in large])
 
 
 def _cells(one: ComparedTime) -> tuple[str, ...]:
     return (
-        "  " * (len(one.path) - 1) + printable(one.path[-1]),
+        "  " * (len(one.path) - 1) + one.path[-1],
         "-" if one.before is None else milliseconds(one.before),
         "-" if one.after is None else milliseconds(one.after),
         "-" if one.before is None else percent(one.share_before),
@@ -223,69 +261,18 @@ def _ratio_text(one: ComparedTime) -> str:
     return "-" if one.ratio is None else times(one.ratio)
 
 
-def comparison_page(comparison: ProfileComparison) -> str:
-    """The comparison as one page that loads nothing, below 300 kB."""
-    before, after = comparison.before, comparison.after
-    title = f"{titled(before)}: before and after"
-    speed = comparison.speedup
-    figures = [
-        (compact(speed_of(before)), "environment steps a second before"),
-        (compact(speed_of(after)), "environment steps a second after"),
-        (times(speed) if speed else "unknown", "throughput after by before; above 1 it became faster"),
-    ]
-    body = [
-        f"<h1>{escaped(title)}</h1>",
-        *(
-            f'<p><b>{name}:</b> {escaped(titled(one))} <span class="dim">{escaped(machine_text(one))}</span></p>'
-            for name, one in (("Before", before), ("After", after))
-        ),
-        tiles(figures),
-        f"<p>{escaped(summary_text(comparison))}</p>",
-        _chart(
-            "Where the time of an iteration went, and goes",
-            "Two bars for each operation, with those inside it indented: grey before, blue after. The figure "
-            "beside "
-            "them is the ratio: 0.50× is half of the time for as many environment steps.",
-            comparison.operations,
-        ),
-        _chart(
-            "Do host and device work at the same time?",
-            "The parts of an iteration, summed over processes. What should shrink is the host alone, and neither.",
-            comparison.states,
-        ),
-        _chart(
-            "What the hosts do",
-            "Durations of the hosts' activities by category, summed over threads and processes.",
-            comparison.categories,
-        ),
-        section(
-            "How far the figures can be trusted",
-            "The error of an iteration's whole time in each profile, once the profiler's own cost is taken out. "
-            "Smaller differences mean nothing; those of single operations can be rougher.",
-            [f"<p>Before: {escaped(correction_text(before))}</p><p>After: {escaped(correction_text(after))}</p>"],
-        ),
-    ]
-    return page(title, [part for part in body if part])
-
-
-def _chart(title: str, how: str, compared: Sequence[ComparedTime]) -> str:
-    limit = sorted((one.longest for one in compared), reverse=True)[:MOST_OPERATIONS][-1:]
-    shown = [one for one in compared if one.longest >= limit[0]][:MOST_OPERATIONS] if limit else []
+def _chart(compared: Sequence[ComparedTime]) -> list[str]:
+    limit = min(sorted((one.longest for one in compared), reverse=True)[:MAX_OPERATIONS], default=0.0)
+    shown = [one for one in compared if one.longest >= limit][:MAX_OPERATIONS]
     if not shown:
-        return ""
+        return []
     most = max(one.longest for one in shown)
-    rows = [_bars(one, most) for one in shown]
-    cells = [_cells(one) for one in shown]
     columns = ("name", "ms before", "ms after", "share before", "share after", "ratio")
-    return section(
-        title,
-        how,
-        [
-            legend({"before": "idle", "after": "device"}),
-            f'<div class="pairs">{"".join(rows)}</div>',
-            folded("the same as a table", [table(columns, cells)]),
-        ],
-    )
+    return [
+        legend({"before": "idle", "after": "device"}),
+        f'<div class="pairs">{"".join(_bars(one, most) for one in shown)}</div>',
+        folded("the same as a table", [table(columns, [_cells(one) for one in shown])]),
+    ]
 
 
 def _bars(one: ComparedTime, most: float) -> str:
@@ -293,10 +280,6 @@ def _bars(one: ComparedTime, most: float) -> str:
     before, after = one.before or 0.0, one.after or 0.0
     above = [BarPart(before / whole, "idle", f"{name}, before: {duration(before)}")]
     below = [BarPart(after / whole, "device", f"{name}, after: {duration(after)}")]
-    value = f"{_value(one)} · {_ratio_text(one)}"
+    cells = _cells(one)
+    value = f"{cells[1]} → {cells[2]} ms · {cells[-1]}"
     return bar_row(one.path[-1], above, value, depth=depth, is_outer=not depth, below=below)
-
-
-def _value(one: ComparedTime) -> str:
-    texts = ["-" if seconds is None else milliseconds(seconds) for seconds in (one.before, one.after)]
-    return f"{texts[0]} → {texts[1]} ms"

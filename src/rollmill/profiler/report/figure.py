@@ -21,9 +21,9 @@ COLOURS = {"device": "#0072b2", "host": "#e69f00", "both": "#009e73", "idle": GR
 """Those of the page."""
 WIDTH, LINE, MARGIN = 8.0, 0.24, 1.1
 """Inches: of the figure, and of the height of a bar and of what is around the bars."""
-LONGEST_NAME = 48
+MAX_NAME = 48
 """Characters."""
-LEAST_SHOWN, MOST_OPERATIONS, MOST_PROCESSES = 0.005, 30, 12
+MIN_SHOWN, MAX_OPERATIONS, MAX_PROCESSES = 0.005, 30, 12
 """Share of an iteration from which on an operation has a bar, and the most bars."""
 
 
@@ -33,8 +33,8 @@ def write_figure(file: IO[bytes], profile: Profile) -> None:
     Raises:
         UsageError: matplotlib is not installed.
     """
-    nodes, _ = longest_operations(profile, least=LEAST_SHOWN, most=MOST_OPERATIONS)
-    processes = first_of_each_kind(profile.processes, MOST_PROCESSES)
+    nodes, _ = longest_operations(profile, least=MIN_SHOWN, most=MAX_OPERATIONS)
+    processes = first_of_each_kind(profile.processes, MAX_PROCESSES)
     heights = [LINE * max(1, len(nodes)) + MARGIN, LINE * max(1, len(processes)) + MARGIN]
     figure = new_figure(WIDTH, sum(heights))
     figure.suptitle(f"{titled(profile)}: {speed_text(profile)}\n{machine_text(profile)}", fontsize=9)
@@ -45,7 +45,7 @@ def write_figure(file: IO[bytes], profile: Profile) -> None:
 
 
 def _draw_operations(axes: Any, nodes: Sequence[OperationNode], profile: Profile) -> None:
-    names = [cut(path_text(node.path), LONGEST_NAME) for node in nodes]
+    names = [cut(path_text(node.path), MAX_NAME) for node in nodes]
     sure = [1e3 * (node.device - node.mixed) for node in nodes]
     mixed = [1e3 * node.mixed for node in nodes]
     host = [1e3 * node.host for node in nodes]

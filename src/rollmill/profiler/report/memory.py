@@ -1,16 +1,17 @@
-"""The section of a profile's page about the memory of compiled programs."""
+"""The memory of compiled programs, and the operations that temporary memory is for."""
 
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from typing import NamedTuple
 
-from rollmill.pages.page import BarPart, bar_row, escaped, escaped_name, folded_table, legend, section
+from rollmill.pages.page import BarPart, bar_row, escaped, escaped_name, folded_table, legend
+from rollmill.profiler.report.sections import Section
 from rollmill.profiling.program_memory import MOST_INTERVALS
 from rollmill.profiling.results import MemoryUse, OperationMemory
 from rollmill.profiling.text import fullest_text, path_text, size_of
 
-MOST_PROGRAMS, MOST_OPERATIONS = 30, 12
-"""Programs, and operations of one, that are shown."""
+MAX_PROGRAMS, FEW_PROGRAMS, MAX_OPERATIONS = 30, 4, 12
+"""Programs of the page and of the terminal, and operations of one, that are shown."""
 COLOURS = 7
 """Operations that have a colour of their own."""
 HEIGHT = 150
@@ -22,12 +23,12 @@ NO_COURSE = (
 )
 
 
-def memory_section(memory: Sequence[MemoryUse]) -> str:
-    """Memory of compiled programs; nothing if it is unknown."""
+def memory_section(memory: Sequence[MemoryUse]) -> Section:
+    """Returns the memory of compiled programs."""
     if not memory:
-        return ""
-    shown = sorted(memory, key=lambda one: -_bytes_of(one))[:MOST_PROGRAMS]
-    most = max(1, _bytes_of(shown[0]))
+        return Section("", "", ())
+    shown = sorted(memory, key=lambda one: -_total_bytes(one))[:MAX_PROGRAMS]
+    most = max(1, _total_bytes(shown[0]))
     rows = [
         bar_row(
             one.program,
@@ -36,16 +37,12 @@ def memory_section(memory: Sequence[MemoryUse]) -> str:
                 BarPart(one.outputs / most, "both", f"outputs: {size_of(one.outputs)}"),
                 BarPart(one.temporary / most, "host", f"temporary: {size_of(one.temporary)}"),
             ],
-            size_of(_bytes_of(one)),
+            size_of(_total_bytes(one)),
         )
         for one in shown
     ]
-    lines = [
-        (one.program, size_of(one.arguments), size_of(one.outputs), size_of(one.temporary), fullest_text(one, 3))
-        for one in shown
-    ]
-    columns = ("program", "arguments", "outputs", "temporary", "for, when it is fullest")
-    return section(
+    columns = ("program", "arguments", "outputs", "temporary")
+    return Section(
         "Memory of compiled programs",
         "Each bar is one program: what it is given, what it returns, and what it needs only while it runs. "
         "Arguments and outputs may share memory, so the sum is an upper bound.",
@@ -53,9 +50,18 @@ def memory_section(memory: Sequence[MemoryUse]) -> str:
             legend({"arguments": "device", "outputs": "both", "temporary": "host"}),
             *rows,
             *_temporary(memory),
-            folded_table(columns, lines),
+            folded_table((*columns, "for, when it is fullest"), [_row(one, 3) for one in shown]),
         ],
+        "Memory of compiled programs",
+        f"the {FEW_PROGRAMS} largest of {len(memory)}" if len(memory) > FEW_PROGRAMS else "",
+        (*columns, " for, when it is fullest"),
+        [_row(one, 2) for one in memory[:FEW_PROGRAMS]],
     )
+
+
+def _row(use: MemoryUse, operations: int) -> tuple[str, ...]:
+    sizes = map(size_of, (use.arguments, use.outputs, use.temporary))
+    return (use.program, *sizes, fullest_text(use, operations))
 
 
 class Layer(NamedTuple):
@@ -73,7 +79,7 @@ def _temporary(programs: Sequence[MemoryUse]) -> list[str]:
         return []
     layers = _layers(memory.operations)
     colours = {layer.name: layer.colour for layer in layers}
-    shown = [one for one in memory.operations if one.bytes > 0][:MOST_OPERATIONS]
+    shown = [one for one in memory.operations if one.bytes > 0][:MAX_OPERATIONS]
     bars = [
         bar_row(
             (name := path_text(one.path)),
@@ -133,5 +139,5 @@ def _sum(courses: Iterable[Sequence[int]]) -> list[int]:
     return [sum(each) for each in zip_longest(*courses, fillvalue=0)][:MOST_INTERVALS]
 
 
-def _bytes_of(memory: MemoryUse) -> int:
+def _total_bytes(memory: MemoryUse) -> int:
     return memory.arguments + memory.outputs + memory.temporary

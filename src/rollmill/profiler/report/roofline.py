@@ -9,8 +9,9 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from rollmill.core.text import compact
-from rollmill.pages.page import escaped, section, table
+from rollmill.pages.page import escaped, table
 from rollmill.pages.text import number
+from rollmill.profiler.report.sections import Section
 from rollmill.profiling.breakdown import WholeTime, whole_time
 from rollmill.profiling.results import Ceilings, OperationTime, Profile
 from rollmill.profiling.text import path_text, percent
@@ -18,8 +19,8 @@ from rollmill.profiling.text import path_text, percent
 HEIGHT, TOP, BOTTOM = 340.0, 14.0, 290.0
 LEFT, RIGHT = 11.0, 98.5
 """Sides of the plot, in per cent of the figure's width."""
-MOST_POINTS = 20
-SMALLEST, LARGEST = 1e-9, 1e21
+MAX_POINTS = 20
+MIN_NUMBER, MAX_NUMBER = 1e-9, 1e21
 """Numbers that the axes can show."""
 
 
@@ -59,13 +60,13 @@ def points_of(operations: Sequence[OperationTime], whole: WholeTime) -> list[Roo
     known = [one for one in operations if one.flops > 0 and one.bytes > 0 and one.device > 0]
     points = [
         RooflinePoint(path_text(one.path), one.flops / one.bytes, one.flops / one.device, whole.share(one.device))
-        for one in sorted(known, key=lambda one: -one.device)[:MOST_POINTS]
+        for one in sorted(known, key=lambda one: -one.device)[:MAX_POINTS]
     ]
     return [point for point in points if _is_shown(point.intensity) and _is_shown(point.speed)]
 
 
 def _is_shown(value: float) -> bool:
-    return SMALLEST <= value <= LARGEST
+    return MIN_NUMBER <= value <= MAX_NUMBER
 
 
 def attainable(ceilings: Ceilings, intensity: float) -> float:
@@ -73,29 +74,27 @@ def attainable(ceilings: Ceilings, intensity: float) -> float:
     return min(ceilings.flops_per_second, intensity * ceilings.bytes_per_second)
 
 
-def roofline_section(profile: Profile) -> str:
-    """The figure and its table; nothing if ceilings or all operations' counts are unknown."""
+def roofline_section(profile: Profile) -> Section:
+    """Returns the figure and its table, if ceilings and counts of operations are known."""
     ceilings, points = profile.ceilings, points_of(profile.operations, whole_time(profile))
-    if ceilings is None or not points:
-        return ""
-    limits = (ceilings.flops_per_second, ceilings.bytes_per_second)
-    if not all(map(_is_shown, limits)) or not _is_shown(limits[0] / limits[1]):
-        return ""
+    if ceilings is None or not points or not _can_be_drawn(ceilings):
+        return Section("", "", ())
     rows = [_row(index, point, ceilings) for index, point in enumerate(points, 1)]
     columns = ("operation", "share of time", "FLOP a byte", "FLOP/s", "of the roof", "limited by")
-    return section(
+    return Section(
         "Roofline: how near each operation is to the machine's limits",
         "The orange line is the most that this machine was measured to do: below its slope memory is the limit, "
-        "below "
-        "its flat part arithmetic. A number is an operation, listed below; its area is its share of the time. "
-        "One on "
-        "the line is as fast as can be. One far below it waits for something else, such as kernels being "
-        "started. One "
-        "above it reads from caches: bytes are the compiler's count, which does not know them. Each step on an "
-        "axis "
-        "is a factor of ten.",
+        "below its flat part arithmetic. A number is an operation, listed below; its area is its share of the "
+        "time. One on the line is as fast as can be. One far below it waits for something else, such as kernels "
+        "being started. One above it reads from caches: bytes are the compiler's count, which does not know them. "
+        "Each step on an axis is a factor of ten.",
         [_drawing(points, ceilings), table(columns, rows, left=(5,))],
     )
+
+
+def _can_be_drawn(ceilings: Ceilings) -> bool:
+    limits = (ceilings.flops_per_second, ceilings.bytes_per_second)
+    return all(map(_is_shown, limits)) and _is_shown(limits[0] / limits[1])
 
 
 def _row(index: int, point: RooflinePoint, ceilings: Ceilings) -> tuple[str, ...]:

@@ -2,26 +2,28 @@
 
 from collections.abc import Container, Sequence
 from dataclasses import replace
+from itertools import groupby
 from math import fsum
 from typing import NamedTuple
 
 import numpy as np
 
-from rollmill.pages.page import escaped_name, legend, section
+from rollmill.pages.page import escaped_name, legend
+from rollmill.profiler.report.sections import Section
 from rollmill.profiling.breakdown import first_of_each_kind, lanes_of
 from rollmill.profiling.results import ProcessTime, TimelineSpan
 from rollmill.profiling.text import duration
 
 UNITS = 20_000
 """Width of a lane in units of its drawing."""
-THINNEST = 8
+MIN_WIDTH = 8
 """Units that the shortest span takes, so that it can be seen."""
-MOST_SPANS = 5_000
+MAX_SPANS = 5_000
 """Spans that all lanes together show."""
-MOST_PROCESSES = 8
-MOST_LANES = 24
+MAX_PROCESSES = 8
+MAX_LANES = 24
 """Lanes that are shown, of all processes."""
-MOST_NAMES = 16
+MAX_NAMES = 16
 """Names that spans keep, those with the longest spans; all others are one."""
 COLOURS = 8
 """Names that have a colour of their own."""
@@ -37,15 +39,15 @@ class TimelineLane(NamedTuple):
     spans: tuple[TimelineSpan, ...]
 
 
-def timeline_section(processes: Sequence[ProcessTime]) -> str:
-    """The figure with one lane for each thread and device; nothing if no timeline was recorded."""
+def timeline_section(processes: Sequence[ProcessTime]) -> Section:
+    """Returns the figure with one lane for each thread and device, if a timeline was recorded."""
     lanes = shown_lanes(processes)
     end = max((span.end for lane in lanes for span in lane.spans), default=0.0)
     if not lanes or end <= 0:
-        return ""
+        return Section("", "", ())
     names = _names(lanes)
-    kept = [_with_names(lane, frozenset(names[:MOST_NAMES])) for lane in lanes]
-    merged = [lane._replace(spans=merge_spans(lane.spans, end, MOST_SPANS // len(lanes))) for lane in kept]
+    kept = [_with_names(lane, frozenset(names[:MAX_NAMES])) for lane in lanes]
+    merged = [lane._replace(spans=merge_spans(lane.spans, end, MAX_SPANS // len(lanes))) for lane in kept]
     active = [name for name in names if not name.startswith("wait")]
     colours = {name: f"c{index}" for index, name in enumerate(active[:COLOURS])}
     parts = [
@@ -53,17 +55,14 @@ def timeline_section(processes: Sequence[ProcessTime]) -> str:
         legend({**colours, "waiting, and others": "idle"} if len(names) > len(colours) else colours),
         f'<div class="lanes" data-units="{UNITS}" data-seconds="{end!r}">{_axis(end)}',
     ]
-    process = None
-    for lane in merged:
-        if lane.process != process:
-            parts.append(f'<div class="process">{escaped_name(lane.process)}</div>')
-        process = lane.process
-        parts.append(_lane(lane, end, colours))
+    for process, group in groupby(merged, key=lambda lane: lane.process):
+        parts.append(f'<div class="process">{escaped_name(process)}</div>')
+        parts += [_lane(lane, end, colours) for lane in group]
     parts.append(f"{_axis(end)}</div>")
     hidden = sum(len(_lanes_of(one)) for one in processes) - len(lanes)
     if hidden:
         parts.append(f'<p class="dim">{hidden} more lanes are in the trace for Perfetto.</p>')
-    return section(
+    return Section(
         f"The first {duration(end)} of a profiled window",
         "Time runs from left to right; each lane is a thread of the host or a device, each colour an operation or "
         "activity, and gaps are idle. Where spans are too short to be drawn, the longest one stands for its "
@@ -76,8 +75,8 @@ def timeline_section(processes: Sequence[ProcessTime]) -> str:
 def shown_lanes(processes: Sequence[ProcessTime]) -> list[TimelineLane]:
     """The lanes that a page shows: of a few processes, one of each kind first, and a few of each."""
     recorded = [process for process in processes if process.timeline]
-    shown = first_of_each_kind(recorded, MOST_PROCESSES)
-    return [lane for process in shown for lane in _lanes_of(process)[: MOST_LANES // len(shown)]]
+    shown = first_of_each_kind(recorded, MAX_PROCESSES)
+    return [lane for process in shown for lane in _lanes_of(process)[: MAX_LANES // len(shown)]]
 
 
 def _lanes_of(process: ProcessTime) -> list[TimelineLane]:
@@ -165,7 +164,7 @@ def _mean_length(spans: Sequence[TimelineSpan]) -> float:
 def _path(name: str, spans: Sequence[TimelineSpan], end: float, colour: str) -> str:
     scale = UNITS / end
     lines = "".join(
-        f"M{round(span.start * scale)} 5h{max(THINNEST, round(span.end * scale) - round(span.start * scale))}"
+        f"M{round(span.start * scale)} 5h{max(MIN_WIDTH, round(span.end * scale) - round(span.start * scale))}"
         for span in spans
     )
     return f'<path d="{lines}" style="stroke:var(--{colour})"><title>{escaped_name(name)}</title></path>'

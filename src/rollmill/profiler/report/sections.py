@@ -1,0 +1,89 @@
+"""Sections of a report, which a page and a terminal draw from the same description."""
+
+import io
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from rollmill.pages.page import section
+from rollmill.pages.text import printable
+
+MIN_SHOWN = 0.0005
+"""Share of the whole time below which reports leave an operation out."""
+
+
+class Section(NamedTuple):
+    """A part of a report. The page shows `title`, `how` and `body`, the terminal everything else."""
+
+    title: str
+    how: str
+    """How to read the figure."""
+    body: Sequence[str]
+    """Parts in HTML. Without any, the page leaves the section out."""
+    heading: str = ""
+    unit: str = ""
+    columns: Sequence[str] = ()
+    """Titles of the table. A title that begins with a blank is that of a column of text."""
+    rows: Sequence[Sequence[str | Text]] = ()
+    below: Sequence[RenderableType] = ()
+    """Lines below the table."""
+
+
+def drawn_on_page(sections: Iterable[Section]) -> list[str]:
+    """Draws those sections in HTML that have a body."""
+    return [section(one.title, one.how, [part for part in one.body if part]) for one in sections if one.body]
+
+
+def drawn_in_terminal(sections: Iterable[Section]) -> list[RenderableType]:
+    """Draws those sections that have something to show there, each after an empty line."""
+    drawn: list[RenderableType] = []
+    for one in sections:
+        parts: list[RenderableType] = [_heading(one)] if one.heading else []
+        parts += [_table(one.columns, one.rows)] if one.columns else []
+        parts += one.below
+        drawn += [Text(""), Group(*parts)] if parts else []
+    return drawn
+
+
+def as_text(view: RenderableType, *, width: int) -> str:
+    """Renders `view` as plain text, `width` columns wide, without colour or trailing blanks."""
+    console = Console(
+        file=io.StringIO(), width=width, force_terminal=False, color_system=None, legacy_windows=False
+    )
+    with console.capture() as captured:
+        console.print(view)
+    return "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n"
+
+
+def paragraph(text: str, *, indent: int = 2, style: str = "") -> RenderableType:
+    """Returns indented text that wraps at the terminal's width."""
+    return Padding(Text(printable(text), style=style), (0, 0, 0, indent))
+
+
+def _heading(one: Section) -> Text:
+    return Text.assemble((one.heading, "bold"), (f"  {one.unit}" if one.unit else "", "dim"))
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> Table:
+    """Returns a table of names and figures. A terminal that is too narrow cuts names, and never figures."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    first, *others = columns
+    table.add_column(_name(first))
+    is_text = [title.startswith(" ") for title in others]
+    for title, wraps in zip(others, is_text, strict=True):
+        name = Text(printable(title.strip()), no_wrap=True, overflow="ellipsis")
+        table.add_column(name, justify="left" if wraps else "right", no_wrap=not wraps)
+    for label, *cells in rows:
+        texts = [_name(cell, indent=0) if wraps else cell for cell, wraps in zip(cells, is_text, strict=True)]
+        table.add_row(_name(label), *texts)
+    return table
+
+
+def _name(name: str | Text, *, indent: int = 2) -> Text:
+    """Returns a name that is cut. Rich narrows only columns that may wrap, so the column itself may."""
+    text = Text(" " * indent, no_wrap=True, overflow="ellipsis")
+    return text.append(printable(name)) if isinstance(name, str) else text.append_text(name)
