@@ -271,18 +271,23 @@ def test_reports_tell_it():
     assert read_profile(json.dumps(asdict(by_hand)), where="here") == by_hand
 
 
+def drawn_memory(memory) -> str:
+    """Memory of programs as the page draws it."""
+    return "".join(memory_section(memory).body)
+
+
 def test_operations_without_a_colour_of_their_own_are_drawn_as_one():
     many = tuple(OperationMemory((f"part {index}",), 100 - index, (100 - index,)) for index in range(COLOURS + 2))
     use = MemoryUse("jit_step", 1, 1, 1000, many)
-    drawn = "".join(memory_section([use]).body)
+    drawn = drawn_memory([use])
     assert drawn.count("<path") == COLOURS + 1 and "<title>all smaller ones</title>" in drawn
-    assert memory_section([replace(use, operations=many[:COLOURS])]).count("<path") == COLOURS
-    assert memory_section([replace(use, operations=())]).count("<path") == 0
+    assert drawn_memory([replace(use, operations=many[:COLOURS])]).count("<path") == COLOURS
+    assert drawn_memory([replace(use, operations=())]).count("<path") == 0
     larger = MemoryUse("jit_other", 1, 1, 2000)
-    assert "Temporary memory of jit_step" in memory_section([larger, use])
+    assert "Temporary memory of jit_step" in drawn_memory([larger, use])
 
 
 def test_a_page_says_how_to_see_the_course_of_a_program_from_the_cache():
     kept = tuple(replace(one, course=()) for one in USES)
-    drawn = memory_section([MemoryUse("jit_step", 1, 1, 1000, kept)])
+    drawn = drawn_memory([MemoryUse("jit_step", 1, 1, 1000, kept)])
     assert "<path" not in drawn and "180 MiB" in drawn and "ROLLMILL_CACHE_DIR" in drawn
