@@ -1,4 +1,4 @@
-"""A program as data: fragments, edges, the graph they form, and the loops that drive it."""
+"""Programs as data: fragments, edges, graphs of them, and the loops that drive a graph."""
 
 from rollmill.dataflow.collecting import (
     collect,

@@ -1,4 +1,4 @@
-"""The loop that collects: steps of policy and environment, lifted from one environment to all of them.
+"""Collects experience: steps of policy and environment, lifted from one environment to all of them.
 
 Shape letters: `T` steps, `E` environments held here.
 """
@@ -17,13 +17,13 @@ from rollmill.dataflow.minibatch_loop import all_finite
 
 
 def start_collector(graph: Graph, key: Key, index: Int[Array, " E"]) -> Collector:
-    """The environments with these global indices before their first step."""
+    """Starts the environments with these global indices."""
     _, env_key = jax.random.split(jax.random.fold_in(key, START))
     return jax.vmap(partial(start_one, graph), in_axes=(None, 0))(env_key, index)
 
 
 def start_one(graph: Graph, key: Key, index: Int[Array, ""]) -> Collector:
-    """ONE environment before its first step; its key belongs to its global index."""
+    """Starts ONE environment. Its random key derives from its global index."""
     state, observation = graph.start_environment(jax.random.fold_in(key, index), index)
     return Collector(index, state, observation, graph.action_mask(state), graph.start_memory())
 
@@ -31,7 +31,10 @@ def start_one(graph: Graph, key: Key, index: Int[Array, ""]) -> Collector:
 def collect(
     graph: Graph, weights: Weights, collector: Collector, key: Key, *, unroll: int = 1
 ) -> tuple[Collector, Trajectory]:
-    """`num_steps` of policy and environment in every environment; keys belong to the global index."""
+    """Runs policy and environment for `num_steps` steps in every environment.
+
+    Random keys belong to global indices, so that placement does not change the result.
+    """
     if graph.condense is not None:
         return _collect_condensed(graph, weights, collector, key, unroll=unroll)
     rollout = partial(rollout_one, graph, weights, unroll=unroll)
@@ -43,7 +46,7 @@ def collect(
 def _collect_condensed(
     graph: Graph, weights: Weights, collector: Collector, key: Key, *, unroll: int
 ) -> tuple[Collector, Trajectory]:
-    """Collects step by step in all environments at once, so that each step is condensed before the next one."""
+    """Collects in all environments at once, and condenses each step before the next one."""
     step = lambda now, t: step_all(graph, weights, now, key, t)
     after, steps = jax.lax.scan(step, collector, jnp.arange(graph.loops.num_steps), unroll=unroll)
     return after, Trajectory(steps, collector.memory, after.observation, after.memory)
@@ -52,7 +55,7 @@ def _collect_condensed(
 def rollout_one(
     graph: Graph, weights: Weights, collector: Collector, key: Key, *, unroll: int = 1
 ) -> tuple[Collector, Step]:
-    """`num_steps` of policy and environment in ONE environment; leaves of the steps are `[T, ...]`."""
+    """Runs `num_steps` steps of ONE environment. Leaves of the returned steps are `[T, ...]`."""
 
     def step(carry: Collector, t: Int[Array, ""]) -> tuple[Collector, Step]:
         return step_one(graph, weights, carry, key, t)
@@ -63,7 +66,7 @@ def rollout_one(
 def step_all(
     graph: Graph, weights: Weights, now: Collector, key: Key, t: Int[Array, ""]
 ) -> tuple[Collector, Step]:
-    """Step `t` of a rollout in every environment; what `collect` does, one step at a time."""
+    """Runs step `t` of a rollout in every environment."""
 
     def step(now: Collector) -> tuple[Collector, Step]:
         return step_one(graph, weights, now, jax.random.fold_in(key, now.index), t)
@@ -78,14 +81,14 @@ def step_all(
 def step_one(
     graph: Graph, weights: Weights, now: Collector, key: Key, t: Int[Array, ""] | int
 ) -> tuple[Collector, Step]:
-    """Step `t` of ONE environment's rollout: the policy decides and the environment follows.
+    """Runs step `t` of ONE environment's rollout: the policy decides, then the environment steps.
 
     Args:
-        graph: what is trained.
+        graph: graph to collect for.
         weights: weights of the policy.
-        now: the environment before the step.
-        key: the environment's own, of the whole rollout; from it and `t` come the keys of the two fragments.
-        t: below 2^31.
+        now: state of the environment before the step.
+        key: key of this environment's rollout. The keys of the two fragments derive from it and from `t`.
+        t: number of the step, below 2^31.
     """
     policy_key, env_key = (jax.random.fold_in(key, 2 * jnp.uint32(t) + fragment) for fragment in (0, 1))
     with traced("policy"):
@@ -113,13 +116,15 @@ def step_one(
 
 
 def collection_metrics(graph: Graph, trajectory: Trajectory, weights: Weights, index: Int[Array, " E"]) -> Metrics:
-    """Metrics of the environments held here, such that the mean over replicas is that of all."""
+    """Computes metrics of the environments held here. Their mean over replicas is the metric of all
+    environments.
+    """
     replicas = graph.loops.num_envs // index.size
     return {**_episodes(trajectory.steps, replicas), **_finite(trajectory.steps, weights)}
 
 
 def _episodes(steps: Step, replicas: int) -> Metrics:
-    """Sums over the episodes that ended; scaled so that the mean over replicas is the total."""
+    """Sums returns and lengths of the episodes that ended, scaled so that the mean over replicas is the total."""
     ended = (steps.terminated | steps.truncated).astype(jnp.float32)
     scale = jnp.float32(replicas)
     return {
@@ -130,7 +135,7 @@ def _episodes(steps: Step, replicas: int) -> Metrics:
 
 
 def _finite(steps: Step, weights: Weights) -> Metrics:
-    """One for each fragment whose outputs were finite throughout the iteration, less otherwise."""
+    """Returns a flag for each fragment: 1 if its outputs were finite in every step, otherwise less."""
     return {
         "finite/environment": all_finite((steps.observation, steps.final_observation, steps.reward)),
         "finite/policy": all_finite((steps.action, steps.extras)),

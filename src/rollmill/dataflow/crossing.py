@@ -1,11 +1,11 @@
-"""Crossings: points of a program at which data is sent to a remote fragment and an answer is received.
+"""Crossings: points at which a program sends data to a remote fragment and waits for its answer.
 
-Co-located fragments are one program. Where one of them is placed in another group, a crossing stands in its
-place: `cross("environment", actions, timesteps)` says what leaves and in what shapes the answer comes. The
-program around it is traced as ever, under `vmap` too, and then cut into pieces between its crossings. Each
-piece can be compiled; what a crossing means is decided by whoever runs the pieces.
+Co-located fragments are one program. If one of them is placed in another group, a crossing takes its place:
+`cross("environment", actions, timesteps)` declares the data to send and the shapes of the answer. The program
+around it is traced as usual, including under `vmap`, and is then cut into segments between its crossings. Each
+segment can be compiled. The caller that runs the segments decides how a crossing is answered.
 
-A crossing cannot be compiled itself, nor lie inside a loop of the program: loops around it run on the host.
+A crossing itself cannot be compiled or placed inside a loop of the program. Loops around it run on the host.
 """
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -21,16 +21,16 @@ from jaxtyping import Array, PyTree
 from rollmill.core.errors import ContractError
 
 Handlers: TypeAlias = Mapping[str, Callable[[PyTree[Array]], PyTree[Any]]]
-"""Name of a crossing to the function that answers it."""
+"""Maps the name of a crossing to the function that answers it."""
 
 _cross = core.Primitive("cross")
 _cross.multiple_results = True
 
 
 def cross(name: str, operands: PyTree[Array], answer: PyTree[jax.ShapeDtypeStruct]) -> PyTree[Array]:
-    """Sends `operands` out of the program, and takes back arrays in the shapes of `answer`.
+    """Sends `operands` out of the program and returns arrays with the shapes of `answer`.
 
-    Under `vmap` both get the new axis in front.
+    Under `vmap` both get a leading batch axis.
     """
     leaves, taken = jax.tree.flatten(operands)
     shapes, given = jax.tree.flatten(answer)
@@ -40,21 +40,21 @@ def cross(name: str, operands: PyTree[Array], answer: PyTree[jax.ShapeDtypeStruc
 
 
 class Piece(NamedTuple):
-    """A stretch of a program without crossings, and the crossing that follows it."""
+    """Part of a program between two crossings."""
 
     program: core.ClosedJaxpr
     takes: tuple[int, ...]
-    """Numbers of the values that it reads."""
+    """Numbers of the values it reads."""
     gives: tuple[int, ...]
-    """Numbers of the values that it makes."""
+    """Numbers of the values it computes."""
     crossing: "Crossing | None"
-    """None after the last piece."""
+    """The crossing that follows it, or None at the end of the program."""
     drops: tuple[int, ...]
-    """Values that nobody reads any more."""
+    """Numbers of the values that no later piece reads."""
 
 
 class Crossing(NamedTuple):
-    """The operands sent after a piece, and the values received for them."""
+    """Operands sent after a piece, and the values received for them."""
 
     name: str
     takes: tuple[int, ...]
@@ -64,31 +64,31 @@ class Crossing(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """A program in pieces. Values are numbered; its arguments are the first ones."""
+    """Program divided at its crossings. Values are numbered, arguments first."""
 
     pieces: tuple[Piece, ...]
     structure: Any
-    """The tree structure of all arguments together."""
+    """Tree structure of all arguments together."""
     results: tuple[int, ...]
     result: Any
     constants: dict[int, Any]
-    """Values that are known beforehand."""
+    """Values of constants, by number."""
 
     @property
     def crossings(self) -> tuple[str, ...]:
-        """Names of the crossings, in the order in which they are met."""
+        """Returns the names of the crossings in the order they are reached."""
         return tuple(piece.crossing.name for piece in self.pieces if piece.crossing is not None)
 
 
 def cut(function: Callable[..., PyTree[Array]], *examples: PyTree) -> Cut:
-    """Traces a function and cuts it at its crossings.
+    """Traces a function and divides it at its crossings.
 
     Args:
-        function: what to cut; it may call `cross`, outside of loops and branches.
-        *examples: its arguments, or shapes of them.
+        function: the function to divide. It may call `cross` outside of loops and branches.
+        *examples: its arguments, or their shapes.
 
     Raises:
-        ContractError: a crossing lies inside of a loop, a branch or another function's program.
+        ContractError: a crossing lies inside a loop, a branch or another function's program.
     """
     traced, shapes = jax.make_jaxpr(function, return_shape=True)(*examples)
     whole = traced.jaxpr.replace(eqns=_live(traced.jaxpr))
@@ -104,18 +104,18 @@ def cut(function: Callable[..., PyTree[Array]], *examples: PyTree) -> Cut:
 
 
 Run: TypeAlias = Callable[[Piece, Sequence[Any]], Sequence[Any]]
-"""How a piece is computed."""
+"""Computes a piece from its input values."""
 
 
 def evaluate(piece: Piece, values: Sequence[Any]) -> Sequence[Any]:
-    """The reference: a piece computed operation by operation."""
+    """Computes a piece one operation at a time. Reference for compiled pieces."""
     return core.jaxpr_as_fun(piece.program)(*values)
 
 
 def walk(program: Cut, *arguments: PyTree, run: Run = evaluate) -> Generator[tuple[str, PyTree], PyTree, PyTree]:
-    """Runs the pieces; at each crossing yields its name and operands, and is sent the answer.
+    """Runs the pieces. Yields the name and operands of each crossing, and receives the answer.
 
-    Several walks can go on side by side: whoever drives them sends the answers as they come.
+    Several walks can be interleaved, because the caller chooses when to send each answer.
     """
     leaves, structure = jax.tree.flatten(arguments)
     if structure != program.structure:
@@ -127,7 +127,7 @@ def walk(program: Cut, *arguments: PyTree, run: Run = evaluate) -> Generator[tup
 def walk_leaves(
     program: Cut, leaves: Sequence[Any], *, run: Run = evaluate
 ) -> Generator[tuple[str, PyTree], PyTree, list[Any]]:
-    """Like `walk`, but takes and returns leaves: flattening trees of modules is slow."""
+    """Runs the pieces like `walk`, on leaves. Flattening trees of modules at each crossing would be slow."""
     values = {**program.constants, **dict(enumerate(leaves))}
     for piece in program.pieces:
         if piece.gives:
@@ -142,7 +142,7 @@ def walk_leaves(
 
 
 def drive(walking: Generator[tuple[str, PyTree], PyTree, PyTree], handlers: Handlers) -> PyTree:
-    """Answers every crossing of a walk by its handler, and returns what the program returns."""
+    """Answers every crossing of a walk with its handler, and returns the program's result."""
     try:
         name, operands = next(walking)
         while True:
@@ -160,7 +160,7 @@ class _Stretch(NamedTuple):
 
 
 def _live(program: core.Jaxpr) -> list[core.JaxprEqn]:
-    """Equations that a result or a crossing depends on."""
+    """Returns the equations that a result or a crossing depends on."""
     wanted, live = set(_variables(program.outvars)), []
     for equation in reversed(program.eqns):
         crosses = equation.primitive is _cross or any(map(_holds_crossing, _inner_programs(equation)))
@@ -171,7 +171,9 @@ def _live(program: core.Jaxpr) -> list[core.JaxprEqn]:
 
 
 def _stretches(equations: Sequence[core.JaxprEqn]) -> list[_Stretch]:
-    """Equations up to each crossing. What no crossing's operands need moves behind it, as late as it can."""
+    """Divides equations at each crossing. Equations its operands do not need move behind it, as late as
+    possible.
+    """
     rest, stretches = list(equations), list[_Stretch]()
     while (place := _next_crossing(rest)) is not None:
         needed = _needed(rest[:place], rest[place])
@@ -184,7 +186,7 @@ def _stretches(equations: Sequence[core.JaxprEqn]) -> list[_Stretch]:
 
 
 def _follows(equations: Sequence[core.JaxprEqn], crossing: core.JaxprEqn | None) -> bool:
-    """Whether any of these reads what comes back from the crossing."""
+    """Returns whether any equation reads the crossing's answer."""
     answers = set(crossing.outvars if crossing else ())
     return any(answers.intersection(_variables(equation.invars)) for equation in equations)
 
@@ -219,7 +221,7 @@ def _holds_crossing(program: core.Jaxpr) -> bool:
 
 
 def _needed(equations: Sequence[core.JaxprEqn], crossing: core.JaxprEqn) -> set[int]:
-    """Positions of the equations that the crossing's operands depend on."""
+    """Returns the positions of the equations that the crossing's operands depend on."""
     wanted = set(_variables(crossing.invars))
     needed = set()
     for n in reversed(range(len(equations))):
@@ -234,7 +236,7 @@ def _variables(atoms: Sequence[Any]) -> list[core.Var]:
 
 
 def _numbers(atoms: Sequence[Any], numbers: Mapping[core.Var, int], constants: dict[int, Any]) -> tuple[int, ...]:
-    """Numbers of values; literals become constants, whose numbers are below zero."""
+    """Returns the numbers of values. Literals become constants, which have negative numbers."""
     found = []
     for atom in atoms:
         if isinstance(atom, core.Literal):
@@ -274,10 +276,10 @@ def _crossing(equation: core.JaxprEqn, numbers: Mapping[core.Var, int], constant
 def _program(
     whole: core.Jaxpr, equations: Sequence[core.JaxprEqn], numbers: Mapping[core.Var, int], wanted: set[int]
 ) -> tuple[core.ClosedJaxpr, tuple[int, ...], tuple[int, ...]]:
-    """A piece of the program: these equations as a closed jaxpr that computes the wanted values.
+    """Builds the closed jaxpr of a piece, which computes the values in `wanted`.
 
     Returns:
-        The jaxpr, the numbers of the values that it takes, and the numbers of those that it gives.
+        The jaxpr, and the numbers of its inputs and of its outputs.
     """
     made = {var for equation in equations for var in equation.outvars}
     gives = [var for var in made if numbers[var] in wanted]

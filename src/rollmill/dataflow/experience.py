@@ -1,11 +1,11 @@
-"""Functions of every experience store: contents before the first step, and the iterations that only fill it."""
+"""Functions that work with every experience store."""
 
 from jaxtyping import Array, Int, PyTree
 
 from rollmill.dataflow.graph import ExperienceStore, Graph, Loops
 
 FILL = "replay/fill"
-"""Metric: the mean fraction of a store's capacity that is in use."""
+"""Metric: mean fraction of a store's capacity in use."""
 
 
 def empty_experience(graph: Graph, index: Int[Array, " E"]) -> PyTree[Array]:

@@ -1,8 +1,9 @@
-"""A digest of everything that a graph computes, equal from process to process for equal code.
+"""Computes a digest of everything a graph computes. Equal code gives equal digests in every process.
 
-The graph is traced, never compiled: the first state, one whole iteration (environment, policy, prepare,
-condition, gradients, update, and the end of an iteration's learning) and the greedy policy. Two graphs with one
-fingerprint train the same weights, so a graph that was built from names is the one meant if the two agree.
+The graph is traced but not compiled. The digest covers the first state, one whole iteration (environment,
+policy,
+prepare, condition, gradients, update and the end of learning) and the greedy policy. Two graphs with equal
+fingerprints train the same weights. A graph rebuilt from names is therefore the intended one if both agree.
 """
 
 import functools
@@ -24,11 +25,11 @@ from rollmill.dataflow.learning import learn_from
 from rollmill.dataflow.loops import start
 
 NAMES_ONLY = {("jit", "name"), ("jit", "ctx_mesh"), ("name", "name")}
-"""Parameters of primitives that decide nothing of the result."""
+"""Parameters of primitives that do not affect results."""
 
 
 def fingerprint(graph: Graph) -> str:
-    """The digest of a graph: its traced program, its sizes, its spaces, and how host environments are started."""
+    """Returns the digest of a graph: its traced program, sizes, spaces, and how it starts host environments."""
     program = jax.make_jaxpr(functools.partial(_whole, graph))(jax.random.key(0))
     host = None if graph.host is None else _without_addresses(repr(graph.host))
     around = (tuple(graph.loops), repr(graph.observation_space), repr(graph.action_space), host)
@@ -36,7 +37,7 @@ def fingerprint(graph: Graph) -> str:
 
 
 def fragment_fingerprints(graph: Graph) -> dict[str, str]:
-    """A digest of each part that a user may have replaced: environment, policy, and all the rest as algorithm."""
+    """Returns digests of the parts a user may have replaced: environment, policy, and the rest as algorithm."""
     index, key = jnp.zeros((), jnp.int32), jax.random.key(0)
     state, observation = jax.eval_shape(graph.start_environment, key, index)
     mask = jax.eval_shape(graph.action_mask, state)
@@ -57,7 +58,7 @@ def fragment_fingerprints(graph: Graph) -> dict[str, str]:
 
 
 def _whole(graph: Graph, key: Key) -> Any:
-    """The first state, the one after an iteration, and a greedy decision."""
+    """Computes the first state, the state after one iteration, and a greedy decision."""
     begin = start(graph, key, jnp.arange(graph.loops.num_envs, dtype=jnp.int32))
     weights = graph.weights(begin.learner)
     collect_key, learn_key = (iteration_key(key, begin.iteration, use) for use in (COLLECT, LEARN))
@@ -72,20 +73,20 @@ def _whole(graph: Graph, key: Key) -> Any:
 
 
 class _Digests:
-    """Digests of programs and of what their operations hold; a program that is there twice is read once."""
+    """Digests of programs and of the objects their operations hold. Caches programs that occur more than once."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[Any, str]] = {}
 
     def of_closed(self, program: core.ClosedJaxpr) -> str:
-        """The digest of a program and of its constants."""
+        """Returns the digest of a program and its constants."""
         if id(program) not in self._known:
             constants = [self._value(constant) for constant in program.consts]
             self._known[id(program)] = (program, _sha256(f"{constants}{self._program(program.jaxpr)}"))
         return self._known[id(program)][1]
 
     def _program(self, program: core.Jaxpr) -> str:
-        """The digest of operations in order; variables are numbered as they come."""
+        """Returns the digest of the operations in order. Variables are numbered by first use."""
         numbers: dict[core.Var, int] = {}
 
         def atom(atom: Any) -> str:
@@ -136,7 +137,7 @@ def _type(aval: Any) -> str:
 
 
 def _without_addresses(text: str) -> str:
-    """Addresses differ from process to process."""
+    """Removes memory addresses, which differ between processes."""
     return re.sub(r"\b(at )?0x[0-9a-f]+", "", text)
 
 

@@ -1,8 +1,8 @@
-"""The data that flows through a graph, derived from its functions: shapes, and which function reads and writes
-which leaves of the learner.
+"""Derives the data flow of a graph from its functions, by tracing them.
 
-Nothing is computed and nothing is written by hand: shapes come from tracing, and so does the part of the
-learner that has to travel, by looking at what each function passes on untouched.
+Tracing gives the shapes on each edge. It also shows which leaves of the learner each function passes on
+unchanged,
+and thus the part of the learner that has to travel between groups. Nothing is computed.
 
 Shape letters: `T` steps, `E` all environments.
 """
@@ -26,11 +26,11 @@ from rollmill.dataflow.minibatch_loop import identity
 from rollmill.dataflow.minibatches import minibatch_gather
 
 LEARNED = ("finite/gradients", "losses/gradient_norm", "epochs")
-"""Metrics of learning that no fragment names: those of `gradient_metrics`, and how many epochs there were."""
+"""Metrics of learning that no fragment names: those of `gradient_metrics`, and the number of epochs."""
 
 
 class StepRequest(NamedTuple):
-    """The policy's message for one step: the edge *action*."""
+    """Message of the policy for one step: the edge *action*."""
 
     key: Array
     """Data of the environment's random key."""
@@ -38,7 +38,7 @@ class StepRequest(NamedTuple):
 
 
 class StepReply(NamedTuple):
-    """The environment's answer to an action: the edge *timestep*."""
+    """Answer of the environment to an action: the edge *timestep*."""
 
     observation: Observation
     action_mask: ActionMask
@@ -46,39 +46,39 @@ class StepReply(NamedTuple):
     terminated: Bool[Array, "..."]
     truncated: Bool[Array, "..."]
     info: dict[str, PyTree[Array]]
-    """`info["final_observation"]` among others."""
+    """Includes `info["final_observation"]`."""
 
 
 class Flow(NamedTuple):
-    """Shapes of what passes between fragments, as `jax.ShapeDtypeStruct`s."""
+    """Shapes of the data between fragments, as `jax.ShapeDtypeStruct`."""
 
     state: State
     trajectory: Trajectory
-    """`[T, E, ...]`."""
+    """Leaves `[T, E, ...]`."""
     request: StepRequest
-    """The request of ONE environment."""
+    """Request for ONE environment."""
     reply: StepReply
-    """The reply of ONE environment."""
+    """Reply of ONE environment."""
     gradients: Weights
     weights: Weights
     metric_names: tuple[str, ...]
-    """Names of the metrics of one iteration."""
+    """Names of all metrics of an iteration."""
     learned_names: tuple[str, ...]
-    """Names of those of learning."""
+    """Names of the metrics of learning."""
     updated: frozenset[int]
-    """Places of the learner's leaves that the update writes, such as weights and the optimiser's state."""
+    """Positions of the learner's leaves written by the update, such as weights and optimiser state."""
     prepared: frozenset[int]
-    """Places of the learner's leaves that `prepare` writes, such as running statistics."""
+    """Positions of the learner's leaves written by `prepare`, such as running statistics."""
     parameters: tuple[int, ...]
-    """Places of the learner's leaves that the update writes and other functions read: the edge *parameters*."""
+    """Positions of the learner's leaves that the update writes and other functions read: the edge *parameters*."""
 
     def pick_parameters(self, learner: PyTree[Any]) -> list[Any]:
-        """The leaves at `parameters` of a learner, or of its shapes."""
+        """Returns the leaves at `parameters`, of a learner or of its shapes."""
         leaves = jax.tree.leaves(learner)
         return [leaves[place] for place in self.parameters]
 
     def put_parameters(self, learner: PyTree[Any], found: Sequence[Any]) -> PyTree[Any]:
-        """The learner with the leaves at `parameters` replaced by `found`."""
+        """Returns the learner with the leaves at `parameters` replaced."""
         leaves, structure = jax.tree.flatten(learner)
         for place, leaf in zip(self.parameters, found, strict=True):
             leaves[place] = leaf
@@ -86,7 +86,7 @@ class Flow(NamedTuple):
 
 
 def flow(graph: Graph) -> Flow:
-    """The data flow of a graph; it is traced once, and nothing is computed."""
+    """Derives the data flow of a graph. Traces each function once and computes nothing."""
     index = jnp.arange(graph.loops.num_envs, dtype=jnp.int32)
     state = jax.eval_shape(lambda: start(graph, jax.random.key(0), index))
     weights_program, weights = _traced(graph.weights, state.learner)
@@ -125,7 +125,7 @@ def flow(graph: Graph) -> Flow:
 
 
 def _minibatch(graph: Graph, index: Array, state: State, batch: Batch) -> Batch:
-    """A minibatch of the batch, or of the experience store."""
+    """Draws a minibatch from the batch or from the experience store."""
     if graph.replay is not None:
         return graph.replay.sample(graph, state.rings, state.key, index).minibatch
     loops = graph.loops
@@ -153,13 +153,13 @@ def _reply(trajectory: Trajectory) -> StepReply:
 
 
 def _written(program: core.Jaxpr, count: int) -> frozenset[int]:
-    """Which of the first `count` results are not simply the arguments at the same places."""
+    """Returns which of the first `count` results differ from the arguments at the same positions."""
     pairs = zip(program.invars[:count], program.outvars[:count], strict=True)
     return frozenset(n for n, (before, after) in enumerate(pairs) if before is not after)
 
 
 def _read(program: core.Jaxpr, count: int) -> frozenset[int]:
-    """Which of the first `count` arguments a result may depend on."""
+    """Returns which of the first `count` arguments a result may depend on."""
     wanted = {id(atom) for atom in program.outvars}
     for equation in reversed(program.eqns):
         if any(id(var) in wanted for var in equation.outvars):

@@ -1,5 +1,4 @@
-"""Fragments with a known structure: gradients that are means over samples, element-wise updates, and policies that
-are no part of a kernel.
+"""Fragments with structure that the compiler can use, and policies that it cannot compile.
 
 Shape letters: `N` samples, or sequences, of a minibatch.
 """
@@ -18,21 +17,21 @@ from rollmill.dataflow.graph import Batch, Decision, Learner, Metrics, Weights
 LossOfOne: TypeAlias = Callable[
     [PyTree[Array], Learner, PyTree[Array], PyTree[Array]], tuple[Float[Array, ""], Metrics]
 ]
-"""`(network, learner, sample, sequence) -> loss, metrics`; the network is what is learned, of the same learner."""
+"""`(network, learner, sample, sequence) -> (loss, metrics)`. `network` is the trained part of `learner`."""
 
 
 @dataclass(frozen=True)
 class MeanGradients:
-    """The fragment `gradients` of an algorithm whose loss is a mean over samples."""
+    """Fragment `gradients` of an algorithm with a loss that is a mean over samples."""
 
     loss: LossOfOne
     network: Callable[[Learner], PyTree[Array]]
-    """The part of the learner that gradients are taken with respect to."""
+    """Returns the part of the learner to differentiate with respect to."""
     untried: str = ""
-    """Why no kernel computes them even where one could, as the end of a sentence for the user; or empty."""
+    """Reason not to use a kernel, as the end of a sentence for the user. Empty if kernels may be tried."""
 
     def __call__(self, learner: Learner, minibatch: Batch) -> tuple[Weights, Metrics]:
-        """Gradients of the mean loss over a minibatch, with respect to the network; and metrics."""
+        """Computes gradients of the mean loss over a minibatch, and metrics."""
 
         def mean_loss(network: PyTree[Array]) -> tuple[Float[Array, ""], Metrics]:
             each = partial(self.loss, network, learner)
@@ -45,7 +44,7 @@ class MeanGradients:
     def of_one(
         self, learner: Learner, sample: PyTree[Array], sequence: PyTree[Array] = ()
     ) -> tuple[Weights, Metrics]:
-        """Gradients and metrics of ONE sample; their mean over a minibatch is the result of calling."""
+        """Computes gradients and metrics of ONE sample. Their mean over a minibatch is the result of calling."""
         loss = jax.value_and_grad(self.loss, has_aux=True)
         (total, metrics), slopes = loss(self.network(learner), learner, sample, sequence)
         return slopes, {"losses/total": total, **metrics}
@@ -53,27 +52,28 @@ class MeanGradients:
 
 @dataclass(frozen=True)
 class ElementwiseUpdate:
-    """The fragment `update` of an optimiser that treats every number of the network alike, but for norms of all.
+    """Fragment `update` of an optimiser that treats all parameters alike, apart from global norms.
 
-    The network may be of any structure: `function`, an `Update`, takes learners in which it is one vector too.
+    The structure of the network does not matter to `function`: kernels pass a learner with its network as one
+    vector.
     """
 
     function: Callable[..., Learner]
 
     def __call__(self, learner: Learner, gradients: Weights, *, share: float = 1.0) -> Learner:
-        """The learner one step further."""
+        """Returns the learner after one optimiser step."""
         return self.function(learner, gradients, share=share)
 
 
 @dataclass(frozen=True)
 class UnfusedPolicy:
-    """The fragment `policy` of an algorithm whose decisions no kernel can compute."""
+    """Fragment `policy` of an algorithm with decisions that a kernel cannot compute."""
 
     function: Callable[..., Decision]
-    """A `Decide`."""
+    """The policy, a `Decide`."""
     reason: str
-    """Why no kernel can, as the end of a sentence for the user."""
+    """Why a kernel cannot compute it, as the end of a sentence for the user."""
 
     def __call__(self, *arguments: Any) -> Decision:
-        """The decision of `function`."""
+        """Returns the decision of `function`."""
         return self.function(*arguments)

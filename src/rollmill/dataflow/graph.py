@@ -1,12 +1,16 @@
-"""An algorithm as data: four fragments, the sizes of the two loops that drive them, and the functions around them.
+"""An algorithm as data: four fragments, the sizes of the two loops that drive them, and the functions around
+them.
 
     collect = num_steps x {policy, environment}
     learn   = prepare once, then epochs x num_minibatches x {condition, gradients, update}
 
-Fragments are functions of ONE environment, one sequence or one minibatch: `dataflow.collecting` lifts those of
-an environment, `dataflow.gradients` the loss of a sample. They name no machine. A distribution policy partitions
-the fragments into groups (Zhu et al., "MSRL: Distributed Reinforcement Learning with Dataflow Fragments", USENIX
-ATC 2023).
+Fragments are functions of ONE environment, one sequence or one minibatch. `dataflow.collecting` lifts those of
+an
+environment, and `dataflow.gradients` the loss of a sample. They are independent of hardware. A distribution
+policy
+partitions the fragments into groups (Zhu et al., "MSRL: Distributed Reinforcement Learning with Dataflow
+Fragments",
+USENIX ATC 2023).
 
 Shape letters: `T` steps of a rollout, `E` environments, `N` samples of a minibatch.
 """
@@ -25,21 +29,25 @@ Learner: TypeAlias = PyTree[Array | np.ndarray]
 """Network weights, optimiser state and running statistics."""
 
 Weights: TypeAlias = PyTree[Array | np.ndarray]
-"""The part of the learner that the policy needs: it travels on the edge *weights*."""
+"""Part of the learner that the policy needs: the edge *weights*."""
 
 Metrics: TypeAlias = Mapping[str, Float[Array, "..."]]
-"""Named numbers: `[]` each, and stacked where a loop has gone over them."""
+"""Named scalars, stacked by the loops around them."""
 
 ActionMask: TypeAlias = PyTree[Array]
-"""The policy's knowledge of the environment's state besides the observation: legal actions, as booleans in the
-shape of its logits, `()` where all are legal; for a policy that plans, also the state that it goes on from."""
+"""Knowledge of the environment's state that the policy has besides the observation.
+
+Usually legal actions, as booleans in the shape of its logits, or `()` if every action is legal. A policy that
+plans
+also gets the state to plan from.
+"""
 
 Reduce: TypeAlias = Callable[[PyTree[Array]], PyTree[Array]]
-"""Mean over replicas that hold equal shares of a batch; the identity where there is one."""
+"""Mean over replicas with equal parts of a batch. The identity for a single replica."""
 
 
 class Decision(NamedTuple):
-    """The result of the policy fragment for one observation."""
+    """Result of the policy for one observation."""
 
     action: Action
     memory: Memory
@@ -48,7 +56,7 @@ class Decision(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One step of one environment as the learner sees it; in a trajectory every leaf is `[T, E, ...]`."""
+    """One step of one environment as the learner sees it. In a trajectory every leaf is `[T, E, ...]`."""
 
     observation: Observation
     action_mask: ActionMask
@@ -58,9 +66,9 @@ class Step(NamedTuple):
     terminated: Bool[Array, "..."]
     truncated: Bool[Array, "..."]
     final_observation: Observation
-    """The observation after the step, before any auto-reset."""
+    """Observation after the step, before any auto-reset."""
     final_memory: Memory
-    """The policy's memory after the step, before any reset."""
+    """Memory of the policy after the step, before any reset."""
     info: dict[str, Array]
 
 
@@ -70,18 +78,19 @@ class Trajectory(NamedTuple):
     steps: Step
     """Leaves `[T, E, ...]`."""
     start_memory: Memory
-    """The policy's memory before the first step; leaves `[E, ...]`."""
+    """Memory of the policy before the first step, with leaves `[E, ...]`."""
     observation: Observation
-    """The observation after the last step, with which the next rollout begins; leaves `[E, ...]`."""
+    """Observation after the last step, where the next rollout begins. Leaves `[E, ...]`."""
     memory: Memory
-    """The policy's memory after the last step; leaves `[E, ...]`."""
+    """Memory of the policy after the last step, with leaves `[E, ...]`."""
 
 
 class Batch(NamedTuple):
-    """The samples of an iteration or of a minibatch.
+    """Samples of an iteration or of a minibatch.
 
-    Of a batch, `samples` has leaves `[T, E, ...]` and `sequences` `[E, ...]`. Of a minibatch,
-    `samples` has leaves `[N, ...]`, or `[N, T, ...]` if it is cut by sequence.
+    In a batch, `samples` has leaves `[T, E, ...]` and `sequences` has leaves `[E, ...]`. In a minibatch,
+    `samples` has
+    leaves `[N, ...]`, or `[N, T, ...]` for minibatches of sequences.
     """
 
     samples: PyTree[Array]
@@ -89,10 +98,10 @@ class Batch(NamedTuple):
 
 
 class Collector(eqx.Module):
-    """The state carried from step to step, one entry for each environment: every leaf is `[E, ...]`."""
+    """State carried from step to step, with leaves `[E, ...]`."""
 
     index: Int[Array, "*E"]
-    """Global index of the environment; its random keys derive from it, wherever it is placed."""
+    """Global index of the environment. Its random keys derive from it, so they do not depend on placement."""
     environment: PyTree[Array]
     observation: Observation
     action_mask: ActionMask
@@ -100,92 +109,94 @@ class Collector(eqx.Module):
 
 
 class State(eqx.Module):
-    """The whole training state: what is saved, and all that the next iteration depends on."""
+    """The complete training state. Checkpoints hold it, and the next iteration depends on nothing else."""
 
     collector: Collector
     learner: Learner
     key: Key
     iteration: Int[Array, "*S"]
     rings: PyTree[Array] = ()
-    """The contents of the graph's experience store, or `()` for a graph without one."""
+    """Contents of the graph's experience store, or `()` for a graph without one."""
 
 
 class Loops(NamedTuple):
-    """The sizes of the two loops."""
+    """Sizes of the two loops."""
 
     iterations: int
-    """Iterations of the whole training."""
+    """Iterations of the whole run."""
     num_envs: int
     num_steps: int
     epochs: int
     num_minibatches: int
-    """Minibatches of an epoch, and updates with them."""
+    """Minibatches of an epoch, each followed by an update."""
     num_shards: int
-    """Shuffling, and draws from a replay memory, stay inside this many equal shards of the environments, each with
-    its own key."""
+    """Number of equal shards of the environments. Shuffling and sampling stay inside a shard, which has its own
+    key."""
     cut: Literal["samples", "sequences"]
-    """Whether minibatches are cut from single steps, or from whole sequences of an environment."""
+    """Whether minibatches consist of single steps, or of whole sequences of an environment."""
 
     @property
     def rows_each(self) -> int:
-        """Rows that an environment adds to a batch: its steps, or the one sequence of them."""
+        """Returns the number of rows an environment adds to a batch: its steps, or 1 for sequences."""
         return self.num_steps if self.cut == "samples" else 1
 
     @property
     def batch_size(self) -> int:
-        """Environment steps of one iteration."""
+        """Returns the number of environment steps in one iteration."""
         return self.num_envs * self.num_steps
 
 
 @runtime_checkable
 class StepEnvironment(Protocol):
-    """`environment`: one step with auto-reset; `info["final_observation"]` is kept."""
+    """Fragment `environment`: one step with auto-reset. Keeps `info["final_observation"]`."""
 
     def __call__(self, key: Key, state: PyTree[Array], action: Action, /) -> Timestep:
-        """The timestep after the action."""
+        """Returns the timestep after the action."""
         ...
 
 
 @runtime_checkable
 class Decide(Protocol):
-    """`policy`: one action for one observation."""
+    """Fragment `policy`: one action for one observation."""
 
     def __call__(
         self, weights: Weights, key: Key, memory: Memory, observation: Observation, action_mask: ActionMask, /
     ) -> Decision:
-        """The action, the next memory and the extras."""
+        """Returns the action, the next memory and the extras."""
         ...
 
 
 @runtime_checkable
 class Gradients(Protocol):
-    """`gradients`: of the mean loss over a minibatch.
+    """Fragment `gradients`: gradients of the mean loss over a minibatch.
 
-    Invariant: gradients and metrics are means over samples, so that the mean over equal parts of a
-    minibatch (chunks, devices, workers) is the result for the whole.
+    Gradients and metrics must be means over samples. The mean over equal parts of a minibatch (chunks, devices,
+    workers)
+    is then the result for the whole.
     """
 
     def __call__(self, learner: Learner, minibatch: Batch, /) -> tuple[Weights, Metrics]:
-        """Gradients with respect to the network's weights, and metrics."""
+        """Returns gradients with respect to the network's weights, and metrics."""
         ...
 
 
 @runtime_checkable
 class Update(Protocol):
-    """`update`: one optimiser step.
+    """Fragment `update`: one optimiser step.
 
-    `share` is the part of a minibatch that the gradients are of, by which schedules advance: 1 / K where
+    `share` is the fraction of a minibatch that the gradients cover, and schedules advance by it. It is 1 / K if
+    the
     gradients of K workers are applied one by one.
     """
 
     def __call__(self, learner: Learner, gradients: Weights, /, *, share: float = 1.0) -> Learner:
-        """The learner one step further."""
+        """Returns the learner after the step."""
         ...
 
 
 @runtime_checkable
 class Prepare(Protocol):
-    """Turns a trajectory into a batch, once an iteration; may advance the learner's statistics."""
+    """Turns a trajectory into a batch, once in an iteration. May advance the learner's statistics."""
 
     def __call__(
         self, learner: Learner, trajectory: Trajectory, /, *, reduce: Reduce, replicas: int
@@ -193,11 +204,12 @@ class Prepare(Protocol):
         """Prepares a trajectory.
 
         Args:
-            learner: before the iteration's updates.
-            trajectory: trajectory of the environments held here.
-            reduce: the mean over replicas.
-            replicas: number of replicas that share the environments; scales counts and sums, so that their mean
-                over replicas is the total.
+            learner: learner before the iteration's updates.
+            trajectory: rollout of the environments held here.
+            reduce: mean over replicas.
+            replicas: number of replicas that share the environments. Counts and sums are scaled by it, so that
+                their
+                mean over replicas is the total.
 
         Returns:
             The learner with its new statistics, and the batch to learn from.
@@ -206,7 +218,7 @@ class Prepare(Protocol):
 
 
 class Sample(NamedTuple):
-    """A minibatch drawn from an experience store."""
+    """Minibatch drawn from an experience store."""
 
     minibatch: Batch
     place: PyTree[Array] = ()
@@ -254,47 +266,49 @@ class ExperienceStore(Protocol):
     def update(
         self, graph: "Graph", contents: PyTree[Array], learner: Learner, sample: Sample, /
     ) -> PyTree[Array]:
-        """Returns the contents after a sample was learned from, by the learner before that update."""
+        """Returns the contents after learning from a sample. `learner` is the one before that update."""
         ...
 
     def mutable(self, contents: PyTree[Array], /) -> PyTree[Array]:
-        """Returns the part that `update` changes. The loop over minibatches carries this part alone."""
+        """Returns the part that `update` changes, which is all that the loop over minibatches carries."""
         ...
 
     def with_mutable(self, contents: PyTree[Array], mutable: PyTree[Array], /) -> PyTree[Array]:
-        """Returns the contents with this part exchanged."""
+        """Returns the contents with this part replaced."""
         ...
 
     def fill(self, contents: PyTree[Array], /) -> Float[Array, ""]:
-        """Returns the mean fraction of the capacity that is in use."""
+        """Returns the mean fraction of the capacity in use."""
         ...
 
 
 class PolicyOutputs(NamedTuple):
-    """Outputs of a policy's networks besides its action, as functions of ONE raw observation.
+    """Outputs of a policy's networks besides the action, as functions of ONE raw observation.
 
-    None stands for an output that the algorithm does not have, or that is no function of the policy's weights.
+    None means that the algorithm does not have the output, or that it does not depend on the policy's weights
+    alone.
     """
 
     distribution: Callable[[Weights, Memory, Observation, ActionMask], PyTree] | None = None
-    """The action distribution (`networks.Distribution`) under a mask of legal actions; of several agents a
-    dictionary by kind, with a leading axis of agents."""
+    """Action distribution (`networks.Distribution`) under a mask of legal actions. For several agents, a
+    dictionary by kind
+    with a leading axis of agents."""
     value: Callable[[Weights, Memory, Observation], Float[Array, ""]] | None = None
-    """The expected return, in the unit of the rewards that were learned from."""
+    """Expected return, in the units of the rewards used for learning."""
     q_values: Callable[[Weights, Observation], Float[Array, " n"]] | None = None
-    """The expected return of each action of a `Discrete` space."""
+    """Expected return of each action of a `Discrete` space."""
     searches: bool = False
-    """True if actions come from a search that begins with a position of the environment; then `distribution` and
-    `value` are those of the network alone."""
+    """Whether actions come from a search. `distribution` and `value` are then outputs of the network alone."""
 
 
 class Graph(NamedTuple):
-    """An algorithm with its environment and network as a value: four fragments, the sizes of its loops, and the
-    functions around them. It names no machine.
+    """An algorithm with its environment and network, as a value that is independent of hardware.
+
+    It consists of four fragments, the sizes of its loops, and the functions around them.
     """
 
     settings: dict[str, Any]
-    """Algorithm, environment and hyperparameters, as JSON: the graph can be built again from them."""
+    """Algorithm, environment and hyperparameters as JSON. The graph can be rebuilt from them."""
     observation_space: spaces.Space
     action_space: spaces.Space
     loops: Loops
@@ -307,33 +321,37 @@ class Graph(NamedTuple):
     start_memory: Callable[[], Memory]
     start_learner: Callable[[Key], Learner]
     action_mask: Callable[[PyTree[Array]], ActionMask]
-    """Environment state to legal actions, and all else that the policy has to know of it."""
+    """Maps the environment's state to all that the policy knows of it, such as legal actions."""
     weights: Callable[[Learner], Weights]
     prepare: Prepare
     condition: Callable[[Batch, Reduce], Batch]
-    """Rescaling that needs the whole minibatch, such as standardising advantages; runs before gradients."""
+    """Rescaling that needs the whole minibatch, such as standardising advantages. Runs before gradients."""
     greedy: Decide
-    """The policy as it is deployed: the most likely action; the key is not used."""
+    """The deployed policy, which takes the most likely action. It does not use its key."""
     host: StartHost | None = None
-    """Starts environments that are Python objects; then `environment` is a crossing to them."""
+    """Starts environments that are Python objects. `environment` is then a crossing to them."""
     keep_learning: Callable[[Metrics], Bool[Array, ""]] | None = None
-    """Asked with the metrics of an epoch's last minibatch; False ends the iteration's learning."""
+    """Decides from the metrics of an epoch's last minibatch. False ends the iteration's learning."""
     end_iteration: Callable[[Learner], Learner] | None = None
-    """Beside `keep_learning`: moves schedules over the updates that an iteration has left out. Where none was left
-    out it changes nothing, so that it may be called again."""
+    """Moves schedules past the updates that `keep_learning` left out. Applying it again changes nothing."""
     appraise: Callable[[Weights, Step], Step] | None = None
-    """Optional: values that a rollout kernel computes with each step, so that `prepare` need not. The returned
-    step may lack leaves that are no longer needed, such as final observations."""
+    """Computes values inside a rollout kernel, so that `prepare` need not. Optional.
+
+    The returned step may lack leaves that are no longer needed, such as final observations.
+    """
     condense: Callable[[Weights, Step], Step] | None = None
-    """Optional: makes a step of all environments, leaves `[E, ...]`, smaller where it is collected, so that a
-    trajectory holds a large observation once. Rollout kernels do without it."""
+    """Makes a step of all environments, with leaves `[E, ...]`, smaller when it is collected. Optional.
+
+    A trajectory then holds each large observation once. Rollout kernels do not use it.
+    """
     replay: ExperienceStore | None = None
-    """Where steps are stored to learn from, instead of the iteration's own batch."""
+    """Where steps are stored for learning, in place of the iteration's own batch."""
     elsewhere: Callable[[Environment], "Graph"] | None = None
-    """The same algorithm on another environment of the same spaces, where more of the graph than its environment
-    fragment depends on the environment."""
+    """Builds the same algorithm for another environment with equal spaces. Needed if more than the environment
+    fragment
+    depends on the environment."""
     report: Callable[[Learner, Batch], Metrics] | None = None
-    """Further metrics of an iteration, from what `prepare` returns; like all, their mean over replicas is that of
-    the whole."""
+    """Computes further metrics from the result of `prepare`. Their mean over replicas is the metric of the
+    whole."""
     outputs: PolicyOutputs = PolicyOutputs()
-    """The policy's outputs besides its action, for its use after training."""
+    """Outputs of the policy besides its action, for use after training."""

@@ -1,4 +1,4 @@
-"""The messages on each edge of a graph: shapes, bytes, and how often."""
+"""Messages on each edge of a graph: shapes, sizes in bytes, and rates."""
 
 import math
 from typing import Literal, NamedTuple
@@ -11,7 +11,7 @@ from rollmill.dataflow.graph import Graph
 
 
 class Edge(NamedTuple):
-    """Data that leaves one fragment for another, at a certain rate."""
+    """Data sent from one fragment to another at a fixed rate."""
 
     name: str
     source: str
@@ -30,7 +30,7 @@ EDGES = (
 
 
 class Interface(NamedTuple):
-    """Shapes and dtypes of one message on an edge, and how much passes in an iteration."""
+    """Shapes of one message on an edge, and the amount of data sent in an iteration."""
 
     edge: Edge
     shapes: PyTree[jax.ShapeDtypeStruct]
@@ -39,12 +39,12 @@ class Interface(NamedTuple):
 
     @property
     def bytes_per_iteration(self) -> int:
-        """Over all environments."""
+        """Returns the number of bytes over all environments."""
         return self.bytes_per_message * self.messages_per_iteration
 
 
 def interfaces(graph: Graph) -> dict[str, Interface]:
-    """The interface of every edge, over all environments; nothing is computed."""
+    """Returns the interface of every edge over all environments. Nothing is computed."""
     flows, loops = flow(graph), graph.loops
     shapes = {
         "timestep": widened(flows.reply, loops.num_envs),
@@ -62,7 +62,7 @@ def interfaces(graph: Graph) -> dict[str, Interface]:
 
 
 def widened(tree: PyTree[jax.ShapeDtypeStruct], width: int) -> PyTree[jax.ShapeDtypeStruct]:
-    """Shapes of one environment with an axis of as many in front."""
+    """Adds a leading axis of size `width` to the shapes of one environment."""
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((width, *leaf.shape), leaf.dtype), tree)
 
 

@@ -1,4 +1,4 @@
-"""Random keys of a training: all derive from its root key."""
+"""Random keys derived from the root key of a run."""
 
 import jax
 from jaxtyping import Array, Int
@@ -6,9 +6,9 @@ from jaxtyping import Array, Int
 from rollmill.core.types import Key
 
 START, COLLECT, LEARN = 0, 1, 2
-"""Uses of keys that are derived from the training's root key."""
+"""Purposes of derived keys."""
 
 
 def iteration_key(key: Key, iteration: Int[Array, ""] | int, use: int) -> Key:
-    """The key of one loop of an iteration; `key` is the training's root key."""
+    """Returns the key of one loop of an iteration, derived from the root key."""
     return jax.random.fold_in(jax.random.fold_in(key, use), iteration)

@@ -1,7 +1,7 @@
-"""The loop that learns: from a trajectory, or from a replay memory, lifted from one minibatch to all of them.
+"""Learns from a trajectory or from an experience store, lifted from one minibatch to all of them.
 
-Pure functions over whatever share of the environments is held here. `reduce` is the mean over the
-places that hold the other shares; it is an argument, and the identity by default.
+Pure functions over the environments held here. `reduce` is the mean over the replicas that hold the others, and
+the identity by default.
 
 Shape letters: `T` steps, `E` environments held here, `M` minibatches of an epoch.
 """
@@ -46,20 +46,20 @@ def learn_from(
     reduce: Reduce = identity,
     make_minibatch_loop: MakeMinibatchLoop | None = None,
 ) -> tuple[Learner, PyTree[Array], Metrics]:
-    """The learning half of an iteration: prepare once, then learn.
+    """Performs the learning half of an iteration: prepares a batch once, then learns from minibatches.
 
     Args:
-        graph: what is trained.
-        learner: before the iteration.
-        rings: contents of the experience store for the environments held here; `()` without one.
-        trajectory: of these environments.
+        graph: graph to train.
+        learner: learner before the iteration.
+        rings: contents of the experience store for the environments held here, or `()` without a store.
+        trajectory: rollout of these environments.
         key: random key of the iteration's learning.
         index: global indices of these environments.
-        reduce: the mean over replicas.
+        reduce: mean over replicas.
         make_minibatch_loop: `plain_minibatch_loop` or an equivalent function.
 
     Returns:
-        The learner, the contents of the experience store, and the metrics of the whole iteration.
+        The learner, the contents of the experience store, and the metrics of the iteration.
     """
     with traced("prepare"):
         learner, batch = prepare(graph, learner, trajectory, index, reduce=reduce)
@@ -80,12 +80,12 @@ def learn_from(
 def prepare(
     graph: Graph, learner: Learner, trajectory: Trajectory, index: Int[Array, " E"], *, reduce: Reduce = identity
 ) -> tuple[Learner, Batch]:
-    """The trajectory of the environments held here as a batch to learn from."""
+    """Turns the trajectory of the environments held here into a batch."""
     return graph.prepare(learner, trajectory, reduce=reduce, replicas=graph.loops.num_envs // index.size)
 
 
 def report(graph: Graph, learner: Learner, batch: Batch) -> Metrics:
-    """The algorithm's own metrics of the learner and the batch that `prepare` returned, not yet reduced."""
+    """Returns the algorithm's own metrics of the learner and the prepared batch, before reduction."""
     return {} if graph.report is None else graph.report(learner, batch)
 
 
@@ -99,9 +99,9 @@ def learn(
     reduce: Reduce = identity,
     make_minibatch_loop: MakeMinibatchLoop | None = None,
 ) -> tuple[Learner, Metrics]:
-    """`epochs` passes over the batch in shuffled minibatches; metrics are means over minibatches.
+    """Passes over the batch `epochs` times in shuffled minibatches. Metrics are means over minibatches.
 
-    The rows of all epochs are shuffled at once: 4 bytes for each sample and epoch.
+    Rows of all epochs are shuffled at once, which takes 4 bytes for each sample and epoch.
     """
     loop = (make_minibatch_loop or plain_minibatch_loop)(graph, batch, reduce)
 
@@ -118,7 +118,7 @@ def learn(
 
 
 def end_iteration(graph: Graph, learner: Learner) -> Learner:
-    """The learner after an iteration that `keep_learning` may have ended early."""
+    """Moves schedules past the updates that `keep_learning` left out."""
     if graph.keep_learning is None or graph.end_iteration is None:
         return learner
     return graph.end_iteration(learner)
@@ -171,7 +171,7 @@ def learn_sample(
     *,
     reduce: Reduce = identity,
 ) -> tuple[Learner, PyTree[Array], Metrics]:
-    """Makes one update with a sample of the experience store, and lets the store follow it."""
+    """Makes one update with a sample of the experience store, then updates the store."""
     assert graph.replay is not None
     with traced("draw"):
         sample = graph.replay.sample(graph, rings, key, index)
@@ -180,22 +180,22 @@ def learn_sample(
 
 
 def unlearned(metrics: Mapping[str, Any]) -> Metrics:
-    """Metrics of learning, by their shapes, in an iteration without any: all finite, all else 0.
+    """Returns metrics for an iteration without updates: finite flags are 1, all others 0.
 
-    `epochs`, which is 0 too, tells whoever takes means over iterations to leave these out.
+    Their `epochs` is 0 as well. Means over several iterations leave such iterations out.
     """
     return {name: jnp.full(m.shape, float(is_flag(name)), m.dtype) for name, m in metrics.items()}
 
 
 def added(sums: Metrics, metrics: Metrics) -> Metrics:
-    """Sums of metrics; of flags, the lowest."""
+    """Adds metrics. Flags take the minimum."""
     return {
         name: jnp.minimum(s, metrics[name]) if is_flag(name) else s + metrics[name] for name, s in sums.items()
     }
 
 
 def _after_epoch(graph: Graph, before: _Progress, after: PyTree[Array], metrics: Metrics) -> _Progress:
-    """The progress after an epoch; unchanged if learning had ended before."""
+    """Returns the progress after an epoch, or the previous progress if learning had ended."""
     if graph.keep_learning is None:
         return _Progress(after, before.learning)
     kept = jax.tree.map(partial(jnp.where, before.learning), after, before.carried)
@@ -204,7 +204,7 @@ def _after_epoch(graph: Graph, before: _Progress, after: PyTree[Array], metrics:
 
 
 def over_epochs(metrics: Metrics, learned: Float[Array, " epochs"]) -> Metrics:
-    """Metrics `[epochs, minibatches]` as means over the epochs in which there was learning."""
+    """Averages metrics `[epochs, minibatches]` over the epochs with updates."""
     means = {name: _over_epochs(name, metric, learned) for name, metric in metrics.items()}
     return {**means, "epochs": learned.sum()}
 
@@ -212,7 +212,7 @@ def over_epochs(metrics: Metrics, learned: Float[Array, " epochs"]) -> Metrics:
 def _over_epochs(
     name: str, metric: Float[Array, "epochs minibatches"], learned: Float[Array, " epochs"]
 ) -> Float[Array, ""]:
-    """The mean over the epochs that were learned; of a flag, whether it was up in all of them."""
+    """Averages one metric. For a flag, returns whether it was set in every epoch with updates."""
     counts = learned[:, None] > 0
     if is_flag(name):
         return jnp.min(jnp.where(counts, metric, 1))

@@ -1,7 +1,7 @@
-"""One iteration of training: the two loops of every graph, collecting and learning, one after the other.
+"""One iteration of training: collecting, then learning.
 
-Pure functions over whatever share of the environments is held here. `reduce` is the mean over the
-places that hold the other shares; it is an argument, and the identity by default.
+Pure functions over the environments held here. `reduce` is the mean over the replicas that hold the others, and
+the identity by default.
 
 Shape letter: `E` environments held here.
 """
@@ -23,13 +23,13 @@ from rollmill.dataflow.minibatch_loop import MakeMinibatchLoop, identity
 
 
 def start(graph: Graph, key: Key, index: Int[Array, " E"]) -> State:
-    """The training state before the first iteration, for the environments with these global indices."""
+    """Returns the training state before the first iteration, for the environments with these global indices."""
     collector, learner = start_collector(graph, key, index), start_learner(graph, key)
     return State(collector, learner, key, jnp.int32(0), empty_experience(graph, index))
 
 
 def start_learner(graph: Graph, key: Key) -> Learner:
-    """The learner before the first iteration; `key` is the training's root key."""
+    """Returns the learner before the first iteration. `key` is the root key."""
     learner_key, _ = jax.random.split(jax.random.fold_in(key, START))
     return graph.start_learner(learner_key)
 
@@ -42,17 +42,17 @@ def iterate(
     collect_with: Callable[..., tuple[Collector, Trajectory]] | None = None,
     make_minibatch_loop: MakeMinibatchLoop | None = None,
 ) -> tuple[State, Metrics]:
-    """One iteration of training: collect, then learn.
+    """Performs one iteration of training: collects, then learns.
 
     Args:
-        graph: what is trained.
-        state: before the iteration.
-        reduce: the mean over replicas.
+        graph: graph to train.
+        state: state before the iteration.
+        reduce: mean over replicas.
         collect_with: `collect` or an equivalent function.
         make_minibatch_loop: `plain_minibatch_loop` or an equivalent function.
 
     Returns:
-        The next state, and metrics that are already reduced over replicas.
+        The next state, and metrics already reduced over replicas.
     """
     collect_key = iteration_key(state.key, state.iteration, COLLECT)
     learn_key = iteration_key(state.key, state.iteration, LEARN)

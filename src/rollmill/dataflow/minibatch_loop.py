@@ -16,35 +16,34 @@ from rollmill.dataflow.minibatches import minibatch_gather
 
 
 class MinibatchLoop(NamedTuple):
-    """The functions of a loop over the epochs of a batch, with a carry of any structure."""
+    """Functions of a loop over the epochs of a batch. The carry may have any structure."""
 
     begin: Callable[[Learner], Any]
-    """From the learner to the initial carry."""
+    """Maps the learner to the initial carry."""
     shuffled: Callable[[UInt32[Array, "epochs M N"]], PyTree[Array]]
-    """From the shuffled rows of all epochs to the input of `epoch`; leaves `[epochs, ...]`."""
+    """Maps the shuffled rows of all epochs to the inputs of `epoch`, with leaves `[epochs, ...]`."""
     epoch: Callable[[Any, PyTree[Array]], tuple[Any, Metrics]]
-    """From the carry and the input of one epoch to the next carry and metrics `[M]`."""
+    """Maps the carry and the input of one epoch to the next carry and metrics `[M]`."""
     end: Callable[[Any], Learner]
-    """From the last carry to the learner."""
+    """Maps the final carry to the learner."""
 
 
 MakeMinibatchLoop: TypeAlias = Callable[[Graph, Batch, Reduce], MinibatchLoop]
-"""Makes the loop for a batch, with the mean over replicas; for example `plain_minibatch_loop`."""
+"""Makes the loop for a batch and a mean over replicas, like `plain_minibatch_loop`."""
 
 MakeGradients: TypeAlias = Callable[[Graph, Batch, Reduce], Callable[..., tuple[Weights, Metrics]]]
-"""Makes the function from a learner and rows of a batch to gradients and metrics; for example
-`gradients_of_rows`."""
+"""Makes a function from a learner and rows of a batch to gradients and metrics, like `gradients_of_rows`."""
 
 
 def identity(tree: PyTree[Array]) -> PyTree[Array]:
-    """The reduction over a single replica."""
+    """Returns the tree unchanged: the mean over a single replica."""
     return tree
 
 
 def plain_minibatch_loop(
     graph: Graph, batch: Batch, reduce: Reduce, *, gradients: MakeGradients | None = None
 ) -> MinibatchLoop:
-    """The loop whose carry is the learner; `gradients` is `gradients_of_rows` or an equivalent."""
+    """Returns a loop that carries the learner. `gradients` is `gradients_of_rows` or an equivalent function."""
     gradients_of = (gradients or gradients_of_rows)(graph, batch, reduce)
 
     def minibatch_step(learner: Learner, rows: UInt32[Array, " N"]) -> tuple[Learner, Metrics]:
@@ -60,14 +59,14 @@ def plain_minibatch_loop(
 def learn_minibatch(
     graph: Graph, learner: Learner, minibatch: Batch, *, reduce: Reduce = identity
 ) -> tuple[Learner, Metrics]:
-    """Gradients of one minibatch, reduced over replicas, and the update with them."""
+    """Computes the gradients of one minibatch, reduces them over replicas, and updates the learner."""
     with traced("gradients"):
         found = reduce(graph.gradients(learner, graph.condition(minibatch, reduce)))
     return _updated(graph, learner, *found)
 
 
 def gradients_of_rows(graph: Graph, batch: Batch, reduce: Reduce) -> Callable[..., tuple[Weights, Metrics]]:
-    """The function from a learner and the rows of a minibatch to its gradients and metrics."""
+    """Returns a function from a learner and the rows of a minibatch to gradients and metrics."""
     take = minibatch_gather(batch, graph.loops)
     return lambda learner, rows: graph.gradients(learner, graph.condition(take(rows), reduce))
 
@@ -79,15 +78,14 @@ def _updated(graph: Graph, learner: Learner, gradients: Weights, metrics: Metric
 
 
 COMPUTED = "computed/"
-"""Prefix of a metric's share: 1 for an update that computes the metric, 0 for one that leaves it at 0.
+"""Prefix of the metric that counts computations of another: 1 for an update that computes it, otherwise 0.
 
-The ratio of the means of a metric and of its share, over whatever updates and replicas, is the metric's mean over
-the updates that computed it.
+The mean of a metric divided by the mean of its count is its mean over the updates that computed it.
 """
 
 
 def gradient_metrics(gradients: Weights, metrics: Metrics) -> Metrics:
-    """Metrics of a minibatch beside its own: the norm of its gradients, and whether all is finite."""
+    """Adds the gradient norm, and a flag for finite numbers, to the metrics of a minibatch."""
     squares = [jnp.sum(jnp.square(leaf.astype(jnp.float32))) for leaf in jax.tree.leaves(gradients)]
     norm = jnp.sqrt(sum(squares, start=jnp.float32(0)))
     whole = {**metrics, "losses/gradient_norm": norm}
@@ -96,12 +94,12 @@ def gradient_metrics(gradients: Weights, metrics: Metrics) -> Metrics:
 
 
 def is_flag(name: str) -> bool:
-    """Whether a metric tells by 1 or 0 whether a fragment's outputs were finite, and so is no mean."""
+    """Returns whether a metric is a flag for finite outputs rather than a mean."""
     return name.startswith("finite/")
 
 
 def all_finite(tree: PyTree[Array]) -> Float[Array, ""]:
-    """One where every number of the tree is finite, zero otherwise."""
+    """Returns 1 if every number of the tree is finite, otherwise 0."""
     floats = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
     finite = [jnp.all(jnp.isfinite(leaf)) for leaf in floats]
     return jnp.all(jnp.stack(finite)).astype(jnp.float32) if finite else jnp.float32(1)

@@ -1,8 +1,8 @@
-"""Cuts a batch into shuffled minibatches whose content does not depend on where the batch lies.
+"""Divides a batch into shuffled minibatches with content that does not depend on placement.
 
-The environments are divided into a fixed number of logical shards. Each shard is shuffled with its
-own key, and every minibatch takes the same share of every shard: any placement that keeps shards
-whole sees the same minibatches.
+The environments are divided into a fixed number of logical shards. Each shard is shuffled with its own key, and
+every minibatch takes an equal part of every shard. Any placement that keeps shards whole therefore sees the same
+minibatches.
 
 Shape letters: `T` steps, `E` environments held here, `S` shards held here, `N` rows of a minibatch.
 """
@@ -23,7 +23,7 @@ from rollmill.dataflow.shuffle import permutation
 
 
 def choose_num_shards(num_envs: int, num_steps: int, num_minibatches: int, *, by_sequence: bool) -> int:
-    """The largest power of two up to 64 such that every minibatch takes the same share of every shard."""
+    """Returns the largest power of two up to 64 that gives every minibatch an equal part of every shard."""
     rows_each = 1 if by_sequence else num_steps
     for shards in (64, 32, 16, 8, 4, 2, 1):
         if _fits(shards, num_envs, rows_each, num_minibatches):
@@ -32,7 +32,7 @@ def choose_num_shards(num_envs: int, num_steps: int, num_minibatches: int, *, by
 
 
 def num_shards_for(loops: Loops, num_devices: int) -> int | None:
-    """The fewest shards that as many devices hold equal numbers of; None where no number fits."""
+    """Returns the smallest number of shards that `num_devices` devices can hold equally, or None."""
     for shards in range(num_devices, loops.num_envs + 1, num_devices):
         if _fits(shards, loops.num_envs, loops.rows_each, loops.num_minibatches):
             return shards
@@ -55,12 +55,12 @@ def _does_not_divide(rows: int, num_minibatches: int, *, by_sequence: bool) -> U
 
 
 def shuffled_rows(key: Key, index: Int[Array, " E"], loops: Loops) -> UInt32[Array, "num_minibatches N"]:
-    """Which rows each minibatch of one epoch takes, in a random order.
+    """Returns the rows of each minibatch of one epoch, in random order.
 
     Args:
-        key: random key of the epoch; the shards' keys derive from it and from the shards' global numbers.
-        index: global indices of the environments held here, whole shards of them.
-        loops: sizes of the whole training, over all places.
+        key: random key of the epoch. Keys of shards derive from it and from their global numbers.
+        index: global indices of the environments held here, which are whole shards.
+        loops: sizes of the loops, over all replicas.
     """
     width = loops.num_envs // loops.num_shards
     shards = index[::width] // width
@@ -74,7 +74,7 @@ def shuffled_rows(key: Key, index: Int[Array, " E"], loops: Loops) -> UInt32[Arr
 
 
 def minibatch_gather(batch: Batch, loops: Loops) -> Callable[[UInt32[Array, " N"]], Batch]:
-    """The function from rows to the minibatch that consists of them."""
+    """Returns a function from rows to their minibatch."""
     if loops.cut == "samples":
         packed = pack(flat_samples(batch))
         return lambda rows: Batch(packed.take(rows))
@@ -84,9 +84,11 @@ def minibatch_gather(batch: Batch, loops: Loops) -> Callable[[UInt32[Array, " N"
 
 
 def _sequences(leaf: Shaped[Array, "T E ..."]) -> Callable[[UInt32[Array, " N"]], Shaped[Array, "N T ..."]]:
-    """The function from environments to their sequences.
+    """Returns a function from environments to their sequences.
 
-    Small leaves are transposed once, large ones as they are taken: a copy would double the memory of a batch.
+    Small leaves are transposed once. Large leaves are transposed as they are taken, since a copy would double
+    the
+    memory of a batch.
     """
     if is_large(jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype)):
         return lambda rows: leaf[:, rows].swapaxes(0, 1)
@@ -95,6 +97,6 @@ def _sequences(leaf: Shaped[Array, "T E ..."]) -> Callable[[UInt32[Array, " N"]]
 
 
 def flat_samples(batch: Batch) -> PyTree[Array]:
-    """The samples of a batch `[T * E, ...]`."""
+    """Returns the samples of a batch with leaves `[T * E, ...]`."""
     flat = lambda leaf: leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:])  # no -1: it may be empty
     return jax.tree.map(flat, batch.samples)

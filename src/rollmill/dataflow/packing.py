@@ -1,6 +1,6 @@
-"""Puts the leaves of samples that are small beside each other: a row of them is read from one or two cache lines.
+"""Packs the small leaves of samples side by side, so that one sample is read from one or two cache lines.
 
-Shape letters: `R` rows, one a sample; `W` words of a row; `N` rows that are taken.
+Shape letters: `R` rows, one for each sample; `W` words of a row; `N` rows to take.
 """
 
 import math
@@ -12,25 +12,25 @@ import jax.numpy as jnp
 from jaxtyping import Array, PyTree, Shaped, UInt32
 
 TOGETHER = 4
-"""Rows are as many words long or a multiple of it, so that a processor can read four words at once."""
+"""Number of words that row lengths are a multiple of, so that a processor can read four words at once."""
 
 
 LARGE_BYTES = 4096
-"""Leaves of one sample that are larger are kept as they are, once, and computed with in parts."""
+"""Size of a leaf of one sample above which it is not packed, and is processed in chunks."""
 
 
 class Packed(NamedTuple):
-    """Samples as a table of 32-bit words, and what does not fit into one."""
+    """Samples as a table of 32-bit words, with the leaves that do not fit beside it."""
 
     table: UInt32[Array, "R W"]
     leaves: list[Array]
-    """The samples' leaves `[R, ...]`."""
+    """Leaves of the samples, `[R, ...]`."""
     columns: list[int | None]
-    """The first word of each leaf in a row; None for one that is not in the table."""
+    """First word of each leaf in a row, or None for a leaf outside the table."""
     structure: Any
 
     def take(self, rows: UInt32[Array, " N"]) -> PyTree[Array]:
-        """The samples of these rows; leaves `[N, ...]`."""
+        """Returns the samples of these rows, with leaves `[N, ...]`."""
         words = self.table[rows]
         taken = [
             leaf[rows] if first is None else _from_words(words[:, first : first + words_of(leaf)], leaf)
@@ -40,16 +40,16 @@ class Packed(NamedTuple):
 
 
 class Rows(eqx.Module):
-    """Samples as rows, without their structure; made by `to_rows`."""
+    """Samples as rows without their tree structure. See `to_rows`."""
 
     words: UInt32[Array, "*R W"]
     """All leaves of 32-bit numbers, side by side."""
     others: list[Shaped[Array, "..."]]
-    """The other leaves `[*R, ...]`."""
+    """All other leaves, `[*R, ...]`."""
 
 
 def to_rows(samples: PyTree[Array]) -> Rows:
-    """The rows of samples, whose leaves are `[R, ...]`."""
+    """Converts samples with leaves `[R, ...]` to rows."""
     leaves = jax.tree.leaves(samples)
     words = [_to_words(leaf) for leaf in leaves if _fits(leaf)]
     empty = jnp.zeros((len(leaves[0]), 0), jnp.uint32)
@@ -57,10 +57,10 @@ def to_rows(samples: PyTree[Array]) -> Rows:
 
 
 def from_rows(rows: Rows, struct: PyTree[jax.ShapeDtypeStruct]) -> PyTree[Array]:
-    """The samples, with leaves `[R, ...]`, of rows.
+    """Converts rows back to samples with leaves `[R, ...]`.
 
     Args:
-        rows: from `to_rows`, or a selection of these.
+        rows: rows from `to_rows`, or a selection of them.
         struct: shapes and dtypes of ONE sample.
     """
     leaves, structure = jax.tree.flatten(struct)
@@ -78,7 +78,7 @@ def from_rows(rows: Rows, struct: PyTree[jax.ShapeDtypeStruct]) -> PyTree[Array]
 
 
 def pack(samples: PyTree[Array]) -> Packed:
-    """The samples, whose leaves are `[R, ...]`, packed."""
+    """Packs samples with leaves `[R, ...]`."""
     leaves, structure = jax.tree.flatten(samples)
     columns, width = [], 0
     for leaf in leaves:
@@ -90,17 +90,17 @@ def pack(samples: PyTree[Array]) -> Packed:
 
 
 def is_large(leaf: jax.ShapeDtypeStruct) -> bool:
-    """Whether a leaf of ONE sample is large, as images are."""
+    """Returns whether a leaf of ONE sample is large, such as an image."""
     return math.prod(leaf.shape) * leaf.dtype.itemsize > LARGE_BYTES
 
 
 def words_of(leaf: Array) -> int:
-    """Numbers of one row of a leaf."""
+    """Returns the number of elements in one row of a leaf."""
     return math.prod(leaf.shape[1:])
 
 
 def _fits(leaf: Array | jax.ShapeDtypeStruct) -> bool:
-    """Whether each of its numbers is one word."""
+    """Returns whether each element of a leaf is one 32-bit word."""
     return leaf.dtype.itemsize == 4 and jnp.issubdtype(leaf.dtype, jnp.number)
 
 

@@ -1,8 +1,9 @@
-"""A partition of a graph's fragments into groups: the result of a distribution policy.
+"""Partitions of a graph's fragments into groups: the results of distribution policies.
 
-Fragments of one group become one program; what lies between two groups becomes a channel (Zhu et al., "MSRL:
+Fragments of one group become one program, and an edge between two groups becomes a channel (Zhu et al., "MSRL:
 Distributed Reinforcement Learning with Dataflow Fragments", USENIX ATC 2023). Replicas of a group hold equal
-shares of the environments, by ranges of their global indices.
+ranges
+of the environments' global indices.
 """
 
 from collections.abc import Iterator
@@ -18,68 +19,69 @@ DeviceKind = Literal["any", "cpu", "gpu"]
 
 
 class Group(NamedTuple):
-    """Fragments that are placed together, as many times as there are replicas."""
+    """Fragments placed together, once for each replica."""
 
     name: str
     fragments: tuple[str, ...]
     replicas: int = 1
     device: DeviceKind = "any"
     synchronous: bool = True
-    """Whether it waits for the weights of its iteration; otherwise it takes the newest there are."""
+    """Whether replicas wait for the weights of their iteration. Otherwise they take the newest weights
+    available."""
 
     def has(self, *fragments: str) -> bool:
-        """Whether it holds all of these."""
+        """Returns whether it holds all of these fragments."""
         return set(fragments) <= set(self.fragments)
 
 
 class Partition(NamedTuple):
-    """The name of a distribution policy, and groups that hold each fragment once."""
+    """Groups that together hold each fragment once, with the name of their distribution policy."""
 
     name: str
     groups: tuple[Group, ...]
 
     def holder(self, fragment: str) -> Group:
-        """The group that holds a fragment."""
+        """Returns the group that holds a fragment."""
         return next(group for group in self.groups if fragment in group.fragments)
 
     def apart(self, one: str, other: str) -> bool:
-        """Whether two fragments lie in different groups."""
+        """Returns whether two fragments lie in different groups."""
         return self.holder(one).name != self.holder(other).name
 
     @property
     def synchronous(self) -> bool:
-        """Whether every group waits for the weights of its iteration: placement then changes only the rounding."""
+        """Returns whether every group is synchronous. Placement then changes results by rounding only."""
         return all(group.synchronous for group in self.groups)
 
     @property
     def cut_edges(self) -> tuple[Edge, ...]:
-        """Edges between fragments that lie in different groups."""
+        """Returns the edges between fragments of different groups."""
         return tuple(edge for edge in EDGES if self.apart(edge.source, edge.target))
 
     @property
     def replicas(self) -> Iterator[tuple[Group, int]]:
-        """Every replica of every group."""
+        """Returns every replica of every group."""
         return ((group, replica) for group in self.groups for replica in range(group.replicas))
 
 
 def share(num_envs: int, replicas: int, replica: int) -> range:
-    """Global indices of the environments that a replica holds."""
+    """Returns the global indices of the environments that a replica holds."""
     width = num_envs // replicas
     return range(replica * width, (replica + 1) * width)
 
 
 def peers(replicas: int, others: int, replica: int) -> range:
-    """Replicas of another group that hold environments of this replica; one count divides the other."""
+    """Returns the replicas of another group that share environments with this one. One count divides the other."""
     if others >= replicas:
         return share(others, replicas, replica)
     return range(replica * others // replicas, replica * others // replicas + 1)
 
 
 def check_partition(partition: Partition, loops: Loops | None = None) -> None:
-    """Whether a partition can be run at all, and with as many environments.
+    """Checks that a partition can run with this number of environments.
 
     Raises:
-        UsageError: naming the group, the value, and what would fit.
+        UsageError: names the group, the value and one that would fit.
     """
     if not partition.groups:
         raise UsageError(f"{partition.name}: a partition needs at least one group.")

@@ -1,7 +1,8 @@
-"""Prioritised experience replay (Schaul et al., ICLR 2016): draws in proportion to priorities.
+"""Prioritised experience replay (Schaul et al., ICLR 2016): sampling in proportion to priorities.
 
-Priorities lie in blocks whose sums are kept: a draw reads all sums and one block, and a change recomputes the sums
-of the blocks that it touches, exactly, without the drift of running differences.
+Priorities lie in blocks with stored sums. A draw reads all sums and one block. A change recomputes the sums of
+the
+blocks it touches exactly, so that rounding errors do not accumulate.
 
 Shape letters: `C` steps kept of each environment, `W` environments of a shard, `B` samples drawn from a shard.
 """
@@ -14,27 +15,27 @@ from jaxtyping import Array, Float, Int
 from rollmill.core.types import Key
 
 BLOCK = 128
-"""Priorities of a block."""
+"""Number of priorities in a block."""
 
 ALMOST_ONE = 1 - 2.0**-20
-"""Keeps a draw below the total in spite of rounding."""
+"""Factor that keeps a draw below the total in spite of rounding."""
 
 SMALLEST_ERROR = 1e-6
 """Added to errors, so that every transition can be drawn again."""
 
 
 class Priorities(eqx.Module):
-    """The priorities of ONE ring, by row; 0 for rows that cannot be drawn."""
+    """Priorities of ONE ring by row. Rows that cannot be drawn have priority 0."""
 
     values: Float[Array, "*W blocks block"]
     sums: Float[Array, "*W blocks"]
     """Sum of the priorities of each block."""
     highest: Float[Array, "*W"]
-    """The highest priority so far."""
+    """Highest priority so far."""
 
 
 def empty_priorities(capacity: int) -> Priorities:
-    """The priorities of ONE ring before the first step."""
+    """Returns the priorities of ONE ring before the first step."""
     blocks = -(-capacity // BLOCK)
     return Priorities(jnp.zeros((blocks, BLOCK)), jnp.zeros(blocks), jnp.float32(1))
 
@@ -42,13 +43,13 @@ def empty_priorities(capacity: int) -> Priorities:
 def with_values(
     priorities: Priorities, environment: Int[Array, " N"], row: Int[Array, " N"], values: Float[Array, " N"]
 ) -> Priorities:
-    """Priorities of several environments with other values at some rows.
+    """Sets the priorities of some rows of several environments.
 
     Args:
         priorities: leaves `[E, ...]`.
-        environment: whose row it is; entries at `E` are left out.
-        row: of that environment. Where one is named twice, both values are the same.
-        values: for these rows.
+        environment: the environment of each row. Entries equal to `E` are ignored.
+        row: the row. Rows that occur twice must have equal values.
+        values: the new priorities.
     """
     block, place = row // BLOCK, row % BLOCK
     changed = priorities.values.at[environment, block, place].set(values, mode="drop")
@@ -70,16 +71,20 @@ def draw_by_priority(
     capacity: int,
     weight_exponent: float,
 ) -> tuple[Int[Array, " B"], Int[Array, " B"], Float[Array, " B"]]:
-    """Environments, steps and importance weights of `count` transitions of one shard, by stratified sampling.
+    """Draws transitions of one shard by stratified sampling.
 
     Args:
         key: random key of the draw.
-        priorities: priorities of the shard's rings; leaves `[W, ...]`.
-        steps: stored so far in each ring.
-        oldest: the oldest step of each.
-        count: how many to draw.
+        priorities: priorities of the shard's rings, with leaves `[W, ...]`.
+        steps: number of steps stored in each ring.
+        oldest: oldest step of each ring.
+        count: number of transitions to draw.
         capacity: rows of a ring.
-        weight_exponent: weights are `(n p)^-weight_exponent` for one of `n` transitions with the probability `p`.
+        weight_exponent: a transition drawn with probability `p` from `n` has the weight `(n
+            p)^-weight_exponent`.
+
+    Returns:
+        Environments, steps and importance weights.
     """
     ends = jnp.cumsum(priorities.sums.reshape(-1))
     total, blocks = ends[-1], priorities.sums.shape[1]

@@ -1,4 +1,4 @@
-"""Graphs with remote fragments: a crossing takes the place of a fragment that another group holds."""
+"""Graphs with remote fragments: a crossing replaces a fragment that another group holds."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -17,14 +17,14 @@ REDUCE, START, ENVIRONMENT, UPDATE = "reduce", "start", "environment", "update"
 
 
 class ResetReply(NamedTuple):
-    """The environment group's message before the first step of a training."""
+    """Message of the environment group before the first step."""
 
     observation: Observation
     action_mask: ActionMask
 
 
 class RemoteEnvironment(NamedTuple):
-    """The functions of an environment that is no part of the program; its state here is the action mask alone."""
+    """Functions of an environment outside of the program. The program's part of its state is the action mask."""
 
     start: Callable[[Key, Int[Array, ""]], tuple[PyTree[Array], Observation]]
     step: Callable[[Key, PyTree[Array], Action], Timestep]
@@ -32,7 +32,7 @@ class RemoteEnvironment(NamedTuple):
 
 
 def remote_environment(reply: StepReply) -> RemoteEnvironment:
-    """Functions of ONE environment that is stepped by another group and answers in the shapes of `reply`."""
+    """Returns functions of ONE environment that another group steps. Answers have the shapes of `reply`."""
 
     def start(key, index):
         opening = cross(START, index, ResetReply(reply.observation, reply.action_mask))
@@ -53,7 +53,7 @@ def remote_environment(reply: StepReply) -> RemoteEnvironment:
 
 
 def with_remote_environment(graph: Graph, flow: Flow) -> Graph:
-    """The graph as the group sees it that holds the policy, but not the environment."""
+    """Returns the graph for a group that holds the policy but not the environment."""
     remote = remote_environment(flow.reply)
     return graph._replace(
         environment=remote.step,
@@ -63,7 +63,7 @@ def with_remote_environment(graph: Graph, flow: Flow) -> Graph:
 
 
 def with_remote_update(graph: Graph, flow: Flow) -> Graph:
-    """The graph as the group sees it that holds the gradients, but not the update."""
+    """Returns the graph for a group that holds the gradients but not the update."""
     parameters = flow.pick_parameters(flow.state.learner)
 
     def update(learner: Learner, gradients: Weights, *, share: float = 1.0) -> Learner:
@@ -73,7 +73,7 @@ def with_remote_update(graph: Graph, flow: Flow) -> Graph:
 
 
 def remote_reduce(tree: PyTree[Array]) -> PyTree[Array]:
-    """The mean over replicas that share no program; its leaves leave as a list."""
+    """Computes the mean over replicas that do not share a program. Leaves are sent as a list."""
     leaves, structure = jax.tree.flatten(tree)
     return (
         jax.tree.unflatten(structure, cross(REDUCE, leaves, jax.eval_shape(identity, leaves))) if leaves else tree
@@ -81,7 +81,7 @@ def remote_reduce(tree: PyTree[Array]) -> PyTree[Array]:
 
 
 def answer_request(graph: Graph, state: PyTree[Array], request: StepRequest) -> tuple[PyTree[Array], StepReply]:
-    """The environment fragment of ONE environment, answering a request."""
+    """Steps ONE environment to answer a request."""
     timestep = graph.environment(jax.random.wrap_key_data(request.key), state, request.action)
     reply = StepReply(
         timestep.observation,

@@ -1,15 +1,21 @@
-"""A replay memory (Lin, 1992): a ring of the newest steps of each environment, from which minibatches are drawn.
+"""Replay memory (Lin, 1992): a ring of the newest steps of each environment, and minibatches drawn from the
+rings.
 
-Rings are a part of the training state and lie where the environments' samples are learned from. Minibatches are
-drawn inside the logical shards of the environments, with each shard's own key: any placement that keeps shards
-whole draws the same transitions.
+Rings are part of the training state and lie with the group that computes gradients. Minibatches are drawn inside
+the
+logical shards of the environments, each with its own key, so that any placement that keeps shards whole draws
+the
+same transitions.
 
-An observation is stored once: the slot of a step holds the observation that its action was chosen for, and the
-next slot the one that followed. Only where an episode was truncated, so that its final observation is needed for
-bootstrapping, the final observation takes a slot of its own.
+Each observation is stored once: the slot of a step holds the observation its action was chosen for, and the next
+slot
+holds the following one. Only a truncated episode takes one slot more, for the final observation that
+bootstrapping
+needs.
 
 Shape letters: `T` steps, `E` environments held here, `C` steps kept of each, `S` shards, `W` environments of a
-shard, `N` samples of a minibatch held here, `B` those of one shard.
+shard,
+`N` samples of a minibatch held here, `B` those of one shard.
 """
 
 import math
@@ -38,73 +44,76 @@ from rollmill.dataflow.priorities import (
 RUNNING, TERMINATED, TRUNCATED = 0, 1, 2
 
 MAX_ROWS = 2**29
-"""Most rows of a ring, and most steps of an environment before learning begins: numbers of steps and slots fall
-back long before they overflow, and stay above this one afterwards."""
+"""Maximum rows of a ring, and steps of an environment before learning begins.
+
+Numbers of steps and slots fall back long before they overflow, and stay above this bound afterwards.
+"""
 
 FALL_BACK_AT = 3 * MAX_ROWS
-"""Numbers that have reached this one fall back by `_fall` before the next steps are stored."""
+"""Numbers at or above this fall back (`_fall`) before the next steps are stored."""
 
 
 class View(NamedTuple):
-    """The policy's input of one step."""
+    """Input of the policy for one step."""
 
     observation: Observation
     action_mask: PyTree[Bool[Array, "..."]]
 
 
 class Outcome(NamedTuple):
-    """The rest of one step."""
+    """All other results of one step."""
 
     action: Action
     reward: Float[Array, ""]
     end: Int[Array, ""]
     """`RUNNING`, or how the step ended its episode."""
     slot: Int[Array, ""]
-    """The number of the slot that holds its view."""
+    """Number of the slot with its view."""
 
 
 class ReplayRing(eqx.Module):
     """The newest steps of ONE environment.
 
-    Slots and steps are numbered from the beginning of the training; number `n` lies in row `n % C`. Before numbers
-    would overflow they fall back by a multiple of `C`, which leaves every row where it is.
+    Slots and steps are numbered from the start of training, and number `n` lies in row `n % C`. Numbers fall
+    back by a
+    multiple of `C` before they overflow, which leaves every row in place.
     """
 
     views: Rows
-    """Observations and action masks, as rows of slots: that of a slot is `slot % C`."""
+    """Observations and action masks. Slot `n` is row `n % C`."""
     outcomes: Rows
-    """The other results of each step: row `step % C`."""
+    """Other results of each step. Step `n` is row `n % C`."""
     slots: Int[Array, "*E"]
-    """Slots written so far, until they fall back."""
+    """Slots written so far, unless numbers fell back."""
     steps: Int[Array, "*E"]
-    """Steps stored so far, until they fall back; `oldest` falls with them."""
+    """Steps stored so far, unless numbers fell back. `oldest` falls back with it."""
     oldest: Int[Array, "*E"]
-    """The oldest step whose view is not overwritten."""
+    """Oldest step with a view that is not overwritten."""
     priorities: Priorities | None
-    """Priorities by step; None where transitions are drawn uniformly."""
+    """Priorities by step, or None for uniform sampling."""
 
 
 class Transitions(NamedTuple):
-    """Transitions drawn from a replay memory; leaves `[N, ...]`."""
+    """Transitions drawn from a replay memory, with leaves `[N, ...]`."""
 
     observation: Observation
     action_mask: PyTree[Bool[Array, "..."]]
     action: Action
     reward: Float[Array, "..."]
-    """Discounted sum of the rewards of up to `n_step` steps."""
+    """Discounted sum of up to `n_step` rewards."""
     discount: Float[Array, "..."]
-    """Factor of the next observation's value; 0 after a termination."""
+    """Factor of the next observation's value, which is 0 after a termination."""
     next_observation: Observation
     next_action_mask: PyTree[Bool[Array, "..."]]
-    """Legal actions of the next observation, also where it is the final one of a truncated episode."""
+    """Legal actions of the next observation, including the final observation of a truncated episode."""
     weight: Float[Array, "..."]
-    """Importance weight of a prioritised draw; 1 for a uniform one."""
+    """Importance weight of a prioritised draw, or 1."""
     key: KeyArray[Array, "..."]
-    """A random key of the sample, for gradients that draw actions."""
+    """Random key of the sample, for gradients that sample actions."""
 
 
 class RingRows(NamedTuple):
-    """The rings and rows that transitions were drawn from."""
+    """Rings and rows that transitions were drawn from."""
 
     environment: Int[Array, " N"]
     """Position of the ring among those held here."""
@@ -117,7 +126,7 @@ class ChooseSteps(Protocol):
     def __call__(
         self, key: Key, rings: "ReplayRing", /, *, count: int
     ) -> tuple[Int[Array, " B"], Int[Array, " B"], Float[Array, " B"]]:
-        """Returns their environments, by position in the shard, their steps, and their importance weights."""
+        """Returns environments (by position in the shard), steps, and importance weights."""
         ...
 
 
@@ -204,7 +213,7 @@ class Replay(NamedTuple):
         weight: Float[Array, " N"],
         key: KeyArray[Array, " N"],
     ) -> Transitions:
-        """The transitions that begin with these steps."""
+        """Builds the transitions that begin with these steps."""
         view_struct, outcome_struct = _structs(graph)
         first = environment * self.capacity
 
@@ -245,9 +254,9 @@ class PrioritisedReplay(NamedTuple):
     priority_exponent: float
     """Transitions are drawn in proportion to their errors to this power."""
     weight_exponent: float
-    """Exponent of the importance weights that correct for it."""
+    """Exponent of the importance weights that correct for prioritised draws."""
     errors: Callable[[Learner, Batch], Float[Array, " N"]]
-    """The errors of each transition in a minibatch, by the learner before the update."""
+    """Computes the error of each transition in a minibatch, with the learner before the update."""
 
     @property
     def capacity(self) -> int:
@@ -313,11 +322,11 @@ class PrioritisedReplay(NamedTuple):
 
 
 def store(rings: ReplayRing, steps: Step) -> ReplayRing:
-    """Returns the rings with the steps `[T, E, ...]` of a rollout. Their priorities stay as they are.
+    """Adds the steps `[T, E, ...]` of a rollout to the rings. Priorities do not change.
 
     Args:
         rings: rings of the environments held here.
-        steps: of these environments; where there are action masks, their info has those of final states.
+        steps: steps of these environments. With action masks, `info` holds those of final states.
     """
     num_steps, num_envs = steps.reward.shape
     capacity = rings.outcomes.words.shape[1]
@@ -353,7 +362,7 @@ def store(rings: ReplayRing, steps: Step) -> ReplayRing:
 
 
 def _structs(graph: Graph) -> tuple[View, Outcome]:
-    """Shapes of what is stored of ONE step."""
+    """Returns the stored shapes of ONE step."""
     index, key = jnp.int32(0), jax.random.key(0)
 
     def first_step() -> tuple[View, Outcome]:
@@ -366,15 +375,17 @@ def _structs(graph: Graph) -> tuple[View, Outcome]:
 
 
 def _flat_rows(tree: PyTree[Array]) -> Rows:
-    """The rows of samples with leaves `[E, T, ...]`, of all environments one after the other."""
+    """Converts samples with leaves `[E, T, ...]` to rows, one environment after the other."""
     return to_rows(jax.tree.map(lambda leaf: leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:]), tree))
 
 
 def _written(into: Rows, rows: Rows, places: Int[Array, "N E T"]) -> Rows:
-    """Rows `[E, C, ...]` with `N * E * T` others at these places of each environment; places at `C` are left out.
+    """Writes `N * E * T` rows into `[E, C, ...]` at these places of each environment. Places equal to `C` are
+    ignored.
 
-    A single row is written twice, since XLA turns a scatter of one row into the update of a slice, computes that
-    wherever it is used, and copies the whole table for it.
+    A single row is written twice. XLA would turn a scatter of one row into the update of a slice, recompute it
+    wherever
+    it is used, and copy the whole table each time.
     """
     num_envs, capacity = into.words.shape[:2]
     first = jnp.arange(num_envs, dtype=jnp.int32)[None, :, None] * capacity
@@ -390,12 +401,12 @@ def _written(into: Rows, rows: Rows, places: Int[Array, "N E T"]) -> Rows:
 
 
 def _fall(capacity: int) -> int:
-    """What numbers fall back by: a multiple of the capacity, and at least twice it."""
+    """Returns the amount numbers fall back by: a multiple of the capacity, at least twice as large."""
     return 2 * MAX_ROWS // capacity * capacity
 
 
 def _fallen_back(rings: ReplayRing, capacity: int) -> ReplayRing:
-    """The rings with numbers that leave room for the next steps."""
+    """Returns the rings with numbers that leave room for the next steps."""
     fall = lambda number: jnp.where(number >= FALL_BACK_AT, _fall(capacity), 0)
     steps, slots = fall(rings.steps), fall(rings.slots)
     numbers = lambda ring: (ring.slots, ring.steps, ring.oldest)
@@ -404,7 +415,7 @@ def _fallen_back(rings: ReplayRing, capacity: int) -> ReplayRing:
 
 
 def _oldest_intact(ring: ReplayRing, num_steps: int) -> Int[Array, ""]:
-    """The oldest step of ONE ring, after `num_steps` more steps, whose view is still there."""
+    """Returns the oldest step of ONE ring with a view that is still stored, after `num_steps` more steps."""
     capacity = ring.outcomes.words.shape[0]
     # Each of the new steps took at most two slots.
     candidates = ring.oldest + jnp.arange(2 * num_steps)
@@ -415,12 +426,12 @@ def _oldest_intact(ring: ReplayRing, num_steps: int) -> Int[Array, ""]:
 
 
 def _slots(outcomes: Rows) -> Int[Array, "..."]:
-    """The slot of each outcome: the last word of its row."""
+    """Returns the slot of each outcome, which is the last word of its row."""
     return jax.lax.bitcast_convert_type(outcomes.words[..., -1], jnp.int32)
 
 
 def _with_new_steps(before: ReplayRing, after: ReplayRing, *, num_steps: int, shard_width: int) -> Priorities:
-    """The priorities after steps were stored: the highest of the shard for each that can be drawn now."""
+    """Gives each step that can be drawn now the highest priority of its shard."""
     assert before.priorities is not None
     num_envs, capacity = after.outcomes.words.shape[:2]
     highest = jnp.repeat(before.priorities.highest.reshape(-1, shard_width).max(axis=1), shard_width)[:, None]

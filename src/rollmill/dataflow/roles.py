@@ -1,7 +1,7 @@
-"""The role of each group of a partition: its stages, channels and part of the state, derived as data.
+"""Role of each group of a partition, as data: its stages, its channels, and its part of the training state.
 
-`planning.picture` prints roles and `workers.replica` runs them; nothing else in `workers` derives what a group
-does from the fragments that it holds.
+`planning.picture` prints roles and `workers.replica` runs them. No other code derives from fragments what a
+group does.
 """
 
 from collections.abc import Sequence
@@ -13,47 +13,47 @@ from rollmill.dataflow.partition import Group, Partition
 
 
 class Stage(StrEnum):
-    """A part of an iteration that one replica does. A role lists its stages in the order in which data passes."""
+    """Part of an iteration that one replica performs. A role lists its stages in the order data passes them."""
 
     APPLY = "apply gradients"
-    """The whole loop of a group that holds the update alone: one update for each message of gradients."""
+    """The loop of a group that holds the update alone. Each message of gradients gives one update."""
     FETCH = "fetch parameters"
-    """Take the parameters that an iteration begins with from the group of the update."""
+    """Fetches the parameters of an iteration from the group with the update."""
     SERVE = "serve environments"
-    """Receive actions from the group of the policy, step the environments, and answer with timesteps."""
+    """Receives actions, steps the environments, and answers with timesteps."""
     RECEIVE_WEIGHTS = "receive weights"
-    """Wait for the weights of the iteration; asynchronous actors take the newest ones."""
+    """Waits for the weights of the iteration. Asynchronous actors take the newest weights."""
     COLLECT = "collect"
-    """Collect one rollout."""
+    """Collects one rollout."""
     SEND_TRAJECTORIES = "send trajectories"
-    """Send the rollout's trajectory to the group of the gradients."""
+    """Sends the rollout to the group with the gradients."""
     RECEIVE_TRAJECTORIES = "receive trajectories"
-    """Receive the trajectories of an iteration, and join them along the environments."""
+    """Receives the trajectories of an iteration and concatenates them along the environments."""
     LEARN = "learn"
-    """Prepare the batch, then go through its epochs of minibatches."""
+    """Prepares the batch, then learns from its minibatches."""
     PUBLISH = "publish weights"
-    """Publish the weights to the group of the policy, once an iteration."""
+    """Publishes the weights to the group with the policy, once in an iteration."""
     REPORT = "report metrics"
-    """Send the metrics of an iteration to the coordinator."""
+    """Sends the metrics of an iteration to the coordinator."""
 
 
 class Owned(StrEnum):
-    """A part of the training state that snapshots take from one group."""
+    """Part of the training state that a snapshot takes from one group."""
 
     ENVIRONMENTS = "environments"
     """States of environments."""
     POLICY_INPUTS = "policy inputs"
-    """Observations, action masks and memories, with which the next decisions are made."""
+    """Observations, action masks and memories for the next decisions."""
     PARAMETERS = "parameters"
-    """Leaves of the learner that the update writes: weights and the optimiser's state."""
+    """Leaves of the learner that the update writes: weights and optimiser state."""
     REPLAY = "replay memory"
-    """Rings of stored transitions, of the replica's environments."""
+    """Contents of the experience store for the replica's environments."""
     STATISTICS = "statistics"
-    """Leaves of the learner that `prepare` writes: running statistics."""
+    """Leaves of the learner that `prepare` writes, such as running statistics."""
 
 
 class Channel(NamedTuple):
-    """A connection between the replicas of two groups, or among those of one."""
+    """Connection between the replicas of two groups, or among the replicas of one."""
 
     name: str
     kind: Literal["queue", "latest value", "all-reduce"]
@@ -61,67 +61,67 @@ class Channel(NamedTuple):
     receiver: Group
 
     def other_end(self, group: Group) -> Group:
-        """The group at the end that is not this group's."""
+        """Returns the group at the other end."""
         return self.receiver if group.name == self.sender.name else self.sender
 
 
 class Role(NamedTuple):
-    """The work of each replica of one group."""
+    """Work of each replica of one group."""
 
     group: Group
     stages: tuple[Stage, ...]
     channels: tuple[Channel, ...]
-    """The channels with an end in this group."""
+    """Channels with an end in this group."""
     owned: frozenset[Owned]
     in_step: bool
-    """All replicas end after the same iteration and contribute to every snapshot. Replicas of other groups
-    continue until they are ended."""
+    """Whether all replicas end after the same iteration and contribute to every snapshot. Other replicas run
+    until stopped."""
     replaceable: bool
-    """Whether one of its replicas can be lost without taking all others back to the last snapshot."""
+    """Whether a lost replica can be replaced alone, without returning all others to the last snapshot."""
 
     def has_channel(self, name: str) -> bool:
-        """Whether the group has an end of the channel with that name."""
+        """Returns whether the group has an end of this channel."""
         return any(channel.name == name for channel in self.channels)
 
     def partner(self, name: str) -> Group:
-        """The group at the other end of the channel with that name."""
+        """Returns the group at the other end of this channel."""
         return next(channel for channel in self.channels if channel.name == name).other_end(self.group)
 
     @property
     def steps_environments(self) -> bool:
-        """Whether environments are stepped in its replicas."""
+        """Returns whether its replicas step environments."""
         return "environment" in self.group.fragments
 
     @property
     def learns(self) -> bool:
-        """Whether its replicas hold the learner, so that they need it to begin."""
+        """Returns whether its replicas hold the learner, and so need one to begin."""
         return Stage.LEARN in self.stages or Stage.APPLY in self.stages
 
     @property
     def ends_on_request(self) -> bool:
-        """Whether it cannot count iterations and has to be asked for the last state."""
+        """Returns whether its last state must be requested, because it does not count iterations."""
         return Stage.APPLY in self.stages
 
 
 def roles(partition: Partition, *, host: bool = False, replay: bool = False) -> dict[str, Role]:
-    """The role of each group, by the group's name.
+    """Derives the role of each group, by group name.
 
     Args:
-        partition: a valid one (`check_partition`).
+        partition: a partition that `check_partition` accepts.
         host: whether environments are Python objects, which snapshots do not hold.
-        replay: whether transitions are stored in a replay memory.
+        replay: whether the graph has an experience store.
     """
     channels = channels_of(partition)
     return {group.name: _role(group, partition, channels, host=host, replay=replay) for group in partition.groups}
 
 
 def roles_of(graph: Graph, partition: Partition) -> dict[str, Role]:
-    """The roles of the groups that train a graph."""
+    """Derives the roles of the groups that train a graph."""
     return roles(partition, host=graph.host is not None, replay=graph.replay is not None)
 
 
 def channels_of(partition: Partition) -> tuple[Channel, ...]:
-    """All channels between groups, and among the replicas of the group that computes gradients."""
+    """Returns all channels between groups, and among the replicas that compute gradients."""
     environment, policy, gradients, update = map(
         partition.holder, ("environment", "policy", "gradients", "update")
     )
@@ -193,7 +193,7 @@ def _owned(group: Group, partition: Partition, *, host: bool, replay: bool) -> f
 
 
 def _replaceable(group: Group) -> bool:
-    """True for replicas with environments that compute no synchronous gradients."""
+    """Returns whether replicas hold environments and compute no synchronous gradients."""
     if group.has("gradients") or group.has("update"):
         return group.has("environment") and not group.synchronous
     return group.has("environment")

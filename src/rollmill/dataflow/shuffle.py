@@ -1,4 +1,4 @@
-"""A random permutation that is computed element by element, with no sort and no memory."""
+"""A random permutation computed element by element, without sorting or memory."""
 
 import jax
 import jax.numpy as jnp
@@ -10,12 +10,13 @@ ROUNDS = 32
 
 
 def permutation(key: Key, size: int) -> UInt32[Array, " size"]:
-    """A pseudo-random permutation of `0 .. size - 1`.
+    """Returns a pseudo-random permutation of `0 .. size - 1`.
 
-    The swap-or-not shuffle (Hoang, Morris and Rogaway, "An Enciphering Scheme Based on a Card
-    Shuffle", CRYPTO 2012): in each round `x` is paired with `k - x mod size`, and a hashed bit of
-    the pair says whether the two change places. Each round is a bijection for any size. Unlike
-    `jax.random.permutation` it needs no sort.
+    The swap-or-not shuffle (Hoang, Morris and Rogaway, "An Enciphering Scheme Based on a Card Shuffle", CRYPTO
+    2012)
+    pairs `x` with `k - x mod size` in each round, and swaps the pair if a hashed bit of it is set. Each round is
+    a
+    bijection for any size.
     """
     if size == 1:  # XLA's CPU compiler (jaxlib 0.10.2) fails on the rounds below where all is modulo 1
         return jnp.zeros(1, jnp.uint32)
@@ -36,7 +37,7 @@ def permutation(key: Key, size: int) -> UInt32[Array, " size"]:
 
 
 def _mix(x: UInt32[Array, "*n"]) -> UInt32[Array, "*n"]:
-    """Every input bit changes every output bit about half of the time (MurmurHash3's finaliser)."""
+    """Mixes bits: every input bit changes about half of the output bits (finaliser of MurmurHash3)."""
     x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
     x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
     return x ^ (x >> 16)
