@@ -13,7 +13,7 @@ from program_rules import check_program
 from rollmill.algorithms import ppo
 from rollmill.dataflow import start_learner, start_one, step_one
 from rollmill.envs import make
-from rollmill.fusion import Region, evaluate, lower_function
+from rollmill.fusion import CannotFuse, Region, evaluate, lower_function
 from rollmill.fusion.lower.values import Const, PrologueOutput, RowArray, ScalarArray
 from rollmill.networks import NetworkConfig
 
@@ -170,6 +170,38 @@ def test_environments_leave_a_loop_one_by_one():
     )[1]
     found = jax.jit(lambda n: by_program(collatz, (n,)))(jnp.array([1, 2, 7, 27]))
     assert found.tolist() == [0, 1, 16, 111]
+
+
+def of_vectors(x):
+    """A matrix that is left as a product of vectors where that suffices."""
+    return jnp.einsum("i,k->ik", x, x[:2])
+
+
+PRODUCTS = {
+    "branches": lambda x: jax.lax.cond(x[0] > 0, lambda: of_vectors(x), lambda: jnp.ones((3, 2))),
+    "equal branches": lambda x: jax.lax.cond(x[0] > 0, lambda: of_vectors(x), lambda: of_vectors(x)),
+    "loop": lambda x: jax.lax.while_loop(
+        lambda m: m[0, 0] < x[1], lambda m: of_vectors(m[:, 0] + 1), jnp.zeros((3, 2))
+    ),
+    "stacked": lambda x: jax.lax.map(lambda number: of_vectors(x + number), x),
+    "gradient of branches": lambda x: jax.grad(
+        lambda m: jax.lax.cond(x[0] > 0, lambda: x @ m @ x[:2], lambda: jnp.sum(m))
+    )(jnp.ones((3, 2))),
+}
+"""Products of vectors as results of branches and of turns."""
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_of_vectors_leave_branches_and_loops(name):
+    x = jnp.array([[1.0, 2.0, 3.0], [-1.0, 20.0, 0.0], [2.0, -3.0, 1.0], [0.0, 5.0, 4.0]])
+    assert_same(*both(PRODUCTS[name], (x,)))
+
+
+def test_products_of_vectors_that_are_too_large_for_a_branch():
+    product = lambda x: jnp.einsum("i,k->ik", jnp.tile(x, 30), jnp.tile(x, 40))
+    function = lambda x: jax.lax.cond(x[0] > 0, lambda: product(x), lambda: jnp.ones((90, 120)))
+    with pytest.raises(CannotFuse, match="cond cannot be fused: a matrix product of 10800 multiplications"):
+        lower_function(function, (jax.ShapeDtypeStruct((3,), jnp.float32),))
 
 
 @pytest.mark.parametrize("partitionable", [True, False])

@@ -211,11 +211,11 @@ def _read_by(program: Program, arrays: Sequence[Array]) -> list[Array]:
 
 
 def _results(ctx: Lowering, traced: TracedFunction, arguments: Sequence[Value]) -> list[Value]:
-    values = lower_jaxpr(traced.closed, arguments, ctx)
+    values = lower_jaxpr(traced.closed, arguments, ctx, keeps_products=True)
     if traced.summed:
         return values
     try:
-        return [materialised(ctx, value) if isinstance(value, OuterProduct) else value for value in values]
+        return [materialised(ctx, value) for value in values]
     except LoweringError as error:
         raise CannotFuse(f"a result cannot be fused: {error}.") from error
 

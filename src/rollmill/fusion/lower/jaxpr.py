@@ -19,7 +19,6 @@ from rollmill.fusion.lower.rule import Equation
 from rollmill.fusion.lower.rules import RULES, calls, products, shapes
 from rollmill.fusion.lower.values import (
     Const,
-    OuterProduct,
     Value,
     is_key,
     is_shared,
@@ -55,6 +54,8 @@ def lower_jaxpr(
     values: Sequence[Value],
     ctx: Lowering,
     needed: Sequence[bool] | None = None,
+    *,
+    keeps_products: bool = False,
 ) -> list[Value]:
     """The results of a jaxpr.
 
@@ -63,9 +64,12 @@ def lower_jaxpr(
         values: its arguments.
         ctx: where nodes are made.
         needed: which results anybody reads; all where it is left out. The others may be anything.
+        keeps_products: whether results may be products of vectors that are not written out; branches and bodies of
+            loops hand theirs to rules that take numbers apart.
 
     Raises:
         CannotFuse: there is no rule for something that a result needs.
+        LoweringError: a product of vectors is too large to be written out.
     """
     jaxpr = closed.jaxpr if isinstance(closed, core.ClosedJaxpr) else closed
     consts = closed.consts if isinstance(closed, core.ClosedJaxpr) else []
@@ -84,7 +88,8 @@ def lower_jaxpr(
         if ctx.region.size > MOST_NODES:
             raise CannotFuse(f"a program of more than {MOST_NODES} operations is too long.", own_line_of(equation))
     pairs = zip(jaxpr.outvars, needed, strict=True)
-    return [value_of(atom) if need else calls.UNNEEDED for atom, need in pairs]
+    results = [value_of(atom) if need else calls.UNNEEDED for atom, need in pairs]
+    return results if keeps_products else [products.materialised(ctx, value) for value in results]
 
 
 def _struct(atom: Any) -> Any:
@@ -137,9 +142,7 @@ def _results(
 
 def _operand(ctx: Lowering, name: str, value: Value) -> Value:
     """A value as the rule of a primitive takes it."""
-    if isinstance(value, OuterProduct) and name not in KEEP_PRODUCTS:
-        return products.materialised(ctx, value)
-    return value
+    return value if name in KEEP_PRODUCTS else products.materialised(ctx, value)
 
 
 def _plain_params(equation: core.JaxprEqn) -> dict[str, Any]:

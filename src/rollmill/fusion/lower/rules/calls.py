@@ -32,7 +32,8 @@ UNNEEDED = Const(np.zeros(0))
 
 
 def _call(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
-    return ctx.read(equation.params[INLINED[equation.primitive]], values, ctx, equation.needed)
+    called = equation.params[INLINED[equation.primitive]]
+    return ctx.read(called, values, ctx, equation.needed, keeps_products=True)
 
 
 def _linear_solve(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
@@ -52,7 +53,7 @@ def _expand(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[
         return primitive.expand(*jax.tree.unflatten(primitive.in_tree, leaves))
 
     structs = [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in values]
-    return ctx.read(jax.make_jaxpr(expand)(*structs), values, ctx, equation.needed)
+    return ctx.read(jax.make_jaxpr(expand)(*structs), values, ctx, equation.needed, keeps_products=True)
 
 
 def _cond(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
@@ -60,7 +61,7 @@ def _cond(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Va
     branches = equation.params["branches"]
     if isinstance(index, Const):
         taken = branches[int(np.clip(index.array, 0, len(branches) - 1))]
-        return ctx.read(taken, operands, ctx, equation.needed)
+        return ctx.read(taken, operands, ctx, equation.needed, keeps_products=True)
     results = [ctx.read(branch, operands, ctx, equation.needed) for branch in branches]
     cases = zip(equation.needed, zip(*results, strict=True), strict=True)
     return [_merged(ctx, index, case) if needed else UNNEEDED for needed, case in cases]

@@ -68,10 +68,12 @@ def _dot_general(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> 
     return [_of_two(ctx, one, sides[0], other, sides[1], dtype)]
 
 
-def materialised(ctx: Lowering, product: OuterProduct) -> Value:
-    """The numbers, or rows, of a product of vectors."""
+def materialised(ctx: Lowering, value: Value) -> Value:
+    """Returns the numbers, or rows, of a product of vectors, and any other value as it is."""
+    if not isinstance(value, OuterProduct):
+        return value
     side = Sides(batch=(), free=(0,), summed=())
-    return _of_two(ctx, product.left, side, product.right, side, product.dtype)
+    return _of_two(ctx, value.left, side, value.right, side, value.dtype)
 
 
 def _sides(value: Value, summed: tuple[int, ...], batch: tuple[int, ...]) -> Sides:
