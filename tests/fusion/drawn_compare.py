@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import drawn_control  # noqa: F401  registers its operations
+import drawn_operations
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -106,7 +107,8 @@ def is_wrong(verdicts: Sequence[Verdict]) -> bool:
 
 def unfused(case: Case, options: dict[str, Any], *, device: Any = None) -> list[Any]:
     """The results of XLA's program, on a device or on JAX's default one."""
-    with jax.default_device(device):
+    with jax.default_device(device), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(drawn_operations, "ZEROS_NAMED", True)
         run = jax.jit(jax.vmap(function_of(case.outputs)), compiler_options=options)
         return list(map(plain, run(case.arguments)))
 

@@ -5,6 +5,7 @@ docs/numbers.md lists such exceptions.
 """
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -126,15 +127,34 @@ OF_ONE = {
     "clz": (INTEGERS, lambda x: lax.clz(lax.optimization_barrier(x))),  # known ones are a fault of XLA's
     "clamp": (ANY, lambda x: lax.clamp(x.dtype.type(1), x, x.dtype.type(3))),
 }
-DEFINED_ALONE = False
-"""Whether integers are divided by zero: XLA takes x / x for 1 on CPUs, and computes it on GPUs."""
+ZEROS_NAMED = False
+"""Whether quotients by the integer zero are selected, as for XLA, and not left to the division: see `quotient`."""
 
 
-def divisor(x):
-    """A number to divide by; where only what is defined is compared, not the integer zero."""
-    if not DEFINED_ALONE or jnp.issubdtype(x.dtype, jnp.floating):
-        return x
-    return jnp.where(x == 0, x.dtype.type(1), x)
+def quotient(divide: Callable, by_zero: Callable) -> Callable:
+    """Returns an integer division that names its results by zero to XLA.
+
+    XLA's code for CPUs takes a number divided by itself for 1 from jaxlib 0.11 on, even where it is zero. Equal
+    operands come about in many ways, such as by equal loops, and a barrier between them is gone by then.
+    """
+
+    def divided(x: jax.Array, y: jax.Array) -> jax.Array:
+        if not ZEROS_NAMED:
+            return divide(x, y)
+        one = lax.full_like(y, 1)
+        return lax.select(y == 0, by_zero(x), divide(x, lax.select(y == 0, one, y)))
+
+    return divided
+
+
+def all_bits(x: jax.Array) -> jax.Array:
+    """Returns numbers of which all bits are set."""
+    return ~lax.full_like(x, 0)
+
+
+def floor_by_zero(x: jax.Array) -> jax.Array:
+    """Returns the quotients of numbers by zero that `//` gives: -2 of signed numbers with a rest."""
+    return all_bits(x) - (x != 0).astype(x.dtype) if x.dtype.name in SIGNED else all_bits(x)
 
 
 OF_TWO = {
@@ -143,10 +163,10 @@ OF_TWO = {
     "mul": (ANY, lambda x, y: finite(x) * finite(y)),
     "max": (ANY, lambda x, y: jnp.maximum(ordered(x), ordered(y))),
     "min": (ANY, lambda x, y: jnp.minimum(ordered(x), ordered(y))),
-    "div": (INTEGERS, lambda x, y: lax.div(x, divisor(y))),
-    "rem": (ANY, lambda x, y: lax.rem(held(x), divisor(held(y)))),
-    "floordiv": (INTEGERS, lambda x, y: x // divisor(y)),
-    "mod": (INTEGERS, lambda x, y: x % divisor(y)),
+    "div": (INTEGERS, quotient(lax.div, all_bits)),
+    "rem": (ANY, lambda x, y: lax.rem(held(x), held(y))),
+    "floordiv": (INTEGERS, quotient(jnp.floor_divide, floor_by_zero)),
+    "mod": (INTEGERS, lambda x, y: x % y),
     "and": ((*INTEGERS, "bool"), jnp.bitwise_and),
     "or": ((*INTEGERS, "bool"), jnp.bitwise_or),
     "xor": ((*INTEGERS, "bool"), jnp.bitwise_xor),
@@ -317,15 +337,22 @@ of_values(
     ),
     lambda params, own, keys, x: lax.sort((ordered(keys), x), dimension=params[0], num_keys=1)[1],
 )
+
+
+def of_one_nan(x: jax.Array) -> jax.Array:
+    """Returns numbers without signs of NaN, by which XLA orders in `top_k` (docs/numbers.md)."""
+    return lax.select(x != x, lax.full_like(x, np.nan), x) if x.dtype.name in FLOATS else x
+
+
 of_values(
     "top",
     with_rank(1, ANY, lambda rng, own: ((), [Part(Type(own.dtype, (own.shape[0] + 1,)))])),
-    lambda params, own, x: lax.top_k(ordered(x), own.shape[0])[0],
+    lambda params, own, x: lax.top_k(of_one_nan(ordered(x)), own.shape[0])[0],
 )
 of_values(
     "places of top",
     with_rank(1, ("int32",), lambda rng, own: ((), [Part(Type(rng.choice(ANY), (own.shape[0] + 1,)))])),
-    lambda params, own, x: lax.top_k(ordered(x), own.shape[0])[1],
+    lambda params, own, x: lax.top_k(of_one_nan(ordered(x)), own.shape[0])[1],
     weight=2,
 )
 of_values(

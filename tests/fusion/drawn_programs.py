@@ -233,7 +233,8 @@ class Drawing:
         drawn = OPERATIONS[op].draw(self.random, wanted) if op else None
         if drawn is not None:
             return self._of(op, drawn, scope, nests, wanted)
-        if self.left > 0 or force:
+        # An array of no elements is always a leaf: JAX refuses to index it.
+        if (self.left > 0 or force) and 0 not in wanted.shape:
             kind = force or self._kind(nests)
             for _ in range(12):
                 name = self._name(kind)
