@@ -9,11 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from agents_envs import of_kinds
 from jaxtyping import Array, Int
 
 import rollmill
-from rollmill.core.types import Environment, Timestep
-from rollmill.dataflow import collect, empty_experience, start
+from rollmill.core.types import AgentKind, Environment, Timestep
+from rollmill.dataflow import collect, empty_experience, minibatch_gather, start
 from rollmill.networks import NetworkConfig
 from rollmill.programs.compiled import lower
 from rollmill.workers.replica.learner import CompiledLearner
@@ -67,6 +68,49 @@ def graph_of(*, shared, num_steps=16, **changes):
     )
 
 
+def watchers():
+    """Two agents with an image each, of which the second is inactive in the last step of an episode."""
+    env = short_episodes()
+    wrap = lambda leaf: {"watcher": jnp.stack([leaf, leaf])}
+
+    def reset(key, params):
+        observation, state = env.reset(key, params)
+        return wrap(observation), state
+
+    def step(key, state, action, params):
+        timestep = env.step(key, state, action, params)
+        return timestep._replace(observation=wrap(timestep.observation), reward=wrap(timestep.reward))
+
+    kind = AgentKind("watcher", 2, env.observation_space, env.action_space)
+    active = lambda state, params: {"watcher": jnp.stack([jnp.asarray(True), state.t < 4])}
+    return of_kinds("Watchers", reset, step, kind, active=active)
+
+
+def agents_graph(algorithm, num_steps=16):
+    return algorithm(
+        watchers(),
+        total_timesteps=4 * num_steps,
+        num_envs=4,
+        num_steps=num_steps,
+        num_minibatches=4 * num_steps // ROWS,
+        update_epochs=1,
+        network=NETWORK,
+    )
+
+
+def sequences_graph(num_envs=4, num_steps=16, **changes):
+    return rollmill.impala(
+        short_episodes(),
+        total_timesteps=num_envs * num_steps,
+        num_envs=num_envs,
+        num_steps=num_steps,
+        num_minibatches=num_envs // 2,
+        network=NETWORK,
+        num_shards=1,
+        **changes,
+    )
+
+
 def rollout(graph):
     state = start(graph, jax.random.key(0), jnp.arange(4))
     weights = graph.weights(state.learner)
@@ -89,6 +133,59 @@ def test_condensed_steps_lead_to_the_same_batch(shared):
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("algorithm", [rollmill.mappo, pytest.param(rollmill.ippo, marks=pytest.mark.slow)])
+def test_condensed_steps_of_several_agents_lead_to_the_same_batch(algorithm):
+    graph = agents_graph(algorithm)
+    learner, condensed = rollout(graph)
+    _, whole = rollout(graph._replace(condense=None))
+    assert jax.tree.leaves(condensed.steps.final_observation.agents) == []
+    np.testing.assert_array_equal(condensed.steps.truncated, whole.steps.truncated)
+    assert np.asarray(whole.steps.truncated).sum() == 4 * 3
+    prepare = jax.jit(partial(graph.prepare, reduce=lambda tree: tree, replicas=1))
+    batches = [prepare(learner, trajectory)[1].samples for trajectory in (condensed, whole)]
+    for name in ("value", "advantage", "target", "log_prob"):
+        found, expected = (np.asarray(getattr(batch.agents["watcher"], name)) for batch in batches)
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(*(np.asarray(batch.weight["watcher"]) for batch in batches))
+
+
+def sequence_gradients(graph, learner, trajectory):
+    def run(learner, trajectory):
+        _, batch = graph.prepare(learner, trajectory, reduce=lambda tree: tree, replicas=1)
+        return graph.gradients(learner, minibatch_gather(batch, graph.loops)(jnp.arange(4, dtype=jnp.uint32)))
+
+    return jax.jit(run)(learner, trajectory)
+
+
+def test_condensed_steps_lead_to_the_same_gradients_of_sequences():
+    """By the weights that have collected them, which an iteration of one minibatch learns with."""
+    graph = sequences_graph(gamma=0.9)
+    learner, condensed = rollout(graph)
+    _, whole = rollout(graph._replace(condense=None))
+    assert condensed.steps.final_observation == () and np.asarray(whole.steps.truncated).any()
+    found, expected = (sequence_gradients(graph, learner, trajectory) for trajectory in (condensed, whole))
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), found, expected)
+
+
+def test_only_the_value_of_a_truncation_is_by_the_weights_that_collected():
+    """With the learner's value in its place, gradients by other weights are those of whole steps."""
+    graph = sequences_graph()
+    learner, condensed = rollout(graph)
+    _, whole = rollout(graph._replace(condense=None))
+    other = start(graph, jax.random.key(7), jnp.arange(4)).learner
+
+    def final_values(learner):
+        value = jax.vmap(jax.vmap(partial(graph.outputs.value, graph.weights(learner))))
+        return jnp.where(whole.steps.truncated, value((), whole.steps.final_observation), 0.0)
+
+    extras = condensed.steps.extras
+    np.testing.assert_allclose(extras.final_value, final_values(learner), rtol=1e-4, atol=1e-6)
+    steps = condensed.steps._replace(extras=extras._replace(final_value=final_values(other)))
+    found = sequence_gradients(graph, other, condensed._replace(steps=steps))
+    expected = sequence_gradients(graph, other, whole)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), found, expected)
+
+
 def program_bytes(graph):
     memory = lower(graph).step.memory_analysis()
     return memory.temp_size_in_bytes + memory.argument_size_in_bytes + memory.output_size_in_bytes
@@ -99,6 +196,20 @@ def test_a_stored_step_takes_little_more_than_its_image(shared):
     """As floats it would take four times as much, with its final observation twice."""
     few, many = (program_bytes(graph_of(shared=shared, num_steps=num_steps)) for num_steps in (256, 512))
     each = (many - few) / (256 * 4)
+    assert IMAGE_BYTES <= each <= 1.3 * IMAGE_BYTES
+
+
+@pytest.mark.parametrize("algorithm", [rollmill.ippo, pytest.param(rollmill.mappo, marks=pytest.mark.slow)])
+def test_a_stored_step_of_two_agents_takes_little_more_than_their_images(algorithm):
+    few, many = (program_bytes(agents_graph(algorithm, num_steps)) for num_steps in (64, 128))
+    each = (many - few) / (64 * 4)
+    assert 2 * IMAGE_BYTES <= each <= 1.3 * 2 * IMAGE_BYTES
+
+
+def test_a_stored_step_of_a_sequence_takes_little_more_than_its_image():
+    """Minibatches are of two sequences, however many environments there are."""
+    few, many = (program_bytes(sequences_graph(num_envs, num_steps=64)) for num_envs in (8, 16))
+    each = (many - few) / (8 * 64)
     assert IMAGE_BYTES <= each <= 1.3 * IMAGE_BYTES
 
 

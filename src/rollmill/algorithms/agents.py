@@ -17,7 +17,7 @@ import numpy as np
 from gymnasium import spaces
 from jaxtyping import Array, Bool, Float, PyTree
 
-from rollmill.algorithms.fragments import weights_and_rest
+from rollmill.algorithms.fragments import condensed, weights_and_rest
 from rollmill.algorithms.sharing import ParameterSet, set_of
 from rollmill.core.errors import ContractError, UsageError
 from rollmill.core.own_line import blaming
@@ -33,7 +33,7 @@ from rollmill.core.types import (
     Params,
     State,
 )
-from rollmill.dataflow import Decision
+from rollmill.dataflow import Decision, Step, is_large
 from rollmill.envs import RunningStatistics, active_agents, initial_statistics, normalise, normalised_struct
 from rollmill.networks import AgentNetwork, Distribution, flat_size, flatten
 
@@ -74,6 +74,15 @@ def view_agents(env: Environment, *, critic: CriticSees) -> Environment:
         return timestep._replace(observation=view(timestep.observation, timestep.state, params))
 
     return env._replace(reset=reset, step=step)
+
+
+class AgentExtras(NamedTuple):
+    """The policy's outputs besides the actions that the learner needs, by kind, `[A]` each."""
+
+    log_prob: dict[str, Float[Array, "..."]]
+    """Log-probabilities of the actions."""
+    final_value: dict[str, Float[Array, "..."]] | tuple[()] = ()
+    """Values after a truncated step, zero elsewhere; `()` unless `condense` has added them."""
 
 
 class AgentWeights(eqx.Module):
@@ -189,6 +198,36 @@ class AgentPolicy(NamedTuple):
 
         return {kind.name: of(kind) for kind in self.kinds}
 
+    @property
+    def is_large(self) -> bool:
+        """True if the observation of an agent has a large leaf (`dataflow.is_large`), such as an image."""
+        return any(
+            is_large(leaf) for kind in self.kinds for leaf in jax.tree.leaves(struct(kind.observation_space))
+        )
+
+    @property
+    def condensation(self) -> Callable[[AgentWeights, Step], Step] | None:
+        """`condense` if observations are large, as final ones would double a trajectory; else None."""
+        return self.condense if self.is_large else None
+
+    def condense(self, weights: AgentWeights, step: Step) -> Step:
+        """Puts values in the place of large final observations, in a step of all environments, leaves `[E, ...]`.
+
+        They are computed only if an episode was truncated in this step.
+        """
+        view: AgentView = step.final_observation
+        value = jax.lax.cond(
+            jnp.any(step.truncated),
+            lambda: jax.vmap(lambda one: self.values(weights.networks, self.normalise(weights, one)))(view),
+            lambda: jax.tree.map(jnp.zeros_like, step.reward),
+        )
+        final_value = {name: jnp.where(step.truncated[:, None], by_agent, 0.0) for name, by_agent in value.items()}
+        agents, central = jax.tree.map(condensed, (view.agents, view.central))
+        return step._replace(
+            extras=step.extras._replace(final_value=final_value),
+            final_observation=AgentView(agents, view.active, central),
+        )
+
     def sample(
         self, weights: AgentWeights, key: Key, memory: Memory, observation: Observation, action_mask: PyTree
     ) -> Decision:
@@ -217,7 +256,7 @@ class AgentPolicy(NamedTuple):
         by_kind = self.distributions_of(weights, (), observation, action_mask)
         chosen = {name: choose(name, distributions) for name, distributions in by_kind.items()}
         actions = {name: action for name, (action, _) in chosen.items()}
-        return Decision(actions, (), {name: log_prob for name, (_, log_prob) in chosen.items()})
+        return Decision(actions, (), AgentExtras({name: log_prob for name, (_, log_prob) in chosen.items()}))
 
     def _keys(self, key: Key) -> dict[str, Array]:
         """A key for each agent, `[A]` for each kind."""

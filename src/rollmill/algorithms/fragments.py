@@ -295,7 +295,7 @@ class NetworkPolicy(NamedTuple):
             lambda: jnp.zeros_like(step.reward),
         )
         extras = step.extras._replace(final_value=jnp.where(step.truncated, final_value, 0.0))
-        return step._replace(extras=extras, final_observation=jax.tree.map(_condensed, step.final_observation))
+        return step._replace(extras=extras, final_observation=jax.tree.map(condensed, step.final_observation))
 
     def sample(
         self, weights: PolicyWeights, key: Key, memory: Memory, observation: Observation, action_mask: PyTree
@@ -333,7 +333,7 @@ def network_policy(
     return policy
 
 
-def _condensed(leaf: Shaped[Array, "E ..."]) -> PyTree[Array]:
+def condensed(leaf: Shaped[Array, "E ..."]) -> PyTree[Array]:
     """Nothing in the place of a large leaf; of one of floats, whether it is finite: `[E]`, zero or NaN."""
     if not is_large(jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)):
         return leaf

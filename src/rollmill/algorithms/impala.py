@@ -6,7 +6,9 @@ learner makes several epochs over a batch. The graph does not depend on asynchro
 synchronously, with one epoch and one minibatch, all ratios are 1.
 
 Departures from the paper: losses are means over samples, not sums, so that they do not grow with the
-batch; and truncated episodes are bootstrapped from their final observation.
+batch; and truncated episodes are bootstrapped from the value of their final observation. That value is the
+learner's. If observations are large, such as images, it is the behaviour policy's, computed when the step is
+collected, because a trajectory would hold every image twice otherwise.
 
 Shape letters: `T` steps, `E` environments of this replica, `N` sequences of a minibatch.
 """
@@ -24,7 +26,7 @@ from jaxtyping import Array, Bool, Float, PyTree
 from rollmill.algorithms.building import configured, graph_of, loops_of, parts_of
 from rollmill.algorithms.fragments import MakeNetwork, NetworkPolicy, PolicyWeights
 from rollmill.algorithms.losses import approximate_kl, policy_gradient_loss, squared_value_loss
-from rollmill.algorithms.on_policy import ActorCriticLearner, beginnings, update_learner_statistics
+from rollmill.algorithms.on_policy import ActorCriticLearner, beginnings, is_missing, update_learner_statistics
 from rollmill.algorithms.reports import value_moments
 from rollmill.algorithms.returns import Advantages, bootstrap_values, vtrace
 from rollmill.algorithms.sizes import check_fractions
@@ -99,7 +101,10 @@ class StepValues(NamedTuple):
     reward: Float[Array, "..."]
     terminated: Bool[Array, "..."]
     truncated: Bool[Array, "..."]
-    final_observation: Observation
+    final_observation: PyTree[Array]
+    """`()` if there are final values."""
+    final_value: PyTree[Float[Array, "..."]]
+    """Value after a truncated step by the behaviour policy's weights; `()` unless observations are large."""
 
 
 class Ends(NamedTuple):
@@ -156,6 +161,7 @@ def impala(
         loops,
         scaling=_scaling(config),
         prepare=partial(prepare, parts.policy),
+        condense=parts.policy.condensation,
         gradients=partial(gradients, parts.policy, config),
     )
 
@@ -177,6 +183,7 @@ def prepare(
     """Makes a batch of sequences, and updates the statistics for the next rollout; `gradients` computes values."""
     steps, weights = trajectory.steps, learner.weights
     learner, reward = update_learner_statistics(learner, steps, reduce=reduce, replicas=replicas)
+    final_value = steps.extras.final_value
     samples = StepValues(
         observation=policy.normalise(weights, steps.observation),
         action_mask=steps.action_mask,
@@ -185,7 +192,8 @@ def prepare(
         reward=reward,
         terminated=steps.terminated,
         truncated=steps.truncated,
-        final_observation=policy.normalise(weights, steps.final_observation),
+        final_observation=policy.normalise(weights, steps.final_observation) if is_missing(final_value) else (),
+        final_value=final_value,
     )
     ends = Ends(trajectory.start_memory, policy.normalise(weights, trajectory.observation))
     return learner, Batch(samples, ends)
@@ -240,11 +248,13 @@ def _vtrace(
     """
     steps: StepValues = minibatch.samples
     value_n = jax.vmap(lambda memory, observation: policy.forward(weights, memory, observation, ()).value)
-    final_value = jax.lax.cond(
-        jnp.any(steps.truncated),
-        lambda: jax.vmap(value_n)(outputs.memory, steps.final_observation),
-        lambda: jnp.zeros_like(steps.reward),
-    )
+    final_value = steps.final_value
+    if is_missing(final_value):
+        final_value = jax.lax.cond(
+            jnp.any(steps.truncated),
+            lambda: jax.vmap(value_n)(outputs.memory, steps.final_observation),
+            lambda: jnp.zeros_like(steps.reward),
+        )
     last_memory = jax.tree.map(lambda leaf: leaf[:, -1], outputs.memory)
     last_value = value_n(last_memory, minibatch.sequences.last_observation)
     bootstrap = jax.vmap(bootstrap_values)

@@ -211,6 +211,7 @@ def _assemble(
             num_rows=loops.num_envs * loops.rows_each // loops.num_minibatches,
         ),
         greedy=policy.greedy,
+        condense=policy.condensation,
         keep_learning=None if config.target_kl is None else partial(_all_below, config.target_kl),
         end_iteration=end_iteration_of(choices, loops),
         report=partial(report, schedule_of(choices, loops)),

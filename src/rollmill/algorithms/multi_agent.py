@@ -22,7 +22,7 @@ import optax
 from jaxtyping import Array, Float, PyTree
 
 from rollmill.algorithms.agents import AgentPolicy, AgentView, AgentWeights
-from rollmill.algorithms.on_policy import SampleLoss, TrainingSamples
+from rollmill.algorithms.on_policy import IMAGES_AT_ONCE, SampleLoss, TrainingSamples, is_missing, over_steps
 from rollmill.algorithms.optimisers import descend, rate_now
 from rollmill.algorithms.reports import value_moments
 from rollmill.algorithms.returns import Advantages, bootstrap_values, generalised_advantages
@@ -112,7 +112,7 @@ def _samples(
     steps: Step, name: str, value: Float[Array, "T E A"], advantage: Float[Array, "T E A"], target: Any
 ) -> TrainingSamples:
     mask = steps.action_mask.get(name, ()) if isinstance(steps.action_mask, dict) else ()
-    return TrainingSamples((), mask, steps.action[name], steps.extras[name], value, advantage, target, ())
+    return TrainingSamples((), mask, steps.action[name], steps.extras.log_prob[name], value, advantage, target, ())
 
 
 def _normalised_targets(
@@ -155,18 +155,23 @@ def _returns(previous: dict[str, Array], steps: Step, reduce: Reduce) -> dict[st
 def _values(policy: AgentPolicy, learner: AgentLearner, trajectory: Trajectory):
     """Critics' values of views `[T, E]`, of the view after the last step `[E]`, and of final views `[T, E]`.
 
-    Those of final views are computed only in iterations in which an episode was truncated.
+    Those of final views are computed only in iterations in which an episode was truncated, unless `condense` has
+    added them.
     """
     steps, weights = trajectory.steps, learner.weights
-    values_e = jax.vmap(lambda view: policy.values(weights.networks, policy.normalise(weights, view)))
-    values_te = jax.vmap(values_e)
-    value = values_te(steps.observation)
+    values_e = jax.vmap(lambda memory, view: policy.values(weights.networks, policy.normalise(weights, view)))
+    num_agents = sum(kind.count for kind in policy.kinds)
+    at_once = max(1, IMAGES_AT_ONCE // num_agents) if policy.is_large else None
+    values_te = partial(over_steps, values_e, (), at_once=at_once)
+    value, last_value = values_te(steps.observation), values_e((), trajectory.observation)
+    if not is_missing(steps.extras.final_value):
+        return value, last_value, steps.extras.final_value
     final_value = jax.lax.cond(
         jnp.any(steps.truncated),
         lambda: values_te(steps.final_observation),
         lambda: jax.tree.map(jnp.zeros_like, value),
     )
-    return value, values_e(trajectory.observation), final_value
+    return value, last_value, final_value
 
 
 def _raw(learner: AgentLearner, name: str, value: Float[Array, "..."]) -> Float[Array, "..."]:

@@ -129,10 +129,10 @@ def _values(policy: NetworkPolicy, weights: PolicyWeights, trajectory: Trajector
     """
     steps, extras = trajectory.steps, trajectory.steps.extras
     value_e = jax.vmap(partial(policy.value, weights))
-    value_te = partial(_over_steps, value_e, at_once=IMAGES_AT_ONCE if policy.is_large else None)
+    value_te = partial(over_steps, value_e, at_once=IMAGES_AT_ONCE if policy.is_large else None)
     last_value = value_e(trajectory.memory, trajectory.observation)
-    value = value_te(steps.final_memory, steps.observation) if _is_missing(extras.value) else extras.value
-    if not _is_missing(extras.final_value):
+    value = value_te(steps.final_memory, steps.observation) if is_missing(extras.value) else extras.value
+    if not is_missing(extras.final_value):
         return value, last_value, extras.final_value
     final_value = jax.lax.cond(
         jnp.any(steps.truncated),
@@ -142,9 +142,9 @@ def _values(policy: NetworkPolicy, weights: PolicyWeights, trajectory: Trajector
     return value, last_value, final_value
 
 
-def _over_steps(
-    value_e: Callable[..., Float[Array, " E"]], memory: Memory, observation: PyTree[Array], *, at_once: int | None
-) -> Float[Array, "T E"]:
+def over_steps(
+    value_e: Callable[..., PyTree[Array]], memory: Memory, observation: PyTree[Array], *, at_once: int | None
+) -> PyTree[Array]:
     """Computes values of all steps, `at_once` observations at a time if given, to bound memory."""
     if at_once is None:
         return jax.vmap(value_e)(memory, observation)
@@ -153,7 +153,8 @@ def _over_steps(
     return jax.lax.map(lambda now: value_e(*now), (memory, observation), batch_size=steps)
 
 
-def _is_missing(value: PyTree[Array]) -> bool:
+def is_missing(value: PyTree[Array]) -> bool:
+    """True for values that no step has, `()` in place of an array."""
     return isinstance(value, tuple)
 
 
