@@ -2,8 +2,9 @@
 
 import json
 import math
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -11,18 +12,26 @@ from rollmill.cli.environment_options import chosen_environment_options
 from rollmill.cli.parsing import parse
 from rollmill.cli.policy_options import PolicyOptions
 from rollmill.core.errors import UsageError
+from rollmill.core.options import Arg
 from rollmill.policies.matches import load_opponent, match_runs
-from rollmill.policies.policies import evaluate_run
+from rollmill.policies.policies import evaluate_rule, evaluate_run
 from rollmill.policies.policy import LoadedRun
+from rollmill.policies.rules import names_rule, refuse_for_rule
 from rollmill.policies.watching import watch
 from rollmill.programs.evaluation.episodes import EvaluationEpisodes
 from rollmill.record.run_directory import RunDirectory
+
+FOR_RULES = ("run", "env", "env_options", "transforms", "seed", "imports", "episodes", "json")
+"""Options that apply to policies that are functions."""
 
 
 @dataclass(frozen=True)
 class Evaluate(PolicyOptions):
     """Play whole episodes with the policy of a run, or a match against another policy."""
 
+    run: Annotated[Path, Arg(metavar="RUN", positional=True)]
+    """Directory of the run; random, which draws from the legal actions; or MODULE:FUNCTION, a JAX function (key,
+    observation, legal actions) -> action. The latter two play in the environment that --env names."""
     episodes: int = 100
     """Episodes to play; of a match an even number."""
     against: str | None = None
@@ -42,6 +51,10 @@ class Evaluate(PolicyOptions):
 def run(arguments: list[str]) -> int:
     """Plays the episodes and prints the mean return, or the games and prints the score."""
     options = parse(Evaluate, arguments, prog="rollmill evaluate")
+    if names_rule(options.run):
+        result = _rule_episodes(options)
+        print(json.dumps(result) if options.json else _sentence(result))
+        return 0
     if options.watch:
         return _watch(options)
     loaded = options.load()
@@ -61,7 +74,24 @@ def _episodes(options: Evaluate, loaded: LoadedRun) -> dict[str, Any]:
         stochastic=options.stochastic,
     )
     environment = options.env or loaded.graph.settings["environment"]
-    return _result(environment, loaded.iteration, episodes)
+    return _result(environment, {"iteration": loaded.iteration}, episodes)
+
+
+def _rule_episodes(options: Evaluate) -> dict[str, Any]:
+    """The result of a policy that is no run's."""
+    defaults = {field.name: field.default for field in fields(Evaluate) if field.name not in FOR_RULES}
+    about_runs = [name for name, default in defaults.items() if getattr(options, name) != default]
+    refuse_for_rule(options.run, [f"--{name.replace('_', '-')}" for name in about_runs])
+    episodes = evaluate_rule(
+        options.run,
+        env=options.env,
+        env_options=chosen_environment_options(options.env_options, options.transforms),
+        episodes=options.episodes,
+        seed=options.seed,
+        imports=options.imports,
+    )
+    assert options.env is not None
+    return _result(options.env, {"policy": str(options.run)}, episodes)
 
 
 def _watch(options: Evaluate) -> int:
@@ -80,7 +110,7 @@ def _watch(options: Evaluate) -> int:
         **settings,
     )
     for iteration, episodes in checkpoints:
-        result = _result(environment, iteration, episodes)
+        result = _result(environment, {"iteration": iteration}, episodes)
         run.append_evaluation({**result, **settings})
         print(json.dumps(result) if options.json else _sentence(result), flush=True)
     return 0
@@ -107,12 +137,12 @@ def _check_watch(options: Evaluate) -> None:
         )
 
 
-def _result(environment: str, iteration: int, episodes: EvaluationEpisodes) -> dict[str, Any]:
+def _result(environment: str, policy: dict[str, Any], episodes: EvaluationEpisodes) -> dict[str, Any]:
     returns, lengths = episodes.returns, episodes.lengths
     of_kinds = {kind: float(np.mean(own, dtype=np.float64)) for kind, own in episodes.agent_returns.items()}
     return {
         "environment": environment,
-        "iteration": iteration,
+        **policy,
         "episodes": returns.size,
         "mean_return": float(np.mean(returns, dtype=np.float64)),
         "std_return": float(np.std(returns, dtype=np.float64)),
@@ -180,8 +210,9 @@ def _match_sentence(result: dict[str, Any]) -> str:
 def _sentence(result: dict) -> str:
     of_kinds = "".join(f", {kind} {mean:.5g}" for kind, mean in result.get("mean_returns", {}).items())
     whose = f" over all agents{of_kinds}" if of_kinds else ""
+    policy = result["policy"] if "policy" in result else f"iteration {result['iteration']}"
     return (
-        f"{result['environment']}, {result['episodes']} episodes, iteration {result['iteration']}: mean return "
+        f"{result['environment']}, {result['episodes']} episodes, {policy}: mean return "
         f"{result['mean_return']:.5g}{whose} (std {result['std_return']:.4g}, min {result['min_return']:.5g}, max "
         f"{result['max_return']:.5g}), mean length {result['mean_length']:.5g}"
     )

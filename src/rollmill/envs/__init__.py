@@ -15,6 +15,7 @@ from rollmill.envs.normalisation import (
     update_statistics,
 )
 from rollmill.envs.options import parse_options
+from rollmill.envs.random_actions import random_action
 from rollmill.envs.registry import (
     as_environment,
     check_name,
@@ -61,6 +62,7 @@ __all__ = [
     "parse_options",
     "plannable",
     "plugins_of_environments",
+    "random_action",
     "record_discounted_returns",
     "record_episodes",
     "record_final_mask",

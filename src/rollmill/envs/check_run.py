@@ -13,9 +13,10 @@ from jaxtyping import Key as KeyArray
 
 from rollmill.core.errors import ContractError
 from rollmill.core.own_line import blaming
-from rollmill.core.spaces import contains, possible_choices, repeated, sample
+from rollmill.core.spaces import contains
 from rollmill.core.types import Action, Environment, Key, Observation, Params, State, Timestep
 from rollmill.envs.agents import possible_masks
+from rollmill.envs.random_actions import random_action
 from rollmill.envs.transforms import TimeLimitState
 
 NUM_RESETS = 128
@@ -270,7 +271,7 @@ def _random_step(env: Environment, params: Params, state: State, key: Key) -> Ch
     """One step, by a random legal action."""
     action_key, step_key = jax.random.split(key)
     mask = _mask(env, state, params)
-    action = _random_action(action_key, env, mask)
+    action = random_action(action_key, env, mask)
     timestep = env.step(step_key, state, action, params)
     return CheckedSteps(
         step_key, state, action, mask, timestep, contains(env.observation_space, timestep.observation)
@@ -303,28 +304,6 @@ def _ends(timestep: Timestep) -> Bool[Array, ""]:
 
 def _mask(env: Environment, state: State, params: Params) -> PyTree[Bool[Array, "..."]]:
     return () if env.action_mask is None else env.action_mask(state, params)
-
-
-def _random_action(key: Key, env: Environment, mask: PyTree[Bool[Array, "..."]]) -> Action:
-    """A random action, uniform over the legal ones."""
-    action = sample(key, env.action_space)
-    if not env.agents:
-        return action if isinstance(mask, tuple) else _draw_legal(key, env.action_space, mask)
-    keys = jax.random.split(key, len(env.agents))
-    masks = {} if isinstance(mask, tuple) else mask
-    for kind, kind_key in zip(env.agents, keys, strict=True):
-        if kind.name in masks:
-            space = repeated(kind.action_space, kind.count)
-            action[kind.name] = _draw_legal(kind_key, space, masks[kind.name])
-    return action
-
-
-def _draw_legal(key: Key, space: Any, mask: Bool[Array, "..."]) -> Action:
-    """A random choice in a `Discrete` or `MultiDiscrete` space, uniform over those that `mask` allows."""
-    possible = possible_choices(space)
-    assert possible is not None
-    pick = jax.random.categorical(key, jnp.where(mask & possible, 0.0, -jnp.inf))
-    return pick + jnp.asarray(space.start, pick.dtype)
 
 
 def _lifted_step(env: Environment, keys: KeyArray[Array, " T"], states: State, actions: Action) -> Timestep:

@@ -17,6 +17,7 @@ from rollmill.envs import as_environment
 from rollmill.envs.host import evaluation_start
 from rollmill.fusion import Backend
 from rollmill.policies.policy import LoadedRun, Policy
+from rollmill.policies.rules import Rule, find_rule, graph_of_rule, names_rule, refuse_for_rule, shown_rule
 from rollmill.programs.compiled import state_shapes
 from rollmill.programs.evaluation.compiled import evaluator
 from rollmill.programs.evaluation.episodes import EvaluationEpisodes, Evaluator
@@ -160,7 +161,7 @@ def _best(run: RunDirectory, checkpoints: Checkpoints) -> int:
 
 
 def evaluate(
-    run_dir: str | Path,
+    run_dir: str | Path | Rule,
     *,
     env: Environment | HostEnvironment | GymnasiumObject | str | None = None,
     env_options: Options = NO_OPTIONS,
@@ -175,8 +176,25 @@ def evaluate(
 ) -> EvaluationEpisodes:
     """Plays whole episodes with the policy of a run; `episodes.returns.mean()` is the usual number.
 
+    A function, `(key, observation, legal actions) -> action` of one environment, is evaluated in the same way, and
+    so is `random`, which draws from the legal actions. Both need `env`.
+
     `train_seed` is the `seed` of `load`; the other arguments are those of `load` and `evaluate_run`.
+
+    Raises:
+        UsageError: a function is given without an environment, or with an argument that is about runs.
     """
+    if callable(run_dir) or names_rule(run_dir):
+        about_runs = {
+            "checkpoint": (checkpoint, "last"),
+            "train_seed": (train_seed, None),
+            "trust": (trust, False),
+        }
+        about_runs |= {"algorithm": (algorithm, None), "stochastic": (stochastic, False)}
+        refuse_for_rule(run_dir, [name for name, (value, default) in about_runs.items() if value != default])
+        return evaluate_rule(
+            run_dir, env=env, env_options=env_options, episodes=episodes, seed=seed, imports=imports
+        )
     loaded = load_weights(
         run_dir, checkpoint=checkpoint, seed=train_seed, algorithm=algorithm, imports=imports, trust=trust
     )
@@ -189,6 +207,39 @@ def evaluate(
         stochastic=stochastic,
         imports=imports,
     )
+
+
+def evaluate_rule(
+    policy: str | Path | Rule,
+    *,
+    env: Environment | HostEnvironment | GymnasiumObject | str | None,
+    env_options: Options = NO_OPTIONS,
+    episodes: int = 100,
+    seed: int = 0,
+    imports: Sequence[str] = (),
+) -> EvaluationEpisodes:
+    """Plays episodes with a policy that is a function; the environments are those that a run would play in.
+
+    Args:
+        policy: a function, `random` or `MODULE:FUNCTION`.
+        env: the environment, or its id.
+        env_options: options of an environment that is given by its id.
+        episodes: how many.
+        seed: seed of the environments and of the policy's keys.
+        imports: modules to import first, because they register the environment.
+
+    Raises:
+        UsageError: there is no environment, or no such function.
+    """
+    if env is None:
+        raise UsageError(
+            f"{shown_rule(policy)} plays in an environment, and none is named. hint: --env ID on the command "
+            "line, env= in Python."
+        )
+    import_modules(imports)
+    env = as_environment(env, env_options)
+    graph = graph_of_rule(find_rule(policy, env), env)
+    return evaluator_on(graph, (), None, episodes=episodes, seed=seed)(())
 
 
 def evaluate_run(

@@ -1,0 +1,146 @@
+"""Policies that are functions, not runs: heuristics to compare a trained policy with, and random play."""
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, PyTree
+
+from rollmill.algorithms import EnvironmentFunctions, environment_functions
+from rollmill.algorithms.fragments import host_functions
+from rollmill.core.errors import ContractError, UsageError
+from rollmill.core.imports import ImportRefused, import_named
+from rollmill.core.own_line import blaming, failed_import
+from rollmill.core.spaces import struct
+from rollmill.core.types import Action, Environment, HostEnvironment, Key, Memory, Observation
+from rollmill.dataflow import ActionMask, Decision, Graph, Loops
+from rollmill.envs import random_action
+
+Rule: TypeAlias = Callable[[Key, Observation, ActionMask], Action]
+"""`(key, observation, legal actions) -> action` of ONE environment, a JAX function. The legal actions are `()`
+where all are legal."""
+
+RANDOM = "random"
+_FUNCTION = re.compile(r"[^\W\d][\w.]*:[^\W\d]\w*")
+
+
+def names_rule(policy: str | Path) -> bool:
+    """True for `random` and `MODULE:FUNCTION`, unless there is a file or directory of that name."""
+    text = str(policy)
+    return (text == RANDOM or _FUNCTION.fullmatch(text) is not None) and not Path(policy).exists()
+
+
+def shown_rule(policy: str | Path | Rule) -> str:
+    """The policy's name in messages."""
+    return getattr(policy, "__name__", str(policy))
+
+
+def refuse_for_rule(policy: str | Path | Rule, names: Sequence[str]) -> None:
+    """Refuses arguments that are about runs.
+
+    Args:
+        policy: a function, or the name of one.
+        names: arguments that were given, as the user writes them.
+
+    Raises:
+        UsageError: there is one.
+    """
+    for name in names:
+        raise UsageError(
+            f"{name} is about the policy of a run, and {shown_rule(policy)} is none. hint: leave it out."
+        )
+
+
+def find_rule(policy: str | Path | Rule, env: Environment | HostEnvironment) -> Rule:
+    """The function itself, or the one of a name.
+
+    Args:
+        policy: a function, `random` or `MODULE:FUNCTION`.
+        env: the environment, whose legal actions `random` draws from.
+
+    Raises:
+        UsageError: the module cannot be imported, or has no such function.
+    """
+    if callable(policy):
+        return policy
+    if str(policy) == RANDOM:
+        return lambda key, observation, mask: random_action(key, env, mask)
+    module, _, name = str(policy).partition(":")
+    try:
+        found = getattr(import_named(module), name, None)
+    except ImportRefused:
+        raise
+    except Exception as error:  # whatever the user's module does
+        raise UsageError(failed_import(module, error)) from error
+    if not callable(found):
+        raise UsageError(f"{module} has no function {name!r}.")
+    return found
+
+
+def graph_of_rule(rule: Rule, env: Environment | HostEnvironment) -> Graph:
+    """A graph that plays an environment by a function, and cannot learn."""
+    functions = _functions(env)
+
+    def decide(
+        weights: PyTree, key: Key, memory: Memory, observation: Observation, action_mask: ActionMask
+    ) -> Decision:
+        with blaming("the policy"):
+            action = rule(key, observation, action_mask)
+        return Decision(_fitted(action, env), memory, ())
+
+    return Graph(
+        settings={"environment": env.name},
+        observation_space=env.observation_space,
+        action_space=env.action_space,
+        loops=Loops(1, num_envs=1, num_steps=1, epochs=1, num_minibatches=1, num_shards=1, cut="samples"),
+        environment=functions.step,
+        policy=decide,
+        gradients=_cannot_learn,
+        update=_cannot_learn,
+        start_environment=functions.start,
+        start_memory=lambda: (),
+        start_learner=lambda key: (),
+        action_mask=functions.action_mask,
+        weights=lambda learner: (),
+        prepare=_cannot_learn,
+        condition=_cannot_learn,
+        greedy=decide,
+        host=env.start if isinstance(env, HostEnvironment) else None,
+    )
+
+
+def _functions(env: Environment | HostEnvironment) -> EnvironmentFunctions:
+    return host_functions(env) if isinstance(env, HostEnvironment) else environment_functions(env, num_envs=1)
+
+
+def _cannot_learn(*arguments: Any, **named: Any) -> Any:
+    raise UsageError("this policy is a function, which does not learn.")
+
+
+def _fitted(action: Any, env: Environment | HostEnvironment) -> Action:
+    """The action with the types of the action space.
+
+    Raises:
+        ContractError: it has another structure, other shapes, or numbers of another kind.
+    """
+    expected = struct(env.action_space)
+    found = jax.tree.map(jnp.asarray, action)
+    if jax.tree.structure(found) != jax.tree.structure(expected) or not all(
+        jax.tree.leaves(jax.tree.map(_fits, found, expected))
+    ):
+        raise ContractError(
+            f"the policy returned {_told(found)}, and actions of {env.name} are {_told(expected)}."
+        )
+    return jax.tree.map(lambda leaf, kind: leaf.astype(kind.dtype), found, expected)
+
+
+def _fits(found: Array, expected: jax.ShapeDtypeStruct) -> bool:
+    same_kind = jnp.issubdtype(found.dtype, jnp.inexact) <= jnp.issubdtype(expected.dtype, jnp.inexact)
+    return found.shape == expected.shape and same_kind
+
+
+def _told(tree: PyTree) -> str:
+    return str(jax.tree.map(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}", tree)).replace("'", "")
