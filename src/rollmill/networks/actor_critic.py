@@ -18,13 +18,15 @@ from rollmill.networks.base import Distribution, Output
 from rollmill.networks.heads import ActionHead, action_head
 from rollmill.networks.layers import GRUCell, Linear, LSTMCell, gru_cell, linear, lstm_cell
 from rollmill.networks.observations import leaves
-from rollmill.networks.registry import find_network
+from rollmill.networks.registry import find_network, is_torso
 from rollmill.networks.torsos import (
     FeedForwardTorso,
+    OwnTorso,
     Torso,
     feed_forward_torso,
     impala_cnn,
     mlp,
+    own_torso,
     recurrent_torso,
     residual_mlp,
     resnet,
@@ -35,6 +37,11 @@ LAYOUTS = ("auto", "channels_first", "channels_last")
 TORSOS = ("auto", "mlp", "cnn", "gru", "lstm", "resnet", "impala")
 CELLS: Mapping[str, Callable[[Key, int, int], GRUCell | LSTMCell]] = {"gru": gru_cell, "lstm": lstm_cell}
 """Torsos that remember, by their recurrent unit."""
+AFTER_TORSO = (
+    *("hidden_sizes", "layer_norm", "residual", "activation", "shared_torso", "recurrent_size"),
+    *("state_dependent_std", "squash_actions", "initial_log_std"),
+)
+"""Settings that apply after a torso of the user's, too."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +98,8 @@ class NetworkConfig:
     """Initial log standard deviation of a continuous policy."""
 
     name: str | None = None
-    """Name of a registered network (`rollmill.register_network`), used instead of the settings above."""
+    """Name of a registered network (`rollmill.register_network`), used instead of the settings above; of a torso,
+    which comes before the layers of `hidden_sizes`."""
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -187,7 +195,7 @@ def actor_critic(
         UsageError: the settings or the spaces do not allow such a network.
     """
     check_config(config, observation_space)
-    if config.name is not None:
+    if config.name is not None and not is_torso(config.name):
         more_spaces = () if critic_space is None else (critic_space,)
         return find_network(config.name)(key, observation_space, action_space, *more_spaces)
     torso_key, critic_torso_key, actor_key, critic_key = jax.random.split(key, 4)
@@ -211,14 +219,8 @@ def actor_critic(
 
 def check_config(config: NetworkConfig, observation_space: spaces.Space) -> None:
     """Raises a `UsageError` that names the first invalid setting."""
-    defaults = NetworkConfig(name=config.name)
-    if config.name is not None and config != defaults:
-        changed = [
-            f.name for f in dataclasses.fields(config) if getattr(config, f.name) != getattr(defaults, f.name)
-        ]
-        raise UsageError(
-            f"{', '.join(changed)} cannot be given with the network {config.name!r}, which its own function makes."
-        )
+    if config.name is not None:
+        _check_beside_own(config, config.name)
     for name, choices in (("torso", TORSOS), ("image_layout", LAYOUTS), ("activation", ACTIVATIONS)):
         if (value := getattr(config, name)) not in choices:
             raise unknown_name(name, value, choices)
@@ -241,8 +243,53 @@ def check_config(config: NetworkConfig, observation_space: spaces.Space) -> None
         )
 
 
-def configured_torso(key: Key, space: spaces.Space, config: NetworkConfig) -> FeedForwardTorso:
-    """The torso that `config` describes, without a recurrent unit."""
+def _check_beside_own(config: NetworkConfig, name: str) -> None:
+    """Refuses settings of what a registered network makes itself.
+
+    Raises:
+        UsageError: naming them.
+    """
+    defaults = NetworkConfig()
+    changed = [f.name for f in dataclasses.fields(config) if getattr(config, f.name) != getattr(defaults, f.name)]
+    beside = (
+        "name",
+        "image_layout",
+        *(AFTER_TORSO if is_torso(name) else ()),
+    )  # the layout follows from the space
+    refused = [setting for setting in changed if setting not in beside]
+    if "torso" in refused and is_torso(name) and config.torso in CELLS:
+        refused.remove("torso")
+    if refused:
+        raise UsageError(
+            f"{', '.join(refused)} cannot be given with the network {name!r}, which its own function makes."
+        )
+
+
+def configured_torso(
+    key: Key, space: spaces.Space, config: NetworkConfig, *, action_space: spaces.Space | None = None
+) -> FeedForwardTorso | OwnTorso:
+    """The torso that `config` describes, without a recurrent unit.
+
+    Args:
+        key: random key of the weights.
+        space: the observation space.
+        config: the settings.
+        action_space: of an action that the torso reads beside the observation, in a dictionary of both.
+    """
+    make_mlp = residual_mlp if config.residual else partial(mlp, normalised=config.layer_norm)
+    if config.name is not None:
+        return own_torso(
+            key,
+            config.name,
+            find_network(config.name),
+            space,
+            action_space=action_space,
+            hidden_sizes=config.hidden_sizes,
+            activation=ACTIVATIONS[config.activation],
+            make_mlp=make_mlp,
+        )
+    if action_space is not None:
+        space = spaces.Dict({"action": action_space, "observation": space})
     image_networks = {
         "resnet": partial(resnet, channels=config.channels, num_blocks=config.num_blocks),
         "impala": partial(impala_cnn, stages=config.stages),
@@ -256,7 +303,7 @@ def configured_torso(key: Key, space: spaces.Space, config: NetworkConfig) -> Fe
         convolve=config.torso != "mlp",
         image_layout=config.image_layout,
         make_cnn=image_networks.get(config.torso),
-        make_mlp=residual_mlp if config.residual else partial(mlp, normalised=config.layer_norm),
+        make_mlp=make_mlp,
     )
 
 

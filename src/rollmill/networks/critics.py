@@ -19,7 +19,8 @@ from rollmill.networks.actor_critic import CELLS, NetworkConfig, check_config, c
 from rollmill.networks.base import Distribution
 from rollmill.networks.heads import ActionHead, action_head, finite_bounds
 from rollmill.networks.layers import Linear, linear
-from rollmill.networks.torsos import FeedForwardTorso
+from rollmill.networks.registry import is_torso
+from rollmill.networks.torsos import FeedForwardTorso, OwnTorso
 
 Critic: TypeAlias = Any
 """A module `(observation) -> values of all actions [n]`, or `(observation, action) -> value []`."""
@@ -28,7 +29,7 @@ Critic: TypeAlias = Any
 class ActionValues(eqx.Module):
     """The values of all actions of a `Discrete` space (Mnih et al., 2015)."""
 
-    torso: FeedForwardTorso
+    torso: FeedForwardTorso | OwnTorso
     head: Linear
 
     def __call__(self, observation: Observation) -> Float[Array, " n"]:
@@ -39,7 +40,7 @@ class ActionValues(eqx.Module):
 class DuellingActionValues(eqx.Module):
     """The same as the state's value and the advantages of actions (Wang et al., ICML 2016, equation 9)."""
 
-    torso: FeedForwardTorso
+    torso: FeedForwardTorso | OwnTorso
     value: Linear
     advantage: Linear
 
@@ -53,7 +54,7 @@ class DuellingActionValues(eqx.Module):
 class ActionCritic(eqx.Module):
     """The value of one action, which the torso reads beside the observation."""
 
-    torso: FeedForwardTorso
+    torso: FeedForwardTorso | OwnTorso
     head: Linear
 
     def __call__(self, observation: Observation, action: Action) -> Float[Array, ""]:
@@ -64,7 +65,7 @@ class ActionCritic(eqx.Module):
 class StochasticActor(eqx.Module):
     """A policy without a critic."""
 
-    torso: FeedForwardTorso
+    torso: FeedForwardTorso | OwnTorso
     head: ActionHead
 
     def __call__(self, observation: Observation, action_mask: Any = None) -> Distribution:
@@ -75,7 +76,7 @@ class StochasticActor(eqx.Module):
 class DeterministicActor(eqx.Module):
     """A policy that gives one action, within the bounds of a `Box`."""
 
-    torso: FeedForwardTorso
+    torso: FeedForwardTorso | OwnTorso
     head: Linear
     low: tuple[float, ...] = eqx.field(static=True)
     high: tuple[float, ...] = eqx.field(static=True)
@@ -112,8 +113,7 @@ def action_critic(
 ) -> ActionCritic:
     """Makes the network of the value of one continuous action."""
     torso_key, head_key = jax.random.split(key)
-    both = spaces.Dict({"action": action_space, "observation": observation_space})
-    torso = _torso(torso_key, both, config)
+    torso = _torso(torso_key, observation_space, config, action_space=action_space)
     return ActionCritic(torso, linear(head_key, torso.out_features, 1, gain=1.0))
 
 
@@ -145,16 +145,19 @@ def deterministic_actor(
     return DeterministicActor(torso, head, low, high, action_space.shape)
 
 
-def _torso(key: Key, space: spaces.Space, config: NetworkConfig) -> FeedForwardTorso:
+def _torso(
+    key: Key, space: spaces.Space, config: NetworkConfig, *, action_space: spaces.Space | None = None
+) -> FeedForwardTorso | OwnTorso:
     if config.torso in CELLS:
         raise UsageError(
             f"torso={config.torso!r} needs whole sequences; algorithms with a replay memory learn from single "
             "steps."
         )
-    if config.name is not None:
+    if config.name is not None and not is_torso(config.name):
         raise UsageError(
             f"network={config.name!r} is registered as an actor-critic; algorithms with a replay memory make "
-            "their own networks from NetworkConfig(hidden_sizes, activation, torso, convolutions)."
+            "their own networks from NetworkConfig(hidden_sizes, activation, torso, convolutions). hint: register "
+            "a torso, which serves every algorithm: rollmill.register_network(name, factory, torso=True)."
         )
     check_config(config, space)
-    return configured_torso(key, space, config)
+    return configured_torso(key, space, config, action_space=action_space)

@@ -19,20 +19,27 @@ from rollmill.core.plugins import (
 
 NetworkFactory: TypeAlias = Callable[..., Any]
 """`(key, observation space, action space) -> ActorCritic`; for multi-agent algorithms
-`(key, observation space, action space, critic space) -> AgentNetwork`."""
+`(key, observation space, action space, critic space) -> AgentNetwork`; of a torso `(key, observation space) ->
+module`, which maps one observation to a vector of features."""
 
 _factories: dict[str, NetworkFactory] = {}
+_torsos: set[str] = set()
 _origins: dict[str, tuple[str, ...]] = {}
 """Modules whose import registered a name."""
 
 
-def register_network(name: str, factory: NetworkFactory, *, overwrite: bool = False) -> None:
+def register_network(name: str, factory: NetworkFactory, *, torso: bool = False, overwrite: bool = False) -> None:
     """Registers a network under a name, for `NetworkConfig(name="my-net")` and `--network my-net`.
+
+    A whole network is an actor-critic. A torso serves every algorithm: it comes before the layers of
+    `hidden_sizes` in actors, and in critics of states and of actions.
 
     Args:
         name: name of the network, such as `my-net`: one word without a colon.
         factory: function that makes the network, as for the argument `network=` of algorithms; the first line of
             its docstring is its description.
+        torso: whether it makes a torso, `(key, observation space) -> module`; the module maps one observation to a
+            vector of features.
         overwrite: replace a factory of the same name.
 
     Raises:
@@ -41,6 +48,7 @@ def register_network(name: str, factory: NetworkFactory, *, overwrite: bool = Fa
     check_registration("network", name, _factories, overwrite=overwrite)
     check_function("network", name, factory)
     _factories[name], _origins[name] = factory, modules_being_imported()
+    (_torsos.add if torso else _torsos.discard)(name)
 
 
 def find_network(name: str) -> NetworkFactory:
@@ -54,6 +62,11 @@ def find_network(name: str) -> NetworkFactory:
         hint = "hint: rollmill.register_network registers networks; --import MODULE imports the module that does."
         raise unknown_name("network", name, known or ["none"], hint=hint)
     return _factories[name]
+
+
+def is_torso(name: str) -> bool:
+    """True if the name is registered as a torso."""
+    return name in _torsos
 
 
 def is_network(name: str) -> bool:

@@ -5,7 +5,7 @@ A torso maps `(observation, memory)` to `(features, memory)`; one without memory
 
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import equinox as eqx
 import jax
@@ -13,7 +13,9 @@ import jax.numpy as jnp
 from gymnasium import spaces
 from jaxtyping import Array, Float
 
-from rollmill.core.errors import UsageError
+from rollmill.core.errors import ContractError, UsageError
+from rollmill.core.own_line import blaming
+from rollmill.core.spaces import struct
 from rollmill.core.types import Key, Memory, Observation
 from rollmill.networks.layers import (
     Convolution,
@@ -202,10 +204,31 @@ class FeedForwardTorso(eqx.Module):
         return self.mlp(jnp.concatenate([*from_images, join(self.vectors, observation)])), memory
 
 
+class OwnTorso(eqx.Module):
+    """A module of the user's, from an observation to a vector of features, then an `MLP`."""
+
+    own: Any
+    mlp: MLP | ResidualMLP
+    action: tuple[ObservationLeaf, ...] = eqx.field(static=True)
+    """Leaves of an action that the `MLP` reads beside the features; then inputs are dictionaries of both."""
+    out_features: int = eqx.field(static=True)
+
+    def initial_memory(self) -> Memory:
+        """`()`: no memory."""
+        return ()
+
+    def __call__(self, observation: Observation, memory: Memory) -> tuple[Float[Array, " features"], Memory]:
+        """The features of one observation, or of an observation and an action; `memory` passes through."""
+        if not self.action:
+            return self.mlp(self.own(observation)), memory
+        features = self.own(observation["observation"])
+        return self.mlp(jnp.concatenate([features, join(self.action, observation["action"])])), memory
+
+
 class RecurrentTorso(eqx.Module):
     """An encoder followed by a recurrent unit, whose output are the features and whose state is the memory."""
 
-    encoder: FeedForwardTorso
+    encoder: FeedForwardTorso | OwnTorso
     cell: GRUCell | LSTMCell
     out_features: int = eqx.field(static=True)
 
@@ -377,9 +400,47 @@ def feed_forward_torso(
     )
 
 
+def own_torso(
+    key: Key,
+    name: str,
+    factory: Callable[[Key, spaces.Space], Any],
+    space: spaces.Space,
+    *,
+    action_space: spaces.Space | None = None,
+    hidden_sizes: tuple[int, ...],
+    activation: Activation,
+    make_mlp: Callable[..., MLP | ResidualMLP] = mlp,
+) -> OwnTorso:
+    """A torso of the user's, and the layers after it.
+
+    Args:
+        key: random key of the weights.
+        name: name of the torso, for messages.
+        factory: makes it from a key and the observation space.
+        space: the observation space.
+        action_space: of an action that the layers read beside the features.
+        hidden_sizes: widths of the layers.
+        activation: of the layers.
+        make_mlp: makes them, with the arguments of `mlp`.
+
+    Raises:
+        ContractError: the torso raises, or does not return a vector of floats.
+    """
+    own_key, mlp_key = jax.random.split(key)
+    with blaming(f"the torso {name}"):
+        own = factory(own_key, space)
+        features = eqx.filter_eval_shape(own, struct(space))
+    if not isinstance(features, jax.ShapeDtypeStruct) or (len(features.shape), features.dtype) != (1, jnp.float32):
+        raise ContractError(f"the torso {name} returned {features}, expected a vector of float32.")
+    action = () if action_space is None else tuple(leaves(action_space))
+    in_features = features.shape[0] + sum(leaf.size for leaf in action)
+    layers = make_mlp(mlp_key, in_features, hidden_sizes, activation=activation)
+    return OwnTorso(own, layers, action, (in_features, *hidden_sizes)[-1])
+
+
 def recurrent_torso(
     key: Key,
-    encoder: FeedForwardTorso,
+    encoder: FeedForwardTorso | OwnTorso,
     *,
     size: int,
     make_cell: Callable[[Key, int, int], GRUCell | LSTMCell],
