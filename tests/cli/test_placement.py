@@ -99,7 +99,7 @@ def test_devices_belong_to_one_program(refused):
         ({"version": 7}, "the plan is of version 7; this Rollmill reads 1 and 2."),
         ({"groups": []}, "mine: a partition needs at least one group."),
         ({"place": "clouds"}, "unknown place 'clouds'."),
-        ({"grups": []}, "the plan: grups is unknown; did you mean groups?"),
+        ({"grups": []}, "the plan: grups is unknown. Did you mean groups?"),
     ],
 )
 def test_a_plan_that_is_wrong(refused, tmp_path, change, message):

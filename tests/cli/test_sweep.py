@@ -69,7 +69,7 @@ def trial_process(run: Path) -> int | None:
         ([*SHORT, "--over", "seed=0..1", "--metric", "speed"], "unknown --metric 'speed'"),
         (["pppo", "CartPole-v1", "--over", "seed=0..1"], "unknown algorithm 'pppo'"),
         (["--resume", "/nonexistent"], "holds no sweep"),
-        ([*SHORT, "--over", "anneal-lr=yes,no"], "--anneal-lr yes has to be true or false"),
+        ([*SHORT, "--over", "anneal-lr=yes,no"], "--anneal-lr yes must be true or false"),
         ([*SHORT, "--over", "seed=0..1", "--trials", "3"], "--trials is for samplers"),
         ([*SHORT, "--over", "seed=0..1", "--trials", "0"], "--trials 0 has to be at least 1"),
         ([*SHORT, "--over", "seed=0..1", "--sampler", "random"], "--sampler random needs the number of trials"),

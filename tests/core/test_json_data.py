@@ -2,13 +2,15 @@
 
 import json
 import math
+import re
 from dataclasses import dataclass, field
 from typing import Literal
 
 import pytest
 
 from rollmill.core.errors import DataError, UsageError
-from rollmill.core.json_data import parse_json, parse_object, read_as
+from rollmill.core.json_data import parse_json, parse_object
+from rollmill.core.schema import read_as
 
 
 @dataclass(frozen=True)
@@ -69,35 +71,36 @@ def test_a_document_is_read_as_python_reads_it():
     assert parse_json(b"[" * 33 + b"]" * 33, where="x")
 
 
-@pytest.mark.parametrize(("document", "kind"), [("[1]", "a list"), ("1", "an integer"), ("null", "null")])
-def test_an_object_is_asked_for(document, kind):
-    with pytest.raises(ZeroDivisionError, match=f"^x cannot be read: it holds {kind} instead of a JSON object.$"):
+@pytest.mark.parametrize("document", ["[1]", "1", "null"])
+def test_an_object_is_asked_for(document):
+    held = re.escape(document)
+    with pytest.raises(ZeroDivisionError, match=f"^x cannot be read: it holds {held} instead of a JSON object.$"):
         parse_object(document, where="x", error=ZeroDivisionError)
 
 
 REFUSED_VALUES = [
-    ({"count": "8"}, 'c.count is "8", and has to be an integer'),
-    ({"count": 8.0}, "c.count is 8.0, and has to be an integer"),
-    ({"count": None}, "c.count is null, and has to be an integer"),
-    ({"count": [8]}, "c.count is [8], and has to be an integer"),
-    ({"count": True}, "c.count is true, and has to be an integer"),
-    ({"rate": "x"}, 'c.rate is "x", and has to be a number'),
-    ({"rate": "nan"}, 'c.rate is "nan", and has to be a number'),
-    ({"limit": "x"}, 'c.limit is "x", and has to be a number or null'),
-    ({"anneal": "no"}, 'c.anneal is "no", and has to be true or false'),
-    ({"anneal": 0}, "c.anneal is 0, and has to be true or false"),
-    ({"kind": "cnn"}, "c.kind is \"cnn\", and has to be 'mlp' or 'gru' or null"),
-    ({"layers": 3}, "c.layers is 3, and has to be an object"),
-    ({"layers": {"sizes": [1, "a"]}}, 'c.layers.sizes[1] is "a", and has to be an integer'),
-    ({"layers": {"kernels": [[1, 2]]}}, "c.layers.kernels[0] is [1, 2], and has to be a list of length 3"),
-    ({"layers": {"size": []}}, "c.layers.size is unknown; did you mean sizes?"),
-    ({"parts": {"a": {}, "b": {"sizes": 3}}}, "c.parts.b.sizes is 3, and has to be a list"),
-    ({"parts": {"a": {"x": 1}}}, "c.parts.a.x is unknown; known here: sizes, kernels"),
+    ({"count": "8"}, 'c.count="8" must be an integer'),
+    ({"count": 8.0}, "c.count=8.0 must be an integer"),
+    ({"count": None}, "c.count=null must be an integer"),
+    ({"count": [8]}, "c.count=[8] must be an integer"),
+    ({"count": True}, "c.count=true must be an integer"),
+    ({"rate": "x"}, 'c.rate="x" must be a number'),
+    ({"rate": "nan"}, 'c.rate="nan" must be a number'),
+    ({"limit": "x"}, 'c.limit="x" must be a number or null'),
+    ({"anneal": "no"}, 'c.anneal="no" must be true or false'),
+    ({"anneal": 0}, "c.anneal=0 must be true or false"),
+    ({"kind": "cnn"}, "c.kind=\"cnn\" must be 'mlp' or 'gru' or null"),
+    ({"layers": 3}, "c.layers=3 must be an object"),
+    ({"layers": {"sizes": [1, "a"]}}, 'c.layers.sizes[1]="a" must be an integer'),
+    ({"layers": {"kernels": [[1, 2]]}}, "c.layers.kernels[0]=[1, 2] must be a list of length 3"),
+    ({"layers": {"size": []}}, "c.layers.size is unknown. Did you mean sizes?"),
+    ({"parts": {"a": {}, "b": {"sizes": 3}}}, "c.parts.b.sizes=3 must be a list"),
+    ({"parts": {"a": {"x": 1}}}, "c.parts.a.x is unknown. Known: kernels, sizes"),
     ({"\x1b[31m\n": 1}, 'c."\\u001b[31m\\n" is unknown'),
-    ({"name": ["\x1b[31m"]}, 'c.name is ["\\u001b[31m"], and has to be text'),
-    ({"other": 1}, "c.other is unknown; known here: name, count"),
-    ({"name": None}, "c.name is null, and has to be text"),
-    ({"name": 3 * ["x" * 50]}, "and has to be text"),
+    ({"name": ["\x1b[31m"]}, 'c.name=["\\u001b[31m"] must be a string'),
+    ({"other": 1}, "c.other is unknown. Known: anneal, count"),
+    ({"name": None}, "c.name=null must be a string"),
+    ({"name": 3 * ["x" * 50]}, "must be a string"),
 ]
 
 
@@ -113,7 +116,7 @@ def test_a_value_of_another_type_is_named(values, reason):
 def test_a_missing_field_and_another_kind_of_document_are_named():
     with pytest.raises(DataError, match="^f.json: c.name is missing.$"):
         read_as(Settings, {}, where="f.json", field="c")
-    with pytest.raises(DataError, match=r"^f.json: the document is \[\], and has to be an object.$"):
+    with pytest.raises(DataError, match=r"^f.json: \[\] must be an object.$"):
         read_as(Settings, [], where="f.json")
 
 

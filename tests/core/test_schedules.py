@@ -39,9 +39,7 @@ def test_other_texts_are_named_with_the_forms(text):
 
 @pytest.mark.parametrize("text", ["x", "nan", "linear:1"])
 def test_a_saved_text_that_is_no_schedule_is_named_with_its_file(text):
-    message = (
-        f'^config.json: graph.config.learning_rate is "{text}", and has to be a number or a schedule: constant'
-    )
+    message = f'^config.json: graph.config.learning_rate="{text}" must be a number or a schedule: constant'
     with pytest.raises(CheckpointError, match=message):
         config_from_json(PPOConfig, {"learning_rate": text}, where="config.json", field="graph.config")
 
@@ -52,6 +50,6 @@ def test_saved_numbers_and_schedules_are_read(rate):
 
 
 def test_a_saved_number_out_of_bounds_is_named_with_its_file():
-    message = r"^config.json: graph.config: gamma=1.5 must lie between 0 and 1\.$"
+    message = r"^config.json: graph.config.gamma=1.5 must lie between 0 and 1\.$"
     with pytest.raises(CheckpointError, match=message):
         config_from_json(PPOConfig, {"gamma": 1.5}, where="config.json", field="graph.config")

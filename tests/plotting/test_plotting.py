@@ -206,10 +206,10 @@ RATES = (("a", 0.99999901), ("b", 0.99999902))
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        (("graph",), "graph is 5, and has to be an object"),
-        (("graph", "config"), "config is 5, and has to be an object"),
-        (("graph", "environment_options"), "environment_options is 5, and has to be an object"),
-        (("options",), "options is 5, and has to be an object"),
+        (("graph",), "graph=5 must be an object"),
+        (("graph", "config"), "config=5 must be an object"),
+        (("graph", "environment_options"), "environment_options=5 must be an object"),
+        (("options",), "options=5 must be an object"),
     ],
 )
 def test_a_part_of_a_configuration_that_is_no_object_is_named(tmp_path, path, message):

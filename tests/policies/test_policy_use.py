@@ -124,7 +124,7 @@ def test_actions_are_drawn_by_key_or_seed(cartpole, pendulum):
         ({}, "give a key or a seed"),
         ({"seed": 1, "key": jax.random.key(0)}, "both key and seed"),
         ({"seed": -1}, "seed=-1 must lie between"),
-        ({"seed": 0.5}, "seed=0.5 must be a whole number"),
+        ({"seed": 0.5}, "seed=0.5 must be an integer"),
     ):
         with pytest.raises(UsageError, match=sentence):
             draw(**wrong)

@@ -240,7 +240,7 @@ def test_a_damaged_line_in_the_middle_is_named_and_left_out(run):
     lines = ['{"iteration": 1, "env_steps": 1}', '{"iteration": "2", "env_steps": 2}', "[" * 10**5]
     lines += ['{"iteration": 99999999999999999999, "env_steps": 3}', '{"iteration": 3, "env_steps": 3}']
     run.metrics_file.write_text("\n".join(lines) + "\n")
-    with pytest.raises(CheckpointError, match='metrics.jsonl: line 2: iteration is "2", and has to be an integer'):
+    with pytest.raises(CheckpointError, match='metrics.jsonl: line 2: iteration="2" must be an integer'):
         read_metrics(run.metrics_file)
     with pytest.warns(MetricsWarning, match='line 2: iteration is "2".* left out. So are 2 more'):
         MetricsLog(run, resume_from=3, tensorboard=False).close()

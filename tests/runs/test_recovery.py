@@ -74,7 +74,7 @@ def test_a_configuration_of_another_version_is_told(tmp_path):
     path = run.directory / "config.json"
     config = json.loads(path.read_text())
     path.write_text(json.dumps(config | {"options": {**config["options"], "warp": 9}}))
-    with pytest.raises(CheckpointError, match="options.warp is unknown; known here"):
+    with pytest.raises(CheckpointError, match="options.warp is unknown. Known: "):
         rollmill.resume(run.directory, quiet=True)
     path.write_text(json.dumps({"graph": {}}))
     with pytest.raises(CheckpointError, match="has no imports, options"):

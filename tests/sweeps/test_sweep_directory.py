@@ -58,7 +58,7 @@ def test_many_trials_fit_into_the_file(tmp_path):
     ("file", "change", "message"),
     [
         ("sweep.json", {"points": [["1e-2"]]}, "sweep.json is damaged"),
-        ("sweep.json", {"points": "all"}, 'points is "all", and has to be a list'),
+        ("sweep.json", {"points": "all"}, 'points="all" must be a list'),
         ("sweep.json", {"request": {"algorithm": "ppo"}}, "request.environment is missing"),
         ("sweep.json", {"options": ["--seed", "3"]}, "was written by Rollmill 0.1"),
         ("sweep.json", {"early_stopping": {"grace_steps": 0}}, "grace_steps=0 has to be at least 1"),

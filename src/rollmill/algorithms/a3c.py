@@ -21,7 +21,8 @@ from rollmill.algorithms.fragments import MakeNetwork
 from rollmill.algorithms.losses import policy_gradient_loss, squared_value_loss
 from rollmill.algorithms.on_policy import TrainingSamples, mean_gradients, prepare
 from rollmill.algorithms.sizes import check_fractions
-from rollmill.core.bounds import Count, Fraction, NonNegative, Positive, Range, Rate, check_bounds
+from rollmill.core.bounds import Count, Fraction, NonNegative, Positive, Range, Rate
+from rollmill.core.schema import check_fields
 from rollmill.core.types import Environment, GymnasiumObject, HostEnvironment, Params
 from rollmill.dataflow import Graph, Metrics
 from rollmill.networks import NetworkConfig, Output
@@ -65,7 +66,7 @@ class A3CConfig:
     """The actor-critic network."""
 
     def __post_init__(self) -> None:
-        check_bounds(self)
+        check_fields(self)
 
 
 def a3c(

@@ -57,9 +57,10 @@ from rollmill.algorithms.search import (
     gumbel_search,
     puct_search,
 )
-from rollmill.core.bounds import Count, Fraction, NonNegative, Positive, Range, Rate, check_bounds
+from rollmill.core.bounds import Count, Fraction, NonNegative, Positive, Range, Rate
 from rollmill.core.errors import UsageError
 from rollmill.core.operations import traced
+from rollmill.core.schema import check_fields
 from rollmill.core.types import (
     Environment,
     GymnasiumObject,
@@ -148,7 +149,7 @@ class AlphaZeroConfig:
     """The actor-critic network, without a memory."""
 
     def __post_init__(self) -> None:
-        check_bounds(self)
+        check_fields(self)
 
 
 class SearchExtras(NamedTuple):

@@ -26,9 +26,9 @@ from rollmill.algorithms.optimisers import (
 )
 from rollmill.algorithms.sizes import check_positive, check_shards, iterations_for
 from rollmill.core.errors import UsageError
-from rollmill.core.fields import check_names, fit, fitted
 from rollmill.core.json_data import is_json
 from rollmill.core.machine import leave_device_memory
+from rollmill.core.schema import check_names, coerce, coerced
 from rollmill.core.types import Environment, GymnasiumObject, HostEnvironment, Params, StartHost
 from rollmill.dataflow import ElementwiseUpdate, Graph, Loops, choose_num_shards
 from rollmill.envs import as_environment, is_on_host
@@ -103,7 +103,7 @@ def configured(
         chosen = replace(chosen, **changes)
     rate: Any = chosen.learning_rate
     schedule = rate if callable(rate) else None
-    chosen = fitted(replace(chosen, learning_rate=_first_rate(schedule)) if schedule else chosen)
+    chosen = coerced(replace(chosen, learning_rate=_first_rate(schedule)) if schedule else chosen)
     return chosen, Choices(chosen, make_network, schedule)
 
 
@@ -116,7 +116,7 @@ def _network_of(network: Any) -> tuple[dict[str, NetworkConfig], Any]:
     if isinstance(network, str):
         network = {"name" if is_network(network) else "torso": network}
     if isinstance(network, Mapping):
-        network = fit("network", NetworkConfig, network)
+        network = coerce("network", NetworkConfig, network)
     if isinstance(network, NetworkConfig):
         return {"network": network}, None
     if network is not None and not callable(network):

@@ -38,7 +38,8 @@ from rollmill.algorithms.off_policy import (
     uniform_replay,
 )
 from rollmill.algorithms.optimisers import descend
-from rollmill.core.bounds import Count, Fraction, Positive, Range, Rate, check_bounds
+from rollmill.core.bounds import Count, Fraction, Positive, Range, Rate
+from rollmill.core.schema import check_fields
 from rollmill.core.types import (
     Action,
     Environment,
@@ -127,7 +128,7 @@ class DQNConfig:
     """The network."""
 
     def __post_init__(self) -> None:
-        check_bounds(self)
+        check_fields(self)
 
 
 class DQNLearner(eqx.Module):

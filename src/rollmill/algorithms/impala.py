@@ -30,8 +30,9 @@ from rollmill.algorithms.on_policy import ActorCriticLearner, beginnings, is_mis
 from rollmill.algorithms.reports import value_moments
 from rollmill.algorithms.returns import Advantages, bootstrap_values, vtrace
 from rollmill.algorithms.sizes import check_fractions
-from rollmill.core.bounds import Count, Fraction, NonNegative, Positive, Range, Rate, check_bounds
+from rollmill.core.bounds import Count, Fraction, NonNegative, Positive, Range, Rate
 from rollmill.core.errors import unknown_name
+from rollmill.core.schema import check_fields
 from rollmill.core.types import Environment, GymnasiumObject, HostEnvironment, Memory, Observation, Params
 from rollmill.dataflow import Batch, Graph, Metrics, Reduce, Trajectory
 from rollmill.networks import NetworkConfig
@@ -87,7 +88,7 @@ class IMPALAConfig:
     """The actor-critic network."""
 
     def __post_init__(self) -> None:
-        check_bounds(self)
+        check_fields(self)
 
 
 class StepValues(NamedTuple):

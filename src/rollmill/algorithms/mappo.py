@@ -42,8 +42,9 @@ from rollmill.algorithms.multi_agent import condition, mean_gradients, prepare, 
 from rollmill.algorithms.ppo import sample_loss
 from rollmill.algorithms.sharing import ParameterSet, parameter_sets
 from rollmill.algorithms.sizes import check_fractions
-from rollmill.core.bounds import Count, Fraction, NonNegative, Positive, Range, Rate, check_bounds
+from rollmill.core.bounds import Count, Fraction, NonNegative, Positive, Range, Rate
 from rollmill.core.errors import unknown_name
+from rollmill.core.schema import check_fields
 from rollmill.core.types import Environment, GymnasiumObject, HostEnvironment, Key, Params
 from rollmill.dataflow import Graph, Loops, Metrics, PolicyOutputs
 from rollmill.envs import as_environment
@@ -103,7 +104,7 @@ class MAPPOConfig:
     """Networks of single parameter sets, in place of `network`; in Python only."""
 
     def __post_init__(self) -> None:
-        check_bounds(self)
+        check_fields(self)
 
 
 def mappo(

@@ -32,8 +32,9 @@ from rollmill.algorithms.on_policy import (
     unconditioned,
 )
 from rollmill.algorithms.sizes import check_fractions
-from rollmill.core.bounds import Count, Fraction, NonNegative, Positive, Range, Rate, check_bounds
+from rollmill.core.bounds import Count, Fraction, NonNegative, Positive, Range, Rate
 from rollmill.core.errors import UsageError
+from rollmill.core.schema import check_fields
 from rollmill.core.types import Environment, GymnasiumObject, HostEnvironment, Params
 from rollmill.dataflow import Graph, Metrics
 from rollmill.networks import NetworkConfig, Output
@@ -85,7 +86,7 @@ class PPOConfig:
     """The actor-critic network."""
 
     def __post_init__(self) -> None:
-        check_bounds(self)
+        check_fields(self)
 
 
 def ppo(

@@ -34,8 +34,9 @@ from rollmill.algorithms.off_policy import (
     start_progress,
 )
 from rollmill.algorithms.optimisers import descend
-from rollmill.core.bounds import Count, Fraction, Positive, Range, Rate, check_bounds
+from rollmill.core.bounds import Count, Fraction, Positive, Range, Rate
 from rollmill.core.errors import UsageError
+from rollmill.core.schema import check_fields
 from rollmill.core.types import Environment, GymnasiumObject, HostEnvironment, Key, Memory, Observation, Params
 from rollmill.dataflow import Decision, Graph, MeanGradients, Metrics, PolicyOutputs, Transitions
 from rollmill.networks import NetworkConfig, action_critic, action_values, stochastic_actor
@@ -92,7 +93,7 @@ class SACConfig:
     """The networks: each of actor and two critics has its own."""
 
     def __post_init__(self) -> None:
-        check_bounds(self)
+        check_fields(self)
 
 
 class SACNetworks(NamedTuple):

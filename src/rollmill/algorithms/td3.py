@@ -35,7 +35,8 @@ from rollmill.algorithms.off_policy import (
     start_progress,
 )
 from rollmill.algorithms.optimisers import descend
-from rollmill.core.bounds import Count, Fraction, NonNegative, Positive, Range, Rate, check_bounds
+from rollmill.core.bounds import Count, Fraction, NonNegative, Positive, Range, Rate
+from rollmill.core.schema import check_fields
 from rollmill.core.types import (
     Action,
     Environment,
@@ -100,7 +101,7 @@ class TD3Config:
     """The networks: each of actor and two critics has its own."""
 
     def __post_init__(self) -> None:
-        check_bounds(self)
+        check_fields(self)
 
 
 class TD3Networks(NamedTuple):

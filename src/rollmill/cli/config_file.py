@@ -192,7 +192,7 @@ def _of_run(config: Mapping[str, Any], *, where: str) -> dict[str, Any]:
     """
     graph, options, default = config["graph"], config["options"], RunOptions()
     if not isinstance(settings := graph.get("config", {}), dict):
-        raise UsageError(f"{where}: graph.config is {short_json(settings)}, and has to be an object.")
+        raise UsageError(f"{where}: graph.config={short_json(settings)} must be an object.")
     return {
         **{name: graph.get(name) for name in POSITIONAL},
         **settings,

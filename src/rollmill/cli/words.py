@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from rollmill.core.errors import UsageError
-from rollmill.core.fields import named_like, note_on
 from rollmill.core.options import Option
+from rollmill.core.setting_names import named_like, note_on
 from rollmill.core.text_values import read_value
 
 

@@ -81,8 +81,18 @@ def first_line(error: BaseException) -> str:
 def unknown_name(
     kind: str, name: str, known: Iterable[str], *, hint: str = "", meant: str | None = None
 ) -> UsageError:
-    """A `UsageError` that suggests `meant`, or else the known names nearest to `name`."""
+    """Returns a `UsageError` that suggests `meant`, or else the known names nearest to `name`."""
+    advice = suggestion(name, known, meant=meant)
+    return UsageError(f"unknown {kind} {name!r}. {advice}{' ' + hint if hint else ''}")
+
+
+def suggestion(name: str, known: Iterable[str], *, meant: str | None = None) -> str:
+    """Returns a sentence that suggests `meant`, or else the known names nearest to `name`, or lists all."""
     names = sorted(known)
-    near = [meant] if meant else difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-    suggestion = f"Did you mean {' or '.join(near)}?" if near else f"Known: {', '.join(names)}."
-    return UsageError(f"unknown {kind} {name!r}. {suggestion}{' ' + hint if hint else ''}")
+    near = [meant] if meant else nearest(name, names)
+    return f"Did you mean {' or '.join(near)}?" if near else f"Known: {', '.join(names)}."
+
+
+def nearest(name: str, known: Iterable[str], *, limit: int = 3, cutoff: float = 0.5) -> list[str]:
+    """Returns up to `limit` known names that resemble `name`, the nearest first."""
+    return difflib.get_close_matches(name, sorted(known), n=limit, cutoff=cutoff)

@@ -10,9 +10,7 @@ from functools import cache
 from itertools import pairwise
 from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from rollmill.core.bounds import Range, bounds_of, check_numbers
-from rollmill.core.fields import fit
-from rollmill.core.json_data import INFINITIES
+from rollmill.core.schema import coerce
 from rollmill.core.text_values import count_of
 
 
@@ -41,13 +39,15 @@ class Option(NamedTuple):
     """Without the dashes in front."""
     path: tuple[str, ...]
     """Names of the fields that lead to its value."""
+    annotation: Any
+    """The field's annotation, with its bounds."""
     hint: Any
+    """The annotation's type alone."""
     default: Any
     """`dataclasses.MISSING` where it has to be given."""
     owner: type
     """The dataclass that has its field."""
     arg: Arg
-    bounds: Range | None
 
     @property
     def help(self) -> str:
@@ -83,22 +83,17 @@ class Option(NamedTuple):
         return get_args(self.hint)[0] if self.arg.repeated else self.hint
 
     def coerce(self, value: Any, *, name: str | None = None) -> Any:
-        """A value from JSON, TOML or Python with the option's type.
+        """Converts a value from JSON, TOML or Python to the option's type.
 
         Args:
-            value: the value; infinities may be text, as JSON has none.
+            value: the value. Infinities may be strings.
             name: the option's name in messages.
 
         Raises:
             UsageError: it is of another type, or out of bounds.
         """
         name = ".".join(self.path) if name is None else name
-        if value in INFINITIES and float in (self.hint, *get_args(self.hint)):
-            value = float(value)
-        coerced = fit(name, self.hint, value)
-        if self.bounds is not None:
-            check_numbers(name, coerced, self.bounds)
-        return coerced
+        return coerce(name, self.annotation, value)
 
     @property
     def shown(self) -> str:
@@ -116,7 +111,7 @@ def options_of(kind: type) -> list[Option]:
 
 
 def _options(kind: type, instance: Any, prefix: str, path: tuple[str, ...]) -> Iterator[Option]:
-    annotated, plain, bounds = get_type_hints(kind, include_extras=True), get_type_hints(kind), bounds_of(kind)
+    annotated, plain = get_type_hints(kind, include_extras=True), get_type_hints(kind)
     for field in dataclasses.fields(kind):
         if not field.init:
             continue
@@ -127,7 +122,7 @@ def _options(kind: type, instance: Any, prefix: str, path: tuple[str, ...]) -> I
         if isinstance(hint, type) and dataclasses.is_dataclass(hint):
             yield from _options(hint, default, f"{prefix}{name}." if name else prefix, inner)
         else:
-            yield Option(prefix + name, inner, hint, default, kind, arg, bounds.get(field.name))
+            yield Option(prefix + name, inner, annotated[field.name], hint, default, kind, arg)
 
 
 def _default(field: dataclasses.Field) -> Any:

@@ -17,8 +17,8 @@ from jaxtyping import Array, Bool, Int, PyTree
 from jaxtyping import Key as KeyArray
 
 from rollmill.core.errors import UsageError
-from rollmill.core.fields import fit
 from rollmill.core.operations import traced
+from rollmill.core.schema import coerce
 from rollmill.core.types import (
     FINAL_MASK,
     Action,
@@ -68,7 +68,7 @@ def time_limit(env: Environment, max_steps: int) -> Environment:
         UsageError: `max_steps` is below 1.
     """
     _check_compiled("time_limit", env, 'rollmill.make("{}", max_episode_steps=N)')
-    max_steps = fit("max_steps", int, max_steps)
+    max_steps = coerce("max_steps", int, max_steps)
     if max_steps < 1:
         raise UsageError(f"time_limit({env.name}, {max_steps}): max_steps must be at least 1.")
 

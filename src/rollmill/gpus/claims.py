@@ -17,7 +17,8 @@ from pathlib import Path
 
 from rollmill.core.errors import DataError, DeviceMemoryError
 from rollmill.core.folder import Folder, ForeignFileError
-from rollmill.core.json_data import parse_object, read_as
+from rollmill.core.json_data import parse_object
+from rollmill.core.schema import read_as
 from rollmill.core.text import in_bytes
 from rollmill.gpus.memory import HINT, MAX_NAMED, GpuMemory, ask_gpu_memory, process_name
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from rollmill.core.errors import StorageError, UsageError
-from rollmill.core.fields import fit
 from rollmill.core.folder import Folder
+from rollmill.core.schema import coerce
 from rollmill.hooks.events import (
     Hook,
     MetricsLogged,
@@ -37,7 +37,7 @@ def csv_log(path: str | Path | None = None) -> Hook:
         StorageError: the file cannot be written.
         CheckpointError: the file is a link, or no regular file.
     """
-    chosen = None if path is None else fit("path", Path, path)
+    chosen = None if path is None else coerce("path", Path, path)
     table: list[_CsvTable] = []
 
     def hook(event: TrainingEvent) -> None:

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from rollmill.core.errors import UsageError
-from rollmill.core.fields import fit
+from rollmill.core.schema import coerce
 from rollmill.hooks.events import Hook, HookRequest, MetricsLogged, PolicyEvaluated, Stop, TrainingEvent
 from rollmill.hooks.naming import named
 
@@ -27,7 +27,7 @@ def stop_at_return(value: int | float, *, episodes: int = WINDOW, evaluated: boo
     Raises:
         UsageError: `value` is not finite, or `episodes` out of bounds.
     """
-    value, episodes = _finite("value", value), fit("episodes", int, episodes)
+    value, episodes = _finite("value", value), coerce("episodes", int, episodes)
     if not 1 <= episodes <= WINDOW:
         raise UsageError(f"episodes={episodes} must lie between 1 and {WINDOW}.")
     return named("stop_at_return", partial(_stop_at_return, value, episodes, evaluated))
@@ -70,8 +70,8 @@ def early_stopping(
     Raises:
         UsageError: `patience` is not positive, or `min_change` negative or not finite.
     """
-    patience, min_change = fit("patience", int, patience), _finite("min_change", min_change)
-    metric = fit("metric", str, metric)
+    patience, min_change = coerce("patience", int, patience), _finite("min_change", min_change)
+    metric = coerce("metric", str, metric)
     if patience < 1:
         raise UsageError(f"patience={patience} must be at least 1.")
     if min_change < 0:
@@ -97,7 +97,7 @@ def early_stopping(
 
 
 def _finite(name: str, value: Any) -> float:
-    number = fit(name, float, value)
+    number = coerce(name, float, value)
     if not math.isfinite(number):
         raise UsageError(f"{name}={number} must be finite.")
     return number

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 from gymnasium import spaces
 from jaxtyping import Array, Bool, Float
 
-from rollmill.core.bounds import Count, Range, check_bounds
+from rollmill.core.bounds import Count, Range
 from rollmill.core.errors import UsageError, unknown_name
+from rollmill.core.schema import check_fields
 from rollmill.core.types import Key, Memory, Observation
 from rollmill.networks.base import Distribution, Output
 from rollmill.networks.heads import ActionHead, action_head
@@ -102,7 +103,7 @@ class NetworkConfig:
     which comes before the layers of `hidden_sizes`."""
 
     def __post_init__(self) -> None:
-        check_bounds(self)
+        check_fields(self)
 
 
 class SharedActorCritic(eqx.Module):

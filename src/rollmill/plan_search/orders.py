@@ -10,7 +10,8 @@ from typing import Any
 
 from rollmill.core.children import start_python
 from rollmill.core.errors import UsageError
-from rollmill.core.json_data import parse_json, read_as, writable
+from rollmill.core.json_data import parse_json, writable
+from rollmill.core.schema import read_as
 from rollmill.plan_search.finding import DEFAULT_BUDGET
 from rollmill.plan_search.search.machine import Objective
 from rollmill.record.json_files import plain

@@ -7,11 +7,12 @@ threads, processes or Ray workers, and `plan` is a file with both, in place of t
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
-from rollmill.core.bounds import Count, Range, check_bounds, check_numbers
+from rollmill.core.bounds import Count, Range
 from rollmill.core.errors import UsageError
 from rollmill.core.machine import GpuSharing
+from rollmill.core.schema import check_fields, coerce
 from rollmill.planning.plan import AllReduceOption, Place
 
 DEFAULT_COUNTS: Mapping[str, Any] = {"workers": 2, "actors": 2, "learners": 1, "asynchronous": False}
@@ -19,23 +20,27 @@ DEFAULT_COUNTS: Mapping[str, Any] = {"workers": 2, "actors": 2, "learners": 1, "
 
 COUNTS = tuple(DEFAULT_COUNTS)
 
+MAX_REPLICAS = 2**14
+"""Beyond what any machine has: a larger number is a slip, or an attempt to use up memory."""
+Replicas: TypeAlias = Annotated[Count, Range(high=MAX_REPLICAS)]
+
 
 @dataclass(frozen=True)
 class PlacementOptions:
     """Where a training runs."""
 
-    devices: Annotated[int, Range(0, finite=False)] = 1
+    devices: Annotated[int, Range(0, finite=False), Range(high=MAX_REPLICAS)] = 1
     """Devices that share the environments; 0 takes all there are."""
     distribution: str = "gpu-only"
     """Distribution policy: which fragments of the algorithm are placed together; `rollmill plan` lists them."""
     place: Place | None = None
     """Where the groups run: in one program, threads of this process, processes of this host, a mesh over several
     processes, or on a Ray cluster; one program where it can be, and processes otherwise, if left out."""
-    workers: Count | None = None
+    workers: Replicas | None = None
     """Replicas of groups that hold the environment alone; 2 if left out."""
-    actors: Count | None = None
+    actors: Replicas | None = None
     """Replicas of groups that hold the policy, but not the update; 2 if left out."""
-    learners: Count | None = None
+    learners: Replicas | None = None
     """Replicas of groups that hold gradients and update together; 1 if left out."""
     asynchronous: bool = False
     """Let actors go on with the newest weights there are, instead of waiting for those of their iteration."""
@@ -55,7 +60,7 @@ class PlacementOptions:
     """This machine's address as workers on other hosts reach it; found out if left out."""
 
     def __post_init__(self) -> None:
-        check_bounds(self)
+        check_fields(self)
 
 
 PLACEMENT = tuple(field.name for field in fields(PlacementOptions))
@@ -88,7 +93,7 @@ class Counts:
         self.used: set[str] = set()
         """Names of the counts that were read; the others have no effect."""
         for name, number in self._numbers.items():
-            check_numbers(name, number, Range(1, finite=False))
+            coerce(name, Replicas, number)
 
     @property
     def workers(self) -> int:

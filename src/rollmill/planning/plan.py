@@ -5,10 +5,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast, get_args
 
-from rollmill.core.bounds import Count, Range, check_bounds
+from rollmill.core.bounds import Count, Range
 from rollmill.core.errors import UsageError, unknown_name
 from rollmill.core.folder import opened_named, replacing_named
-from rollmill.core.json_data import parse_json, read_as
+from rollmill.core.json_data import parse_json
+from rollmill.core.schema import check_fields, read_as
 from rollmill.dataflow import Group, Loops, Partition, check_partition
 
 Place = Literal["program", "threads", "processes", "mesh", "ray"]
@@ -47,7 +48,7 @@ class PlanSettings:
     """The number of environments that it was chosen for."""
 
     def __post_init__(self) -> None:
-        check_bounds(self)
+        check_fields(self)
 
 
 @dataclass(frozen=True)

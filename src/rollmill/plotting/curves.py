@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rollmill.core.errors import CheckpointError, DataError, StorageError, UsageError
-from rollmill.core.fields import fit
 from rollmill.core.folder import replacing_named
 from rollmill.core.new_files import ALSO_IN_PYTHON, check_new_file
+from rollmill.core.schema import coerce
 from rollmill.pictures import require_matplotlib
 from rollmill.plotting.groups import AXES, Curves, SeedCurve, grouped, object_in, settings_of
 from rollmill.plotting.html import curves_page
@@ -52,7 +52,7 @@ def plot(
         StorageError: the file cannot be written.
     """
     axes = axes_of(x)
-    file = None if output is None else fit("output", Path, output)
+    file = None if output is None else coerce("output", Path, output)
     opened = _opened(runs)  # what is no run is told before what is wrong with the output
     if file is not None:
         check_output(file, force=force)
@@ -88,7 +88,7 @@ class _Opened(NamedTuple):
 
 
 def _read_curves(opened: _Opened, *, metric: str, smoothing: float) -> Curves:
-    smoothing = fit("smoothing", float, smoothing)
+    smoothing = coerce("smoothing", float, smoothing)
     if not 0 <= smoothing < 1:
         raise UsageError(f"smoothing={smoothing} has to be from 0, which changes nothing, to below 1; try 0.6.")
     curves: list[SeedCurve] = []
@@ -110,7 +110,7 @@ def _opened(runs: Sequence[str | Path]) -> _Opened:
         raise UsageError("name at least one directory of a run or of a sweep.")
     found: dict[str, tuple[RunDirectory, bool]] = {}
     waiting: list[str] = []
-    for root in (fit("run", Path, run) for run in runs):
+    for root in (coerce("run", Path, run) for run in runs):
         if not (root / SWEEP).is_file():
             found.setdefault(os.path.realpath(root), (RunDirectory.open(root), False))
             continue

@@ -99,7 +99,7 @@ def object_in(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise DataError(f"config.json: {name} is {short_json(value)}, and has to be an object.")
+        raise DataError(f"config.json: {name}={short_json(value)} must be an object.")
     return value
 
 

@@ -9,7 +9,7 @@ from jaxtyping import PyTree
 
 from rollmill.algorithms import environment_functions
 from rollmill.core.errors import CheckpointError, UsageError
-from rollmill.core.fields import fit
+from rollmill.core.schema import coerce
 from rollmill.core.spaces import struct
 from rollmill.core.types import NO_OPTIONS, Environment, GymnasiumObject, HostEnvironment, Options
 from rollmill.dataflow import Graph, State, Weights
@@ -124,7 +124,7 @@ def restore_run(
     Raises:
         CheckpointError: if the directory is no run, or has no whole checkpoint.
     """
-    run = RunDirectory.open(fit("run_dir", Path, run_dir))
+    run = RunDirectory.open(coerce("run_dir", Path, run_dir))
     graph, options = reopen(run, algorithm=algorithm, imports=imports, trust=trust)
     with Checkpoints(run.checkpoints, read_only=True) as checkpoints:
         chosen = _iteration(run, checkpoints, checkpoint)

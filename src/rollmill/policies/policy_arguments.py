@@ -15,7 +15,7 @@ from jaxtyping import Array, PyTree
 
 from rollmill.algorithms.positions import Position
 from rollmill.core.errors import UsageError
-from rollmill.core.fields import fit
+from rollmill.core.schema import coerce
 from rollmill.core.spaces import possible_choices
 from rollmill.core.types import Key
 from rollmill.dataflow import Graph
@@ -111,7 +111,7 @@ def given_key(key: Key | None, seed: Any) -> Key | None:
         raise UsageError("both key and seed are given; one of them decides what is drawn.")
     if seed is None:
         return key
-    if not 0 <= (number := fit("seed", int, seed)) < 2**32:
+    if not 0 <= (number := coerce("seed", int, seed)) < 2**32:
         raise UsageError(f"seed={number} must lie between 0 and 2**32 - 1.")
     return jax.random.key(number)
 

@@ -13,8 +13,8 @@ from jaxtyping import Array, Bool, UInt8
 
 from rollmill.core.drawing import Drawing
 from rollmill.core.errors import ContractError, UsageError
-from rollmill.core.fields import fit
 from rollmill.core.own_line import blaming
+from rollmill.core.schema import coerce
 from rollmill.core.types import (
     NO_OPTIONS,
     Environment,
@@ -168,8 +168,8 @@ def render_run(
 
 
 def _check_numbers(episodes: int, max_steps: int, size: int | None, seed: int) -> tuple[int, int, int | None]:
-    episodes, max_steps = fit("episodes", int, episodes), fit("max_steps", int, max_steps)
-    check_seed(fit("seed", int, seed))
+    episodes, max_steps = coerce("episodes", int, episodes), coerce("max_steps", int, max_steps)
+    check_seed(coerce("seed", int, seed))
     if episodes < 1 or max_steps < 1:
         raise UsageError(f"episodes={episodes} and max_steps={max_steps} must be at least 1.")
     if episodes * (max_steps + 1) > MOST_FRAMES:
@@ -177,7 +177,7 @@ def _check_numbers(episodes: int, max_steps: int, size: int | None, seed: int) -
             f"episodes={episodes} of up to max_steps={max_steps} steps may have more than {MOST_FRAMES:,} frames. "
             "hint: a smaller max_steps."
         )
-    if size is not None and not SMALLEST <= fit("size", int, size) <= LARGEST:
+    if size is not None and not SMALLEST <= coerce("size", int, size) <= LARGEST:
         raise UsageError(f"size={size} has to be in {SMALLEST} to {LARGEST} pixels.")
     return episodes, max_steps, size
 

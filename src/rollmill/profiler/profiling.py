@@ -8,8 +8,9 @@ from typing import Annotated, NamedTuple, cast
 
 import jax
 
-from rollmill.core.bounds import Range, check_bounds
+from rollmill.core.bounds import Range
 from rollmill.core.errors import RollmillError
+from rollmill.core.schema import check_fields
 from rollmill.core.temporary import temporary_folder
 from rollmill.dataflow import Graph, State, first_learning_iteration
 from rollmill.gpus.activity import GpuActivity, watched_gpus
@@ -45,7 +46,7 @@ class ProfileOptions:
     cache; on an idle machine."""
 
     def __post_init__(self) -> None:
-        check_bounds(self)
+        check_fields(self)
 
 
 class NothingProfiled(RollmillError):

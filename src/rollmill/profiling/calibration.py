@@ -6,8 +6,9 @@ from pathlib import Path
 
 from rollmill.core.errors import CheckpointError, DataError
 from rollmill.core.installation import cache_root, folder_in_cache
-from rollmill.core.json_data import parse_json, read_as
+from rollmill.core.json_data import parse_json
 from rollmill.core.machine import hardware, versions
+from rollmill.core.schema import read_as
 from rollmill.profiling.ceilings import measure_ceilings
 from rollmill.profiling.correction import measure_event
 from rollmill.profiling.recording import TraceRecorder

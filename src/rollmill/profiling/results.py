@@ -11,8 +11,9 @@ from dataclasses import asdict, dataclass, fields, is_dataclass
 from typing import Any
 
 from rollmill.core.errors import DataError
-from rollmill.core.json_data import parse_json, read_as
+from rollmill.core.json_data import parse_json
 from rollmill.core.processor_time import CoreUse
+from rollmill.core.schema import read_as
 
 VERSION = 1
 MAX_BYTES = 64 * 2**20

@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from jaxtyping import Key as KeyArray
 
 from rollmill.core.errors import UsageError
-from rollmill.core.fields import fit
+from rollmill.core.schema import coerce
 from rollmill.core.types import Action, Key, Memory, Observation, Timestep
 from rollmill.dataflow import ActionMask, Decide, Decision, Weights
 from rollmill.gpus.jax_settings import check_compiled
@@ -136,8 +136,8 @@ def play_match(
 
 def _check_numbers(games: int, opening_plies: int, seed: int) -> tuple[int, int, int]:
     check_compiled()
-    games, opening_plies = fit("games", int, games), fit("opening_plies", int, opening_plies)
-    seed = fit("seed", int, seed)
+    games, opening_plies = coerce("games", int, games), coerce("opening_plies", int, opening_plies)
+    seed = coerce("seed", int, seed)
     if games < 2 or games % 2:
         raise UsageError(
             f"games={games} must be even and at least 2: each opening is played twice, with either policy moving "

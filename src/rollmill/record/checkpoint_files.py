@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from rollmill.core.folder import Folder
-from rollmill.core.json_data import parse_object, read_as
+from rollmill.core.json_data import parse_object
+from rollmill.core.schema import read_as
 from rollmill.record.leaves import LeafType, host_type
 
 RECORD, ARRAYS = "record.json", "state.safetensors"

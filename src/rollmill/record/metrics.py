@@ -12,7 +12,8 @@ from typing import IO, Any
 
 from rollmill.core.errors import CheckpointError, DataError, StorageError
 from rollmill.core.folder import Folder
-from rollmill.core.json_data import parse_object, read_as
+from rollmill.core.json_data import parse_object
+from rollmill.core.schema import read_as
 from rollmill.record.event_log import EventLog
 from rollmill.record.json_files import plain
 from rollmill.record.run_directory import METRICS, RunDirectory

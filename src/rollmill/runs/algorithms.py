@@ -27,7 +27,7 @@ from rollmill.algorithms import (
     td3,
 )
 from rollmill.core.errors import RollmillError, UsageError, unknown_name
-from rollmill.core.json_data import read_as, writable
+from rollmill.core.json_data import writable
 from rollmill.core.own_line import blaming
 from rollmill.core.plugins import (
     Plugin,
@@ -39,6 +39,7 @@ from rollmill.core.plugins import (
     modules_being_imported,
     plugins,
 )
+from rollmill.core.schema import read_as
 from rollmill.core.types import Environment, GymnasiumObject, HostEnvironment
 from rollmill.dataflow import Graph
 from rollmill.envs import as_environment

@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from typing import Any
 
-import msgspec
-
 from rollmill.core.errors import UsageError
-from rollmill.core.fields import unknown_setting
-from rollmill.core.json_data import read_as, short_json
+from rollmill.core.json_data import short_json
 from rollmill.core.schedules import NumberSchedule, parse_schedule
+from rollmill.core.schema import coerce
+from rollmill.core.setting_names import unknown_setting
+from rollmill.core.text_values import read_value
 from rollmill.dataflow import Graph, Loops, first_learning_iteration
 from rollmill.record.checkpoints import Restored
 from rollmill.record.display import Display
@@ -201,27 +201,7 @@ def _schedule(config: Mapping[str, Any]) -> NumberSchedule:
 
 
 def _value(name: str, hint: Any, value: Any) -> Any:
-    if not isinstance(value, str):
-        whole = isinstance(value, float) and value.is_integer() and hint is int
-        return read_as(hint, int(value) if whole else value, where="changes", field=name, error=UsageError)
-    if str in typing.get_args(hint):
-        return _number_or_text(value)
-    if value.lower() in ("none", "null") and type(None) in typing.get_args(hint):
-        return None
-    try:
-        number = float(value) if hint is int else None
-        text = str(int(number)) if number is not None and number.is_integer() else value
-        return msgspec.convert(text, hint, strict=False)
-    except (msgspec.ValidationError, ValueError, OverflowError) as error:
-        expected = {int: "an integer", float: "a number", bool: "true or false"}.get(hint, "a number or none")
-        raise UsageError(f"{name}={value!r} has to be {expected}.") from error
-
-
-def _number_or_text(text: str) -> float | str:
-    try:
-        return float(text)
-    except ValueError:
-        return text  # a schedule, which the configuration checks
+    return read_value(name, hint, [value]) if isinstance(value, str) else coerce(name, hint, value)
 
 
 def _written(value: Any) -> Any:

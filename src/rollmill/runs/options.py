@@ -2,11 +2,10 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 from rollmill.core.bounds import Count, Range
 from rollmill.core.errors import UsageError
-from rollmill.core.fields import changed_by_fitting
 from rollmill.fusion import Numerics
 from rollmill.planning.placement import PlacementOptions
 from rollmill.programs.evaluation.episodes import MAX_EPISODES
@@ -15,21 +14,9 @@ from rollmill.programs.kernels import Fusion
 WORKER_LIMITS = ("hang_seconds", "start_seconds", "max_failures")
 """Fields of `RunOptions` that limit what workers may do before they are replaced, or end the run."""
 
-MOST = {
-    "num_seeds": 2**14,
-    "devices": 2**14,
-    "workers": 2**14,
-    "actors": 2**14,
-    "learners": 2**14,
-    "unroll": 2**10,
-    "keep_last": 2**31,
-    "keep_best": 2**31,
-    "checkpoint_iterations": 2**53,
-    "log_every": 2**53,
-    "evaluate_every": 2**53,
-    "evaluate_episodes": MAX_EPISODES,
-}
-"""Limits beyond what any machine does: larger numbers are slips, or a stranger's attempt to use up memory."""
+Seeds: TypeAlias = Annotated[Count, Range(high=2**14)]
+Iterations: TypeAlias = Annotated[Count, Range(high=2**53)]
+"""Upper bounds lie beyond what any machine does: a larger number is a slip, or an attempt to use up memory."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +30,7 @@ class RunOptions(PlacementOptions):
 
     seed: Annotated[int, Range(0, 2**32 - 1)] = 0
     """Seed of everything random."""
-    num_seeds: Count = 1
+    num_seeds: Seeds = 1
     """Train this many seeds side by side in one program: seed, seed + 1, ..."""
     start_from: str | None = None
     """Begin with the weights of the policy of this run, a directory, as far as places and shapes in the networks
@@ -55,21 +42,21 @@ class RunOptions(PlacementOptions):
     jobs that a batch system starts again with the same command."""
     checkpoint_seconds: Annotated[float, Range(0, finite=False)] = 30.0
     """Time between two checkpoints; one is always saved at the end."""
-    checkpoint_iterations: Count | None = None
+    checkpoint_iterations: Iterations | None = None
     """Save a checkpoint every so many iterations, instead of by time."""
-    keep_last: Count = 3
+    keep_last: Annotated[Count, Range(high=2**31)] = 3
     """Checkpoints kept, the newest ones."""
-    keep_best: Annotated[int, Range(0, finite=False)] = 1
+    keep_best: Annotated[int, Range(0), Range(high=2**31)] = 1
     """Checkpoints kept besides, those with the best return: of evaluations, where there are any."""
-    log_every: Count | None = None
+    log_every: Iterations | None = None
     """Iterations that one line of metrics.jsonl is of; such that there are 10,000 lines at most, if left out."""
     stop_at_return: Annotated[float, Range()] | None = None
     """Stop as soon as the mean return is at least this: that of the latest 100 episodes, or that of an evaluation
     with --evaluate-every."""
-    evaluate_every: Count | None = None
+    evaluate_every: Iterations | None = None
     """Evaluate the policy every so many environment steps, at the end of an iteration, and after the last one; the
     best checkpoints are those of the best evaluations then."""
-    evaluate_episodes: Count = 20
+    evaluate_episodes: Annotated[Count, Range(high=MAX_EPISODES)] = 20
     """Episodes of an evaluation, for each seed that is trained."""
     evaluate_seed: Annotated[int, Range(0, 2**32 - 1)] = 0
     """Seed of the environments that evaluations play in; the same for all evaluations."""
@@ -89,7 +76,7 @@ class RunOptions(PlacementOptions):
     run."""
     checksums: bool = False
     """Let packages between groups carry a checksum, which their receivers check."""
-    unroll: Count | None = None
+    unroll: Annotated[Count, Range(high=2**10)] | None = None
     """Steps of the environment loop that are compiled as one; chosen by platform if left out."""
     fusion: Fusion = "auto"
     """Fused kernels: `rollout` fuses policy and environment; `full`, gradients too; `auto`, each if it can be and
@@ -102,13 +89,7 @@ class RunOptions(PlacementOptions):
     """Show nothing while training."""
 
     def __post_init__(self) -> None:
-        for name, value in changed_by_fitting(self).items():
-            object.__setattr__(self, name, value)
         super().__post_init__()
-        for name, most in MOST.items():
-            value = getattr(self, name)
-            if value is not None and value > most:
-                raise UsageError(f"{name}={value} must be at most {most}.")
         if self.cluster is not None and self.place not in (None, "ray"):
             raise UsageError(
                 f"cluster={self.cluster} has Ray place the workers, not place={self.place}; leave one of them out."

@@ -5,7 +5,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from rollmill.core.errors import CheckpointError
-from rollmill.core.json_data import read_as, short_json
+from rollmill.core.json_data import short_json
+from rollmill.core.schema import read_as
 from rollmill.record.json_files import plain
 from rollmill.record.run_directory import RunDirectory
 from rollmill.runs.algorithms import ALGORITHMS

@@ -4,13 +4,12 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from rollmill.core.bounds import unknown_schedules
 from rollmill.core.errors import CheckpointError, RollmillError, UsageError
 from rollmill.core.imports import ImportRefused, import_named
-from rollmill.core.json_data import parse_json, read_as, short_json, writable
+from rollmill.core.json_data import parse_json, writable
 from rollmill.core.own_line import failed_import
 from rollmill.core.sameness import certainly_same
-from rollmill.core.schedules import FORMS
+from rollmill.core.schema import read_as
 from rollmill.core.types import NO_OPTIONS, Environment, HostEnvironment, Options
 from rollmill.dataflow import Graph, fingerprint, fragment_fingerprints
 from rollmill.envs import make
@@ -142,11 +141,6 @@ def config_from_json(
         CheckpointError: naming a field that this version does not know, or that has another type or an
             impossible value.
     """
-    for name, text in unknown_schedules(config, values):
-        path = f"{field}.{name}" if field else name
-        raise CheckpointError(
-            f"{where}: {path} is {short_json(text)}, and has to be a number or a schedule: {FORMS}."
-        )
     try:
         return read_as(config, values, where=where, field=field, error=CheckpointError)
     except UsageError as problem:  # of the dataclass's own checks

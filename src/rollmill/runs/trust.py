@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 
 from rollmill.core.errors import CheckpointError, DataError
 from rollmill.core.folder import Folder
-from rollmill.core.json_data import parse_json, read_as
+from rollmill.core.json_data import parse_json
 from rollmill.core.local_paths import local_path
+from rollmill.core.schema import read_as
 from rollmill.record.run_directory import RunDirectory
 from rollmill.runs.saved_run import SavedConfig
 

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rollmill.core.errors import UsageError, unknown_name
-from rollmill.core.fields import fit
 from rollmill.core.interrupted import pass_on_interrupt
 from rollmill.core.json_data import is_json
 from rollmill.core.machine import GpuSharing
 from rollmill.core.plugins import Kind
+from rollmill.core.schema import coerce
 from rollmill.envs.named_transforms import OPTION, parse_transforms
 from rollmill.gpus.machine_parts import check_sharing
 from rollmill.gpus.sharing import SHARINGS
@@ -107,8 +107,8 @@ def sweep(
         "reduction_factor": reduction_factor,
         "grace_steps": grace_steps,
     }
-    counts = {name: fit(name, int | None, number) for name, number in numbers.items()}
-    at_once = fit("at_once", int | None, at_once)
+    counts = {name: coerce(name, int | None, number) for name, number in numbers.items()}
+    at_once = coerce("at_once", int | None, at_once)
     if at_once is not None and at_once < 1:
         raise UsageError(f"at_once={at_once} has to be at least 1.")
     over = {name: _listed(name, values) for name, values in _dictionary("over", over).items()}
@@ -119,9 +119,9 @@ def sweep(
         settings={name: value for name, value in settings.items() if name not in NO_SETTINGS},
         environment_options=_environment_options(env_options, options.get("transform")),
         imports=modules_of_names(
-            fit("imports", tuple[str, ...], imports), _names(algorithm, environment, over, settings)
+            coerce("imports", tuple[str, ...], imports), _names(algorithm, environment, over, settings)
         ),
-        recipe=fit("recipe", str | None, options.get("recipe")),
+        recipe=coerce("recipe", str | None, options.get("recipe")),
     )
     find_own_algorithm(algorithm, request.options, request.imports, environment=environment)
     axes = {name: _axis(algorithm, name, values) for name, values in over.items()}
@@ -130,11 +130,11 @@ def sweep(
             request=request,
             axes=tuple(axes.values()),
             sampler=sampler,
-            seed=fit("sweep_seed", int, sweep_seed),
+            seed=coerce("sweep_seed", int, sweep_seed),
             metric=metric,
             stop_early=stop_early,
-            group_seeds=fit("group_seeds", bool, group_seeds),
-            directory=fit("sweep_dir", Path | None, sweep_dir),
+            group_seeds=coerce("group_seeds", bool, group_seeds),
+            directory=coerce("sweep_dir", Path | None, sweep_dir),
             **counts,
         )
     )

@@ -17,7 +17,8 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from rollmill.core.errors import CheckpointError, StorageError, UsageError
 from rollmill.core.folder import Folder
-from rollmill.core.json_data import read_as, writable
+from rollmill.core.json_data import writable
+from rollmill.core.schema import read_as
 from rollmill.core.text import check_is_text
 from rollmill.plan_search.orders import Order
 from rollmill.record.json_files import read_json, write_json

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
 from rollmill.core.errors import CheckpointError
-from rollmill.core.json_data import read_as
+from rollmill.core.schema import read_as
 from rollmill.record.checkpoints import Restored
 from rollmill.record.row_sums import SavedSums
 from rollmill.record.run_directory import RunDirectory

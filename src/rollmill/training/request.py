@@ -10,10 +10,11 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from rollmill.core.errors import UsageError, unknown_name
-from rollmill.core.fields import unknown_setting
-from rollmill.core.json_data import read_as, writable
+from rollmill.core.json_data import writable
 from rollmill.core.options import Option, options_of, with_values
 from rollmill.core.plugins import plugins_named
+from rollmill.core.schema import read_as
+from rollmill.core.setting_names import unknown_setting
 from rollmill.core.text_values import count_of, read_value
 from rollmill.dataflow import Graph
 from rollmill.envs import is_on_host, parse_options

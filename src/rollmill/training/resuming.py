@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from rollmill.core.errors import CheckpointError, UsageError
-from rollmill.core.fields import fit
 from rollmill.core.interrupted import pass_on_interrupt
+from rollmill.core.schema import coerce
 from rollmill.dataflow import Graph, fingerprint
 from rollmill.gpus.jax_settings import check_compiled
 from rollmill.hooks import Hook
@@ -79,7 +79,7 @@ def resume(
     """
     check_compiled()
     hooks = check_hooks(hooks)
-    run = RunDirectory.open(fit("run_dir", Path, run_dir))
+    run = RunDirectory.open(coerce("run_dir", Path, run_dir))
     limits, where = _limits_and_place(placement)
     before = replace(read_options(run), **limits)
     options = replace(before, quiet=quiet, fusion=fusion or before.fusion, memory_fraction=None)

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from rollmill.core.errors import UsageError
-from rollmill.core.fields import check_names
 from rollmill.core.interrupted import pass_on_interrupt
 from rollmill.core.local_paths import local_path
+from rollmill.core.schema import check_names
 from rollmill.dataflow import Graph
 from rollmill.gpus.jax_settings import check_compiled
 from rollmill.hooks import Hook

@@ -3,8 +3,8 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rollmill.core.json_data import read_as
 from rollmill.core.machine import GpuSharing
+from rollmill.core.schema import read_as
 from rollmill.fusion import Numerics
 from rollmill.planning.plan import AllReduceOption, Plan
 from rollmill.programs.kernels import Fusion

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from jaxtyping import PyTree
 
 from rollmill.core.errors import UsageError
-from rollmill.core.fields import fit
+from rollmill.core.schema import coerce
 from rollmill.core.types import Action, Environment, Key, Observation, Params, State, Timestep
 from rollmill.envs.adapters.promotion import promoting
 from rollmill.envs.transforms import time_limit
@@ -59,7 +59,7 @@ def checked_ratio(reset_ratio: Any) -> int:
     Raises:
         UsageError: it is below 1.
     """
-    ratio = fit("reset_ratio", int, reset_ratio)
+    ratio = coerce("reset_ratio", int, reset_ratio)
     if ratio < 1:
         raise UsageError(
             f"reset_ratio={ratio} has to be at least 1, which resets every environment in every step."

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rollmill.core.errors import unknown_name
-from rollmill.core.fields import fit
+from rollmill.core.schema import coerce
 from rollmill.dataflow import Graph
 from rollmill.policies.exporting.files import check_place, write_files
 from rollmill.policies.exporting.interface import ExportedFunction, exported_function
@@ -76,7 +76,7 @@ def export(
     """
     if format not in FORMATS:
         raise unknown_name("format", str(format), FORMATS)
-    place: Path = fit("path", Path, path)
+    place: Path = coerce("path", Path, path)
     places = _places(place, format)
     check_place(places, force=force)
     if not isinstance(source, Policy):

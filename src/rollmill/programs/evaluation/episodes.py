@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from rollmill.core.errors import UsageError
-from rollmill.core.fields import fit
+from rollmill.core.schema import coerce
 from rollmill.core.types import Memory
 from rollmill.dataflow import Weights
 from rollmill.gpus.jax_settings import check_compiled
@@ -46,7 +46,7 @@ def check_numbers(episodes: int, seed: int) -> tuple[int, int]:
         UsageError: one of them is out of its bounds.
     """
     check_compiled()
-    episodes, seed = fit("episodes", int, episodes), fit("seed", int, seed)
+    episodes, seed = coerce("episodes", int, episodes), coerce("seed", int, seed)
     if episodes < 1:
         raise UsageError(f"episodes={episodes} must be at least 1.")
     if episodes > MAX_EPISODES:

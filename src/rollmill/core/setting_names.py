@@ -1,0 +1,84 @@
+"""Names of settings: those of other libraries, and suggestions for unknown ones."""
+
+from collections.abc import Iterable
+
+from rollmill.core.errors import UsageError, unknown_name
+
+ALIASES = {
+    "lr": "learning_rate",
+    "step_size": "learning_rate",
+    "discount": "gamma",
+    "discount_factor": "gamma",
+    "lam": "gae_lambda",
+    "lambda": "gae_lambda",
+    "lambda_": "gae_lambda",
+    "n_steps": "num_steps",
+    "rollout_length": "num_steps",
+    "unroll_length": "num_steps",
+    "n_envs": "num_envs",
+    "n_minibatches": "num_minibatches",
+    "nminibatches": "num_minibatches",
+    "epochs": "update_epochs",
+    "n_epochs": "update_epochs",
+    "num_epochs": "update_epochs",
+    "timesteps": "total_timesteps",
+    "steps": "total_timesteps",
+    "total_steps": "total_timesteps",
+    "clip_range": "clip_coef",
+    "clip_eps": "clip_coef",
+    "clip_epsilon": "clip_coef",
+    "entropy_coef": "ent_coef",
+    "entropy_coeff": "ent_coef",
+    "value_coef": "vf_coef",
+    "grad_clip": "max_grad_norm",
+    "max_norm": "max_grad_norm",
+    "norm_obs": "normalize_observations",
+    "normalize_obs": "normalize_observations",
+    "norm_reward": "normalize_rewards",
+    "layers": "hidden_sizes",
+    "log_dir": "run_dir",
+    "output_dir": "run_dir",
+    "out": "run_dir",
+    "gpus": "devices",
+    "num_gpus": "devices",
+    "num_devices": "devices",
+    "num_workers": "workers",
+    "num_actors": "actors",
+}
+"""Names of settings in other libraries, with their names in Rollmill."""
+
+_MINIBATCHES = "the number of minibatches that num_envs * num_steps samples are cut into, not their size."
+NOTES = {
+    "verbose": ("quiet", "does the opposite: progress is shown unless it is given."),
+    "batch_size": ("num_minibatches", f"is {_MINIBATCHES}"),
+    "minibatch_size": ("num_minibatches", f"is {_MINIBATCHES}"),
+}
+"""Names of settings in other libraries, each with the setting that takes another value for the same purpose."""
+
+
+def named_like(name: str, known: Iterable[str]) -> str | None:
+    """Returns the known setting that other libraries call `name`, if there is one."""
+    meant = ALIASES.get(_plain(name))
+    return meant if meant in set(known) else None
+
+
+def note_on(name: str, known: Iterable[str]) -> str | None:
+    """Returns a sentence on the known setting that takes another value for the purpose of `name`, if there is one.
+
+    The sentence begins with the setting's name, as `known` writes it.
+    """
+    setting, note = NOTES.get(_plain(name), ("", ""))
+    meant = next((option for option in known if option.replace("-", "_") == setting), None)
+    return None if meant is None else f"{meant} {note}"
+
+
+def unknown_setting(kind: str, name: str, known: Iterable[str], *, hint: str = "") -> UsageError:
+    """Returns an error that suggests the known settings nearest to `name`, or its name in Rollmill."""
+    known = list(known)
+    if (note := note_on(name, known)) is not None:
+        return UsageError(f"unknown {kind} {name!r}. {note}")
+    return unknown_name(kind, name, known, hint=hint, meant=named_like(name, known))
+
+
+def _plain(name: str) -> str:
+    return name.strip("-").replace("-", "_").lower()
