@@ -114,3 +114,29 @@ def test_short_integers_are_compared_as_whole_ones(name, monkeypatch, tmp_path):
     kernel = kernel_of(region.program([most, shifted]), 1, 0, 16)
     text = compiled(kernel, [jax.ShapeDtypeStruct((16,), x.dtype)], 90).asm["ptx"]
     assert "max." in text and not re.search(r"(max|min)\.[su]16", text), text
+
+
+def clamped_by_selections(region, x, dtype):
+    """A number that is held between 1 and 7 by `select`, as `jnp.where(x < 1, 1, x)` does."""
+    for op, limit in (("lt", region.constant(1, dtype)), ("gt", region.constant(7, dtype))):
+        condition = region.emit(op, x, limit, dtype=np.dtype(bool))
+        x = region.emit("select", condition, limit, x, dtype=dtype)
+    return x
+
+
+@pytest.mark.parametrize("name", ["int8", "uint8", "int16", "uint16"])
+def test_selections_of_short_integers_are_of_whole_ones(name, monkeypatch, tmp_path):
+    """LLVM takes them for the larger and the smaller of two numbers of 16 bits, if they are widened as well."""
+    pytest.importorskip("triton", reason="Triton is not installed: pip install 'rollmill[fusion]'")
+    monkeypatch.setenv("ROLLMILL_CACHE_DIR", str(tmp_path))
+    region, dtype, whole = Region(), np.dtype(name), np.dtype("int32")
+    x, y = region.input(dtype), region.input(dtype)
+    outputs = [
+        clamped_by_selections(region, x, dtype),
+        clamped_by_selections(region, region.emit("convert", x, dtype=whole), whole),
+        region.emit("div", x, y, dtype=dtype),
+        region.emit("rem", x, y, dtype=dtype),
+    ]
+    kernel = kernel_of(region.program(outputs), 2, 0, 16)
+    text = compiled(kernel, [jax.ShapeDtypeStruct((16,), dtype)] * 2, 90).asm["ptx"]
+    assert "selp.b32" in text and not re.search(r"(max|min)\.[su]16", text), text

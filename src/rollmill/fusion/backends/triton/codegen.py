@@ -12,7 +12,14 @@ import numpy as np
 
 from rollmill.fusion.backends.triton.control import SEPARATOR, AddSum, write_items
 from rollmill.fusion.backends.triton.hoist import columns, permute_to_mma_order
-from rollmill.fusion.backends.triton.operations import TYPES, by_constant, expression, of_type
+from rollmill.fusion.backends.triton.operations import (
+    SELECT_APART,
+    TYPES,
+    by_constant,
+    expression,
+    is_extreme,
+    of_type,
+)
 from rollmill.fusion.backends.triton.registers import KEEP_LAYOUT, ONE, ZERO, LayoutChange, interleave, pack_row
 from rollmill.fusion.backends.triton.source import KernelSource
 from rollmill.fusion.ir import Node, is_float
@@ -154,6 +161,7 @@ class TritonWriter:
         kind = node.operands[1] if node.op == "select" else first
         last = node.operands[-1]
         op = by_constant(node.op, kind.dtype, last.value if last.op == "constant" else None)
+        op = SELECT_APART if op == "select" and is_extreme(node) else op
         return expression(op, node.dtype, kind.dtype, operands, fast=fast)
 
     def _constant(self, node: Node) -> str:

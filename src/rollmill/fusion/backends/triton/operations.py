@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rollmill.fusion.ir import is_short_float
+from rollmill.fusion.ir import Node, is_short_float
 
 TYPES = {
     "bool": "tl.int1",
@@ -136,8 +136,10 @@ def normal(x):
 
 @triton.jit
 def divisor(y, is_signed: tl.constexpr):
-    unsafe = (y == 0) | (y == -1) if is_signed else y == 0
-    return tl.where(unsafe, 1, y)
+    if is_signed:
+        return tl.where((y == 0) | (y == -1), 1, y)
+    else:
+        return larger(y, tl.full(y.shape, 1, y.dtype), False).to(y.dtype)
 
 @triton.jit
 def quotient(x, y, is_signed: tl.constexpr):
@@ -173,6 +175,12 @@ def smaller(x, y, is_signed: tl.constexpr):
         return tl.inline_asm_elementwise(text, "=r,r,r", whole, dtype=tl.uint32, is_pure=True, pack=1)
 
 @triton.jit
+def either(condition, x, y):
+    whole = [condition.to(tl.int32), x.to(tl.int32), y.to(tl.int32)]
+    text: tl.constexpr = "{{ .reg .pred p; setp.ne.b32 p, $1, 0; selp.b32 $0, $2, $3, p; }}"
+    return tl.inline_asm_elementwise(text, "=r,r,r,r", whole, dtype=tl.int32, is_pure=True, pack=1)
+
+@triton.jit
 def at_most(x, limit: tl.constexpr):
     return smaller(x, tl.full(x.shape, limit, tl.uint32), False).to(x.dtype)
 
@@ -190,7 +198,8 @@ Division is XLA's where a processor leaves it undefined: by zero, and of the lea
 
 The larger and the smaller of two integers are instructions of 32 bits in assembly. LLVM would make them ones of 16
 bits where it knows that the numbers are short, even those that were widened, and NVIDIA's assembler turns two of
-these in a row, as of a clamped index, into code that gives other numbers (docs/numbers.md).
+these in a row, as of a clamped index, into code that gives other numbers (docs/numbers.md). It would also make
+them of a selection between numbers that its condition compares, which `either` hides from it; see `is_extreme`.
 """
 
 
@@ -220,6 +229,31 @@ def by_constant(op: str, dtype: np.dtype, amount: object) -> str:
     if op.startswith("shift"):
         return op + KNOWN if 0 <= amount < dtype.itemsize * 8 else op
     return op + KNOWN if op in ("div", "rem") and amount not in (0, -1) else op
+
+
+SELECT_APART = "select_apart"
+"""The name of a selection of integers that LLVM sees nothing of."""
+
+
+def is_extreme(node: Node) -> bool:
+    """Returns whether LLVM may take a selection for the larger or smaller of two short integers."""
+    condition, *values = node.operands
+    if condition.op not in COMPARISONS or any(value.dtype.kind not in "iu" for value in values):
+        return False
+    compared = {_unconverted(operand) for operand in condition.operands}
+    shared = compared.intersection(map(_unconverted, values))
+    return bool(shared) and any(x.dtype.kind in "iu" and x.dtype.itemsize <= SHORT for x in {*compared, *values})
+
+
+SHORT = 2
+"""Bytes of integers for which LLVM has shorter instructions."""
+
+
+def _unconverted(node: Node) -> Node:
+    """Returns the node before conversions from one type to another."""
+    while node.op == "convert":
+        node = node.operands[0]
+    return node
 
 
 def expression(op: str, dtype: np.dtype, operand: np.dtype, names: Sequence[str], *, fast: bool) -> str:
@@ -274,6 +308,8 @@ def _operation(op: str, operand: np.dtype, names: Sequence[str], *, fast: bool) 
 
 
 def _template(op: str, operand: np.dtype, *, fast: bool) -> str:
+    if op == SELECT_APART:
+        return "either({0}, {1}, {2})"
     if op in OF_ALL:
         return OF_ALL[op]
     if operand.kind in "iub":
