@@ -73,6 +73,8 @@ benchmark-training: $(VENV)/.installed $(REJAX)/.installed
 benchmark-learning: $(VENV)/.installed $(REJAX)/.installed
 	$(BIN)/pip install --quiet matplotlib
 	$(BIN)/python benchmarks/learning.py --rejax $(REJAX)/bin/python
+	$(BIN)/python benchmarks/tables.py
+	$(BIN)/python benchmarks/figures.py learning
 
 benchmark-images: $(VENV)/.installed $(SB3)/.installed
 	$(BIN)/python benchmarks/images.py --sb3 $(SB3)/bin/python
@@ -83,6 +85,8 @@ benchmark-tag: $(VENV)/.installed-peers
 benchmark-tag-learning: $(VENV)/.installed
 	$(BIN)/pip install --quiet matplotlib
 	$(BIN)/python benchmarks/tag_learning.py
+	$(BIN)/python benchmarks/tables.py
+	$(BIN)/python benchmarks/figures.py tag_learning
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)

@@ -15,7 +15,6 @@ The solver is BitBully (packages bitbully and bitbully-databases, AGPL, for this
 positions of up to 12 plies; it searches later ones to the end. Writes results/connect-four-judge.json.
 """
 
-import argparse
 import itertools
 import json
 import random
@@ -25,7 +24,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any, NamedTuple
 
 import jax
@@ -34,7 +32,7 @@ import numpy as np
 from bitbully.bitbully_core import BitBullyCore, BoardCore
 from bitbully_databases import BitBullyDatabases
 from jaxtyping import Array, Int, PyTree
-from measure import table_of, write_result
+from measure import options, write_result
 
 import rollmill
 from rollmill.algorithms import opponent
@@ -106,9 +104,6 @@ class Played(NamedTuple):
     decisions: tuple[Decision, ...]
 
 
-# --- the solver -------------------------------------------------------------------------------------------
-
-
 class Solver:
     """Theoretical values of positions; remembers those that it has found."""
 
@@ -123,11 +118,7 @@ class Solver:
     def keeps(self, board: BoardCore, column: int) -> bool:
         """True if a move keeps the theoretical value, as every move in a lost position does."""
         value = self.value(board)
-        return value == LOST or self._at_most(board.playMoveOnCopy(column), -value)
-
-    def is_contested(self, board: BoardCore) -> bool:
-        """True if a legal move does not keep the theoretical value."""
-        return not all(self.keeps(board, column) for column in legal(board))
+        return value == LOST or self._searched(board.playMoveOnCopy(column), -value, 1 - value) <= -value
 
     def keeping(self, board: BoardCore) -> list[int]:
         """The moves that keep the theoretical value."""
@@ -137,10 +128,6 @@ class Solver:
         """The moves that delay the end of a lost game the longest."""
         scores, columns = self._core.scoreMoves(board), legal(board)
         return [column for column in columns if scores[column] == max(scores[other] for other in columns)]
-
-    def _at_most(self, board: BoardCore, value: int) -> bool:
-        """True if the theoretical value for the player to move is at most this one."""
-        return self._searched(board, value, value + 1) <= value
 
     def _searched(self, board: BoardCore, least: int, most: int) -> int:
         """The theoretical value, or the nearest one from `least` to `most`; a narrow window takes less time."""
@@ -184,9 +171,6 @@ def turn_passed(board: BoardCore) -> BoardCore:
     other = BoardCore()
     other.setRawState(stones, stones ^ own, moves_left)
     return other
-
-
-# --- contested positions ----------------------------------------------------------------------------------
 
 
 def contested_positions(solver: Solver, number: int, seed: int) -> list[Contested]:
@@ -233,9 +217,6 @@ def sensible(board: BoardCore) -> list[int]:
 def is_quiet(board: BoardCore) -> bool:
     """True if neither player could win with a single move now."""
     return not board.canWin() and not turn_passed(board).canWin()
-
-
-# --- players ----------------------------------------------------------------------------------------------
 
 
 def random_player(seed: int) -> Chooser:
@@ -307,9 +288,6 @@ def chooser(moves: Callable[..., Array], weights: PyTree, seed: int) -> Chooser:
     return choose
 
 
-# --- judging ----------------------------------------------------------------------------------------------
-
-
 def judged_positions(player: Chooser, positions: Sequence[Contested]) -> dict[str, Any]:
     """The shares of contested positions in which a player keeps the theoretical value."""
     moves = player([position.game for position in positions])
@@ -317,15 +295,14 @@ def judged_positions(player: Chooser, positions: Sequence[Contested]) -> dict[st
     return {
         "all": share(kept for _, kept in judged),
         "quiet": share(kept for position, kept in judged if position.quiet),
-        "plies": {
-            name: share(kept for position, kept in judged if len(position.game) in plies)
-            for name, plies in PHASES.items()
-        },
-        "quiet_plies": {
-            name: share(kept for position, kept in judged if position.quiet and len(position.game) in plies)
-            for name, plies in PHASES.items()
-        },
+        "plies": by_phase(judged),
+        "quiet_plies": by_phase([(position, kept) for position, kept in judged if position.quiet]),
     }
+
+
+def by_phase(judged: Sequence[tuple[Contested, bool]]) -> dict[str, Any]:
+    within = lambda plies: (kept for position, kept in judged if len(position.game) in plies)
+    return {name: share(within(plies)) for name, plies in PHASES.items()}
 
 
 def judged_games(player: Chooser, solver: Solver, games: int, seed: int) -> dict[str, Any]:
@@ -342,7 +319,9 @@ def judged_games(player: Chooser, solver: Solver, games: int, seed: int) -> dict
             "different": len({game.moves for game in played}),
             "mean_plies": sum(len(game.moves) for game in played) / max(len(played), 1),
             "decisions": {"number": len(kept), "share": sum(kept) / len(kept) if kept else None},
-            "plies_before_first_mistake": [first_mistake(game) for game in played],
+            "plies_before_first_mistake": [
+                next((decision.plies for decision in game.decisions if not decision.kept), None) for game in played
+            ],
         }
     return found
 
@@ -357,7 +336,9 @@ def play_games(
         running = [index for index in indices if not is_over(board_after(moves[index]))]
         own = [index for index in running if (len(moves[index]) % 2 == 0) == first]
         others = [index for index in running if index not in own]
-        chosen = {**answers(player, moves, own), **answers(perfect, moves, others)}
+        chosen: dict[int, int] = {}
+        for side, turn in ((player, own), (perfect, others)):
+            chosen |= dict(zip(turn, side([moves[index] for index in turn]), strict=True))
         for index in own:
             decisions[index] += decision_of(solver, moves[index], chosen[index])
         for index, column in chosen.items():
@@ -365,21 +346,11 @@ def play_games(
     return [Played(game, result_of(game, first), tuple(made)) for game, made in zip(moves, decisions, strict=True)]
 
 
-def first_mistake(game: Played) -> int | None:
-    """The plies before the policy's first move that gave value away; None if there was none."""
-    return next((decision.plies for decision in game.decisions if not decision.kept), None)
-
-
-def answers(player: Chooser, moves: Sequence[Game], indices: Sequence[int]) -> dict[int, int]:
-    """A player's moves in these games, by their indices."""
-    return dict(zip(indices, player([moves[index] for index in indices]), strict=True))
-
-
 def decision_of(solver: Solver, game: Game, column: int) -> list[Decision]:
     """The judgement of a move: none where the position is not contested."""
     board = board_after(game)
     kept = solver.keeps(board, column)
-    return [Decision(len(game), kept)] if not kept or solver.is_contested(board) else []
+    return [Decision(len(game), kept)] if not kept or len(solver.keeping(board)) < len(legal(board)) else []
 
 
 def result_of(game: Game, first: bool) -> int:
@@ -417,9 +388,6 @@ def judged_match(run: Path, games: int, plies: int, seed: int) -> dict[str, Any]
     }
 
 
-# --- the run ----------------------------------------------------------------------------------------------
-
-
 def loaded_checkpoints(run: Path, names: Sequence[str]) -> list[LoadedRun]:
     """The weights of these checkpoints, each once, by iteration; `all` means every one that was kept."""
     with Checkpoints(RunDirectory.open(run).checkpoints, read_only=True) as checkpoints:
@@ -439,50 +407,51 @@ def env_steps(run: Path, iteration: int) -> int:
         return checkpoints.metadata(iteration)["env_steps"]
 
 
-def judge(options: argparse.Namespace) -> dict[str, Any]:
+def judge(chosen: Any) -> dict[str, Any]:
     """Judges all players; prints each when it is done."""
-    loaded = loaded_checkpoints(options.run, options.checkpoint)
+    loaded = loaded_checkpoints(chosen.run, chosen.checkpoint)
     solver = Solver()
     began = time.perf_counter()
-    positions = contested_positions(solver, options.positions, options.seed)
+    positions = contested_positions(solver, chosen.positions, chosen.seed)
     seconds = time.perf_counter() - began
     print(f"{len(positions)} contested positions in {seconds:.1f} s", flush=True)
 
     def row(policy: str, player: Chooser, **facts: Any) -> dict[str, Any]:
         began = time.perf_counter()
         found = {"policy": policy, **facts, "positions": judged_positions(player, positions)}
-        if options.games:
-            found["games"] = judged_games(player, solver, options.games // 2, options.seed)
-        print(f"{policy} {facts or ''} in {time.perf_counter() - began:.1f} s", flush=True)
+        if chosen.games:
+            found["games"] = judged_games(player, solver, chosen.games // 2, chosen.seed)
+        kept = found["positions"]["all"]["share"]
+        print(f"{policy} {facts or ''}: {kept:.1%} in {time.perf_counter() - began:.1f} s", flush=True)
         return found
 
     baselines = [
-        row("random", random_player(options.seed)),
-        row("lookahead-2", lookahead_player(2, options.seed)),
-        row("perfect", perfect_player(solver, options.seed + 2)),
+        row("random", random_player(chosen.seed)),
+        row("lookahead-2", lookahead_player(2, chosen.seed)),
+        row("perfect", perfect_player(solver, chosen.seed + 2)),
     ]
-    searches = {simulations: moves_of_search(loaded[-1], simulations) for simulations in options.simulations}
+    searches = {simulations: moves_of_search(loaded[-1], simulations) for simulations in chosen.simulations}
     checkpoints = [
         row(
             f"iteration {run.iteration}",
-            chooser(moves, run.weights, options.seed),
+            chooser(moves, run.weights, chosen.seed),
             iteration=run.iteration,
-            env_steps=env_steps(options.run, run.iteration),
+            env_steps=env_steps(chosen.run, run.iteration),
             simulations=simulations,
         )
         for run in loaded
         for simulations, moves in searches.items()
     ]
     return {
-        "run": options.run.name,
+        "run": chosen.run.name,
         "config": dict(loaded[-1].graph.settings["config"]),
-        "training": training_of(options.run),
-        "seed": options.seed,
+        "training": training_of(chosen.run),
+        "seed": chosen.seed,
         "positions": facts_of(positions, seconds),
         "baselines": baselines,
         "checkpoints": checkpoints,
-        "match": judged_match(options.run, options.games, options.opening_plies, options.seed)
-        if options.games
+        "match": judged_match(chosen.run, chosen.games, chosen.opening_plies, chosen.seed)
+        if chosen.games
         else None,
     }
 
@@ -509,121 +478,29 @@ def facts_of(positions: Sequence[Contested], seconds: float) -> dict[str, Any]:
     }
 
 
-# --- tables -----------------------------------------------------------------------------------------------
-
-
-def table_of_positions(result: dict[str, Any]) -> str:
-    """Shares of contested positions in which the value is kept, in per cent."""
-    phases = [f"{name} plies" for name in PHASES]
-    head = ["player", "steps", "simulations", "all", *phases, "quiet", *(f"quiet, {name}" for name in phases)]
-    rows = [(row, row["positions"]) for row in [*result["baselines"], *result["checkpoints"]]]
-    lines = [
-        [
-            *player_of(row),
-            per_cent(found["all"]),
-            *(per_cent(found["plies"][name]) for name in PHASES),
-            per_cent(found["quiet"]),
-            *(per_cent(found["quiet_plies"][name]) for name in PHASES),
-        ]
-        for row, found in rows
-    ]
-    return table_of(head, lines)
-
-
-def table_of_games(result: dict[str, Any], side: str) -> str:
-    """Games against the perfect player, and the share of contested decisions that kept the value."""
-    head = [
-        "player",
-        "steps",
-        "simulations",
-        "won/drawn/lost",
-        "different",
-        "plies",
-        "decisions",
-        "kept, %",
-        "mistake",
-    ]
-    rows = [(row, row["games"][side]) for row in [*result["baselines"], *result["checkpoints"]]]
-    lines = [
-        [
-            *player_of(row),
-            slashed(found),
-            str(found["different"]),
-            f"{found['mean_plies']:.1f}",
-            str(found["decisions"]["number"]),
-            f"{100 * found['decisions']['share']:.1f}" if found["decisions"]["number"] else "-",
-            median_mistake(found["plies_before_first_mistake"]),
-        ]
-        for row, found in rows
-    ]
-    return table_of(head, lines)
-
-
-def player_of(row: dict[str, Any]) -> list[str]:
-    steps = f"{row['env_steps']:,}" if "env_steps" in row else ""
-    return [row["policy"], steps, str(row.get("simulations", ""))]
-
-
-def per_cent(found: dict[str, Any]) -> str:
-    if not found["number"]:
-        return "-"
-    return f"{100 * found['share']:.1f} ± {100 * found['standard_error']:.1f}"
-
-
-def slashed(found: dict[str, int]) -> str:
-    return f"{found['won']}/{found['drawn']}/{found['lost']}"
-
-
-def median_mistake(mistakes: Sequence[int | None]) -> str:
-    """The median over the games with a move that gave value away."""
-    known = [mistake for mistake in mistakes if mistake is not None]
-    return f"{median(known):g}" if known else "-"
-
-
-def print_tables(result: dict[str, Any]) -> None:
-    facts = result["positions"]
-    print(f"\nContested positions in which the value is kept, in % ({facts['quiet']} are quiet):\n")
-    print(table_of_positions(result))
-    if result["match"] is None:
-        return
-    print(
-        "\nGames against the perfect player: mean plies of a game, contested decisions of the policy and the share"
-    )
-    print("that kept the value, and median plies before the first that did not:")
-    for side in SIDES:
-        print(f"\nmoving {side.replace('_', ' ')}:\n\n{table_of_games(result, side)}")
-    match = result["match"]
-    print(
-        f"\nThe last checkpoint against {match['opponent']}: score {match['score']:.3f} ± "
-        f"{match['standard_error']:.3f}; moving first {slashed(match['moving_first'])}, "
-        f"second {slashed(match['moving_second'])}\n"
-    )
-
-
 def record_by_name(run: Path) -> None:
     """Leaves only the run's name in the command line that is written beside the figures."""
     sys.argv = [sys.argv[0], *(run.name if Path(word) == run else word for word in sys.argv[1:])]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("run", type=Path)
-    parser.add_argument("--checkpoint", nargs="+", default=["last"], help="last, best, all or iterations")
-    parser.add_argument("--simulations", type=int, nargs="+", default=[0, 32, 128])
-    parser.add_argument("--positions", type=int, default=2000)
-    parser.add_argument("--games", type=int, default=100, help="even; half moving first; 0 plays none")
-    parser.add_argument("--opening-plies", type=int, default=2, help="random moves of the match with lookahead-1")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--result", default="connect-four-judge")
-    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results")
-    options = parser.parse_args()
-    if options.games % 2:
-        parser.error("--games must be even: half of them are played moving first.")
+    chosen = options(
+        __doc__,
+        {"run": Path},
+        checkpoint=(["last"], "last, best, all or iterations"),
+        simulations=[0, 32, 128],
+        positions=2000,
+        games=(100, "even; half moving first; 0 plays none"),
+        opening_plies=(2, "random moves of the match with lookahead-1"),
+        seed=0,
+        result="connect-four-judge",
+    )
+    if chosen.games % 2:
+        raise SystemExit(f"--games {chosen.games} is odd; half of the games are played moving first.")
     enable_compilation_cache()
-    result = judge(options)
-    print_tables(result)
-    record_by_name(options.run)
-    write_result(options.result, result, directory=options.output)
+    result = judge(chosen)
+    record_by_name(chosen.run)
+    write_result(chosen.result, result, chosen.output)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""PPO on Craftax as its authors' baselines train it, written anew: what Rollmill's training is held against.
+"""PPO on Craftax as its authors' baselines train it, written anew as the peer of Rollmill's training.
 
 One XLA program over Craftax's environments without auto-reset, as in github.com/MichaelTMatthews/Craftax_Baselines
-(`ppo.py` at its defaults; PureJaxRL by Lu et al. before it): time limits count as terminations, episodes are
-accounted for in the environment's state, and resets are optimistic. That is, every step generates
-`num_envs / reset_ratio` worlds; each environment has one of them in its reach, those that finished get different
-ones as far as there are enough, and a world may be used by several.
+(`ppo.py` at its defaults; PureJaxRL by Lu et al. before it). Time limits count as terminations, the environment's
+state accounts for episodes, and resets are optimistic: every step generates `num_envs / reset_ratio` worlds. Each
+environment has one of them within reach, those that finished get different ones as far as there are enough, and
+several may use the same world.
 """
 
 from functools import partial
@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from craftax.craftax_env import make_craftax_env_from_name
+from one_xla_program import forward, mlp
 
 
 class Settings(NamedTuple):
@@ -57,31 +58,10 @@ class Moment(NamedTuple):
     done: jax.Array
 
 
-def init_network(key: jax.Array, inputs: int, width: int, actions: int) -> dict:
-    def mlp(key: jax.Array, outputs: int, gain: float) -> list:
-        sizes = ((inputs, width, 2**0.5), (width, width, 2**0.5), (width, width, 2**0.5), (width, outputs, gain))
-        keys = jax.random.split(key, len(sizes))
-        return [
-            (jax.nn.initializers.orthogonal(g)(k, (i, o)), jnp.zeros(o))
-            for k, (i, o, g) in zip(keys, sizes, strict=True)
-        ]
-
-    actor, critic = jax.random.split(key)
-    return {"actor": mlp(actor, actions, 0.01), "critic": mlp(critic, 1, 1.0)}
-
-
-def forward(layers: list, x: jax.Array) -> jax.Array:
-    for weight, bias in layers[:-1]:
-        x = jnp.tanh(x @ weight + bias)
-    weight, bias = layers[-1]
-    return x @ weight + bias
-
-
 def outputs(weights: dict, observation: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Log-probabilities of the actions, and the value."""
-    return jax.nn.log_softmax(forward(weights["actor"], observation)), forward(weights["critic"], observation)[
-        :, 0
-    ]
+    """Returns log-probabilities of the actions, and the value."""
+    logits, value = forward(weights["actor"], observation), forward(weights["critic"], observation)
+    return jax.nn.log_softmax(logits), value[:, 0]
 
 
 def log_prob_of(log_probs: jax.Array, action: jax.Array) -> jax.Array:
@@ -89,22 +69,19 @@ def log_prob_of(log_probs: jax.Array, action: jax.Array) -> jax.Array:
 
 
 def worlds_for(key: jax.Array, done: jax.Array, num_worlds: int) -> jax.Array:
-    """For each environment the index of the world that it gets if it is done."""
-    num_envs = done.size
-    nearest = jnp.arange(num_worlds).repeat(num_envs // num_worlds)
-    by_chance = jax.random.choice(key, num_envs, (num_worlds,), replace=False, p=done.astype(jnp.float32))
-    last = jnp.argsort(done)[-num_worlds:]
-    chosen = jnp.where(done.sum() < num_worlds, last, by_chance)
+    """Returns for each environment the index of the world that it gets if it is done."""
+    nearest = jnp.arange(num_worlds).repeat(done.size // num_worlds)
+    by_chance = jax.random.choice(key, done.size, (num_worlds,), replace=False, p=done.astype(jnp.float32))
+    chosen = jnp.where(done.sum() < num_worlds, jnp.argsort(done)[-num_worlds:], by_chance)
     return nearest.at[chosen].set(jnp.arange(num_worlds))
 
 
 def step_and_reset(env: Any, settings: Settings, key: jax.Array, episodes: Episodes, action: jax.Array) -> tuple:
     params, num_worlds = env.default_params, settings.num_envs // settings.reset_ratio
     step_key, reset_key, world_key = jax.random.split(key, 3)
+    step = jax.vmap(env.step, (0, 0, 0, None))
     keys = jax.random.split(step_key, settings.num_envs)
-    observation, state, reward, done, info = jax.vmap(env.step, (0, 0, 0, None))(
-        keys, episodes.state, action, params
-    )
+    observation, state, reward, done, info = step(keys, episodes.state, action, params)
     fresh = jax.vmap(env.reset, (0, None))(jax.random.split(reset_key, num_worlds), params)
     world = worlds_for(world_key, done, num_worlds)
 
@@ -120,9 +97,9 @@ def step_and_reset(env: Any, settings: Settings, key: jax.Array, episodes: Episo
 def advantages_of(settings: Settings, rollout: Moment, last_value: jax.Array) -> jax.Array:
     def earlier(carry: tuple, now: Moment) -> tuple:
         advantage, next_value = carry
-        goes_on = 1.0 - now.done
-        delta = now.reward + settings.gamma * next_value * goes_on - now.value
-        advantage = delta + settings.gamma * settings.gae_lambda * goes_on * advantage
+        continues = 1.0 - now.done
+        delta = now.reward + settings.gamma * next_value * continues - now.value
+        advantage = delta + settings.gamma * settings.gae_lambda * continues * advantage
         return (advantage, now.value), advantage
 
     start = (jnp.zeros_like(last_value), last_value)
@@ -172,12 +149,11 @@ def iteration(env: Any, settings: Settings, optimiser: Any, carry: Carry, _: Non
     learner = (carry.weights, carry.optimiser)
     (weights, state), _ = jax.lax.scan(epoch, learner, jax.random.split(epochs_key, settings.epochs))
     ended = {name: (leaf * rollout.done).sum() for name, leaf in info.items()}
-    metrics = {**ended, "ended": rollout.done.sum()}
-    return carry._replace(weights=weights, optimiser=state, key=key), metrics
+    return carry._replace(weights=weights, optimiser=state, key=key), {**ended, "ended": rollout.done.sum()}
 
 
 class Peer(NamedTuple):
-    """A compiled training: `run(carry)` does `iterations_per_call` iterations, and returns sums of metrics."""
+    """A compiled training. `run(carry)` does `iterations_per_call` iterations, and returns sums of metrics."""
 
     run: Any
     start: Carry
@@ -186,7 +162,7 @@ class Peer(NamedTuple):
 def build(
     name: str, settings: Settings, *, iterations_per_call: int, planned_iterations: int, seed: int = 0
 ) -> Peer:
-    """Compiles the training of an environment; the learning rate falls to zero over the planned iterations."""
+    """Compiles the training of an environment. The learning rate falls to zero over the planned iterations."""
     env = make_craftax_env_from_name(name, False)
     updates = planned_iterations * settings.epochs * settings.num_minibatches
     rate = optax.linear_schedule(settings.learning_rate, 0.0, updates)
@@ -197,8 +173,10 @@ def build(
         network_key, reset_key, key = jax.random.split(key, 3)
         keys = jax.random.split(reset_key, settings.num_envs)
         observation, state = jax.vmap(env.reset, (0, None))(keys, env.default_params)
-        actions = env.action_space(env.default_params).n
-        weights = init_network(network_key, observation.shape[-1], settings.width, actions)
+        inputs, actions = observation.shape[-1], env.action_space(env.default_params).n
+        actor, critic = jax.random.split(network_key)
+        hidden = (inputs, *[settings.width] * 3)
+        weights = {"actor": mlp(actor, (*hidden, actions), 0.01), "critic": mlp(critic, (*hidden, 1), 1.0)}
         zeros = jnp.zeros(settings.num_envs)
         episodes = Episodes(state, zeros, zeros.astype(jnp.int32))
         strong = jax.tree.map(lambda leaf: jnp.asarray(leaf, leaf.dtype), episodes)

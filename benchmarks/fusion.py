@@ -1,7 +1,6 @@
 """Gains of vectorisation and fusion of a simulator's steps, one without the other and both, on one GPU.
 
-    python benchmarks/fusion.py run [--quick] [--device cpu] [--budget 330] [--sweeps complexity]
-    python benchmarks/fusion.py draw
+    python benchmarks/fusion.py [--quick] [--device cpu] [--budget 330] [--sweeps complexity]
 
 After Gleeson, Snider, Yang, Gabel, de Lara and Pekhimenko, "Optimizing Data Collection in Deep Reinforcement
 Learning" (arXiv 2207.07736). Random actions are collected from CartPole-v1 and from a simulator of given
@@ -12,9 +11,7 @@ turns, and a figure is the median of several times, each that of several rollout
 
 Three sweeps: over the number of environments, over the steps that one launch holds, over the simulator's
 complexity. A side that cannot run, or has no time left within `--budget` seconds, is recorded as absent with its
-reason. `run` needs torch, and writes results/fusion-study.json (or another `--name`) after each sweep. `draw`
-makes docs/figures/fusion-study.png, which needs matplotlib; its third sweep is that of
-results/fusion-study-complexity.json where there is one.
+reason. Needs torch. Writes results/fusion-study.json (or another `--name`) after each sweep.
 """
 
 import os
@@ -22,16 +19,14 @@ import os
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # PyTorch needs memory of the same GPU
 
 import argparse
-import json
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import jax
 from fusion_sides import Case, Way
 from fusion_simulators import Simulator, cartpole_simulator, oscillators_simulator
 from fusion_study import Plan, Study
-from measure import RESULTS
+from measure import one_of, options, some_of
 from oscillators import Complexity
 
 FULL = Plan()
@@ -133,33 +128,16 @@ def run(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(required=True)
-    running = commands.add_parser("run")
-    running.add_argument("--output", type=Path, default=RESULTS)
-    running.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    running.add_argument("--quick", action="store_true", help="small sizes, to see that all runs")
-    running.add_argument("--budget", type=float, default=330, help="seconds after which no case begins")
-    running.add_argument("--sweeps", nargs="+", choices=SWEEPS, default=SWEEPS)
-    running.add_argument("--name", default="fusion-study")
-    running.set_defaults(do=run)
-    drawing = commands.add_parser("draw")
-    drawing.add_argument("--results", type=Path, default=RESULTS)
-    drawing.add_argument("--docs", type=Path, default=Path(__file__).parents[1] / "docs")
-    drawing.set_defaults(do=draw)
-    options = parser.parse_args()
-    options.do(options)
-
-
-def draw(options: argparse.Namespace) -> None:
-    from fusion_figure import figure_of
-
-    found = json.loads((options.results / "fusion-study.json").read_text())["result"]
-    apart = options.results / "fusion-study-complexity.json"
-    if apart.exists():
-        others = [case for case in found["cases"] if case["sweep"] != "complexity"]
-        found["cases"] = others + json.loads(apart.read_text())["result"]["cases"]
-    figure_of(found, options.docs / "figures" / "fusion-study.png")
+    run(
+        options(
+            __doc__,
+            device=one_of("cuda", "cpu", default="cuda"),
+            quick=(False, "small sizes, to see that all runs"),
+            budget=(330.0, "seconds after which no case begins"),
+            sweeps=some_of(SWEEPS),
+            name="fusion-study",
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -13,9 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-NETWORK = "10.77.0"
-PORT = 6379
-NODE_BYTES = 80_000_000
+NETWORK, PORT, NODE_BYTES = "10.77.0", 6379, 80_000_000
 TOOLS = ("ip", "unshare", "nsenter")
 
 SCRIPT = """
@@ -53,12 +51,10 @@ class Host:
 
     @property
     def name(self) -> str:
-        """Name of its network namespace, and its host name."""
         return f"{self.prefix}-{self.number}"
 
     @property
     def address(self) -> str:
-        """Its IP address."""
         return f"{NETWORK}.{self.number}"
 
     def command(self, *words: object) -> list[str]:
@@ -69,27 +65,24 @@ class Host:
     def run(self, *words: object, check: bool = True, **options: object) -> subprocess.CompletedProcess:
         """Runs a command on this host to its end."""
         return subprocess.run(
-            self.command(*words), check=check, env=self._environment(), text=True, capture_output=True, **options
+            self.command(*words),
+            check=check,
+            env=os.environ | self.environment,
+            text=True,
+            capture_output=True,
+            **options,
         )
 
     def start(self, *words: object, **options: object) -> subprocess.Popen:
         """Starts a command on this host."""
-        return subprocess.Popen(self.command(*words), env=self._environment(), text=True, **options)
-
-    def _environment(self) -> Mapping[str, str]:
-        return {**os.environ, **self.environment}
+        return subprocess.Popen(self.command(*words), env=os.environ | self.environment, text=True, **options)
 
     def up(self) -> None:
         """Starts it: its first process, its mounts and its link."""
         clock = ["--time", "--monotonic", str(self.monotonic_offset), "--boottime", str(self.monotonic_offset)]
-        self.process = subprocess.Popen(
-            [
-                *("nsenter", f"--net=/run/netns/{self.name}", "unshare", "--mount", "--uts", "--pid", "--fork"),
-                *("--mount-proc", *clock, "--kill-child", "python3", "-c", SCRIPT, self.name),
-            ],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        command = ["nsenter", f"--net=/run/netns/{self.name}", "unshare", "--mount", "--uts", "--pid", "--fork"]
+        command += ["--mount-proc", *clock, "--kill-child", "python3", "-c", SCRIPT, self.name]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         if self.process.stdout is None or self.process.stdout.readline() != "up\n":
             raise NoNamespaces(f"host {self.name} did not start")
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
@@ -100,9 +93,8 @@ class Host:
 
     def link(self, up: bool) -> None:
         """Cuts its link, or mends it."""
-        subprocess.run(
-            ["ip", "-n", f"{self.prefix}-sw", "link", "set", f"p{self.number}", "up" if up else "down"], check=True
-        )
+        link = ["ip", "-n", f"{self.prefix}-sw", "link", "set", f"p{self.number}"]
+        subprocess.run([*link, "up" if up else "down"], check=True)
 
     def kill(self) -> None:
         """Ends it and all of its processes, as a failure of power does."""
@@ -114,15 +106,9 @@ class Host:
 
 @contextlib.contextmanager
 def hosts(count: int, *, offsets: Mapping[int, int] | None = None, prefix: str = "rmh") -> Iterator[list[Host]]:
-    """Hosts on one network, which end with the context.
+    """Makes hosts on one network, numbered from 1, which end with the context.
 
-    Args:
-        count: their number; they are numbered from 1.
-        offsets: seconds by which the monotonic clock of a host is ahead of this machine's.
-        prefix: start of the names of namespaces.
-
-    Raises:
-        NoNamespaces: they cannot be made here.
+    `offsets` are seconds by which the monotonic clock of a host is ahead of this machine's.
     """
     check_namespaces()
     made = [Host(number, (offsets or {}).get(number, 0), prefix) for number in range(1, count + 1)]
@@ -139,22 +125,14 @@ def hosts(count: int, *, offsets: Mapping[int, int] | None = None, prefix: str =
 
 
 def check_namespaces() -> None:
-    """Whether hosts can be made here.
-
-    Raises:
-        NoNamespaces: they cannot.
-    """
+    """Raises `NoNamespaces` if hosts cannot be made here."""
     if os.geteuid() != 0:
         raise NoNamespaces("namespaces need root")
     missing = [tool for tool in TOOLS if shutil.which(tool) is None]
     if missing:
         raise NoNamespaces(f"{', '.join(missing)} is missing")
-    tried = subprocess.run(
-        ["unshare", "--net", "--mount", "--uts", "--pid", "--time", "--monotonic", "5", "--fork", "true"],
-        check=False,
-        capture_output=True,
-        text=True,
-    )
+    command = ["unshare", "--net", "--mount", "--uts", "--pid", "--time", "--monotonic", "5", "--fork", "true"]
+    tried = subprocess.run(command, check=False, capture_output=True, text=True)
     if tried.returncode:
         raise NoNamespaces(tried.stderr.strip())
 
@@ -180,14 +158,7 @@ def _make_network(made: Sequence[Host], prefix: str) -> None:
 
 
 def start_ray(python: str, head: Host, host: Host, *, cpus: int = 4) -> None:
-    """Makes a host a node of a Ray cluster.
-
-    Args:
-        python: the interpreter that has Ray, with which workers run.
-        head: the host of the cluster's head.
-        host: the host that joins, or the head itself.
-        cpus: workers that it takes.
-    """
+    """Makes a host with room for `cpus` workers a node of the Ray cluster of `head`, or that head itself."""
     where = ["--head", f"--port={PORT}"] if host is head else [f"--address={head.address}:{PORT}"]
     words = [f"--node-ip-address={host.address}", f"--num-cpus={cpus}", f"--object-store-memory={NODE_BYTES}"]
     quiet = ["--disable-usage-stats", *(["--include-dashboard=false"] if host is head else [])]

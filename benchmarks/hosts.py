@@ -9,7 +9,6 @@ at a time, and tells what was said when, and when the training went on. Each par
 `results/hosts.json`.
 """
 
-import argparse
 import contextlib
 import json
 import os
@@ -26,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from host_namespaces import Host, hosts, start_ray
-from measure import RESULTS, write_result
+from measure import options, read_result, some_of, summary_of, write_result
 
 import rollmill
 
@@ -41,16 +40,12 @@ EVENTS = {"link cut for 8 s": 8.0, "link cut for 30 s": 30.0, "link cut for 120 
 """Seconds for which the link is down."""
 MAX_MOVES = 5
 """Replacements after which a training keeps its actors where they are."""
-
 TAIL_BYTES = 8192
 """Bytes at the end of a log that hold a whole line."""
-
 CORES = 12
-"""Workers that each host takes."""
-
+"""Workers of each host."""
 PATIENT = ("--hang-seconds", 60, "--max-failures", 1000)
 """A replica that has worked for a minute begins a new row of losses."""
-
 PATIENCE_SECONDS = 150.0
 FIRST_SECONDS = 400.0
 SAID = {
@@ -127,21 +122,21 @@ def ended(told: Told, began: float) -> dict[str, Any]:
     return {"exit_code": code, "seconds": round(time.monotonic() - began, 1), "said": told.since(began)[-6:]}
 
 
+LEARNERS = ("--distribution", "multi-learner", "--workers", 2, "--learners", 2, "--total-timesteps", 4096)
+
+
 def different_code(folder: Path) -> dict[str, Any]:
-    """Host 2 has another file of Rollmill's; then none at all."""
-    other = folder / "returns.py"
-    original = SOURCE / "algorithms" / "returns.py"
+    """Host 2 has another file of Rollmill, then none at all."""
+    other, original = folder / "returns.py", SOURCE / "algorithms" / "returns.py"
     other.write_text(original.read_text() + "\n# another one\n")
-    found = {}
     with cluster() as (first, second):
         second.run("mount", "--bind", other, original)
         began = time.monotonic()
-        words = ("CartPole-v1", "--distribution", "multi-learner", "--workers", 2, "--learners", 2)
-        found["another source"] = ended(train(first, folder / "other", *words, "--total-timesteps", 4096), began)
+        found = {"another source": ended(train(first, folder / "other", "CartPole-v1", *LEARNERS), began)}
         second.run("umount", original)
         second.run("mount", "-t", "tmpfs", "tmpfs", SOURCE)
         began = time.monotonic()
-        found["rollmill missing"] = ended(train(first, folder / "none", *words, "--total-timesteps", 4096), began)
+        found["rollmill missing"] = ended(train(first, folder / "none", "CartPole-v1", *LEARNERS), began)
     return found
 
 
@@ -149,25 +144,18 @@ def sent_module(folder: Path) -> dict[str, Any]:
     """A module of the user is on host 1 alone."""
     mine = folder / "mine"
     mine.mkdir()
-    (mine / "my_game.py").write_text(
-        "import my_name\nimport rollmill\n"
-        "rollmill.register(my_name.NAME, lambda **_: rollmill.make('CartPole-v1'))\n"
-    )
+    made = "rollmill.register(my_name.NAME, lambda **_: rollmill.make('CartPole-v1'))"
+    (mine / "my_game.py").write_text(f"import my_name\nimport rollmill\n{made}\n")
     (mine / "my_name.py").write_text("NAME = 'mine'\n")
     with cluster() as (first, second):
         second.run("mount", "-t", "tmpfs", "tmpfs", mine)
         began = time.monotonic()
-        words = ("mine", "--import", "my_game", "--distribution", "multi-learner", "--workers", 2, "--learners", 2)
-        told = train(first, folder / "sent", *words, "--total-timesteps", 4096, PYTHONPATH=str(mine))
-        result = ended(told, began)
+        words = ("mine", "--import", "my_game", *LEARNERS)
+        result = ended(train(first, folder / "sent", *words, PYTHONPATH=str(mine)), began)
         workers = json.loads((folder / "sent/workers.json").read_text())
-        summary = json.loads((folder / "sent/summary.json").read_text())
-    return {
-        **result,
-        "status": summary["status"],
-        "steps_per_second": summary["steps_per_second"],
-        "modules_of_hosts": {each["host"]: each["modules"]["my_game"] for each in workers.values()},
-    }
+    summary = {name: summary_of(folder / "sent")[name] for name in ("status", "steps_per_second")}
+    modules = {each["host"]: each["modules"]["my_game"] for each in workers.values()}
+    return {**result, **summary, "modules_of_hosts": modules}
 
 
 def profiles(folder: Path) -> dict[str, Any]:
@@ -189,12 +177,12 @@ def _profile(folder: Path, apart: int) -> dict[str, Any]:
             raise RuntimeError(done.stdout[-2000:] + done.stderr[-2000:])
         clock = _clock_error(first, folder, apart)
     profile = json.loads((output / "profile.json").read_text())
-    processes = {each["name"]: sum(each["overlap"].values()) for each in profile["processes"]}
+    overlaps = {each["name"]: each["overlap"] for each in profile["processes"]}
     return {
         "clock": clock,
         "iteration_seconds": profile["iteration"]["unprofiled"],
-        "processes": {each["name"]: each["overlap"] for each in profile["processes"]},
-        "seconds_accounted_for": processes,
+        "processes": overlaps,
+        "seconds_accounted_for": {name: sum(each.values()) for name, each in overlaps.items()},
         "notes": profile["notes"],
     }
 
@@ -333,46 +321,47 @@ def _mend(first: Host, second: Host) -> None:
 
 
 def table(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One line for each kind of event, of the trainings that had a worker on host 2."""
-    lines = []
+    """Returns one line for each kind of event, of the trainings that had a worker on host 2."""
+    lines, ends = [], lambda values: [min(values), max(values)] if values else None
     for event in dict.fromkeys(each["event"] for each in results):
         trials = [each for each in results if each["event"] == event and each["on_host_2"]]
-        spread = lambda values: [min(values), max(values)] if values else None
+        times = {name: [s for t in trials if (s := t["seconds"][name]) is not None] for name in SAID}
         lines.append(
             {
                 "event": event,
                 "trials": len(trials),
                 "went_on": sum(each["goes_on"] for each in trials),
-                "stood_still_seconds": spread([each["stood_still_seconds"] for each in trials]),
-                **{name: spread([s for t in trials if (s := t["seconds"][name]) is not None]) for name in SAID},
+                "stood_still_seconds": ends([each["stood_still_seconds"] for each in trials]),
+                **{name: ends(seconds) for name, seconds in times.items()},
             }
         )
     return lines
 
 
+PARTS = {"code": different_code, "modules": sent_module, "profile": profiles}
+
+
 def main() -> None:
-    """Runs the parts that are asked for, and writes what they found beside what others have."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="+", choices=["code", "modules", "profile", "cuts"])
-    parser.add_argument("--rounds", default="4,3,1,2", help="events of each kind, under --at-once trainings each")
-    parser.add_argument("--at-once", type=int, default=3)
-    options = parser.parse_args()
-    rounds = dict(zip(EVENTS, map(int, options.rounds.split(",")), strict=True))
-    path = RESULTS / "hosts.json"
-    found = json.loads(path.read_text())["result"] if path.exists() else {}
+    chosen = options(
+        __doc__,
+        {"parts": some_of([*PARTS, "cuts"])},
+        rounds=("4,3,1,2", "events of each kind, under --at-once trainings each"),
+        at_once=3,
+    )
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
+    rounds = dict(zip(EVENTS, map(int, chosen.rounds.split(",")), strict=True))
+    found = read_result("hosts", chosen.output)
     with tempfile.TemporaryDirectory(prefix="rollmill-hosts-", dir="/var/tmp") as name:
-        folder = Path(name)
-        for part in options.parts:
+        for part in chosen.parts:
             if part == "cuts":
-                trials = cuts(folder, rounds, options.at_once)
+                trials = cuts(Path(name), rounds, chosen.at_once)
                 found[part] = {"trials": trials, "table": table(trials)}
             else:
-                found[part] = {"code": different_code, "modules": sent_module, "profile": profiles}[part](folder)
+                found[part] = PARTS[part](Path(name))
             print(json.dumps(found[part], indent=1), flush=True)
-            write_result("hosts", found)
+            write_result("hosts", found, chosen.output)
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     main()

@@ -1,12 +1,13 @@
-"""PPO on CartPole as one XLA program in the least code: what Rollmill's own program is held against.
+"""PPO on CartPole as one XLA program in the least code, as the peer of Rollmill's own program.
 
-As PureJaxRL does it, and lighter: environments draw from a counter-based hash instead of JAX's
-generator, time limits count as terminations, nothing is recorded, and no state can be resumed.
+As PureJaxRL does it, and lighter: environments draw from a counter-based hash instead of JAX's generator, time
+limits count as terminations, nothing is recorded, and no state can be resumed.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import NamedTuple
 
 import jax
@@ -48,25 +49,21 @@ def step_with_reset(state: CartPole, action, seed):
     )
     age = state.age + 1
     done = (jnp.abs(moved[0]) > 2.4) | (jnp.abs(moved[2]) > 0.2095) | (age >= 500)
-    fresh = []
-    for _ in moved:
+    after = []
+    for old in moved:
         seed, u = hash_uniform(seed)
-        fresh.append(u * 0.1 - 0.05)
-    after = [jnp.where(done, new, old) for new, old in zip(fresh, moved, strict=True)]
+        after.append(jnp.where(done, u * 0.1 - 0.05, old))
     return CartPole(*after, jnp.where(done, 0, age)), done, seed
 
 
-def init_network(key):
-    def mlp(key, out, gain):
-        shapes = ((4, 64, 2**0.5), (64, 64, 2**0.5), (64, out, gain))
-        keys = jax.random.split(key, 3)
-        return [
-            (jax.nn.initializers.orthogonal(g)(k, (i, o)), jnp.zeros(o))
-            for k, (i, o, g) in zip(keys, shapes, strict=True)
-        ]
-
-    actor_key, critic_key = jax.random.split(key)
-    return {"actor": mlp(actor_key, 2, 0.01), "critic": mlp(critic_key, 1, 1.0)}
+def mlp(key, sizes: Sequence[int], gain: float):
+    """Returns orthogonal weights and zero biases of each layer; `gain` is that of the last."""
+    keys, layers = jax.random.split(key, len(sizes) - 1), list(pairwise(sizes))
+    gains = [2**0.5] * (len(layers) - 1) + [gain]
+    return [
+        (jax.nn.initializers.orthogonal(g)(k, shape), jnp.zeros(shape[1]))
+        for k, shape, g in zip(keys, layers, gains, strict=True)
+    ]
 
 
 def forward(layers, x):
@@ -118,17 +115,16 @@ def iteration(sizes: Sizes, optimiser, carry, _):
     batch = (observation, action, log_prob, advantage, advantage + value)
     flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), batch)
 
+    def minibatch(carry, batch):
+        params, opt_state = carry
+        updates, opt_state = optimiser.update(jax.grad(loss)(params, batch), opt_state)
+        return (optax.apply_updates(params, updates), opt_state), None
+
     def epoch(carry, _):
         params, opt_state, key = carry
         key, now = jax.random.split(key)
         order = jax.random.permutation(now, sizes.num_envs * sizes.num_steps)
         split = lambda leaf: leaf[order].reshape(sizes.num_minibatches, -1, *leaf.shape[1:])
-
-        def minibatch(carry, batch):
-            params, opt_state = carry
-            updates, opt_state = optimiser.update(jax.grad(loss)(params, batch), opt_state)
-            return (optax.apply_updates(params, updates), opt_state), None
-
         (params, opt_state), _ = jax.lax.scan(minibatch, (params, opt_state), jax.tree.map(split, flat))
         return (params, opt_state, key), None
 
@@ -136,26 +132,22 @@ def iteration(sizes: Sizes, optimiser, carry, _):
     return (params, opt_state, state, seed, key), done.mean()
 
 
-def build(sizes: Sizes, iterations: int) -> tuple[Callable, tuple]:
-    """A compiled function that runs `iterations`, and its first argument."""
+def one_program_turns(sizes: Sizes, iterations: int) -> Callable[[], float]:
+    """Returns a function that trains some more iterations, and returns their environment steps per second."""
     optimiser = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(2.5e-4, eps=1e-5))
-    params = init_network(jax.random.key(0))
+    actor, critic = jax.random.split(jax.random.key(0))
+    params = {"actor": mlp(actor, (4, 64, 64, 2), 0.01), "critic": mlp(critic, (4, 64, 64, 1), 1.0)}
     key = jax.random.key(1)
     start = jax.random.uniform(key, (4, sizes.num_envs), minval=-0.05, maxval=0.05)
     state = CartPole(*start, jnp.zeros(sizes.num_envs, jnp.int32))
-    seed = jax.random.bits(key, (sizes.num_envs,), jnp.uint32)
-    carry = (params, optimiser.init(params), state, seed, key)
+    carry = (params, optimiser.init(params), state, jax.random.bits(key, (sizes.num_envs,), jnp.uint32), key)
     many = jax.jit(lambda carry: jax.lax.scan(partial(iteration, sizes, optimiser), carry, None, iterations))
-    return many.lower(carry).compile(), carry
+    many = many.lower(carry).compile()
 
-
-def steps_per_second(sizes: Sizes, *, iterations: int, repeats: int) -> list[float]:
-    """Environment steps per second of training, one figure a repeat."""
-    many, carry = build(sizes, iterations)
-    carry, _ = jax.block_until_ready(many(carry))
-    figures = []
-    for _ in range(repeats):
+    def turn() -> float:
+        nonlocal carry
         began = time.perf_counter()
         carry, _ = jax.block_until_ready(many(carry))
-        figures.append(iterations * sizes.num_envs * sizes.num_steps / (time.perf_counter() - began))
-    return figures
+        return iterations * sizes.num_envs * sizes.num_steps / (time.perf_counter() - began)
+
+    return turn

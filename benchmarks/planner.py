@@ -2,7 +2,6 @@
 
     python benchmarks/planner.py cartpole alphazero tag --rounds 3
     python benchmarks/planner.py cartpole-gpu tag-gpu alphazero-gpu --name planner-gpu --seconds 780 --each 60
-    python benchmarks/planner.py        # writes the table of docs/planning.md from the results
 
 Every candidate is measured as the search measures it, but without predictions or a budget, and of those that
 are compiled to the same program one: once in the first round, those within a fifth of the best in the others,
@@ -19,20 +18,17 @@ command is stopped.
 Other processes of the machine disturb single figures; ratios of medians of turns are less disturbed.
 """
 
-import argparse
 import contextlib
-import json
 import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
-from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from measure import RESULTS, machine_of, spread, table_of, write_result, write_table
+from measure import options, some_of, spread, write_result
 
 from rollmill.cli.requests import parse_training
 from rollmill.dataflow import Graph
@@ -68,8 +64,6 @@ time kernels, of which neither has one for its rollouts."""
 
 CLOSE = 0.8
 """Share of the best from which on a candidate is measured in every round."""
-
-PAGE = Path(__file__).parents[1] / "docs/planning.md"
 
 
 class Swept(NamedTuple):
@@ -300,66 +294,17 @@ def _trials(
     )
 
 
-def judged_by_sweep(sweep: Mapping[str, Mapping[str, Any]]) -> int:
-    """Candidates that the sweep has measured, or left out for a reason other than time."""
-    out_of_time = ("not measured", "did not start")
-    return sum(not each.get("reason", "").startswith(out_of_time) for each in sweep.values())
-
-
-def table_of_results(folder: Path) -> str:
-    """The table of all results of this script, in Markdown."""
-    head = (
-        "Training",
-        "On",
-        "Choice of the search",
-        "Share of the best",
-        "All",
-        "Search",
-        "Seconds",
-        "Memory, predicted / measured",
-    )
-    rows = []
-    for file in sorted(folder.glob("planner-*.json")):
-        stored = json.loads(file.read_text())
-        for result in stored["result"].values():
-            if "chosen" not in result:
-                continue
-            ratios = result["predicted_over_measured_memory"].values()
-            rows.append(
-                (
-                    f"`{result['command']}`",
-                    machine_of(stored["hardware"]),
-                    result["chosen"],
-                    f"{result['chosen_over_best']:.2f}",
-                    f"{judged_by_sweep(result['sweep'])} of {len(result['sweep'])}",
-                    f"{result['measured_by_search']} of {result['candidates']}",
-                    f"{result['search_seconds']:.0f}",
-                    f"{min(ratios):.2f} to {max(ratios):.2f}" if ratios else "-",
-                )
-            )
-    return table_of(head, rows, numbers=(3, 4, 5, 6, 7))
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "works", nargs="*", help=f"of {', '.join(WORKS)}; without any, the table of results is written"
+    chosen = options(
+        __doc__,
+        {"works": some_of(WORKS)},
+        rounds=3,
+        budget=(float(DEFAULT_BUDGET), "seconds of each search"),
+        each=(float(START_SECONDS), "seconds for a candidate to start"),
+        seconds=(float, "of everything; sweeps are brief, and end in time for searches"),
+        brief=(False, "leave out candidates that are far behind, or measure them shorter"),
+        name="planner-cpu",
     )
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--budget", type=float, default=DEFAULT_BUDGET, help="seconds of each search")
-    parser.add_argument("--each", type=float, default=START_SECONDS, help="seconds for a candidate to start")
-    parser.add_argument(
-        "--seconds", type=float, help="of everything; sweeps are brief, and end in time for searches"
-    )
-    parser.add_argument("--brief", action="store_true", help="leave out what is far behind, or measure it shorter")
-    parser.add_argument("--output", type=Path, default=RESULTS)
-    parser.add_argument("--name", default="planner-cpu")
-    chosen = parser.parse_args()
-    if unknown := set(chosen.works) - WORKS.keys():
-        parser.error(f"{', '.join(unknown)}: known are {', '.join(WORKS)}")
-    if not chosen.works:
-        write_table(table_of_results(chosen.output), PAGE)
-        return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     environment, began = leave_devices(), time.monotonic()
     share = float("inf") if chosen.seconds is None else chosen.seconds / len(chosen.works)
@@ -371,7 +316,7 @@ def main() -> None:
         try:
             compare(name, limits, environment, results.setdefault(name, {}))
         finally:
-            write_result(chosen.name, results, directory=chosen.output)
+            write_result(chosen.name, results, chosen.output)
 
 
 if __name__ == "__main__":

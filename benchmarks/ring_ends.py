@@ -66,20 +66,12 @@ def is_open(end: End) -> bool:
     return Path(end.folder, f"open-{end.process}").exists()
 
 
-def note_opening(end: End) -> None:
-    Path(end.folder, f"open-{end.process}").touch()
-
-
 def is_over(end: End) -> bool:
     return Path(end.folder, "over").exists()
 
 
-def sent_log(end: End, target: int) -> Path:
-    return Path(end.folder, f"sent-{end.process}-{end.rank}-{target}")
-
-
-def taken_log(end: End) -> Path:
-    return Path(end.folder, f"taken-{end.process}-{end.rank}")
+def open_log(end: End, name: str) -> int:
+    return os.open(Path(end.folder, name), os.O_CREAT | os.O_APPEND | os.O_WRONLY)
 
 
 def least_filled(turn: int, occupied: Sequence[int]) -> int:
@@ -91,19 +83,13 @@ def least_filled(turn: int, occupied: Sequence[int]) -> int:
 def produce(end: End) -> None:
     """Sends numbered messages to whichever target has room, until told to end."""
     rng, pattern = random.Random(end.process), np.arange(max(1, end.nbytes // 8), dtype=np.int64)
-    logs = [os.open(sent_log(end, target), os.O_CREAT | os.O_APPEND | os.O_WRONLY) for target in range(end.peers)]
+    logs = [open_log(end, f"sent-{end.process}-{end.rank}-{target}") for target in range(end.peers)]
     counts = [0] * end.peers
     wire = open_wire(end)
     targets = list(range(end.peers))
-    sender = wire.sender(
-        "ring",
-        source=end.rank,
-        targets=targets,
-        layout=layout_of(end.nbytes),
-        capacity=end.capacity,
-        route=least_filled,
-    )
-    note_opening(end)
+    shape = {"layout": layout_of(end.nbytes), "capacity": end.capacity}
+    sender = wire.sender("ring", source=end.rank, targets=targets, route=least_filled, **shape)
+    Path(end.folder, f"open-{end.process}").touch()
     try:
         while not is_over(end):
             try:
@@ -128,15 +114,10 @@ def produce(end: End) -> None:
 def consume(end: End) -> None:
     """Takes, checks and logs messages until every sender has closed."""
     rng = random.Random(end.process)
-    log = os.open(taken_log(end), os.O_CREAT | os.O_APPEND | os.O_WRONLY)
-    receiver = open_wire(end).receiver(
-        "ring",
-        sources=list(range(end.peers)),
-        target=end.rank,
-        layout=layout_of(end.nbytes),
-        capacity=end.capacity,
-    )
-    note_opening(end)
+    log = open_log(end, f"taken-{end.process}-{end.rank}")
+    shape = {"layout": layout_of(end.nbytes), "capacity": end.capacity}
+    receiver = open_wire(end).receiver("ring", sources=list(range(end.peers)), target=end.rank, **shape)
+    Path(end.folder, f"open-{end.process}").touch()
     try:
         while True:
             try:

@@ -1,96 +1,72 @@
 """MAPPO on Tag: taggers' returns while both kinds learn, and each side against untrained ones.
 
-    python benchmarks/tag_learning.py     # make benchmark-tag
+    python benchmarks/tag_learning.py     # make benchmark-tag-learning
 
-Three seeds, all in one program; every point of a curve is the mean return over the episodes of training that
-ended since the point before it, with actions drawn from the policies. Writes results/tag_learning.json,
-docs/figures/tag_learning.png and the table in docs/multi_agent.md. Needs matplotlib.
+Three seeds train in one program. Every point of a curve is the mean return of the training episodes that ended
+since the point before, with actions drawn from the policies. Writes results/tag_learning.json.
 """
 
-import argparse
 from functools import partial
-from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from measure import RESULTS, write_result, write_table
+from measure import advance, marks, options, write_result
 
 import rollmill
 from rollmill.dataflow import collect, start
 from rollmill.programs.cache import enable_compilation_cache
 from rollmill.programs.compiled import lower
-from rollmill.programs.dispatch import dispatch_ahead
 from rollmill.recipes import RECIPES
-from rollmill.recipes.classic import Recipe
 
-DOCS = Path(__file__).parent.parent / "docs"
-SEEDS = tuple(range(3))
-EPISODES, POINTS = 200, 40
-LONGEST = 100  # steps of an episode, in both environments
-
-
-class Study(NamedTuple):
-    """A recipe, and what its taggers should get from the runners that learned with them."""
-
-    recipe: str
-    title: str
-    target: float
-
-
-STUDIES = (
-    Study("tag-gridworld", "TagGridWorld, 4 taggers, 1 runner", 5.0),
-    Study("tag-continuous", "TagContinuous, 3 taggers, 9 runners", 10.0),
-)
+SEEDS, EPISODES, POINTS = tuple(range(3)), 200, 40
+EPISODE_STEPS = 100
+"""Steps of an episode in both environments."""
+STUDIES = {
+    "tag-gridworld": ("TagGridWorld, 4 taggers, 1 runner", 5.0),
+    "tag-continuous": ("TagContinuous, 3 taggers, 9 runners", 10.0),
+}
+"""Title of a recipe, and the return that its taggers should reach against the runners that learned with them."""
 SIDES = ("untrained", "trained")
 PAIRINGS = [(taggers, runners) for taggers in SIDES for runners in SIDES]
 
 
-def study(of: Study) -> dict:
-    recipe: Recipe = RECIPES[of.recipe]()
+def study(name: str) -> dict[str, Any]:
+    (title, target), recipe = STUDIES[name], RECIPES[name]()
     graph = rollmill.mappo(rollmill.make(recipe.environment), recipe.config)
-    program = lower(graph, seeds=SEEDS)
-    before, after, curves = _train(graph, program)
-    found = _cross_play(graph, before, after)
+    before, after, curves = train(graph)
+    found = cross_play(graph, before, after)
     pairs = zip(found["trained"]["trained"], found["untrained"]["trained"], strict=True)
-    met = all(trained >= max(of.target, untrained) for trained, untrained in pairs)
+    met = all(trained >= max(target, untrained) for trained, untrained in pairs)
     for taggers, runners in PAIRINGS:
         each = ", ".join(f"{value:.2f}" for value in found[taggers][runners])
         print(f"{recipe.environment}: {taggers} taggers, {runners} runners: taggers' return {each}", flush=True)
-    return {
-        "environment": recipe.environment,
-        "title": of.title,
-        "recipe": of.recipe,
-        "target": of.target,
-        "met": met,
-        "taggers_return": found,
-        "curves": curves,
-    }
+    said = {"environment": recipe.environment, "title": title, "recipe": name, "target": target, "met": met}
+    return {**said, "taggers_return": found, "curves": curves}
 
 
-def _train(graph, program):
-    """The weights of all seeds before and after, and the curves of both kinds' returns."""
+def train(graph: Any) -> tuple[Any, Any, dict[str, list]]:
+    """Returns the weights of all seeds before and after, and the curves of both kinds' returns."""
+    program = lower(graph, seeds=SEEDS)
     begin = state = program.start()
-    marks = np.unique(np.linspace(0, graph.loops.iterations, POINTS + 1).round().astype(int)).tolist()
-    curves = {"steps": [mark * graph.loops.batch_size for mark in marks[1:]], "tagger": [], "runner": []}
-    for first, until in zip(marks, marks[1:], strict=False):
-        rows = []
-        for window in dispatch_ahead(program, state, first=first, until=until):
-            state = window.after
-            rows += window.metrics
+    points = marks(graph.loops.iterations, POINTS)
+    curves: dict[str, list] = {"steps": [point * graph.loops.batch_size for point in points[1:]]}
+    for first, until in zip(points, points[1:], strict=False):
+        state, rows = advance(program, state, first, until)
         ended = np.asarray([row["episodes/ended"] for row in rows])
         for kind in ("tagger", "runner"):
             returns = np.asarray([row[f"returns/{kind}"] for row in rows])
-            curves[kind].append((np.sum(ended * returns, axis=0) / ended.sum(axis=0)).tolist())
+            mean = np.sum(ended * returns, axis=0) / ended.sum(axis=0)
+            curves.setdefault(kind, []).append(mean.tolist())
     return graph.weights(begin.learner), graph.weights(state.learner), curves
 
 
-def _cross_play(graph, before, after) -> dict[str, dict[str, list[float]]]:
-    """The taggers' mean return of each seed, by which taggers play against which runners."""
+def cross_play(graph: Any, before: Any, after: Any) -> dict[str, dict[str, list[float]]]:
+    """Returns the taggers' mean return of each seed, by which taggers play against which runners."""
     play = eqx.filter_jit(partial(_play, graph))
-    found = {taggers: {runners: [] for runners in SIDES} for taggers in SIDES}
+    found: dict[str, dict[str, list[float]]] = {taggers: {runners: [] for runners in SIDES} for taggers in SIDES}
     for i, seed in enumerate(SEEDS):
         old, new = (jax.tree.map(lambda leaf, i=i: leaf[i], weights) for weights in (before, after))
         networks = {"untrained": old.networks, "trained": new.networks}
@@ -101,76 +77,20 @@ def _cross_play(graph, before, after) -> dict[str, dict[str, list[float]]]:
     return found
 
 
-def _play(graph, weights, key):
-    """The taggers' mean return over the first episode of each of `EPISODES` environments."""
-    graph = graph._replace(loops=graph.loops._replace(num_envs=EPISODES, num_steps=LONGEST))
+def _play(graph: Any, weights: Any, key: Any) -> Any:
+    """Returns the taggers' mean return over the first episode of each of `EPISODES` environments."""
+    graph = graph._replace(loops=graph.loops._replace(num_envs=EPISODES, num_steps=EPISODE_STEPS))
     collector = start(graph, key, jnp.arange(EPISODES, dtype=jnp.int32)).collector
     steps = collect(graph, weights, collector, key)[1].steps
     end = jnp.argmax(steps.terminated | steps.truncated, axis=0)
     return jnp.mean(steps.info["agent_returns"]["tagger"][end, jnp.arange(EPISODES)])
 
 
-# --- what is written ----------------------------------------------------------------------------------
-
-COLOURS = {"tagger": "#1565c0", "runner": "#ef6c00"}
-
-
-def draw(rows: list[dict], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, panels = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
-    for panel, row in zip(panels, rows, strict=True):
-        untrained = float(np.mean(row["taggers_return"]["untrained"]["untrained"]))
-        panel.axhline(untrained, color=COLOURS["tagger"], linewidth=0.8, linestyle=(0, (1, 2)))
-        for kind, colour in COLOURS.items():
-            steps, returns = np.asarray(row["curves"]["steps"]) / 1_000, np.asarray(row["curves"][kind])
-            panel.plot(steps, returns.mean(axis=1), color=colour, linewidth=1.8, label=f"{kind}s")
-            panel.fill_between(
-                steps, returns.min(axis=1), returns.max(axis=1), color=colour, alpha=0.18, linewidth=0
-            )
-        panel.set_title(row["title"], fontsize=11)
-        panel.set_xlim(left=0)
-        panel.set_xlabel("environment steps (thousands)")
-        panel.spines[["top", "right"]].set_visible(False)
-        panel.grid(alpha=0.25, linewidth=0.6)
-    panels[0].legend(frameon=False, fontsize=9, loc="upper left", ncols=2)
-    panels[0].set_ylabel("return of an agent, mean of its kind")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
-    print(f"wrote {path}")
-
-
-def table(rows: list[dict]) -> str:
-    lines = [
-        "| Environment | Taggers | Runners | Taggers' return, seeds 0 to 2 | Mean | Target | Met |",
-        "|---|---|---|---|---:|---|---|",
-    ]
-    for row in rows:
-        for taggers, runners in PAIRINGS:
-            found = row["taggers_return"][taggers][runners]
-            place = row["environment"] if taggers == runners == "untrained" else ""
-            each = ", ".join(f"{value:.2f}" for value in found)
-            judged = taggers == runners == "trained"
-            target = f"≥ {row['target']:g}, every seed" if judged else ""
-            met = ("yes" if row["met"] else "no") if judged else ""
-            lines.append(f"| {place} | {taggers} | {runners} | {each} | {np.mean(found):.2f} | {target} | {met} |")
-    return "\n".join(lines)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=RESULTS)
-    parser.add_argument("--docs", type=Path, default=DOCS, help="where figures and multi_agent.md go")
-    options = parser.parse_args()
+    chosen = options(__doc__)
     enable_compilation_cache()
-    rows = [study(of) for of in STUDIES]
     protocol = {"seeds": SEEDS, "episodes": EPISODES, "action": "drawn"}
-    write_result("tag_learning", protocol | {"rows": rows}, directory=options.output)
-    draw(rows, options.docs / "figures" / "tag_learning.png")
-    write_table(table(rows), options.docs / "multi_agent.md")
+    write_result("tag_learning", protocol | {"rows": [study(name) for name in STUDIES]}, chosen.output)
 
 
 if __name__ == "__main__":

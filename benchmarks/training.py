@@ -1,100 +1,148 @@
-"""PPO training on CartPole-v1, 64-64 actor and critic: Rollmill, fused and by XLA, beside its peers, in one run.
+"""Training on small environments: Rollmill, fused and by XLA, beside its peers, in one run.
 
     python benchmarks/training.py cpu --rejax .rejax/bin/python     # make benchmark-training
     python benchmarks/training.py gpu
+    python benchmarks/training.py cpu --algorithm dqn --rejax .rejax/bin/python
 
-Sides take turns, so that a machine whose speed drifts slows all of them alike; figures are
-environment steps per second of whole training iterations, compilation left out, and ratios are of
-medians. On CPU the peer is Rejax 0.1.3 in its own environment; on a GPU, and on CPU besides, the
-least code that trains PPO in one XLA program (one_xla_program.py).
+PPO trains on CartPole-v1 with 64-64 actor and critic. Its peers are the least code that trains PPO in one XLA
+program (one_xla_program.py) and, with `--rejax`, Rejax 0.1.3 in an environment of its own. DQN on CartPole-v1 and
+SAC on Pendulum-v1 are compared with Rejax at the hyperparameters that Rejax publishes. Figures are environment
+steps per second of whole training iterations, without compilation and evaluations; ratios are of medians.
 """
 
-import argparse
-import time
-from pathlib import Path
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
-import jax
-from measure import RESULTS, rejax_figures, spread, write_result
-from one_xla_program import Sizes, steps_per_second
+from measure import (
+    REJAX,
+    foreign,
+    in_turns,
+    one_of,
+    options,
+    ratios,
+    require,
+    spreads,
+    training_turns,
+    write_result,
+)
+from one_xla_program import Sizes, one_program_turns
 
 import rollmill
 from rollmill.programs.compiled import lower
-from rollmill.programs.dispatch import dispatch_ahead
+
+REPEATS = 3
+"""Timed turns of a side in each round."""
+FUSED = "rollmill, fusion=full"
+SIZES = {"cpu": [Sizes(2048, 32, 4, 4)], "gpu": [Sizes(4096, 32, 4, 4), Sizes(4096, 128, 4, 4)]}
+LOG_EVERY = 1_000
+"""Iterations whose metrics are summed on the device, as `rollmill train` does by default for iterations so
+small.
+"""
+DQN = {"num_envs": 10, "gradient_steps": 5, "buffer_size": 50_000, "learning_starts": 5_000, "batch_size": 100}
+DQN |= {"learning_rate": 1e-3, "tau": 0.02, "target_interval": 5, "duelling": True}
+SAC = {"num_envs": 1, "gradient_steps": 1, "buffer_size": 10_000, "learning_starts": 256, "batch_size": 256}
+SAC |= {"learning_rate": 1e-3, "critic_learning_rate": 1e-3, "tau": 0.02}
+NETWORK = {"network": {"hidden_sizes": (64, 64), "activation": "swish"}}
+REPLAY = {
+    "dqn": ("CartPole-v1", DQN | NETWORK, {"agent": "DuelingQNetwork", "exploration_fraction": 0.5}),
+    "sac": ("Pendulum-v1", SAC | NETWORK, {}),
+}
+"""Environment, configuration, and settings that Rejax alone has."""
 
 
-def rollmill_steps_per_second(
-    sizes: Sizes, *, iterations: int, repeats: int, unroll: int | None = None, fusion: str = "off"
-) -> list[float]:
-    algorithm = rollmill.ppo(
+def rejax_side(python: str, algorithm: str, settings: dict[str, Any]) -> list[float]:
+    order = {"algorithm": algorithm, "settings": settings, "repeats": REPEATS}
+    return foreign(python, "rejax_side.py", order)["figures"]
+
+
+def own_side(graph: Any, iterations: int, **how: Any) -> list[float]:
+    """Trains on from turn to turn; the first compiles."""
+    turn = training_turns(lower(graph, **how), graph.loops.batch_size, iterations)
+    return [turn() for _ in range(REPEATS + 1)][1:]
+
+
+def whole_trainings(graph: Any, iterations: int) -> list[float]:
+    """Trains anew in each turn; the first compiles."""
+    program = lower(graph)
+    turn = lambda: training_turns(program, graph.loops.batch_size, iterations, span=LOG_EVERY)()
+    return [turn() for _ in range(REPEATS + 1)][1:]
+
+
+def compare(sides: dict[str, Callable[[], list[float]]], rounds: int, title: str) -> dict[str, Any]:
+    """Returns the figures of all sides, and the ratios of the first to the others."""
+    turns = in_turns(sides, rounds)
+    figures = spreads({name: [rate for each in runs for rate in each] for name, runs in turns.items()})
+    over = ratios(figures, next(iter(sides)))
+    print(f"{title}: " + ", ".join(f"{name} {figure['median']:,.0f} steps/s" for name, figure in figures.items()))
+    print("  " + ", ".join(f"{name} {ratio:.2f}" for name, ratio in over.items()), flush=True)
+    return {"steps_per_second": figures, "ratios": over}
+
+
+def ppo(sizes: Sizes, chosen: Any, unroll: int | None) -> dict[str, Any]:
+    iterations, steps = 10, sizes.num_envs * sizes.num_steps
+    graph = rollmill.ppo(
         rollmill.make("CartPole-v1"),
-        total_timesteps=sizes.num_envs * sizes.num_steps * iterations * (repeats + 1),
+        total_timesteps=steps * iterations * (REPEATS + 1),
         num_envs=sizes.num_envs,
         num_steps=sizes.num_steps,
         update_epochs=sizes.epochs,
         num_minibatches=sizes.num_minibatches,
         learning_rate=2.5e-4,
     )
-    program = lower(algorithm, unroll=unroll, fusion=fusion)
-    state, figures = program.start(), []
-    for repeat in range(repeats + 1):
-        began = time.perf_counter()
-        for window in dispatch_ahead(program, state, first=repeat * iterations, until=(repeat + 1) * iterations):
-            state = window.after
-        jax.block_until_ready(state)
-        figures.append(iterations * algorithm.loops.batch_size / (time.perf_counter() - began))
-    return figures[1:]
+    own = lambda fusion: partial(own_side, graph, iterations, unroll=unroll, fusion=fusion)
+
+    def least() -> list[float]:
+        turn = one_program_turns(sizes, iterations)
+        return [turn() for _ in range(REPEATS + 1)][1:]
+
+    sides = {FUSED: own("full"), "rollmill": own("off"), "one_xla_program": least}
+    if chosen.rejax:
+        settings = {"env": "CartPole-v1", "num_envs": sizes.num_envs, "num_steps": sizes.num_steps}
+        settings |= {"num_epochs": sizes.epochs, "num_minibatches": sizes.num_minibatches, "learning_rate": 2.5e-4}
+        settings |= {"agent_kwargs": {"activation": "tanh", "hidden_layer_sizes": (64, 64)}}
+        settings |= {"total_timesteps": steps * iterations}
+        sides["rejax"] = partial(rejax_side, chosen.rejax, "PPO", settings)
+    return {"sizes": sizes._asdict(), "unroll": unroll, **compare(sides, chosen.rounds, str(sizes))}
 
 
-def rejax_steps_per_second(python: str, sizes: Sizes, *, iterations: int, repeats: int) -> list[float]:
-    settings = {
-        "env": "CartPole-v1",
-        "num_envs": sizes.num_envs,
-        "num_steps": sizes.num_steps,
-        "num_epochs": sizes.epochs,
-        "num_minibatches": sizes.num_minibatches,
-        "total_timesteps": sizes.num_envs * sizes.num_steps * iterations,
-        "learning_rate": 2.5e-4,
-        "agent_kwargs": {"activation": "tanh", "hidden_layer_sizes": (64, 64)},
+def replay(name: str, chosen: Any) -> dict[str, Any]:
+    environment, config, only_rejax = REPLAY[name]
+    steps = config["num_envs"] * chosen.iterations
+    graph = getattr(rollmill, name)(environment, config, total_timesteps=steps)
+    settings = {**{each: config[each] for each in ("num_envs", "buffer_size", "batch_size", "learning_rate")}}
+    settings |= {"num_epochs": config["gradient_steps"], "fill_buffer": config["learning_starts"], "polyak": 0.98}
+    settings |= {
+        "agent_kwargs": {"activation": "swish"},
+        "env": environment,
+        "total_timesteps": steps,
+        **only_rejax,
     }
-    return rejax_figures(python, "PPO", settings, repeats=repeats)
-
-
-def compare(sizes: Sizes, *, iterations: int, rounds: int, rejax: str | None, unroll: int | None) -> dict:
-    fused = "rollmill, fusion=full"
-    sides = {fused: [], "rollmill": [], "one_xla_program": []} | ({"rejax": []} if rejax else {})
-    for _ in range(rounds):
-        how = {"iterations": iterations, "repeats": 3, "unroll": unroll}
-        sides[fused] += rollmill_steps_per_second(sizes, **how, fusion="full")
-        sides["rollmill"] += rollmill_steps_per_second(sizes, **how)
-        sides["one_xla_program"] += steps_per_second(sizes, iterations=iterations, repeats=3)
-        if rejax:
-            sides["rejax"] += rejax_steps_per_second(rejax, sizes, iterations=iterations, repeats=3)
-    figures = {name: spread(runs) for name, runs in sides.items()}
-    own = figures[fused]["median"]
-    ratios = {f"{fused} / {name}": own / figures[name]["median"] for name in sides if name != fused}
-    print(f"{sizes}: " + ", ".join(f"{name} {f['median']:,.0f} steps/s" for name, f in figures.items()))
-    print("  " + ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items()), flush=True)
-    return {"sizes": sizes._asdict(), "unroll": unroll, "steps_per_second": figures, "ratios": ratios}
+    sides = {"rollmill": partial(whole_trainings, graph, chosen.iterations)}
+    if chosen.rejax:
+        sides["rejax"] = partial(rejax_side, chosen.rejax, name.upper(), settings)
+    found = compare(sides, chosen.rounds, name)
+    return {"environment": environment, "config": config, "rejax_settings": settings, **found}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("machine", choices=("cpu", "gpu"))
-    parser.add_argument("--rejax", help="a Python with rejax==0.1.3 and gymnax==0.0.9")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--unroll", type=int, nargs="+", default=[None], help="left out: what Rollmill chooses")
-    parser.add_argument("--output", type=Path, default=RESULTS)
-    options = parser.parse_args()
-    on_cpu = options.machine == "cpu"
-    if jax.default_backend() != options.machine:
-        raise SystemExit(f"JAX runs on {jax.default_backend()}, not on {options.machine}.")
-    sizes = [Sizes(2048, 32, 4, 4)] if on_cpu else [Sizes(4096, 32, 4, 4), Sizes(4096, 128, 4, 4)]
-    rows = [
-        compare(s, iterations=10, rounds=options.rounds, rejax=options.rejax, unroll=unroll)
-        for s in sizes
-        for unroll in options.unroll
-    ]
-    write_result(f"training-{options.machine}", {"rows": rows}, directory=options.output)
+    chosen = options(
+        __doc__,
+        {"machine": one_of("cpu", "gpu")},
+        rejax=(str, REJAX),
+        algorithm=one_of("ppo", *REPLAY, default="ppo"),
+        rounds=3,
+        unroll=([int], "of PPO; default: the choice of Rollmill"),
+        iterations=(20_000, "of a turn of DQN and SAC"),
+    )
+    require(chosen.machine)
+    if chosen.algorithm != "ppo":
+        name = f"training-{chosen.algorithm}-{chosen.machine}"
+        write_result(name, replay(chosen.algorithm, chosen), chosen.output)
+        return
+    unrolls = chosen.unroll or [None]
+    rows = [ppo(sizes, chosen, unroll) for sizes in SIZES[chosen.machine] for unroll in unrolls]
+    write_result(f"training-{chosen.machine}", {"rows": rows}, chosen.output)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,746 @@
+"""Writes the tables of the documentation, from the configurations and from benchmarks/results; measures nothing.
+
+    python benchmarks/tables.py
+
+A table stands on a page between the markers `<!-- table: benchmarks/tables.py, NAME -->` and
+`<!-- end of table -->`, and NAME is one of `TABLES`.
+"""
+
+import ast
+import dataclasses
+import inspect
+import json
+import math
+import re
+import textwrap
+import types
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from statistics import fmean, median, pstdev, stdev
+from typing import Any
+
+from measure import HERE, RESULTS, options, read_result
+
+from rollmill.core.bounds import Range, bounds_of
+from rollmill.networks import NetworkConfig
+from rollmill.runs.algorithms import BUILTIN
+
+DOCS = HERE.parent / "docs"
+MARKED = re.compile(r"(<!-- table: benchmarks/tables\.py, (.+?) -->\n).*?(<!-- end of table -->)", re.S)
+Rows = Iterable[Sequence[str]]
+
+
+def table_of(head: Sequence[str], rows: Rows, *, numbers: Iterable[int] | None = None) -> str:
+    """Returns a table in Markdown; aligns columns of numbers, by default all but the first, to the right."""
+    right = range(1, len(head)) if numbers is None else tuple(numbers)
+    rule = ["---:" if column in right else "---" for column in range(len(head))]
+    escaped = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in [head, rule, *escaped])
+
+
+def titled(parts: Mapping[str, str]) -> str:
+    return "\n\n".join(f"### {title}\n\n{table}" for title, table in parts.items())
+
+
+def stored(name: str) -> dict[str, Any] | None:
+    """Returns a whole result, with where it was measured."""
+    file = RESULTS / f"{name}.json"
+    return json.loads(file.read_text()) if file.exists() else None
+
+
+def machine_of(found: Mapping[str, Any]) -> str:
+    """Returns the cores or GPUs on which a result was measured."""
+    kinds = [device["kind"] for device in found["hardware"]["devices"]]
+    return f"{found['hardware']['cores']} cores" if kinds[0] == "cpu" else f"{len(kinds)} x {kinds[0]}"
+
+
+def gpu_of(found: Mapping[str, Any]) -> str:
+    return (found["hardware"]["gpu"] or "CPU").split(",")[0].removeprefix("NVIDIA ").split()[0]
+
+
+def medians(figures: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    return {name: figure["median"] for name, figure in figures.items()}
+
+
+# --- hyperparameters ---------------------------------------------------------------------------------------
+
+
+def fields_of(config: type) -> str:
+    """Returns the fields of a configuration: name, default, valid values, and the meaning from its docstrings."""
+    meanings, ranges, hints, values = (
+        docstrings_of(config),
+        bounds_of(config),
+        typing.get_type_hints(config),
+        config(),
+    )
+    rows = [
+        [f"`{name}`", _default(getattr(values, name)), _allowed(hints[name], ranges.get(name)), meanings[name]]
+        for name in (field.name for field in dataclasses.fields(config))
+    ]
+    return table_of(["Field", "Default", "Allowed", "Meaning"], rows, numbers=())
+
+
+def docstrings_of(config: type) -> dict[str, str]:
+    """Returns the docstring under each field of a dataclass, on one line."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(config)))
+    body = next(node.body for node in tree.body if isinstance(node, ast.ClassDef))
+    found = {}
+    for field, text in zip(body, body[1:], strict=False):
+        match field, text:
+            case ast.AnnAssign(target=name), ast.Expr(value=ast.Constant(value=words)):
+                found[ast.unparse(name)] = " ".join(str(words).split())
+    return found
+
+
+def _default(value: Any) -> str:
+    if isinstance(value, NetworkConfig):
+        changed = {name: each for name, each in vars(value).items() if each != getattr(NetworkConfig(), name)}
+        return f"`NetworkConfig({', '.join(f'{name}={each!r}' for name, each in changed.items())})`"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return f"`{value!r}`" if isinstance(value, str | tuple | dict) else str(value)
+
+
+def _allowed(hint: Any, bounds: Range | None) -> str:
+    """Returns the valid values of a field in words."""
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        some = next(part for part in parts if part is not types.NoneType)
+        schedule = str in parts
+        return f"{_allowed(float if schedule else some, bounds)}, or {'a schedule' if schedule else 'None'}"
+    if origin is typing.Literal:
+        return ", ".join(f"`{choice!r}`" for choice in parts)
+    if origin is tuple:
+        nested = "triples of " if typing.get_origin(parts[0]) is tuple else ""
+        return f"tuple of {nested}whole numbers{_limits(bounds, whole=True)}"
+    if origin is dict:
+        return f"dictionary of {_kind(parts[1])}"
+    return f"{_kind(hint)}{_limits(bounds, whole=hint is int)}"
+
+
+def _kind(hint: Any) -> str:
+    names = {int: "whole number", float: "number", bool: "True, False", str: "text"}
+    return names.get(hint) or f"`{hint.__name__}`"
+
+
+def _limits(bounds: Range | None, *, whole: bool) -> str:
+    if bounds is None:
+        return ""
+    if math.isfinite(bounds.most):
+        return f" from {bounds.least} to {bounds.most}"
+    if not math.isfinite(bounds.least):
+        return ""
+    least = f" greater than {bounds.least}" if bounds.exclusive else f" of at least {bounds.least}"
+    return least + ("" if bounds.finite or whole else ", or infinite")
+
+
+# --- learning ----------------------------------------------------------------------------------------------
+
+
+REPLAY_RESULTS = ("replay-learning", "replay-learning-breakout", "replay-learning-sac", "replay-learning-td3")
+REPLAY_HEAD = ("Environment", "Steps", "Final return of each seed", "Mean", "Greedy policy, mean", "Published")
+BESIDE_REJAX = ("0.5 % random actions", "Rejax, 0.5 % random actions")
+
+
+def replay_studies(algorithm: str) -> str:
+    """Returns what an algorithm with a replay memory learned, beside published returns."""
+    every = [study for name in REPLAY_RESULTS for study in read_result(name).values()]
+    rows = [
+        [*REPLAY_HEAD, *BESIDE_REJAX],
+        *(_replay_row(each) for each in every if each["algorithm"] == algorithm),
+    ]
+    used = [column for column in range(len(rows[0])) if any(row[column] for row in rows[1:])]
+    head, *body = ([row[column] for column in used] for row in rows)
+    return table_of(head, body, numbers=[n for n, column in enumerate(used) if column not in (0, 2)])
+
+
+def _replay_row(study: dict[str, Any]) -> list[str]:
+    mean = lambda values: f"{fmean(values):,.1f} ± {pstdev(values):,.1f}"
+    greedy, published, rejax = study.get("greedy_returns"), study["published"], study.get("rejax")
+    planned = study["config"]["total_timesteps"]
+    made = study.get("env_steps", [planned])  # trainings may have been stopped before their end
+    return [
+        study["environment"],
+        f"{max(made):,}" if min(made) >= planned else f"{min(made):,} to {max(made):,}",
+        ", ".join(f"{each:,.0f}" if abs(each) >= 100 else f"{each:.1f}" for each in study["final_returns"]),
+        mean(study["final_returns"]),
+        "" if greedy is None else mean(greedy),
+        "" if published is None else "{:,.1f} ± {:,.1f}".format(*published),
+        *(["", ""] if rejax is None else map(mean, (study["returns_beside_rejax"], rejax["final_returns"]))),
+    ]
+
+
+def placed_study(name: str) -> str:
+    """Returns what a recipe learned under a distribution policy."""
+    study = read_result("distributed-learning")[name]
+    rows = [
+        [
+            f"`{study['recipe']}`",
+            f"`{' '.join(study['placement'])}`",
+            str(run["seed"]),
+            f"{run['final_return']:,.1f}",
+        ]
+        + ["" if run["greedy"] is None else f"{run['greedy']:,.1f}"]
+        + [f"{run['policy_lag_mean']:.1f}", f"{run['seconds']:.0f}"]
+        for run in study["runs"]
+    ]
+    head = ["Recipe", "Placement", "Seed", "Final return", "Greedy policy", "Mean policy lag", "Seconds"]
+    return table_of(head, rows, numbers=(2, 3, 4, 5, 6))
+
+
+def learning() -> str:
+    rounded = lambda value: f"{value:.2f}" if abs(value) < 10 else f"{value:.1f}"
+    lines = [
+        "| Environment | | Final return of seeds 0 to 4 | Mean | Target | Met |",
+        "|---|---|---|---:|---|---|",
+    ]
+    for row in read_result("learning")["rows"]:
+        said = row["environment"], f"≥ {row['target']:g}, {row['target_is_for']}", "yes" if row["met"] else "no"
+        for name, curves in row["sides"].items():
+            each, (place, target, met) = ", ".join(map(rounded, curves["final"])), said
+            lines.append(f"| {place} | {name} | {each} | {rounded(fmean(curves['final']))} | {target} | {met} |")
+            said = "", "", ""
+    return "\n".join(lines)
+
+
+def tag_learning() -> str:
+    head = "| Environment | Taggers | Runners | Taggers' return, seeds 0 to 2 | Mean | Target | Met |"
+    lines = [head, "|---|---|---|---|---:|---|---|"]
+    for row in read_result("tag_learning")["rows"]:
+        place = row["environment"]
+        for taggers, found in row["taggers_return"].items():
+            for runners, returns in found.items():
+                judged = taggers == runners == "trained"
+                target = f"≥ {row['target']:g}, every seed" if judged else ""
+                met = ("yes" if row["met"] else "no") if judged else ""
+                each = ", ".join(f"{value:.2f}" for value in returns)
+                cells = f"{taggers} | {runners} | {each} | {fmean(returns):.2f}"
+                lines.append(f"| {place} | {cells} | {target} | {met} |")
+                place = ""
+    return "\n".join(lines)
+
+
+# --- games -------------------------------------------------------------------------------------------------
+
+
+SELF_PLAY_NETWORKS = {
+    "mlp": "two layers of 64",
+    "small-resnet": "2 residual blocks, 32 channels",
+    "resnet": "6 residual blocks, 128 channels",
+}
+
+
+def strength() -> str:
+    """Returns the shares of contested positions in which policies keep the value, and their games."""
+    judged, rows = read_result("connect-four-judge"), []
+    for row in [*judged["baselines"], *judged["checkpoints"]]:
+        games = [row["games"][side] for side in ("first", "second_off_centre")]
+        decisions = [game["decisions"] for game in games]
+        kept = sum(each["number"] * (each["share"] or 0.0) for each in decisions)
+        shares = [row["positions"][kind] for kind in ("all", "quiet")]
+        rows.append(
+            [player_of(row), *(f"{100 * of['share']:.1f} ± {100 * of['standard_error']:.1f} %" for of in shares)]
+            + [f"{game['won']} / {game['drawn']} / {game['lost']}" for game in games]
+            + [f"{kept / sum(each['number'] for each in decisions):.1%}"]
+        )
+    head = ["policy", "all positions", "quiet ones", "moving first", "moving second", "decisions in games"]
+    return table_of(head, rows)
+
+
+def player_of(row: Mapping[str, Any]) -> str:
+    if "simulations" not in row:
+        return {"random": "random moves", "perfect": "perfect player"}.get(row["policy"], row["policy"])
+    return f"AlphaZero, {row['simulations']} simulations" if row["simulations"] else "AlphaZero, the network alone"
+
+
+def self_play() -> str:
+    """Returns the moves of self-play a second beside Pgx and mctx, and the parts of their time."""
+    rows = []
+    for machine, name in {"one H200": "self-play-gpu", "two cores": "self-play-cpu"}.items():
+        for case in read_result(name)["self_play"]:
+            rates = [case[side]["moves_per_second"]["median"] for side in ("pgx", "rollmill")]
+            parts, others = (case[side]["seconds_of_a_move_of_all_games"] for side in ("rollmill", "pgx"))
+            times = [parts["network"], parts["environment"], parts["rest"], others["rest"]]
+            rows.append(
+                [machine, SELF_PLAY_NETWORKS[case["network"]], f"{case['games']:,}", str(case["simulations"])]
+                + [*(f"{rate:,.0f}" for rate in rates), f"{case['over_pgx']['median']:.2f} x"]
+                + [f"{1e3 * seconds:.2f}" for seconds in times]
+            )
+    head = ["machine", "network", "games", "simulations", "Pgx and mctx", "Rollmill", "ratio"]
+    head += ["network, ms", "environment, ms", "rest, ms", "Pgx and mctx, rest"]
+    return table_of(head, rows, numbers=range(2, len(head)))
+
+
+def random_play() -> str:
+    """Returns the moves a second of random play by XLA and in one kernel."""
+    rows = [
+        [
+            name,
+            *(f"{case[side]['median'] / 1e6:,.0f} M" for side in ("xla", "kernel")),
+            f"{case['over_xla']:.1f} x",
+        ]
+        for name, case in read_result("random-play-gpu")["play"].items()
+    ]
+    return table_of(["game, games side by side, stored", "XLA", "kernel", "ratio"], rows)
+
+
+# --- distribution and GPUs ---------------------------------------------------------------------------------
+
+
+def distribution() -> str:
+    return titled(
+        {
+            "Every policy at the same work": policies(read_result("distribution-policies")["rows"]),
+            "Beside RLlib 2.60, steps a second": rllib(read_result("distribution-rllib")["rows"]),
+            "Packages between two processes": channels(read_result("channels-cpu")["rows"]),
+            "Tag with random actions": tag(read_result("tag-cpu")["rows"]),
+            "PPO on two H200, million steps a second": scaling(read_result("scaling-gpu")["weak_scaling"]),
+        }
+    )
+
+
+def policies(rows: list[dict[str, Any]]) -> str:
+    columns = [{name: each["steps_per_second"]["median"] for name, each in row["figures"].items()} for row in rows]
+
+    def cell(rates: dict[str, float], name: str) -> str:
+        text = f"{rates[name] / 1e3:,.1f}" if name in rates else ""
+        return f"**{text}**" if text and rates[name] == max(rates.values()) else text
+
+    head = ["Thousand steps/s", *(f"{row['work']['algorithm']}, {row['environment']}" for row in rows)]
+    names = dict.fromkeys(name for column in columns for name in column)
+    return table_of(head, [[name, *(cell(column, name) for column in columns)] for name in names])
+
+
+def rllib(rows: list[dict[str, Any]]) -> str:
+    found = []
+    for row in rows:
+        rates = {name: figure["steps_per_second"]["median"] for name, figure in row["figures"].items()}
+        for name in (each for each in rates if each != "rllib"):
+            where = f"{row['work']['algorithm']}, {name.removeprefix('rollmill ')}"
+            speeds = [f"{rates[side]:,.0f}" for side in (name, "rllib")]
+            found.append([where, row["chosen"][name], *speeds, f"{row['ratios'][name]:.1f} x"])
+    return table_of(["Algorithm, environment", "Rollmill's layout", "Rollmill", "RLlib", "Ratio"], found)
+
+
+def channels(rows: list[dict[str, Any]]) -> str:
+    sizes = [f"{row['bytes'] / 1024:,.0f} KiB" for row in rows]
+    kinds = {
+        "GB/s": ("gigabytes_per_second", "{:.2f}"),
+        "Round trip, microseconds": ("round_trip_microseconds", "{:,.0f}"),
+    }
+    return "\n\n".join(
+        table_of(
+            [head, *sizes],
+            [[side, *(form.format(row[key][side]["median"]) for row in rows)] for side in rows[0][key]],
+        )
+        for head, (key, form) in kinds.items()
+    )
+
+
+def tag(rows: list[dict[str, Any]]) -> str:
+    found = []
+    for row in rows:
+        rates = medians(row["steps_per_second"])
+        peer = next(rate for name, rate in rates.items() if name.startswith("WarpDrive"))
+        best = max(rate for name, rate in rates.items() if not name.startswith("WarpDrive"))
+        where = f"{row['environment']}, {row['taggers']} taggers, {row['runners']} runners"
+        found.append([where, f"{best:,.0f}", f"{peer:,.1f}", f"{best / peer:,.0f} x"])
+    return table_of(["Environment steps/s", "Rollmill", "WarpDrive, NumPy", "Ratio"], found)
+
+
+def scaling(rows: list[dict[str, Any]]) -> str:
+    over = lambda row, name, rate: f"{rate / 1e6:.1f} ({row['over_one_gpu'][name]:.2f} x)"
+    found = [
+        [f"{row['envs_per_gpu']:,}", *(over(row, *each) for each in medians(row["steps_per_second"]).items())]
+        for row in rows
+    ]
+    return table_of(["Environments a GPU", *rows[0]["steps_per_second"]], found)
+
+
+WAYS = {"turns": "in turns", "mps": "under MPS"}
+
+
+def instances_ppo() -> str:
+    """Returns the steps a second of several processes on one GPU, and of one process with as much work."""
+    result = read_result("instances-ppo")
+    one, *counts = result["mps"][next(iter(result["programs"]))]
+    head = ["training", f"{one} process", *(f"{count} {words}" for count in counts for words in WAYS.values())]
+    head += [f"one of {counts[-1]} times the environments", f"`vmap` of {counts[-1]} trainings"]
+    rows = []
+    for name in result["programs"]:
+        shared = [result[way][name][count] for count in counts for way in WAYS]
+        alone = [result["one process"].get(f"{name}, {kind}, {counts[-1]}") for kind in ("wide", "vmap")]
+        rows.append([name, *map(_rate, [result["turns"][name][one], *shared, *alone])])
+    return table_of(head, rows)
+
+
+def _rate(figures: Mapping[str, Any] | None) -> str:
+    if figures is None:
+        return "–"
+    steps = figures["steps_per_second"]["median"]
+    return f"{steps / 1e6:.3g} M" if steps >= 1e6 else f"{steps / 1e3:.3g} k"
+
+
+def instances_alphazero() -> str:
+    """Returns the moves a second of several processes on one GPU, beside the activity of the GPU."""
+    result = read_result("instances-alphazero")
+    (name,) = result["programs"]
+    one, most = result["turns"][name]["1"]["steps_per_second"]["median"], list(result["mps"][name])[-1]
+    found = {"1 process": result["turns"][name]["1"]}
+    found |= {
+        f"{count} processes, {words}": figures
+        for way, words in WAYS.items()
+        for count, figures in result[way][name].items()
+        if count != "1"
+    }
+    found[f"one process, {most} times the games"] = result["one process"][f"{name}, wide, {most}"]
+    found[f"one process, `vmap` of {most} trainings"] = result["one process"][f"{name}, vmap, {most}"]
+    rows = []
+    for words, figures in found.items():
+        steps = figures["steps_per_second"]["median"]
+        shares = [f"{100 * figures[key]:.1f} %" for key in ("utilisation", "sm_activity", "sm_occupancy")]
+        rows.append(
+            [words, f"{steps:,.0f}", f"{steps / one:.2f}", *shares, f"{figures['memory_bytes'] / 2**30:.1f} GiB"]
+        )
+    head = ["", "moves/s", "over one process", "utilisation (NVML)", "SM activity (GPM)", "SM occupancy", "memory"]
+    return table_of(head, rows)
+
+
+def sweeps() -> str:
+    (found,) = read_result("sweeps-gpu")["rounds"]
+    one, trials = found["one after the other"], found["side by side"]["trials"]
+    seconds = {
+        f"one after the other ({one['trials']} trials run, times {trials / one['trials']:g})": one["seconds"]
+        * (trials / one["trials"]),
+        "16 at a time, in turns": found["in turns"]["seconds"],
+        "`rollmill sweep` as it is: 16 at a time under MPS": found["side by side"]["seconds"],
+    }
+    rows = [[name, f"{each:.0f} s", f"{each / min(seconds.values()):.1f}"] for name, each in seconds.items()]
+    return table_of([f"{trials} trials", "time", "over the fastest"], rows)
+
+
+def placements() -> str:
+    """Returns how far the weights of one training, placed in several ways, are from those of one process."""
+    found = read_result("instance-training-weights-gpu")["rows"]
+    rows = [[name, f"{row['largest_difference']:.1e}"] for name, row in found.items()]
+    return table_of(["where", "largest difference of a weight"], rows)
+
+
+def reductions() -> str:
+    """Returns the times of means by the number of parameters, and the way that a training chooses."""
+    ways = ("flat", "one-shot", "hierarchical", "host")
+    names = ("reductions-one-shot", "reductions-gpu", "reductions-four-gpu")
+    rows = [
+        [f"{row['gpus']} x {row['instances']}", f"{row['parameters']:,}"]
+        + [f"{1e6 * row['seconds'][way]:,.0f} us" if way in row["seconds"] else "" for way in ways]
+        + [row["chosen"]]
+        for name in names
+        for row in read_result(name)["rows"]
+    ]
+    return table_of(["GPUs x processes on each", "parameters", *ways, "chosen"], rows)
+
+
+# --- kernels -----------------------------------------------------------------------------------------------
+
+
+def fusion() -> str:
+    read = lambda *names: [found for name in names if (found := stored(f"fusion-{name}"))]
+    classic = read("rollouts-classic", "rollouts-cartpole", "rollouts", "rollouts-tag", "rollouts-tag-4096")
+    rollouts = {
+        f"{case}, {gpu_of(each)}": own for each in classic for case, own in each["result"]["rollouts"].items()
+    }
+    trainings = {
+        f"{case}, {gpu_of(each)}": own
+        for each in read("training-4096", "training-65536")
+        for case, own in each["result"].items()
+    }
+    errors = [
+        [case, side, f"{figure['error']:.1e}"]
+        for case, found in read_result("fusion-gradients").items()
+        for side, figure in found.items()
+        if side != "xla, exact products"
+    ]
+    sides = {"rollout": "rollouts fused", "full, tf32": "both, tf32", "full, bfloat16": "both, bfloat16"}
+    numerics = {"tf32": "tf32", "bfloat16": "bfloat16"}
+    return titled(
+        {
+            "Rollouts of 128 steps, trajectory stored, billion steps a second": beside_xla(
+                "Environment, copies", rollouts, numerics, "over_xla", unit=1e9
+            ),
+            "PPO on CartPole-v1, 4 epochs of 4 minibatches, million steps a second": beside_xla(
+                "Environments x steps, torso", trainings, sides, "times_xla", unit=1e6
+            ),
+            "Gradients beside those with exact products, by the greatest number of each leaf": table_of(
+                ["Samples, torso", "Products", "Greatest error"], errors
+            ),
+        }
+    )
+
+
+def beside_xla(head: str, cases: dict[str, Any], sides: dict[str, str], ratio: str, *, unit: float) -> str:
+    """Returns a row for each case: XLA's rate, then those of the others and how many times as fast they are."""
+    cell = lambda rate: "" if rate is None else f"{rate['median'] / unit:,.2f} ({rate[ratio]:.1f} x)"
+    rows = [
+        [case, f"{rates['xla']['median'] / unit:,.2f}", *(cell(rates.get(side)) for side in sides)]
+        for case, rates in cases.items()
+    ]
+    return table_of([head, "XLA", *sides.values()], rows)
+
+
+STUDY_SIDES = {
+    "Gymnasium": "Gymnasium, one core",
+    "PyTorch": "PyTorch",
+    "PyTorch, CUDA graph": "PyTorch in CUDA graphs",
+    "torch.compile": "torch.compile",
+    "torch.compile, CUDA graph": "torch.compile in CUDA graphs",
+    "XLA": "XLA",
+    "kernel": "kernel",
+}
+
+
+def fusion_study() -> str:
+    """Returns the rates of the study by number of environments, and the gains of vectorisation and fusion."""
+    found = stored("fusion-study")
+    assert found is not None
+    cases = [case for case in found["result"]["cases"] if case["sweep"] == "environments"]
+    parts = {
+        f"{name}, million steps a second, {gpu_of(found)}": by_environments(cases, name)
+        for name in dict.fromkeys(case["simulator"] for case in cases)
+    }
+    gains = ("vectorised", "fused", "product", "both")
+    rows = [
+        [f"{row['simulator']}, {row['num_envs']:,}, {row['sides']}", *(f"{row[part]:,.1f}" for part in gains)]
+        for row in found["result"]["multiplication"]
+        if row["num_envs"] > 1
+    ]
+    head = ["Simulator, environments, sides", "vectorised alone", "fused alone", "their product", "both"]
+    parts[f"Times one environment unfused, {gpu_of(found)}"] = table_of(head, rows)
+    picture = "![Rates over environments, steps of a launch, and complexity](figures/fusion-study.png)"
+    return f"{picture}\n\n{titled(parts)}"
+
+
+def by_environments(cases: list[dict[str, Any]], simulator: str) -> str:
+    """Returns a row for each side, of its fastest variant."""
+    best: dict[tuple[str, int], float] = {}
+    for case in cases:
+        if case["simulator"] == simulator:
+            key = case["side"], case["num_envs"]
+            best[key] = max(best.get(key, 0.0), case["median"])
+    sizes = sorted({size for _, size in best})
+    millions = lambda rate: "" if rate is None else f"{rate / 1e6:,.0f}" if rate >= 1e8 else f"{rate / 1e6:.3g}"
+    rows = [[name, *(millions(best.get((side, size))) for size in sizes)] for side, name in STUDY_SIDES.items()]
+    return table_of(["Environments", *(f"{size:,}" for size in sizes)], [row for row in rows if any(row[1:])])
+
+
+# --- profiler and plan search ------------------------------------------------------------------------------
+
+
+def rows_of(part: str) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """Yields machine, name and figures of each row of a part of profiler.py, on each platform by name."""
+    for name in (f"profiler-{part}-cpu", f"profiler-{part}-gpu"):
+        if (found := stored(name)) is not None:
+            for row in sorted(found["result"]["rows"].items()):
+                yield machine_of(found), *row
+
+
+def profiler_errors() -> str:
+    """Returns how far the corrected duration of an iteration is from the unprofiled one, in each profile.
+
+    `windows` is the smallest number of windows of a profile. `with it` has the standard deviation among windows.
+    `device waits` has the range of the windows with the profiler, as shares of an iteration without it. `by
+    calibration` is the median error of a correction that knows nothing of the training without the profiler.
+    """
+    rows = []
+    for machine, name, row in rows_of("errors"):
+        profiles = row["profiles"]
+        # Profiles of one row may have had fewer or more cores than those of another.
+        machine = (
+            machine if any(each["devices"] for each in profiles) else f"{min(p['cores'] for p in profiles)} cores"
+        )
+        slowdowns = [[float(each) for each in one["slowdowns"].split()] for one in profiles]
+        waits = [float(each) for one in profiles for each in one.get("waiting", "").split()]
+        calibrated = [each for one in profiles if (each := one.get("error_by_calibration")) is not None]
+        rows.append(
+            [
+                name,
+                machine,
+                str(min(map(len, slowdowns))),
+                duration(median(p["iteration_seconds"] for p in profiles)),
+            ]
+            + [f"{median(each['slowdown'] for each in profiles):.2f} ± {median(map(stdev, slowdowns)):.2f} x"]
+            + [f"{min(waits):.0%} to {max(waits):.0%}" if waits else ""]
+            + [", ".join(f"{each['error']:+.1%}" for each in profiles)]
+            + [f"{median(calibrated):+.0%}" if calibrated else ""]
+        )
+    head = [
+        "training",
+        "on",
+        "windows",
+        "without the profiler",
+        "with it",
+        "device waits",
+        "error of each profile",
+    ]
+    return table_of([*head, "by calibration"], rows, numbers=(2, 3, 4, 5, 6, 7))
+
+
+def profiler_devices() -> str:
+    """Returns the utilisation by the driver beside the time that kernels ran and the activity of the SMs."""
+    rows = []
+    for machine, name, row in rows_of("errors"):
+        if first := [each["devices"][0] for each in row["profiles"] if each["devices"]]:
+            named = 1.0 - median(each["unnamed_share_of_device"] for each in row["profiles"])
+            kinds = ("utilisation", "occupied", "sm_activity")
+            shares = [f"{median(each[kind] or 0.0 for each in first):.0%}" for kind in kinds]
+            rows.append([name, machine, *shares, f"{named:.1%}"])
+    head = ["training", "on", "utilisation (NVML)", "a kernel ran", "SMs active", "kernels of a named operation"]
+    return table_of(head, rows, numbers=(2, 3, 4, 5))
+
+
+def profiler_planted() -> str:
+    """Returns how much of the work that was added to an operation is found there, and how much in another one."""
+    rows = [
+        [f"`{name}`", machine, duration(row["added_seconds"]), duration(row["attributed_seconds"])]
+        + [f"{row['error']:+.1%}", f"{row['largest_other']:+.1%} of the iteration (`{row['other']}`)"]
+        for machine, name, row in rows_of("planted")
+    ]
+    head = ["work added to", "on", "an iteration takes longer by", "the operation", "difference"]
+    return table_of([*head, "largest change of another operation"], rows, numbers=(2, 3, 4, 5))
+
+
+def profiler_survey() -> str:
+    """Returns the shares of the working time by kinds of operations, the idle share of all time, and the error."""
+    kinds = ("simulation", "inference", "search", "backpropagation", "replay", "preparation", "host", "rest")
+    share = lambda each: f"{each:.0%}" if each >= 0.005 else ""
+    rows = [
+        [name, *(share(row["shares"][kind]) for kind in kinds), f"{row['idle']:.0%}", f"{row['error']:+.0%}"]
+        for _, name, row in rows_of("survey")
+    ]
+    return table_of(["training", *kinds, "idle", "error"], rows)
+
+
+def advice() -> str:
+    """Returns what following a piece of advice saved of an iteration's time, beside what was predicted."""
+    rows = []
+    for name in ("advice-cpu", "advice-gpu"):
+        found = stored(name) or {"result": {"rows": {}}}
+        for training, row in sorted(found["result"]["rows"].items()):
+            machine = machine_of(found) if name.endswith("gpu") else f"{found['result']['cores']} cores"
+            if "skipped" not in row and not row["followed"]:
+                rows.append([training, machine, "nothing is predicted", "", "", ""])
+            for one in row.get("followed", ()):
+                before, after = map(median, one["steps_per_second"])
+                shares = [f"{100 * one[key]:.0f}%" for key in ("predicted", "saved")]
+                rows.append([training, machine, f"`{one['options']}`", *shares, f"{after / before:.2f} x"])
+    head = ["training", "on", "advice", "predicted to save", "saved", "steps a second"]
+    return table_of(head, rows, numbers=(3, 4, 5))
+
+
+def duration(seconds: float) -> str:
+    return f"{1e3 * seconds:.1f} ms"
+
+
+def planner() -> str:
+    """Returns the choices of the plan search beside the best of all candidates."""
+    rows = []
+    for file in sorted(RESULTS.glob("planner-*.json")):
+        found = json.loads(file.read_text())
+        for result in (each for each in found["result"].values() if "chosen" in each):
+            memory = result["predicted_over_measured_memory"].values()
+            reasons = [each.get("reason", "") for each in result["sweep"].values()]
+            judged = sum(not reason.startswith(("not measured", "did not start")) for reason in reasons)
+            rows.append(
+                [
+                    f"`{result['command']}`",
+                    machine_of(found),
+                    result["chosen"],
+                    f"{result['chosen_over_best']:.2f}",
+                ]
+                + [f"{judged} of {len(reasons)}", f"{result['measured_by_search']} of {result['candidates']}"]
+                + [f"{result['search_seconds']:.0f}", f"{min(memory):.2f} to {max(memory):.2f}" if memory else "-"]
+            )
+    head = ["Training", "On", "Choice of the search", "Share of the best", "All", "Search", "Seconds"]
+    return table_of([*head, "Memory, predicted / measured"], rows, numbers=(3, 4, 5, 6, 7))
+
+
+# --- serving -----------------------------------------------------------------------------------------------
+
+
+def serving(name: str, *, workers_alone: bool = False) -> str:
+    result = read_result(f"serving-{name}")
+
+    def row(load: str, setting: str, figures: dict[str, Any]) -> list[str]:
+        times = [f"{figures[key]:.1f} ms" for key in ("median_ms", "p99_ms")]
+        return [load, f"`--max-batch {setting}`", f"{figures['decisions_per_second']:,.0f}", *times]
+
+    clients = lambda one: "1 client" if one["clients"] == 1 else f"{one['clients']} clients"
+    rows = (
+        []
+        if workers_alone
+        else [
+            *(
+                row(
+                    f"{clients(one)}, closed loop", f"{one['max_batch']} --max-wait-ms {one['max_wait_ms']:g}", one
+                )
+                for one in sorted(result["batching"], key=lambda one: one["clients"])
+            ),
+            *(
+                row(f"{clients(one)}, {one['observations']} observations a request", "64", one)
+                for one in result["lists"]
+            ),
+            *(row(f"{one['rate']:,.0f} requests a second, open loop", "64", one) for one in result["rates"]),
+        ]
+    )
+    rows += [row("64 clients, closed loop", f"64 --workers {one['workers']}", one) for one in result["workers"]]
+    head = ("load", "setting", "decisions a second", "median", "99th percentile")
+    return table_of(head, rows, numbers=(2, 3, 4))
+
+
+# --- pages -------------------------------------------------------------------------------------------------
+
+TABLES: dict[str, Callable[[], str]] = {
+    **{f"fields of {name}": lambda config=each.config: fields_of(config) for name, each in BUILTIN.items()},
+    "fields of a network": lambda: fields_of(NetworkConfig),
+    "results of ppo": lambda: placed_study("half-cheetah"),
+    "results of a3c": lambda: placed_study("a3c-cartpole"),
+    "results of impala": lambda: placed_study("impala-cartpole"),
+    **{f"results of {name}": lambda name=name: replay_studies(name) for name in ("dqn", "sac", "td3")},
+    "learning": learning,
+    "tag learning": tag_learning,
+    "strength": strength,
+    "self-play": self_play,
+    "random play": random_play,
+    "distribution": distribution,
+    "instances ppo": instances_ppo,
+    "instances alphazero": instances_alphazero,
+    "sweeps": sweeps,
+    "placements": placements,
+    "reductions": reductions,
+    "fusion": fusion,
+    "fusion study": fusion_study,
+    "profiler errors": profiler_errors,
+    "profiler devices": profiler_devices,
+    "profiler planted": profiler_planted,
+    "profiler survey": profiler_survey,
+    "advice": advice,
+    "planner": planner,
+    "serving cpu": lambda: serving("cpu"),
+    "serving gpu": lambda: serving("gpu"),
+    "serving workers": lambda: serving("workers-gpu", workers_alone=True),
+}
+
+
+def with_tables(text: str) -> str:
+    """Returns the text of a page with all its tables written anew."""
+    return MARKED.sub(lambda found: f"{found[1]}\n{TABLES[found[2]]()}\n\n{found[3]}", text)
+
+
+def main() -> None:
+    for page in sorted(options(__doc__, docs=DOCS).docs.rglob("*.md")):
+        if MARKED.search(text := page.read_text()):
+            page.write_text(with_tables(text))
+            print(f"wrote the tables in {page}")
+
+
+if __name__ == "__main__":
+    main()
