@@ -12,7 +12,6 @@ machine busy with other work, `--side-by-side` trains several at once. Ctrl-C be
 for those under way. Writes results/chaos.json, or chaos_busy.json.
 """
 
-import argparse
 import contextlib
 import glob
 import itertools
@@ -29,32 +28,29 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from measure import RESULTS, write_result
+from measure import lines_of, options, some_of, words, write_result
 
 ITERATIONS, ENVS, STEPS = 300, 8, 16
 HANG_SECONDS = 900
 ORPHAN_SECONDS = 30.0
-"""How long workers may live on after their coordinator, on a machine that is busy with other work."""
-
+"""Time for workers to end after their coordinator, on a machine that is busy with other work."""
 MARK = "ROLLMILL_CHAOS"
-"""The variable by whose value the processes of one training are known."""
-
+"""Environment variable whose value marks the processes of one training."""
 MAX_FAILURES = 50
-"""Failures of a worker in a row: kills come sooner one after the other than an environment that is well fails."""
-
+"""Failures of a worker in a row: kills follow each other faster than failures of a healthy environment."""
 BUSY = "import os; parent = os.getppid()\nwhile os.getppid() == parent:\n    sum(range(10**6))"
 """A program that keeps a core busy for as long as its parent lives."""
 
 POLICIES = {
-    "multi-learner": ["--learners", "2"],
-    "single-learner-coarse": [],
-    "single-learner-fine": [],
-    "environments": [],
-    "central": [],
-    "single-learner-coarse, asynchronous": ["--asynchronous"],
-    "environments, asynchronous": ["--asynchronous"],
-    "central, asynchronous": ["--asynchronous"],
-    "gpu-only": ["--learners", "2"],
+    "multi-learner": "--learners 2",
+    "single-learner-coarse": "",
+    "single-learner-fine": "",
+    "environments": "",
+    "central": "",
+    "single-learner-coarse, asynchronous": "--asynchronous",
+    "environments, asynchronous": "--asynchronous",
+    "central, asynchronous": "--asynchronous",
+    "gpu-only": "--learners 2",
 }
 
 
@@ -65,12 +61,9 @@ class Training:
         self.workers: dict[str, int] = {}
         self.lines: list[str] = []
         self.mark = mark
-        environment = {**os.environ, MARK: mark, "TMPDIR": str(scratch)}
-        self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
-        )
-        self.reader = threading.Thread(target=self._read, daemon=True)
-        self.reader.start()
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        self.process = subprocess.Popen(command, env=os.environ | {MARK: mark, "TMPDIR": str(scratch)}, **streams)
+        threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
         for line in self.process.stdout:
@@ -94,13 +87,13 @@ class Training:
 def kill_some(training: Training, run: Path, left: int, rng: random.Random) -> list[str]:
     """Kills until the training ends, the coordinator is dead, or enough were killed; says who."""
     killed = []
-    began, seen = time.monotonic(), lines_of(run)
+    began, seen = time.monotonic(), len(lines_of(run))
     while training.alive() and time.monotonic() - began < HANG_SECONDS and len(killed) < left:
-        if lines_of(run) <= seen:
+        if len(lines_of(run)) <= seen:
             time.sleep(0.1)
             continue  # nobody is killed while nothing has moved since the last time
         time.sleep(rng.uniform(0, 2))
-        seen = lines_of(run)
+        seen = len(lines_of(run))
         names = sorted(training.workers)
         name = rng.choice([*names, "coordinator"] if rng.random() < 0.5 else names)
         if not training.alive():
@@ -112,17 +105,6 @@ def kill_some(training: Training, run: Path, left: int, rng: random.Random) -> l
         if name == "coordinator":
             break
     return killed
-
-
-def lines_of(run: Path) -> int:
-    file = run / "metrics.jsonl"
-    return sum(1 for _ in file.open()) if file.exists() else 0
-
-
-def iterations_of(run: Path) -> list[int]:
-    """The iterations that its metrics have a row of."""
-    file = run / "metrics.jsonl"
-    return [json.loads(line)["iteration"] for line in file.read_text().splitlines()] if file.exists() else []
 
 
 def carries(pid: int, mark: str) -> bool:
@@ -151,12 +133,6 @@ def command_line(pid: int) -> str:
         return ""
 
 
-def what_is_left(mark: str, scratch: Path, shared_before: set[str]) -> list[str]:
-    """After the end of a training: faults."""
-    orphans, files = left_behind(mark), files_left(scratch, shared_before)
-    return [f"left behind: {found}" for found in (orphans, files) if found]
-
-
 def files_left(scratch: Path, shared_before: set[str]) -> list[str]:
     """New files in shared memory that no process has open, and sockets in a training's own folder."""
     suspects = set(glob.glob("/dev/shm/*")) - shared_before - files_in_use()
@@ -179,15 +155,12 @@ def files_in_use() -> set[str]:
 
 
 def command_of(policy: str, place: str, run: Path, number: int) -> list[str]:
-    """The command of a training."""
-    name, *_ = policy.split(",")
-    where = ["--cluster", "ray"] if place == "ray" else ["--place", "processes"]
-    train = ["train", "ppo", "gymnasium:CartPole-v1", "--distribution", name, *POLICIES[policy], *where]
-    train += ["--num-envs", str(ENVS), "--num-steps", str(STEPS), "--num-minibatches", "2", "--update-epochs", "1"]
-    train += ["--total-timesteps", str(ITERATIONS * ENVS * STEPS), "--checkpoint-iterations", "20", "--checksums"]
-    train += ["--run-dir", str(run), "--no-tensorboard", "--seed", str(number)]
-    train += ["--max-failures", str(MAX_FAILURES), "--start-seconds", "1800"]
-    return train
+    where = "--cluster ray" if place == "ray" else "--place processes"
+    sizes = words("--num-minibatches 2 --update-epochs 1", num_envs=ENVS, num_steps=STEPS, seed=number)
+    recorded = words("--checkpoint-iterations 20 --checksums --no-tensorboard --start-seconds 1800", run_dir=run)
+    train = words(f"train ppo gymnasium:CartPole-v1 {POLICIES[policy]} {where}", distribution=policy.split(",")[0])
+    limits = words("", total_timesteps=ITERATIONS * ENVS * STEPS, max_failures=MAX_FAILURES)
+    return [*train, *sizes, *recorded, *limits]
 
 
 def endure(policy: str, place: str, kills: int, seed: int, folder: Path, number: int) -> dict:
@@ -215,8 +188,9 @@ def endure(policy: str, place: str, kills: int, seed: int, folder: Path, number:
             faults.append(f"exit code {code}: " + " | ".join(training.lines[-8:]))
             break
         trainings.append(training := Training([*command, "resume", str(run)], mark, scratch))
-    faults += what_is_left(mark, scratch, shared_before)
-    iterations = iterations_of(run)
+    left = (left_behind(mark), files_left(scratch, shared_before))
+    faults += [f"left behind: {found}" for found in left if found]
+    iterations = [line["iteration"] for line in lines_of(run)]
     if not faults and iterations != list(range(1, ITERATIONS + 1)):
         faults.append(f"metrics have {len(iterations)} lines, from {iterations[:1]} to {iterations[-1:]}")
     return {
@@ -232,21 +206,21 @@ def endure(policy: str, place: str, kills: int, seed: int, folder: Path, number:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=50, help="processes to kill in all")
-    parser.add_argument("--each", type=int, default=10, help="at most so many in one training")
-    parser.add_argument("--busy", type=int, default=0, help="processes that keep the machine busy meanwhile")
-    parser.add_argument("--side-by-side", type=int, default=1, help="trainings at once")
-    parser.add_argument("--places", nargs="*", default=["processes", "processes", "ray"], help="take turns")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--policies", nargs="*", default=list(POLICIES))
-    parser.add_argument("--output", type=Path, default=RESULTS)
-    chosen = parser.parse_args()
+    chosen = options(
+        __doc__,
+        kills=(50, "processes to kill in all"),
+        each=(10, "limit of one training"),
+        busy=(0, "processes that keep the machine busy meanwhile"),
+        side_by_side=(1, "trainings at once"),
+        places=(["processes", "processes", "ray"], "take turns"),
+        seed=0,
+        policies=some_of(POLICIES),
+    )
     trainings, numbers, changing, stopping = [], itertools.count(), threading.Lock(), threading.Event()
     kills = lambda: sum(len(training["killed"]) for training in trainings)
     signal.signal(signal.SIGINT, lambda *_: stopping.set())
 
-    def go_on(folder: Path) -> None:
+    def endure_some(folder: Path) -> None:
         while not stopping.is_set() and kills() < chosen.kills:
             with changing:
                 number = next(numbers)
@@ -258,19 +232,15 @@ def main() -> None:
     busy = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(chosen.busy)]
     try:
         with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(chosen.side_by_side) as pool:
-            for done in [pool.submit(go_on, Path(folder)) for _ in range(chosen.side_by_side)]:
+            for done in [pool.submit(endure_some, Path(folder)) for _ in range(chosen.side_by_side)]:
                 done.result()
     finally:
         for process in busy:
             process.kill()
             process.wait()
     faults = [fault for training in trainings for fault in training["faults"]]
-    setting = {"busy": chosen.busy, "side by side": chosen.side_by_side}
-    write_result(
-        "chaos_busy" if chosen.busy else "chaos",
-        {"kills": kills(), "faults": faults, **setting, "trainings": trainings},
-        directory=chosen.output,
-    )
+    result = {"kills": kills(), "faults": faults, "busy": chosen.busy, "side by side": chosen.side_by_side}
+    write_result("chaos_busy" if chosen.busy else "chaos", {**result, "trainings": trainings}, chosen.output)
     sys.exit(1 if faults else 0)
 
 

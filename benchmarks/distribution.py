@@ -4,29 +4,32 @@
     python benchmarks/distribution.py rllib --rllib .rllib/bin/python
 
 `policies`: every distribution policy, synchronous and asynchronous, on a light environment (CartPole-v1,
-Rollmill's own and Gymnasium's) and a heavy one (HalfCheetah-v5, for which MuJoCo has to be installed).
+Rollmill's own and Gymnasium's) and a heavy one (HalfCheetah-v5, which needs MuJoCo).
 
-`rllib`: RLlib 2.60 in a Python of its own, which has `ray[rllib]==2.60.0`, PyTorch for CPUs and
-`gymnasium[mujoco]`. Both sides have the same network, batch, minibatches, epochs and number of environments.
-First a few layouts of each side are tried for a short time; then the best of each trains to the end, in turns.
+`rllib`: RLlib 2.60 in a Python of its own, with `ray[rllib]==2.60.0`, PyTorch for CPUs and `gymnasium[mujoco]`.
+Both sides have the same network, batch, minibatches, epochs and number of environments. First a few layouts of
+each side are tried for a short time. Then the best of each trains to the end, in turns.
 
-Figures are environment steps a second, sampled and learned from, in the steady state of whole trainings as users
-start them. Start-up, compilation in it, is told apart. `--quick` only shows that everything runs.
+Figures are environment steps a second, sampled and learned from, in the steady state of whole trainings by the
+commands of users, on the clock of `metrics.jsonl`. Start-up, which is imports, compilation and starting workers,
+ends with its first line and is reported apart. `--quick` only shows that everything runs.
 """
 
-import argparse
 import json
+import signal
 import subprocess
-from collections.abc import Callable
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-from measure import RESULTS, spread, write_result
-from training_command import Failed, Steady, train_for, train_through
+from measure import HERE, Failed, lines_of, one_of, options, rate, spread, words, write_result
 
-HERE = Path(__file__).parent
+MAX_STARTUP_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
@@ -55,16 +58,21 @@ class Work:
 
     @property
     def batch(self) -> int:
-        """Environment steps of an iteration."""
         return self.num_envs * self.num_steps
 
+    @property
+    def homes(self) -> list[str]:
+        """Names of the environment in Gymnasium and, where there is one, of Rollmill's own."""
+        own = [self.environment] if self.environment == "CartPole-v1" else []
+        return [*own, f"gymnasium:{self.environment}"]
 
-PPO_CARTPOLE = Work("ppo", "CartPole-v1", 16, 128, 4, 4, 1e-3, 400_000)
-PPO_CHEETAH = Work("ppo", "HalfCheetah-v5", 8, 256, 10, 32, 3e-4, 200_000, ent_coef=0.0, continuous=True)
-IMPALA_CARTPOLE = Work("impala", "CartPole-v1", 16, 32, 1, 1, 1e-3, 400_000)
-IMPALA_CHEETAH = Work("impala", "HalfCheetah-v5", 8, 64, 1, 1, 3e-4, 200_000, ent_coef=0.0, continuous=True)
-WORKS = (PPO_CARTPOLE, PPO_CHEETAH, IMPALA_CARTPOLE, IMPALA_CHEETAH)
 
+WORKS = (
+    Work("ppo", "CartPole-v1", 16, 128, 4, 4, 1e-3, 400_000),
+    Work("ppo", "HalfCheetah-v5", 8, 256, 10, 32, 3e-4, 200_000, ent_coef=0.0, continuous=True),
+    Work("impala", "CartPole-v1", 16, 32, 1, 1, 1e-3, 400_000),
+    Work("impala", "HalfCheetah-v5", 8, 64, 1, 1, 3e-4, 200_000, ent_coef=0.0, continuous=True),
+)
 POLICIES = {
     "gpu-only": "--distribution gpu-only",
     "gpu-only, 2 processes": "--distribution gpu-only --place processes --learners 2",
@@ -79,12 +87,9 @@ ASYNCHRONOUS = {
     "environments, asynchronous": "--distribution environments --workers 2 --actors 2 --asynchronous",
     "central, asynchronous": "--distribution central --actors 2 --asynchronous",
 }
-
-PPO_LAYOUTS = ("gpu-only", "gpu-only, 2 processes", "single-learner-fine", "single-learner-coarse")
-IMPALA_LAYOUTS = (*PPO_LAYOUTS, *ASYNCHRONOUS)
-
-
 LAYOUTS = POLICIES | ASYNCHRONOUS
+TRIED = ("gpu-only", "gpu-only, 2 processes", "single-learner-fine", "single-learner-coarse")
+"""Layouts that compete with RLlib; asynchronous ones too where the algorithm corrects for the lag."""
 
 
 class RLlibLayout(NamedTuple):
@@ -96,110 +101,103 @@ class RLlibLayout(NamedTuple):
     torch_threads: int = 1
 
 
+ONE, TWO = RLlibLayout(num_env_runners=1), RLlibLayout(num_env_runners=2)
 LAYOUTS_OF_RLLIB = {
     "ppo": (
-        RLlibLayout(),
-        RLlibLayout(torch_threads=2),
-        RLlibLayout(vectorize_mode="async"),
-        RLlibLayout(num_env_runners=1),
-        RLlibLayout(num_env_runners=1, torch_threads=2),
-        RLlibLayout(num_env_runners=2),
-        RLlibLayout(num_env_runners=2, torch_threads=2),
-        RLlibLayout(num_env_runners=2, num_learners=1),
+        *(RLlibLayout(), RLlibLayout(torch_threads=2), RLlibLayout(vectorize_mode="async"), ONE),
+        *(ONE._replace(torch_threads=2), TWO, TWO._replace(torch_threads=2), TWO._replace(num_learners=1)),
     ),
     "impala": (
-        RLlibLayout(),
-        RLlibLayout(num_env_runners=1),
-        RLlibLayout(num_env_runners=1, num_learners=1),
-        RLlibLayout(num_env_runners=2),
-        RLlibLayout(num_env_runners=2, torch_threads=2),
-        RLlibLayout(num_env_runners=2, num_learners=1),
+        *(RLlibLayout(), ONE, ONE._replace(num_learners=1)),
+        *(TWO, TWO._replace(torch_threads=2), TWO._replace(num_learners=1)),
     ),
 }
 
 
-@dataclass(frozen=True)
-class Times:
-    """How long is measured."""
+class Times(NamedTuple):
+    """Durations of measurements."""
 
     warm_up: float = 3.0
-    """Seconds after the first iteration that are not counted, of a training of a given time."""
+    """Seconds after the first iteration that do not count, in a training of a given time."""
     seconds: float = 10.0
-    """Seconds that are counted then."""
+    """Seconds that count then."""
     warm_up_batches: int = 10
-    """Iterations that are not counted, of a training to the end."""
+    """Iterations that do not count, in a training to the end."""
     rounds: int = 3
 
 
-QUICK = Times(warm_up=0.5, seconds=1.0, warm_up_batches=2, rounds=1)
+class Steady(NamedTuple):
+    """A training in its steady state."""
+
+    steps_per_second: float
+    startup_seconds: float
+    """From the command to the metrics of the first iteration."""
+    seconds: float
+    """Seconds that counted."""
+    env_steps: int
+    """Environment steps of the whole training."""
+    final_return: float | None
+    """Mean over the last 100 episodes."""
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("policies", "rllib"))
-    parser.add_argument("--rllib", help="a Python with ray[rllib]==2.60.0")
-    parser.add_argument("--algorithms", nargs="+", default=["ppo", "impala"])
-    parser.add_argument("--environments", nargs="+", default=["CartPole-v1", "HalfCheetah-v5"])
-    parser.add_argument("--rounds", type=int, default=Times.rounds)
-    parser.add_argument("--quick", action="store_true", help="very short runs, whose figures mean nothing")
-    parser.add_argument("--output", type=Path, default=RESULTS)
-    options = parser.parse_args()
-    if options.what == "rllib" and not options.rllib:
-        raise SystemExit("rllib needs --rllib PYTHON.")
-    times = QUICK if options.quick else Times(rounds=options.rounds)
-    works = [w for w in WORKS if w.algorithm in options.algorithms and w.environment in options.environments]
-    if options.what == "policies":
-        rows = [compare_policies(work, name, times) for work in works for name in homes(work)]
+# --- a training of Rollmill --------------------------------------------------------------------------------
+
+
+def train(arguments: Sequence[str], *, seconds: float | None, warm_up: float) -> Steady:
+    """Trains to the end, or for some seconds after the warming up, and then stops as Ctrl-C does.
+
+    The warming up is in environment steps of a training to the end, and else in seconds.
+    """
+    with tempfile.TemporaryDirectory() as folder, Path(folder, "said").open("w+") as said:
+        run, began = Path(folder, "run"), time.perf_counter()
+        command = [sys.executable, "-m", "rollmill", "train", *arguments, "--run-dir", str(run), "--quiet"]
+        process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT)
+        while not lines_of(run) and process.poll() is None:
+            if time.perf_counter() - began > MAX_STARTUP_SECONDS:
+                process.terminate()
+                raise Failed(f"no iteration in {MAX_STARTUP_SECONDS:g} s:\n{said.seek(0) or said.read()}")
+            time.sleep(0.1)
+        startup = time.perf_counter() - began
+        if seconds is not None:
+            try:
+                process.wait(warm_up + seconds + 1)
+            except subprocess.TimeoutExpired:
+                process.send_signal(signal.SIGINT)
+        if (code := process.wait()) not in (0, 128 + signal.SIGINT) or not lines_of(run):
+            raise Failed(f"{' '.join(command)} ended with {code}:\n{said.seek(0) or said.read()}")
+        lines = lines_of(run)
+    if seconds is None:
+        first, last = next(line for line in lines if line["env_steps"] >= warm_up)["seconds"], lines[-1]["seconds"]
     else:
-        short = [replace(work, total_timesteps=6 * work.batch) for work in works]
-        rows = [compare_with_rllib(work, options.rllib, times) for work in (short if options.quick else works)]
-    name = {"policies": "distribution-policies", "rllib": "distribution-rllib"}[options.what]
-    write_result(name, {"quick": options.quick, "rows": rows}, directory=options.output)
-
-
-def homes(work: Work) -> list[str]:
-    """The environment in Gymnasium and, where there is one, Rollmill's own."""
-    own = [work.environment] if work.environment == "CartPole-v1" else []
-    return [*own, f"gymnasium:{work.environment}"]
-
-
-# --- policies -----------------------------------------------------------------------------------------
-
-
-def compare_policies(work: Work, environment: str, times: Times) -> dict[str, Any]:
-    """Every distribution policy at the same work; asynchronous ones where the algorithm corrects for it."""
-    policies = POLICIES | (ASYNCHRONOUS if work.algorithm == "impala" else {})
-    endless = replace(work, total_timesteps=10**9)
-    found: dict[str, list[Steady]] = {name: [] for name in policies}
-    for _ in range(times.rounds):
-        for name in policies:
-            train = lambda name=name: train_for(
-                rollmill_arguments(endless, environment, policies[name]),
-                warm_up=times.warm_up,
-                seconds=times.seconds,
-            )
-            found[name] += attempted(f"{work.algorithm} {environment} {name}", train)
-    rows = {name: told(runs) for name, runs in found.items() if runs}
-    print_table(f"{work.algorithm} on {environment}, {work.num_envs} environments x {work.num_steps} steps", rows)
-    return {"work": asdict(endless), "environment": environment, "policies": policies, "figures": rows}
+        first = lines[0]["seconds"] + warm_up
+        last = first + seconds
+    begin = [line for line in lines if line["seconds"] <= first][-1]
+    end = [line for line in lines if line["seconds"] <= last][-1]
+    counted = end["seconds"] - begin["seconds"]
+    return Steady(rate(begin, end), startup, counted, lines[-1]["env_steps"], lines[-1].get("episode/return"))
 
 
 def rollmill_arguments(work: Work, environment: str, layout: str) -> list[str]:
-    """The command line after `rollmill train`."""
+    """Returns the command line after `rollmill train`."""
     names = ["num_envs", "num_steps", "update_epochs", "num_minibatches", "learning_rate", "total_timesteps"]
     names += ["ent_coef", "vf_coef", "max_grad_norm", "gamma", "seed"]
     names += ["gae_lambda", "clip_coef"] if work.algorithm == "ppo" else []
-    values = [word for name in names for word in (f"--{name.replace('_', '-')}", str(getattr(work, name)))]
-    same = ["--no-clip-vloss"] if work.algorithm == "ppo" else ["--optimizer", "adam"]
-    torso = ["--network.shared-torso"] if work.shared_torso else []
+    same = "--no-clip-vloss" if work.algorithm == "ppo" else "--optimizer adam"
+    torso = "--network.shared-torso" if work.shared_torso else ""
+    found = words(f"{work.algorithm} {environment}", **{name: getattr(work, name) for name in names})
     sizes = ["--network.hidden-sizes", *map(str, work.hidden_sizes), "--network.activation", work.activation]
-    return [work.algorithm, environment, *values, *same, "--no-anneal-lr", *sizes, *torso, *layout.split()]
+    return [*found, *words(f"{same} --no-anneal-lr"), *sizes, *torso.split(), *layout.split()]
 
 
-def attempted(what: str, train: Callable[[], Steady]) -> list[Steady]:
-    """One run, or none where it failed, which is said."""
+def train_briefly(work: Work, environment: str, layout: str, times: Times) -> Steady:
+    arguments = rollmill_arguments(replace(work, total_timesteps=10**9), environment, layout)
+    return train(arguments, seconds=times.seconds, warm_up=times.warm_up)
+
+
+def attempted(what: str, attempt: Callable[[], Steady]) -> list[Steady]:
+    """Returns one run, or none where it failed, and prints which."""
     try:
-        run = train()
+        run = attempt()
     except Failed as error:
         print(f"{what}: {error}", flush=True)
         return []
@@ -207,8 +205,7 @@ def attempted(what: str, train: Callable[[], Steady]) -> list[Steady]:
     return [run]
 
 
-def told(runs: list[Steady]) -> dict[str, Any]:
-    """Runs of the same kind as JSON."""
+def figures_of(runs: list[Steady]) -> dict[str, Any]:
     return {
         "steps_per_second": spread([run.steps_per_second for run in runs]),
         "startup_seconds": spread([run.startup_seconds for run in runs]),
@@ -222,131 +219,121 @@ def print_table(title: str, rows: dict[str, dict[str, Any]]) -> None:
     best = max((row["steps_per_second"]["median"] for row in rows.values()), default=0.0)
     print(f"\n{title}")
     for name, row in rows.items():
-        rate, startup = row["steps_per_second"]["median"], row["startup_seconds"]["median"]
-        mark = "  <- fastest" if rate == best else ""
-        print(f"  {name:36} {rate:12,.0f} steps/s   start-up {startup:5.1f} s{mark}")
+        speed, startup = row["steps_per_second"]["median"], row["startup_seconds"]["median"]
+        mark = "  <- fastest" if speed == best else ""
+        print(f"  {name:36} {speed:12,.0f} steps/s   start-up {startup:5.1f} s{mark}")
     print(flush=True)
 
 
-# --- RLlib --------------------------------------------------------------------------------------------
+def compare_policies(work: Work, environment: str, times: Times) -> dict[str, Any]:
+    """Measures every distribution policy at the same work; asynchronous ones where the algorithm corrects for
+    it.
+    """
+    policies = POLICIES | (ASYNCHRONOUS if work.algorithm == "impala" else {})
+    found: dict[str, list[Steady]] = {name: [] for name in policies}
+    for _ in range(times.rounds):
+        for name, layout in policies.items():
+            attempt = partial(train_briefly, work, environment, layout, times)
+            found[name] += attempted(f"{work.algorithm} {environment} {name}", attempt)
+    rows = {name: figures_of(runs) for name, runs in found.items() if runs}
+    print_table(f"{work.algorithm} on {environment}, {work.num_envs} environments x {work.num_steps} steps", rows)
+    endless = asdict(replace(work, total_timesteps=10**9))
+    return {"work": endless, "environment": environment, "policies": policies, "figures": rows}
+
+
+# --- beside RLlib ------------------------------------------------------------------------------------------
+
+
+def train_with_rllib(work: Work, python: str, layout: RLlibLayout, warm_up: int, seconds: float | None) -> dict:
+    """Trains in a Python that has RLlib; to the end without `seconds`."""
+    order = {**asdict(work), **layout._asdict(), "warm_up": warm_up, "seconds": seconds}
+    command = [python, str(HERE / "rllib_training.py"), json.dumps(order)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise Failed(done.stderr[-2000:])
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+class Contestant(NamedTuple):
+    """One side of a comparison, whose layouts compete with each other first."""
+
+    layouts: dict[str, Any]
+    try_briefly: Callable[[Any], Steady]
+    train_to_the_end: Callable[[Any], Steady]
+
+
+def rollmill_side(work: Work, environment: str, times: Times) -> Contestant:
+    names = TRIED if work.algorithm == "ppo" else (*TRIED, *ASYNCHRONOUS)
+    warm_up = times.warm_up_batches * work.batch
+    return Contestant(
+        {name: LAYOUTS[name] for name in names},
+        lambda layout: train_briefly(work, environment, layout, times),
+        lambda layout: train(rollmill_arguments(work, environment, layout), seconds=None, warm_up=warm_up),
+    )
+
+
+def rllib_side(work: Work, python: str, times: Times, details: list[dict]) -> Contestant:
+    """Returns RLlib's side, which adds all that a training to the end printed to `details`."""
+
+    def run(layout: RLlibLayout, seconds: float | None) -> Steady:
+        found = train_with_rllib(work, python, layout, times.warm_up_batches * work.batch, seconds)
+        details.extend([found] if seconds is None else [])
+        return Steady(*(found[name] for name in Steady._fields))
+
+    layouts = {str(layout): layout for layout in LAYOUTS_OF_RLLIB[work.algorithm]}
+    return Contestant(layouts, lambda layout: run(layout, times.seconds), lambda layout: run(layout, None))
 
 
 def compare_with_rllib(work: Work, python: str, times: Times) -> dict[str, Any]:
-    """The best layout of each side, training to the end in turns."""
+    """Trains the best layout of each side to the end in turns."""
     print(f"\n{work.algorithm} on {work.environment}: trying layouts", flush=True)
-    peer = RLlib(work, python, times)
-    contestants: dict[str, Contestant] = {"rllib": peer}
-    contestants |= {f"rollmill {home}": Rollmill(work, home, times) for home in homes(work)}
-    tried = {name: contestant.choose() for name, contestant in contestants.items()}
-    runs: dict[str, list[Steady]] = {name: [] for name in contestants}
+    details: list[dict] = []
+    sides = {"rllib": rllib_side(work, python, times, details)}
+    sides |= {f"rollmill {home}": rollmill_side(work, home, times) for home in work.homes}
+    tried: dict[str, dict[str, float | None]] = {}
+    for name, side in sides.items():
+        runs = {
+            one: attempted(f"  {name}, {one}", partial(side.try_briefly, it)) for one, it in side.layouts.items()
+        }
+        tried[name] = {layout: run[0].steps_per_second if run else None for layout, run in runs.items()}
+        if not any(tried[name].values()):
+            raise SystemExit(f"no layout of {name} ran.")
+    chosen = {name: max(rates, key=lambda layout: rates[layout] or 0.0) for name, rates in tried.items()}
+    trained: dict[str, list[Steady]] = {name: [] for name in sides}
     for _ in range(times.rounds):
-        for name, contestant in contestants.items():
-            runs[name] += attempted(f"  {name}, {contestant.chosen}", contestant.train)
-    figures = {name: told(side) for name, side in runs.items() if side}
+        for name, side in sides.items():
+            attempt = partial(side.train_to_the_end, side.layouts[chosen[name]])
+            trained[name] += attempted(f"  {name}, {chosen[name]}", attempt)
+    figures = {name: figures_of(runs) for name, runs in trained.items() if runs}
     rates = {name: row["steps_per_second"]["median"] for name, row in figures.items()}
-    ratios = {name: rate / rates["rllib"] for name, rate in rates.items() if name != "rllib"}
+    ratios = {name: speed / rates["rllib"] for name, speed in rates.items() if name != "rllib"}
     print_table(f"{work.algorithm} on {work.environment}", figures)
     print("  " + ", ".join(f"{name} / rllib {ratio:.2f}" for name, ratio in ratios.items()), flush=True)
-    chosen = {name: contestant.chosen for name, contestant in contestants.items()}
-    return {
-        "work": asdict(work),
-        "tried": tried,
-        "chosen": chosen,
-        "figures": figures,
-        "ratios": ratios,
-        "rllib": peer.details,
-    }
+    found = {"work": asdict(work), "tried": tried, "chosen": chosen, "figures": figures}
+    return {**found, "ratios": ratios, "rllib": details}
 
 
-class Contestant(Protocol):
-    """One side of a comparison."""
-
-    chosen: str
-    """Its best layout."""
-
-    def choose(self) -> dict[str, float | None]:
-        """Tries layouts for a short time and chooses one; steps a second of each, None where it failed."""
-        ...
-
-    def train(self) -> Steady:
-        """Trains to the end with that layout."""
-        ...
-
-
-class Rollmill:
-    """Rollmill on the environment of one name."""
-
-    def __init__(self, work: Work, environment: str, times: Times) -> None:
-        self._work, self._environment, self._times = work, environment, times
-        self.chosen = ""
-
-    def choose(self) -> dict[str, float | None]:
-        """See `Contestant`."""
-        names = PPO_LAYOUTS if self._work.algorithm == "ppo" else IMPALA_LAYOUTS
-        tries = {
-            name: rate_of(attempted(f"  rollmill {self._environment}, {name}", partial(self._try, name)))
-            for name in names
-        }
-        self.chosen = best_of(tries)
-        return tries
-
-    def _try(self, name: str) -> Steady:
-        endless = replace(self._work, total_timesteps=10**9)
-        arguments = rollmill_arguments(endless, self._environment, LAYOUTS[name])
-        return train_for(arguments, warm_up=self._times.warm_up, seconds=self._times.seconds)
-
-    def train(self) -> Steady:
-        """See `Contestant`."""
-        arguments = rollmill_arguments(self._work, self._environment, LAYOUTS[self.chosen])
-        return train_through(arguments, warm_up=self._times.warm_up_batches * self._work.batch)
-
-
-class RLlib:
-    """RLlib in a Python of its own."""
-
-    def __init__(self, work: Work, python: str, times: Times) -> None:
-        self._work, self._python, self._times = work, python, times
-        self._layouts = {str(layout): layout for layout in LAYOUTS_OF_RLLIB[work.algorithm]}
-        self.chosen = ""
-        self.details: list[dict[str, Any]] = []
-        """All that the script of each training to the end printed."""
-
-    def choose(self) -> dict[str, float | None]:
-        """See `Contestant`."""
-        seconds = self._times.seconds
-        tries = {
-            name: rate_of(attempted(f"  rllib, {name}", lambda layout=layout: self._run(layout, seconds)))
-            for name, layout in self._layouts.items()
-        }
-        self.chosen = best_of(tries)
-        return tries
-
-    def train(self) -> Steady:
-        """See `Contestant`."""
-        return self._run(self._layouts[self.chosen], None)
-
-    def _run(self, layout: RLlibLayout, seconds: float | None) -> Steady:
-        warm_up = self._times.warm_up_batches * self._work.batch
-        settings = {**asdict(self._work), **layout._asdict(), "warm_up": warm_up, "seconds": seconds}
-        command = [self._python, str(HERE / "rllib_training.py"), json.dumps(settings)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise Failed(done.stderr[-2000:])
-        found = json.loads(done.stdout.splitlines()[-1])
-        if seconds is None:
-            self.details.append(found)
-        return Steady(*(found[name] for name in Steady._fields))
-
-
-def rate_of(runs: list[Steady]) -> float | None:
-    return runs[0].steps_per_second if runs else None
-
-
-def best_of(tries: dict[str, float | None]) -> str:
-    known = {name: rate for name, rate in tries.items() if rate is not None}
-    if not known:
-        raise SystemExit("no layout ran.")
-    return max(known, key=lambda name: known[name])
+def main() -> None:
+    chosen = options(
+        __doc__,
+        {"what": one_of("policies", "rllib")},
+        rllib=(str, "a Python with ray[rllib]==2.60.0"),
+        algorithms=["ppo", "impala"],
+        environments=["CartPole-v1", "HalfCheetah-v5"],
+        rounds=3,
+        quick=(False, "very short runs, whose figures mean nothing"),
+    )
+    if chosen.what == "rllib" and not chosen.rllib:
+        raise SystemExit("rllib needs --rllib PYTHON.")
+    quick = Times(warm_up=0.5, seconds=1.0, warm_up_batches=2, rounds=1)
+    times = quick if chosen.quick else Times(rounds=chosen.rounds)
+    works = [w for w in WORKS if w.algorithm in chosen.algorithms and w.environment in chosen.environments]
+    if chosen.what == "policies":
+        rows = [compare_policies(work, name, times) for work in works for name in work.homes]
+    else:
+        short = [replace(work, total_timesteps=6 * work.batch) for work in works]
+        rows = [compare_with_rllib(work, chosen.rllib, times) for work in (short if chosen.quick else works)]
+    write_result(f"distribution-{chosen.what}", {"quick": chosen.quick, "rows": rows}, chosen.output)
 
 
 if __name__ == "__main__":

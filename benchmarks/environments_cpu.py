@@ -2,50 +2,45 @@
 
     python benchmarks/environments_cpu.py
 
-A rollout is 128 steps; every side resets by itself and writes observation, action, reward and the end of episodes
-of every step and environment. Sides take turns; a figure is the median of several rollouts, in environment steps a
-second.
-Writes results/environments-cpu.json.
+A rollout is 128 steps. Every side resets by itself and writes observation, action, reward and the end of episodes
+of every step and environment. A figure is the median of several rollouts, in environment steps a second. Writes
+results/environments-cpu.json.
 """
 
-import argparse
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
+from typing import Any
 
 import gymnax
 import jax
 import jax.numpy as jnp
 from fusion_sides import collecting_graph
-from measure import RESULTS, compiled, spread, timed_in_turns, write_result
+from measure import compiled, options, spread, timed_in_turns, write_result
 
 import rollmill
 from rollmill.core.machine import keep_freed_memory
 from rollmill.dataflow import collect, start_collector
 from rollmill.fusion import backend_of, fused_collect
 
-STEPS = 128
-SIZES = (256, 1_024, 2_048, 4_096, 16_384)
+STEPS, SIZES = 128, (256, 1_024, 2_048, 4_096, 16_384)
 TURNS = 101
-"""So many that a figure says less of a moment in which the machine had other work."""
+"""So many that other work of the machine disturbs a median little."""
 
 
-def gymnax_rollout(num_envs: int):
-    """The step of gymnax under `vmap` and `lax.scan`, and the state that it begins with."""
+def gymnax_rollout(num_envs: int) -> tuple[Any, Any]:
+    """Returns the step of gymnax under `vmap` and `lax.scan`, and its first state."""
     env, params = gymnax.make("CartPole-v1")
     reset = jax.vmap(env.reset, in_axes=(0, None))
     step = jax.vmap(env.step, in_axes=(0, 0, 0, None))
 
-    def rollout(held, key):
-        def one(held, key):
-            observation, state = held
-            action_key, step_key = jax.random.split(key)
-            action = jax.random.randint(action_key, (num_envs,), 0, 2)
-            after, state, reward, *ends, _ = step(jax.random.split(step_key, num_envs), state, action, params)
-            return (after, state), (observation, action, reward, *ends)
+    def one(held: Any, key: Any) -> Any:
+        observation, state = held
+        action_key, step_key = jax.random.split(key)
+        action = jax.random.randint(action_key, (num_envs,), 0, 2)
+        after, state, reward, *ends, _ = step(jax.random.split(step_key, num_envs), state, action, params)
+        return (after, state), (observation, action, reward, *ends)
 
-        return jax.lax.scan(one, held, jax.random.split(key, STEPS))
-
+    rollout = lambda held, key: jax.lax.scan(one, held, jax.random.split(key, STEPS))
     return rollout, jax.jit(reset)(jax.random.split(jax.random.key(0), num_envs), params)
 
 
@@ -53,10 +48,9 @@ def measure(num_envs: int) -> dict[str, dict]:
     graph = collecting_graph(rollmill.make("CartPole-v1"), num_envs, STEPS)
     backend = backend_of(jax.devices()[0], "float32")
     run = backend.rollouts.run(backend.rollouts.launches(num_envs, 0)[0])
-    index = jnp.arange(num_envs, dtype=jnp.int32)
+    index, key = jnp.arange(num_envs, dtype=jnp.int32), jax.random.key(1)
     collector = jax.jit(partial(start_collector, graph))(jax.random.key(0), index)
     theirs, held = gymnax_rollout(num_envs)
-    key = jax.random.key(1)
     sides = {
         "gymnax": (theirs, (held, key)),
         "rollmill, XLA": (partial(collect, graph, ()), (collector, key)),
@@ -69,10 +63,7 @@ def measure(num_envs: int) -> dict[str, dict]:
 
 def main() -> None:
     keep_freed_memory()  # as trainings do; all sides here have it
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=RESULTS)
-    options = parser.parse_args()
-    sizes = {}
+    chosen, sizes = options(__doc__), {}
     for num_envs in SIZES:
         sizes[num_envs] = measure(num_envs)
         said = ", ".join(f"{name} {figure['median'] / 1e6:,.1f} M/s" for name, figure in sizes[num_envs].items())
@@ -81,7 +72,7 @@ def main() -> None:
     ratio = best["rollmill, machine code"] / best["gymnax"]
     print(f"machine code over gymnax, each at its best size: {ratio:.1f} x")
     result = {"steps": STEPS, "sizes": sizes, "best": best, "machine code over gymnax": ratio}
-    write_result("environments-cpu", result | {"gymnax": version("gymnax")}, directory=options.output)
+    write_result("environments-cpu", result | {"gymnax": version("gymnax")}, chosen.output)
 
 
 if __name__ == "__main__":

@@ -2,95 +2,74 @@
 
     python benchmarks/fusion_rollouts.py [--envs 4096 65536] [--environment CartPole-v1 Pendulum-v1]
 
-A rollout is 128 steps of a 64-64 tanh policy, with shared torso where one agent acts, actions sampled; both sides
-start from the same state with the same weights and keys and write the same trajectory. The kernel's launch is the
-fastest of a few; sides take turns, and a figure is the median of several times. A time is that of eight calls of a
-program of several rollouts in a row: one alone would be over before the next is launched.
-Writes results/fusion-rollouts.json.
+A rollout is 128 steps of a 64-64 tanh policy, with shared torso where one agent acts, actions sampled. Both sides
+start from the same state with the same weights and keys, and write the same trajectory. The kernel's launch is the
+fastest of a few; a figure is the median of several times. A time is that of eight calls of a program of several
+rollouts in a row: one alone would be over before the next is launched. Writes results/fusion-rollouts.json.
 """
 
-import argparse
 import itertools
 from functools import partial
-from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from measure import RESULTS, compiled, spread, timed_in_turns, write_result
+from measure import compiled, fastest, options, timed_in_turns, write_result
 
 import rollmill
-from rollmill.dataflow import collect, start
+from rollmill.dataflow import Graph, collect, start
 from rollmill.fusion import Launch, fused_collect, rollouts_in_a_row, run_kernel
 
 STEPS, ROLLOUTS = 128, 4
-LAUNCHES = {
-    4_096: [(16, 1), (16, 2), (32, 1), (32, 2), (64, 4)],
-    65_536: [(32, 1), (32, 1, 128), (64, 2), (64, 2, 128), (128, 4), (128, 4, 168), (128, 4, 128)],
-    262_144: [(32, 1), (32, 1, 128), (64, 2), (64, 2, 128), (128, 4), (128, 4, 168), (128, 4, 128)],
-}
-"""Environments of a block, warps, and the most registers of a thread, by the number of environments."""
+MANY = [(32, 1), (32, 1, 128), (64, 2), (64, 2, 128), (128, 4), (128, 4, 168), (128, 4, 128)]
+LAUNCHES = {4_096: [(16, 1), (16, 2), (32, 1), (32, 2), (64, 4)], 65_536: MANY, 262_144: MANY}
+"""Environments of a block, warps, and the limit of a thread's registers, by the number of environments."""
 EXACT = [(16, 2), (32, 4)]
-"""Launches of the exact kernel, which is there to be compared number by number."""
-NETWORK = rollmill.NetworkConfig(shared_torso=True)
+"""Launches of the exact kernel, whose numbers are compared one by one."""
 
 
-def graph_of(environment: str, sizes: dict[str, int]):
-    """PPO with one torso, or MAPPO, whose actor is 64-64 as well, where there are several agents."""
+def graph_of(environment: str, num_envs: int) -> Graph:
+    """Returns PPO with one torso, or MAPPO, whose actor is 64-64 as well, where there are several agents."""
+    sizes = {"num_envs": num_envs, "num_steps": STEPS, "total_timesteps": num_envs * STEPS, "num_minibatches": 1}
     env = rollmill.make(environment)
     if environment.startswith("Tag"):
         return rollmill.mappo(env, **sizes)
-    return rollmill.ppo(env, **sizes, network=NETWORK)
+    return rollmill.ppo(env, **sizes, network=rollmill.NetworkConfig(shared_torso=True))
 
 
-def sides(environment: str, num_envs: int, numerics: list[str], only: list[int] | None) -> tuple[dict, tuple]:
-    """Functions from weights, collector and key to a rollout, and what they are called with."""
-    sizes = {"num_envs": num_envs, "num_steps": STEPS, "total_timesteps": num_envs * STEPS, "num_minibatches": 1}
-    graph = graph_of(environment, sizes)
-    state = jax.jit(partial(start, graph))(jax.random.key(0), jnp.arange(num_envs, dtype=jnp.int32))
-    arguments = graph.weights(state.learner), state.collector, jax.random.key(1)
-    functions = {("xla", unroll): partial(collect, graph, unroll=unroll) for unroll in (1, 4)}
-    tried = {name: LAUNCHES[num_envs] if name != "float32" else EXACT for name in numerics}
-    launches = [(name, launch) for name, each in tried.items() for launch in ([tuple(only)] if only else each)]
-    for name, launch in launches:
-        run = partial(run_kernel, launch=Launch(*launch), numerics=name)
-        functions[name, launch] = partial(fused_collect, graph, run=run)
-    return functions, arguments
+def differences(one: Any, other: Any) -> dict[str, float]:
+    """Returns the share of numbers of two rollouts, leaf by leaf, that differ by more than a relative 1e-4.
 
-
-def differences(one, other) -> dict[str, float]:
-    """The share of numbers of two rollouts, leaf by leaf, that are not equal, to a relative 1e-4.
-
-    Leaves that one of them lacks are not compared: the kernel adds values, and keeps no final observations then.
+    Compares the leaves that both have: the kernel adds values, and then keeps no final observations.
     """
-    leaves = [dict(jax.tree.leaves_with_path(side)) for side in (one, other)]
-
-    def unequal(x, y) -> float:
-        x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
-        return float(np.mean(~np.isclose(x, y, rtol=1e-4, atol=1e-5)))
-
-    shares = {path: unequal(leaf, leaves[1][path]) for path, leaf in leaves[0].items() if path in leaves[1]}
+    first, second = (dict(jax.tree.leaves_with_path(side)) for side in (one, other))
+    double = lambda leaf: np.asarray(leaf, np.float64)
+    near = lambda path: np.isclose(double(first[path]), double(second[path]), rtol=1e-4, atol=1e-5)
+    shares = {path: float(np.mean(~near(path))) for path in first if path in second}
     return {jax.tree_util.keystr(path): share for path, share in shares.items() if share > 0}
 
 
-def measure(environment: str, num_envs: int, numerics: list[str], only: list[int] | None) -> dict:
-    functions, arguments = sides(environment, num_envs, numerics, only)
-    several = {name: partial(rollouts_in_a_row, ROLLOUTS, function) for name, function in functions.items()}
-    in_a_row = compiled(several, arguments)
-    seconds = timed_in_turns(in_a_row, arguments)
-    steps = num_envs * STEPS * ROLLOUTS
-    result = {}
-    for side in dict.fromkeys(name for name, _ in in_a_row):
-        variants = {name: times for name, times in seconds.items() if name[0] == side}
-        best = min(variants, key=lambda name: spread(variants[name])["median"])
-        result[side] = spread([steps / t for t in variants[best]]) | {
-            "variant": best[1],
-            "medians": {str(name[1]): steps / spread(times)["median"] for name, times in variants.items()},
-        }
-        print(f"{environment} {num_envs} {side}: {result[side]['median'] / 1e6:.0f} M/s {result[side]['medians']}")
-    for side in numerics:
-        if side in result:
-            result[side]["over_xla"] = result[side]["median"] / result["xla"]["median"]
+def measure(environment: str, num_envs: int, numerics: list[str], only: list[int] | None) -> dict[str, Any]:
+    graph = graph_of(environment, num_envs)
+    state = jax.jit(partial(start, graph))(jax.random.key(0), jnp.arange(num_envs, dtype=jnp.int32))
+    arguments = graph.weights(state.learner), state.collector, jax.random.key(1)
+    functions: dict[Any, Any] = {("xla", unroll): partial(collect, graph, unroll=unroll) for unroll in (1, 4)}
+    for name in numerics:
+        for launch in [tuple(only)] if only else EXACT if name == "float32" else LAUNCHES[num_envs]:
+            run = partial(run_kernel, launch=Launch(*launch), numerics=name)
+            functions[name, launch] = partial(fused_collect, graph, run=run)
+    several = compiled(
+        {name: partial(rollouts_in_a_row, ROLLOUTS, each) for name, each in functions.items()}, arguments
+    )
+    seconds, steps = timed_in_turns(several, arguments), num_envs * STEPS * ROLLOUTS
+    result: dict[str, Any] = {
+        side: fastest(side, seconds, steps) for side in dict.fromkeys(side for side, _ in several)
+    }
+    for side, rates in result.items():
+        print(f"{environment} {num_envs} {side}: {rates['median'] / 1e6:.0f} M/s {rates['medians']}")
+        if side in numerics:
+            rates["over_xla"] = rates["median"] / result["xla"]["median"]
     exact = next((function for (name, _), function in functions.items() if name == "float32"), None)
     if exact is not None:
         result["unequal"] = differences(*(jax.jit(one)(*arguments) for one in (exact, functions["xla", 1])))
@@ -99,19 +78,19 @@ def measure(environment: str, num_envs: int, numerics: list[str], only: list[int
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--environment", nargs="+", default=["CartPole-v1"])
-    parser.add_argument("--envs", nargs="+", type=int, default=[4_096])
-    parser.add_argument("--numerics", nargs="+", default=["tf32", "bfloat16", "float32"])
-    parser.add_argument("--launch", nargs="+", type=int, help="block, warps and registers: no other is tried")
-    parser.add_argument("--name", default="fusion-rollouts")
-    parser.add_argument("--output", type=Path, default=RESULTS)
-    arguments = parser.parse_args()
-    found = {}
-    for environment, num_envs in itertools.product(arguments.environment, arguments.envs):
-        found[f"{environment} {num_envs}"] = measure(environment, num_envs, arguments.numerics, arguments.launch)
+    chosen = options(
+        __doc__,
+        environment=["CartPole-v1"],
+        envs=[4_096],
+        numerics=["tf32", "bfloat16", "float32"],
+        launch=([int], "block, warps and registers: no other is tried"),
+        name="fusion-rollouts",
+    )
+    found: dict[str, Any] = {}
+    for environment, num_envs in itertools.product(chosen.environment, chosen.envs):
+        found[f"{environment} {num_envs}"] = measure(environment, num_envs, chosen.numerics, chosen.launch)
         result = {"steps": STEPS, "in_a_row": ROLLOUTS, "rollouts": found}
-        write_result(arguments.name, result, directory=arguments.output)
+        write_result(chosen.name, result, chosen.output)
 
 
 if __name__ == "__main__":

@@ -13,13 +13,10 @@
 On a machine without GPUs the processes share its cores.
 """
 
-import argparse
-import json
 import os
 import re
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -28,7 +25,8 @@ from typing import Any
 import jax
 import numpy as np
 from chaos import MARK, left_behind
-from measure import RESULTS, write_result
+from measure import Failed, lines_of, one_of, options, rate, summary_of, words, write_result
+from measure import rollmill as command_line
 
 import rollmill
 from rollmill.core.machine import visible_gpus
@@ -38,17 +36,13 @@ ITERATIONS = 20
 WAIT_SECONDS = 120.0
 
 
-def command_of(run: Path, options: argparse.Namespace, iterations: int, *words: str) -> list[str]:
-    sizes = {
-        "num-envs": options.num_envs,
-        "num-steps": options.num_steps,
-        "total-timesteps": options.num_envs * options.num_steps * iterations,
-        "run-dir": run,
-    }
-    command = [sys.executable, "-m", "rollmill", "train", "ppo", "CartPole-v1", "--no-tensorboard"]
-    command += ["--learning-rate", "2.5e-4"]  # rounding grows with it
-    command += [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
-    return [*command, "--log-every", "1", "--network.hidden-sizes", *map(str, options.hidden_sizes), *words]
+def command_of(run: Path, chosen: Any, iterations: int, *how: str) -> list[str]:
+    total = chosen.num_envs * chosen.num_steps * iterations
+    sizes = words("", num_envs=chosen.num_envs, num_steps=chosen.num_steps, total_timesteps=total, run_dir=run)
+    train = words(
+        "train ppo CartPole-v1 --no-tensorboard --log-every 1", learning_rate=2.5e-4
+    )  # rounding grows with it
+    return [*train, *sizes, "--network.hidden-sizes", *map(str, chosen.hidden_sizes), *how]
 
 
 # --- weights ---------------------------------------------------------------------------------------------
@@ -56,75 +50,70 @@ def command_of(run: Path, options: argparse.Namespace, iterations: int, *words: 
 
 def placements(gpus: int, instances: list[int]) -> dict[str, list[str]]:
     """Options of the command by the name of a placement."""
-    ways = {"one process, one GPU": []}
+    ways: dict[str, list[str]] = {"one process, one GPU": []}
     if gpus > 1:
-        ways[f"one process, {gpus} GPUs"] = ["--learners", str(gpus), "--place", "program"]
-        ways[f"{gpus} processes, a mesh"] = ["--learners", str(gpus), "--place", "mesh"]
+        ways[f"one process, {gpus} GPUs"] = words("", learners=gpus, place="program")
+        ways[f"{gpus} processes, a mesh"] = words("", learners=gpus, place="mesh")
     for each in instances:
-        learners = ["--learners", str(each * gpus)]
-        ways[f"{each} on each GPU, means in the host's memory"] = [*learners, "--place", "processes"]
+        ways[f"{each} on each GPU, means in the host's memory"] = words(
+            "", learners=each * gpus, place="processes"
+        )
         for reduction in ("flat", "hierarchical", "host") if gpus > 1 else ("flat", "host"):
-            words = [*learners, "--place", "mesh", "--reduction", reduction]
-            ways[f"{each} on each GPU, a mesh, means {reduction}"] = words
+            mesh = words("", learners=each * gpus, place="mesh", reduction=reduction)
+            ways[f"{each} on each GPU, a mesh, means {reduction}"] = mesh
     return ways
 
 
-def weights(options: argparse.Namespace) -> dict[str, Any]:
+def weights(chosen: Any) -> dict[str, Any]:
     rows: dict[str, Any] = {}
     reference: list[np.ndarray] | None = None
     with tempfile.TemporaryDirectory() as folder:
-        for number, (name, words) in enumerate(placements(options.gpus, options.instances).items()):
+        for number, (name, how) in enumerate(placements(chosen.gpus, chosen.instances).items()):
             run = Path(folder, f"run{number}")
-            command = command_of(run, options, ITERATIONS, "--quiet", *words)
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode:
-                rows[name] = {"options": words, "refused": (done.stderr or done.stdout).strip()[-600:]}
+            try:
+                command_line(*command_of(run, chosen, ITERATIONS, "--quiet", *how))
+            except Failed as error:
+                rows[name] = {"options": how, "refused": str(error).strip()[-600:]}
             else:
                 leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(rollmill.load(run).weights)]
-                reference = reference or leaves
-                difference = max(float(np.abs(a - b).max()) for a, b in zip(leaves, reference, strict=True))
+                reference, lines = reference or leaves, lines_of(run)
                 rows[name] = {
-                    "options": words,
-                    "largest_difference": difference,
-                    "steps_per_second": speed_of(run),
-                    "weights_sha256": json.loads((run / "summary.json").read_text())["weights_sha256"],
+                    "options": how,
+                    "largest_difference": max(
+                        float(np.abs(a - b).max()) for a, b in zip(leaves, reference, strict=True)
+                    ),
+                    "steps_per_second": rate(lines[len(lines) // 2], lines[-1]),
+                    "weights_sha256": summary_of(run)["weights_sha256"],
                 }
             print(name, {key: value for key, value in rows[name].items() if key != "options"}, flush=True)
     return rows
 
 
-def speed_of(run: Path) -> float:
-    """Environment steps a second between the middle of the training and its end."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    first, last = lines[len(lines) // 2], lines[-1]
-    return (last["env_steps"] - first["env_steps"]) / (last["seconds"] - first["seconds"])
-
-
 # --- an instance is killed -------------------------------------------------------------------------------
 
 
-def kill(options: argparse.Namespace) -> dict[str, Any]:
+def kill(chosen: Any) -> dict[str, Any]:
     before = daemons_and_directories()
     mark = f"{os.getpid()}-{time.time_ns()}"
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder, "run")
-        words = ["--learners", str(options.instances[0]), "--place", "processes", "--checkpoint-seconds", "2"]
+        how = words("--place processes --checkpoint-seconds 2", learners=chosen.instances[0])
         output = Path(folder, "output")
         with output.open("w") as file:
             process = subprocess.Popen(
-                command_of(run, options, options.iterations, *words),
+                command_of(run, chosen, chosen.iterations, *how),
                 env=os.environ | {MARK: mark},
                 stdout=file,
                 stderr=subprocess.STDOUT,
             )
-        moved = wait_for_iteration(run, after=options.iterations // 10)
+        moved = wait_for_iteration(run, after=chosen.iterations // 10)
         name, worker = re.findall(r"(\S+/\d+) is process (\d+)", output.read_text())[-1]
         os.kill(int(worker), signal.SIGKILL)
-        killed, at = time.monotonic(), iterations_of(run)
+        killed, at = time.monotonic(), len(lines_of(run))
         wait_for_iteration(run, after=at + 1)
         back = time.monotonic() - killed
         process.wait(timeout=900)
-        summary = json.loads((run / "summary.json").read_text()) if (run / "summary.json").exists() else {}
+        summary = summary_of(run)
         said = output.read_text().splitlines()
     return {
         "killed": name,
@@ -138,14 +127,9 @@ def kill(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def iterations_of(run: Path) -> int:
-    file = run / "metrics.jsonl"
-    return file.read_text().count("\n") if file.exists() else 0
-
-
 def wait_for_iteration(run: Path, *, after: int) -> int:
     until = time.monotonic() + WAIT_SECONDS
-    while (made := iterations_of(run)) <= after:
+    while (made := len(lines_of(run))) <= after:
         if time.monotonic() > until:
             raise SystemExit(f"The training has made {made} iterations in {WAIT_SECONDS:.0f} s, and stands.")
         time.sleep(0.05)
@@ -166,20 +150,20 @@ PARTS = {"weights": weights, "kill": kill}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=PARTS)
-    parser.add_argument("--gpus", type=int, default=1)
-    parser.add_argument("--instances", type=int, nargs="+", default=[2, 4], help="on each GPU")
-    parser.add_argument("--num-envs", type=int, default=1024)
-    parser.add_argument("--num-steps", type=int, default=64)
-    parser.add_argument("--hidden-sizes", type=int, nargs="+", default=[64, 64])
-    parser.add_argument("--iterations", type=int, default=2000, help="of the training of which one is killed")
-    parser.add_argument("--output", type=Path, default=RESULTS)
-    options = parser.parse_args()
-    result = {"settings": {key: value for key, value in vars(options).items() if key != "output"}}
+    chosen = options(
+        __doc__,
+        {"part": one_of(*PARTS)},
+        gpus=1,
+        instances=([2, 4], "on each GPU"),
+        num_envs=1024,
+        num_steps=64,
+        hidden_sizes=[64, 64],
+        iterations=(2000, "of the training of which one process is killed"),
+    )
+    settings = {key: value for key, value in vars(chosen).items() if key != "output"}
     platform = "gpu" if visible_gpus() else "cpu"
-    result["rows"] = PARTS[options.part](options)
-    write_result(f"instance-training-{options.part}-{platform}", result, directory=options.output)
+    result = {"settings": settings, "rows": PARTS[chosen.part](chosen)}
+    write_result(f"instance-training-{chosen.part}-{platform}", result, chosen.output)
 
 
 if __name__ == "__main__":

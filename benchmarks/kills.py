@@ -13,7 +13,6 @@ imported everything, and find their programs in one compilation cache. Writes re
 training has ended; `--add` keeps the trainings that are in it, and kills until there are `--kills` in all.
 """
 
-import argparse
 import itertools
 import json
 import multiprocessing
@@ -31,34 +30,33 @@ from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from measure import RESULTS, this_commit, write_result
+from measure import lines_of, options, read_result, some_of, summary_of, this_commit, words, write_result
 
-ITERATIONS = {"program": 4000, "mesh": 400}
+ITERATIONS, OTHER_ITERATIONS = {"program": 4000, "mesh": 400}, 400
 """Iterations by place, such that they take some seconds: one program makes hundreds a second."""
-OTHER_ITERATIONS = 400
-CHECKPOINTS = 20
 START_SECONDS = 10.0
 """About how long a training starts up; a quarter of the kills come in that time."""
 STUCK_SECONDS = 240.0
 DRIVER = "driver"
-
-SIZES = ["--num-envs", "4", "--num-steps", "4", "--num-shards", "4", "--network.hidden-sizes", "8"]
-MEMORY = ["--buffer-size", "1600", "--batch-size", "16", "--learning-starts", "256"]
+SIZES = "--num-envs 4 --num-steps 4 --num-shards 4 --network.hidden-sizes 8"
+MEMORY = "--buffer-size 1600 --batch-size 16 --learning-starts 256"
 ALGORITHMS = {
-    "dqn": ["CartPole-v1", *MEMORY, "--priority-exponent", "0.6"],
-    "sac": ["Pendulum-v1", *MEMORY],
-    "td3": ["Pendulum-v1", *MEMORY],
-    "alphazero": ["TicTacToe-v0", "--num-simulations", "4", "--num-minibatches", "2"],
+    "dqn": f"CartPole-v1 {MEMORY} --priority-exponent 0.6",
+    "sac": f"Pendulum-v1 {MEMORY}",
+    "td3": f"Pendulum-v1 {MEMORY}",
+    "alphazero": "TicTacToe-v0 --num-simulations 4 --num-minibatches 2",
 }
+COARSE = "--distribution single-learner-coarse --actors 2"
 PLACES = {
-    "program": [],
-    "mesh": ["--place", "mesh", "--learners", "2"],
-    "single-learner-coarse": ["--distribution", "single-learner-coarse", "--actors", "2"],
-    "single-learner-coarse, actors": ["--distribution", "single-learner-coarse", "--actors", "2"],
+    "program": "",
+    "mesh": "--place mesh --learners 2",
+    "single-learner-coarse": COARSE,
+    "single-learner-coarse, actors": COARSE,
 }
 EXACT = tuple(PLACES)[:-1]
+RECORDED = "--resume-if-exists --checkpoint-iterations 10 --no-tensorboard --fusion off --log-every 1"
 PRELOADED = ("gymnasium", "rollmill.training", "rollmill.hooks", "rollmill.recipes", "rollmill.cli.train")
 
 
@@ -70,23 +68,13 @@ class Case(NamedTuple):
 
     @property
     def iterations(self) -> int:
-        """Iterations of the training."""
         return ITERATIONS.get(self.place, OTHER_ITERATIONS)
 
     def command(self, run: Path) -> list[str]:
-        """The words after `rollmill`."""
-        steps = ["--total-timesteps", str(self.iterations * 4 * 4)]
-        recorded = [
-            "--run-dir",
-            str(run),
-            "--resume-if-exists",
-            "--checkpoint-iterations",
-            "10",
-            "--no-tensorboard",
-        ]
-        patience = ["--max-failures", "50"] if PLACES[self.place] else []
-        train = ["train", self.algorithm, *ALGORITHMS[self.algorithm], *SIZES, *PLACES[self.place]]
-        return [*train, *steps, *recorded, *patience, "--fusion", "off", "--log-every", "1"]
+        """Returns the words after `rollmill`."""
+        patience = "--max-failures 50" if PLACES[self.place] else ""
+        train = f"train {self.algorithm} {ALGORITHMS[self.algorithm]} {SIZES} {PLACES[self.place]} {patience}"
+        return words(f"{train} {RECORDED}", total_timesteps=self.iterations * 4 * 4, run_dir=run)
 
 
 class Training:
@@ -116,9 +104,8 @@ class Training:
         return {name: int(pid) for name, pid in re.findall(r"(\w+/\d+) is process (\d+)", self.said())}
 
     def iterations(self) -> int:
-        """Iterations that are in the log."""
-        file = self.run / "metrics.jsonl"
-        return sum(1 for _ in file.open("rb")) if file.exists() else 0
+        """Returns the number of iterations in the log."""
+        return len(lines_of(self.run))
 
     def wait(self, until=lambda: False, seconds: float = STUCK_SECONDS) -> bool:
         """Waits until it ends or something holds; whether that was in time."""
@@ -172,20 +159,11 @@ def endure(case: Case, run: Path, kills: int, seed: int) -> dict:
         training.wait()
     if training.code() != 0:
         faults.append(f"exit code {training.code()}: {training.said()[-800:]}")
-    summary = run / "summary.json"
-    digest = json.loads(summary.read_text())["weights_sha256"] if summary.exists() else None
+    digest = summary_of(run).get("weights_sha256")
     if not faults:
         shutil.rmtree(run)
-    seconds = round(time.monotonic() - began, 1)
-    return {
-        **case._asdict(),
-        "seed": seed,
-        "killed": killed,
-        "starts": starts,
-        "weights": digest,
-        "seconds": seconds,
-        "faults": faults,
-    }
+    outcome = {"weights": digest, "seconds": round(time.monotonic() - began, 1), "faults": faults}
+    return {**case._asdict(), "seed": seed, "killed": killed, "starts": starts, **outcome}
 
 
 def await_moment(training: Training, iteration: float, rng: random.Random) -> None:
@@ -223,7 +201,7 @@ def _kill(pid: int) -> bool:
 class Plan:
     """Which trainings are begun: all cases take turns, until enough was killed or the time is over."""
 
-    def __init__(self, chosen: argparse.Namespace, earlier: list[dict]) -> None:
+    def __init__(self, chosen: Any, earlier: list[dict]) -> None:
         self.cases = [
             Case(algorithm, place) for place, algorithm in itertools.product(chosen.places, chosen.algorithms)
         ]
@@ -248,7 +226,7 @@ class Plan:
         self._missing += kills - len(done["killed"])
 
 
-def trainings(chosen: argparse.Namespace, folder: Path, earlier: list[dict]) -> Iterator[dict]:
+def trainings(chosen: Any, folder: Path, earlier: list[dict]) -> Iterator[dict]:
     """What became of each training, as they end; those that have to be equal know it only at their end."""
     plan, running, right, waiting = Plan(chosen, earlier), {}, {}, []
     context = multiprocessing.get_context("fork")
@@ -311,19 +289,18 @@ def counted(done: list[dict]) -> dict:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=100, help="processes to kill in all")
-    parser.add_argument("--each", type=int, default=4, help="at most so many in one training")
-    parser.add_argument("--processes", type=int, default=1, help="trainings side by side")
-    parser.add_argument("--minutes", type=float, default=25.0, help="no training begins after this time")
-    parser.add_argument("--algorithms", nargs="*", default=list(ALGORITHMS), choices=list(ALGORITHMS))
-    parser.add_argument("--places", nargs="*", default=list(EXACT), choices=list(PLACES))
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--add", action="store_true", help="keep the trainings that are in the result")
-    parser.add_argument("--output", type=Path, default=RESULTS)
-    chosen = parser.parse_args()
-    stored = chosen.output / "kills.json"
-    done = json.loads(stored.read_text())["result"]["each"] if chosen.add and stored.exists() else []
+    chosen = options(
+        __doc__,
+        kills=(100, "processes to kill in all"),
+        each=(4, "limit of one training"),
+        processes=(1, "trainings side by side"),
+        minutes=(25.0, "no training begins after this time"),
+        algorithms=some_of(ALGORITHMS),
+        places=some_of(PLACES, EXACT),
+        seed=0,
+        add=(False, "keep the trainings that are in the result"),
+    )
+    done = read_result("kills", chosen.output).get("each", []) if chosen.add else []
     with tempfile.TemporaryDirectory() as folder:
         os.environ |= {
             "JAX_PLATFORMS": "cpu",
@@ -337,7 +314,7 @@ def main() -> None:
         for training in trainings(chosen, Path(folder), list(done)):
             done.append(training)
             print(json.dumps(training), flush=True)
-            write_result("kills", counted(done), directory=chosen.output)
+            write_result("kills", counted(done), chosen.output)
     sys.exit(1 if counted(done)["faults"] else 0)
 
 

@@ -56,8 +56,8 @@ def options(doc: str | None, positional: Mapping[str, Any] | None = None, **name
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, value in (positional or {}).items():
         settings = _settings_of(value)
-        if settings.get("nargs") and settings["default"]:
-            settings["nargs"] = "*"
+        if settings.get("nargs"):
+            settings["nargs"] = "*" if settings["default"] else "+"
             # argparse would look for the whole default among the choices.
             settings["help"] = f"{settings['help'] or ''} of {', '.join(map(str, settings.pop('choices', ())))}"
         parser.add_argument(name, **settings)
@@ -83,10 +83,12 @@ def _settings_of(given: Any) -> dict[str, Any]:
     if isinstance(value, bool):
         flag = argparse.BooleanOptionalAction if value else "store_true"
         return {"action": flag, "default": value, "help": text}
+    if isinstance(value, list) and isinstance(value[0], list):
+        return {"nargs": "+", "type": value[0][0], "action": "append", "help": text}
     if isinstance(value, list):
         (first, *_), empty = value, isinstance(value[0], type)
         kind = first if empty else type(first)
-        return {"nargs": "+", "type": kind, "default": None if empty else value, "help": text}
+        return {"nargs": "*", "type": kind, "default": None if empty else value, "help": text}
     if isinstance(value, type):
         return {"type": value, "default": None, "help": text}
     return {"type": type(value), "default": value, "help": text}

@@ -7,23 +7,20 @@ moves of both sides. Both ways start from the same positions with the same keys,
 games are compared, number by number, before they are timed. They store the reward and the end of every step
 (`results`), or all that a learner would read of it (`trajectory`): observation, legal actions and action as well.
 
-The kernel's launch is the fastest of those that Rollmill tries; sides take turns, and a figure is the median of
-several times, in moves a second. A time is that of several calls of a program of several rollouts in a row: one
-alone would be over before the next is launched.
-Writes results/random-play-cpu.json or results/random-play-gpu.json.
+The kernel's launch is the fastest of those that Rollmill tries; a figure is the median of several times, in moves
+a second. A time is that of several calls of a program of several rollouts in a row: one alone would be over
+before the next is launched. Writes results/random-play-cpu.json or random-play-gpu.json.
 """
 
-import argparse
 import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from measure import RESULTS, compiled, spread, timed_in_turns, write_result
+from measure import compiled, fastest, options, platform, some_of, timed_in_turns, write_result
 
 import rollmill
 from rollmill.core.machine import keep_freed_memory
@@ -35,19 +32,17 @@ from rollmill.fusion import RolloutStep, backend_of, fused_collect, lower_rollou
 from rollmill.networks import MASKED_LOGIT, Categorical
 
 ENVIRONMENTS = {"ConnectFour-v0": connect_four, "TicTacToe-v0": tic_tac_toe}
-SIZES = {"cpu": (1_024, 4_096), "gpu": (4_096, 65_536)}
+SIZES = {"cpu": [1_024, 4_096], "gpu": [4_096, 65_536]}
 """Games side by side."""
 ROLLOUTS = {"cpu": 1, "gpu": 4}
 """Rollouts in a row, of a program."""
 UNROLLED = (1, 4)
 """Steps that XLA compiles as one."""
 RESULTS_ONLY, WHOLE = "results", "trajectory"
-
 Rollout = Callable[[Any, Collector, Any], tuple[Collector, Trajectory]]
 
 
 def uniform_move(weights: Any, key: Any, memory: Any, observation: Any, legal: Any) -> Decision:
-    """A move of which nothing but the legal actions is known."""
     logits = jnp.where(legal, jnp.float32(0), jnp.float32(MASKED_LOGIT))
     return Decision(Categorical(logits).sample(key), (), ())
 
@@ -57,25 +52,22 @@ def results_alone(weights: Any, step: Step) -> Step:
 
 
 def random_play(environment: str, num_envs: int, num_steps: int, stored: str) -> Graph:
-    """A graph whose policy plays at random, for one player: policies for two search, which is no kernel."""
+    """Returns a graph whose policy plays at random, for one player: policies for two search, outside of
+    kernels.
+    """
     env = ENVIRONMENTS[environment]()._replace(num_players=1, to_move=None)
     own = auto_reset(env)
     legal = own.action_mask
     assert legal is not None
 
-    def step(key, state, action):
-        timestep = own.step(key, state, action, env.params)
-        return timestep._replace(info={"final_observation": ()})
-
-    def start(key, index):
-        observation, state = own.reset(key, env.params)
-        return state, observation
+    def step(key: Any, state: Any, action: Any) -> Any:
+        return own.step(key, state, action, env.params)._replace(info={"final_observation": ()})
 
     sizes: dict[str, Any] = {"num_envs": num_envs, "num_steps": num_steps, "total_timesteps": num_envs * num_steps}
     return rollmill.ppo(env, **sizes, num_minibatches=1)._replace(
         environment=step,
         policy=uniform_move,
-        start_environment=start,
+        start_environment=lambda key, index: own.reset(key, env.params)[::-1],
         start_memory=lambda: (),
         action_mask=lambda state: legal(state, env.params),
         weights=lambda learner: (),
@@ -86,7 +78,7 @@ def random_play(environment: str, num_envs: int, num_steps: int, stored: str) ->
 def by_xla(
     graph: Graph, unroll: int, weights: Any, collector: Collector, key: Any
 ) -> tuple[Collector, Trajectory]:
-    """`collect`, and of its steps as much as the kernel stores."""
+    """Collects, and keeps as much of the steps as the kernel stores."""
     after, trajectory = collect(graph, weights, collector, key, unroll=unroll)
     if graph.appraise is None:
         return after, trajectory
@@ -97,89 +89,67 @@ def by_xla(
 def sides(
     graph: Graph, step: RolloutStep, launches: Sequence[Sequence[int]] | None
 ) -> dict[tuple[str, Any], Rollout]:
-    """Functions from weights, collector and key to a rollout."""
     backend = backend_of(jax.devices()[0], "tf32")
     tried = launches or backend.rollouts.launches(graph.loops.num_envs, pressure_of(step.program).operations)
-    kernels = {
-        ("kernel", tuple(launch)): partial(
-            fused_collect, graph, run=backend.rollouts.run(tuple(launch)), step=step
-        )
-        for launch in tried
+    found: dict[tuple[str, Any], Rollout] = {
+        ("xla", unroll): partial(by_xla, graph, unroll) for unroll in UNROLLED
     }
-    return {("xla", unroll): partial(by_xla, graph, unroll) for unroll in UNROLLED} | kernels
+    for launch in map(tuple, tried):
+        found["kernel", launch] = partial(fused_collect, graph, run=backend.rollouts.run(launch), step=step)
+    return found
 
 
 def check_parity(functions: dict[tuple[str, Any], Rollout], arguments: Sequence[Any]) -> dict[str, float]:
-    """Rewards and ends of games of all ways for one rollout.
-
-    Raises:
-        SystemExit: one of them is not the same.
-    """
+    """Compares rewards and ends of games of all ways for one rollout, and exits where one differs."""
     found = {name: function(*arguments)[1].steps for name, function in functions.items()}
     expected = found.pop(("xla", UNROLLED[0]))
     for name, steps in found.items():
         for leaf in ("reward", "terminated", "truncated"):
             if not np.array_equal(getattr(steps, leaf), getattr(expected, leaf)):
                 raise SystemExit(f"{leaf} of {name} differs from XLA's.")
-    ended = np.asarray(expected.terminated)
     reward = np.asarray(expected.reward)
     assert (reward >= 0).all(), "an illegal move was made"
-    return {"games_ended": int(ended.sum()), "games_won": int((reward > 0).sum())}
+    return {"games_ended": int(np.sum(expected.terminated)), "games_won": int((reward > 0).sum())}
 
 
-def measure(environment: str, num_envs: int, stored: str, options: argparse.Namespace) -> dict:
-    """Moves a second of both sides, and what was compared before."""
-    graph = random_play(environment, num_envs, options.steps, stored)
+def measure(environment: str, num_envs: int, stored: str, chosen: Any) -> dict[str, Any]:
+    """Returns the moves a second of both sides, and the games of the comparison before."""
+    graph = random_play(environment, num_envs, chosen.steps, stored)
     index = jnp.arange(num_envs, dtype=jnp.int32)
-    collector = jax.jit(partial(start_collector, graph))(jax.random.key(0), index)
-    arguments = (), collector, jax.random.key(1)
+    arguments = (), jax.jit(partial(start_collector, graph))(jax.random.key(0), index), jax.random.key(1)
     step = lower_rollout(graph)
-    functions = sides(graph, step, options.launch)
+    functions = sides(graph, step, chosen.launch)
     result: dict[str, Any] = {"operations": pressure_of(step.program).operations}
     result["compared"] = check_parity(compiled(functions, arguments), arguments)
-    several = {name: partial(rollouts_in_a_row, options.rollouts, each) for name, each in functions.items()}
-    seconds = timed_in_turns(compiled(several, arguments), arguments, repeats=options.repeats, calls=options.calls)
-    moves = num_envs * options.steps * options.rollouts
-    result |= {side: fastest_of(side, seconds, moves) for side in ("xla", "kernel")}
+    several = {name: partial(rollouts_in_a_row, chosen.rollouts, each) for name, each in functions.items()}
+    seconds = timed_in_turns(compiled(several, arguments), arguments, repeats=chosen.repeats, calls=chosen.calls)
+    moves = num_envs * chosen.steps * chosen.rollouts
+    result |= {side: fastest(side, seconds, moves) for side in ("xla", "kernel")}
     result["over_xla"] = result["kernel"]["median"] / result["xla"]["median"]
     said = ", ".join(f"{side} {result[side]['median'] / 1e6:,.1f} M/s" for side in ("xla", "kernel"))
     print(f"{environment} {num_envs} {stored}: {said}, {result['over_xla']:.2f} x", flush=True)
     return result
 
 
-def fastest_of(side: str, seconds: dict[tuple[str, Any], list[float]], moves: int) -> dict[str, Any]:
-    """Moves a second of a side's fastest variant, and the medians of all."""
-    rates = {name: spread([moves / each for each in times]) for name, times in seconds.items() if name[0] == side}
-    if not rates:
-        raise SystemExit(f"no variant of {side} compiles here.")
-    best = max(rates, key=lambda name: rates[name]["median"])
-    medians = {str(name[1]): rate["median"] for name, rate in rates.items()}
-    return rates[best] | {"variant": best[1], "medians": medians}
-
-
-def options_of(machine: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--environment", nargs="+", choices=tuple(ENVIRONMENTS), default=tuple(ENVIRONMENTS))
-    parser.add_argument("--envs", nargs="+", type=int, default=SIZES[machine])
-    parser.add_argument("--steps", type=int, default=64)
-    parser.add_argument("--stored", nargs="+", choices=(RESULTS_ONLY, WHOLE), default=(RESULTS_ONLY, WHOLE))
-    parser.add_argument("--launch", nargs="+", type=int, action="append", help="a launch to try, instead of all")
-    parser.add_argument("--rollouts", type=int, default=ROLLOUTS[machine], help="rollouts in a row")
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--calls", type=int, default=8, help="calls in a row that are timed as one")
-    parser.add_argument("--output", type=Path, default=RESULTS)
-    return parser.parse_args()
-
-
 def main() -> None:
     keep_freed_memory()  # as trainings do; both sides have it
-    machine = "cpu" if jax.default_backend() == "cpu" else "gpu"
-    options = options_of(machine)
-    found = {}
-    for case in itertools.product(options.environment, options.envs, options.stored):
-        found[" ".join(map(str, case))] = measure(*case, options)
-        result = {"steps": options.steps, "in_a_row": options.rollouts, "play": found}
-        write_result(f"random-play-{machine}", result, directory=options.output)
+    machine = platform()
+    chosen = options(
+        __doc__,
+        environment=some_of(ENVIRONMENTS),
+        envs=SIZES[machine],
+        steps=64,
+        stored=some_of((RESULTS_ONLY, WHOLE)),
+        launch=([[int]], "a launch to try, instead of all"),
+        rollouts=(ROLLOUTS[machine], "rollouts in a row"),
+        repeats=7,
+        calls=(8, "calls in a row that are timed as one"),
+    )
+    found: dict[str, Any] = {}
+    for case in itertools.product(chosen.environment, chosen.envs, chosen.stored):
+        found[" ".join(map(str, case))] = measure(*case, chosen)
+        result = {"steps": chosen.steps, "in_a_row": chosen.rollouts, "play": found}
+        write_result(f"random-play-{machine}", result, chosen.output)
 
 
 if __name__ == "__main__":

@@ -126,11 +126,11 @@ def _kind(hint: Any) -> str:
 def _limits(bounds: Range | None, *, whole: bool) -> str:
     if bounds is None:
         return ""
-    if math.isfinite(bounds.most):
-        return f" from {bounds.least} to {bounds.most}"
-    if not math.isfinite(bounds.least):
+    if math.isfinite(bounds.high):
+        return f" from {bounds.low} to {bounds.high}"
+    if not math.isfinite(bounds.low):
         return ""
-    least = f" greater than {bounds.least}" if bounds.exclusive else f" of at least {bounds.least}"
+    least = f" greater than {bounds.low}" if bounds.exclusive else f" of at least {bounds.low}"
     return least + ("" if bounds.finite or whole else ", or infinite")
 
 

@@ -40,7 +40,7 @@ def test_machine_code_says_what_it_lacks():
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION is unset")
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_kernels_compile_for_a_gpu_that_is_not_here(name, tmp_path, monkeypatch):
-    """Whether they compute the same is asked of a GPU by benchmarks/fusion_functions.py."""
+    """Whether they compute the same is asked of a GPU by benchmarks/fusion_parity.py --functions."""
     pytest.importorskip("triton", reason="Triton is not installed: pip install 'rollmill[fusion]'")
     monkeypatch.setenv("ROLLMILL_CACHE_DIR", str(tmp_path))
     function, uniform, each = FUNCTIONS[name]

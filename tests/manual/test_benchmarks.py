@@ -62,9 +62,8 @@ def test_tables_are_those_of_the_results(tables):
 
 def commands():
     """Command lines of benchmarks in the documentation, and in the docstrings of scripts up to optional words."""
-    lines = [
-        line for page in PAGES for line in re.findall(r"python (benchmarks/\w+\.py[^`\n]*)", page.read_text())
-    ]
+    command = re.compile(r"python (benchmarks/\w+\.py[^`\n]*(?:\n[^`\n|]*(?=`))?)")
+    lines = [line for page in PAGES for line in command.findall(page.read_text())]
     for script in sorted(BENCHMARKS.glob("*.py")):
         usages = re.findall(r"^    (?:sudo )?python (benchmarks/\w+\.py.*)", script.read_text(), re.M)
         lines += [re.split(r"\[|  ", line)[0] for line in usages if "'{" not in line]
