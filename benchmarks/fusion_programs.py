@@ -38,6 +38,8 @@ sys.path[:0] = [str(TESTS), str(TESTS.parent)]
 FIRST = 100_000
 """The seed of the first program, beyond those of the tests."""
 GAME_STEPS, GAME_COPIES = 256, 4
+MAX_LINES = 4_000
+"""Lines of a kernel's source: Triton compiles longer ones for minutes, and they are counted as refused."""
 MAX_TASKS = 40
 """Programs of one process: what it has compiled stays in its memory."""
 SHRINKING = 50.0
@@ -193,11 +195,20 @@ def ways(gpu: bool) -> dict[str, Any]:
         return WAYS
     import jax
     import jax.numpy as jnp
-    from kernel_runs import evaluate_by_kernel
+    from kernel_runs import evaluate_by_kernel, kernel_of
+
+    from rollmill.fusion import CannotFuse
 
     assert jax.default_backend() == "gpu", "there is no GPU"
     arrays = lambda own: [jnp.asarray(x) for x in own]
-    return {"kernel": lambda p, x, u, *, block: evaluate_by_kernel(p, arrays(x), arrays(u), block=block)}
+
+    def kernel(program: Any, inputs: Any, uniforms: Any, *, block: int) -> Any:
+        lines = kernel_of(program, len(inputs), len(uniforms), block).source.count("\n")
+        if lines > MAX_LINES:
+            raise CannotFuse(f"a kernel of more than {MAX_LINES:,} lines compiles for minutes.")
+        return evaluate_by_kernel(program, arrays(inputs), arrays(uniforms), block=block)
+
+    return {"kernel": kernel}
 
 
 def program_rows(seed: int, gpu: bool) -> list[dict[str, Any]]:
