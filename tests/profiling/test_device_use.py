@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from rollmill.profiling.attribution import LONGEST_START
+from rollmill.profiling.attribution import MAX_START_GAP
 from rollmill.profiling.device_use import DeviceUse, device_use
 
 CLOCK_AHEAD = 1_000_000
@@ -34,14 +34,14 @@ def event(begin, end, name):
     return SimpleNamespace(start_ns=float(begin), duration_ns=float(end - begin), name=name)
 
 
-def use_of(*streams, begin=0, end=10 * LONGEST_START):
+def use_of(*streams, begin=0, end=10 * MAX_START_GAP):
     return device_use(trace_of(*streams), begin + CLOCK_AHEAD, end + CLOCK_AHEAD)
 
 
 def test_short_times_between_kernels_of_a_stream_are_starts_and_long_ones_waiting():
-    second = 300 + LONGEST_START
-    found = use_of([(100, 300), (second, second + 50), (second + 51 + LONGEST_START, second + 61 + LONGEST_START)])
-    assert found == DeviceUse(computing=200 + 50 + 10, starting=LONGEST_START, kernels=3, waits=3, devices=1)
+    second = 300 + MAX_START_GAP
+    found = use_of([(100, 300), (second, second + 50), (second + 51 + MAX_START_GAP, second + 61 + MAX_START_GAP)])
+    assert found == DeviceUse(computing=200 + 50 + 10, starting=MAX_START_GAP, kernels=3, waits=3, devices=1)
     assert found.working == found.computing + found.starting
 
 

@@ -15,7 +15,7 @@ from rollmill.profiler.report.memory import COLOURS, memory_section
 from rollmill.profiler.report.terminal import draw_profile
 from rollmill.profiling.hlo import Instruction, read_instructions
 from rollmill.profiling.jax_trace import trace_of_programs
-from rollmill.profiling.program_memory import HEAPS, MOST_INTERVALS, memory_by_operation
+from rollmill.profiling.program_memory import HEAPS, MAX_INTERVALS, memory_by_operation
 from rollmill.profiling.protobuf import fields_of, number_in, numbers_in, part_in
 from rollmill.profiling.results import MemoryUse, OperationMemory, read_profile
 from rollmill.profiling.traced_programs import AssignedProgram, assigned_programs, instruction_names, known_program
@@ -77,7 +77,7 @@ def test_temporary_memory_is_divided_among_the_operations_that_write_it(found):
 def test_it_is_told_from_the_beginning_to_the_end(found):
     courses = {one.path: one.course for one in found[0]}
     policy, gradients = courses["policy",], courses["gradients",]
-    assert 2 <= len(policy) == len(gradients) <= MOST_INTERVALS
+    assert 2 <= len(policy) == len(gradients) <= MAX_INTERVALS
     assert gradients[0] == 0 < policy[0]
     assert policy[-1] < max(policy)
     assert policy.index(max(policy)) < gradients.index(max(gradients))
@@ -229,8 +229,8 @@ def test_of_long_programs_each_interval_has_its_fullest_moment():
     buffers = [(buffer, 0, 1000 if buffer == 250 else 10) for buffer in range(1, 500)]
     made = program(allocation(0, buffers) + heap(*events))
     (one,) = memory_by_operation(made, {"first": of({COLLECT: 1.0})})
-    assert len(one.course) == MOST_INTERVALS and one.bytes == max(one.course) == 1000
-    assert sorted(one.course)[:-1] == [10] * (MOST_INTERVALS - 1)
+    assert len(one.course) == MAX_INTERVALS and one.bytes == max(one.course) == 1000
+    assert sorted(one.course)[:-1] == [10] * (MAX_INTERVALS - 1)
 
 
 def test_a_compiler_that_does_not_say_what_is_live():

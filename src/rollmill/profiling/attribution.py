@@ -28,9 +28,9 @@ from rollmill.profiling.results import Overlap
 from rollmill.profiling.trace import Event, Lane, Trace
 
 IDLE_CATEGORY = "waiting"
-LONGEST_START = 20_000
-"""Nanoseconds between two kernels of a stream up to which the second one is being started; CUDA graphs, and the
-profiler, take some microseconds for each kernel. In a longer time the host is late."""
+MAX_START_GAP = 20_000
+"""Longest gap between two kernels of a stream that counts as the start of the second one, in nanoseconds: CUDA
+graphs, and the profiler, take some microseconds for each kernel. In a longer gap the host is late."""
 
 
 class StateSegment(NamedTuple):
@@ -54,9 +54,9 @@ class DeviceTime(NamedTuple):
     flops: float = 0.0
     bytes: float = 0.0
     work_events: float = 0.0
-    """Events whose recording lies inside of `work`; of one beside other threads, its part of the instant."""
+    """Events recorded inside `work`; of one beside other threads, its part of the instant."""
     between_events: float = 0.0
-    """Events whose recording lies in `between`, which is the time of the loop around them."""
+    """Events recorded in `between`, the time of the loop around them."""
     copies: float = 0.0
     """The part of `work` that only copies."""
     collectives: float = 0.0
@@ -84,8 +84,8 @@ class WindowTimes(NamedTuple):
     host: Mapping[HostActivity, float]
     """Time of all threads by activity."""
     host_only: Mapping[Path, float]
-    """Time in which no device computes and no kernel is being started, by operation, divided among the threads
-    that are at work."""
+    """Time in which no device computes and no kernel is being started, by operation, divided among the working
+    threads."""
     starts: Mapping[Path, float]
     """Time in which no device computes, but kernels are being started, by their operations."""
     starts_beside_host: float
@@ -99,7 +99,7 @@ class WindowTimes(NamedTuple):
     """Number of activities of each category that begin in another one."""
 
     def longer(self, factor: float) -> "WindowTimes":
-        """The times and counts of a window that is longer by a factor, and does the same in the same shares."""
+        """Scales all times and counts to a window that is longer by `factor`."""
         if factor == 1.0:
             return self
         overlap = self.overlap
@@ -124,14 +124,7 @@ class WindowTimes(NamedTuple):
 
 
 def segments(lane: Lane, classify: Classifier, begin: int, end: int) -> Iterator[StateSegment]:
-    """The states of a lane in a window, without gaps.
-
-    Args:
-        lane: its events.
-        classify: says what an event is.
-        begin: the window's first nanosecond, on the trace's clock.
-        end: the nanosecond after its last.
-    """
+    """Yields the states of a lane from nanosecond `begin` to `end` of the trace's clock, without gaps."""
     open_events = _OpenEvents(lane)
     now = begin
     for event in lane.events:
@@ -167,18 +160,18 @@ class _OpenEvents:
         return self._open[-1][1] if self._open else self._base
 
     def state_before(self, following: EventClass, nanoseconds: int) -> LaneState:
-        """The state until the lane's next event, of this class, which begins after so many nanoseconds."""
+        """Returns the state until the lane's next event, of class `following`."""
         is_gap = self._on_device and not self._open and self._last_work is not None
-        if is_gap and nanoseconds <= LONGEST_START and isinstance(following, DeviceWork):
+        if is_gap and nanoseconds <= MAX_START_GAP and isinstance(following, DeviceWork):
             return KernelStart(following.instruction)
         return self.state
 
     def ends_until(self, time: int) -> list[int]:
-        """The ends of the events that end until then, the innermost first."""
+        """Returns the ends of the open events that end by `time`, the innermost first."""
         return [end for end, _ in reversed(self._open) if end <= time]
 
     def close_until(self, time: int) -> None:
-        """Takes off the events that have ended."""
+        """Removes the events that have ended."""
         while self._open and self._open[-1][0] <= time:
             self._open.pop()
 
@@ -190,7 +183,7 @@ class _OpenEvents:
         self._open.append((end, state))
 
     def _inside(self, state: EventClass) -> EventClass:
-        """The state of an event inside those that are open."""
+        """Returns the state of an event inside the open ones."""
         around = self.state
         if isinstance(state, DeviceWork) and state.instruction is ROOT:
             if isinstance(around, DeviceWork):
@@ -204,19 +197,12 @@ class _OpenEvents:
 
 
 def _after(work: DeviceWork) -> DeviceWork:
-    """The time after a kernel on its thread, before the program's next one there."""
+    """Returns the time after a kernel on its thread, before the program's next one there."""
     return DeviceWork(Instruction("container", work.instruction.shares, 0.0, 0.0))
 
 
 def attribute(trace: Trace, classify: Classifier, begin: int, end: int) -> WindowTimes:
-    """The times of a window of a trace.
-
-    Args:
-        trace: trace of one process.
-        classify: says what its events are.
-        begin: the window's first nanosecond, on the trace's clock.
-        end: the nanosecond after its last.
-    """
+    """Returns the times of one process from nanosecond `begin` to `end` of the trace's clock."""
     changes: list[tuple[int, int, LaneState]] = []
     host: dict[HostActivity, float] = defaultdict(float)
     kernel_time = 0.0
@@ -337,10 +323,11 @@ class _Division:
 
 
 class _ParallelWork:
-    """Finds the kernel that computes while no thread is in one, though the program runs.
+    """Finds the kernel that computes while the program runs and no thread is in a kernel.
 
-    XLA's CPU backend divides large kernels into tasks for several threads. The kernel's event ends with the tasks
-    of its own thread; no event tells of the others. It is the longest of the kernels since the last such time.
+    XLA's CPU backend divides large kernels into tasks for several threads. The kernel's event ends with the
+    tasks of its own thread, and no event shows the others. The kernel is the longest one since the last such
+    time.
     """
 
     def __init__(self) -> None:
@@ -350,17 +337,17 @@ class _ParallelWork:
         self._nanoseconds = -1
 
     def begin(self, lane: int) -> None:
-        """Notes that a lane's kernel begins."""
+        """Records that a lane's kernel begins."""
         self._begun[lane] = self.now
 
     def end(self, lane: int, work: DeviceWork) -> None:
-        """Notes that it ends."""
+        """Records that it ends."""
         nanoseconds = self.now - self._begun.pop(lane)
         if nanoseconds > self._nanoseconds:
             self._longest, self._nanoseconds = work, nanoseconds
 
     def unseen(self) -> dict[int, DeviceWork]:
-        """The kernel whose other tasks compute now; empty if none was seen."""
+        """Returns the kernel with tasks in other threads, if there is one."""
         self._nanoseconds = -1
         return {} if self._longest is None else {-1: self._longest}
 
@@ -375,8 +362,8 @@ class _Counts(NamedTuple):
 def _count(lanes: Sequence[Lane], classify: Classifier, begin: int, end: int) -> _Counts:
     """Counts the events that end in a window, by operation and by category.
 
-    Where only intervals are read, an event counts by the part of it that was read: all intervals together count
-    it once.
+    If only some intervals are read, an event counts by the part of it that was read: all intervals together
+    count it once.
     """
     device: dict[Path, list[float]] = defaultdict(lambda: [0.0] * len(DeviceTime._fields))
     program_events, span_events, calls = 0.0, 0.0, defaultdict[str, float](float)
@@ -410,7 +397,7 @@ class _CategoriesAround:
         self._open: list[tuple[int, str]] = []
 
     def enter(self, event: Event, category: str) -> bool:
-        """Adds an activity; returns whether the one around it is of another category, or there is none."""
+        """Adds an activity. Returns whether it is the outermost, or inside another category."""
         if category == INNER:
             return False
         while self._open and self._open[-1][0] <= event.start:

@@ -1,4 +1,4 @@
-"""Sums over a profile that reports and advice share: the tree of operations, and parts of the whole time."""
+"""Sums over a profile that reports and advice share."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -9,13 +9,13 @@ from rollmill.core.operations import STEPPING
 from rollmill.profiling.results import THIS_PROCESS, OperationTime, Overlap, ProcessTime, Profile, TimelineSpan
 
 ITSELF = "itself"
-"""Name of the part of an operation that lies in none of those inside it."""
-DEEPEST = 16
-"""Names of a path that a tree tells apart."""
+"""The part of an operation that lies in no operation inside it."""
+MAX_DEPTH = 16
+"""Depth of the tree. Deeper operations count for the one around them."""
 
 
 class OperationNode(NamedTuple):
-    """An operation with those inside; its figures are sums of both, an iteration."""
+    """An operation with those inside it. Its figures are sums of both, for an iteration."""
 
     path: tuple[str, ...]
     device: float
@@ -25,7 +25,7 @@ class OperationNode(NamedTuple):
     flops: float
     bytes: float
     inside: tuple["OperationNode", ...]
-    """The operations inside, the longest first; then, if they are not all of it, what it does itself."""
+    """The operations inside, the longest first. If they are not all of it, the part by itself follows."""
 
     @property
     def seconds(self) -> float:
@@ -34,7 +34,7 @@ class OperationNode(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Its own name."""
+        """The operation's own name."""
         return self.path[-1]
 
     @property
@@ -44,8 +44,8 @@ class OperationNode(NamedTuple):
 
 
 def operation_tree(operations: Sequence[OperationTime]) -> tuple[OperationNode, ...]:
-    """The outermost operations, the longest first; operations that only their parts name are added."""
-    named = [replace(one, path=one.path[:DEEPEST]) for one in operations if one.path]
+    """Returns the outermost operations, the longest first. Operations named only by their parts are added."""
+    named = [replace(one, path=one.path[:MAX_DEPTH]) for one in operations if one.path]
     return _nodes_below((), named)
 
 
@@ -80,7 +80,7 @@ def _summed(path: tuple[str, ...], operations: Sequence[OperationTime]) -> Opera
 
 
 def in_order(nodes: Iterable[OperationNode]) -> Iterator[OperationNode]:
-    """Every operation of a tree, each before those inside."""
+    """Yields every operation of a tree, each before those inside."""
     for node in nodes:
         yield node
         yield from in_order(node.inside)
@@ -92,16 +92,12 @@ class ShownOperations(NamedTuple):
     nodes: Sequence[OperationNode]
     """Each before those inside."""
     left_out: int
-    """Number of shorter ones."""
+    """Number of operations that are shorter."""
 
 
 def longest_operations(profile: Profile, *, least: float, most: int | None = None) -> ShownOperations:
-    """The longest operations of a profile.
-
-    Args:
-        profile: whose operations.
-        least: share of the whole time below which an operation does not count.
-        most: number of operations.
+    """Returns the longest operations of a profile, at most `most`, with at least the share `least` of the whole
+    time.
     """
     whole = whole_time(profile)
     nodes = [node for node in in_order(operation_tree(profile.operations)) if whole.share(node.seconds) >= least]
@@ -111,22 +107,22 @@ def longest_operations(profile: Profile, *, least: float, most: int | None = Non
 
 
 class WholeTime(NamedTuple):
-    """The seconds of an iteration, summed over the processes that train, and where no operation has them."""
+    """The seconds of an iteration, summed over the processes that train, and those of no operation."""
 
     seconds: float
     idle: float
-    """While neither host nor device is at work."""
+    """Time in which neither host nor device is at work."""
     unnamed: float
-    """Time of no operation, though host or device are at work."""
+    """Time of no operation in which host or device are at work."""
 
     def share(self, seconds: float) -> float:
-        """The part of the whole, from 0 to 1."""
+        """Returns the part of the whole, from 0 to 1."""
         return seconds / self.seconds if self.seconds > 0 else 0.0
 
 
 @runtime_checkable
 class HasName(Protocol):
-    """A process, or what was recorded of it."""
+    """A process, or its recording."""
 
     @property
     def name(self) -> str:
@@ -138,12 +134,12 @@ Process = TypeVar("Process", bound=HasName)
 
 
 def working_processes(processes: Sequence[Process]) -> tuple[Process, ...]:
-    """The processes that train: where there are workers, the one that coordinates them only waits for them."""
+    """Returns the processes that train. A process that coordinates workers only waits for them."""
     return tuple(process for process in processes if process.name != THIS_PROCESS) or tuple(processes)
 
 
 def whole_time(profile: Profile) -> WholeTime:
-    """The time that shares of a profile are of: an iteration of each process that trains."""
+    """Returns the time of an iteration of each process that trains, which shares are relative to."""
     named = fsum(operation.seconds for operation in profile.operations)
     overlap = total_overlap(working_processes(profile.processes))
     measured = duration_of(overlap)
@@ -153,22 +149,22 @@ def whole_time(profile: Profile) -> WholeTime:
 
 
 def duration_of(overlap: Overlap) -> float:
-    """The iteration that the four parts are of."""
+    """Returns the duration of the iteration, the sum of the four parts."""
     return overlap.host_only + overlap.device_only + overlap.both + overlap.neither
 
 
 class DeviceKinds(NamedTuple):
-    """The seconds of the devices in an iteration by what they do, summed over the processes that train."""
+    """Seconds of an iteration by the devices' work, summed over the processes that train."""
 
     kernels: float
-    """Instructions that compute, and the time between them in which no other one runs."""
+    """Instructions that compute, and the time between them without any other."""
     copies: float
     collectives: float
     idle: float
 
 
 def device_kinds(profile: Profile) -> DeviceKinds:
-    """The time of the devices in an iteration, by what they do."""
+    """Returns the time of the devices in an iteration, by their work."""
     device = fsum(operation.device for operation in profile.operations)
     copies = fsum(operation.copies for operation in profile.operations)
     collectives = fsum(operation.collectives for operation in profile.operations)
@@ -176,11 +172,11 @@ def device_kinds(profile: Profile) -> DeviceKinds:
 
 
 OVERLAPS = {"both at work": "both", "only the device": "device", "only the host": "host", "neither": "idle"}
-"""Titles of the parts of an overlap, and what colours them."""
+"""Titles of the parts of an overlap, and their colours."""
 
 
 def overlap_values(overlap: Overlap) -> tuple[float, float, float, float]:
-    """The parts of an overlap in the order of `OVERLAPS`."""
+    """Returns the parts of an overlap in the order of `OVERLAPS`."""
     return overlap.both, overlap.device_only, overlap.host_only, overlap.neither
 
 
@@ -196,12 +192,12 @@ def total_overlap(processes: Sequence[ProcessTime]) -> Overlap:
 
 
 def category_seconds(process: ProcessTime, category: str) -> float:
-    """Durations of a process's activities of one category."""
+    """Returns the seconds of a process's activities of one category."""
     return fsum(one.seconds for one in process.host if one.category == category)
 
 
 def stepping_seconds(process: ProcessTime) -> float:
-    """Durations of a process's steps of environments: simulators, and the Python code around them."""
+    """Returns the seconds of a process's environment steps: simulators, and Python code around them."""
     return fsum(
         one.seconds
         for one in process.host
@@ -214,12 +210,12 @@ def _is_stepping(activity: str) -> bool:
 
 
 def over_processes(profile: Profile, seconds: Callable[[ProcessTime], float]) -> float:
-    """A sum over processes."""
+    """Sums over processes."""
     return fsum(seconds(process) for process in profile.processes)
 
 
 def lanes_of(process: ProcessTime) -> dict[str, list[TimelineSpan]]:
-    """The spans of each lane of a timeline, by their start; spans that are no stretch of time are left out."""
+    """Returns the spans of each lane of a timeline by their start, without impossible ones."""
     lanes: dict[str, list[TimelineSpan]] = {}
     for span in sorted(process.timeline, key=lambda one: one.start):
         if 0.0 <= span.start <= span.end < inf:
@@ -228,7 +224,7 @@ def lanes_of(process: ProcessTime) -> dict[str, list[TimelineSpan]]:
 
 
 def first_of_each_kind(processes: Sequence[ProcessTime], most: int) -> list[ProcessTime]:
-    """At most so many processes in their order: of each kind, such as `actor`, the first ones."""
+    """Returns at most `most` processes in their order: the first ones of each kind, such as `actor`."""
     rank: dict[str, int] = {}
     order = []
     for index, process in enumerate(processes):

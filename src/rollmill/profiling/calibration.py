@@ -1,4 +1,4 @@
-"""Properties of a machine that profiles need, measured once and kept in the cache."""
+"""Properties of a machine that profiles need, measured once and cached."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -16,7 +16,7 @@ from rollmill.profiling.results import Ceilings
 
 MAX_BYTES = 2**20
 METHOD = 2
-"""Number of the way in which an event is measured; a calibration by another one is not used."""
+"""Version of the measurement. Calibrations by other versions are not used."""
 
 
 @dataclass(frozen=True)
@@ -25,15 +25,15 @@ class Calibration:
 
     machine: str
     inside: float
-    """The share of an event's cost that lies inside it; see `rollmill.profiling.correction.measure_event`."""
+    """Share of an event's cost that lies inside it; see `rollmill.profiling.correction.measure_event`."""
     event_nanoseconds: float
     """The cost of an event; 0 if it could not be measured."""
     ceilings: Ceilings | None
-    """None where they could not be measured."""
+    """None if they could not be measured."""
 
 
 def calibrated(*, fresh: bool = False) -> Calibration:
-    """The calibration of this machine: from the cache, or measured, which takes some seconds on an idle machine.
+    """Returns the calibration of this machine, from the cache or by a measurement of some seconds.
 
     Args:
         fresh: measure again.
@@ -49,7 +49,7 @@ def calibrated(*, fresh: bool = False) -> Calibration:
 
 
 def _machine() -> str:
-    """The machine that a calibration is valid on, and its method."""
+    """Identifies the machine and the software that a calibration is valid for."""
     here, installed = hardware(), versions()
     kinds = ", ".join(sorted({device["kind"] for device in here["devices"]}))
     software = f"jax {installed['jax']}, jaxlib {installed['jaxlib']}, method {METHOD}"
@@ -57,7 +57,7 @@ def _machine() -> str:
 
 
 def _read(file: Path) -> Calibration | None:
-    """A calibration that was kept; None if there is none that can be read."""
+    """Returns the cached calibration; None if there is none that can be read."""
     try:
         text = folder_in_cache(file).read(file.name, limit=MAX_BYTES)
         return read_as(Calibration, parse_json(text, where=str(file)), where=str(file))

@@ -1,4 +1,4 @@
-"""Measures the limits of this machine that rooflines are drawn with (Williams et al., "Roofline", CACM 2009)."""
+"""Measures the limits of this machine for rooflines (Williams et al., "Roofline", CACM 2009)."""
 
 import time
 from collections.abc import Callable
@@ -9,14 +9,14 @@ import jax.numpy as jnp
 from rollmill.profiling.results import Ceilings
 
 SIZES = {"cpu": (1024, 2**25), "gpu": (8192, 2**29)}
-"""Width of the square matrices that are multiplied, and number of the floats that are added, by platform."""
+"""Width of the square matrices to multiply, and number of floats to add, by platform."""
 REPEATS = 5
 
 
 def measure_ceilings() -> Ceilings:
-    """The fastest of some products of float32 matrices, and of some sums of two large vectors, on one device.
+    """Measures a device's peak rates: the fastest of several float32 matrix products and vector additions.
 
-    Products are computed as XLA does by default: on NVIDIA's GPUs by tf32.
+    Products use XLA's default precision, which is tf32 on NVIDIA GPUs.
     """
     width, length = SIZES.get(jax.default_backend(), SIZES["cpu"])
     matrix, vector = jnp.ones((width, width), jnp.float32), jnp.ones(length, jnp.float32)

@@ -1,4 +1,4 @@
-"""Says what an event of a trace is: work of a compiled program, an activity of the host, or nothing of its own."""
+"""Classifies events of a trace: work of a compiled program, an activity of the host, or neither."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -11,16 +11,16 @@ from rollmill.profiling.results import UNNAMED
 from rollmill.profiling.trace import CLOCK, Event
 
 Programs: TypeAlias = Mapping[str, Mapping[str, Instruction]]
-"""Instructions of each compiled program, by the program's key and the names of instructions."""
+"""Instructions of each compiled program, by the program's key and by name."""
 
 COPIES_ON_DEVICE = "copies"
-LONGEST_KERNEL_NAME = 60
-"""Characters of the names of libraries' kernels that are shown."""
+MAX_KERNEL_NAME = 60
+"""Characters of the names of library kernels."""
 
 ROOT = Instruction("container", {(): 1.0}, 0.0, 0.0)
-"""The whole of a compiled program."""
+"""Stands for a whole compiled program."""
 RUNNING = Instruction("container", {(): 1.0}, 0.0, 0.0)
-"""A compiled program that other threads run."""
+"""Stands for a compiled program that other threads run."""
 
 HOST_CALLS: tuple[tuple[re.Pattern[str], str, str], ...] = tuple(
     (re.compile(pattern), activity, category)
@@ -36,17 +36,17 @@ HOST_CALLS: tuple[tuple[re.Pattern[str], str, str], ...] = tuple(
         (r"PjitFunction|Execute|ParseArguments|Dispatch", "dispatch", "dispatch"),
     )
 )
-"""Calls into the framework and the driver by patterns of their names; the first that fits counts."""
+"""Patterns of the names of calls into the framework and the driver, the first match counts."""
 CALLS = frozenset((activity, category) for _, activity, category in HOST_CALLS)
-"""Activities that are calls, and no operations, with their categories."""
+"""Activities that are calls rather than operations, with their categories."""
 
 ROLLOUT_KERNEL_PATH: Path = ("collect", "rollout kernel")
-"""The operation that a rollout kernel is, whose inside no trace shows."""
+"""The single operation that stands for a fused rollout kernel."""
 OWN_KERNELS = {
     ROLLOUT_KERNEL: Instruction("kernel", {ROLLOUT_KERNEL_PATH: 1.0}, 0.0, 0.0),
     GRADIENTS_KERNEL: Instruction("kernel", {("learn", "gradients"): 1.0}, 0.0, 0.0),
 }
-"""Kernels of Rollmill's backends for GPUs, by their names."""
+"""Kernels of Rollmill's GPU backends, by name."""
 
 
 class DeviceWork(NamedTuple):
@@ -56,7 +56,7 @@ class DeviceWork(NamedTuple):
 
 
 class KernelStart(NamedTuple):
-    """The short time before a kernel that follows another one of its stream: it is being started."""
+    """The launch of a kernel: the short time between it and the kernel before on its stream."""
 
     instruction: Instruction
 
@@ -70,13 +70,13 @@ class HostActivity(NamedTuple):
 
     @property
     def path(self) -> Path:
-        """The operation that it belongs to."""
+        """The operation it belongs to."""
         return tuple(self.name.split("/"))
 
     def inside(self, around: "HostActivity | None") -> "HostActivity":
-        """The activity inside another one.
+        """Returns the activity as a part of another one.
 
-        The user's operations are parts of the operation that they lie in; a call that starts an operation's work
+        The user's operations are parts of the operation around them. A call that starts an operation's work
         belongs to the operation.
         """
         if self.category == INNER:
@@ -90,7 +90,7 @@ class HostActivity(NamedTuple):
 
     @property
     def is_call(self) -> bool:
-        """Whether it is a call into the framework or the driver, and no operation."""
+        """Whether it is a call into the framework or the driver, and not an operation."""
         return (self.name, self.category) in CALLS
 
     def _part_of(self, around: "HostActivity | None") -> "HostActivity":
@@ -104,23 +104,23 @@ PYTHON = HostActivity("python", "python")
 
 
 def is_span(event: Event) -> bool:
-    """True for the spans of Rollmill's own code, which runs in Python."""
+    """Returns whether an event is a span of Rollmill's own Python code."""
     return event.name.startswith(f"{SPAN_MARK}:") and not event.name.startswith(f"{SPAN_MARK}:{CLOCK}:")
 
 
 EventClass: TypeAlias = DeviceWork | HostActivity | None
 """The work or activity that an event stands for; None if the event around it counts."""
 LaneState: TypeAlias = EventClass | KernelStart
-"""The state of a lane at one time; None if nothing is done."""
+"""The state of a lane at one time; None if it is idle."""
 
 
 class Classifier:
-    """Classes of events, remembered by name.
+    """Classifies events, with a cache by name.
 
     Args:
         programs: the compiled programs of the process.
-        accelerated: they run on an accelerator. Events of the host under the names of instructions are then their
-            starts; a device runs them later.
+        accelerated: whether they run on an accelerator. Events of the host with names of instructions are then
+            launches.
     """
 
     def __init__(self, programs: Programs, *, accelerated: bool = False) -> None:
@@ -134,18 +134,18 @@ class Classifier:
         self._known: dict[tuple[str, str, str, bool], EventClass] = {}
 
     def is_instruction(self, name: str) -> bool:
-        """True if a program has an instruction of that name."""
+        """Returns whether a program has an instruction with this name."""
         return bool(self._modules_with(name))
 
     def is_ambiguous(self, name: str) -> bool:
-        """True if several programs have an instruction of that name."""
+        """Returns whether several programs have an instruction with this name."""
         return len(self._modules_with(name)) > 1
 
     def _modules_with(self, name: str) -> Sequence[str]:
         return self._by_name.get(name) or self._by_name.get(self._by_kernel.get(name, name), ())
 
     def __call__(self, event: Event, *, on_device: bool = False) -> EventClass:
-        """The class of an event; on a device everything is work."""
+        """Classifies an event. On a device everything is work."""
         key = event.name, event.module, event.instruction, on_device
         if key not in self._known:
             self._known[key] = self._classified(event, on_device)
@@ -170,10 +170,10 @@ class Classifier:
         return None
 
     def device_instruction(self, event: Event) -> Instruction:
-        """The instruction of an event on a device: the one that the device says, else that of its kernel's name.
+        """Returns the instruction that the device reports for an event, or else the one with its kernel's name.
 
-        Of equal instructions XLA compiles one kernel, with the name of one of them, so the name alone may be that
-        of another operation's. In a CUDA graph nothing else is known.
+        XLA compiles equal instructions into one kernel with the name of one of them, so the name alone may be
+        that of another operation. In a CUDA graph nothing else is known.
         """
         if (own := OWN_KERNELS.get(event.name)) is not None:
             return own
@@ -193,24 +193,24 @@ class Classifier:
 
 
 def kernel_name(name: str) -> str:
-    """The name of a kernel of a library, without its namespaces, template arguments and parameters.
+    """Returns the name of a library kernel without its namespaces, template arguments and parameters.
 
-    Copies have one name: in a CUDA graph they are kernels, else transfers of the driver.
+    All copies have the same name: they are kernels in a CUDA graph, and transfers of the driver otherwise.
     """
     if re.match(r"memcpy\d|MemcpyD2D", name):
         return COPIES_ON_DEVICE
     plain = re.sub(r"<.*|\(.*", "", name.removeprefix("void ")).rpartition("::")[2]
-    return re.sub(r"[^\w.\-]", "_", plain)[:LONGEST_KERNEL_NAME] or "kernel"
+    return re.sub(r"[^\w.\-]", "_", plain)[:MAX_KERNEL_NAME] or "kernel"
 
 
 def _start_of(instruction: Instruction) -> HostActivity:
-    """The host's part of an instruction of a device: to start it."""
+    """Returns the host's part of an instruction of a device: its launch."""
     path = next(iter(instruction.shares)) if len(instruction.shares) == 1 else ()
     return HostActivity("/".join(path) or "dispatch", "dispatch")
 
 
 def _unnamed(name: str) -> Instruction:
-    """Work of a device that no instruction has the name of: copies, collectives, kernels of libraries."""
+    """Returns device work without an instruction's name: copies, collectives, library kernels."""
     shares = {(UNNAMED, kernel_name(name)): 1.0}
     if re.search(r"[Mm]em(cpy|set)", name):
         return Instruction("copy", shares, 0.0, 0.0)

@@ -26,7 +26,7 @@ from rollmill.profiling.recording import TraceRecorder
 
 SPAN_NANOSECONDS = 900.0
 """Highest cost of a span of the host, which cannot be told apart from the cost of a program's events."""
-MOST_FACTOR = 2.0
+MAX_FACTOR = 2.0
 """Factor by which an event's cost in a training may differ from the calibrated one."""
 TURNS, REPEATS = 400, 9
 """Turns of the loop of short instructions, and measurements of it."""
@@ -42,11 +42,11 @@ class PairedWindow(NamedTuple):
     """Events of an iteration, in all processes."""
     span_events: float
     waiting: float | None = None
-    """Nanoseconds of the profiled one in which an accelerator waits for the host; None where that is not known."""
+    """Nanoseconds of `profiled` in which an accelerator waits for the host; None if not known."""
 
     @property
     def extra(self) -> float:
-        """Nanoseconds that an iteration takes longer with the profiler."""
+        """Nanoseconds that the profiler adds to an iteration."""
         return self.profiled - self.unprofiled
 
 
@@ -58,27 +58,30 @@ class EventCosts(NamedTuple):
     inside: float = 0.0
     """The share of a program event's cost that lies inside the event."""
     in_idle_time: bool = False
-    """The other share lies in the device's idle time: on an accelerator, where no event of a loop is around it."""
+    """Whether the other share lies in the device's idle time: on an accelerator, without an event of a loop
+    around it."""
     calibrated: float = 0.0
     """The cost of a program's event in a program of known duration; 0 if it is not known."""
     waiting_kept: float | None = None
-    """Nanoseconds of an iteration in which an accelerator waits for the host without the profiler, too; None where
+    """Nanoseconds of an iteration in which an accelerator waits for the host without the profiler, too; None if
     its waiting is not known in all windows."""
 
     @property
     def bounded(self) -> float:
-        """The cost of a program's event that is taken from its operation: within a factor of the calibrated one.
+        """The cost of a program's event that is taken from its operation, within a factor of the calibrated one.
 
-        Windows differ by more than the profiler's cost where the machine has other work, and that belongs to no
-        events. Nor does the difference of iterations of several processes, which disturb each other, tell what an
-        event costs in one of them.
+        On a machine with other work, windows differ by more than the profiler's cost, and that belongs to no
+        events. With several processes, which disturb each other, the difference of iterations is not the cost
+        of events either.
         """
         if not self.calibrated:
             return self.program
-        return min(max(self.program, self.calibrated / MOST_FACTOR), self.calibrated * MOST_FACTOR)
+        return min(max(self.program, self.calibrated / MAX_FACTOR), self.calibrated * MAX_FACTOR)
 
     def on(self, *, accelerated: bool) -> "EventCosts":
-        """The costs in a process that computes on an accelerator, or on a CPU; a calibration is of one of them."""
+        """Returns the costs in a process on an accelerator, or on a CPU. A calibration is valid for one of
+        them.
+        """
         if accelerated == self.in_idle_time:
             return self
         return self._replace(in_idle_time=accelerated, inside=0.0, calibrated=0.0)
@@ -87,16 +90,11 @@ class EventCosts(NamedTuple):
 def costs(
     pairs: Sequence[PairedWindow], *, inside: float = 0.0, in_idle_time: bool = False, calibrated: float = 0.0
 ) -> EventCosts:
-    """The costs by all of these windows.
+    """Returns the costs of events by all of these windows.
 
-    Spans of the host cost what an iteration takes longer, but not more than they can; events of programs the rest.
-    Where the waiting of an accelerator is known, the cost of spans is a part of it.
-
-    Args:
-        pairs: the windows.
-        inside: as in `EventCosts`.
-        in_idle_time: likewise.
-        calibrated: likewise.
+    Spans of the host cost the extra time of an iteration, up to a limit, and events of programs the rest. If
+    the waiting of an accelerator is known, the cost of spans is a part of it. The other arguments are fields of
+    `EventCosts`.
     """
     if _know_waiting(pairs):
         program, kept = _costs_beside_waiting(pairs, calibrated)
@@ -114,11 +112,11 @@ def _know_waiting(pairs: Sequence[PairedWindow]) -> bool:
 
 
 def _costs_beside_waiting(pairs: Sequence[PairedWindow], calibrated: float) -> tuple[float, float]:
-    """The cost of a program's event, and the waiting without the profiler, where the waiting is known.
+    """Returns the cost of a program's event, and the waiting without the profiler, if the waiting is known.
 
-    Windows tell only the sum of these two effects. So events cost what was calibrated, as long as an amount of
-    waiting explains the rest; else the rest is theirs. A device waits no longer without the profiler than in any
-    window with it.
+    Windows show only the sum of these two effects. So events have their calibrated cost, as long as an amount
+    of waiting explains the rest; otherwise the rest is theirs. Without the profiler a device waits no longer
+    than in any window with it.
     """
     unprofiled = middle_mean([pair.unprofiled for pair in pairs])
     least_waiting = min(pair.waiting or 0.0 for pair in pairs)
@@ -130,32 +128,28 @@ def _costs_beside_waiting(pairs: Sequence[PairedWindow], calibrated: float) -> t
 
 
 def _cost(by_window: Sequence[float]) -> float:
-    """Nanoseconds of an event, by those in each window: some are negative where the machine has other work."""
+    """Returns the nanoseconds of an event. Windows with other work on the machine may give negative ones."""
     return max(0.0, middle_mean(by_window)) if by_window else 0.0
 
 
 def middle_mean(values: Sequence[float]) -> float:
-    """The interquartile mean: outliers do not count, as in a median, and it varies less."""
+    """Returns the interquartile mean, which ignores outliers as a median does, and varies less."""
     outer = (len(values) + 1) // 4
     return statistics.fmean(sorted(values)[outer : len(values) - outer])
 
 
 def corrected_duration(pair: PairedWindow, found: EventCosts) -> float:
-    """Nanoseconds of an iteration without the profiler, predicted for a window with it."""
+    """Predicts nanoseconds of an iteration without the profiler, for a window with it."""
     late = 0.0 if found.waiting_kept is None else max(0.0, (pair.waiting or 0.0) - found.waiting_kept)
     return pair.profiled - late - pair.program_events * found.program - pair.span_events * found.span
 
 
 def held_out_ratio(pairs: Sequence[PairedWindow], *, calibrated: float = 0.0) -> float:
-    """The corrected duration of an iteration over that without the profiler: 1 if the correction is right.
+    """Returns the corrected duration of an iteration over that without the profiler: 1 if the correction is right.
 
-    Every second pair is corrected by the costs of the others, with which it has no window in common, so that this
-    is the error of a prediction. Each window is compared with the one before it, because a machine with other work
-    is not equally fast all the time. A single pair is corrected by its own costs.
-
-    Args:
-        pairs: the windows.
-        calibrated: as in `EventCosts`.
+    Every second pair is corrected by the costs of the others, with which it shares no window, so this is the
+    error of a prediction. Each window is compared with the one before it, because the speed of a machine with
+    other work changes. A single pair is corrected by its own costs.
     """
     if not _know_waiting(pairs):
         pairs = [pair._replace(waiting=None) for pair in pairs]
@@ -167,7 +161,7 @@ class WithoutCost(NamedTuple):
     """The times of a process without the profiler's cost, in nanoseconds of its windows."""
 
     device: Mapping[Path, float]
-    """Time of each operation on the device."""
+    """Nanoseconds of each operation on the device."""
     host: float
     """The share that is left of the time of the host alone."""
     starts: float = 1.0
@@ -175,7 +169,7 @@ class WithoutCost(NamedTuple):
 
 
 class IdleTime(NamedTuple):
-    """The times of a process in which its device does not compute, in nanoseconds of its windows."""
+    """Nanoseconds of a process's windows in which its device does not compute."""
 
     host_only: float = 0.0
     """In which a thread of the host is at work."""
@@ -193,20 +187,14 @@ class IdleTime(NamedTuple):
 def without_cost(
     device: Mapping[Path, DeviceTime], found: EventCosts, *, idle: IdleTime, target: float, accelerators: int = 1
 ) -> WithoutCost:
-    """The times of a process in windows that would have taken `target` without the profiler.
+    """Returns the times of a process in windows that would have taken `target` nanoseconds without the profiler.
 
-    On an accelerator most of the cost lies between kernels: only the part inside them is taken from them, the rest
-    from the time in which they are being started, and what is left of the target is the time in which the device
-    waits. On a CPU the cost is taken from the operations that its events belong to. What then differs from the
-    target, such as the cost of the host's spans, or because the machine has other work, is waiting time; where
-    there is too little or too much of it, all times are longer or shorter in proportion.
-
-    Args:
-        device: times of operations.
-        found: costs of events.
-        idle: times in which it does not compute.
-        target: nanoseconds of the windows' iterations without the profiler.
-        accelerators: number of those that compute side by side, in whose idle time none does.
+    On an accelerator most of the cost lies between kernels: only the part inside them is taken from them, the
+    rest from the time in which they are being started, and the rest of the target is the time in which the
+    device waits. On a CPU the cost is taken from the operations of its events. A remaining difference from the
+    target, by the cost of the host's spans or by other work of the machine, is waiting time. If there is too
+    little or too much of it, all times are scaled in proportion. Of several `accelerators` side by side, idle
+    time is that in which none computes.
     """
     corrected = {path: _corrected(times, found) for path, times in device.items()}
     busy = math.fsum(corrected.values())
@@ -247,11 +235,11 @@ class MeasuredEvent(NamedTuple):
 
 
 def measure_event(recorder: TraceRecorder) -> MeasuredEvent:
-    """Measures what recording an event costs, and which share of it lies inside the event.
+    """Measures the cost of recording an event, and the share of it that lies inside the event.
 
-    A program of many short instructions in a row is run with and without the profiler: kernels that take longer in
-    all than the program without it have at least that much of the cost inside. Time in which an accelerator waits
-    for the host is no event's.
+    A program of many short instructions in a row runs with and without the profiler. The time by which its
+    kernels exceed the program without it is the cost inside. Time in which an accelerator waits for the host is
+    no event's.
     """
     on_cpu = jax.default_backend() == "cpu"
     argument = jnp.zeros(512) if on_cpu else jnp.zeros((512, 512))
@@ -286,14 +274,14 @@ def _measure_event_on_accelerator(recorder: TraceRecorder, run: Callable[[], obj
 
 
 def _measured(extra: float, extra_inside: float, events: float) -> MeasuredEvent:
-    """The cost of each of these events; 0, as if nothing was calibrated, if they made the program no slower."""
+    """Returns the cost of each of these events; 0, as without a calibration, if they made it no slower."""
     if extra <= 0.0 or not events:
         return MeasuredEvent(0.0, 0.0)
     return MeasuredEvent(extra / events, min(1.0, max(0.0, extra_inside) / extra))
 
 
 def _short_instructions(x: jax.Array) -> jax.Array:
-    """On a CPU they take less time than it takes to record them; on a GPU, longer than it takes to start them."""
+    """On a CPU they take less time than recording them; on a GPU, longer than starting them."""
 
     def turn(number: jax.Array, x: jax.Array) -> jax.Array:
         for _ in range(8):

@@ -1,6 +1,6 @@
-"""How long an accelerator is at work in a window, by the times of its kernels alone.
+"""Measures how long an accelerator is at work in a window, by the times of its kernels alone.
 
-To read what the kernels are takes longer, so that is done for some windows only, and this for all.
+Reading names of kernels takes longer, so only some windows are read in full, and all of them here.
 """
 
 from collections.abc import Sequence
@@ -10,24 +10,24 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from jaxtyping import Float64
 
-from rollmill.profiling.attribution import LONGEST_START
+from rollmill.profiling.attribution import MAX_START_GAP
 from rollmill.profiling.trace import clock_offset, lanes_of
 
 Times: TypeAlias = Float64[np.ndarray, "2 n"]
-"""When each of `n` things begins and ends, in nanoseconds from a window's beginning, by their beginnings."""
+"""Begin and end of `n` things, in nanoseconds from a window's beginning, sorted by their beginnings."""
 
 
 class DeviceUse(NamedTuple):
-    """The accelerators of a process in a window; an instant in which several are at work counts once."""
+    """The accelerators of a process in a window. An instant counts once, however many are at work."""
 
     computing: float
     """Nanoseconds in which a kernel or a copy runs."""
     starting: float
-    """Nanoseconds in which none runs, but one is being started: the short times between two of a stream."""
+    """Nanoseconds in which none runs, but one is being started: short gaps in a stream."""
     kernels: int
     """Number of kernels and copies that end in the window."""
     waits: int
-    """Number of the other times, in which all accelerators wait for the host."""
+    """Number of the other gaps, in which all accelerators wait for the host."""
     devices: int
     """Number of accelerators that computed."""
 
@@ -38,11 +38,11 @@ class DeviceUse(NamedTuple):
 
 
 def device_use(data: Any, begin: int, end: int) -> DeviceUse:
-    """The use of accelerators in a window of a trace.
+    """Returns the use of accelerators from nanosecond `begin` to `end` of the host's monotonic clock.
 
     Args:
         data: a `jax.profiler.ProfileData`.
-        begin: the window's first nanosecond, on the host's monotonic clock.
+        begin: the window's first nanosecond.
         end: the nanosecond after its last.
     """
     origin, length = begin - clock_offset(data), float(end - begin)
@@ -52,26 +52,21 @@ def device_use(data: Any, begin: int, end: int) -> DeviceUse:
     kernels = sum(int(np.sum(stream[1] <= length)) for stream in streams.values())
     devices = {name.partition(" stream ")[0] for name, stream in streams.items() if stream.size}
     computing = _any_of([_joined(stream, 0.0) for stream in streams.values()])
-    working = _any_of([_joined(stream, float(LONGEST_START)) for stream in streams.values()])
+    working = _any_of([_joined(stream, float(MAX_START_GAP)) for stream in streams.values()])
     lengths = [float(np.sum(np.diff(np.clip(times, 0.0, length), axis=0))) for times in (computing, working)]
     waits = 1 + working.shape[1] - np.sum(working[0] <= 0.0) - np.sum(working[1] >= length)
     return DeviceUse(lengths[0], lengths[1] - lengths[0], kernels, int(waits), len(devices))
 
 
 def _kernels(line: Any, origin: int) -> Times:
-    """The kernels of a stream.
-
-    Args:
-        line: the stream.
-        origin: the window's beginning, on the trace's clock.
-    """
+    """Returns the kernels of a stream, with times relative to `origin` on the trace's clock."""
     flat = chain.from_iterable((event.start_ns - origin, event.duration_ns) for event in line.events)
     begins, durations = np.fromiter(flat, np.float64).reshape(-1, 2).T
     return _sorted(np.stack([begins, begins + durations]))
 
 
 def _within(times: Times, length: float) -> Float64[np.ndarray, "2 _"]:
-    """Those that lie in a window of this length, or reach into it."""
+    """Returns the times that lie in a window of this length, or reach into it."""
     return times[:, (times[1] > 0.0) & (times[0] < length)]
 
 
@@ -80,7 +75,7 @@ def _sorted(times: Float64[np.ndarray, "2 n"]) -> Times:
 
 
 def _joined(times: Times, longest: float) -> Float64[np.ndarray, "2 _"]:
-    """The times, with those joined that are at most so many nanoseconds apart."""
+    """Joins times that are at most `longest` nanoseconds apart."""
     begins, ends = times[0], np.maximum.accumulate(times[1])
     is_apart = begins[1:] > ends[:-1] + longest
     is_first = np.concatenate([np.ones(min(1, len(begins)), bool), is_apart])
@@ -89,5 +84,5 @@ def _joined(times: Times, longest: float) -> Float64[np.ndarray, "2 _"]:
 
 
 def _any_of(streams: Sequence[Float64[np.ndarray, "2 _"]]) -> Float64[np.ndarray, "2 _"]:
-    """The times that lie in any stream's."""
+    """Returns the times that lie in any stream's."""
     return _joined(_sorted(np.concatenate([np.empty((2, 0)), *streams], axis=1)), 0.0)

@@ -1,8 +1,8 @@
-"""Reads a compiled program's text: to which operation each of its instructions belongs, and what it computes.
+"""Attributes the instructions of a compiled program to operations, and counts their FLOPs and bytes.
 
-XLA keeps for an instruction the scopes that it was traced in (`op_name`). Many instructions come of several traced
-ones (fusions), or of none (copies that loops need). A fusion is divided among the operations of its parts by their
-cost; what has no scope of its own belongs to the loop or branch that it lies in.
+XLA keeps for an instruction the scopes that it was traced in (`op_name`). Many instructions come from several
+traced ones (fusions), or from none (copies that loops need). A fusion is divided among the operations of its
+parts by their cost. An instruction without a scope belongs to the loop or branch around it.
 """
 
 import math
@@ -19,45 +19,37 @@ Kind: TypeAlias = Literal["kernel", "container", "copy", "collective"]
 CONTAINERS = frozenset({"while", "call", "conditional", "async-start", "async-done"})
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-", "send", "recv")
 FREE = frozenset({"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "iota", "after-all"})
-"""Instructions that compute nothing, or next to nothing."""
+"""Instructions that compute almost nothing."""
 
 
 class Instruction(NamedTuple):
-    """One instruction that a backend runs by itself, as a kernel or a thunk."""
+    """An instruction that a backend runs by itself, as a kernel or a thunk."""
 
     kind: Kind
     shares: Mapping[Path, float]
-    """The operations that it belongs to, with the share of each; they sum to 1."""
+    """The operations it belongs to, with the share of each. They sum to 1."""
     flops: float
     bytes: float
     """Bytes that it reads and writes."""
 
 
 def module_name(text: str) -> str:
-    """The name of a compiled program, from the first line of its text."""
+    """Returns the name of a compiled program, from the first line of its text."""
     return text[:400].removeprefix("HloModule ").partition(",")[0].strip()
 
 
 def program_key(name: str, number: int) -> str:
-    """A name that tells a compiled program apart from others with its name; the name alone if it has no number."""
+    """Returns a name that differs between compiled programs with the same name."""
     return f"{name}/{number}" if number else name
 
 
 def program_number(module: bytes) -> int:
-    """The number by which traces name a compiled program; 0 if it has none.
-
-    Args:
-        module: an `HloModuleProto`, serialised: a sequence of fields, of which the number is the fifth.
-    """
+    """Returns the number of a serialized `HloModuleProto` in traces; 0 if it has none."""
     return number_in(module, 5)
 
 
 def read_instructions(text: str) -> dict[str, Instruction]:
-    """The instructions of a compiled program that are run by themselves, by name.
-
-    Args:
-        text: from `jax.stages.Compiled.as_text`, or an executable's `hlo_modules`.
-    """
+    """Returns the instructions of a compiled program's HLO text that run by themselves, by name."""
     computations, entry = read_computations(text)
     lines = {line.name: line for computation in computations.values() for line in computation}
     read: dict[str, Instruction] = {}
@@ -90,7 +82,7 @@ def _instruction(line: HloLine, path: Path, computations: Computations, lines: L
 
 
 def _parts(fusion: HloLine, computations: Computations) -> Iterator[HloLine]:
-    """The instructions in a fusion that compute something."""
+    """Yields the instructions in a fusion that compute something."""
     for called in fusion.called:
         for line in computations.get(called, ()):
             if line.opcode == "fusion":

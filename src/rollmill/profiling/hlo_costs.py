@@ -1,8 +1,8 @@
-"""Counts the operations and the bytes of a compiled program's instructions, from their shapes.
+"""Counts the FLOPs and the bytes of a compiled program's instructions, from their shapes.
 
-An element of an element-wise instruction counts as one floating-point operation, and what only moves data as none.
-Caches do not count: all that an instruction reads or writes is bytes of memory. Of a buffer that it indexes, that
-is the part that it picks or replaces, as in XLA's own cost analysis.
+An element of an element-wise instruction counts as one floating-point operation, and moving data as none.
+Caches do not count: all reads and writes are bytes of memory. An instruction that indexes a buffer reads or
+writes only the part that it picks or replaces, as in XLA's own cost analysis.
 """
 
 import math
@@ -31,14 +31,14 @@ MOVES = COPIES | {
 }
 """Instructions that compute nothing."""
 PICKS = frozenset({"slice", "dynamic-slice", "gather"})
-"""Instructions that read as much of their first operand as their result has."""
+"""Instructions that read only part of their first operand: the size of their result."""
 VIEWS = frozenset({"bitcast", "reshape"})
 """Instructions that name the same bytes differently."""
 LIBRARY_OPCODES = frozenset({"dot", "convolution", "custom-call"})
 
 
 def flops_of(line: HloLine, lines: Lines) -> float:
-    """Floating-point operations; 0 of a library's call that does not say in its attributes what it computes."""
+    """Returns floating-point operations; 0 of a library call without attributes that tell its computation."""
     if line.opcode in LIBRARY_OPCODES:
         return 2.0 * line.result_elements * _products_of_an_element(line, lines)
     if line.opcode in MOVES or not _is_float(line):
@@ -49,22 +49,22 @@ def flops_of(line: HloLine, lines: Lines) -> float:
 
 
 def weight_of(line: HloLine, lines: Lines) -> float:
-    """The cost of a part of a fusion, in comparison with the others; a broadcast is only another index."""
+    """Returns the relative cost of a part of a fusion. A broadcast is only another index."""
     if line.opcode == "broadcast":
         return 0.0
     return max(float(_changed_elements(line, lines)), flops_of(line, lines))
 
 
 def bytes_of(line: HloLine, computations: Computations, lines: Lines) -> float:
-    """Bytes that an instruction reads and writes."""
+    """Returns the bytes that an instruction reads and writes."""
     return float(_bytes_written(line, computations, lines) + sum(_bytes_read(line, computations, lines)))
 
 
 def _products_of_an_element(line: HloLine, lines: Lines) -> int:
-    """Products that are summed for an element of a result: of a dot, a convolution, or a library's call of one.
+    """Returns the products that a dot, a convolution, or a library call of one sums for an element of its result.
 
-    The second operand of a convolution is its kernel, of which each element of the result uses all but the axis of
-    output features.
+    The second operand of a convolution is its kernel. Each element of the result uses all its axes but the output
+    features.
     """
     if line.kernel_axes:
         kernel = _dims_of(line, 1, lines)
@@ -76,7 +76,7 @@ def _products_of_an_element(line: HloLine, lines: Lines) -> int:
 
 
 def _dims_of(line: HloLine, operand: int, lines: Lines) -> tuple[int, ...]:
-    """The shape of an operand; empty if it is unknown."""
+    """Returns the shape of an operand; empty if it is unknown."""
     known = lines.get(line.operands[operand]) if operand < len(line.operands) else None
     return known.shapes[0][1] if known is not None and known.shapes else ()
 
@@ -86,7 +86,7 @@ def _is_float(line: HloLine) -> bool:
 
 
 def _updates(line: HloLine) -> tuple[str, ...]:
-    """The operands that replace parts of others; empty if it is no instruction that does that."""
+    """Returns the operands that replace parts of others."""
     if line.opcode == "dynamic-update-slice":
         return line.operands[1:2]
     if line.opcode == "scatter":  # buffers, indices, and an update of each buffer
@@ -95,14 +95,14 @@ def _updates(line: HloLine) -> tuple[str, ...]:
 
 
 def _changed_elements(line: HloLine, lines: Lines) -> int:
-    """Elements of the results that an instruction computes; the others are there before."""
+    """Returns the elements of the results that an instruction computes, not those that it keeps."""
     if known := [lines[name] for name in _updates(line) if name in lines]:
         return sum(update.elements for update in known)
     return line.elements
 
 
 def _bytes_read(line: HloLine, computations: Computations, lines: Lines) -> list[int]:
-    """Bytes that an instruction reads of each operand; 0 of one that is unknown."""
+    """Returns the bytes that an instruction reads of each operand; 0 of one that is unknown."""
     read = [lines[name].bytes if name in lines else 0 for name in line.operands]
     if line.opcode == "fusion" and line.called:
         used = _bytes_used(computations.get(line.called[0], ()), computations, lines)
@@ -115,7 +115,7 @@ def _bytes_read(line: HloLine, computations: Computations, lines: Lines) -> list
 
 
 def _bytes_used(fused: Sequence[HloLine], computations: Computations, lines: Lines) -> Mapping[int, int]:
-    """Bytes that a fused computation's instructions read of each of its parameters, by the parameter's number."""
+    """Returns the bytes that a fused computation reads of each of its parameters, by their numbers."""
     used: dict[int, int] = defaultdict(int)
     numbers: dict[str, int] = {}  # of parameters, and of views of them
     for line in fused:  # each after its operands
@@ -131,7 +131,7 @@ def _bytes_used(fused: Sequence[HloLine], computations: Computations, lines: Lin
 
 
 def _bytes_written(line: HloLine, computations: Computations, lines: Lines) -> int:
-    """Bytes that an instruction writes: of a fusion, those of its result."""
+    """Returns the bytes that an instruction writes: of a fusion, those of its result."""
     if line.opcode == "fusion" and line.called:
         roots = [each for each in computations.get(line.called[0], ()) if each.is_root]
         return _bytes_written(roots[0], computations, lines) if roots else line.bytes

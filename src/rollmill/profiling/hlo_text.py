@@ -10,7 +10,7 @@ Path: TypeAlias = tuple[str, ...]
 """An operation and those around it, the outermost first."""
 
 BYTES_OF = {"pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "f16": 2, "bf16": 2, "s64": 8, "u64": 8, "f64": 8}
-"""Bytes of an element, where they are not 4."""
+"""Bytes of an element of types other than 4."""
 
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (.*)$")
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
@@ -23,7 +23,7 @@ _OP_NAME = re.compile(r'op_name="([^"]*)"')
 _CONTRACTED = re.compile(r'lhs_contracting_dim(?:s=\{|ensions":\[)([\d,"]*)[}\]]')
 _KERNEL_AXES = re.compile(r"dim_labels=[\w?]+_([\w?]+)->")
 _BACKWARD = "$convBackward"
-"""In calls of cuDNN whose operands are not those that the axes are of; their operations are not counted."""
+"""Marks cuDNN calls with permuted operands, whose FLOPs are not counted."""
 _OPERATION = re.compile(re.escape(SCOPE_MARK) + r'([^/()":]+)')
 
 
@@ -37,17 +37,17 @@ class HloLine(NamedTuple):
     called: tuple[str, ...]
     path: Path
     contracted: tuple[int, ...]
-    """Axes of the first operand that a product of matrices sums over."""
+    """Axes of the first operand that a matrix product sums over."""
     kernel_axes: str = ""
     """Axes of a convolution's kernel, such as `01io`: spatial ones, input features and output features."""
     parameter: int | None = None
-    """Which parameter of its computation it is; None if it is none."""
+    """Its number, if it is a parameter of its computation."""
     is_root: bool = False
     """Whether it is the computation's result."""
 
     @property
     def result_elements(self) -> int:
-        """Elements of the first result; others of a library's call are its workspace."""
+        """Elements of the first result. Further results of a library call are its workspace."""
         return math.prod(self.shapes[0][1]) if self.shapes else 0
 
     @property
@@ -62,9 +62,9 @@ class HloLine(NamedTuple):
 
 
 def operations_in(op_name: str) -> Path:
-    """The operations in an instruction's `op_name`, the outermost first.
+    """Returns the operations in an instruction's `op_name`, the outermost first.
 
-    Of an instruction that XLA made of several, each of which has its name there, they are those of the first.
+    XLA joins the names of instructions that it merges; only the first one counts.
     """
     path: list[str] = []
     for name in _OPERATION.findall(op_name.partition(";")[0]):
@@ -74,7 +74,7 @@ def operations_in(op_name: str) -> Path:
 
 
 def read_computations(text: str) -> tuple[dict[str, list[HloLine]], str]:
-    """The lines of each computation by its name, and the name of the one that the program begins with."""
+    """Returns the lines of each computation by its name, and the name of the entry computation."""
     computations: dict[str, list[HloLine]] = {}
     entry, lines = "", list[HloLine]()
     for row in text.splitlines():
@@ -116,7 +116,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def _split_type(text: str) -> tuple[str, str]:
-    """The type of a result, which may be a tuple, and the text after it."""
+    """Splits off the type of a result, which may be a tuple."""
     if text.startswith("("):
         return _split_parentheses(text)
     kind, _, after = text.partition(" ")
@@ -124,7 +124,7 @@ def _split_type(text: str) -> tuple[str, str]:
 
 
 def _split_parentheses(text: str) -> tuple[str, str]:
-    """The text up to the parenthesis that closes the first one, and the text after it."""
+    """Splits a text after the parenthesis that closes the first one."""
     depth = 0
     for position, character in enumerate(text):
         depth += (character == "(") - (character == ")")

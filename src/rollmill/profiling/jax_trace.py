@@ -1,6 +1,6 @@
-"""Starts and stops JAX's profiler, whose events stay in memory.
+"""Starts and stops JAX's profiler, and keeps its events in memory.
 
-JAX's own way, before version 0.12, writes them to files, as JSON too, which takes longer than to read them.
+Before version 0.12, JAX's own functions write them to files, as JSON too, which takes longer than reading them.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class JaxTrace:
-    """A trace of this process that is going on; only one at a time, because JAX's profiler is one."""
+    """A running trace of this process. JAX's profiler runs only one at a time."""
 
     def __init__(self) -> None:
         options = jax.profiler.ProfileOptions()
@@ -28,23 +28,23 @@ class JaxTrace:
             self._folder = _begun(options)
 
     def stop(self) -> Any:
-        """Ends it; returns the `jax.profiler.ProfileData`."""
+        """Ends the trace and returns its `jax.profiler.ProfileData`."""
         if self._folder is not None:
             return _stopped_to_file(self._folder, _profile_data)
         session, self._session = self._session, None
         return session.stop_and_get_profile_data()
 
     def abandon(self) -> None:
-        """Ends it without its events, which takes a small part of the time that it takes to collect them."""
+        """Ends the trace without its events, in a small part of the time that collecting them takes."""
         if self._folder is not None:
             _stopped_to_file(self._folder, _profile_data)
         self._session = None
 
 
 def trace_of_programs() -> bytes:
-    """A serialised `XSpace` without events of the host, whose metadata are the compiled programs of this process.
+    """Returns a serialized `XSpace` without host events, whose metadata are the compiled programs of this process.
 
-    Only while no trace is going on.
+    Needs the profiler, so no trace may be running.
     """
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0
@@ -55,7 +55,7 @@ def trace_of_programs() -> bytes:
 
 
 def _session(options: jax.profiler.ProfileOptions) -> Any:
-    """A session whose events stay in memory, begun; None if this version of JAX has none.
+    """Starts a session that keeps its events in memory; None if this version of JAX has none.
 
     There is no public call that ends a session without its events.
     """
@@ -67,7 +67,7 @@ def _session(options: jax.profiler.ProfileOptions) -> Any:
 
 
 def _begun(options: jax.profiler.ProfileOptions) -> TemporaryFolder:
-    """The folder into which a trace will be written, begun."""
+    """Starts a trace, and returns the folder it will be written into."""
     folder = TemporaryFolder("trace")
     try:
         jax.profiler.start_trace(folder.path, profiler_options=options)

@@ -1,9 +1,8 @@
-"""Divides kernels of libraries, whose names say nothing of the program, among its operations.
+"""Attributes cuBLAS and cuDNN kernels to the operations that called them.
 
-A device that runs a program's instructions as a CUDA graph names kernels, but not the instruction that a kernel is
-of. XLA's own kernels have the names of instructions; those of libraries, and copies, do not. The same program,
-compiled so that it starts each instruction by itself, says it. Shares are taken from that program's recording,
-times from the recording of the real one.
+A device that runs a CUDA graph names kernels, but not their instructions. XLA's own kernels have the names of
+instructions; library kernels and copies do not. The same program, compiled so that it starts each instruction by
+itself, shows them. Shares are taken from that program's recording, times from the recording of the real one.
 """
 
 from collections import defaultdict
@@ -15,19 +14,14 @@ from rollmill.profiling.results import UNNAMED
 from rollmill.profiling.trace import Trace
 
 Shares = Mapping[Path, Mapping[Path, float]]
-"""For each operation that is a library's kernel: the operations that it works for, with the share of each."""
+"""For each library kernel the operations that called it, with the share of each."""
 
 SEPARATE_INSTRUCTIONS: dict[str, str | bool] = {"xla_gpu_enable_command_buffer": ""}
-"""Compiler options under which each instruction is started by itself."""
+"""Compiler options that start each instruction by itself."""
 
 
 def library_shares(trace: Trace, names: Classifier) -> Shares:
-    """The operations that kernels of libraries work for, by their time.
-
-    Args:
-        trace: trace of a program that was compiled with `SEPARATE_INSTRUCTIONS`.
-        names: names of its instructions.
-    """
+    """Attributes library kernels by their time in a program compiled with `SEPARATE_INSTRUCTIONS`."""
     times: dict[Path, dict[Path, float]] = defaultdict(lambda: defaultdict(float))
     for lane in trace.lanes:
         for event in lane.events if lane.on_device else ():

@@ -1,9 +1,9 @@
-"""Reads what a compiled program's temporary memory is for, from the compiler's assignment of buffers.
+"""Attributes temporary memory to operations, from XLA's buffer assignment.
 
-XLA plans a program's memory when it compiles it: it goes through the instructions in their order, and gives each
-buffer a place in an allocation, from the instruction that writes it first to the one that reads it last. A loop's
-instructions are gone through once. A buffer is for the operation of the instruction that writes it first; one that
-a loop carries on, for that of the instruction that wrote it before the loop, if that has one.
+XLA plans a program's memory when it compiles it: it goes through the instructions in their order, and gives
+each buffer a place in an allocation, from the instruction that writes it first to the one that reads it last.
+It goes through a loop's instructions once. A buffer is for the operation of the instruction that writes it
+first. If a loop carries it, it is for the operation that wrote it before the loop, if there is one.
 """
 
 from collections import defaultdict
@@ -18,21 +18,21 @@ from rollmill.profiling.results import UNNAMED, OperationMemory
 from rollmill.profiling.traced_programs import AssignedProgram, temporary_allocations
 
 BUFFERS, HEAPS, FULLEST = 1, 4, 5
-"""Numbers of a `BufferAssignmentProto`'s fields (xla/service/hlo.proto). The second is how allocations were
-filled, the last which buffers are needed when each is fullest."""
+"""Fields of a `BufferAssignmentProto` (xla/service/hlo.proto). The second holds the events that fill
+allocations, the last the buffers that are needed when each is fullest."""
 FREE = 1
-"""The kind of an event after which a buffer is not needed any more; with others it begins to be."""
-MOST_INTERVALS = 120
-"""Intervals that a program's course is divided into at most."""
+"""The kind of the event after which a buffer is not needed any more. With other kinds it begins to be."""
+MAX_INTERVALS = 120
+"""Maximum number of intervals of a program's course."""
 
 
 Shares: TypeAlias = Mapping[Path, float]
-"""The operations that a buffer is for, with the share of each."""
+"""The operations of a buffer, with the share of each."""
 NO_OPERATION: Shares = {(): 1.0}
 
 
 class Place(NamedTuple):
-    """Where a buffer is."""
+    """The place of a buffer."""
 
     allocation: int
     offset: int
@@ -47,29 +47,23 @@ class Buffer(NamedTuple):
 
 
 class HeapEvent(NamedTuple):
-    """A buffer begins to be needed, or is not needed any more."""
+    """The beginning or the end of the time in which a buffer is needed."""
 
     buffer: int
     is_end: bool
     writer: str
     """The instruction that writes the buffer, or passes it on."""
     origin: int
-    """The buffer whose memory it uses; the buffer itself if its memory was free."""
+    """The buffer with the same memory before; the buffer itself if its memory was free."""
 
 
 def memory_by_operation(
     program: AssignedProgram, instructions: Mapping[str, Instruction]
 ) -> tuple[OperationMemory, ...]:
-    """The temporary memory of each operation.
+    """Returns the temporary memory of each operation, the largest at the fullest moment first.
 
-    Args:
-        program: where its buffers are. Of one that JAX's cache of compiled programs kept, the compiler says only
-            which are needed when it is fullest: then operations have no course.
-        instructions: the program's instructions, by name.
-
-    Returns:
-        the operations, first those with most memory when that of the whole program is fullest; nothing if the
-        compiler does not say.
+    Nothing is returned if the compiler does not report it. Of a program from JAX's compilation cache it reports
+    only the fullest moment, so operations have no course.
     """
     places = _places(program.assignment)
     events = _events(program.assignment, places)
@@ -95,7 +89,7 @@ def memory_by_operation(
 
 
 def _places(assignment: bytes) -> dict[int, Place]:
-    """Where each buffer of temporary memory is, by its number."""
+    """Returns the place of each buffer of temporary memory, by its number."""
     return {
         number_in(assigned, 1): Place(number_in(allocation, 1), number_in(assigned, 2), number_in(assigned, 3))
         for allocation in temporary_allocations(assignment)
@@ -104,7 +98,7 @@ def _places(assignment: bytes) -> dict[int, Place]:
 
 
 def _events(assignment: bytes, places: Container[int]) -> list[HeapEvent]:
-    """The events of temporary memory, in the order of the instructions."""
+    """Returns the events of temporary memory, in the order of the instructions."""
     heaps = [
         [event for event in map(_event, parts_of(heap, 1)) if event.buffer in places]
         for heap in parts_of(assignment, HEAPS)
@@ -125,7 +119,7 @@ def _event(message: bytes) -> HeapEvent:
 def _moments(
     events: Iterable[HeapEvent], places: Mapping[int, Place], shares: Mapping[int, Shares]
 ) -> Iterator[Mapping[Path, float]]:
-    """The bytes of each operation each time when they change, in one and the same mapping."""
+    """Yields the bytes of each operation after each change, always in the same mapping."""
     needed: dict[tuple[int, int], dict[int, Buffer]] = defaultdict(dict)
     now: dict[Path, float] = defaultdict(float)
     for event in events:
@@ -144,10 +138,11 @@ def _moments(
 
 
 def _shares_of_buffers(events: Iterable[HeapEvent], instructions: Mapping[str, Instruction]) -> dict[int, Shares]:
-    """The operations that each buffer is for.
+    """Returns the operations of each buffer.
 
-    Of buffers that share their memory one after another, as those that a loop carries on, some are written by
-    instructions of no operation, such as zeros before the loop, or passed on: they are for the first that has one.
+    Of the buffers that share memory one after another, as those that a loop carries, some are written by
+    instructions of no operation, such as zeros before the loop, or passed on. They are for the first that has
+    an operation.
     """
     own: dict[int, Shares | None] = {}
     origins: dict[int, int] = {}
@@ -165,7 +160,7 @@ def _shares_of_buffers(events: Iterable[HeapEvent], instructions: Mapping[str, I
 def _kept_moment(
     program: AssignedProgram, places: Mapping[int, Place], instructions: Mapping[str, Instruction]
 ) -> Mapping[Path, float]:
-    """The bytes of each operation at the fullest moment, as the compiler names it.
+    """Returns the bytes of each operation at the fullest moment that the compiler reports.
 
     A buffer that no operation writes is for the first one that writes a buffer with its place and size.
     """
@@ -189,30 +184,30 @@ def _kept_moment(
 
 
 def _own(writer: Instruction | None) -> Shares | None:
-    """The operations of the instruction that writes a buffer; None if it has none, is a loop or passes it on."""
+    """Returns the operations of the instruction that writes a buffer; None for loops and instructions without."""
     if writer is None or writer.kind == "container" or writer.shares == NO_OPERATION:
         return None
     return writer.shares
 
 
 def _largest(buffers: Mapping[int, Buffer]) -> Buffer | None:
-    """The largest of the buffers in one place, which share its memory; the first of equal ones."""
+    """Returns the largest of the buffers that share one place; the first of equal ones."""
     return max(buffers.values(), key=lambda buffer: buffer.size, default=None)
 
 
 def _count(buffer: Buffer | None, now: dict[Path, float], sign: int) -> None:
-    """Adds a buffer's bytes to those of operations, or takes them away."""
+    """Adds a buffer's bytes to those of its operations, or subtracts them."""
     if buffer is not None:
         for path, share in buffer.shares.items():
             now[path] += sign * share * buffer.size
 
 
 def _intervals(moments: int) -> Iterator[range]:
-    """Moments in intervals of equal length, each of at least one."""
-    edges = [moments * edge // MOST_INTERVALS for edge in range(MOST_INTERVALS + 1)]
+    """Divides moments into intervals of equal length, each of at least one."""
+    edges = [moments * edge // MAX_INTERVALS for edge in range(MAX_INTERVALS + 1)]
     return (range(start, end) for start, end in pairwise(edges) if end > start)
 
 
 def _fullest(totals: Sequence[float], moments: range) -> int:
-    """The first of the moments with the most memory."""
+    """Returns the first of the moments with the most memory."""
     return max(moments, key=totals.__getitem__)

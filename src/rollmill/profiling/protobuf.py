@@ -1,10 +1,10 @@
-"""Reads fields of serialised protocol buffers: of XLA's messages a few numbers are needed, and no schema."""
+"""Reads fields of serialized protocol buffers: a few numbers of XLA's messages, without a schema."""
 
 from collections.abc import Iterator
 
 
 def fields_of(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """The number and the value of each field: an integer, or the bytes of anything else."""
+    """Yields the number and the value of each field: an integer, or the bytes of anything else."""
     at = 0
     while at < len(message):
         tag, at = _varint(message, at)
@@ -21,24 +21,24 @@ def fields_of(message: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def parts_of(message: bytes, number: int) -> Iterator[bytes]:
-    """The messages in a repeated field."""
+    """Yields the messages in a repeated field."""
     for field, value in fields_of(message):
         if field == number and isinstance(value, bytes):
             yield value
 
 
 def part_in(message: bytes, number: int) -> bytes:
-    """The message, or the text, in a field; empty if it is not there."""
+    """Returns the message, or the text, in a field; empty if it is missing."""
     return next(parts_of(message, number), b"")
 
 
 def number_in(message: bytes, number: int) -> int:
-    """The integer in a field; 0 if it is not there, as protocol buffers have it."""
+    """Returns the integer in a field; 0 if it is missing."""
     return next((value for field, value in fields_of(message) if field == number and isinstance(value, int)), 0)
 
 
 def numbers_in(message: bytes, number: int) -> Iterator[int]:
-    """The integers of a repeated field, packed or not."""
+    """Yields the integers of a repeated field, packed or not."""
     for field, value in fields_of(message):
         if field == number and isinstance(value, int):
             yield value
@@ -50,7 +50,7 @@ def numbers_in(message: bytes, number: int) -> Iterator[int]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """An integer of seven bits a byte, the lowest first, and the place after it."""
+    """Returns an integer of seven bits a byte, the lowest first, and the position after it."""
     value, shift = 0, 0
     while data[at] >= 128:
         value |= (data[at] & 127) << shift

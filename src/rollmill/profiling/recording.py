@@ -1,6 +1,6 @@
-"""Records one process during windows of time, by JAX's profiler, and reduces each to sums at once.
+"""Records windows of one process with JAX's profiler, and reduces each to sums at once.
 
-A trace of a second may have a million events; what is kept of it, and sent to the process that asks, are sums.
+A trace of a second may have a million events. Only sums are kept and sent to other processes.
 """
 
 import contextlib
@@ -21,10 +21,10 @@ from rollmill.profiling.program_memory import memory_by_operation
 from rollmill.profiling.results import MemoryUse, OperationMemory, Overlap, TimelineSpan
 from rollmill.profiling.simulator_calls import SimulatorCalls
 from rollmill.profiling.timeline import timeline
-from rollmill.profiling.trace import CLOCK, MOST_EVENTS, Naming, Trace, read_trace
+from rollmill.profiling.trace import CLOCK, MAX_EVENTS, Naming, Trace, read_trace
 from rollmill.profiling.traced_programs import AssignedProgram, assigned_programs, known_program
 
-MOST_TEXT = 64 * 2**20
+MAX_TEXT = 64 * 2**20
 """Characters of a compiled program beyond which it is not read."""
 
 
@@ -34,14 +34,14 @@ class RecordedWindow(NamedTuple):
     times: WindowTimes
     spans: tuple[TimelineSpan, ...]
     memory: tuple[MemoryUse, ...]
-    """Memory of the programs that have operations."""
+    """Memory of the programs with operations."""
     every: int = 1
-    """One interval of so many was read, because the window had too many events; the sums are of all."""
+    """One of this many intervals was read, because of too many events. Sums are of all."""
     accelerators: int = 0
     """Accelerators that computed for the process; 0 if its programs ran on a CPU."""
 
     def to_json(self) -> dict[str, Any]:
-        """Values that JSON can hold."""
+        """Returns values that JSON can hold."""
         times = self.times
         return {
             "duration": times.duration,
@@ -63,7 +63,7 @@ class RecordedWindow(NamedTuple):
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "RecordedWindow":
-        """From the values of `to_json`."""
+        """Reads the values of `to_json`."""
         times = WindowTimes(
             duration=values["duration"],
             device={tuple(path): DeviceTime(*time) for path, time in values["device"]},
@@ -83,13 +83,13 @@ class RecordedWindow(NamedTuple):
 
 
 class TraceRecorder:
-    """Records windows of this process; only one at a time, because JAX's profiler is one.
+    """Records windows of this process, one at a time, as JAX's profiler does.
 
     Args:
         most_events: number of a window's events beyond which only some intervals of it are read.
     """
 
-    def __init__(self, *, most_events: int = MOST_EVENTS) -> None:
+    def __init__(self, *, most_events: int = MAX_EVENTS) -> None:
         self._most_events = most_events
         self._running: JaxTrace | None = None
         self._programs = _Programs()
@@ -101,7 +101,7 @@ class TraceRecorder:
         return self._running is not None
 
     def start(self) -> None:
-        """Begins to record events."""
+        """Starts recording events."""
         self._running = JaxTrace()
         set_recording(True)
         self._simulators.start()
@@ -109,39 +109,21 @@ class TraceRecorder:
             pass
 
     def stop(self, begin: int, end: int) -> RecordedWindow:
-        """Ends the recording.
-
-        Args:
-            begin: the window's first nanosecond on the clock `time.monotonic_ns`.
-            end: the nanosecond after its last.
-        """
+        """Stops recording, and returns the window between two nanoseconds of `time.monotonic_ns`."""
         return self._window(self._ended().stop(), begin, end)
 
     def stop_with_use(self, begin: int, end: int, *, read: bool) -> tuple[RecordedWindow | None, DeviceUse]:
-        """Ends the recording of a process that computes on accelerators.
-
-        Args:
-            begin: as for `stop`.
-            end: likewise.
-            read: read events, too.
-
-        Returns:
-            the window if events are read, and how long the accelerators were at work in it.
-        """
+        """Stops recording a process on accelerators. Returns their use, and the window if `read`."""
         recorded = self._ended().stop()
         window = self._window(recorded, begin, end) if read else None
         return window, device_use(recorded, begin, end)
 
     def stop_and_read(self, names: Naming) -> Trace:
-        """Ends the recording.
-
-        Args:
-            names: names of the instructions of programs.
-        """
+        """Stops recording, and returns the trace."""
         return read_trace(self._ended().stop(), names)
 
     def abandon(self) -> None:
-        """Ends a recording, if one is going on, and forgets it."""
+        """Stops a running recording without its events."""
         if self.is_recording:
             self._ended().abandon()
 
@@ -161,7 +143,7 @@ class TraceRecorder:
         return RecordedWindow(times, tuple(spans), memory, trace.sampling.every, trace.accelerators)
 
     def _ended(self) -> JaxTrace:
-        """The trace that was going on, to which nothing of Rollmill's own adds events any more."""
+        """Returns the running trace, to which Rollmill's own code adds no more events."""
         assert self._running is not None, "a recording was started"
         self._simulators.stop()
         set_recording(False)
@@ -185,7 +167,7 @@ class _Programs:
         self._read: set[Any] = set()
 
     def read_new(self) -> None:
-        """Reads the programs that were compiled since."""
+        """Reads the programs that were compiled since the last call."""
         with_operations = []
         for executable in jax.devices()[0].client.live_executables():
             identity = executable.fingerprint or id(executable)
@@ -196,10 +178,10 @@ class _Programs:
             self._note_memory(with_operations)
 
     def _read_program(self, executable: Any) -> Iterator[tuple[str, bytes]]:
-        """Reads a program's modules; yields the key of each that has operations, and the module, serialised."""
+        """Reads a program's modules; yields the key and serialized module of those with operations."""
         for module in executable.hlo_modules():
             text = module.to_string()
-            if len(text) > MOST_TEXT:
+            if len(text) > MAX_TEXT:
                 continue
             serialised = module.as_serialized_hlo_module_proto()
             key = program_key(module_name(text), program_number(serialised))

@@ -1,7 +1,7 @@
-"""The result of profiling a training, as a value: what profile.json holds, and all that reports show.
+"""The result of profiling a training, which profile.json holds and reports show.
 
-All durations are seconds of one iteration of training, unless a field says otherwise, with the profiler's own cost
-taken out. The questions, and the correction, are those of RL-Scope (Gleeson et al., "RL-Scope: Cross-Stack
+All durations are seconds of one iteration of training, unless a field says otherwise, without the profiler's
+own cost. The questions, and the correction, are those of RL-Scope (Gleeson et al., "RL-Scope: Cross-Stack
 Profiling for Deep Reinforcement Learning Workloads", MLSys 2021).
 """
 
@@ -17,12 +17,12 @@ from rollmill.core.schema import read_as
 
 VERSION = 1
 MAX_BYTES = 64 * 2**20
-LARGEST = 1e18
-"""Largest number of a profile, so that reports can multiply any two of them."""
+MAX_NUMBER = 1e18
+"""Largest number in a profile, so that reports can multiply any two of them."""
 UNNAMED = "other"
-"""Name of the operation that holds all that belongs to none."""
+"""Name of the operation for everything that belongs to none."""
 THIS_PROCESS = "training"
-"""Name of the process that is profiled: it computes, or drives the workers and waits for their reports."""
+"""Name of the process with the profiler, which computes, or coordinates workers."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class ProfiledSetup:
     env_steps: int
     """Environment steps of an iteration, of all seeds together."""
     num_seeds: int = 1
-    """Trainings at once, one of each seed."""
+    """Number of seeds that are trained at once."""
     possible_fusion: str = "off"
-    """The deepest fusion that is worth trying; `off` where there is none."""
+    """The deepest fusion that is worth trying, or `off`."""
     replicas: int = 1
     """Replicas of all groups of fragments, which wait for each other if there are several."""
     can_be_asynchronous: bool = False
@@ -53,7 +53,7 @@ class ProfiledSetup:
     log_every: int = 1
     """Iterations of a line of metrics."""
     checkpoint_seconds: float | None = 30.0
-    """Seconds between checkpoints, where they are not written by iterations; None if time does not count."""
+    """Seconds between checkpoints; None if only iterations count."""
     checkpoint_iterations: int | None = None
     """Iterations between checkpoints."""
 
@@ -73,11 +73,11 @@ class IterationTime:
     """Duration of an iteration with and without the profiler."""
 
     unprofiled: float
-    """The median of windows without it."""
+    """Median of windows without it."""
     profiled: float
-    """That of windows with it, each in proportion to the one without it before: the interquartile mean."""
+    """Interquartile mean of windows with it, each relative to the one without it before."""
     corrected: float
-    """The same without the profiler's cost, which was measured in other windows."""
+    """`profiled` without the profiler's cost, which was measured in other windows."""
     iterations: int
     """Iterations in the windows that were read."""
     windows: int
@@ -85,7 +85,7 @@ class IterationTime:
 
     @property
     def error(self) -> float:
-        """The relative difference of the corrected duration from the unprofiled one."""
+        """Relative difference of the corrected duration from the unprofiled one."""
         return self.corrected / self.unprofiled - 1.0 if self.unprofiled else 0.0
 
 
@@ -96,16 +96,16 @@ class WindowDuration:
     profiled: float
     unprofiled: float
     events: float
-    """Events of compiled programs in an iteration; the mean of windows that were read, where they were not."""
+    """Events of compiled programs in an iteration; a mean if the window was not read."""
     read: bool = True
     """Whether its events were read."""
     waiting: float | None = None
-    """Seconds of the profiled one in which an accelerator waits for the host; None where that is not known."""
+    """Seconds of `profiled` in which an accelerator waits for the host; None if not known."""
 
 
 @dataclass(frozen=True)
 class BookKeeping:
-    """The cost of one kind of events that the profiler records, or makes longer."""
+    """The cost of one kind of event that the profiler records, or prolongs."""
 
     kind: str
     events: float
@@ -113,7 +113,7 @@ class BookKeeping:
     nanoseconds: float
     """Cost of one event."""
     calibrated: float = 0.0
-    """Nanoseconds that one costs in a program of known duration; 0 if that was not measured."""
+    """Nanoseconds of one in a program of known duration; 0 if not measured."""
 
     @property
     def seconds(self) -> float:
@@ -128,19 +128,19 @@ class OperationTime:
     path: tuple[str, ...]
     """The operation and those around it, the outermost first, such as `("collect", "policy")`."""
     device: float
-    """While the device computes, without operations inside; each instant is divided among what runs in it."""
+    """While the device computes, without operations inside. Each instant is divided among the running ones."""
     host: float
     """While no device computes, but the host is at work or a kernel is being started; likewise."""
     kernels: float = 0.0
-    """Operations of the compiled program (thunks, kernels) of an iteration."""
+    """Instructions of the compiled program (thunks, kernels) in an iteration."""
     mixed: float = 0.0
-    """The part of `device` that is an estimate: fused operations that span several operations, divided by cost."""
+    """Estimated part of `device`: fusions of several operations, divided by cost."""
     flops: float = 0.0
-    """Floating-point operations of an iteration, counted in the text of the compiled program; 0 where unknown."""
+    """Floating-point operations by the compiled program's text; 0 if unknown."""
     bytes: float = 0.0
-    """Bytes of memory that are read and written, likewise."""
+    """Bytes of memory read and written, likewise."""
     copies: float = 0.0
-    """The part of `device` in which data is only copied."""
+    """The part of `device` that only copies data."""
     collectives: float = 0.0
     """The part of `device` in which devices exchange data, and wait for each other."""
 
@@ -152,7 +152,7 @@ class OperationTime:
 
 @dataclass(frozen=True)
 class HostTime:
-    """Durations of a process's host threads by what they do."""
+    """Durations of a process's host threads by activity."""
 
     activity: str
     """Name of the activity, such as `dispatch` or `environment step`."""
@@ -172,7 +172,7 @@ workers; `waiting`: for the device or another worker.
 
 @dataclass(frozen=True)
 class Overlap:
-    """Durations by which of host and device are at work; their sum is an iteration."""
+    """Durations in which host and device are at work. Their sum is an iteration."""
 
     host_only: float
     device_only: float
@@ -201,9 +201,9 @@ class ProcessTime:
     host: tuple[HostTime, ...]
     overlap: Overlap
     transitions: dict[str, float]
-    """Calls from one part of the stack into another, such as `host to device memory`, of an iteration."""
+    """Calls in an iteration from one part of the stack into another, such as `host to device memory`."""
     timeline: tuple[TimelineSpan, ...] = ()
-    """One window, by what was done most of each of some hundred intervals."""
+    """One window, by the longest activity in each of some hundred intervals."""
     accelerators: int = 0
     """Accelerators that computed for it; 0 if its programs ran on a CPU."""
 
@@ -222,10 +222,10 @@ class OperationMemory:
 
     path: tuple[str, ...]
     bytes: int
-    """When that of the whole program is fullest."""
+    """Bytes when the whole program's memory is fullest."""
     course: tuple[int, ...] = ()
-    """Bytes from the program's beginning to its end, each time when memory is taken or given back, or of each of
-    up to 120 intervals when it is fullest; empty if unknown."""
+    """Bytes from the program's beginning to its end, after each change, or the most in each of up to 120
+    intervals; empty if unknown."""
 
 
 @dataclass(frozen=True)
@@ -238,20 +238,18 @@ class MemoryUse:
     temporary: int
     """Bytes that live only inside the program."""
     operations: tuple[OperationMemory, ...] = ()
-    """The operations that `temporary` is for, the largest first; empty if unknown."""
+    """The operations of `temporary`, the largest first; empty if unknown."""
 
 
 @dataclass(frozen=True)
 class DeviceActivity:
-    """The driver's figures of a GPU over the windows without the profiler, beside the time that it was really at
-    work in those with it.
-
-    All are shares from 0 to 1.
+    """The driver's figures of a GPU over the windows without the profiler, and the share of time in which it
+    was really at work in those with it, all from 0 to 1.
     """
 
     device: str
     utilisation: float
-    """NVML's: the share of sampled periods in which any kernel ran."""
+    """NVML's share of sampled periods in which any kernel ran."""
     sm_activity: float | None
     occupied: float
     """The share of time in which a kernel ran, by its events."""
@@ -265,10 +263,10 @@ class Advice:
     text: str
     """The evidence, and the change, in plain words."""
     options: str
-    """Options of the command that make the change; empty if it is none of an option."""
+    """Options of the command that make the change; empty if no option does."""
     saves: float
-    """Predicted seconds of an iteration that it saves, of which half at least should be seen; 0 if that cannot be
-    told, and has to be measured."""
+    """Predicted seconds saved in an iteration, of which at least half should be seen; 0 if only a measurement
+    can tell."""
 
 
 @dataclass(frozen=True)
@@ -285,34 +283,34 @@ class Profile:
     memory: tuple[MemoryUse, ...] = ()
     devices: tuple[DeviceActivity, ...] = ()
     cores: CoreUse | None = None
-    """Cores at work in the windows without the profiler; None where the system does not tell, and where workers
+    """Cores at work in the windows without the profiler; None if the system does not report them, or workers
     may be on other hosts."""
     advice: tuple[Advice, ...] = ()
     windows: tuple[WindowDuration, ...] = ()
-    """All windows with the profiler, in their order."""
+    """All windows with the profiler, in order."""
     notes: tuple[str, ...] = ()
-    """Sentences about results that are missing, or coarser than they could be."""
+    """Sentences about missing or coarse results."""
     version: int = VERSION
 
     @property
     def steps_per_second(self) -> float:
-        """Environment steps a second of the training without the profiler."""
+        """Environment steps a second without the profiler."""
         return self.training.env_steps / self.iteration.unprofiled
 
     def to_json(self) -> str:
-        """The document of profile.json."""
+        """Returns the document of profile.json."""
         return json.dumps(asdict(self), indent=1)
 
 
 def read_profile(data: bytes | str, *, where: str) -> Profile:
-    """Reads what `Profile.to_json` wrote.
+    """Reads a document of `Profile.to_json`.
 
     Args:
         data: the document.
-        where: its source, with which messages begin.
+        where: its source, for messages.
 
     Raises:
-        DataError: it is no such document, of another version, or holds a number that no profile can have.
+        DataError: it is another document or version, or a number in it is too large.
     """
     document: Any = parse_json(data, where=where, limit=MAX_BYTES)
     version = document.get("version") if isinstance(document, dict) else None
@@ -320,13 +318,13 @@ def read_profile(data: bytes | str, *, where: str) -> Profile:
         raise DataError(f"{where}: version is {version!r}, and this release reads version {VERSION}.")
     profile = read_as(Profile, document, where=where)
     for field, number in _numbers(profile, ""):
-        if abs(number) > LARGEST:
-            raise DataError(f"{where}: {field} is {number}, and numbers up to {LARGEST:g} are read.")
+        if abs(number) > MAX_NUMBER:
+            raise DataError(f"{where}: {field} is {number}, and numbers up to {MAX_NUMBER:g} are read.")
     return profile
 
 
 def _numbers(value: Any, field: str) -> Iterator[tuple[str, float]]:
-    """All numbers inside a value, and the field that each is in."""
+    """Yields all numbers inside a value, with their fields."""
     if isinstance(value, int | float):
         yield field, value
     elif is_dataclass(value):

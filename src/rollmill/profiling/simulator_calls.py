@@ -1,7 +1,7 @@
-"""Tells a simulator's compiled code from the Python code around it, while a training is recorded.
+"""Distinguishes a simulator's compiled code from the Python code around it in recordings.
 
 As in RL-Scope (Gleeson et al., MLSys 2021), calls from Python into compiled code are intercepted, here by
-`sys.monitoring`, which Python has from 3.12 on (PEP 669). Before that the whole step counts as the simulator's.
+`sys.monitoring`, which exists since Python 3.12 (PEP 669). Before that the whole step counts as the simulator's.
 """
 
 import sys
@@ -16,7 +16,7 @@ from rollmill.core.operations import span, stepped_operation
 TOOL = "rollmill"
 CALL = "__call__"
 NOT_SIMULATORS = frozenset({"builtins", "jax", "jaxlib", "numpy", "rollmill"}) | sys.stdlib_module_names
-"""Packages whose compiled code is a part of Python, or of what every environment's code calls."""
+"""Packages with compiled code that is part of Python, or that every environment calls."""
 
 
 class SimulatorCalls:
@@ -29,7 +29,7 @@ class SimulatorCalls:
         """Returned for a call in a place of the code, makes it cost nothing any more."""
 
     def start(self) -> None:
-        """Begins, unless this version of Python cannot, or another tool profiles it."""
+        """Starts recording, unless this Python version cannot, or another tool profiles it."""
         if sys.version_info < (3, 12) or sys.monitoring.get_tool(sys.monitoring.PROFILER_ID) is not None:
             return
         monitoring, events = sys.monitoring, sys.monitoring.events
@@ -42,7 +42,7 @@ class SimulatorCalls:
         self._on, self._ignore = True, monitoring.DISABLE
 
     def stop(self) -> None:
-        """Ends."""
+        """Stops recording."""
         if self._on and sys.version_info >= (3, 12):
             sys.monitoring.set_events(sys.monitoring.PROFILER_ID, sys.monitoring.events.NO_EVENTS)
             sys.monitoring.free_tool_id(sys.monitoring.PROFILER_ID)
@@ -66,7 +66,7 @@ class SimulatorCalls:
 
 
 def is_simulator(function: object) -> bool:
-    """True for compiled functions of packages that are neither Python's own nor NumPy nor JAX."""
+    """Returns whether a function is compiled code of a package other than Python, NumPy and JAX."""
     if isinstance(function, (FunctionType, MethodType, type, jax.stages.Wrapped)):
         return False
     if isinstance(getattr(type(function), CALL, None), FunctionType):  # an object of a class in Python
@@ -75,7 +75,7 @@ def is_simulator(function: object) -> bool:
 
 
 def _module_of(function: object) -> str | None:
-    """The module of a compiled function, or of the class that it is a method of."""
+    """Returns the module of a compiled function, or of the class it is a method of."""
     module = getattr(function, "__module__", None)
     if isinstance(module, str) and module != "builtins":
         return module

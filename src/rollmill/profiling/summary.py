@@ -1,4 +1,4 @@
-"""Sums of recorded windows as durations of one iteration, with the profiler's cost taken out."""
+"""Sums recorded windows to durations of one iteration, without the profiler's own cost."""
 
 import math
 from collections import defaultdict
@@ -22,8 +22,8 @@ from rollmill.profiling.results import (
 )
 
 SECOND = 1e9
-MOST_COURSES = 4
-"""Programs whose memory is told from beginning to end."""
+MAX_COURSES = 4
+"""Programs with a course of their memory from beginning to end."""
 TRANSITIONS = {
     "dispatch": "host to framework",
     "simulator": "host to simulator",
@@ -32,7 +32,7 @@ TRANSITIONS = {
     "channel": "to other workers",
     "waiting": "waits",
 }
-"""Names of the transitions from another category into these."""
+"""Names of the transitions into these categories."""
 
 
 class ProcessWindows(NamedTuple):
@@ -41,22 +41,16 @@ class ProcessWindows(NamedTuple):
     name: str
     windows: Sequence[RecordedWindow]
     iterations: float
-    """Iterations in these windows together."""
+    """Number of iterations in all windows."""
 
     @property
     def accelerators(self) -> int:
-        """Accelerators that computed for it."""
+        """Number of accelerators that computed for it."""
         return max(window.accelerators for window in self.windows)
 
 
 def operations(processes: Sequence[ProcessWindows], costs: EventCosts, iteration: float) -> list[OperationTime]:
-    """The operations of all processes, in the order of their paths.
-
-    Args:
-        processes: with their windows.
-        costs: of events.
-        iteration: duration of an iteration without the profiler, in seconds.
-    """
+    """Returns the operations of all processes by their paths, for iterations of this many seconds."""
     device: dict[Path, float] = defaultdict(float)
     host: dict[Path, float] = defaultdict(float)
     counts: dict[Path, DeviceTime] = defaultdict(DeviceTime)
@@ -89,19 +83,13 @@ def operations(processes: Sequence[ProcessWindows], costs: EventCosts, iteration
 
 
 def _part_of(seconds: float, recorded: DeviceTime, part: float) -> float:
-    """The part of an operation's corrected duration that was `part` of its recorded one."""
+    """Returns the part of an operation's corrected duration that was `part` of its recorded one."""
     whole = recorded.work + recorded.between
     return seconds * part / whole if whole else 0.0
 
 
 def divide(found: Sequence[OperationTime], path: Path, parts: Mapping[Path, float]) -> list[OperationTime]:
-    """The operations with one of them divided into others, as an estimate.
-
-    Args:
-        found: operations.
-        path: path of the operation to divide.
-        parts: operations and the share of each; they sum to 1.
-    """
+    """Divides the operation at `path` into `parts` by their shares, which sum to 1, as an estimate."""
     whole = next((operation for operation in found if operation.path == path), None)
     if whole is None:
         return list(found)
@@ -124,13 +112,7 @@ def divide(found: Sequence[OperationTime], path: Path, parts: Mapping[Path, floa
 
 
 def process_time(process: ProcessWindows, costs: EventCosts, iteration: float) -> ProcessTime:
-    """The durations of one process.
-
-    Args:
-        process: with its windows.
-        costs: of events.
-        iteration: duration of an iteration without the profiler, in seconds.
-    """
+    """Returns the durations of one process, for iterations of this many seconds."""
     scale = 1.0 / (SECOND * process.iterations)
     host: dict[tuple[str, str], float] = defaultdict(float)
     transitions: dict[str, float] = defaultdict(float)
@@ -153,13 +135,13 @@ def process_time(process: ProcessWindows, costs: EventCosts, iteration: float) -
 
 
 def memory(processes: Sequence[ProcessWindows]) -> tuple[MemoryUse, ...]:
-    """Memory of the programs of all processes, each program once, the largest first.
+    """Returns the memory of all programs, each once, the largest first.
 
-    Those with little temporary memory have no course, so that files stay small.
+    Programs with little temporary memory lose their course, so that files stay small.
     """
     uses = {use for process in processes for use in process.windows[-1].memory}
     ordered = sorted(uses, key=lambda use: (-(use.arguments + use.outputs + use.temporary), use.program))
-    with_course = sorted(ordered, key=lambda use: -use.temporary)[:MOST_COURSES]
+    with_course = sorted(ordered, key=lambda use: -use.temporary)[:MAX_COURSES]
     return tuple(use if use in with_course else _without_course(use) for use in ordered)
 
 
@@ -170,13 +152,10 @@ def _without_course(use: MemoryUse) -> MemoryUse:
 def device_activities(
     windows: Sequence[Sequence[Mapping[str, Any]]], processes: Sequence[ProcessTime]
 ) -> tuple[DeviceActivity, ...]:
-    """The driver's figures of each GPU, beside the time in which kernels of these processes ran.
+    """Returns the driver's figures of each GPU, with the time in which kernels of these processes ran.
 
-    Processes tell how many GPUs they use, but not which: those with the highest utilisation, in equal shares.
-
-    Args:
-        windows: figures of each GPU in each window; see `rollmill.workers.GpuActivity.total`.
-        processes: those of the training.
+    Processes report the number of their GPUs, but not which, so those with the highest utilization count, in
+    equal shares. `windows` holds the figures of each GPU in each window, from `GpuActivity.total`.
     """
     gpus = range(len(windows[0]) if windows else 0)
     utilisations = [_mean(window[gpu]["utilisation"] for window in windows) or 0.0 for gpu in gpus]
@@ -201,7 +180,7 @@ def _device_share(overlap: Overlap) -> float:
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    """The mean of those that are known; None if none is."""
+    """Returns the mean of the known values."""
     known = [value for value in values if value is not None]
     return fmean(known) if known else None
 
@@ -215,10 +194,9 @@ def _device_times(process: ProcessWindows) -> dict[Path, DeviceTime]:
 
 
 def _host_times(host: Mapping[tuple[str, str], float], profiled: float, iteration: float) -> list[HostTime]:
-    """Activities of the host, the longest first.
+    """Returns activities of the host, the longest first.
 
-    Under the profiler, threads wait longer, because what they wait for takes longer: so waiting is shortened by as
-    much as the iteration is.
+    With the profiler, threads wait longer for others, so waiting is shortened by as much as the iteration is.
     """
     waiting = sum(seconds for (_, category), seconds in host.items() if category == "waiting")
     threads = max(1.0, round(sum(host.values()) / profiled)) if profiled else 1.0
@@ -243,7 +221,7 @@ def _without_cost(process: ProcessWindows, costs: EventCosts, iteration: float) 
 
 
 def _overlap(process: ProcessWindows, scale: float, corrected: WithoutCost, iteration: float) -> Overlap:
-    """The overlap of an iteration without the profiler, in which the device's part is shorter."""
+    """Returns the overlap of an iteration without the profiler, in which the device's part is shorter."""
     measured = [window.times.overlap for window in process.windows]
     host_only, device_only, both = (
         sum(getattr(overlap, name) for overlap in measured) * scale

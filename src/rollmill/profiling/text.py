@@ -14,19 +14,19 @@ NOTHING_TO_ADVISE = (
 
 NOT_TESTED = "not tested"
 LARGE_ERROR = 0.05
-"""Error of the correction from which on its sentence says how to lower it."""
+"""Error of the correction from which its sentence says how to lower it."""
 MANY_WINDOWS = 129
-"""Number of windows by which the error was below that in six trainings on CPU cores (`benchmarks/profiler.py`)."""
+"""Windows that gave a smaller error in six trainings on CPU cores (`benchmarks/profiler.py`)."""
 
 
 def milliseconds(seconds: float) -> str:
-    """Milliseconds without their unit; what is below a tenth of a microsecond is 0."""
+    """Formats milliseconds without their unit. Less than a tenth of a microsecond is 0."""
     value = seconds * 1e3
     return "0" if abs(value) < 1e-4 else number(value)
 
 
 def duration(seconds: float) -> str:
-    """A duration with the unit that suits it."""
+    """Formats a duration with a fitting unit."""
     for size, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
         if abs(seconds) >= size:
             return f"{number(seconds / size)} {unit}"
@@ -34,37 +34,37 @@ def duration(seconds: float) -> str:
 
 
 def percent(share: float) -> str:
-    """A share of 1 in per cent."""
+    """Formats a share of 1 in per cent."""
     return f"{share * 100:.1f} %"
 
 
 def about_percent(share: float) -> str:
-    """A share of 1 in whole per cent."""
+    """Formats a share of 1 in whole per cent."""
     return f"{share * 100:.0f} %"
 
 
 def signed_percent(share: float) -> str:
-    """A change in per cent, with its sign."""
+    """Formats a change in per cent, with its sign."""
     return f"{share * 100:+.1f} %"
 
 
 def times(ratio: float) -> str:
-    """A ratio, such as `3.10×`."""
+    """Formats a ratio, such as `3.10×`."""
     return f"{number(ratio)}×"
 
 
 def count(value: float) -> str:
-    """A number of things: whole numbers as such, small means with three digits."""
+    """Formats a number of things: whole numbers as such, small means with three digits."""
     return f"{value:,.0f}" if abs(value) >= 100 or value == round(value, 0) else number(value)
 
 
 def counted(number_of: int, one: str, many: str) -> str:
-    """A number and its noun."""
+    """Formats a number with its noun."""
     return f"{number_of:,} {one if number_of == 1 else many}"
 
 
 def size_of(amount: int | float) -> str:
-    """Bytes with their unit."""
+    """Formats bytes with their unit."""
     for size, unit in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if abs(amount) >= size:
             return f"{number(amount / size)} {unit}"
@@ -72,36 +72,36 @@ def size_of(amount: int | float) -> str:
 
 
 def path_text(path: tuple[str, ...]) -> str:
-    """An operation with those around it: `collect / policy`."""
+    """Formats an operation with those around it: `collect / policy`."""
     return printable(" / ".join(path))
 
 
 def fullest_text(memory: MemoryUse, most: int) -> str:
-    """The operations that a program's temporary memory is for when it is fullest, the largest ones."""
+    """Names the largest operations in a program's temporary memory when it is fullest."""
     live = [one for one in memory.operations if one.bytes]
     shown = [f"{path_text(one.path)} {size_of(one.bytes)}" for one in live[:most]]
     return ", ".join([*shown, "..."] if len(live) > most else shown)
 
 
 def titled(profile: Profile) -> str:
-    """The training in a few words."""
+    """Names the training."""
     return printable(f"{profile.training.algorithm} on {profile.training.environment}")
 
 
 def machine_text(profile: Profile) -> str:
-    """Device, cores and placement on one line."""
+    """Names device, cores and placement on one line."""
     machine, training = profile.machine, profile.training
     cores = counted(machine.cores, "core", "cores")
     return printable(f"{machine.device}, {cores}; {training.placement}; fusion {training.fusion}")
 
 
 def speed_of(profile: Profile) -> float:
-    """Environment steps a second; 0 if no iteration was timed."""
+    """Returns environment steps a second; 0 if no iteration was timed."""
     return profile.steps_per_second if profile.iteration.unprofiled > 0 else 0.0
 
 
 def speed_text(profile: Profile) -> str:
-    """Environment steps a second, with their unit."""
+    """Formats environment steps a second, with their unit."""
     speed = speed_of(profile)
     if not speed:
         return "steps/s unknown"
@@ -109,7 +109,7 @@ def speed_text(profile: Profile) -> str:
 
 
 def sizes_text(profile: Profile) -> str:
-    """Steps of an iteration, and what they consist of."""
+    """Formats the steps of an iteration and their factors."""
     training = profile.training
     factors = f"{training.num_envs:,} environments × {training.num_steps:,} steps"
     if training.num_seeds > 1:
@@ -118,20 +118,20 @@ def sizes_text(profile: Profile) -> str:
 
 
 def device_kinds_text(profile: Profile) -> str:
-    """A sentence that says for how much of an iteration devices compute, copy, exchange data and are idle."""
+    """Returns a sentence with the shares in which devices compute, copy, exchange data and are idle."""
     whole, kinds = whole_time(profile), device_kinds(profile)
     kernels, copies, collectives, idle = (percent(whole.share(seconds)) for seconds in kinds)
     return f"The device: kernels {kernels}, copies {copies}, collectives {collectives}, idle {idle}."
 
 
 def summed_over_text(profile: Profile) -> str:
-    """A clause that says how many processes a figure is the sum over; empty if only one trains."""
+    """Returns a clause with the number of processes in a sum; empty if only one trains."""
     working = len(working_processes(profile.processes))
     return f", summed over the {working} processes that train" if working > 1 else ""
 
 
 def correction_text(profile: Profile) -> str:
-    """The slowdown by the profiler, and what is left of it after the correction."""
+    """Returns sentences about the slowdown by the profiler, and the error after the correction."""
     iteration = profile.iteration
     if iteration.unprofiled <= 0:
         return "The training was not timed without the profiler, so the correction cannot be checked."
@@ -144,7 +144,7 @@ def correction_text(profile: Profile) -> str:
 
 
 def _how_to_lower_error(profile: Profile) -> str:
-    """A sentence with the option that measures more windows, if the error is large and they were few."""
+    """Returns a sentence with the option for more windows, if the error is large and they were few."""
     read = sum(window.read for window in profile.windows)
     if not read or abs(profile.iteration.error) < LARGE_ERROR or len(profile.windows) >= MANY_WINDOWS:
         return ""
@@ -153,10 +153,10 @@ def _how_to_lower_error(profile: Profile) -> str:
 
 
 def error_text(profile: Profile) -> str:
-    """The error of the correction: that of windows that were corrected with the cost that others gave."""
+    """Formats the error of the correction."""
     return signed_percent(profile.iteration.error) if is_correction_tested(profile) else NOT_TESTED
 
 
 def is_correction_tested(profile: Profile) -> bool:
-    """True unless a single window had to be corrected with the cost that it gave itself."""
+    """Returns whether windows were corrected with the cost in others. A single one cannot be."""
     return len(profile.windows) != 1

@@ -1,4 +1,4 @@
-"""A small timeline of a window: in each of some hundred intervals, what a lane did most of the time."""
+"""A small timeline of a window: the longest activity of each lane in each of some hundred intervals."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -10,15 +10,15 @@ from rollmill.profiling.trace import Lane, Trace
 
 INTERVALS = 600
 """Intervals of a lane."""
-MOST_LANES = 12
-"""Lanes that are shown, those that do most."""
+MAX_LANES = 12
+"""Number of lanes, the busiest ones."""
 
 
 def timeline(trace: Trace, classify: Classifier, begin: int, end: int) -> tuple[TimelineSpan, ...]:
-    """The spans of all lanes of a process in a window; see `rollmill.profiling.attribution.attribute`."""
+    """Returns the spans of all lanes of a process; see `rollmill.profiling.attribution.attribute`."""
     lanes = [(lane, list(segments(lane, classify, begin, end))) for lane in trace.lanes]
     busy = lambda found: sum(each.end - each.start for each in found[1] if _label(each.state))
-    lanes = sorted((lane for lane in lanes if busy(lane)), key=busy, reverse=True)[:MOST_LANES]
+    lanes = sorted((lane for lane in lanes if busy(lane)), key=busy, reverse=True)[:MAX_LANES]
     spans: list[TimelineSpan] = []
     for lane, states in sorted(lanes, key=lambda found: (found[0].on_device, found[0].name)):
         spans += _spans(lane, _labels(states, begin, end), (end - begin) * 1e-9 / INTERVALS)
@@ -35,7 +35,7 @@ def _spans(lane: Lane, labels: Sequence[str], seconds: float) -> Iterator[Timeli
 
 
 def _labels(states: Sequence[StateSegment], begin: int, end: int) -> list[str]:
-    """The label of each interval: that of the longest time in it, empty where nothing is done."""
+    """Returns the label of each interval, that of the longest time in it; empty if nothing is done."""
     width = (end - begin) / INTERVALS
     totals: list[dict[str, float]] = [{} for _ in range(INTERVALS)]
     for start, stop, state in states:

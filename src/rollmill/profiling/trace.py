@@ -11,16 +11,16 @@ from rollmill.profiling.hlo import program_key
 CLOCK = "clock"
 """Category of the span that carries the host's clock: `rollmill:clock:NANOSECONDS`."""
 
-MOST_EVENTS = 250_000
+MAX_EVENTS = 250_000
 """Events of a window beyond which only some intervals of it are read."""
 INTERVAL = 997_000
-"""Nanoseconds of an interval: long beside instructions, and no multiple of what a training does in turns."""
+"""Nanoseconds of an interval: long compared with instructions, and no multiple of a training's own periods."""
 
 WHOLE = (-math.inf, math.inf)
 """A window that has all events."""
 
 IGNORED = ("end: ", "ThreadpoolListener")
-"""Beginnings of the names of events that say nothing of their own."""
+"""Prefixes of the names of events that carry no information."""
 
 
 class Event(NamedTuple):
@@ -30,21 +30,21 @@ class Event(NamedTuple):
     end: int
     name: str
     module: str = ""
-    """The compiled program it belongs to, with its number; empty for events of the host whose name says enough."""
+    """The compiled program, with its number; empty for events of the host with an unambiguous name."""
     instruction: str = ""
-    """The instruction that a device says it belongs to; empty if it says none."""
+    """The instruction that the device reports; empty without a report."""
     part: float = 1.0
     """The part of its duration that lies in intervals that are read."""
 
 
 class Sampling(NamedTuple):
-    """The intervals that are read of a window with too many events; the others are as if cut out."""
+    """The intervals to read of a window with too many events. The others are cut out."""
 
     every: int = 1
-    """One interval of so many is read; 1 if all are."""
+    """One of this many intervals is read."""
 
     def time(self, nanoseconds: int) -> int:
-        """A time of the trace on a clock that goes on in intervals that are read, and stands in the others."""
+        """Converts a time of the trace to a clock that stands still in intervals that are not read."""
         if self.every == 1:
             return nanoseconds
         before, rest = divmod(nanoseconds, INTERVAL * self.every)
@@ -77,10 +77,10 @@ class Trace(NamedTuple):
 
 @runtime_checkable
 class Naming(Protocol):
-    """Knows names that do not say which program an event of the host belongs to; to read more takes longer."""
+    """Knows the names that several programs use. Reading the program of an event takes longer."""
 
     def is_ambiguous(self, name: str) -> bool:
-        """True if several programs have an instruction of that name."""
+        """Returns whether several programs have an instruction with this name."""
         ...
 
 
@@ -89,15 +89,14 @@ def read_trace(
     names: Naming,
     *,
     window: tuple[int | float, int | float] = WHOLE,
-    most_events: int = MOST_EVENTS,
+    most_events: int = MAX_EVENTS,
 ) -> Trace:
-    """Reads what JAX's profiler recorded.
+    """Reads a trace of JAX's profiler.
 
     Args:
         data: a `jax.profiler.ProfileData`.
-        names: of instructions. Of events with ambiguous names, and of those on a device, more is read.
-        window: the first nanosecond and the one after the last, on the host's monotonic clock: events outside are
-            left out.
+        names: knows the names of instructions that need their program.
+        window: first nanosecond, and the one after the last, on the host's monotonic clock.
         most_events: number of events beyond which only some intervals of the window are read.
     """
     offset = clock_offset(data)
@@ -113,7 +112,7 @@ def read_trace(
 
 
 def _within(line: Any, begin: int | float, end: int | float) -> Iterator[Any]:
-    """The events of a line that lie in the window, or reach into it."""
+    """Yields the events of a line that lie in the window, or reach into it."""
     for event in line.events:
         start = event.start_ns
         if start < end and start + event.duration_ns > begin:
@@ -121,7 +120,7 @@ def _within(line: Any, begin: int | float, end: int | float) -> Iterator[Any]:
 
 
 def lanes_of(data: Any) -> Iterator[tuple[str, bool, Any]]:
-    """The name of each lane, whether it is a stream of a device, and what was recorded of it."""
+    """Yields the name of each lane, whether it is a stream of a device, and its recorded line."""
     for plane in data.planes:
         on_device = plane.name.startswith("/device:")
         for number, line in enumerate(plane.lines):
@@ -145,7 +144,7 @@ def _events(recorded: Iterator[Any], on_device: bool, names: Naming, sampling: S
 
 
 def clock_offset(data: Any) -> int:
-    """Nanoseconds to add to a time of a trace for the host's monotonic clock; 0 if the trace does not say."""
+    """Returns the nanoseconds to add to a time of a trace for the host's monotonic clock; 0 if unknown."""
     for plane in sorted(data.planes, key=lambda plane: plane.name.startswith("/device:")):  # it is of the host
         for line in plane.lines:
             for event in line.events:
@@ -159,7 +158,7 @@ def _program(stats: Mapping[str, Any]) -> str:
 
 
 def _lane_name(plane: str, line: str, number: int) -> str:
-    """A name for readers: `GPU 0 stream 13`, `thread tf_XLAEigen 2`."""
+    """Returns a name such as `GPU 0 stream 13` or `thread tf_XLAEigen 2`."""
     if (device := re.search(r"GPU:(\d+)", plane)) is not None:
         stream = re.search(r"#?(\d+)", line)
         return f"GPU {device[1]} stream {stream[1] if stream else line}"

@@ -1,4 +1,4 @@
-"""Finds compiled programs in a trace's metadata, where the compiler says more of them than executables do."""
+"""Finds compiled programs in a trace's metadata, which say more about them than executables do."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
@@ -8,18 +8,16 @@ from rollmill.profiling.protobuf import number_in, part_in, parts_of
 ALLOCATIONS = 3
 """The number of a `BufferAssignmentProto`'s field."""
 NOT_TEMPORARY = (3, 5, 7, 12)
-"""Numbers of a `BufferAllocationProto`'s fields: whether it is thread-local, a parameter, perhaps a result, a
-constant."""
+"""Fields of a `BufferAllocationProto`: whether it is thread-local, a parameter, perhaps a result, a constant."""
 PLANES, PLANE_NAME, PROGRAMS, STATISTICS, BYTES = 1, 2, 4, 5, 6
-"""Numbers of fields of an `XSpace`, of its planes, of the programs that are a plane's metadata, and of their
-statistics (tsl/profiler/protobuf/xplane.proto)."""
+"""Fields of an `XSpace`, of its planes, of the programs in a plane's metadata, and of their statistics
+(tsl/profiler/protobuf/xplane.proto)."""
 MODULE, ASSIGNMENT = 1, 3
-"""Numbers of an `HloProto`'s fields (xla/service/hlo.proto)."""
+"""Fields of an `HloProto` (xla/service/hlo.proto)."""
 COMPUTATIONS, INSTRUCTIONS, NAME, INSTRUCTION_ID = 3, 2, 1, 35
-"""Numbers of the fields of an `HloModuleProto`, of its computations, and of their instructions; modules have names
-under the same number."""
-LEAST_IN_COMMON = 0.5
-"""Share of the instructions that two texts of one program have in common at least."""
+"""Fields of an `HloModuleProto`, of its computations, and of their instructions. A module's name is 1, too."""
+MIN_IN_COMMON = 0.5
+"""Lowest share of common instructions by which two texts are of one program."""
 
 
 class AssignedProgram(NamedTuple):
@@ -27,9 +25,9 @@ class AssignedProgram(NamedTuple):
 
     name: str
     instructions: Mapping[int, str]
-    """The names of the program's instructions, by their numbers."""
+    """The names of the program's instructions, by number."""
     assignment: bytes
-    """A `BufferAssignmentProto`, serialised."""
+    """A serialized `BufferAssignmentProto`."""
 
     @property
     def temporary(self) -> int:
@@ -38,22 +36,14 @@ class AssignedProgram(NamedTuple):
 
 
 def temporary_allocations(assignment: bytes) -> Iterator[bytes]:
-    """The serialised `BufferAllocationProto`s of temporary memory.
-
-    Args:
-        assignment: a `BufferAssignmentProto`, serialised.
-    """
+    """Yields the `BufferAllocationProto`s of temporary memory in a serialized `BufferAssignmentProto`."""
     for allocation in parts_of(assignment, ALLOCATIONS):
         if not any(number_in(allocation, field) for field in NOT_TEMPORARY):
             yield allocation
 
 
 def assigned_programs(trace: bytes) -> list[AssignedProgram]:
-    """The compiled programs of a process that are in a trace's metadata.
-
-    Args:
-        trace: a serialised `XSpace`.
-    """
+    """Returns the compiled programs in the metadata of a trace, a serialized `XSpace`."""
     metadata = (plane for plane in parts_of(trace, PLANES) if part_in(plane, PLANE_NAME) == b"/host:metadata")
     statistics = (
         part_in(statistic, BYTES)  # an `HloProto`
@@ -72,24 +62,24 @@ def assigned_programs(trace: bytes) -> list[AssignedProgram]:
 def known_program(
     name: str, module: bytes, temporary: int, programs: Iterable[AssignedProgram]
 ) -> AssignedProgram | None:
-    """The program among those of a trace; None if it is not there.
+    """Returns the program of a trace that is this one; None if there is none.
 
-    On a GPU a program has another number in traces than its executable has, and a few instructions that were added
-    last are in one of them only: so it is known by most of its instructions, and among programs that differ in
-    their shapes alone by its memory.
+    On a GPU a program has another number in traces than its executable has, and a few instructions that were
+    added last are in one of them only. So most of its instructions identify it, and its memory among programs
+    that differ in their shapes alone.
 
     Args:
-        name: the program's.
-        module: its `HloModuleProto`, serialised.
+        name: the program's name.
+        module: its serialized `HloModuleProto`.
         temporary: bytes of its temporary memory.
-        programs: those in a trace.
+        programs: programs of a trace.
     """
     names = {*instruction_names(module).values()}
     alike = [(_common(names, {*each.instructions.values()}), each) for each in programs if each.name == name]
     common, program = max(
         alike, key=lambda pair: (round(pair[0], 2), -abs(pair[1].temporary - temporary)), default=(0.0, None)
     )
-    return program if common >= LEAST_IN_COMMON else None
+    return program if common >= MIN_IN_COMMON else None
 
 
 def _common(names: set[str], others: set[str]) -> float:
@@ -97,11 +87,7 @@ def _common(names: set[str], others: set[str]) -> float:
 
 
 def instruction_names(module: bytes) -> dict[int, str]:
-    """The names of a program's instructions, by number.
-
-    Args:
-        module: an `HloModuleProto`, serialised.
-    """
+    """Returns the names of the instructions in a serialized `HloModuleProto`, by number."""
     return {
         number_in(instruction, INSTRUCTION_ID): part_in(instruction, NAME).decode()
         for computation in parts_of(module, COMPUTATIONS)

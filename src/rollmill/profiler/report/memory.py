@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from rollmill.pages.page import BarPart, bar_row, escaped, escaped_name, folded_table, legend
 from rollmill.profiler.report.sections import Section
-from rollmill.profiling.program_memory import MOST_INTERVALS
+from rollmill.profiling.program_memory import MAX_INTERVALS
 from rollmill.profiling.results import MemoryUse, OperationMemory
 from rollmill.profiling.text import fullest_text, path_text, size_of
 
@@ -136,7 +136,7 @@ def _area(layer: Layer, tops: Sequence[float]) -> str:
 
 def _sum(courses: Iterable[Sequence[int]]) -> list[int]:
     """Bytes together, in each interval; a profile that was changed by hand may have any number of them."""
-    return [sum(each) for each in zip_longest(*courses, fillvalue=0)][:MOST_INTERVALS]
+    return [sum(each) for each in zip_longest(*courses, fillvalue=0)][:MAX_INTERVALS]
 
 
 def _total_bytes(memory: MemoryUse) -> int:
