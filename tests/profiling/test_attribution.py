@@ -3,11 +3,11 @@
 import pytest
 
 from profiling.by_hand import process as process_by_hand
+from rollmill.profiler.library_kernels import library_shares
 from rollmill.profiling.attribution import attribute
 from rollmill.profiling.breakdown import stepping_seconds
 from rollmill.profiling.classes import Classifier, DeviceWork, HostActivity
 from rollmill.profiling.hlo import Instruction
-from rollmill.profiling.library_kernels import library_shares
 from rollmill.profiling.results import HostTime, Overlap
 from rollmill.profiling.timeline import timeline
 from rollmill.profiling.trace import Event, Lane, Trace

@@ -16,7 +16,6 @@ from rollmill.pages.text import number
 from rollmill.profiling.breakdown import (
     category_seconds,
     duration_of,
-    over_processes,
     stepping_seconds,
     whole_time,
     working_processes,
@@ -165,7 +164,7 @@ def _beyond_arithmetic(profile: Profile, names: frozenset[str]) -> float:
 
 def add_actors(profile: Profile) -> Advice | None:
     """The device waits while one process steps environments of the host, and they wait, or cores are idle."""
-    stepping = over_processes(profile, _stepping_alone)
+    stepping = fsum(map(_stepping_alone, profile.processes))
     share = whole_time(profile).share(stepping)
     use, numbers = profile.cores, profile.training.possible_actors
     if share < LEAST_SHARE or len(profile.processes) > 1 or use is None or not numbers:
@@ -285,7 +284,7 @@ def _rarer_checkpoints(profile: Profile) -> str:
 
 def enlarge_batches(profile: Profile) -> Advice | None:
     """Starting programs takes longer than what they compute, because batches are small."""
-    dispatching = over_processes(profile, _dispatching_alone)
+    dispatching = fsum(map(_dispatching_alone, profile.processes))
     share = whole_time(profile).share(dispatching)
     computing = fsum(operation.device for operation in profile.operations)
     if share < LEAST_SHARE or dispatching < computing / 2 or len(profile.processes) > 1:

@@ -1,22 +1,34 @@
-"""Runs a training's program with each instruction started by itself, to learn whose work libraries' kernels do."""
+"""Attributes cuBLAS and cuDNN kernels to the operations that called them.
+
+A device that runs a CUDA graph names kernels, but not their instructions. XLA's own kernels have the names of
+instructions; library kernels and copies do not. The same program, compiled so that it starts each instruction by
+itself, shows them. Shares are taken from that program's recording, times from the recording of the real one.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping
 
 import jax
 
 from rollmill.dataflow import first_learning_iteration
-from rollmill.profiling.classes import Classifier
+from rollmill.profiling.classes import Classifier, kernel_name
 from rollmill.profiling.hlo import module_name, read_instructions
-from rollmill.profiling.library_kernels import SEPARATE_INSTRUCTIONS, Shares, library_shares
+from rollmill.profiling.hlo_text import Path
 from rollmill.profiling.recording import TraceRecorder
+from rollmill.profiling.results import UNNAMED
+from rollmill.profiling.trace import Trace
 from rollmill.programs.compiled import CompiledProgram, lower
 from rollmill.training.training import PreparedTraining
 
+Shares = Mapping[Path, Mapping[Path, float]]
+"""For each library kernel the operations that called it, with the share of each."""
+
+SEPARATE_INSTRUCTIONS: dict[str, str | bool] = {"xla_gpu_enable_command_buffer": ""}
+"""Compiler options that start each instruction by itself."""
+
 
 def measure_library_shares(prepared: PreparedTraining, program: CompiledProgram) -> Shares:
-    """The operations that kernels of libraries work for, in one iteration that learns.
-
-    Args:
-        prepared: the training.
-        program: its program.
+    """Runs one iteration that learns, and attributes its library kernels to operations.
 
     Raises:
         jax.errors.JaxRuntimeError: for example, there is no memory for a second state.
@@ -44,3 +56,21 @@ def measure_library_shares(prepared: PreparedTraining, program: CompiledProgram)
         return library_shares(recorder.stop_and_read(names), names)
     finally:
         recorder.abandon()
+
+
+def library_shares(trace: Trace, names: Classifier) -> Shares:
+    """Attributes library kernels by their time in a program compiled with `SEPARATE_INSTRUCTIONS`."""
+    times: dict[Path, dict[Path, float]] = defaultdict(lambda: defaultdict(float))
+    for lane in trace.lanes:
+        for event in lane.events if lane.on_device else ():
+            if names.is_instruction(event.name):
+                continue
+            for path, share in names.device_instruction(event).shares.items():
+                if path and path[0] != UNNAMED:
+                    times[UNNAMED, kernel_name(event.name)][path] += share * (event.end - event.start)
+    return {kernel: _normalized(of_kernel) for kernel, of_kernel in times.items()}
+
+
+def _normalized(times: Mapping[Path, float]) -> dict[Path, float]:
+    total = sum(times.values())
+    return {path: time / total for path, time in times.items()}

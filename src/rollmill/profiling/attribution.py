@@ -7,7 +7,8 @@ sum to the window.
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import asdict
+from typing import Any, NamedTuple
 
 from rollmill.core.operations import INNER
 from rollmill.profiling.classes import (
@@ -70,6 +71,12 @@ WORK, BETWEEN, KERNELS, MIXED, FLOPS, BYTES, WORK_EVENTS, BETWEEN_EVENTS, COPIES
     len(DeviceTime._fields)
 )
 """Positions of a `DeviceTime`'s fields in lists of running sums, which are faster than tuples made anew."""
+
+
+def _sums() -> dict[Path, list[float]]:
+    return defaultdict(lambda: [0.0] * len(DeviceTime._fields))
+
+
 FIELD_OF_KIND = {"copy": COPIES, "collective": COLLECTIVES}
 """The field in which the time of instructions of a kind is a part of `WORK`."""
 
@@ -102,25 +109,18 @@ class WindowTimes(NamedTuple):
         """Scales all times and counts to a window that is longer by `factor`."""
         if factor == 1.0:
             return self
-        overlap = self.overlap
-        return WindowTimes(
-            duration=round(self.duration * factor),
-            device={path: DeviceTime(*(each * factor for each in times)) for path, times in self.device.items()},
-            kernel_time=self.kernel_time * factor,
-            host={activity: time * factor for activity, time in self.host.items()},
-            host_only={path: time * factor for path, time in self.host_only.items()},
-            starts={path: time * factor for path, time in self.starts.items()},
-            starts_beside_host=self.starts_beside_host * factor,
-            overlap=Overlap(
-                host_only=overlap.host_only * factor,
-                device_only=overlap.device_only * factor,
-                both=overlap.both * factor,
-                neither=overlap.neither * factor,
-            ),
-            program_events=self.program_events * factor,
-            span_events=self.span_events * factor,
-            calls={category: count * factor for category, count in self.calls.items()},
-        )
+        scaled = {name: _scaled(value, factor) for name, value in self._asdict().items()}
+        return WindowTimes(**{**scaled, "duration": round(scaled["duration"])})
+
+
+def _scaled(value: Any, factor: float) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _scaled(each, factor) for key, each in value.items()}
+    if isinstance(value, DeviceTime):
+        return DeviceTime(*(each * factor for each in value))
+    if isinstance(value, Overlap):
+        return Overlap(**_scaled(asdict(value), factor))
+    return value * factor
 
 
 def segments(lane: Lane, classify: Classifier, begin: int, end: int) -> Iterator[StateSegment]:
@@ -250,7 +250,7 @@ class _Division:
         self._starting: dict[int, KernelStart] = {}
         self._host: dict[int, HostActivity] = {}
         self._parallel = _ParallelWork()
-        self.device: dict[Path, list[float]] = defaultdict(lambda: [0.0] * len(DeviceTime._fields))
+        self.device = _sums()
         self.host_only: dict[Path, float] = defaultdict(float)
         self.starts: dict[Path, float] = defaultdict(float)
         self.starts_beside_host = 0.0
@@ -365,7 +365,7 @@ def _count(lanes: Sequence[Lane], classify: Classifier, begin: int, end: int) ->
     If only some intervals are read, an event counts by the part of it that was read: all intervals together
     count it once.
     """
-    device: dict[Path, list[float]] = defaultdict(lambda: [0.0] * len(DeviceTime._fields))
+    device = _sums()
     program_events, span_events, calls = 0.0, 0.0, defaultdict[str, float](float)
     for lane in lanes:
         around = _CategoriesAround()

@@ -1,6 +1,6 @@
 """Sums over a profile that reports and advice share."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from math import fsum, inf
 from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
@@ -67,16 +67,9 @@ def _node(path: tuple[str, ...], operations: Sequence[OperationTime]) -> Operati
 
 
 def _summed(path: tuple[str, ...], operations: Sequence[OperationTime]) -> OperationNode:
-    return OperationNode(
-        path,
-        device=fsum(one.device for one in operations),
-        host=fsum(one.host for one in operations),
-        kernels=fsum(one.kernels for one in operations),
-        mixed=fsum(one.mixed for one in operations),
-        flops=fsum(one.flops for one in operations),
-        bytes=fsum(one.bytes for one in operations),
-        inside=(),
-    )
+    names = ("device", "host", "kernels", "mixed", "flops", "bytes")
+    sums = {name: fsum(getattr(operation, name) for operation in operations) for name in names}
+    return OperationNode(path, **sums, inside=())
 
 
 def in_order(nodes: Iterable[OperationNode]) -> Iterator[OperationNode]:
@@ -182,13 +175,8 @@ def overlap_values(overlap: Overlap) -> tuple[float, float, float, float]:
 
 def total_overlap(processes: Sequence[ProcessTime]) -> Overlap:
     """Sums over processes."""
-    overlaps = [process.overlap for process in processes]
-    return Overlap(
-        host_only=fsum(overlap.host_only for overlap in overlaps),
-        device_only=fsum(overlap.device_only for overlap in overlaps),
-        both=fsum(overlap.both for overlap in overlaps),
-        neither=fsum(overlap.neither for overlap in overlaps),
-    )
+    names = ("host_only", "device_only", "both", "neither")
+    return Overlap(**{name: fsum(getattr(one.overlap, name) for one in processes) for name in names})
 
 
 def category_seconds(process: ProcessTime, category: str) -> float:
@@ -198,20 +186,12 @@ def category_seconds(process: ProcessTime, category: str) -> float:
 
 def stepping_seconds(process: ProcessTime) -> float:
     """Returns the seconds of a process's environment steps: simulators, and Python code around them."""
+    is_step = lambda name: name == STEPPING or name.startswith(f"{STEPPING}/")
     return fsum(
         one.seconds
         for one in process.host
-        if one.category == "simulator" or (one.category == "python" and _is_stepping(one.activity))
+        if one.category == "simulator" or (one.category == "python" and is_step(one.activity))
     )
-
-
-def _is_stepping(activity: str) -> bool:
-    return activity == STEPPING or activity.startswith(f"{STEPPING}/")
-
-
-def over_processes(profile: Profile, seconds: Callable[[ProcessTime], float]) -> float:
-    """Sums over processes."""
-    return fsum(seconds(process) for process in profile.processes)
 
 
 def lanes_of(process: ProcessTime) -> dict[str, list[TimelineSpan]]:

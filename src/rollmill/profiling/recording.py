@@ -24,6 +24,8 @@ from rollmill.profiling.timeline import timeline
 from rollmill.profiling.trace import CLOCK, MAX_EVENTS, Naming, Trace, read_trace
 from rollmill.profiling.traced_programs import AssignedProgram, assigned_programs, known_program
 
+BY_PATH = ("device", "host", "host_only", "starts")
+"""Fields of `WindowTimes` with keys that are no strings."""
 MAX_TEXT = 64 * 2**20
 """Characters of a compiled program beyond which it is not read."""
 
@@ -42,44 +44,25 @@ class RecordedWindow(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         """Returns values that JSON can hold."""
-        times = self.times
-        return {
-            "duration": times.duration,
-            "device": [[list(path), list(time)] for path, time in times.device.items()],
-            "kernel_time": times.kernel_time,
-            "host": [[list(activity), time] for activity, time in times.host.items()],
-            "host_only": [[list(path), time] for path, time in times.host_only.items()],
-            "starts": [[list(path), time] for path, time in times.starts.items()],
-            "starts_beside_host": times.starts_beside_host,
-            "overlap": asdict(times.overlap),
-            "program_events": times.program_events,
-            "span_events": times.span_events,
-            "calls": dict(times.calls),
-            "spans": [list(asdict(span).values()) for span in self.spans],
-            "memory": [asdict(use) for use in self.memory],
-            "every": self.every,
-            "accelerators": self.accelerators,
-        }
+        times = self.times._asdict() | {"overlap": asdict(self.times.overlap), "calls": dict(self.times.calls)}
+        times |= {name: [[list(key), value] for key, value in times[name].items()] for name in BY_PATH}
+        spans = [list(asdict(span).values()) for span in self.spans]
+        memory = [asdict(use) for use in self.memory]
+        return self._asdict() | {"times": times, "spans": spans, "memory": memory}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "RecordedWindow":
         """Reads the values of `to_json`."""
-        times = WindowTimes(
-            duration=values["duration"],
-            device={tuple(path): DeviceTime(*time) for path, time in values["device"]},
-            kernel_time=values["kernel_time"],
-            host={HostActivity(*activity): time for activity, time in values["host"]},
-            host_only={tuple(path): time for path, time in values["host_only"]},
-            starts={tuple(path): time for path, time in values["starts"]},
-            starts_beside_host=values["starts_beside_host"],
-            overlap=Overlap(**values["overlap"]),
-            program_events=values["program_events"],
-            span_events=values["span_events"],
-            calls=values["calls"],
+        by_path = {name: {tuple(key): value for key, value in values["times"][name]} for name in BY_PATH}
+        times = WindowTimes(**{**values["times"], **by_path, "overlap": Overlap(**values["times"]["overlap"])})
+        times = times._replace(
+            device={path: DeviceTime(*time) for path, time in times.device.items()},
+            host={HostActivity(*activity): time for activity, time in times.host.items()},
         )
         spans = tuple(TimelineSpan(*span) for span in values["spans"])
-        memory = tuple(_memory_use(use) for use in values["memory"])
-        return cls(times, spans, memory, values["every"], values["accelerators"])
+        return cls(
+            **{**values, "times": times, "spans": spans, "memory": tuple(map(_memory_use, values["memory"]))}
+        )
 
 
 class TraceRecorder:

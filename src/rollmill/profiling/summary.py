@@ -22,6 +22,8 @@ from rollmill.profiling.results import (
 )
 
 SECOND = 1e9
+AMOUNTS = ("device", "host", "kernels", "flops", "bytes", "copies", "collectives")
+"""Fields of an operation that its parts share."""
 MAX_COURSES = 4
 """Programs with a course of their memory from beginning to end."""
 TRANSITIONS = {
@@ -96,18 +98,8 @@ def divide(found: Sequence[OperationTime], path: Path, parts: Mapping[Path, floa
     by_path = {operation.path: operation for operation in found if operation.path != path}
     for part, share in parts.items():
         before = by_path.get(part, OperationTime(part, 0.0, 0.0))
-        device = share * whole.device
-        by_path[part] = replace(
-            before,
-            device=before.device + device,
-            host=before.host + share * whole.host,
-            kernels=before.kernels + share * whole.kernels,
-            mixed=before.mixed + device,
-            flops=before.flops + share * whole.flops,
-            bytes=before.bytes + share * whole.bytes,
-            copies=before.copies + share * whole.copies,
-            collectives=before.collectives + share * whole.collectives,
-        )
+        added = {name: getattr(before, name) + share * getattr(whole, name) for name in AMOUNTS}
+        by_path[part] = replace(before, **added, mixed=before.mixed + share * whole.device)
     return [by_path[path] for path in sorted(by_path)]
 
 
