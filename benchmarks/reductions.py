@@ -38,7 +38,7 @@ from rollmill.programs.reductions import (
     time_reductions,
     ways_of,
 )
-from rollmill.workers.coordination.meeting import MeetingPort
+from rollmill.workers.coordination.starts import RendezvousPort
 from rollmill.workers.worker_gpus import gpus_of_workers
 
 WAIT_SECONDS = 300
@@ -51,7 +51,7 @@ def measure(gpus: int, instances: int, options: argparse.Namespace) -> list[dict
         gpus_of_workers(processes, "mps", mesh=True) as shared,
         contextlib.closing(LocalBroker()) as broker,
         contextlib.closing(BrokerServer(broker, token)) as server,
-        contextlib.closing(MeetingPort()) as meeting,
+        contextlib.closing(RendezvousPort()) as meeting,
     ):
         common = {
             "address": meeting.address,

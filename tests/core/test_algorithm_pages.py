@@ -22,7 +22,7 @@ from rollmill.record.metrics import read_metrics
 from rollmill.runs.algorithms import BUILTIN
 from rollmill.training import request
 from rollmill.training.recorder import HIDDEN
-from rollmill.workers.replica.lag import metrics_of
+from rollmill.workers.replica.context import lag_metrics
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs/algorithms"
@@ -128,7 +128,7 @@ def graph_of(name):
 
 
 @cache
-def metrics_of_an_iteration(name):
+def lag_metrics_an_iteration(name):
     """The names of all that an iteration computes for the log; nothing is compiled."""
     graph = graph_of(name)
     index = jax.ShapeDtypeStruct((graph.loops.num_envs,), jnp.int32)
@@ -144,21 +144,21 @@ def added_by_the_recorder(tmp_path_factory):
         graph_of("ppo"), run_dir=tmp_path_factory.mktemp("pages") / "run", quiet=True, tensorboard=False
     )
     line = read_metrics(run.directory / "metrics.jsonl")[-1]
-    assert set(line) > metrics_of_an_iteration("ppo")
-    return set(line) - metrics_of_an_iteration("ppo")
+    assert set(line) > lag_metrics_an_iteration("ppo")
+    return set(line) - lag_metrics_an_iteration("ppo")
 
 
 @pytest.mark.slow
 def test_what_every_run_logs_is_explained(added_by_the_recorder):
     shared = names_in(SHARED.read_text())
-    logged = {*added_by_the_recorder, *metrics_of([1]), "episode/return_seed1"}
+    logged = {*added_by_the_recorder, *lag_metrics([1]), "episode/return_seed1"}
     assert {metric for metric in logged if not is_explained(metric, shared)} == set()
 
 
 @pytest.mark.parametrize("name", BUILTIN)
 @pytest.mark.slow_beyond(3)
 def test_what_an_algorithm_logs_is_explained_on_its_page_or_the_shared_one(name):
-    logged, own = metrics_of_an_iteration(name), names_in(section(name, "Metrics"))
+    logged, own = lag_metrics_an_iteration(name), names_in(section(name, "Metrics"))
     unexplained = {metric for metric in logged if not is_explained(metric, own | names_in(SHARED.read_text()))}
     assert unexplained == set()
     assert {metric for metric in own if not any(pattern(metric).fullmatch(each) for each in logged)} == set()

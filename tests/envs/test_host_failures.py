@@ -12,7 +12,7 @@ from rollmill import envs
 from rollmill.core.errors import ContractError, EnvironmentFailed, NonFiniteError
 from rollmill.core.types import HostFailure
 from rollmill.envs.host import environment_seed
-from rollmill.workers.replica.failures import FailureStreaks
+from rollmill.workers.replica.env_client import FailureStreaks
 
 NO_OP = np.zeros(3, np.int32)
 

@@ -24,6 +24,7 @@ from rollmill.processes.supervisor import Supervisor
 from rollmill.record.run_directory import RunDirectory
 from rollmill.workers.loaded_code import LoadedCode
 from rollmill.workers.protocol import Loaded
+from rollmill.workers.run_spec import GraphRecipe
 
 VERSIONS = {"python": "3.11.7", "jax": "0.10.2", "triton": None}
 
@@ -117,7 +118,7 @@ def loaded(**changes):
 
 
 def check(run, **changes):
-    spec = SimpleNamespace(imports=("my_parts",), graph={"fingerprint": "f" * 64}, platform="cpu")
+    spec = SimpleNamespace(graph=GraphRecipe("", {"fingerprint": "f" * 64}, ("my_parts",)), platform="cpu")
     LoadedCode(spec, run).check("actor/1", loaded(**changes), Clock(5, 6, 7))
 
 
@@ -139,7 +140,7 @@ def test_what_a_replica_has_loaded_is_recorded_and_compared(tmp_path, mine):
 
 def test_on_another_platform_fingerprints_are_not_compared(tmp_path, mine):
     run = RunDirectory.create(tmp_path / "run", config={}, versions={})
-    spec = SimpleNamespace(imports=(), graph={"fingerprint": "f" * 64}, platform="gpu")
+    spec = SimpleNamespace(graph=GraphRecipe("", {"fingerprint": "f" * 64}), platform="gpu")
     LoadedCode(spec, run).check("actor/1", loaded(fingerprint="e" * 64), Clock())
 
 

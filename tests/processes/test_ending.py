@@ -7,7 +7,7 @@ import pytest
 from rollmill.channels.errors import Abandoned
 from rollmill.processes.mailbox import Mailbox
 from rollmill.processes.messages import WorkerMessage
-from rollmill.workers.replica.stop import StopParticipant
+from rollmill.workers.replica.requests import StopParticipant
 
 PLANNED = 10
 

@@ -16,7 +16,7 @@ from rollmill.core.errors import CheckpointError, EnvironmentFailed, NonFiniteEr
 from rollmill.policies.policies import load_weights
 from rollmill.record.metrics import read_metrics
 from rollmill.training.driver import StopOverdue, _is_stopping
-from rollmill.workers.coordination.coordinator import LostWorker
+from rollmill.workers.reports import LostWorker
 
 SIZES = {"num_envs": 2, "num_steps": 8, "num_minibatches": 1, "update_epochs": 1}
 TINY = rollmill.NetworkConfig(hidden_sizes=(4,))

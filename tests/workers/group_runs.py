@@ -10,9 +10,11 @@ from rollmill.channels.broker.local import LocalBroker
 from rollmill.dataflow import State, check_partition, flow
 from rollmill.planning.plan import Plan
 from rollmill.processes.threads import ThreadSupervisor
-from rollmill.workers.coordination.coordinator import Coordinator, MetricsRows, Saved, initial_host_state
+from rollmill.workers.coordination.coordinator import Coordinator
 from rollmill.workers.coordination.jobs import jobs_of
-from rollmill.workers.run_spec import RunSpec, WorkerSettings
+from rollmill.workers.coordination.starts import initial_host_state
+from rollmill.workers.reports import MetricsRows, Saved
+from rollmill.workers.run_spec import GraphRecipe, RunSpec, WorkerSettings
 from rollmill.workers.worker_entry import MODULE, share
 
 
@@ -28,21 +30,14 @@ def train(graph, partition, *, seed=0, on_told=lambda coordinator, told: None, b
     check_partition(partition, graph.loops)
     flows, blank = _flow_and_blank(graph, seed)
     plan = Plan(partition, "threads").to_json()
-    spec = RunSpec(graph={}, graph_factory="", plan=plan, platform="cpu", seed=seed, unroll=1, checksums=True)
+    spec = RunSpec(GraphRecipe(""), plan, "cpu", seed=seed, unroll=1, checksums=True)
     rows, states = [], []
     with contextlib.ExitStack() as stack:
         name = stack.enter_context(share(graph, flows, LocalBroker()))
         settings = WorkerSettings(spec, shared=name).to_json()
         jobs = jobs_of(partition, f"{MODULE}:work_in_thread", settings, processes=False)
         workers = stack.enter_context(contextlib.closing(ThreadSupervisor(jobs)))
-        coordinator = Coordinator(
-            graph,
-            partition,
-            workers,
-            begin_with=begin_with or Saved(0, blank),
-            initial=blank,
-            restored=begin_with is not None,
-        )
+        coordinator = Coordinator(graph, spec, workers, initial=blank, restored=begin_with)
         for told in coordinator.run():
             if isinstance(told, MetricsRows):
                 assert told.first == len(rows) + (begin_with.iteration if begin_with else 0)

@@ -13,6 +13,7 @@ from rollmill.core.machine import visible_gpus
 from rollmill.dataflow import FRAGMENTS, Group, Partition, share
 from rollmill.planning.distribution import find_distribution
 from rollmill.planning.placement import Counts
+from rollmill.planning.plan import Plan
 from rollmill.processes.events import Audible, Finished, Hung, Lost, Received, Silent, Started
 from rollmill.processes.jobs import Job
 from rollmill.processes.messages import WorkerMessage
@@ -20,10 +21,19 @@ from rollmill.processes.supervision import ALL
 from rollmill.programs.compiled import state_shapes
 from rollmill.workers.coordination import coordinator as module
 from rollmill.workers.coordination import recovery as losses
-from rollmill.workers.coordination.coordinator import Coordinator, LostWorker
+from rollmill.workers.coordination.coordinator import Coordinator
 from rollmill.workers.coordination.jobs import jobs_of
-from rollmill.workers.replica import share_of
-from rollmill.workers.reports import LaunchesChosen, MetricsRows, Notice, RolledBack, Saved, StartedUp
+from rollmill.workers.replica.snapshots import share_of
+from rollmill.workers.reports import (
+    LaunchesChosen,
+    LostWorker,
+    MetricsRows,
+    Notice,
+    RolledBack,
+    Saved,
+    StartedUp,
+)
+from rollmill.workers.run_spec import GraphRecipe, RunSpec, Tolerances
 
 GRAPH = rollmill.ppo(
     rollmill.make("CartPole-v1"),
@@ -157,16 +167,9 @@ def coordinate(
 ):
     """Everything that is told while the script happens."""
     workers = Scripted(jobs_of(partition, "nowhere:function", {}), script)
-    coordinator = Coordinator(
-        GRAPH,
-        partition,
-        workers,
-        begin_with=begin or Saved(0, numbered_state(0)),
-        initial=numbered_state(0),
-        restored=begin is not None,
-        mesh=mesh,
-        **patience,
-    )
+    plan = Plan(partition, "mesh" if mesh else "processes").to_json()
+    spec = RunSpec(GraphRecipe(""), plan, "cpu", tolerances=Tolerances(**patience))
+    coordinator = Coordinator(GRAPH, spec, workers, initial=numbered_state(0), restored=begin)
     told = []
     for what in coordinator.run(stopping):
         told.append(what)
@@ -202,7 +205,7 @@ def test_workers_begin_with_nothing_at_the_beginning():
         assert all(arrays == {} for *_, arrays in begins)
         fields = begins[0][2]
         assert (fields["first"], fields["attempt"], fields["generation"], fields["restart"]) == (0, 0, 0, 0)
-        assert fields["opens"]
+        assert fields["resets_environments"]
         yield from ends_at(100, workers)
 
     coordinate(script)
@@ -214,7 +217,7 @@ def test_workers_that_go_on_get_their_shares():
     def script(workers):
         begins = {to: (fields, arrays) for to, fields, arrays in workers.take("Begin")}
         for fields, _ in begins.values():
-            assert (fields["first"], fields["generation"], fields["opens"]) == (30, 1, False)
+            assert (fields["first"], fields["generation"], fields["resets_environments"]) == (30, 1, False)
         shares = [arrays["collector.index"].tolist() for _, arrays in begins.values()]
         assert shares == [[0, 1], [2, 3], [0, 1, 2, 3]]
         assert [any(n.startswith("learner.") for n in arrays) for _, arrays in begins.values()] == [
@@ -372,8 +375,8 @@ def test_on_a_mesh_states_are_those_between_windows():
 
     def script(workers):
         fields = [fields for _, fields, _ in workers.take("Begin")]
-        assert fields[0]["meeting_address"] == fields[1]["meeting_address"] and fields[0][
-            "meeting_address"
+        assert fields[0]["rendezvous_address"] == fields[1]["rendezvous_address"] and fields[0][
+            "rendezvous_address"
         ].startswith("127.0.0.1:")
         yield [workers.says("all/0", "IterationMetrics", {"first": 0, "rows": [{"x": 1.0}] * 8})]
         ((_, fields, _),) = workers.take("SnapshotRequest")
@@ -529,7 +532,7 @@ def test_before_the_first_state_all_begin_again_from_the_beginning():
         workers.take()
         yield [workers.lost("learner/0")]
         begins = workers.take("Begin")
-        assert [(fields["first"], fields["opens"]) for _, fields, _ in begins] == [(0, False)] * 3
+        assert [(fields["first"], fields["resets_environments"]) for _, fields, _ in begins] == [(0, False)] * 3
         shares = [arrays["collector.index"].tolist() for *_, arrays in begins]
         assert shares == [[0, 1], [2, 3], [0, 1, 2, 3]]
         yield from ends_at(100, workers)
@@ -542,7 +545,7 @@ def test_before_the_first_state_asynchronous_workers_begin_anew():
         workers.take()
         yield [workers.lost("update/0")]
         begins = workers.take("Begin")
-        assert [(f["first"], f["opens"], f["generation"], arrays) for _, f, arrays in begins] == [
+        assert [(f["first"], f["resets_environments"], f["generation"], arrays) for _, f, arrays in begins] == [
             (0, True, 1, {})
         ] * 3
         yield [workers.part("update/0", numbered_state(100))]
@@ -603,7 +606,7 @@ def test_a_silent_host_is_told_with_its_worker_and_when_it_is_given_up():
 @pytest.mark.parametrize("job", ["actor/0", "learner/0"])
 def test_too_many_losses_in_a_row_end_the_run(job):
     def script(workers):
-        for _ in range(module.MOST_RESTARTS):
+        for _ in range(module.MAX_RESTARTS):
             yield [workers.lost(job)]
         yield [workers.lost(job, reason="ValueError: no such file", raised=True, details="Traceback ...")]
 
@@ -614,9 +617,9 @@ def test_too_many_losses_in_a_row_end_the_run(job):
 
 def test_an_iteration_between_losses_of_a_learner_is_a_new_row_of_them():
     def script(workers):
-        for n in range(3 * module.MOST_RESTARTS):
+        for n in range(3 * module.MAX_RESTARTS):
             yield [workers.lost("learner/0")]
-            if n % module.MOST_RESTARTS == 0:
+            if n % module.MAX_RESTARTS == 0:
                 yield [workers.row(n)]
         yield from ends_at(100, workers)
 
@@ -710,7 +713,7 @@ def test_what_fails_in_the_same_iteration_again_and_again_ends_the_run():
     """All go back and come there again, but nobody comes further."""
 
     def script(workers):
-        for _ in range(module.MOST_RESTARTS + 1):
+        for _ in range(module.MAX_RESTARTS + 1):
             yield [workers.row(n) for n in range(7)]
             yield [workers.lost("learner/0", reason="ValueError: the seventh")]
 

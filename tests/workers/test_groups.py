@@ -25,16 +25,19 @@ from rollmill.channels.shm.wire import MemoryWire
 from rollmill.dataflow import flow, roles
 from rollmill.planning.distribution import find_distribution
 from rollmill.planning.placement import Counts
+from rollmill.planning.plan import Plan
 from rollmill.processes.messages import WorkerMessage
 from rollmill.programs.compiled import lower
 from rollmill.programs.dispatch import dispatch_ahead
 from rollmill.record.leaves import to_host
-from rollmill.workers.replica import held_learner
+from rollmill.workers.protocol import Begin
+from rollmill.workers.replica import learner_state
 from rollmill.workers.replica.context import ReplicaContext
 from rollmill.workers.replica.layouts import gradients_layout
 from rollmill.workers.replica.parameter_server import run_parameter_server
 from rollmill.workers.replica.remote import LAST
 from rollmill.workers.reports import MetricsRows, Saved
+from rollmill.workers.run_spec import GraphRecipe, RunSpec
 
 ITERATIONS = 20
 TINY = rollmill.NetworkConfig(hidden_sizes=(8,))
@@ -238,13 +241,13 @@ def _mean_return(rows):
 def test_replicas_that_reduce_hold_the_same_bits(policy, monkeypatch):
     """The learner of each replica at the end, though only the first one's is saved."""
     learners = {}
-    learner_part = held_learner.learner_part
+    learner_part = learner_state.learner_part
 
     def watched(context, learner):
-        learners[context.name] = to_host(learner)
+        learners[f"{context.group.name}/{context.replica}"] = to_host(learner)
         return learner_part(context, learner)
 
-    monkeypatch.setattr(held_learner, "learner_part", watched)
+    monkeypatch.setattr(learner_state, "learner_part", watched)
     partition = find_distribution(policy)(POLICIES[policy])
     trained = train(graph_of("ppo"), partition)
     first, second = (learners[f"{partition.groups[0].name}/{n}"] for n in (0, 1))
@@ -367,14 +370,13 @@ class FinalOrder:
 ENDED = [("IterationMetrics", ITERATIONS - 2), ("IterationMetrics", ITERATIONS - 1), ("SnapshotPart", ITERATIONS)]
 
 
-def context_of(group, **fields):
+def context_of(group, wire=None, control=None, **fields):
     """The context of a replica of asynchronous A3C with a parameter server."""
     graph = graph_of("a3c")
     partition = find_distribution("central")(Counts(actors=2, asynchronous=True))
-    settings = {"wire": None, "control": None, "key": jax.random.key(0), "seed": 0, "first": 0, "restored": {}}
-    return ReplicaContext(
-        graph=graph, flow=flow(graph), role=roles(partition)[group], replica=0, **{**settings, **fields}
-    )
+    begin = Begin(restart=0, resets_environments=True, **{"first": 0, "attempt": 0, "generation": 0, **fields})
+    spec = RunSpec(GraphRecipe(""), Plan(partition, "threads").to_json(), "cpu")
+    return ReplicaContext(spec, begin, graph, roles(partition)[group], 0, wire, control)
 
 
 @pytest.fixture

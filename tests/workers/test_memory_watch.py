@@ -7,7 +7,7 @@ from gymnasium import spaces
 
 import rollmill
 from rollmill.dataflow import StepRequest
-from rollmill.workers.coordination.failure_log import FailureLog
+from rollmill.workers.coordination.notices import FailureLog
 from rollmill.workers.protocol import EnvGrowth
 from rollmill.workers.replica import memory_watch
 from rollmill.workers.replica.env_client import HostStepper

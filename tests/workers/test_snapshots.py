@@ -14,7 +14,7 @@ from rollmill.planning.placement import Counts
 from rollmill.programs.compiled import state_shapes
 from rollmill.programs.replay_size import ReplaySize, check_message_size
 from rollmill.record.leaves import to_host
-from rollmill.workers.replica import StatePart, assemble
+from rollmill.workers.replica.snapshots import StatePart, assemble
 
 ENVS, ITERATION = 4, 7
 REPLICAS = {"workers": 2, "actors": 2, "learners": 2}

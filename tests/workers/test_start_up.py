@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import pytest
 
 from rollmill.programs.compile_clock import CompileClock, CompileTimes, union
-from rollmill.workers.coordination import start_up
-from rollmill.workers.coordination.start_up import StartUp
+from rollmill.workers.coordination import starts
+from rollmill.workers.coordination.starts import StartUp
 
 
 def test_a_union_joins_what_overlaps_or_lies_close():
@@ -38,7 +38,7 @@ def test_a_clock_hears_what_its_own_thread_compiles():
 
 
 def test_compiling_side_by_side_counts_once_and_building_before_it_is_part_of_the_start(monkeypatch):
-    monkeypatch.setattr(start_up.time, "monotonic", lambda: 100.0)
+    monkeypatch.setattr(starts.time, "monotonic", lambda: 100.0)
     together = StartUp(began=80.0)
     # One worker built until 85 and compiled from 86 to 90; another built until 88 and compiled from 89 to 95.
     first = together.add(CompileTimes([(14.0, 10.0)], 15.0))

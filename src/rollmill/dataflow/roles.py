@@ -33,6 +33,8 @@ class Stage(StrEnum):
     """Prepares the batch, then learns from its minibatches."""
     PUBLISH = "publish weights"
     """Publishes the weights to the group with the policy, once in an iteration."""
+    ITERATE = "iterate"
+    """Performs whole iterations, as one program on the devices of all replicas (a mesh)."""
     REPORT = "report metrics"
     """Sends the metrics of an iteration to the coordinator."""
 
@@ -95,7 +97,7 @@ class Role(NamedTuple):
     @property
     def learns(self) -> bool:
         """Returns whether its replicas hold the learner, and so need one to begin."""
-        return Stage.LEARN in self.stages or Stage.APPLY in self.stages
+        return not {Stage.LEARN, Stage.APPLY, Stage.ITERATE}.isdisjoint(self.stages)
 
     @property
     def ends_on_request(self) -> bool:
@@ -103,21 +105,31 @@ class Role(NamedTuple):
         return Stage.APPLY in self.stages
 
 
-def roles(partition: Partition, *, host: bool = False, replay: bool = False) -> dict[str, Role]:
+def roles(
+    partition: Partition, *, host: bool = False, replay: bool = False, mesh: bool = False
+) -> dict[str, Role]:
     """Derives the role of each group, by group name.
 
     Args:
         partition: a partition that `check_partition` accepts.
         host: whether environments are Python objects, which snapshots do not hold.
         replay: whether the graph has an experience store.
+        mesh: whether the replicas of the only group are one program, and so exchange nothing over channels.
     """
     channels = channels_of(partition)
-    return {group.name: _role(group, partition, channels, host=host, replay=replay) for group in partition.groups}
+    derived = {
+        group.name: _role(group, partition, channels, host=host, replay=replay) for group in partition.groups
+    }
+    if not mesh:
+        return derived
+    return {
+        name: role._replace(stages=(Stage.ITERATE, Stage.REPORT), channels=()) for name, role in derived.items()
+    }
 
 
-def roles_of(graph: Graph, partition: Partition) -> dict[str, Role]:
+def roles_of(graph: Graph, partition: Partition, *, mesh: bool = False) -> dict[str, Role]:
     """Derives the roles of the groups that train a graph."""
-    return roles(partition, host=graph.host is not None, replay=graph.replay is not None)
+    return roles(partition, host=graph.host is not None, replay=graph.replay is not None, mesh=mesh)
 
 
 def channels_of(partition: Partition) -> tuple[Channel, ...]:

@@ -21,9 +21,9 @@ from rollmill.runs.options import RunOptions
 from rollmill.training.evaluations import PeriodicEvaluation
 from rollmill.training.hook_calls import HookCalls
 from rollmill.training.recorder import Recorder, Run
-from rollmill.workers.coordination.coordinator import LostWorker
 from rollmill.workers.reports import (
     LaunchesChosen,
+    LostWorker,
     MetricsRows,
     Notice,
     ReductionChosen,

@@ -32,7 +32,14 @@ from rollmill.training.starting import GivenWeights, begin_with
 from rollmill.workers.launch import launch
 from rollmill.workers.program_training import ProgramTraining
 from rollmill.workers.reports import Saved, Training
-from rollmill.workers.run_spec import RunSpec
+from rollmill.workers.run_spec import (
+    ClusterSettings,
+    GpuSettings,
+    GraphRecipe,
+    KernelSettings,
+    RunSpec,
+    Tolerances,
+)
 
 Session: TypeAlias = AbstractContextManager[tuple[Training, State]]
 """Gives a training and its first state, and closes it."""
@@ -195,24 +202,20 @@ def run_spec(
         launches: of kernels, as they were chosen when the run began.
     """
     return RunSpec(
-        graph=described,
-        graph_factory=GRAPH_FACTORY,
+        graph=GraphRecipe(GRAPH_FACTORY, described, tuple(imports)),
         plan=plan.to_json(),
         platform=jax.default_backend(),
-        imports=tuple(imports),
         seed=options.seed,
         unroll=options.unroll,
-        fusion=options.fusion if plan.place == "mesh" else "off",
-        numerics=options.numerics,
-        launches=dict(launches) if launches else None,
         checksums=options.checksums,
-        hang_seconds=options.hang_seconds,
-        start_seconds=options.start_seconds,
-        max_failures=options.max_failures,
-        gpu_sharing=options.gpu_sharing,
-        reduction=options.reduction,
-        cluster=options.cluster,
-        host=options.host,
+        kernels=KernelSettings(
+            fusion=options.fusion if plan.place == "mesh" else "off",
+            numerics=options.numerics,
+            launches=dict(launches) if launches else None,
+        ),
+        tolerances=Tolerances(options.hang_seconds, options.start_seconds, options.max_failures),
+        gpus=GpuSettings(options.gpu_sharing, options.reduction),
+        cluster=ClusterSettings(options.cluster, options.host),
     )
 
 

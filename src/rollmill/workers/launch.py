@@ -22,9 +22,11 @@ from rollmill.processes.supervisor import Supervisor
 from rollmill.processes.threads import ThreadSupervisor
 from rollmill.programs.cache import enable_compilation_cache
 from rollmill.record.run_directory import RunDirectory
-from rollmill.workers.coordination.coordinator import Coordinator, Saved, initial_host_state
+from rollmill.workers.coordination.coordinator import Coordinator
 from rollmill.workers.coordination.jobs import jobs_of
+from rollmill.workers.coordination.starts import initial_host_state
 from rollmill.workers.loaded_code import LoadedCode
+from rollmill.workers.reports import Saved
 from rollmill.workers.run_spec import RunSpec, WorkerSettings
 from rollmill.workers.worker_entry import MODULE, share
 from rollmill.workers.worker_gpus import gpus_of_workers
@@ -62,15 +64,10 @@ def launch(
     ):
         coordinator = Coordinator(
             graph,
-            plan.partition,
+            spec,
             workers,
-            begin_with=begin_with or Saved(0, initial),
             initial=initial,
-            restored=begin_with is not None,
-            mesh=plan.place == "mesh",
-            launches=spec.launches,
-            max_failures=spec.max_failures,
-            hang_seconds=spec.hang_seconds,
+            restored=begin_with,
             fault_advice=fault_advice,
             check_loaded=LoadedCode(spec, run).check,
         )
@@ -99,7 +96,7 @@ def _threads(broker: LocalBroker, graph: Graph, flows: Flow, plan: Plan, spec: R
     with share(graph, flows, broker) as name:
         settings = WorkerSettings(spec, shared=name).to_json()
         jobs = jobs_of(plan.partition, f"{MODULE}:work_in_thread", settings, processes=False)
-        with contextlib.closing(ThreadSupervisor(jobs, hang_seconds=spec.hang_seconds)) as workers:
+        with contextlib.closing(ThreadSupervisor(jobs, hang_seconds=spec.tolerances.hang_seconds)) as workers:
             yield workers
 
 
@@ -111,27 +108,23 @@ def _processes(
     on_gpus = sum(group.replicas for group in plan.partition.groups if group.device != "cpu")
     on_gpus = on_gpus if spec.platform == "gpu" else 0
     with (
-        gpus_of_workers(on_gpus, spec.gpu_sharing, mesh=on_mesh, reduction=spec.reduction) as gpus,
+        gpus_of_workers(on_gpus, spec.gpus.sharing, mesh=on_mesh, reduction=spec.gpus.reduction) as gpus,
         contextlib.closing(BrokerServer(broker, settings.token)) as server,
     ):
         if gpus.note:
             show(gpus.note)
+        divided = replace(spec.gpus, reduction=gpus.reduction, instances=gpus.instances)
         jobs = jobs_of(
             plan.partition,
             f"{MODULE}:{'work_on_mesh' if on_mesh else 'work_in_process'}",
-            replace(
-                settings,
-                run=replace(spec, reduction=gpus.reduction),
-                broker=server.address,
-                instances=gpus.instances,
-            ).to_json(),
+            replace(settings, run=replace(spec, gpus=divided), broker=server.address).to_json(),
             cores=None if on_mesh else usable_cores(),
             gpus=gpus.environments,
         )
         supervisor = Supervisor(
             jobs,
-            hang_seconds=spec.hang_seconds,
-            start_seconds=spec.start_seconds,
+            hang_seconds=spec.tolerances.hang_seconds,
+            start_seconds=spec.tolerances.start_seconds,
             display=show,
             log_folder=run.folder.inner("workers"),
         )
@@ -145,7 +138,7 @@ def _on_cluster(
 ) -> Iterator[Supervision]:
     spec, count = settings.run, len(list(plan.partition.replicas))
     with (
-        joined(spec.cluster or "ray", workers=count, host=spec.host, show=show) as cluster,
+        joined(spec.cluster.address or "ray", workers=count, host=spec.cluster.host, show=show) as cluster,
         contextlib.closing(BrokerServer(broker, settings.token, host=cluster.host)) as server,
     ):
         worker_settings = replace(settings, broker=server.tcp_address, host=cluster.host)
@@ -158,15 +151,15 @@ def _on_cluster(
                 cluster,
                 demands=demands,
                 run=run.root.name,
-                modules=modules_to_send(spec.imports),
+                modules=modules_to_send(spec.graph.imports),
                 show=show,
             ) as launcher,
             Supervisor(
                 jobs,
                 launcher=launcher,
                 address=f"tcp:{cluster.host}:0",
-                hang_seconds=spec.hang_seconds,
-                start_seconds=max(spec.start_seconds, PLACED_SECONDS),
+                hang_seconds=spec.tolerances.hang_seconds,
+                start_seconds=max(spec.tolerances.start_seconds, PLACED_SECONDS),
                 display=show,
                 log_folder=run.folder.inner("workers"),
             ) as workers,

@@ -37,7 +37,7 @@ def tell_loaded(control: Control, spec: RunSpec, graph: Graph | None = None) -> 
             pid=os.getpid(),
             platform="" if graph is None else jax.default_backend(),  # a mesh starts its backend later
             code=own_code()._asdict(),
-            modules=digests_of(spec.imports),
+            modules=digests_of(spec.graph.imports),
             fingerprint=None if graph is None else fingerprint(graph),
         ),
     )
@@ -58,7 +58,7 @@ class LoadedCode:
     _record: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.modules = digests_of(self.spec.imports)
+        self.modules = digests_of(self.spec.graph.imports)
 
     def check(self, worker: str, loaded: Loaded, clock: Clock) -> None:
         """Records what a replica has loaded, and its clock.
@@ -73,7 +73,7 @@ class LoadedCode:
             for name, digest in self.modules.items()
             if loaded.modules.get(name, digest) != digest
         ]
-        ours, theirs = self.spec.graph.get("fingerprint"), loaded.fingerprint
+        ours, theirs = self.spec.graph.described.get("fingerprint"), loaded.fingerprint
         comparable = loaded.platform == self.spec.platform
         if not differences and comparable and ours and theirs and ours != theirs:
             here, there = ours[:SHOWN_DIGITS], theirs[:SHOWN_DIGITS]

@@ -19,6 +19,9 @@ MessageType = TypeVar("MessageType")
 
 ARRAYS = "arrays"
 
+STRIDE = 8
+"""Snapshots of a mesh are taken after multiples of it, because it dispatches iterations ahead of the host."""
+
 # --- from the coordinator ------------------------------------------------------------------------------
 
 
@@ -30,12 +33,14 @@ class Begin(NamedTuple):
     restart: int
     """How many times this coordinator has restarted all replicas; it scopes channel names."""
     attempt: int
-    """See `ReplicaContext`."""
+    """How many times this replica was replaced since the last common start of all replicas."""
     generation: int
-    """See `ReplicaContext`."""
-    opens: bool
-    """Whether environments start anew."""
-    meeting_address: str = ""
+    """Common starts of all replicas before this one: 0 for a new run, 1 for a resumed one, and one more for each
+    restart of all replicas since."""
+    resets_environments: bool
+    """Whether environments are reset at the common start, because no checkpoint restores them. The server of
+    environments then sends their first observations."""
+    rendezvous_address: str = ""
     """Where the processes of a mesh find each other."""
     launches: Mapping[str, Any] | None = None
     """Launches of the kernels of a mesh, where they have been chosen."""

@@ -3,8 +3,16 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
+from rollmill.core.errors import RollmillError
 from rollmill.dataflow import State
 from rollmill.planning.plan import AllReduce
+
+
+class LostWorker(RollmillError):
+    """A worker was lost too many times in a row."""
+
+    exit_code = 1
+
 
 Row: TypeAlias = Mapping[str, Any]
 """Metrics by name; each a scalar, or `[seed]`."""

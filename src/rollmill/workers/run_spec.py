@@ -1,57 +1,100 @@
 """The run specification: the immutable description of a run that every worker receives, with a JSON form."""
 
-from dataclasses import asdict, dataclass
+import importlib
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rollmill.core.machine import GpuSharing
 from rollmill.core.schema import read_as
+from rollmill.dataflow import Graph
 from rollmill.fusion import Numerics
 from rollmill.planning.plan import AllReduceOption, Plan
 from rollmill.programs.kernels import Fusion
 
 
 @dataclass(frozen=True)
-class RunSpec:
-    """The graph that is trained, its plan and its timeouts."""
+class GraphRecipe:
+    """How a worker builds the graph again."""
 
-    graph: dict[str, Any]
-    """Names and hyperparameters that `graph_factory` builds the graph from."""
-    graph_factory: str
-    """`module:function` that is called with `graph` and `imports`, and returns a `dataflow.Graph`."""
-    plan: dict[str, Any]
-    """JSON form of the `planning.Plan`."""
-    platform: str
-    """JAX's name of the platform that trains."""
+    factory: str
+    """`module:function`, called with `described` and `imports`."""
+    described: dict[str, Any] = field(default_factory=dict)
+    """Names and hyperparameters."""
     imports: tuple[str, ...] = ()
     """Modules that a worker imports first, because they register environments, networks or algorithms."""
-    seed: int = 0
-    unroll: int | None = None
-    """Steps of the environment loop that are compiled as one; None chooses by platform."""
+
+    def build(self) -> Graph:
+        """Builds the graph."""
+        module, _, name = self.factory.partition(":")
+        return getattr(importlib.import_module(module), name)(self.described, self.imports)
+
+
+@dataclass(frozen=True)
+class KernelSettings:
+    """The kernels of a mesh. Other workers compute parts of iterations by XLA."""
+
     fusion: Fusion = "off"
-    """How deep a mesh is fused; other workers compute parts of iterations, of which there are no kernels."""
     numerics: Numerics = "tf32"
-    """Precision of matrix products in kernels."""
+    """Precision of matrix products."""
     launches: dict[str, Any] | None = None
-    """Launches of the kernels, as they were chosen when the run began."""
-    checksums: bool = False
-    """Whether messages between groups carry a checksum."""
+    """Launches of the kernels, if the run has chosen them before."""
+
+
+@dataclass(frozen=True)
+class Tolerances:
+    """Failures and delays that do not end a run."""
+
     hang_seconds: float = 120.0
     """Time without progress after which a worker counts as hung."""
     start_seconds: float = 600.0
     """The same while a worker starts."""
     max_failures: int = 5
-    """Failures in a row of an environment, or of a worker that steps environments, that do not end the run."""
-    gpu_sharing: GpuSharing = "auto"
-    """How workers share a GPU, where there are fewer GPUs than workers."""
+    """Consecutive failures of an environment, or of a worker that steps environments."""
+
+
+@dataclass(frozen=True)
+class GpuSettings:
+    """How workers use GPUs."""
+
+    sharing: GpuSharing = "auto"
+    """How workers share a GPU if there are fewer GPUs than workers."""
     reduction: AllReduceOption = "auto"
-    """How a mesh takes means on GPUs."""
-    cluster: str | None = None
-    """The Ray cluster, where Ray places the workers."""
+    """The all-reduce of a mesh."""
+    instances: int = 1
+    """Processes of a mesh that share each GPU."""
+
+
+@dataclass(frozen=True)
+class ClusterSettings:
+    """Where Ray places the workers."""
+
+    address: str | None = None
+    """The Ray cluster. None without Ray."""
     host: str | None = None
-    """This machine's address for workers on other hosts; None finds it out."""
+    """This machine's address for workers on other hosts. None chooses one."""
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """The graph to train, its plan, and the settings that workers read."""
+
+    graph: GraphRecipe
+    plan: dict[str, Any]
+    """JSON form of the `planning.Plan`."""
+    platform: str
+    """JAX's name of the platform that trains."""
+    seed: int = 0
+    unroll: int | None = None
+    """Steps of the environment loop to compile as one. None chooses by platform."""
+    checksums: bool = False
+    """Whether messages between groups carry a checksum."""
+    kernels: KernelSettings = KernelSettings()
+    tolerances: Tolerances = Tolerances()
+    gpus: GpuSettings = GpuSettings()
+    cluster: ClusterSettings = ClusterSettings()
 
     def read_plan(self) -> Plan:
-        """The plan as a value."""
+        """Returns the plan as a value."""
         return Plan.from_json(self.plan)
 
 
@@ -66,16 +109,14 @@ class WorkerSettings:
     """The secret that the broker and other workers ask for."""
     host: str = ""
     """The coordinator's address, for workers on other hosts."""
-    instances: int = 1
-    """Processes of a mesh that share each GPU."""
     shared: str = ""
-    """Name under which a thread finds what its process holds already (`workers.worker_entry.share`)."""
+    """Key under which a thread finds the graph that its process holds (`workers.worker_entry.share`)."""
 
     def to_json(self) -> dict[str, Any]:
-        """The settings as JSON; `read_settings` reads them."""
+        """Returns the settings as JSON, which `read_settings` reads."""
         return asdict(self)
 
 
 def read_settings(settings: Any) -> WorkerSettings:
-    """The settings that `to_json` wrote."""
+    """Reads the settings that `to_json` wrote."""
     return read_as(WorkerSettings, settings, where="the worker's settings", error=ValueError)

@@ -1,14 +1,10 @@
 """Entry points of workers: each builds a replica's context from its job, and runs the replica."""
 
 import contextlib
-import importlib
 import os
 import secrets
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
-
-import jax
-import numpy as np
+from typing import NamedTuple
 
 from rollmill.channels.broker.client import RemoteBroker
 from rollmill.channels.broker.local import LocalBroker
@@ -24,13 +20,14 @@ from rollmill.processes.events import FINAL
 from rollmill.processes.jobs import Job
 from rollmill.programs.cache import enable_compilation_cache
 from rollmill.programs.compile_clock import CompileClock
-from rollmill.programs.compiled import unroll_for
 from rollmill.workers.loaded_code import tell_loaded
 from rollmill.workers.protocol import Begin, Process, send, wait
 from rollmill.workers.recorded_worker import answer_recordings
-from rollmill.workers.replica import ReplicaContext, run, run_on_mesh
+from rollmill.workers.replica.context import ReplicaContext
+from rollmill.workers.replica.loop import run
+from rollmill.workers.replica.mesh import join_mesh
 from rollmill.workers.replica.progress import ReplicaControl
-from rollmill.workers.run_spec import RunSpec, WorkerSettings, read_settings
+from rollmill.workers.run_spec import RunSpec, read_settings
 
 MODULE = __name__
 
@@ -39,7 +36,7 @@ OpenWire = Callable[[Callable[[], bool], int], Wire]
 
 
 class _Shared(NamedTuple):
-    """The values that threads of this process use without building them again."""
+    """The values that threads of this process share."""
 
     graph: Graph
     flow: Flow
@@ -51,7 +48,7 @@ _shared: dict[str, _Shared] = {}
 
 @contextlib.contextmanager
 def share(graph: Graph, flows: Flow, broker: LocalBroker) -> Iterator[str]:
-    """Lets workers that are threads use these values; yields the name for `WorkerSettings.shared`."""
+    """Lets workers that are threads use these values. Yields the key for `WorkerSettings.shared`."""
     name = secrets.token_hex(8)
     _shared[name] = _Shared(graph, flows, broker)
     try:
@@ -61,23 +58,23 @@ def share(graph: Graph, flows: Flow, broker: LocalBroker) -> Iterator[str]:
 
 
 def work_in_thread(job: Job, control: Control) -> None:
-    """A worker that is a thread of the coordinator's process."""
+    """Runs a worker that is a thread of the coordinator's process."""
     settings = read_settings(job.settings)
     graph, flows, broker = _shared[settings.shared]
-    run_replica(job, control, settings.run, graph, flows, _memory_wire(broker))
+    _run_replica(job, control, settings.run, lambda _: graph, _memory_wire(broker), flows)
 
 
 def work_in_process(job: Job, control: Control) -> None:
-    """A worker that is a process of the coordinator's host."""
+    """Runs a worker that is a process of the coordinator's host."""
     settings = read_settings(job.settings)
     graph = _build(settings.run, control)
     tell_loaded(control, settings.run)
     with contextlib.closing(RemoteBroker(settings.broker, settings.token)) as broker:
-        run_replica(job, control, settings.run, graph, flow(graph), _memory_wire(broker))
+        _run_replica(job, control, settings.run, lambda _: graph, _memory_wire(broker), flow(graph))
 
 
 def work_on_cluster(job: Job, control: Control) -> None:
-    """A worker that may be on another host than its coordinator."""
+    """Runs a worker that may be on another host than its coordinator."""
     settings = read_settings(job.settings)
     host = own_host(find_ray(), settings.host)
     graph = _build(settings.run, control, host=host)
@@ -91,66 +88,66 @@ def work_on_cluster(job: Job, control: Control) -> None:
             )
             return wires[-1]
 
-        run_replica(job, control, settings.run, graph, flow(graph), open_wire)
+        _run_replica(job, control, settings.run, lambda _: graph, open_wire, flow(graph))
         for wire in wires:
             wire.finish()
 
 
 def work_on_mesh(job: Job, control: Control) -> None:
-    """A worker that is one of the processes of a mesh."""
-    settings: WorkerSettings = read_settings(job.settings)
+    """Runs a worker that is one of the processes of a mesh."""
+    settings = read_settings(job.settings)
     spec = settings.run
     _prepare(spec, control)
     tell_loaded(control, spec)
-    processes = spec.read_plan().partition.groups[0].replicas
+
+    def build(begin: Begin) -> Graph:
+        control.at("joining the other processes", expect=spec.tolerances.start_seconds)
+        join_mesh(spec, begin, job.replica)
+        control.at("compiling", expect=3 * spec.tolerances.start_seconds)
+        return spec.graph.build()
+
     with contextlib.closing(RemoteBroker(settings.broker, settings.token)) as broker:
-        run_on_mesh(
-            spec,
-            control,
-            graph=lambda: _graph_of(spec),
-            rank=job.replica,
-            processes=processes,
-            instances=settings.instances,
-            open_wire=lambda restart: MemoryWire(ScopedBroker(broker, str(restart))),
-        )
+        # Means are taken in a callback of the compiled program, which cannot be abandoned.
+        open_wire = lambda should_stop, restart: MemoryWire(ScopedBroker(broker, str(restart)))
+        _run_replica(job, control, spec, build, open_wire)
 
 
-def run_replica(job: Job, control: Control, spec: RunSpec, graph: Graph, flows: Flow, open_wire: OpenWire) -> None:
-    """Waits until the coordinator lets it begin, and runs one replica of a group.
+def _run_replica(
+    job: Job,
+    control: Control,
+    spec: RunSpec,
+    build: Callable[[Begin], Graph],
+    open_wire: OpenWire,
+    flows: Flow | None = None,
+) -> None:
+    """Waits until the coordinator lets the replica begin, and runs it.
 
     Args:
         job: names the group and the replica.
-        control: the line to the coordinator.
+        control: the connection to the coordinator.
         spec: specification of the run.
-        graph: graph of the run.
-        flows: of this graph.
-        open_wire: opens the channels' transport, once it is known which restart this is.
+        build: returns the graph of the run.
+        open_wire: opens the channels' transport for this restart.
+        flows: the flow of the graph. None for a replica that does not need it.
     """
     send(control, Process(os.getpid()))
     begin = wait(control, Begin)
-    replica_control = ReplicaControl(control, start_seconds=spec.start_seconds)
+    replica_control = ReplicaControl(control, start_seconds=spec.tolerances.start_seconds)
+    plan = spec.read_plan()
     with CompileClock() as compile_clock:
-        run(
-            ReplicaContext(
-                graph=graph,
-                flow=flows,
-                role=roles_of(graph, spec.read_plan().partition)[job.group],
-                replica=job.replica,
-                wire=open_wire(replica_control.stopping, begin.restart),
-                control=replica_control,
-                key=jax.random.key(np.uint32(spec.seed)),
-                seed=spec.seed,
-                first=begin.first,
-                restored=begin.arrays,
-                attempt=begin.attempt,
-                generation=begin.generation,
-                opens=begin.opens,
-                unroll=spec.unroll or unroll_for(jax.default_backend()),
-                checksums=spec.checksums,
-                compile_clock=compile_clock,
-                max_failures=spec.max_failures,
-            )
+        graph = build(begin)
+        context = ReplicaContext(
+            spec,
+            begin,
+            graph,
+            role=roles_of(graph, plan.partition, mesh=plan.place == "mesh")[job.group],
+            replica=job.replica,
+            wire=open_wire(replica_control.stopping, begin.restart),
+            control=replica_control,
+            compile_clock=compile_clock,
+            shared_flow=flows,
         )
+        run(context)
 
 
 def _memory_wire(broker: LocalBroker | RemoteBroker) -> OpenWire:
@@ -161,11 +158,11 @@ def _build(spec: RunSpec, control: Control, *, host: str = "") -> Graph:
     """Builds the graph.
 
     Raises:
-        UnfitHost: it cannot be built on this host, whoever tries again.
+        UnfitHost: it cannot be built on this host, so another attempt would fail too.
     """
     _prepare(spec, control)
     try:
-        return _graph_of(spec)
+        return spec.graph.build()
     except FINAL:
         raise
     except (UsageError, ImportError) as error:
@@ -175,11 +172,5 @@ def _build(spec: RunSpec, control: Control, *, host: str = "") -> Graph:
 
 def _prepare(spec: RunSpec, control: Control) -> None:
     answer_recordings(control)
-    control.at("building the algorithm", expect=spec.start_seconds)
+    control.at("building the algorithm", expect=spec.tolerances.start_seconds)
     enable_compilation_cache()
-
-
-def _graph_of(spec: RunSpec) -> Graph:
-    module, _, name = spec.graph_factory.partition(":")
-    factory: Any = getattr(importlib.import_module(module), name)
-    return factory(spec.graph, spec.imports)

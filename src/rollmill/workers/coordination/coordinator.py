@@ -1,50 +1,32 @@
 """Runs a partition's replicas as workers, watches them, and reports metrics and states (`workers.reports`).
 
-A lost replica that steps environments and computes no synchronous gradients is replaced, and the training goes on;
-after the loss of any other, all return to the last state that was assembled (`dataflow.Role.replaceable`). Both
-happen a bounded number of times (`recovery`).
+A lost replica that steps environments and computes no synchronous gradients is replaced, and the training
+continues. After the loss of any other replica, all return to the last state that was assembled
+(`dataflow.Role.replaceable`). Both happen a bounded number of times (`recovery`).
 """
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from rollmill.core.errors import RollmillError, UsageError
+from rollmill.core.errors import UsageError
 from rollmill.core.operations import span
-from rollmill.dataflow import (
-    Graph,
-    Owned,
-    Partition,
-    Role,
-    State,
-    empty_experience,
-    roles_of,
-    share,
-    start,
-    start_learner,
-)
-from rollmill.planning.plan import AllReduce
+from rollmill.dataflow import Graph, State, share
 from rollmill.processes.clocks import Clock
-from rollmill.processes.events import Audible, Finished, Hung, Lost, Received, Silent, Started
+from rollmill.processes.events import Audible, Event, Finished, Hung, Lost, Received, Silent, Started
 from rollmill.processes.jobs import Job
 from rollmill.processes.supervision import ALL, Supervision
 from rollmill.programs.compile_clock import CompileTimes
 from rollmill.programs.faults.find import stop_at_nonfinite
-from rollmill.workers.coordination.failure_log import FailureLog
-from rollmill.workers.coordination.link_notices import link_notice
-from rollmill.workers.coordination.meeting import MeetingPort
+from rollmill.workers.coordination.notices import FailureLog, link_notice
 from rollmill.workers.coordination.recovery import Recovery, pause_before
-from rollmill.workers.coordination.start_up import StartUp
+from rollmill.workers.coordination.snapshots import Pace, SnapshotCollector
+from rollmill.workers.coordination.starts import Starts, StartUp
 from rollmill.workers.coordination.stop import StopBarrier
 from rollmill.workers.protocol import (
     AbandonRecording,
-    Begin,
     EnvFailures,
     EnvGrowth,
     Hold,
@@ -62,9 +44,10 @@ from rollmill.workers.protocol import (
     parse,
     send_to,
 )
-from rollmill.workers.replica import STRIDE, StatePart, assemble, share_of
+from rollmill.workers.replica.snapshots import StatePart
 from rollmill.workers.reports import (
     LaunchesChosen,
+    LostWorker,
     MetricsRows,
     Notice,
     Recorded,
@@ -75,92 +58,62 @@ from rollmill.workers.reports import (
     Saved,
     StartedUp,
 )
+from rollmill.workers.run_spec import RunSpec
 
-MARGIN_SECONDS = 0.5
-"""How far ahead a snapshot is announced, so that probably no replica has passed it."""
-
-MOST_RESTARTS = 5
+MAX_RESTARTS = 5
 """Consecutive losses of a replica that steps no environments after which a run ends (`recovery`)."""
 
 SLOW_STOP_SECONDS = 2.0
-"""A training that has not stopped by then says what it waits for."""
-
-
-class LostWorker(RollmillError):
-    """A worker was lost too many times in a row."""
-
-    exit_code = 1
+"""After this time a training that has not stopped names the workers that it waits for."""
 
 
 class Coordinator:
-    """Drives the workers of a partition from one iteration to another."""
+    """Drives the workers of a partition from one iteration to another.
+
+    Args:
+        graph: graph to train.
+        spec: specification of the run.
+        workers: a job for each replica.
+        initial: a state at the beginning, on the host.
+        restored: the checkpoint to resume from. None at the beginning.
+        fault_advice: ends the message about a number that is not finite.
+        check_loaded: checks the code that a replica has loaded.
+    """
 
     def __init__(
         self,
         graph: Graph,
-        partition: Partition,
+        spec: RunSpec,
         workers: Supervision,
         *,
-        begin_with: Saved,
         initial: State,
-        restored: bool,
-        mesh: bool = False,
-        launches: Mapping[str, Any] | None = None,
-        max_failures: int = 5,
-        hang_seconds: float = 120.0,
+        restored: Saved | None = None,
         fault_advice: str = "",
         check_loaded: Callable[[str, Loaded, Clock], None] = lambda worker, loaded, clock: None,
     ) -> None:
-        """Makes a coordinator; `run` starts the workers.
-
-        Args:
-            graph: what is trained.
-            partition: of this graph.
-            workers: a job for each replica.
-            begin_with: the state to begin with.
-            initial: a state at the beginning, on the host.
-            restored: whether `begin_with` is from a checkpoint.
-            mesh: whether all replicas are one program, of which states can be had at multiples of a stride.
-            launches: of a mesh's kernels, as they were chosen when the run began.
-            max_failures: losses in a row of a replica that steps environments that the training survives.
-            hang_seconds: losses of a replica that steps environments are not consecutive if it has worked for more
-                than this in between.
-            fault_advice: ends the message about a number that is not finite.
-            check_loaded: checks the code that a replica has loaded.
-        """
-        self._check_loaded = check_loaded
-        self._max_failures, self._recovery = max_failures, Recovery(hang_seconds)
+        self._graph, self._workers = graph, workers
+        self._fault_advice, self._check_loaded = fault_advice, check_loaded
+        self._starts = Starts(graph, spec, initial, restored)
+        self._pace = Pace(self._starts.saved.iteration)
+        self._snapshots = SnapshotCollector(workers, initial)
+        self._barrier = StopBarrier(workers, graph.loops.iterations)
+        self._failures = FailureLog()
+        self._max_failures = spec.tolerances.max_failures
+        self._recovery = Recovery(spec.tolerances.hang_seconds)
         self._due: dict[str, float] = {}
         """When lost replicas, or `ALL`, are started again."""
-        self._failures = FailureLog()
-        self._stop_asked_at: float | None = None
-        self._slow_stop_noted = False
-        self._mesh, self._launches = mesh, launches
-        self._reduction: AllReduce | None = None
-        self._meeting = MeetingPort() if mesh else None
-        self._graph, self._workers, self._fault_advice = graph, workers, fault_advice
-        self._roles = roles_of(graph, partition)
-        self._saved, self._initial, self._restored = begin_with, initial, restored
-        self._began, self._goes_on = begin_with.iteration, restored
-        self._barrier = StopBarrier(workers, graph.loops.iterations)
-        self._first = self._iteration = self._furthest = begin_with.iteration
-        self._generation = 1 if restored else 0
-        self._restart = 0
-        self._attempts: dict[str, int] = {}
         self._replacing: set[str] = set()
-        """Lost replicas whose replacements are not at work yet."""
-        self._wanted: int | None = None
-        self._parts: dict[int, dict[str, StatePart]] = {}
+        """Lost replicas whose replacements have not begun yet."""
         self._finished: set[str] = set()
-        self._row_seconds = 0.1
-        self._row_at = time.monotonic()
+        self._stop_asked_at: float | None = None
+        self._slow_stop_reported = False
         self._done = False
 
     def run(self, stopping: Callable[[], bool] = lambda: False) -> Iterator[Report]:
-        """Yields reports until the training ends; closing it early leaves the workers to their supervisor.
+        """Yields reports until the training ends. Closing it early leaves the workers to their supervisor.
 
         Args:
-            stopping: whether to `stop`; asked after each event, and about twice a second while nothing happens.
+            stopping: whether to `stop`. Called after each event, and about twice a second while nothing happens.
 
         Raises:
             LostWorker: a worker was lost too many times in a row.
@@ -169,7 +122,7 @@ class Coordinator:
             NonFiniteError: an environment gave a number that is not finite.
             CheckpointError: a worker sent a state without a part that it owns.
         """
-        with contextlib.closing(self._meeting) if self._meeting else contextlib.nullcontext():
+        with self._starts.closing():
             yield from self._run(stopping)
 
     def _run(self, stopping: Callable[[], bool]) -> Iterator[Report]:
@@ -179,37 +132,33 @@ class Coordinator:
             self._begin(job)
         while not self._done:
             events = self._next_events()
-            self._heed(stopping)
+            self._check_stop(stopping)
             for event in events:
-                if event.job in self._workers.jobs and not self._is_due(event.job):  # of no earlier worker
-                    yield from self._on(event)
-                    self._heed(stopping)  # there may be many, and replicas go on until they are told
+                if event.job in self._workers.jobs and not self._is_due(event.job):  # not of a replaced worker
+                    yield from self._handle(event)
+                    self._check_stop(stopping)  # there may be many events, and replicas go on until they are held
             yield from self._start_due()
-            yield from self._note_slow_stop()
-            if self._barrier.settle(self._in_step) and self._iteration == self.last:
-                self._request_last_snapshot()  # no metrics will come that would do so
+            yield from self._report_slow_stop()
+            if self._barrier.settle(self._in_step) and self._pace.iteration == self.last:
+                self._request_last_snapshot()  # no more metrics come that would cause it
             if not self._done:
                 self._check_alive()
 
     def request_snapshot(self) -> None:
         """Requests the state after one of the next iterations."""
-        passed = self._wanted is not None and self._iteration > self._wanted + 1
-        if (self._wanted is None or passed) and self._iteration < self.last:
-            self._wanted = min(self._ahead(), self.last)
-            self._parts = {n: parts for n, parts in self._parts.items() if n > self._iteration}
-            send_to(self._workers, ALL, SnapshotRequest(self._wanted))
+        self._snapshots.request(self._pace, self.last, mesh=self._starts.mesh)
 
     def start_recording(self) -> Sequence[str]:
-        """Has all workers record their events for the profiler; returns their names."""
+        """Has all workers record their events for the profiler. Returns their names."""
         self._workers.measure_clocks()
         send_to(self._workers, ALL, StartRecording())
         return [job.name for job in self._workers.jobs if job.name not in self._finished]
 
     def stop_recording(self, number: int, begin: int, end: int) -> None:
-        """Has all workers stop recording; requests a `Recorded` of each.
+        """Has all workers stop recording. Each of them causes a `Recorded`.
 
         Args:
-            number: of this request; answers repeat it.
+            number: number of this request, which the answers repeat.
             begin: the window's first nanosecond on this host's monotonic clock.
             end: the nanosecond after its last.
         """
@@ -218,35 +167,20 @@ class Coordinator:
             send_to(self._workers, job, StopRecording(number, begin + ahead, end + ahead))
 
     def abandon_recording(self, number: int) -> None:
-        """Has all workers stop recording, and forget the events; requests a `Recorded` of each when it has.
+        """Has all workers stop recording and drop the events. Each of them causes a `Recorded`.
 
         Args:
-            number: of this request; answers repeat it.
+            number: number of this request, which the answers repeat.
         """
         send_to(self._workers, ALL, AbandonRecording(number))
 
     def stop(self) -> None:
-        """Ends the training after an iteration that all replicas can come to, with its state."""
+        """Ends the training after an iteration that all replicas can reach, with its state."""
         self._barrier.stop()
-
-    def _heed(self, stopping: Callable[[], bool]) -> None:
-        if stopping():
-            self._stop_asked_at = self._stop_asked_at or time.monotonic()
-            self.stop()
-
-    def _note_slow_stop(self) -> Iterator[Notice]:
-        asked = self._stop_asked_at
-        if asked is None or self._done or self._slow_stop_noted or time.monotonic() - asked < SLOW_STOP_SECONDS:
-            return
-        self._slow_stop_noted = True
-        yield Notice(
-            f"stopping; still waiting for {self.waited_for}. Ctrl-C once more ends the run at once; it can be "
-            "resumed from its newest checkpoint"
-        )
 
     @property
     def waited_for(self) -> str:
-        """The replicas that have not ended yet and wait for no other, and what each of them does."""
+        """The replicas that have not ended yet and wait for no other, and their activities."""
         activities = {name: note for name, note in self._workers.doing().items() if name not in self._finished}
         busy = {name: note for name, note in activities.items() if not note.startswith("waiting")} or activities
         return "; ".join(f"{name} ({note})" for name, note in busy.items()) or "workers to start"
@@ -261,9 +195,51 @@ class Coordinator:
         """The number of iterations after which the training ends."""
         return self._barrier.last
 
+    # --- stopping ------------------------------------------------------------------------------------
+
+    def _check_stop(self, stopping: Callable[[], bool]) -> None:
+        if stopping():
+            self._stop_asked_at = self._stop_asked_at or time.monotonic()
+            self.stop()
+
+    def _report_slow_stop(self) -> Iterator[Notice]:
+        asked = self._stop_asked_at
+        if asked is None or self._done or self._slow_stop_reported:
+            return
+        if time.monotonic() - asked >= SLOW_STOP_SECONDS:
+            self._slow_stop_reported = True
+            yield Notice(
+                f"stopping; still waiting for {self.waited_for}. Ctrl-C once more ends the run at once; it can be "
+                "resumed from its newest checkpoint"
+            )
+
+    def _check_alive(self) -> None:
+        """Checks that a state can still come.
+
+        Raises:
+            LostWorker: it cannot.
+        """
+        if len(self._finished) == len(self._workers.jobs):
+            saved = self._starts.saved.iteration
+            raise LostWorker(f"all workers ended, but no whole state came after iteration {saved}")
+
+    def _request_last_snapshot(self) -> None:
+        """Ends groups that cannot count iterations, because they do not know that no more gradients come."""
+        for name, role in self._starts.roles.items():
+            if role.ends_on_request:
+                send_to(self._workers, name, SnapshotRequest(self.last, final=True))
+
     # --- events --------------------------------------------------------------------------------------
 
-    def _on(self, event: Any) -> Iterator[Report]:
+    def _next_events(self) -> list[Event]:
+        timeout = min(max(min(self._due.values()) - time.monotonic(), 0.0), 0.5) if self._due else 0.5
+        with span("reports of workers", "waiting"):
+            events = self._workers.events(timeout=timeout)
+        if not events and self._due:
+            time.sleep(min(timeout, 0.05))  # if all workers are stopped, `events` returns at once
+        return events
+
+    def _handle(self, event: Event) -> Iterator[Report]:
         match event:
             case Started(job, seconds):
                 self._recovery.started(job.name)
@@ -281,80 +257,70 @@ class Coordinator:
             case Silent() | Audible():
                 yield link_notice(event)
             case Hung():
-                yield from self._on_hung(event)
+                yield from self._handle_hung(event)
 
-    def _on_hung(self, hung: Hung) -> Iterator[Report]:
-        told = f"{hung.job.name} hangs since {hung.seconds:.0f} s {hung.where}"
-        yield Notice(told, failed="worker")
+    def _handle_hung(self, hung: Hung) -> Iterator[Report]:
+        text = f"{hung.job.name} hangs since {hung.seconds:.0f} s {hung.where}"
+        yield Notice(text, failed="worker")
         try:
             yield from self._recover(hung.job, f"it hung {hung.where}", "", hung_seconds=hung.seconds)
-        except UsageError as error:  # nobody can replace it
-            raise LostWorker(f"{told}. {error}") from error
-
-    def _check_alive(self) -> None:
-        """Whether a state can still come.
-
-        Raises:
-            LostWorker: it cannot.
-        """
-        if len(self._finished) == len(self._workers.jobs):
-            raise LostWorker(f"all workers ended, but no whole state came after iteration {self._saved.iteration}")
+        except UsageError as error:  # a thread cannot be replaced
+            raise LostWorker(f"{text}. {error}") from error
 
     def _receive(self, job: Job, message: Any) -> Iterator[Report]:
         match message:
-            case Loaded() | Process() | KernelsChosen() | MeshCompiled() | WindowRecorded():
-                yield from self._pass_on(job, message)
-            case EnvFailures() | EnvGrowth():
-                yield from self._failures.told(job.name, message, self._graph.settings["environment"])
-            case CompileTimes() if self._is_starting_up(job):
-                yield StartedUp(self._start_up.add(message))
             case IterationMetrics(first, rows):
                 yield from self._report_metrics(first, rows)
             case SnapshotPart(iteration, lowest, arrays):
-                part = StatePart(lowest, arrays, job.name, self._role(job).owned)
-                self._parts.setdefault(iteration, {})[job.name] = part
+                part = StatePart(lowest, arrays, job.name, self._starts.role(job).owned)
+                self._snapshots.add(iteration, part)
             case Hold(begun):
                 self._barrier.hear(job, begun)
-            case MissedSnapshot(iteration) if iteration == self._wanted:
-                self._wanted = None
-        yield from self._save_if_whole()
+            case MissedSnapshot(iteration):
+                self._snapshots.missed(iteration)
+            case EnvFailures() | EnvGrowth():
+                yield from self._failures.receive(job.name, message, self._graph.settings["environment"])
+            case WindowRecorded(number, window):
+                yield Recorded(job.name, number, window)
+            case _:
+                yield from self._receive_start(job, message)
+        yield from self._save_if_complete()
 
-    def _is_starting_up(self, job: Job) -> bool:
-        """Whether this replica's start belongs to that of the training: another attempt, too, until it gets on."""
-        return self._furthest == self._first or (self._restart == 0 and not self._attempts.get(job.name))
-
-    def _pass_on(
-        self, job: Job, message: Loaded | Process | KernelsChosen | MeshCompiled | WindowRecorded
-    ) -> Iterator[Report]:
+    def _receive_start(self, job: Job, message: Any) -> Iterator[Report]:
+        """Handles the messages that a replica sends until it iterates."""
         match message:
             case Loaded():
                 self._check_loaded(job.name, message, self._workers.clock(job))
             case Process(pid):
-                yield from self._tell_process(job.name, pid)
+                yield Notice(f"{job.name} is process {pid}")
+                if job.name in self._replacing:
+                    self._replacing.remove(job.name)
+                    yield Notice(f"{job.name} was replaced; the training goes on")
             case KernelsChosen():
-                for other in self._workers.jobs:
-                    if other.name != job.name:
-                        send_to(self._workers, other, message)
+                self._pass_on(job, message)
             case MeshCompiled():
                 yield from self._keep_choices(message)
-            case WindowRecorded(number, window):
-                yield Recorded(job.name, number, window)
+            case CompileTimes() if self._is_starting_up(job):
+                yield StartedUp(self._start_up.add(message))
 
-    def _tell_process(self, name: str, pid: int) -> Iterator[Notice]:
-        yield Notice(f"{name} is process {pid}")
-        if name in self._replacing:
-            self._replacing.remove(name)
-            yield Notice(f"{name} was replaced; the training goes on")
+    def _pass_on(self, sender: Job, message: KernelsChosen) -> None:
+        for job in self._workers.jobs:
+            if job.name != sender.name:
+                send_to(self._workers, job, message)
+
+    def _is_starting_up(self, job: Job) -> bool:
+        """Whether this replica's start belongs to the training's, as all do until the first new iteration."""
+        is_first = not (self._starts.restarts or self._starts.attempts(job))
+        return is_first or self._pace.furthest == self._pace.first
 
     def _keep_choices(self, compiled: MeshCompiled) -> Iterator[Report]:
-        """Reports what the processes of a mesh have chosen by timing, and keeps it for when they begin again."""
+        """Reports what the processes of a mesh have chosen by timing, and keeps it for the next common start."""
         launches, reduction, notes = compiled
-        yield from map(Notice, notes if self._restart == 0 else ())
+        yield from map(Notice, notes if self._starts.restarts == 0 else ())
+        self._starts.keep_choices(launches, reduction)
         if launches is not None:
-            self._launches = launches
             yield LaunchesChosen(launches)
         if reduction is not None:
-            self._reduction = reduction
             yield ReductionChosen(reduction)
 
     def _report_metrics(self, first: int, rows: Sequence[Row]) -> Iterator[MetricsRows]:
@@ -363,97 +329,55 @@ class Coordinator:
         Raises:
             NonFiniteError: one of them is not finite.
         """
-        now = time.monotonic()
-        self._row_seconds = 0.8 * self._row_seconds + 0.2 * (now - self._row_at) / len(rows)
-        self._row_at = now
-        self._iteration = first + len(rows)
-        if self._iteration > self._furthest:  # a deterministic failure recurs: only new progress resets the counts
-            self._furthest = self._iteration
-            self._recovery.advanced()
-        if self._iteration == self.last:
+        if self._pace.advance(first + len(rows), len(rows)):
+            self._recovery.advanced()  # a deterministic failure recurs, so only new progress resets the counts
+        if self._pace.iteration == self.last:
             self._request_last_snapshot()
         counted = self._failures.add_to(rows)
         rows = [{name: np.float32(value) for name, value in row.items()} for row in counted]
         yield MetricsRows(first, rows)
         stop_at_nonfinite(first, rows, self._fault_advice)
 
-    def _request_last_snapshot(self) -> None:
-        """Ends groups that cannot count iterations, because they do not know that no gradients come any more."""
-        for name, role in self._roles.items():
-            if role.ends_on_request:
-                send_to(self._workers, name, SnapshotRequest(self.last, final=True))
-
-    def _save_if_whole(self) -> Iterator[Report]:
-        for iteration, parts in sorted(self._parts.items()):
-            if not self._in_step <= parts.keys():
-                continue
-            del self._parts[iteration]
-            state = assemble(self._initial, iteration, list(parts.values()))
-            if iteration == self._wanted:
-                self._wanted = None
-            self._saved, self._restored = Saved(iteration, state), True
-            yield self._saved
-            self._done = iteration >= self.last
-            return
+    def _save_if_complete(self) -> Iterator[Report]:
+        if (saved := self._snapshots.complete(self._in_step)) is not None:
+            self._starts.keep(saved)
+            yield saved
+            self._done = saved.iteration >= self.last
 
     @property
     def _in_step(self) -> set[str]:
-        """Jobs that have a part of the state, so that they must end after the same iteration."""
-        return {job.name for job in self._workers.jobs if self._role(job).in_step}
-
-    def _ahead(self) -> int:
-        """An iteration that probably no replica has reached; one that has answers `MissedSnapshot`."""
-        ahead = self._iteration + 2 + int(MARGIN_SECONDS / max(self._row_seconds, 1e-4))
-        return -(-ahead // STRIDE) * STRIDE + STRIDE if self._mesh else ahead
+        """Jobs with a part of the state, which therefore must end after the same iteration."""
+        return {job.name for job in self._workers.jobs if self._starts.role(job).in_step}
 
     # --- beginning, and beginning again --------------------------------------------------------------
 
     def _begin(self, job: Job) -> None:
-        role, attempt = self._role(job), self._attempts.get(job.name, 0)
-        keeps = self._goes_on and self._keeps_environments
-        arrays = {}
-        if self._goes_on and not (attempt and role.steps_environments):
-            num_envs = self._graph.loops.num_envs
-            index = range(num_envs) if self._mesh else share(num_envs, role.group.replicas, job.replica)
-            rings = Owned.REPLAY in role.owned
-            arrays = share_of(self._saved.state, index, learner=role.learns, environments=keeps, rings=rings)
-        begin = Begin(
-            first=self._began,
-            restart=self._restart,
-            attempt=attempt,
-            generation=self._generation,
-            opens=not keeps,
-            meeting_address=self._meeting.address if self._meeting else "",
-            launches=self._launches,
-            reduction=self._reduction,
-            arrays=arrays,
-        )
         self._finished.discard(job.name)
-        self._barrier.inform(job)  # before it begins, so that it begins nothing that it must not
-        send_to(self._workers, job, begin)
+        self._barrier.inform(job)  # first, so that it does not begin an iteration after the end
+        send_to(self._workers, job, self._starts.begin(job))
 
     def _recover(self, job: Job, reason: str, details: str, *, hung_seconds: float = 0.0) -> Iterator[Report]:
-        role = self._role(job)
+        role = self._starts.role(job)
         steps = role.steps_environments
         count = self._recovery.add(job.name, environments=steps, idle_seconds=hung_seconds)
-        limit = self._max_failures if steps else MOST_RESTARTS
+        limit = self._max_failures if steps else MAX_RESTARTS
         if steps:
             self._failures.lost()
         if count > limit:
             raise LostWorker("\n".join(filter(None, [self._lost_too_often(job, count, reason), details])))
-        alone, pause = role.replaceable, pause_before(count)
+        pause, to_start = pause_before(count), job.name if role.replaceable else ALL
         if pause:
             yield Notice(
                 f"{job.name} was lost {count} times in a row (more than {limit} end the run); "
                 f"it is started again in {pause:g} s"
             )
-            self._workers.stop(job if alone else ALL, grace_seconds=0.0)
-        self._due = {**self._due, job.name: time.monotonic() + pause} if alone else {ALL: time.monotonic() + pause}
+            self._workers.stop(to_start, grace_seconds=0.0)
+        self._due = {**(self._due if role.replaceable else {}), to_start: time.monotonic() + pause}
         yield from self._start_due()
 
     def _lost_too_often(self, job: Job, count: int, reason: str) -> str:
         text = f"{job.name} was lost {count} times in a row: {reason}"
-        role = self._role(job)
+        role = self._starts.role(job)
         if self._graph.host is None or not role.steps_environments:
             return text
         index = share(self._graph.loops.num_envs, role.group.replicas, job.replica)
@@ -462,19 +386,11 @@ class Coordinator:
             f"hint: mend the environment, or allow more losses in a row with --max-failures (now {count - 1})."
         )
 
-    def _next_events(self) -> list[Any]:
-        timeout = min(max(min(self._due.values()) - time.monotonic(), 0.0), 0.5) if self._due else 0.5
-        with span("reports of workers", "waiting"):
-            events = self._workers.events(timeout=timeout)
-        if not events and self._due:
-            time.sleep(min(timeout, 0.05))  # where all are stopped, nothing is waited for
-        return events
-
     def _is_due(self, job: Job) -> bool:
         return ALL in self._due or job.name in self._due
 
     def _start_due(self) -> Iterator[Report]:
-        """Starts again those replicas whose pause is over."""
+        """Starts again those replicas that have paused long enough."""
         now = time.monotonic()
         due = {name for name, start_at in self._due.items() if start_at <= now}
         self._due = {name: start_at for name, start_at in self._due.items() if name not in due}
@@ -483,47 +399,18 @@ class Coordinator:
             return
         for job in self._workers.jobs:
             if job.name in due:
-                self._replace(job)
-
-    def _replace(self, job: Job) -> None:
-        self._attempts[job.name] = self._attempts.get(job.name, 0) + 1
-        self._begin(self._workers.replace(job))
-        if self._wanted is not None:
-            send_to(self._workers, job.name, SnapshotRequest(self._wanted))
-        self._replacing.add(job.name)
+                self._starts.replace(job)
+                self._begin(self._workers.replace(job))
+                self._snapshots.repeat(job.name)
+                self._replacing.add(job.name)
 
     def _begin_again(self) -> Iterator[Report]:
-        self._restart += 1
-        if self._meeting:
-            self._meeting.change()
-        self._generation += 1
-        self._attempts.clear()
+        self._starts.begin_again()
+        self._snapshots.clear()
         self._replacing.clear()
-        self._parts.clear()
-        self._wanted = None
-        self._iteration = self._saved.iteration
-        self._began, self._goes_on = self._saved.iteration, self._restored or self._keeps_environments
+        self._pace.iteration = self._starts.saved.iteration
         self._barrier.begin_again()
         for job in self._workers.jobs:
             self._begin(self._workers.replace(job))
-        yield RolledBack(self._saved.iteration)
-        yield Notice(f"all workers begin again after iteration {self._saved.iteration}")
-
-    @property
-    def _keeps_environments(self) -> bool:
-        """Whether states hold the environments: asynchronous ones and Python objects start anew."""
-        return any(Owned.ENVIRONMENTS in role.owned for role in self._roles.values())
-
-    def _role(self, job: Job) -> Role:
-        return self._roles[job.group]
-
-
-def initial_host_state(graph: Graph, shapes: State, key: Any) -> State:
-    """A state at the beginning; zeros where environments are Python objects, which no state holds."""
-    index = jnp.arange(graph.loops.num_envs, dtype=jnp.int32)
-    if graph.host is None:
-        return jax.jit(lambda key: start(graph, key, index))(key)
-    learner = jax.jit(partial(start_learner, graph))(key)  # the learner's own program, from the cache there
-    zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes.collector)
-    rings = jax.jit(lambda: empty_experience(graph, index))()
-    return State(zeros, learner, key, jnp.int32(0), rings)
+        yield RolledBack(self._pace.iteration)
+        yield Notice(f"all workers begin again after iteration {self._pace.iteration}")

@@ -1,12 +1,13 @@
-"""The stage that collects: how policy and environments are joined in one replica, or over channels."""
+"""The stage that collects rollouts, with policy and environments in one replica or joined over channels."""
 
+import jax
 import numpy as np
 
 from rollmill.dataflow import Collector, Graph, with_remote_environment
-from rollmill.workers.replica.context import ReplicaContext
+from rollmill.programs.compiled import unroll_for
+from rollmill.workers.replica.context import IterationState, ReplicaContext, StageRun
 from rollmill.workers.replica.env_client import EnvLink, LocalEnvs, RemoteEnvs, start_environments
 from rollmill.workers.replica.env_server import host_stepper
-from rollmill.workers.replica.held_learner import HeldLearner
 from rollmill.workers.replica.layouts import (
     collector_shapes,
     env_policy_pairs,
@@ -14,6 +15,7 @@ from rollmill.workers.replica.layouts import (
     reply_layout,
     request_layout,
 )
+from rollmill.workers.replica.learner_state import LearnerState
 from rollmill.workers.replica.rollout import (
     CompiledRollout,
     RemoteEnvsRollout,
@@ -21,21 +23,26 @@ from rollmill.workers.replica.rollout import (
     collector_from_reset,
 )
 from rollmill.workers.replica.snapshots import collector_part, restored_collector
-from rollmill.workers.replica.work import StageRun, Work
 
 
-def collect_stage(context: ReplicaContext, learner: HeldLearner | None) -> StageRun:
-    """Makes the stage that collects a rollout, with weights that were received or the replica's own."""
-    collects = _rollout(context)
+class Collect(StageRun):
+    """Collects a rollout, with weights that were received or the replica's own."""
 
-    def collect(work: Work) -> Work:
-        if work.weights is None:
-            assert learner is not None
-            work = work._replace(weights=learner.weights, version=work.iteration)
-        context.control.work("collecting")
-        return work._replace(trajectory=collects(work.weights, work.iteration))
+    def __init__(self, context: ReplicaContext, learner: LearnerState | None) -> None:
+        self._context, self._learner = context, learner
+        self._rollout = _rollout(context)
 
-    return StageRun(collect, part=lambda: collector_part(context, collects.collector))
+    def run(self, state: IterationState) -> IterationState:
+        """Adds the trajectory."""
+        if state.weights is None:
+            assert self._learner is not None
+            state = state._replace(weights=self._learner.weights, version=state.iteration)
+        self._context.control.work("collecting")
+        return state._replace(trajectory=self._rollout(state.weights, state.iteration))
+
+    def part(self) -> dict[str, np.ndarray]:
+        """Returns the collector, as far as this replica owns it."""
+        return collector_part(self._context, self._rollout.collector)
 
 
 def _rollout(context: ReplicaContext) -> CompiledRollout | RemoteEnvsRollout:
@@ -44,7 +51,7 @@ def _rollout(context: ReplicaContext) -> CompiledRollout | RemoteEnvsRollout:
         collector = restored_collector(context, collector_shapes(context.flow, len(context.index)))
         if collector is None:
             collector = start_environments(graph, context.start_key, context.index)
-        return CompiledRollout(graph, context.key, collector, unroll=context.unroll)
+        return CompiledRollout(graph, context.key, collector, unroll=_unroll(context))
     graph = graph if graph.host is not None else with_remote_environment(graph, context.flow)
     if here:
         link = LocalEnvs(host_stepper(context, context.index.tolist()))
@@ -54,8 +61,12 @@ def _rollout(context: ReplicaContext) -> CompiledRollout | RemoteEnvsRollout:
     return RemoteEnvsRollout(graph, context.key, *_remote_links(context, graph))
 
 
+def _unroll(context: ReplicaContext) -> int:
+    return context.spec.unroll or unroll_for(jax.default_backend())
+
+
 def _remote_links(context: ReplicaContext, graph: Graph) -> tuple[list[EnvLink], list[Collector]]:
-    """A link to each replica that steps environments for this one, and the policy's part of their state."""
+    """Opens a link to each replica that steps environments for this one. Also returns their collectors."""
     pairs = env_policy_pairs(context.role.partner("action"), context.group, graph.loops.num_envs)
     restored = restored_collector(context, collector_shapes(context.flow, len(context.index)))
     links: list[EnvLink] = []
@@ -72,7 +83,7 @@ def _remote_links(context: ReplicaContext, graph: Graph) -> tuple[list[EnvLink],
                 source=here,
                 targets=[source],
                 layout=request_layout(context.flow, width),
-                checksum=context.checksums,
+                checksum=context.spec.checksums,
             ),
             wire.receiver("timestep", sources=[source], target=here, layout=reply_layout(context.flow, width)),
             source,

@@ -1,49 +1,45 @@
-"""The context of one replica of one group: its role, its environments, its channels."""
+"""One replica of one group: its role, environments and channels, and the stages of an iteration."""
 
-from collections.abc import Mapping
-from typing import NamedTuple
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from rollmill.channels.protocols import Wire
 from rollmill.core.types import Key
-from rollmill.dataflow import Flow, Graph, Group, Role, peers, share
+from rollmill.dataflow import Flow, Graph, Group, Role, Trajectory, Weights, flow, peers, share
 from rollmill.programs.compile_clock import CompileClock
+from rollmill.workers.protocol import Begin, send
 from rollmill.workers.replica.progress import ReplicaControl
+from rollmill.workers.reports import Row
+from rollmill.workers.run_spec import RunSpec
 
 
-class ReplicaContext(NamedTuple):
+@dataclass(frozen=True)
+class ReplicaContext:
     """One replica of one group of a running training."""
 
+    spec: RunSpec
+    begin: Begin
     graph: Graph
-    flow: Flow
     role: Role
     replica: int
     wire: Wire
     control: ReplicaControl
-    key: Key
-    """The training's root key."""
-    seed: int
-    first: int
-    """Iterations that came before."""
-    restored: Mapping[str, np.ndarray]
-    """Leaves of a checkpoint by name, cut to this replica's environments; empty at the beginning."""
-    attempt: int = 0
-    """How many times this replica was replaced since the last common start of all replicas."""
-    generation: int = 0
-    """Common starts of all replicas before this one: 0 for a new run, 1 for a resumed one, and one more for each
-    restart of all replicas since."""
-    unroll: int = 1
-    opens: bool = True
-    """Whether environments are reset at the common start, because no checkpoint restores them; the server of
-    environments then sends their first observations."""
-    checksums: bool = False
-    """Whether messages between groups carry a checksum."""
     compile_clock: CompileClock | None = None
-    """Measures this replica's compilations; None where nobody asks."""
-    max_failures: int = 5
-    """How many times in a row one environment of Python may fail, with no whole episode in between."""
+    """Measures this replica's compilations. None if nobody asks."""
+    shared_flow: Flow | None = None
+    """The graph's flow if this process has derived it before."""
+
+    @cached_property
+    def flow(self) -> Flow:
+        """The dataflow of the graph. Deriving it takes seconds for a large graph, so a mesh does without."""
+        return flow(self.graph) if self.shared_flow is None else self.shared_flow
 
     @property
     def group(self) -> Group:
@@ -51,29 +47,103 @@ class ReplicaContext(NamedTuple):
         return self.role.group
 
     @property
+    def key(self) -> Key:
+        """The training's root key."""
+        return jax.random.key(np.uint32(self.spec.seed))
+
+    @property
     def index(self) -> np.ndarray:
-        """Global indices of the environments that this replica holds."""
+        """Global indices of this replica's environments."""
         return np.asarray(share(self.graph.loops.num_envs, self.group.replicas, self.replica), np.int32)
 
     @property
     def start_key(self) -> Key:
-        """The key that environments start with: another one each time that they begin anew."""
+        """The key that environments start with, a different one each time that they begin anew."""
         return jax.random.fold_in(self.key, self.start_number) if self.start_number else self.key
 
     @property
     def start_number(self) -> int:
-        """The start of environments that this is: 0 for the first one of a run, else a hash.
+        """Which start of the environments this is: 0 for the first one of a run, otherwise a hash.
 
-        `first` belongs to it: a run may be resumed many times, each time with `generation` 1.
+        The hash covers `first` because a run may be resumed many times, each time with `generation` 1.
         """
-        starts = self.first, self.generation, self.attempt
+        starts = self.begin.first, self.begin.generation, self.begin.attempt
         return int(np.random.SeedSequence(starts).generate_state(1)[0]) if any(starts) else 0
 
-    @property
-    def name(self) -> str:
-        """Group and number, such as `actor/2`."""
-        return f"{self.group.name}/{self.replica}"
-
     def peers(self, channel: str) -> range:
-        """Replicas at the other end of a channel that share environments with this one."""
+        """Returns the replicas at the other end of a channel that share environments with this one."""
         return peers(self.group.replicas, self.role.partner(channel).replicas, self.replica)
+
+
+class IterationState(NamedTuple):
+    """The results of one iteration so far. Each stage adds its own."""
+
+    iteration: int
+    weights: Weights | None = None
+    """Weights to act with. None until a stage has received or chosen them."""
+    version: int = 0
+    """Iterations that the weights have learned from."""
+    trajectory: Trajectory | None = None
+    lags: Sequence[int] | None = None
+    """How many iterations old the weights of each received trajectory were."""
+    metrics: Row | None = None
+    """Metrics to report. None if another replica reports them."""
+
+
+class StageRun(ABC):
+    """A stage of one replica, with its channels open and its programs ready to compile."""
+
+    @abstractmethod
+    def run(self, state: IterationState) -> IterationState:
+        """Does the stage's part of one iteration."""
+
+    def part(self) -> Mapping[str, Any]:
+        """Returns the named arrays that the stage contributes to a snapshot."""
+        return {}
+
+    @property
+    def resumed_at(self) -> int | None:
+        """The first iteration that a replaced worker had not delivered. None if this stage delivers nothing."""
+        return None
+
+
+class StartReport:
+    """Reports to the coordinator, once, how long a replica took to build and compile.
+
+    It is made when the replica is built and its first iteration begins.
+    """
+
+    def __init__(self, context: ReplicaContext) -> None:
+        self._context, self._began = context, time.monotonic()
+        self._sent = False
+
+    def send(self) -> None:
+        """Sends the report after the first iteration. Later calls do nothing."""
+        if self._sent:
+            return
+        self._sent = True
+        self._context.control.started()
+        if self._context.compile_clock is not None:
+            send(self._context.control, self._context.compile_clock.report(self._began))
+
+
+class Lag:
+    """Collects policy lags between two rows of metrics: the ages, in versions, of the weights of batches."""
+
+    def __init__(self) -> None:
+        self._lags: list[int] = []
+
+    def add(self, *lags: int) -> None:
+        """Adds the lags of some batches."""
+        self._lags.extend(lags)
+
+    def take(self) -> dict[str, float]:
+        """Returns mean and maximum since the last call."""
+        lags, self._lags = self._lags, []
+        return lag_metrics(lags)
+
+
+def lag_metrics(lags: Iterable[int]) -> dict[str, float]:
+    """Returns mean and maximum of the lags as metrics."""
+    values = list(lags) or [0]
+    return {"policy_lag/mean": sum(values) / len(values), "policy_lag/max": float(max(values))}

@@ -9,7 +9,7 @@ import numpy as np
 from rollmill.channels.errors import ChannelClosed
 from rollmill.channels.protocols import Receiver, Sender
 from rollmill.dataflow import Collector, StepReply
-from rollmill.workers.replica.context import ReplicaContext
+from rollmill.workers.replica.context import IterationState, ReplicaContext, StageRun
 from rollmill.workers.replica.env_client import (
     RESTARTED,
     CompiledStepper,
@@ -26,10 +26,9 @@ from rollmill.workers.replica.layouts import (
     request_layout,
 )
 from rollmill.workers.replica.snapshots import environment_part, restored_collector
-from rollmill.workers.replica.work import StageRun, Work
 
 
-class PolicyEnded(Exception):
+class ClientClosed(Exception):
     """The policy's group has ended, so no more actions come."""
 
 
@@ -41,7 +40,7 @@ class _Served(NamedTuple):
     replies: Sender
 
 
-class EnvServer:
+class EnvServer(StageRun):
     """Steps the environments of this replica for the group with the policy."""
 
     def __init__(self, context: ReplicaContext) -> None:
@@ -55,33 +54,34 @@ class EnvServer:
         self._asked = [self._count(served) for served in self._served]
         self._skipped = [asked - min(self._asked) // self._steps * self._steps for asked in self._asked]
 
-    def __call__(self) -> None:
-        """Serves one iteration's steps to every client, or the rest of them that a replaced worker left.
+    def run(self, state: IterationState) -> IterationState:
+        """Serves one iteration's steps to every client, or those that a replaced worker had not served.
 
         Raises:
-            PolicyEnded: the clients have ended.
+            ClientClosed: the clients have ended.
         """
         for step in range(self._steps):
             for n in range(len(self._served)):
                 if step >= self._skipped[n]:
                     self._serve_step(n)
         self._skipped = [0] * len(self._served)
+        return state
 
     @property
     def resumed_at(self) -> int:
-        """The first iteration that was not served whole when this replica began."""
-        return self._context.first + min(self._asked) // self._steps
+        """The first iteration that was not served completely when this replica began."""
+        return self._context.begin.first + min(self._asked) // self._steps
 
     @property
     def _steps(self) -> int:
         return self._context.graph.loops.num_steps
 
     def _count(self, served: _Served) -> int:
-        """Requests that were taken so far, by this worker and those that it has replaced."""
+        """Counts the requests taken so far, by this worker and those that it has replaced."""
         return served.requests.statistics()[served.pair.policy].messages
 
     def part(self) -> dict[str, np.ndarray]:
-        """The states of the environments, where snapshots hold them."""
+        """Returns the states of the environments, if this replica owns them."""
         return environment_part(self._context, [served.stepper.state() for served in self._served])
 
     def _serve_step(self, n: int) -> None:
@@ -91,7 +91,7 @@ class EnvServer:
             with served.requests.receive(source=served.pair.policy) as message:
                 request = message.copy()
         except ChannelClosed as closed:  # between hosts, a policy that has ended closes what it asked through
-            raise PolicyEnded from closed
+            raise ClientClosed from closed
         control.work("stepping environments")
         if self._restarted[n]:
             self._restart(n)
@@ -105,18 +105,18 @@ class EnvServer:
     # --- beginning, and after a loss -------------------------------------------------------------------
 
     def _open(self, n: int) -> None:
-        """Sends the first observations, or says that these environments take the place of lost ones."""
+        """Sends the first observations, or marks these environments as replacements of lost ones."""
         served, context = self._served[n], self._context
         target = served.pair.policy
-        if context.opens and served.openings.statistics()[target].messages == 0:
+        if context.begin.resets_environments and served.openings.statistics()[target].messages == 0:
             served.openings.send(jax.tree.map(np.asarray, served.stepper.open()), target=target)
-        elif context.attempt:
+        elif context.begin.attempt:
             self._restarted[n] = True
             if self._count(served) > served.replies.statistics()[target].messages:
-                self._restart(n)  # the lost one had taken a request and not answered it
+                self._restart(n)  # the lost worker took a request and did not answer it
 
     def _restart(self, n: int) -> None:
-        """Answers that these environments were lost, with the first observations of others."""
+        """Replies that these environments were lost, with the first observations of their replacements."""
         served = self._served[n]
         opening = jax.tree.map(np.asarray, served.stepper.open())
         layout = reply_layout(self._context.flow, len(served.pair.index))
@@ -138,7 +138,7 @@ class EnvServer:
                 source=here,
                 targets=[pair.policy],
                 layout=reply_layout(flow, width),
-                checksum=context.checksums,
+                checksum=context.spec.checksums,
             ),
         )
 
@@ -150,22 +150,11 @@ class EnvServer:
         return CompiledStepper(self._context.graph, jax.tree.map(lambda leaf: leaf[cut], collector))
 
 
-def serve_stage(context: ReplicaContext) -> StageRun:
-    """Makes the stage that serves one iteration's steps."""
-    server = EnvServer(context)
-
-    def serve(work: Work) -> Work:
-        server()
-        return work
-
-    return StageRun(serve, part=server.part, resumed_at=lambda: server.resumed_at)
-
-
 def host_stepper(context: ReplicaContext, index: Sequence[int]) -> HostStepper:
-    """Environments that are Python objects, in this process."""
+    """Makes a stepper of Python environments in this process."""
     assert context.graph.host is not None
-    vector = context.graph.host(index, seed=context.seed, generation=context.start_number)
-    return HostStepper(vector, index, context.control, max_failures=context.max_failures)
+    vector = context.graph.host(index, seed=context.spec.seed, generation=context.start_number)
+    return HostStepper(vector, index, context.control, max_failures=context.spec.tolerances.max_failures)
 
 
 def _collector(context: ReplicaContext) -> Collector | None:

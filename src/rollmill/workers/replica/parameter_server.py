@@ -15,15 +15,12 @@ import numpy as np
 from rollmill.channels.errors import ChannelClosed, TimedOut
 from rollmill.channels.protocols import ReceivedMessage, Receiver
 from rollmill.dataflow import Learner, end_iteration, start_learner
-from rollmill.workers.protocol import IterationMetrics, SnapshotPart, send
-from rollmill.workers.replica.context import ReplicaContext
-from rollmill.workers.replica.lag import Lag
+from rollmill.workers.protocol import IterationMetrics, send
+from rollmill.workers.replica.context import Lag, ReplicaContext, StartReport
 from rollmill.workers.replica.layouts import gradients_layout, parameters_layout
 from rollmill.workers.replica.remote import LAST, NO_UPDATE
-from rollmill.workers.replica.snapshot_requests import SnapshotRequests
-from rollmill.workers.replica.snapshots import learner_part, restored_learner
-from rollmill.workers.replica.start_report import StartReport
-from rollmill.workers.replica.stop import StopParticipant
+from rollmill.workers.replica.requests import SnapshotRequests, StopParticipant
+from rollmill.workers.replica.snapshots import learner_part, restored_learner, send_part
 
 POLL_SECONDS = 0.2
 """Seconds of waiting between two looks at the snapshot requests."""
@@ -43,7 +40,7 @@ def run_parameter_server(context: ReplicaContext) -> None:
     parameters = context.wire.latest_writer(
         "parameters", layout=parameters_layout(context.flow), readers=senders.replicas
     )
-    learner = restored_learner(context, context.flow.state.learner)
+    learner = restored_learner(context)
     server = _Server(context, learner)
     report = StartReport(context)
     parameters.publish(server.parameters, version=0)
@@ -72,7 +69,7 @@ class _Server:
     def __init__(self, context: ReplicaContext, learner: Learner | None) -> None:
         graph, senders = context.graph, context.role.partner("gradients")
         self._context, self._requests = context, SnapshotRequests(context.control)
-        self._ending = StopParticipant(context.control, begun=context.first, planned=graph.loops.iterations)
+        self._ending = StopParticipant(context.control, begun=context.begin.first, planned=graph.loops.iterations)
         self._learner = jax.jit(partial(start_learner, graph))(context.key) if learner is None else learner
         self._asynchronous = not senders.synchronous
         self._share = 1.0 / senders.replicas if self._asynchronous else 1.0
@@ -81,7 +78,7 @@ class _Server:
         self._end_iteration = jax.jit(partial(end_iteration, graph))
         self._rows: list[np.ndarray] = []
         self._lag = Lag()
-        self._iteration = context.first  # that the learner is before, or in
+        self._iteration = context.begin.first  # that the learner is before, or in
         self._whole = True  # whether it is before it
         self.version = 0
         """Updates that the parameters have seen since the last common start."""
@@ -157,5 +154,5 @@ class _Server:
         assert iteration is not None
         if not self._asynchronous:
             self._learner = self._end_iteration(self._learner)
-        send(self._context.control, SnapshotPart(iteration, 0, learner_part(self._context, self._learner)))
+        send_part(self._context, iteration, learner_part(self._context, self._learner))
         self._requests.answered()

@@ -22,8 +22,12 @@ OPERATIONS = {
 """The operations that notes belong to, as the profiler names them."""
 
 
+UNRECORDED = ("compiling", "training")
+"""Notes of a mesh, where the dispatch loop records the operations itself."""
+
+
 class ReplicaControl:
-    """A control whose worker is not hung while it waits in a channel: others are, if anybody is.
+    """Control that suspends hang detection while its worker waits on a channel, since its peer may be stuck.
 
     Args:
         control: the worker's line, used from the thread that makes this object.
@@ -45,7 +49,8 @@ class ReplicaControl:
         """See `Control`."""
         self._measure()
         self._note, self._expect = note, float(expect)
-        self._activity.become(*_operation_of(note))
+        if note not in UNRECORDED:
+            self._activity.become(*_operation_of(note))
         self._control.at(note, expect=expect)
 
     def work(self, note: str) -> None:

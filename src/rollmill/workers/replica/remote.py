@@ -59,7 +59,7 @@ class ParameterClient:
             source=context.replica,
             targets=[0],
             layout=gradients_layout(flow),
-            checksum=context.checksums,
+            checksum=context.spec.checksums,
         )
         self._parameters = context.wire.latest_reader(
             "parameters", layout=parameters_layout(flow), reader=context.replica, readers=group.replicas
@@ -67,7 +67,7 @@ class ParameterClient:
         self._version = 0
         """Updates that the parameters here have seen."""
         self._held: tuple[PyTree, int] | None = None
-        self._iteration = context.first
+        self._iteration = context.begin.first
 
     def begin(self, learner: Learner, iteration: int) -> Learner:
         """The learner with the parameters that an iteration begins with."""

@@ -1,6 +1,7 @@
 """Snapshots: each replica's part of the training state as named arrays, and the state assembled from all parts.
 
-The state is the same whatever the placement: a run can go on under another distribution policy.
+A role says which parts of the state its replicas own (`dataflow.Owned`), whatever runs them. The assembled state
+does not depend on the placement, so a run can be resumed under another distribution policy.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ from jaxtyping import PyTree
 from rollmill.core.errors import CheckpointError
 from rollmill.dataflow import Collector, Learner, Owned, State
 from rollmill.record.leaves import from_host, to_host
+from rollmill.workers.protocol import SnapshotPart, send
 from rollmill.workers.replica.context import ReplicaContext
 
 COLLECTOR, LEARNER, RINGS = "collector.", "learner.", "rings."
@@ -32,8 +34,22 @@ class StatePart(NamedTuple):
     """The parts of the state that its group owns."""
 
 
+def state_part(context: ReplicaContext, state: State) -> dict[str, np.ndarray]:
+    """Returns the leaves that this replica owns of a state with its own environments."""
+    return (
+        collector_part(context, state.collector)
+        | rings_part(context, state.rings)
+        | learner_part(context, state.learner)
+    )
+
+
+def send_part(context: ReplicaContext, iteration: int, arrays: Mapping[str, np.ndarray]) -> None:
+    """Sends this replica's part of the state before an iteration."""
+    send(context.control, SnapshotPart(iteration, int(context.index[0]), arrays))
+
+
 def collector_part(context: ReplicaContext, collector: Collector) -> dict[str, np.ndarray]:
-    """The leaves of the collector that this replica owns."""
+    """Returns the leaves of the collector that this replica owns."""
     owned = context.role.owned
     if Owned.POLICY_INPUTS not in owned:
         return {}
@@ -43,7 +59,7 @@ def collector_part(context: ReplicaContext, collector: Collector) -> dict[str, n
 
 
 def environment_part(context: ReplicaContext, states: Sequence[PyTree[Any]]) -> dict[str, np.ndarray]:
-    """States of environments, joined in the order of their indices, where this replica owns them."""
+    """Returns environment states, joined in the order of their indices, if this replica owns them."""
     if Owned.ENVIRONMENTS not in context.role.owned:
         return {}
     joined = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *states)
@@ -51,10 +67,10 @@ def environment_part(context: ReplicaContext, states: Sequence[PyTree[Any]]) -> 
 
 
 def learner_part(context: ReplicaContext, learner: Learner) -> dict[str, np.ndarray]:
-    """The leaves of the learner that this replica owns, and those that no fragment writes."""
+    """Returns the leaves of the learner that this replica owns, and those that no fragment writes."""
     owned = context.role.owned
     if context.replica or not owned:
-        return {}  # all replicas hold the same
+        return {}  # all replicas hold the same learner, and the first one sends it
     others = frozenset[int]()
     if Owned.PARAMETERS not in owned:
         others |= context.flow.updated
@@ -65,21 +81,21 @@ def learner_part(context: ReplicaContext, learner: Learner) -> dict[str, np.ndar
 
 
 def rings_part(context: ReplicaContext, rings: PyTree[Any]) -> dict[str, np.ndarray]:
-    """The replay memory of this replica's environments, where it owns one."""
+    """Returns the replay memory of this replica's environments, if it owns one."""
     return to_host({"rings": rings}) if Owned.REPLAY in context.role.owned else {}
 
 
 def assemble(blank: State, iteration: int, parts: Sequence[StatePart]) -> State:
-    """The whole state from the parts of all replicas that own some.
+    """Assembles the whole state from the parts of all replicas that own some.
 
     Args:
-        blank: a state at the beginning; gives the root key, and environments that no group owns because they begin
-            anew.
-        iteration: that the state is before.
-        parts: parts of the training state, from all replicas.
+        blank: a state at the beginning. It gives the root key, and the environments if no group owns them because
+            they begin anew.
+        iteration: number of iterations that come before the state.
+        parts: parts from all replicas.
 
     Raises:
-        CheckpointError: a part is missing or has another shape; nothing that somebody owns is filled with blanks.
+        CheckpointError: a part is missing or has another shape. A part with an owner is never filled from `blank`.
     """
     whole = to_host(blank)
     _check_whole(whole, iteration, parts)
@@ -100,7 +116,7 @@ def assemble(blank: State, iteration: int, parts: Sequence[StatePart]) -> State:
 
 
 def _check_whole(whole: Mapping[str, np.ndarray], iteration: int, parts: Sequence[StatePart]) -> None:
-    """Checks that every leaf was sent by every replica that owns it.
+    """Checks that every replica sent all leaves that it owns.
 
     Raises:
         CheckpointError: naming the replica, the part of the state and the leaf.
@@ -115,13 +131,13 @@ def _check_whole(whole: Mapping[str, np.ndarray], iteration: int, parts: Sequenc
                 raise CheckpointError(_unusable(iteration, f"{part.replica} sent no {kind} ({name})"))
     sent = frozenset[str]().union(*(part.arrays for part in parts))
     for name in sorted(whole.keys() - sent):
-        if name.startswith((LEARNER, RINGS)):  # which begin anew in no placement
+        if name.startswith((LEARNER, RINGS)):  # which begin anew under no placement
             kind = f"{Owned.PARAMETERS} or {Owned.STATISTICS}" if name.startswith(LEARNER) else Owned.REPLAY
             raise CheckpointError(_unusable(iteration, f"{_owners(parts, kind)} sent no {kind} ({name})"))
 
 
 def _kind_by_environment(name: str) -> Owned | None:
-    """The part of the state that a leaf belongs to, if it is divided along the environments."""
+    """Returns the part of the state that a leaf belongs to, if it is divided along the environments."""
     if name.startswith(RINGS):
         return Owned.REPLAY
     if not name.startswith(COLLECTOR):
@@ -130,7 +146,7 @@ def _kind_by_environment(name: str) -> Owned | None:
 
 
 def _owners(parts: Sequence[StatePart], kind: str) -> str:
-    """The replicas that own a kind of state; all of them if none does."""
+    """Names the replicas that own a kind of state, or all of them if none does."""
     owners = [part.replica for part in parts if any(owned in kind for owned in part.owned)]
     return " and ".join(owners or [part.replica for part in parts])
 
@@ -145,30 +161,32 @@ def _unusable(iteration: int, problem: str) -> str:
 def share_of(
     state: State, index: range, *, learner: bool, environments: bool, rings: bool = False
 ) -> dict[str, np.ndarray]:
-    """The leaves of a restored state that a replica with these environments begins with."""
+    """Returns the leaves of a restored state that a replica with these environments begins with."""
     arrays = to_host({"learner": state.learner}) if learner else {}
     if learner and environments:
         arrays |= to_host({"key": state.key, "iteration": state.iteration})
-    by_environment = ({"collector": state.collector} if environments else {}) | (
-        {"rings": state.rings} if rings else {}
-    )
+    by_environment = {"collector": state.collector} if environments else {}
+    by_environment |= {"rings": state.rings} if rings else {}
     return arrays | {name: a[index.start : index.stop] for name, a in to_host(by_environment).items()}
 
 
 def restored_collector(context: ReplicaContext, shapes: Collector) -> Collector | None:
-    """The collector of this replica out of a checkpoint; None where it begins anew."""
-    if not any(name.startswith(COLLECTOR) for name in context.restored):
-        return None
-    return from_host(context.restored, {"collector": shapes})["collector"]
+    """Returns this replica's collector from the checkpoint, or None if it begins anew."""
+    return _restored(context, COLLECTOR, shapes)
 
 
 def restored_rings(context: ReplicaContext, shapes: PyTree[jax.ShapeDtypeStruct]) -> PyTree[Any] | None:
-    """The replay memory of this replica's environments out of a checkpoint; None where it begins empty."""
-    if not any(name.startswith(RINGS) for name in context.restored):
+    """Returns the replay memory of this replica's environments from the checkpoint, or None if it begins empty."""
+    return _restored(context, RINGS, shapes)
+
+
+def restored_learner(context: ReplicaContext) -> Learner | None:
+    """Returns the learner from the checkpoint, or None at the beginning."""
+    return _restored(context, LEARNER, context.flow.state.learner)
+
+
+def _restored(context: ReplicaContext, prefix: str, shapes: PyTree[Any]) -> Any:
+    arrays, name = context.begin.arrays, prefix.rstrip(".")
+    if not any(path.startswith(prefix) for path in arrays):
         return None
-    return from_host(context.restored, {"rings": shapes})["rings"]
-
-
-def restored_learner(context: ReplicaContext, shapes: PyTree[jax.ShapeDtypeStruct]) -> Learner | None:
-    """The learner out of a checkpoint; None at the beginning."""
-    return from_host(context.restored, {"learner": shapes})["learner"] if context.restored else None
+    return from_host(arrays, {name: shapes})[name]

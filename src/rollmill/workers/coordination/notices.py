@@ -1,9 +1,11 @@
-"""Failures of environments of Python: counted for the metrics, and reported to the user."""
+"""Notices for the user: failures of Python environments, which are also counted, and links to other hosts."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from rollmill.channels.transport.tcp_options import SECONDS_UNTIL_LOST
+from rollmill.processes.events import Audible, Silent
 from rollmill.workers.protocol import EnvFailures, EnvGrowth
 from rollmill.workers.reports import Notice, Row
 
@@ -17,20 +19,20 @@ class FailureLog:
     def __init__(self) -> None:
         self._each: Counter[int] = Counter()
         self._since_row = 0
-        self._growth_told = False
+        self._growth_reported = False
 
     def lost(self) -> None:
         """Counts a worker that was lost while it stepped environments."""
         self._since_row += 1
 
-    def told(self, worker: str, message: EnvFailures | EnvGrowth, environment: str) -> Iterator[Notice]:
-        """Notices of what a worker has sent about its environments."""
+    def receive(self, worker: str, message: EnvFailures | EnvGrowth, environment: str) -> Iterator[Notice]:
+        """Yields notices about the environments of a worker."""
         if isinstance(message, EnvGrowth):
-            return self.grown(worker, message, environment)
+            return self._grown(worker, message, environment)
         return self.add(worker, message.failures)
 
     def add(self, worker: str, failures: Sequence[Mapping[str, Any]]) -> Iterator[Notice]:
-        """Counts failures, the fields of `HostFailure`, that a worker has sent."""
+        """Counts failures, the fields of `HostFailure`, that a worker has sent, and yields notices of some."""
         for failure in failures:
             self._since_row += 1
             self._each[failure["index"]] += 1
@@ -38,10 +40,10 @@ class FailureLog:
             if count <= REPORTED_EACH or count & (count - 1) == 0:
                 yield _notice(worker, failure, count)
 
-    def grown(self, worker: str, growth: EnvGrowth, environment: str) -> Iterator[Notice]:
-        """A notice of the first worker whose memory grows with the steps of its environments."""
-        if not self._growth_told:
-            self._growth_told = True
+    def _grown(self, worker: str, growth: EnvGrowth, environment: str) -> Iterator[Notice]:
+        """Reports the first worker whose memory grows with the steps of its environments."""
+        if not self._growth_reported:
+            self._growth_reported = True
             yield Notice(
                 f"{worker}: its memory grows by about {_size(growth.bytes_per_step)} a step of an environment, to "
                 f"{_size(growth.resident)} so far, while it steps environments {growth.first} to {growth.last} of "
@@ -49,7 +51,7 @@ class FailureLog:
             )
 
     def add_to(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
-        """Rows with the failures since the row before; where several come at once, the first has them."""
+        """Adds the number of failures since the previous row. Of several rows, the first one has it."""
         counts = [self._since_row, *[0] * (len(rows) - 1)]
         self._since_row = 0
         return [{**row, "episodes/failed": count} for row, count in zip(rows, counts, strict=True)]
@@ -69,3 +71,15 @@ def _notice(worker: str, failure: Mapping[str, Any], count: int) -> Notice:
         f"{failure['error']}, at {failure['line']}; its episode was truncated",
         failed="environment",
     )
+
+
+def link_notice(event: Silent | Audible) -> Notice:
+    """Returns the notice about a host that has become silent, or is heard again."""
+    match event:
+        case Silent(job, seconds, host):
+            return Notice(
+                f"nothing is heard from {job.name} on {host} for {seconds:.0f} s; it is given up after "
+                f"{SECONDS_UNTIL_LOST} s"
+            )
+        case Audible(job, seconds, host):
+            return Notice(f"{job.name} on {host} is heard again after {seconds:.0f} s")

@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from rollmill.workers.coordination.meeting import MeetingPort
+from rollmill.workers.coordination.starts import RendezvousPort
 
 
 def place(meeting):
@@ -14,12 +14,12 @@ def place(meeting):
 
 
 def test_another_program_cannot_take_the_port_before_the_mesh_listens():
-    with contextlib.closing(MeetingPort()) as meeting, pytest.raises(OSError, match="in use"):
+    with contextlib.closing(RendezvousPort()) as meeting, pytest.raises(OSError, match="in use"):
         socket.create_server(place(meeting))
 
 
 def test_a_service_that_shares_its_port_gets_all_connections():
-    with contextlib.closing(MeetingPort()) as meeting, socket.socket() as service:
+    with contextlib.closing(RendezvousPort()) as meeting, socket.socket() as service:
         service.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         service.bind(place(meeting))
         service.listen()
@@ -29,7 +29,7 @@ def test_a_service_that_shares_its_port_gets_all_connections():
 
 
 def test_the_port_is_free_once_another_is_held():
-    with contextlib.closing(MeetingPort()) as meeting:
+    with contextlib.closing(RendezvousPort()) as meeting:
         before = place(meeting)
         meeting.change()
         assert place(meeting) != before

@@ -1,4 +1,4 @@
-"""The learner of a replica that computes gradients, from iteration to iteration."""
+"""Holds the learner between iterations, in replicas that compute gradients, and the stages that use it."""
 
 from functools import partial
 
@@ -6,22 +6,20 @@ import jax
 import numpy as np
 
 from rollmill.dataflow import Learner, Trajectory, Weights, empty_experience, start_learner
-from rollmill.workers.replica.context import ReplicaContext
-from rollmill.workers.replica.lag import metrics_of
+from rollmill.workers.replica.context import IterationState, ReplicaContext, StageRun, lag_metrics
 from rollmill.workers.replica.layouts import ring_shapes
 from rollmill.workers.replica.learner import CompiledLearner, CutLearner
 from rollmill.workers.replica.remote import MeanOverReplicas, ParameterClient
 from rollmill.workers.replica.snapshots import learner_part, restored_learner, restored_rings, rings_part
-from rollmill.workers.replica.work import StageRun, Work
 from rollmill.workers.reports import Row
 
 
-class HeldLearner:
-    """A learner, and the program that learns with it; its parameters may be made by a parameter server."""
+class LearnerState:
+    """A learner, and the program that learns with it. A parameter server may make its parameters."""
 
     def __init__(self, context: ReplicaContext) -> None:
         self._context, graph = context, context.graph
-        restored = restored_learner(context, context.flow.state.learner)
+        restored = restored_learner(context)
         self.tree: Learner = jax.jit(partial(start_learner, graph))(context.key) if restored is None else restored
         rings = restored_rings(context, ring_shapes(context.flow, len(context.index)))
         self._rings = jax.jit(partial(empty_experience, graph))(context.index) if rings is None else rings
@@ -39,7 +37,7 @@ class HeldLearner:
         self.tree = self._parameters.begin(self.tree, iteration)
 
     def learn(self, trajectory: Trajectory, iteration: int) -> Row | None:
-        """One iteration's learning; its metrics, but for those that travel with the gradients."""
+        """Learns for one iteration. Returns its metrics, or None if they travel with the gradients."""
         self._context.control.work("learning")
         self.tree, self._rings, row = self._learn(self.tree, self._rings, trajectory, iteration)
         if self._parameters is not None and not self._context.group.synchronous:
@@ -48,16 +46,16 @@ class HeldLearner:
         return row
 
     def part(self) -> dict[str, np.ndarray]:
-        """The arrays that this replica contributes to a snapshot."""
+        """Returns the arrays that this replica contributes to a snapshot."""
         return learner_part(self._context, self.tree) | rings_part(self._context, self._rings)
 
     def _program(self) -> CompiledLearner | CutLearner:
-        context, graph = self._context, self._context.graph
+        context = self._context
         reduces = context.role.has_channel("mean")
         if self._parameters is None and not reduces:
-            return CompiledLearner(graph, context.key, context.index)
+            return CompiledLearner(context.graph, context.key, context.index)
         return CutLearner(
-            graph,
+            context.graph,
             context.flow,
             context.key,
             context.index,
@@ -67,26 +65,33 @@ class HeldLearner:
         )
 
 
-def fetch_stage(learner: HeldLearner) -> StageRun:
-    """Makes the stage that takes the parameters which an iteration begins with."""
+class FetchParameters(StageRun):
+    """Takes the parameters that an iteration begins with."""
 
-    def fetch(work: Work) -> Work:
-        learner.fetch(work.iteration)
-        return work
+    def __init__(self, learner: LearnerState) -> None:
+        self._learner = learner
 
-    return StageRun(fetch)
+    def run(self, state: IterationState) -> IterationState:
+        """Replaces the learner's parameters."""
+        self._learner.fetch(state.iteration)
+        return state
 
 
-def learn_stage(context: ReplicaContext, learner: HeldLearner) -> StageRun:
-    """Makes the stage that learns from the iteration's trajectory."""
-    loops = context.graph.loops
-    updates = loops.epochs * loops.num_minibatches
+class Learn(StageRun):
+    """Learns from the iteration's trajectory."""
 
-    def learn(work: Work) -> Work:
-        assert work.trajectory is not None
-        row = learner.learn(work.trajectory, work.iteration)
-        if row is not None and work.lags is not None:
-            row = {**row, **metrics_of([lag * updates for lag in work.lags])}
-        return work._replace(metrics=row)
+    def __init__(self, context: ReplicaContext, learner: LearnerState) -> None:
+        self._learner, loops = learner, context.graph.loops
+        self._updates = loops.epochs * loops.num_minibatches
 
-    return StageRun(learn, part=learner.part)
+    def run(self, state: IterationState) -> IterationState:
+        """Adds the metrics of learning."""
+        assert state.trajectory is not None
+        row = self._learner.learn(state.trajectory, state.iteration)
+        if row is not None and state.lags is not None:
+            row = {**row, **lag_metrics(lag * self._updates for lag in state.lags)}
+        return state._replace(metrics=row)
+
+    def part(self) -> dict[str, np.ndarray]:
+        """Returns the learner and the replay memory, as far as this replica owns them."""
+        return self._learner.part()

@@ -1,0 +1,91 @@
+"""Requests snapshots of all replicas, and assembles the state when all parts have come."""
+
+import time
+from collections.abc import Set
+
+from rollmill.dataflow import State
+from rollmill.processes.supervision import ALL, Supervision
+from rollmill.workers.protocol import STRIDE, SnapshotRequest, send_to
+from rollmill.workers.replica.snapshots import StatePart, assemble
+from rollmill.workers.reports import Saved
+
+MARGIN_SECONDS = 0.5
+"""How far ahead a snapshot is announced, so that probably no replica has passed it."""
+
+
+class Pace:
+    """How far the training has come, and how fast."""
+
+    def __init__(self, first: int) -> None:
+        self.first = self.iteration = self.furthest = first
+        self._row_seconds = 0.1
+        self._row_at = time.monotonic()
+
+    def advance(self, iteration: int, rows: int) -> bool:
+        """Counts `rows` rows of metrics up to an iteration. Returns whether the training is further than ever."""
+        now = time.monotonic()
+        self._row_seconds = 0.8 * self._row_seconds + 0.2 * (now - self._row_at) / rows
+        self._row_at, self.iteration = now, iteration
+        is_new = iteration > self.furthest
+        self.furthest = max(self.furthest, iteration)
+        return is_new
+
+    def ahead(self, *, mesh: bool) -> int:
+        """Returns an iteration that probably no replica has reached. One that has answers `MissedSnapshot`."""
+        ahead = self.iteration + 2 + int(MARGIN_SECONDS / max(self._row_seconds, 1e-4))
+        return -(-ahead // STRIDE) * STRIDE + STRIDE if mesh else ahead
+
+
+class SnapshotCollector:
+    """The requested snapshot, and the parts that have come.
+
+    Args:
+        workers: workers to ask.
+        initial: a state at the beginning, for what no replica owns.
+    """
+
+    def __init__(self, workers: Supervision, initial: State) -> None:
+        self._workers, self._initial = workers, initial
+        self._wanted: int | None = None
+        self._parts: dict[int, dict[str, StatePart]] = {}
+
+    def request(self, pace: Pace, last: int, *, mesh: bool) -> None:
+        """Requests the state after one of the next iterations, unless one is requested already."""
+        passed = self._wanted is not None and pace.iteration > self._wanted + 1
+        if (self._wanted is None or passed) and pace.iteration < last:
+            self._wanted = min(pace.ahead(mesh=mesh), last)
+            self._parts = {n: parts for n, parts in self._parts.items() if n > pace.iteration}
+            self.repeat(ALL)
+
+    def repeat(self, to: str) -> None:
+        """Sends the pending request, if there is one, to a replica or all."""
+        if self._wanted is not None:
+            send_to(self._workers, to, SnapshotRequest(self._wanted))
+
+    def add(self, iteration: int, part: StatePart) -> None:
+        """Adds a replica's part."""
+        self._parts.setdefault(iteration, {})[part.replica] = part
+
+    def missed(self, iteration: int) -> None:
+        """Drops a request that a replica could not answer."""
+        if iteration == self._wanted:
+            self._wanted = None
+
+    def clear(self) -> None:
+        """Drops the request and all parts, because all replicas begin again."""
+        self._wanted = None
+        self._parts.clear()
+
+    def complete(self, replicas: Set[str]) -> Saved | None:
+        """Assembles the first state of which all these replicas have sent their parts.
+
+        Raises:
+            CheckpointError: a replica sent no part that it owns.
+        """
+        for iteration, parts in sorted(self._parts.items()):
+            if replicas <= parts.keys():
+                del self._parts[iteration]
+                state = assemble(self._initial, iteration, list(parts.values()))
+                self.missed(iteration)
+                return Saved(iteration, state)
+        return None

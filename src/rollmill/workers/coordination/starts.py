@@ -1,0 +1,186 @@
+"""The common starts of all replicas: what each replica begins with, and how long starting takes."""
+
+import contextlib
+import socket
+import time
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rollmill.dataflow import Graph, Owned, Role, State, empty_experience, roles_of, share, start, start_learner
+from rollmill.planning.plan import AllReduce
+from rollmill.processes.jobs import Job
+from rollmill.programs.compile_clock import CompileTimes, Interval, union
+from rollmill.workers.protocol import Begin
+from rollmill.workers.replica.snapshots import share_of
+from rollmill.workers.reports import Durations, Saved
+from rollmill.workers.run_spec import RunSpec
+
+
+class RendezvousPort:
+    """A port at which the processes of a mesh meet, reserved until the first of them listens there.
+
+    The socket that reserves it never listens. It shares its port (SO_REUSEPORT) with sockets of the same user that
+    ask for that, as the service of `jax.distributed` does.
+    """
+
+    def __init__(self) -> None:
+        self._socket = _bound()
+
+    @property
+    def address(self) -> str:
+        """The address, such as `127.0.0.1:40123`."""
+        return "{}:{}".format(*self._socket.getsockname())
+
+    def change(self) -> None:
+        """Reserves another port instead."""
+        old, self._socket = self._socket, _bound()
+        old.close()
+
+    def close(self) -> None:
+        """Releases the port."""
+        self._socket.close()
+
+
+def _bound() -> socket.socket:
+    bound = socket.socket()
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    bound.bind(("127.0.0.1", 0))
+    return bound
+
+
+class Starts:
+    """The state that replicas begin with, and how often all of them or one of them has begun.
+
+    Args:
+        graph: graph to train.
+        spec: specification of the run.
+        initial: a state at the beginning, on the host.
+        restored: the checkpoint to resume from. None at the beginning.
+    """
+
+    def __init__(self, graph: Graph, spec: RunSpec, initial: State, restored: Saved | None) -> None:
+        plan = spec.read_plan()
+        self.mesh = plan.place == "mesh"
+        """Whether all replicas are one program, whose state can be had at multiples of a stride."""
+        self.roles: Mapping[str, Role] = roles_of(graph, plan.partition, mesh=self.mesh)
+        self.saved = restored or Saved(0, initial)
+        """The newest state that was assembled."""
+        self.restarts = 0
+        """How often all replicas have begun again."""
+        self._num_envs, self._launches = graph.loops.num_envs, spec.kernels.launches
+        self._reduction: AllReduce | None = None
+        self._port = RendezvousPort() if self.mesh else None
+        self._generation = 1 if restored else 0
+        self._attempts: dict[str, int] = {}
+        self._has_saved = self._restores = restored is not None
+        self._first = self.saved.iteration
+
+    def closing(self) -> contextlib.AbstractContextManager[object]:
+        """Returns a context that releases the port at its end."""
+        return contextlib.closing(self._port) if self._port else contextlib.nullcontext()
+
+    def role(self, job: Job) -> Role:
+        """Returns the role of a job's group."""
+        return self.roles[job.group]
+
+    def attempts(self, job: Job) -> int:
+        """Returns how often this replica was replaced since the last common start."""
+        return self._attempts.get(job.name, 0)
+
+    def keep(self, saved: Saved) -> None:
+        """Keeps an assembled state for the next common start."""
+        self.saved, self._has_saved = saved, True
+
+    def keep_choices(self, launches: Mapping[str, Any] | None, reduction: AllReduce | None) -> None:
+        """Keeps the kernels and the all-reduce that a mesh has chosen by timing."""
+        self._launches = self._launches if launches is None else dict(launches)
+        self._reduction = reduction or self._reduction
+
+    def replace(self, job: Job) -> None:
+        """Counts a replica that takes the place of a lost one."""
+        self._attempts[job.name] = self.attempts(job) + 1
+
+    def begin_again(self) -> None:
+        """Counts a common start of all replicas from the newest state."""
+        self.restarts += 1
+        self._generation += 1
+        self._attempts.clear()
+        if self._port:
+            self._port.change()
+        self._first = self.saved.iteration
+        self._restores = self._has_saved or self._keeps_environments
+
+    def begin(self, job: Job) -> Begin:
+        """Returns the message with which a replica begins."""
+        role, attempt = self.role(job), self.attempts(job)
+        restores_environments = self._restores and self._keeps_environments
+        arrays = {}
+        if self._restores and not (attempt and role.steps_environments):
+            everything = range(self._num_envs)
+            index = everything if self.mesh else share(self._num_envs, role.group.replicas, job.replica)
+            arrays = share_of(
+                self.saved.state,
+                index,
+                learner=role.learns,
+                environments=restores_environments,
+                rings=Owned.REPLAY in role.owned,
+            )
+        return Begin(
+            first=self._first,
+            restart=self.restarts,
+            attempt=attempt,
+            generation=self._generation,
+            resets_environments=not restores_environments,
+            rendezvous_address=self._port.address if self._port else "",
+            launches=self._launches,
+            reduction=self._reduction,
+            arrays=arrays,
+        )
+
+    @property
+    def _keeps_environments(self) -> bool:
+        """Whether states hold the environments. Asynchronous ones and Python objects begin anew."""
+        return any(Owned.ENVIRONMENTS in role.owned for role in self.roles.values())
+
+
+class StartUp:
+    """Combines the compile times of all workers.
+
+    Workers build and compile side by side and after one another, so neither a sum nor a maximum over them says for
+    how long nothing was learned. Each worker reports the times at which it compiled, and their union counts.
+
+    Args:
+        began: when workers were started, by `time.monotonic`.
+    """
+
+    def __init__(self, began: float) -> None:
+        self._began = began
+        self._compiled: list[Interval] = []
+        self._built = began
+
+    def add(self, times: CompileTimes) -> Durations:
+        """Adds a worker's times that have just arrived, and returns the durations so far."""
+        now = time.monotonic()
+        self._compiled += [(now - begin, now - end) for begin, end in times.compiled]
+        self._built = max(self._built, now - times.built)
+        return Durations(_length(self._compiled), _length([*self._compiled, (self._began, self._built)]))
+
+
+def _length(intervals: Iterable[Interval]) -> float:
+    return sum((end - begin for begin, end in union(intervals)), start=0.0)
+
+
+def initial_host_state(graph: Graph, shapes: State, key: Any) -> State:
+    """Makes a state at the beginning. Python environments are zeros, because no state holds them."""
+    index = jnp.arange(graph.loops.num_envs, dtype=jnp.int32)
+    if graph.host is None:
+        return jax.jit(lambda key: start(graph, key, index))(key)
+    learner = jax.jit(partial(start_learner, graph))(key)  # the learner's own program, which its workers cache
+    zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes.collector)
+    rings = jax.jit(lambda: empty_experience(graph, index))()
+    return State(zeros, learner, key, jnp.int32(0), rings)

@@ -1,0 +1,139 @@
+"""Stages between the group with the policy and the group with the gradients.
+
+Trajectories travel in queues. Weights are a latest value, published where they are learned and received where they
+are acted with.
+"""
+
+import jax
+import numpy as np
+
+from rollmill.channels.errors import Damaged
+from rollmill.channels.protocols import Gathered
+from rollmill.dataflow import Trajectory
+from rollmill.workers.replica.context import IterationState, ReplicaContext, StageRun
+from rollmill.workers.replica.layouts import AXES, trajectory_layout, weights_layout
+from rollmill.workers.replica.learner_state import LearnerState
+
+
+class ReceiveWeights(StageRun):
+    """Waits for the weights of an iteration, or takes the newest ones if the group is asynchronous."""
+
+    def __init__(self, context: ReplicaContext) -> None:
+        self._context = context
+        self._reader = context.wire.latest_reader(
+            f"weights/{context.peers('weights')[0]}",
+            layout=weights_layout(context.flow),
+            reader=context.replica,
+            readers=context.group.replicas,
+        )
+
+    def run(self, state: IterationState) -> IterationState:
+        """Adds the weights."""
+        at_least = state.iteration if self._context.group.synchronous else self._context.begin.first
+        self._context.control.at("waiting for weights")
+        latest = self._reader.read(at_least=at_least)
+        return state._replace(weights=latest.tree, version=latest.version)
+
+
+class PublishWeights(StageRun):
+    """Publishes the weights after each iteration, and when it is made those that the training begins with."""
+
+    def __init__(self, context: ReplicaContext, learner: LearnerState) -> None:
+        self._learner = learner
+        self._writer = context.wire.latest_writer(
+            f"weights/{context.replica}",
+            layout=weights_layout(context.flow),
+            readers=context.role.partner("weights").replicas,
+        )
+        self._publish(context.begin.first)
+
+    def run(self, state: IterationState) -> IterationState:
+        """Publishes the weights that this iteration has learned."""
+        self._publish(state.iteration + 1)
+        return state
+
+    def _publish(self, version: int) -> None:
+        self._writer.publish(jax.device_get(self._learner.weights), version=version)
+
+
+class SendTrajectories(StageRun):
+    """Sends each rollout to the replicas that learn from it."""
+
+    def __init__(self, context: ReplicaContext) -> None:
+        self._context, self._first = context, context.begin.first
+        self._targets = context.peers("trajectory")
+        self._sender = context.wire.sender(
+            "trajectory",
+            source=context.replica,
+            targets=list(self._targets),
+            layout=trajectory_layout(context.flow, len(context.index) // len(self._targets)),
+            checksum=context.spec.checksums,
+        )
+
+    @property
+    def resumed_at(self) -> int:
+        """The first iteration that the replaced worker had not delivered to all of its targets."""
+        return self._first + min(map(self._delivered, self._targets))
+
+    def run(self, state: IterationState) -> IterationState:
+        """Sends each target the part of the trajectory with its environments."""
+        assert state.trajectory is not None
+        parts = [state.trajectory] if len(self._targets) == 1 else _split(state.trajectory, len(self._targets))
+        for target, part in zip(self._targets, parts, strict=True):
+            if self._context.begin.attempt and self._first + self._delivered(target) > state.iteration:
+                continue  # the replaced worker delivered this one, but not to all targets
+            tree = jax.tree.map(np.asarray, part)
+            self._context.control.at("waiting for room to send a trajectory")
+            self._sender.send(tree, version=state.version, iteration=state.iteration, target=target)
+        return state
+
+    def _delivered(self, target: int) -> int:
+        return self._sender.statistics()[target].messages
+
+
+class ReceiveTrajectories(StageRun):
+    """Joins the rollouts of the replicas that collect for this one."""
+
+    def __init__(self, context: ReplicaContext) -> None:
+        self._context = context
+        self._sources = list(context.peers("trajectory"))
+        self._synchronous = context.role.partner("trajectory").synchronous
+        layout = trajectory_layout(context.flow, len(context.index) // len(self._sources))
+        self._receiver = context.wire.receiver(
+            "trajectory", sources=self._sources, target=context.replica, layout=layout
+        )
+
+    def run(self, state: IterationState) -> IterationState:
+        """Adds a batch: one rollout of each source, or of any if the senders are asynchronous.
+
+        Raises:
+            Damaged: a synchronous rollout is of another iteration.
+        """
+        self._context.control.at("waiting for trajectories")
+        if self._synchronous:
+            gathered = self._receiver.gather(axis=AXES, sources=self._sources)
+            _check_iteration(gathered, state.iteration)
+        else:
+            gathered = self._receiver.gather(axis=AXES, count=len(self._sources))
+        lags = [state.iteration - header.version for header in gathered.headers]
+        return state._replace(trajectory=gathered.tree, lags=lags)
+
+
+def _split(trajectory: Trajectory, count: int) -> list[Trajectory]:
+    """Splits a trajectory into equal parts along the environments, in order."""
+    split = lambda axis: lambda leaf: np.split(np.asarray(leaf), count, axis=axis)
+    fields = [jax.tree.map(split(axis), field) for axis, field in zip(AXES, trajectory, strict=True)]
+    is_list = lambda node: isinstance(node, list)
+    return [
+        Trajectory(*(jax.tree.map(lambda leaves, n=n: leaves[n], field, is_leaf=is_list) for field in fields))
+        for n in range(count)
+    ]
+
+
+def _check_iteration(gathered: Gathered, iteration: int) -> None:
+    for header in gathered.headers:
+        if header.iteration != iteration:
+            raise Damaged(
+                f"the trajectory of replica {header.source} is of iteration {header.iteration}; "
+                f"iteration {iteration} was expected."
+            )

@@ -1,0 +1,177 @@
+"""The replica that does whole iterations: one process of a program on a mesh of all processes' devices.
+
+Gradients are averaged inside the compiled program, by NCCL or a kernel of Rollmill between GPUs and by Gloo
+between CPUs. Processes that share GPUs may average through the host's memory (`programs.reductions`). The
+processes compute in lockstep, so when one is lost, all begin again.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Array
+
+from rollmill.core.errors import UsageError
+from rollmill.core.machine import visible_gpus
+from rollmill.dataflow import State, first_learning_iteration
+from rollmill.fusion import backend_of
+from rollmill.programs.compiled import CompiledProgram, lower
+from rollmill.programs.dispatch import dispatch_ahead
+from rollmill.programs.mean_choice import MeanChoice, choose_mean
+from rollmill.programs.reductions import HostMean, mesh_of
+from rollmill.record.leaves import from_host
+from rollmill.workers.protocol import (
+    STRIDE,
+    Begin,
+    IterationMetrics,
+    KernelsChosen,
+    MeshCompiled,
+    send,
+    wait,
+)
+from rollmill.workers.replica.context import ReplicaContext, StartReport
+from rollmill.workers.replica.requests import SnapshotRequests, StopParticipant
+from rollmill.workers.replica.snapshots import send_part, state_part
+from rollmill.workers.run_spec import RunSpec
+
+
+def join_mesh(spec: RunSpec, begin: Begin, rank: int) -> None:
+    """Joins the other processes. This has to be the process's first use of JAX's devices.
+
+    Args:
+        spec: specification of the run.
+        begin: the coordinator's message, with the address at which the processes meet.
+        rank: number of this process.
+    """
+    cpu = spec.platform == "cpu"
+    if cpu:
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(
+        begin.rendezvous_address,
+        num_processes=spec.read_plan().partition.groups[0].replicas,
+        process_id=rank,
+        local_device_ids=None if cpu else [0 if len(visible_gpus()) == 1 else rank],
+        coordinator_bind_address=begin.rendezvous_address,
+    )
+
+
+def run_on_mesh(context: ReplicaContext) -> None:
+    """Does this process's part of a training, from its first iteration to the last."""
+    begin, control, graph = context.begin, context.control, context.graph
+    control.at("compiling", expect=3 * context.spec.tolerances.start_seconds)
+    mesh = mesh_of(_devices(), instances=context.spec.gpus.instances)
+    host = HostMean(context.wire, rank=context.replica, size=context.group.replicas)
+    means = choose_mean(graph, mesh, begin.reduction or context.spec.gpus.reduction, host)
+    program = _compiled(context, mesh, means)
+    state = _placed(program, begin) if begin.arrays else program.start()
+    StartReport(context).send()
+    control.at("training", expect=context.spec.tolerances.start_seconds)
+    _train(context, program, state)
+
+
+def _compiled(context: ReplicaContext, mesh: Mesh, means: MeanChoice) -> CompiledProgram:
+    """Compiles the program of all processes: the first one times its kernels, and the others use the same."""
+    spec, control, kernels = context.spec, context.control, context.spec.kernels
+    compile_with = partial(
+        lower,
+        context.graph,
+        seeds=(spec.seed,),
+        unroll=spec.unroll,
+        numerics=kernels.numerics,
+        devices=_devices(),
+        instances=mesh.shape["instance"],
+        mean=means.mean,
+    )
+    if context.replica == 0:
+        announce = lambda chosen: send(control, KernelsChosen(chosen.launches))
+        program = compile_with(fusion=kernels.fusion, launches=context.begin.launches, announce=announce)
+        send(control, MeshCompiled(program.launches, means.way, [*program.notes, *means.notes]))
+        return program
+    launches = wait(control, KernelsChosen).launches
+    if launches is None:
+        return compile_with()
+    _check_device(launches["device"], spec)
+    return compile_with(fusion=kernels.fusion, launches=launches)
+
+
+def _check_device(first: str, spec: RunSpec) -> None:
+    """Checks that kernels timed by the first process are for this process's device.
+
+    Raises:
+        UsageError: they are not.
+    """
+    device = jax.local_devices()[0]
+    if (mine := backend_of(device, spec.kernels.numerics).device(device)) != first:
+        raise UsageError(
+            f"fusion={spec.kernels.fusion}: the processes of a mesh have different devices, {first} and {mine}, "
+            "but all have to run the same kernels. hint: fusion=off, or devices of one kind "
+            "(CUDA_VISIBLE_DEVICES)."
+        )
+
+
+def _train(context: ReplicaContext, program: CompiledProgram, state: State) -> None:
+    first, last = context.begin.first, context.graph.loops.iterations
+    control, requests = context.control, SnapshotRequests(context.control)
+    windows = dispatch_ahead(
+        program,
+        state,
+        first=first,
+        until=last,
+        strides=(STRIDE,),
+        slower_from=first_learning_iteration(context.graph),
+        keeps=lambda iteration: program.sums_iterations or requests.pending() == iteration,
+        admit=StopParticipant(control, begun=first, planned=last).admit,
+    )
+    for window in windows:
+        control.at("training")
+        if context.replica == 0:  # all processes have the same metrics
+            rows = [{name: float(value) for name, value in row.items()} for row in window.metrics]
+            send(control, IterationMetrics(window.first, rows))
+        first, state = window.last, window.after
+        if window.kept and requests.wants(first):  # a request that came too late is answered at the next window
+            send_part(context, first, state_part(context, _local_part(state)))
+            requests.answered()
+    send_part(context, first, state_part(context, _local_part(state)))
+
+
+def _devices() -> Sequence[Any]:
+    return sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
+
+
+def _placed(program: CompiledProgram, begin: Begin) -> State:
+    """Distributes a restored state: each process places the part of its devices."""
+    plain = lambda shape: jax.ShapeDtypeStruct(shape.shape, shape.dtype)
+    host = from_host(begin.arrays, jax.tree.map(plain, program.state))
+
+    def place(leaf: Any, sharding: Any) -> Array:
+        if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            value = np.asarray(leaf)
+            return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
+        data = np.asarray(jax.random.key_data(leaf))
+        whole = jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec(*sharding.spec))
+        placed = jax.make_array_from_callback(data.shape, whole, lambda index: data[index])
+        wrap = partial(jax.random.wrap_key_data, impl=jax.random.key_impl(leaf))
+        return jax.jit(wrap, out_shardings=sharding)(placed)
+
+    return jax.tree.map(place, host, program.shardings)
+
+
+def _local_part(state: State) -> State:
+    """Returns the state of this process's devices: its environments and replay memory, and the whole learner."""
+
+    def joined(leaf: Array) -> Any:
+        shards = sorted(leaf.addressable_shards, key=lambda shard: shard.index[0].start or 0)
+        parts = [np.asarray(shard.data) for shard in shards]
+        return np.concatenate(parts) if len(parts) > 1 else shards[0].data
+
+    return replace(
+        state,
+        collector=jax.tree.map(joined, state.collector),
+        rings=jax.tree.map(joined, state.rings),
+        learner=jax.tree.map(lambda leaf: leaf.addressable_data(0), state.learner),
+    )

@@ -1,0 +1,109 @@
+"""The coordinator's requests to a replica: to send its part of a snapshot, and to end.
+
+A replica cannot simply be told to end after some iteration, because it may be past that iteration when it hears of
+it. So it is held first: it answers with the number of iterations that it has begun, at once and whatever it is
+doing, and begins no other until it is told the last iteration, which lies at or beyond all that any replica has
+begun.
+"""
+
+import threading
+
+from rollmill.processes.control import Control
+from rollmill.processes.messages import WorkerMessage
+from rollmill.workers.protocol import (
+    End,
+    Hold,
+    MessageLine,
+    MissedSnapshot,
+    SnapshotRequest,
+    latest,
+    send,
+    wait,
+)
+
+
+class SnapshotRequests:
+    """The newest request for a snapshot."""
+
+    def __init__(self, control: MessageLine) -> None:
+        self._control = control
+        self._snapshot: int | None = None
+        self._final = False
+
+    def wants(self, iteration: int) -> bool:
+        """Whether a snapshot before this iteration is requested. Reports an earlier request as missed."""
+        self._read()
+        if self._snapshot is not None and iteration > self._snapshot:
+            send(self._control, MissedSnapshot(self._snapshot))
+            self._snapshot = None
+        return self._snapshot == iteration
+
+    def pending(self) -> int | None:
+        """Returns the iteration of the request that was not answered yet."""
+        self._read()
+        return self._snapshot
+
+    def wait(self) -> None:
+        """Waits until a snapshot is requested."""
+        self._take(wait(self._control, SnapshotRequest))
+
+    @property
+    def final(self) -> bool:
+        """Whether the requested snapshot is the last one."""
+        return self._final
+
+    def answered(self) -> None:
+        """Notes that the requested part was sent."""
+        self._snapshot = None
+
+    def _read(self) -> None:
+        if (request := latest(self._control, SnapshotRequest)) is not None:
+            self._take(request)
+
+    def _take(self, request: SnapshotRequest) -> None:
+        self._snapshot, self._final = request.iteration, request.final
+
+
+class StopParticipant:
+    """Decides which iterations a replica still does: the planned ones, or fewer if the coordinator has all end."""
+
+    def __init__(self, control: Control, *, begun: int, planned: int) -> None:
+        """`begun` iterations came before, by any worker. The training ends after the `planned` ones."""
+        self._control = control
+        self._begun, self._last = begun, planned
+        self._held = False
+        self._changing = threading.Lock()
+        control.answer(Hold.__name__, self._hold)
+
+    def admit(self, first: int, count: int = 1) -> int:
+        """Returns how many of `count` iterations after the `first` ones may begin now; 0 at the training's end.
+
+        Waits while this replica is held.
+
+        Raises:
+            Abandoned: the coordinator wants this worker to stop.
+        """
+        if (end := latest(self._control, End)) is not None:
+            self._release(end)
+        while (admitted := self._begin(first, count)) is None:
+            self._release(wait(self._control, End))
+        return admitted
+
+    def _begin(self, first: int, count: int) -> int | None:
+        """Records the iterations that begin. Returns None if the replica is held."""
+        with self._changing:
+            if self._held:
+                return None
+            admitted = max(0, min(count, self._last - first))
+            self._begun = max(self._begun, first + admitted)
+            return admitted
+
+    def _hold(self, _: WorkerMessage) -> dict[str, int]:
+        """Answers from another thread than the one that begins iterations."""
+        with self._changing:
+            self._held = True
+            return Hold(self._begun)._asdict()
+
+    def _release(self, end: End) -> None:
+        with self._changing:
+            self._held, self._last = False, end.iteration
