@@ -115,7 +115,7 @@ def test_a_leaking_environment_is_named(monkeypatch):
     assert (kind, fields["first"], fields["last"]) == ("EnvGrowth", 4, 5)
     assert 0.9 * 65_536 <= fields["bytes_per_step"] <= 2 * 65_536  # pages may have been counted before
     log = FailureLog()
-    (notice,) = log.grown("actor/1", EnvGrowth(**fields), "gymnasium:Leaking-v0")
+    (notice,) = log.receive("actor/1", EnvGrowth(**fields), "gymnasium:Leaking-v0")
     assert notice.text.startswith("actor/1: its memory grows by about ") and " kB a step of an env" in notice.text
     assert "steps environments 4 to 5 of gymnasium:Leaking-v0: the environment keeps" in notice.text
-    assert list(log.grown("actor/0", EnvGrowth(**fields), "gymnasium:Leaking-v0")) == []
+    assert list(log.receive("actor/0", EnvGrowth(**fields), "gymnasium:Leaking-v0")) == []
