@@ -16,6 +16,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array
 
+from rollmill.channels.layout import Layout
 from rollmill.core.errors import UsageError
 from rollmill.core.machine import visible_gpus
 from rollmill.dataflow import State, first_learning_iteration
@@ -69,9 +70,20 @@ def run_on_mesh(context: ReplicaContext) -> None:
     means = choose_mean(graph, mesh, begin.reduction or context.spec.gpus.reduction, host)
     program = _compiled(context, mesh, means)
     state = _placed(program, begin) if begin.arrays else program.start()
+    _await_others(context)
     StartReport(context).send()
     control.at("training", expect=context.spec.tolerances.start_seconds)
     _train(context, program, state)
+
+
+def _await_others(context: ReplicaContext) -> None:
+    """Waits until all processes have compiled: Gloo gives up 30 s after the first of them begins a collective."""
+    context.control.at("waiting for all to compile", expect=3 * context.spec.tolerances.start_seconds)
+    zero = np.zeros(1, np.float32)
+    barrier = context.wire.reduction(
+        "compiled", rank=context.replica, size=context.group.replicas, layout=Layout.of(zero)
+    )
+    barrier.mean(zero)
 
 
 def _compiled(context: ReplicaContext, mesh: Mesh, means: MeanChoice) -> CompiledProgram:
