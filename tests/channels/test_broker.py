@@ -174,7 +174,7 @@ def test_nobody_at_the_address_is_told(address):
 
 @pytest.mark.parametrize("address", ["", "unix:", "tcp:host", "http://x:1"])
 def test_what_is_no_address_is_told(address):
-    with pytest.raises(UsageError, match="not an address of a broker"):
+    with pytest.raises(UsageError, match="is none: write tcp:host:port"):
         RemoteBroker(address, "token")
 
 
@@ -190,7 +190,7 @@ def test_the_ways_of_other_systems_work_as_well(monkeypatch, tmp_path):
     """Files without a name, pipes, and a socket in a short directory."""
     monkeypatch.setattr("rollmill.channels.shm.memory.ON_LINUX", False)
     monkeypatch.setattr("rollmill.channels.shm.doorbell.HAS_EVENTFD", False)
-    monkeypatch.setattr("rollmill.channels.transport.listener.HAS_ABSTRACT_PATHS", False)
+    monkeypatch.setattr("rollmill.channels.transport.addresses.HAS_ABSTRACT_PATHS", False)
     broker = LocalBroker()
     server = BrokerServer(broker, "token")
     socket_path = Path(server.address.removeprefix("unix:"))

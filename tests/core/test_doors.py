@@ -62,13 +62,12 @@ FILES = {
     "plan_search/waiting.py": "facts of the system, in /proc",
     "fusion/explain.py": "a new temporary file",
     "channels/shm/memory.py": "a temporary file without a name",
-    "channels/transport/listener.py": "a socket in a new temporary folder",
+    "channels/transport/addresses.py": "its own socket, in a new temporary folder",
     "processes/cluster/joining.py": "Ray's own file, which says where its cluster is",
     "processes/cluster/lines.py": "a descriptor of its own",
     "gpus/mps.py": "a folder that is checked to be this user's alone",
     "gpus/mps_owner.py": "the same folder; it imports nothing of ours",
     "processes/fork_server.py": "a file without a name",
-    "processes/handshake.py": "its own socket",
     "processes/logs.py": "the end of a log, of which one line is shown",
     "processes/main.py": "the null device",
     "core/process_tree.py": "facts of the system, in /proc",
@@ -101,7 +100,7 @@ IMPORTS = {
     "policies/exporting/onnx.py": "a package that the module names",
     "processes/fork_server.py": "modules that the coordinator names, a parent that is trusted",
     "processes/jobs.py": "a function that the coordinator names, which has proved to know the token",
-    "workers/worker_entry.py": "a function that the coordinator names, which has proved to know the token",
+    "workers/run_spec.py": "a function that the coordinator names, which has proved to know the token",
     "fusion/backends/triton/compile_file.py": "a kernel's source, which this user's process has just written",
 }
 

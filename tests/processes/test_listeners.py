@@ -15,8 +15,7 @@ from rollmill.channels.broker.local import LocalBroker
 from rollmill.channels.broker.server import BrokerServer
 from rollmill.channels.errors import ConnectionLost, TimedOut
 from rollmill.channels.transport import listener, refusals
-from rollmill.channels.transport.backoff import Backoff
-from rollmill.channels.transport.dialling import reach
+from rollmill.channels.transport.dialling import Backoff, reach
 from rollmill.channels.transport.handshake import NONCE_BYTES
 from rollmill.channels.transport.tcp_options import seconds_unacknowledged
 from rollmill.processes import connection as connection_module

@@ -11,10 +11,11 @@ import pytest
 from worker_jobs import job, obeys
 
 from rollmill.channels.errors import Abandoned, Damaged, Refused, TimedOut
+from rollmill.channels.transport.addresses import listen
 from rollmill.channels.transport.handshake import GREETING
 from rollmill.core.errors import UsageError
 from rollmill.processes.framing import MAGIC, PREFIX, Limits, encode, receive_frame
-from rollmill.processes.handshake import connect_as, listen
+from rollmill.processes.handshake import connect_as
 from rollmill.processes.heartbeat import Progress
 from rollmill.processes.jobs import Job
 from rollmill.processes.launchers import status_text

@@ -10,13 +10,14 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from rollmill.channels.errors import Damaged, TimedOut
+from rollmill.channels.transport.addresses import listen, remove_socket_file
 from rollmill.channels.transport.handshake import Admission
 from rollmill.channels.transport.listener import Listener, address_of
 from rollmill.channels.transport.tcp_options import SECONDS_UNTIL_LOST, seconds_unacknowledged
 from rollmill.processes import clocks
 from rollmill.processes.clocks import ClockWatch
 from rollmill.processes.framing import encode, receive_frame, send_frame
-from rollmill.processes.handshake import Identity, claim_of, listen, refuse, remove_socket_file, welcome
+from rollmill.processes.handshake import Identity, claim_of, refuse, welcome
 from rollmill.processes.messages import WorkerMessage
 
 MOST_UNSENT = 8 * 2**30

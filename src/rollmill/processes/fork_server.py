@@ -7,7 +7,7 @@ have started threads, or the system is not Linux, it starts fresh interpreters i
 It also answers for the workers. It reaps them, ends what they leave behind, and ends them all when the
 coordinator is gone, however that came. If it is killed itself, the kernel kills its workers.
 
-Requests come on standard input, a socket, as a length and one JSON object each:
+Requests come on standard input, a socket, as one JSON object each (`channels.transport.connection`):
 
     {"start": number, "assignment": object for `run_as_worker`}   with a descriptor to write output to
     {"kill": number, "at_once": whether with SIGKILL and all that the worker started}
@@ -23,12 +23,13 @@ import os
 import select
 import signal
 import socket
-import struct
 import sys
 import tempfile
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from rollmill.channels.errors import ConnectionLost
+from rollmill.channels.transport.connection import Connection
 from rollmill.core.children import PATH, python_command, python_environment
 from rollmill.core.code_identity import own_code
 from rollmill.core.interruption import leave_signals_to_coordinator
@@ -44,9 +45,11 @@ from rollmill.core.process_tree import (
 )
 from rollmill.processes.main import close_input, run_as_worker
 
-LENGTH = struct.Struct("<I")
-LOOK_SECONDS = 0.25
-"""How often it looks whether the coordinator is still its parent."""
+MAX_REQUEST_BYTES = 64 * 2**20
+"""An assignment holds the worker's environment variables and settings."""
+
+POLL_SECONDS = 0.25
+"""How often it checks that the coordinator is still its parent."""
 
 START_WORKER = "from rollmill.processes.main import main; main()"
 
@@ -56,15 +59,10 @@ class _Child(NamedTuple):
     mark: str
 
 
-class _Request(NamedTuple):
-    fields: dict[str, Any]
-    output: int | None
-
-
 def main() -> None:
     """Serves until the coordinator is gone; in a forked worker, becomes it."""
     coordinator, preload, may_fork = int(sys.argv[1]), sys.argv[2], sys.argv[3] == "fork"
-    line = socket.socket(fileno=os.dup(0))
+    line = Connection(socket.socket(fileno=os.dup(0)))
     close_input()
     for module in filter(None, preload.split(",")):
         importlib.import_module(module)
@@ -72,9 +70,9 @@ def main() -> None:
     may_fork = may_fork and ON_LINUX and count_threads() == 1
     gc.collect()
     gc.freeze()  # what is there now is shared with the workers as long as nobody writes to it
-    tell(line, {"ready": True, "forks": may_fork, "threads": count_threads()})
-    with line:
-        assignment = ForkServer(line, coordinator, may_fork).serve()
+    server = ForkServer(line, coordinator, may_fork)
+    server.notify({"ready": True, "forks": may_fork, "threads": count_threads()})
+    assignment = server.serve()
     if assignment is not None:
         sys.exit(run_as_worker(assignment))
 
@@ -82,7 +80,7 @@ def main() -> None:
 class ForkServer:
     """The loop of the process: requests, ended workers, and whether the coordinator lives."""
 
-    def __init__(self, line: socket.socket, coordinator: int, may_fork: bool) -> None:
+    def __init__(self, line: Connection, coordinator: int, may_fork: bool) -> None:
         self._line = line
         self._coordinator = coordinator
         self._may_fork = may_fork
@@ -94,16 +92,16 @@ class ForkServer:
         adopt_orphans()
         self._take_signals()
         while os.getppid() == self._coordinator:
-            ready, _, _ = select.select([self._line, self._woken], [], [], LOOK_SECONDS)
+            ready, _, _ = select.select([self._line, self._woken], [], [], POLL_SECONDS)
             if self._woken in ready:
                 _empty(self._woken)
-            self._bury()
+            self._reap()
             if self._line not in ready:
                 continue
             request = receive(self._line)
             if request is None:
                 break
-            assignment = self._obey(request)
+            assignment = self._handle(*request)
             if assignment is not None:
                 return assignment
         self._end_all()
@@ -116,22 +114,27 @@ class ForkServer:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         leave_signals_to_coordinator()
 
-    def _obey(self, request: _Request) -> dict[str, Any] | None:
-        match request.fields:
+    def notify(self, notice: dict[str, Any]) -> None:
+        """Sends a notice. A coordinator that is gone is noticed when the loop reads from it."""
+        with contextlib.suppress(ConnectionLost):
+            self._line.send_json(notice)
+
+    def _handle(self, request: dict[str, Any], descriptors: list[int]) -> dict[str, Any] | None:
+        match request:
             case {"start": int(number), "assignment": dict(assignment)}:
-                return self._start(number, assignment, request.output)
+                return self._start(number, assignment, descriptors[0] if descriptors else None)
             case {"kill": int(number), "at_once": bool(at_once)}:
                 self._kill(number, at_once)
         return None
 
     def _start(self, number: int, assignment: dict[str, Any], output: int | None) -> dict[str, Any] | None:
         parent = os.getpid()
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # it waits until the child no longer ignores it
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # until the child no longer ignores it
         try:
             pid = os.fork()
         except OSError as error:
             pid = -1
-            tell(self._line, {"ended": number, "status": None, "reason": f"no process could be forked: {error}"})
+            self.notify({"ended": number, "status": None, "reason": f"no process could be forked: {error}"})
         if pid == 0:
             self._let_go()
             return _prepare(parent, assignment, output, self._may_fork)
@@ -140,13 +143,13 @@ class ForkServer:
             os.close(output)
         if pid > 0:
             self._children[pid] = _Child(number, assignment["environment"][MARK])
-            tell(self._line, {"started": number, "pid": pid})
+            self.notify({"started": number, "pid": pid})
         return None
 
     def _let_go(self) -> None:
-        """In a child: nothing of this loop is left."""
+        """Closes the descriptors of this loop in a child. The parent's end of the connection stays open."""
         signal.set_wakeup_fd(-1)
-        self._line.close()
+        self._line.release()
         os.close(self._woken)
         os.close(self._wake)
 
@@ -155,13 +158,13 @@ class ForkServer:
             if child.number == number:
                 os.kill(pid, signal.SIGKILL if at_once else signal.SIGTERM)
 
-    def _bury(self) -> None:
-        """Tells who ended, once all that a worker left behind is gone too."""
+    def _reap(self) -> None:
+        """Reports the workers that ended, once the processes that they left behind are gone too."""
         for pid, status in _ended():
             child = self._children.pop(pid, None)
             if child is not None:
                 kill_family(pid, child.mark)
-                tell(self._line, {"ended": child.number, "status": os.waitstatus_to_exitcode(status)})
+                self.notify({"ended": child.number, "status": os.waitstatus_to_exitcode(status)})
 
     def _end_all(self) -> None:
         for pid in self._children:
@@ -171,40 +174,12 @@ class ForkServer:
         kill_children()  # daemons in sessions of their own, which were adopted and whose environment has no mark
 
 
-def tell(line: socket.socket, fields: dict[str, Any]) -> None:
-    """Sends one object; nothing where the other side is gone, which shows when it is read from."""
-    text = json.dumps(fields).encode()
-    with contextlib.suppress(OSError):
-        line.sendall(LENGTH.pack(len(text)) + text)
-
-
-def ask(line: socket.socket, fields: dict[str, Any], descriptors: list[int]) -> None:
-    """Sends one object, with file descriptors."""
-    text = json.dumps(fields).encode()
-    socket.send_fds(line, [LENGTH.pack(len(text))], descriptors)
-    line.sendall(text)
-
-
-def receive(line: socket.socket) -> _Request | None:
-    """The next object; None where the other side is gone."""
+def receive(line: Connection) -> tuple[dict[str, Any], list[int]] | None:
+    """Returns the next object and its file descriptors, or None once the other side is gone."""
     try:
-        prefix, descriptors, _, _ = socket.recv_fds(line, LENGTH.size, 1)
-        prefix += _exactly(line, LENGTH.size - len(prefix)) if prefix else b""
-        text = _exactly(line, LENGTH.unpack(prefix)[0]) if prefix else b""
-    except OSError:
+        return line.receive_json(limit=MAX_REQUEST_BYTES)
+    except ConnectionLost:
         return None
-    return _Request(json.loads(text), descriptors[0] if descriptors else None) if text else None
-
-
-def _exactly(line: socket.socket, count: int) -> bytes:
-    parts = []
-    while count:
-        part = line.recv(min(count, 1 << 20))
-        if not part:
-            raise ConnectionError("the other side is gone")
-        parts.append(part)
-        count -= len(part)
-    return b"".join(parts)
 
 
 def _prepare(parent: int, assignment: dict[str, Any], output: int | None, forked: bool) -> dict[str, Any]:

@@ -1,24 +1,20 @@
 """How a worker and its coordinator find each other, and how a worker says which one it is.
 
-Addresses are text: `unix:/path`, `unix:@name` (of Linux: a name without a file) or `tcp:host:port`. That both know
-the token is proved by `channels.handshake`, in which the worker's claim travels: its name and attempt.
+`channels.transport.handshake` proves that both know the token. It carries the worker's claim: name and attempt.
 """
 
 import json
-import secrets
 import socket
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from rollmill.channels.errors import ConnectionLost, Damaged, Refused, TimedOut
+from rollmill.channels.transport.addresses import connect
 from rollmill.channels.transport.dialling import reach
 from rollmill.channels.transport.handshake import PATIENCE, Admission
 from rollmill.channels.transport.tcp_options import watch_link
 from rollmill.core.code_identity import CodeIdentity, code_from_json, own_code
-from rollmill.core.errors import UsageError
 from rollmill.core.json_data import parse_object
-from rollmill.core.process_tree import ON_LINUX
 from rollmill.processes.framing import encode, receive_frame, send_frame
 from rollmill.processes.jobs import Job
 from rollmill.processes.messages import WorkerMessage
@@ -35,34 +31,6 @@ class Identity(NamedTuple):
     """The code that it computes with; None if it does not say, as an older version."""
     host: str = ""
     """Address of its host; empty for this host."""
-
-
-def listen(address: str) -> tuple[socket.socket, str]:
-    """A listening socket, and the address that reaches it.
-
-    Args:
-        address: port 0 takes a free one, and `unix:` a free name.
-
-    Raises:
-        UsageError: the address cannot be listened on.
-    """
-    address = _free_name() if address == "unix:" else address
-    family, where = _parse(address)
-    listener = socket.socket(family)
-    try:
-        listener.bind(where)
-        listener.listen()
-    except OSError as error:
-        listener.close()
-        raise UsageError(f"{address} cannot be listened on: {error}.") from error
-    return listener, address if family != socket.AF_INET else f"tcp:{where[0]}:{listener.getsockname()[1]}"
-
-
-def remove_socket_file(address: str) -> None:
-    """Removes the file of an address that nobody listens on any more."""
-    _, _, path = address.partition("unix:/")
-    if path:
-        Path("/", path).unlink(missing_ok=True)
 
 
 def claim_of(admission: Admission) -> Identity:
@@ -119,11 +87,10 @@ def connect_as(address: str, token: bytes, job: Job, **details: Any) -> tuple[so
         Damaged: the other side speaks another language.
         OSError: nobody is there, or answers in time.
     """
-    family, where = _parse(address)
     code = own_code()._asdict()
     claim = json.dumps({"name": job.name, "attempt": job.attempt, "code": code, **details}).encode()
     try:
-        peer = reach(lambda: _connected(family, where), token, claim)
+        peer = reach(lambda: connect(address, timeout=PATIENCE), token, claim)
     except (ConnectionLost, TimedOut) as error:
         raise ConnectionError(f"{address} does not answer: {error}") from error
     try:
@@ -133,34 +100,6 @@ def connect_as(address: str, token: bytes, job: Job, **details: Any) -> tuple[so
         peer.close()
         raise
     return peer, settings
-
-
-def _connected(family: socket.AddressFamily, where: Any) -> socket.socket:
-    peer = socket.socket(family)
-    try:
-        peer.settimeout(PATIENCE)
-        peer.connect(where)
-        watch_link(peer)
-    except BaseException:
-        peer.close()
-        raise
-    return peer
-
-
-def _free_name() -> str:
-    if ON_LINUX:
-        return f"unix:@rollmill-{secrets.token_hex(8)}"
-    return f"unix:/tmp/rollmill-{secrets.token_hex(8)}"  # such a path has at most 104 bytes
-
-
-def _parse(address: str) -> tuple[socket.AddressFamily, Any]:
-    kind, _, rest = address.partition(":")
-    if kind == "unix" and rest:
-        return socket.AF_UNIX, f"\0{rest[1:]}" if rest.startswith("@") else rest
-    host, _, port = rest.rpartition(":")
-    if kind == "tcp" and host and port.isdigit():
-        return socket.AF_INET, (host, int(port))
-    raise UsageError(f"address {address!r} is none: write tcp:host:port, unix:/path or unix:@name.")
 
 
 def _say(peer: socket.socket, admission: Admission, kind: str, **fields: Any) -> None:

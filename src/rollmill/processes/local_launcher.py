@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+from rollmill.channels.errors import ConnectionLost
+from rollmill.channels.transport.connection import Connection
 from rollmill.core.children import PATH, start_python
 from rollmill.core.process_tree import MARK, condition_of, end_leader, kill_family
 from rollmill.processes import fork_server
@@ -139,7 +141,8 @@ class ForkServerProcess:
         """Its message after importing: `forks`, `threads`."""
         self._handles: dict[int, LocalHandle] = {}
         self._lock = threading.Lock()
-        self._line, theirs = socket.socketpair()
+        ours, theirs = socket.socketpair()
+        self._line = Connection(ours)
         arguments = [str(os.getpid()), ",".join(preload) if fork else "", "fork" if fork else "fresh"]
         with theirs:
             path = os.pathsep.join(map(os.path.abspath, sys.path))
@@ -172,13 +175,12 @@ class ForkServerProcess:
 
     def ask(self, fields: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
         """Sends a request; nothing where the server is gone, which its handles tell."""
-        with contextlib.suppress(OSError), self._lock:
-            fork_server.ask(self._line, fields, list(descriptors))
+        with contextlib.suppress(ConnectionLost), self._lock:
+            self._line.send_json(fields, descriptors=descriptors)
 
     def hang_up(self) -> None:
-        """Has the server kill what it still has, and end."""
-        with contextlib.suppress(OSError):
-            self._line.shutdown(socket.SHUT_RDWR)
+        """Has the server kill its workers, and end."""
+        self._line.end()
 
     def close(self) -> None:
         """Returns when the server has ended, after `hang_up`."""
@@ -190,7 +192,7 @@ class ForkServerProcess:
 
     def _listen(self) -> None:
         while (notice := fork_server.receive(self._line)) is not None:
-            self._take(notice.fields)
+            self._take(notice[0])
         self._process.wait()
         with self._lock:
             self.gone = True

@@ -9,6 +9,7 @@ from rollmill.channels.errors import ChannelClosed, ConnectionLost, TimedOut
 from rollmill.channels.protocols import Address
 from rollmill.channels.shm.doorbell import Doorbell
 from rollmill.channels.shm.memory import map_memory
+from rollmill.channels.transport.addresses import connect
 from rollmill.channels.transport.connection import Connection
 from rollmill.channels.transport.dialling import REACH_SECONDS, reach
 from rollmill.core.errors import UsageError
@@ -119,26 +120,6 @@ class RemoteBroker:
 
 def _reach(address: str, token: bytes, patience: float) -> socket.socket:
     try:
-        return reach(lambda: _dial(address), token, timeout=patience)
+        return reach(lambda: connect(address, timeout=PATIENCE), token, timeout=patience)
     except (OSError, ConnectionLost, TimedOut) as error:
         raise ChannelClosed(f"no broker answers at {address}: {str(error).removesuffix('.')}.") from error
-
-
-def _dial(address: str) -> socket.socket:
-    kind, _, location = address.partition(":")
-    host, _, port = location.rpartition(":")
-    if kind == "unix" and location:
-        return _dial_in_host("\0" + location[1:] if location.startswith("@") else location)
-    if kind == "tcp" and port.isdecimal():
-        return socket.create_connection((host, int(port)), timeout=PATIENCE)
-    raise UsageError(f"{address!r} is not an address of a broker: unix:PATH or tcp:HOST:PORT.")
-
-
-def _dial_in_host(path: str) -> socket.socket:
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        sock.connect(path)
-    except BaseException:
-        sock.close()
-        raise
-    return sock

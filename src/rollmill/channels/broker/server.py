@@ -18,9 +18,10 @@ from typing import Any
 
 from rollmill.channels.broker.local import LocalBroker
 from rollmill.channels.errors import Refused
+from rollmill.channels.transport.addresses import listen, remove_socket_file
 from rollmill.channels.transport.connection import Connection
 from rollmill.channels.transport.handshake import PATIENCE, Admission
-from rollmill.channels.transport.listener import Listener, listen_in_host, listen_on_host
+from rollmill.channels.transport.listener import Listener
 from rollmill.core.errors import RollmillError
 
 
@@ -36,22 +37,20 @@ class BrokerServer:
 
     def __init__(self, broker: LocalBroker, token: str, *, host: str | None = None, port: int = 0) -> None:
         self._broker = broker
-        sock, path, self._remove_path = listen_in_host()
-        self.address = f"unix:{path}"
+        sock, self.address = listen("unix:")
         """Address for `RemoteBroker`s in processes of this host."""
         self.tcp_address: str | None = None
         """Address for `RemoteBroker`s in processes of other hosts, which get no shared memory."""
         self._listeners = [self._listener(sock, token, in_host=True)]
         if host is not None:
-            sock, (_, port) = listen_on_host(host, port)
-            self.tcp_address = f"tcp:{host}:{port}"
+            sock, self.tcp_address = listen(f"tcp:{host}:{port}")
             self._listeners.append(self._listener(sock, token, in_host=False))
 
     def close(self) -> None:
         """Ends all connections; the broker itself stays open."""
         for listener in self._listeners:
             listener.close()
-        self._remove_path()
+        remove_socket_file(self.address)
 
     def _listener(self, sock: socket.socket, token: str, *, in_host: bool) -> Listener:
         return Listener(sock, token.encode(), lambda peer, admission: self._begin(peer, admission, in_host))

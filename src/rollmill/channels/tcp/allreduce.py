@@ -17,8 +17,8 @@ from rollmill.channels.errors import ChannelClosed, ConnectionLost, TimedOut
 from rollmill.channels.layout import Layout, fresh_buffer
 from rollmill.channels.shm.allreduce import check_steps, close_on_error, mean_over, span_views, spans
 from rollmill.channels.tcp.hub import Hub
-from rollmill.channels.transport.backoff import Backoff
 from rollmill.channels.transport.connection import Connection
+from rollmill.channels.transport.dialling import Backoff
 from rollmill.channels.transport.handshake import PATIENCE
 from rollmill.channels.waiting import NAP_MS, Abandon, Deadline, check_waiting
 

@@ -11,10 +11,11 @@ from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 from rollmill.channels.errors import Refused
-from rollmill.channels.protocols import Broker
+from rollmill.channels.protocols import Address, Broker
+from rollmill.channels.transport.addresses import listen
 from rollmill.channels.transport.connection import Connection
 from rollmill.channels.transport.handshake import PATIENCE, Admission, converse, present
-from rollmill.channels.transport.listener import Listener, listen_on_host
+from rollmill.channels.transport.listener import Listener
 from rollmill.core.errors import RollmillError
 
 DIAL_SECONDS = 3.0
@@ -38,7 +39,8 @@ class Hub:
         self._token = token
         self._lock = threading.Lock()
         self._ends: dict[str, Serve] = {}
-        sock, self.address = listen_on_host(host, port)
+        sock, _ = listen(f"tcp:{host}:{port}")
+        self.address: Address = (host, sock.getsockname()[1])
         self._listener = Listener(sock, token.encode(), self._connect)
 
     def claim(self, end: str) -> int:

@@ -16,8 +16,8 @@ from rollmill.channels.protocols import Versioned
 from rollmill.channels.shm.doorbell import Doorbell
 from rollmill.channels.shm.latest import ENDED, BoardReader, BoardWriter, SeqlockBoard
 from rollmill.channels.tcp.hub import Hub, LatestConnection
-from rollmill.channels.transport.backoff import LONGEST_SECONDS, Backoff
 from rollmill.channels.transport.connection import Connection
+from rollmill.channels.transport.dialling import MAX_SECONDS, Backoff
 from rollmill.channels.transport.handshake import PATIENCE
 from rollmill.channels.waiting import Waiter, never
 
@@ -145,7 +145,7 @@ class TcpLatestReader:
                 kind, version = FRAME.unpack(connection.receive(FRAME.size))
                 if kind == END:
                     writer.close()
-                    self._stop.wait(LONGEST_SECONDS)  # before dialling again: another writer may replace this one
+                    self._stop.wait(MAX_SECONDS)  # before dialling again: another writer may replace this one
                     return
                 connection.receive_into(writer.begin())
                 writer.finish(version)

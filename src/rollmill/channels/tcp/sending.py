@@ -10,8 +10,8 @@ from rollmill.channels.shm.doorbell import Doorbell
 from rollmill.channels.shm.ring import ENDED, GONE, HEADER, PRODUCER, PUBLISHED, RELEASED, TAKEN, Ring
 from rollmill.channels.tcp.hub import Hub
 from rollmill.channels.tcp.queue import END, MESSAGE, NOBODY, POLL_SECONDS, WORD, ResumePoint, RingEnds
-from rollmill.channels.transport.backoff import Backoff
 from rollmill.channels.transport.connection import Connection
+from rollmill.channels.transport.dialling import Backoff
 from rollmill.channels.transport.handshake import PATIENCE
 from rollmill.core.errors import RollmillError
 

@@ -16,8 +16,8 @@ from rollmill.channels.waiting import Abandon, Deadline, check_waiting, never
 from rollmill.core.json_data import parse_object
 
 LENGTH = struct.Struct("<I")
-LONGEST_JSON = 1 << 16
-MOST_DESCRIPTORS = 4
+MAX_JSON_BYTES = 1 << 16
+MAX_DESCRIPTORS = 4
 
 
 class Connection:
@@ -101,8 +101,12 @@ class Connection:
             message = message[sent:]
         self.send(message, timeout=timeout)
 
-    def receive_json(self, *, timeout: float | None = None) -> tuple[dict[str, Any], list[int]]:
-        """Receives an object and the file descriptors sent with it, which now belong to the caller.
+    def receive_json(
+        self, *, limit: int = MAX_JSON_BYTES, timeout: float | None = None
+    ) -> tuple[dict[str, Any], list[int]]:
+        """Receives an object of at most `limit` bytes, and the file descriptors sent with it.
+
+        The descriptors belong to the caller.
 
         Raises:
             Refused: the data is not a JSON object, or too long.
@@ -112,10 +116,10 @@ class Connection:
         try:
             rest = self.receive(LENGTH.size - 1, timeout=deadline.seconds())
             (length,) = LENGTH.unpack(first + rest)
-            if length > LONGEST_JSON:
-                raise Refused(f"{length} bytes of JSON were announced, at most {LONGEST_JSON} are accepted.")
+            if length > limit:
+                raise Refused(f"{length} bytes of JSON were announced, at most {limit} are accepted.")
             text = self.receive(length, timeout=deadline.seconds())
-            return parse_object(text, where="a message", limit=LONGEST_JSON, error=Refused), descriptors
+            return parse_object(text, where="a message", limit=limit, error=Refused), descriptors
         except BaseException:
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -125,6 +129,10 @@ class Connection:
         """Shuts the stream down: calls that block on it, at either end, raise `ConnectionLost`."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
+
+    def release(self) -> None:
+        """Closes the file descriptor alone, as in a forked child. The parent's end of the stream stays open."""
+        self._socket.close()
 
     def close(self) -> None:
         """Shuts the stream down and closes its file descriptor."""
@@ -147,7 +155,7 @@ class Connection:
                 raise ConnectionLost(f"the connection was lost: {error}.") from error
 
     def _receive_descriptors(self, deadline: Deadline) -> tuple[bytes, list[int]]:
-        room = socket.CMSG_SPACE(MOST_DESCRIPTORS * array.array("i").itemsize)
+        room = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
         while True:
             try:
                 first, extras, _, _ = self._socket.recvmsg(1, room)

@@ -1,16 +1,42 @@
 """Dialling a listener that may be overloaded, with retries and exponential backoff."""
 
+import random
 import socket
 import time
 from collections.abc import Callable
 
 from rollmill.channels.errors import ConnectionLost, TimedOut
-from rollmill.channels.transport.backoff import Backoff
 from rollmill.channels.transport.handshake import converse, present
 from rollmill.channels.waiting import Deadline
 
 REACH_SECONDS = 30.0
-FIRST_WAIT, LONGEST_WAIT = 0.05, 2.0
+FIRST_WAIT, MAX_WAIT = 0.05, 2.0
+FIRST_SECONDS, MAX_SECONDS = 0.02, 0.5
+"""Delays of a `Backoff`, unless others are given."""
+
+
+class Backoff:
+    """Exponential backoff with jitter.
+
+    Args:
+        first: longest delay after the first attempt, in seconds.
+        longest: longest delay after any attempt, in seconds.
+    """
+
+    def __init__(self, first: float = FIRST_SECONDS, longest: float = MAX_SECONDS) -> None:
+        self._first = first
+        self._longest = longest
+        self._limit = first
+
+    def seconds(self) -> float:
+        """The next delay in seconds: drawn between half of the current limit and all of it."""
+        limit = self._limit
+        self._limit = min(2 * limit, self._longest)
+        return random.uniform(limit / 2, limit)
+
+    def reset(self) -> None:
+        """Restarts at the first delay, after a successful attempt."""
+        self._limit = self._first
 
 
 def reach(
@@ -34,7 +60,7 @@ def reach(
         TimedOut: the listener did not answer.
         OSError: there is no listener.
     """
-    deadline, backoff = Deadline(timeout), Backoff(FIRST_WAIT, LONGEST_WAIT)
+    deadline, backoff = Deadline(timeout), Backoff(FIRST_WAIT, MAX_WAIT)
     while True:
         try:
             return _try(connect, token, claim, deadline)

@@ -6,26 +6,17 @@ whole handshake has a time limit, and where there are too many handshakes, the o
 """
 
 import contextlib
-import os
-import secrets
 import selectors
 import socket
-import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from rollmill.channels.errors import ConnectionLost, TimedOut
-from rollmill.channels.protocols import Address
 from rollmill.channels.shm.doorbell import Doorbell
 from rollmill.channels.transport.handshake import Admission, Dialogue, Step, admit
 from rollmill.channels.transport.refusals import RefusalLog, RefusedConnection
-from rollmill.core.errors import RollmillError, UsageError
-
-BACKLOG = 128
-HAS_ABSTRACT_PATHS = sys.platform == "linux"
+from rollmill.core.errors import RollmillError
 
 HANDSHAKE_SECONDS = 10.0
 """Time limit for a whole handshake."""
@@ -246,41 +237,3 @@ class Listener:
 def address_of(peer: object) -> str:
     """IP address of a peer as `socket.accept` returns it; empty for a peer of this host's own sockets."""
     return str(peer[0]) if isinstance(peer, tuple) else ""
-
-
-def listen_on_host(host: str, port: int = 0) -> tuple[socket.socket, Address]:
-    """A listening TCP socket and its address; port 0 picks a free one.
-
-    Raises:
-        UsageError: the host is not an address of this machine, or the port is taken.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        sock = socket.create_server((host, port), family=family, backlog=BACKLOG)
-    except OSError as error:
-        raise UsageError(f"{host}:{port} cannot be listened on: {error}.") from error
-    return sock, (host, sock.getsockname()[1])
-
-
-def listen_in_host() -> tuple[socket.socket, str, Callable[[], None]]:
-    """A listening Unix socket, its path, and a function that removes the path.
-
-    On Linux the path is abstract ("@" stands for the zero byte): it is not a file, and vanishes with the process.
-    """
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    if HAS_ABSTRACT_PATHS:
-        path = f"@rollmill-{secrets.token_hex(8)}"
-        sock.bind(path.replace("@", "\0", 1))
-        sock.listen(BACKLOG)
-        return sock, path, lambda: None
-    directory = Path(tempfile.mkdtemp(prefix="rollmill-", dir="/tmp"))  # short: paths are limited to 104 bytes
-    path = str(directory / "broker")
-    sock.bind(path)
-    sock.listen(BACKLOG)
-    return sock, path, lambda: _remove(directory)
-
-
-def _remove(directory: Path) -> None:
-    with contextlib.suppress(OSError):
-        os.unlink(directory / "broker")
-        os.rmdir(directory)

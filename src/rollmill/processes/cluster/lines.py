@@ -15,9 +15,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from rollmill.channels.errors import Damaged
+from rollmill.channels.transport.addresses import listen
 from rollmill.channels.transport.handshake import Admission
 from rollmill.channels.transport.listener import Listener
-from rollmill.processes.handshake import Identity, claim_of, connect_as, listen, refuse, welcome
+from rollmill.processes.handshake import Identity, claim_of, connect_as, refuse, welcome
 from rollmill.processes.jobs import Job
 
 CHUNK = 1 << 16
