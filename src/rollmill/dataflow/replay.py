@@ -21,7 +21,7 @@ shard,
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import equinox as eqx
 import jax
@@ -120,6 +120,7 @@ class RingRows(NamedTuple):
     row: Int[Array, " N"]
 
 
+@runtime_checkable
 class ChooseSteps(Protocol):
     """Chooses `count` stored steps of one shard."""
 
