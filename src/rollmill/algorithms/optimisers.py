@@ -1,6 +1,7 @@
 """Optimisers of all algorithms: gradient clipping, scaling, and a step at an annealed learning rate."""
 
 import math
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -9,6 +10,7 @@ import optax
 from jaxtyping import Array, Float, Int, PyTree
 
 from rollmill.core.errors import UsageError
+from rollmill.core.flat_descent import descend_flat
 from rollmill.core.schedules import parse_schedule
 from rollmill.dataflow import Loops
 
@@ -82,7 +84,9 @@ def clipped_descent(
     else:
         step = _scheduled(rate_schedule(learning_rate, anneal_over=anneal_over))
     clipping = optax.clip_by_global_norm(max_grad_norm) if max_grad_norm < math.inf else optax.identity()
-    return optax.flatten(optax.chain(clipping, scaling, step))
+    inner = optax.chain(clipping, scaling, step)
+    flat = optax.flatten(inner)
+    return optax.GradientTransformationExtraArgs(flat.init, _FlatUpdate(inner, flat))
 
 
 def rate_schedule(learning_rate: float | optax.Schedule, *, anneal_over: int | None = None) -> optax.Schedule:
@@ -177,8 +181,25 @@ def descend(
             separately, a training makes K times as many updates as planned, each with a share of 1 / K.
     """
     with jax.numpy_dtype_promotion("standard"):  # Optax counts steps in integers and relies on promotion
+        if isinstance(optimiser.update, _FlatUpdate):
+            return descend_flat(partial(optimiser.update.of_vector, share=share), weights, state, gradients)
         steps, state = optax.with_extra_args_support(optimiser).update(gradients, state, weights, share=share)
     return optax.apply_updates(weights, steps), state
+
+
+class _FlatUpdate:
+    """The update of an optimiser that sees all gradients as one flat vector."""
+
+    def __init__(self, inner: optax.GradientTransformation, flat: optax.GradientTransformationExtraArgs) -> None:
+        self._inner, self._flat = optax.with_extra_args_support(inner), flat
+
+    def __call__(self, updates: Any, state: Any, params: Any = None, **others: Any) -> Any:
+        """The steps, and the next state, as Optax's updates return them."""
+        return self._flat.update(updates, state, params, **others)
+
+    def of_vector(self, gradients: Float[Array, " numbers"], state: PyTree[Array], *, share: float) -> Any:
+        """The flat step, and the next state, of gradients that are flat already."""
+        return self._inner.update(gradients, state, None, share=share)
 
 
 def at_iteration_end(state: PyTree[Array], updates: int) -> PyTree[Array]:

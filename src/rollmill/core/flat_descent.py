@@ -1,0 +1,100 @@
+"""A step of an optimiser that sees all gradients as one flat vector, as an operation of its own.
+
+Written with JAX's operations it goes through memory several times: to join the gradients, for each of the
+optimiser's moments, and to add the step to the weights. On CPUs, code of this process may compute it all at once
+(`compute_descents_by`). Elsewhere, and for several trainings side by side, the operation is the same as its parts.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax.core import ShapedArray
+from jax.extend import core
+from jax.interpreters import batching, mlir
+from jaxlib.mlir import ir
+from jaxtyping import Array, Float, PyTree
+
+FlatUpdate: TypeAlias = Callable[[Float[Array, " numbers"], PyTree[Array]], tuple[Array, PyTree[Array]]]
+"""From flat gradients and a state to the flat step and the next state."""
+
+OwnDescent: TypeAlias = Callable[[Sequence[Any], core.ClosedJaxpr, int], Callable[..., Sequence[Array]] | None]
+"""From the operands' shapes and dtypes, the program of a flat update, and the number of leaves of the weights, to
+a function of the operands, or to None. Operands are the leaves of weights, of gradients and of the state."""
+
+_descent = core.Primitive("flat_descent")
+_descent.multiple_results = True
+
+
+def descend_flat(
+    update: FlatUpdate, weights: PyTree[Array], state: PyTree[Array], gradients: PyTree[Array]
+) -> tuple[PyTree[Array], PyTree[Array]]:
+    """Adds the step of an update to weights; returns them, and the next state."""
+    leaves, structure = jax.tree.flatten(weights)
+    states, state_structure = jax.tree.flatten(state)
+    flat = jax.eval_shape(_joined, leaves)
+    program = jax.make_jaxpr(lambda flat, *states: update(flat, jax.tree.unflatten(state_structure, states)))(
+        flat, *states
+    )
+    operands = [*leaves, *jax.tree.leaves(gradients), *states]
+    if program.consts or any(leaf.dtype != jnp.float32 for leaf in operands[: 2 * len(leaves)]):
+        results = _in_parts(*operands, program=program, count=len(leaves))
+    else:
+        results = _descent.bind(*operands, program=program, count=len(leaves))
+    moved, following = results[: len(leaves)], results[len(leaves) :]
+    return jax.tree.unflatten(structure, moved), jax.tree.unflatten(state_structure, following)
+
+
+def compute_descents_by(own: OwnDescent) -> None:
+    """From now on, programs that this process compiles for CPUs have own code for such steps, if there is any."""
+
+    def rule(context: mlir.LoweringRuleContext, *operands: ir.Value, program: Any, count: int) -> Sequence[Any]:
+        is_exported = context.module_context.lowering_parameters.for_export
+        compute = None if is_exported else own(context.avals_in, program, count)
+        compute = compute or partial(_in_parts, program=program, count=count)
+        return mlir.lower_fun(compute, multiple_results=True)(context, *operands)
+
+    mlir.register_lowering(_descent, rule, platform="cpu")
+
+
+def _in_parts(*operands: Array, program: core.ClosedJaxpr, count: int) -> list[Array]:
+    """Weights and state after a step."""
+    weights, gradients, states = operands[:count], operands[count : 2 * count], operands[2 * count :]
+    step, *states = core.jaxpr_as_fun(program)(_joined(gradients), *states)
+    steps = jnp.split(step, _ends(weights))
+    return [*(leaf + one.reshape(leaf.shape) for leaf, one in zip(weights, steps, strict=True)), *states]
+
+
+def _joined(leaves: Sequence[Array]) -> Float[Array, " numbers"]:
+    return jnp.concatenate([leaf.reshape(-1) for leaf in leaves])
+
+
+def _ends(leaves: Sequence[Any]) -> list[int]:
+    """Where leaves end in the flat vector, but for the last."""
+    ends = []
+    for leaf in leaves[:-1]:
+        ends.append((ends[-1] if ends else 0) + leaf.size)
+    return ends
+
+
+@_descent.def_impl
+def _compute(*operands: Array, **params: Any) -> list[Array]:
+    return jax.jit(partial(_descent.bind, **params))(*operands)
+
+
+@_descent.def_abstract_eval
+def _shapes(*operands: Any, program: core.ClosedJaxpr, count: int) -> list[ShapedArray]:
+    shapes = [(leaf.shape, leaf.dtype) for leaf in operands[:count]]
+    states = [(aval.shape, aval.dtype) for aval in program.out_avals[1:]]
+    return [ShapedArray(shape, dtype) for shape, dtype in [*shapes, *states]]
+
+
+def _batched(operands: Sequence[Array], axes: Sequence[Any], **params: Any) -> tuple[list[Array], list[int]]:
+    results = jax.vmap(partial(_in_parts, **params), in_axes=tuple(axes))(*operands)
+    return results, [0] * len(results)
+
+
+batching.primitive_batchers[_descent] = _batched
+mlir.register_lowering(_descent, mlir.lower_fun(_in_parts, multiple_results=True))

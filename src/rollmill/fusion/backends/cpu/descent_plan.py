@@ -1,0 +1,116 @@
+"""Divides the program of a flat update into sums over all numbers, single numbers, and what each number needs."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.extend import core
+from jaxtyping import Array
+
+from rollmill.fusion.backends.cpu.elementwise import written
+
+CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "custom_jvp_call": "call_jaxpr"}
+"""Operations that call a program, and the parameter that holds it."""
+
+
+class DescentPlan(NamedTuple):
+    """The equations of an update. Its variables are wide, with a value for each number, or single."""
+
+    program: Any
+    """The jaxpr, without calls."""
+    before: list[Any]
+    """Wide equations that sums need; they need no single variable."""
+    sums: list[Any]
+    singles: list[Any]
+    """Equations of single variables, in order."""
+    wide: list[Any]
+    given: list[Any]
+    """Single variables that wide equations need."""
+    divisors: set[Any]
+    """Those of them that are divided by."""
+
+
+def plan_of(program: core.ClosedJaxpr) -> DescentPlan | None:
+    """Plans an update; None if an operation cannot be written, or a sum needs a single variable."""
+    flat = jax.make_jaxpr(lambda *values: _without_calls(program.jaxpr, program.consts, values))(*program.in_avals)
+    length = flat.jaxpr.invars[0].aval.shape
+    is_wide = lambda atom: atom.aval.shape == length
+    groups = {"wide": [], "sum": [], "single": [], "other": []}
+    for equation in flat.jaxpr.eqns:
+        groups[_kind(equation, is_wide)].append(equation)
+    before = _needed(groups["wide"], [equation.invars[0] for equation in groups["sum"]])
+    wide = _needed(groups["wide"], [atom for atom in flat.jaxpr.outvars if is_wide(atom)])
+    given, early = (_singles(equations, is_wide) for equations in (wide, before))
+    types_are_known = all(atom.aval.dtype in (np.float32, np.bool_) for atom in given)
+    if flat.consts or groups["other"] or early or not types_are_known:
+        return None
+    return DescentPlan(flat.jaxpr, before, groups["sum"], groups["single"], wide, given, _divisors(wide, given))
+
+
+def _kind(equation: Any, is_wide: Callable[[Any], bool]) -> str:
+    """The group of an equation in a plan; `other` if it cannot be written."""
+    if all(map(is_wide, equation.outvars)):
+        return "wide" if _is_written(equation, is_wide) else "other"
+    if not any(map(is_wide, equation.invars)):
+        return "single"
+    is_sum = equation.primitive.name == "reduce_sum" and equation.outvars[0].aval.shape == ()
+    return "sum" if is_sum else "other"
+
+
+def _singles(equations: Sequence[Any], is_wide: Callable[[Any], bool]) -> list[Any]:
+    """The single variables that equations need."""
+    atoms = [atom for equation in equations for atom in equation.invars]
+    return list(dict.fromkeys(atom for atom in atoms if not _is_literal(atom) and not is_wide(atom)))
+
+
+def _divisors(equations: Sequence[Any], given: Sequence[Any]) -> set[Any]:
+    """The single variables that numbers are divided by, and that are used for nothing else."""
+    divides = lambda equation, place: equation.primitive.name == "div" and place == 1
+    uses = [(equation, place) for equation in equations for place in range(len(equation.invars))]
+    others = [e.invars[n] for e, n in uses if not divides(e, n)]
+    return {atom for atom in given if not any(atom is other for other in others)}
+
+
+def _is_literal(atom: Any) -> bool:
+    return isinstance(atom, core.Literal)
+
+
+def _is_written(equation: Any, is_wide: Callable[[Any], bool]) -> bool:
+    """Whether there is code for a wide equation, whose operands are wide or single numbers."""
+    atoms = [*equation.invars, *equation.outvars]
+    types = {atom.aval.dtype for atom in atoms}
+    fits = all(is_wide(atom) or atom.aval.shape == () for atom in atoms)
+    is_known = written(equation.primitive.name, equation.params) is not None
+    return fits and is_known and types <= {np.dtype(np.float32), np.dtype(np.bool_)}
+
+
+def _needed(equations: Sequence[Any], wanted: Sequence[Any]) -> list[Any]:
+    """The equations that these variables need."""
+    needed, found = {atom for atom in wanted if not _is_literal(atom)}, []
+    for equation in reversed(equations):
+        if needed.intersection(equation.outvars):
+            needed.update(atom for atom in equation.invars if not _is_literal(atom))
+            found.append(equation)
+    return found[::-1]
+
+
+def _without_calls(jaxpr: Any, consts: Sequence[Any], values: Sequence[Array]) -> list[Array]:
+    """Computes a program, and what it calls, operation by operation."""
+    known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *values], strict=True))
+    read = lambda atom: atom.val if _is_literal(atom) else known[atom]
+    for equation in jaxpr.eqns:
+        operands = [read(atom) for atom in equation.invars]
+        if equation.primitive.name in CALLS:
+            called = equation.params[CALLS[equation.primitive.name]]
+            results = _without_calls(called.jaxpr, called.consts, operands)
+        else:
+            results = computed(equation, operands)
+        known.update(zip(equation.outvars, results, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def computed(equation: Any, operands: Sequence[Any]) -> list[Any]:
+    """The results of one equation."""
+    results = equation.primitive.bind(*operands, **equation.params)
+    return list(results) if equation.primitive.multiple_results else [results]

@@ -1,0 +1,229 @@
+"""Computes steps of optimisers by machine code: each number of gradients, weights and moments is read once."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core
+from jaxtyping import Array
+from llvmlite import ir
+
+from rollmill.fusion.backends.cpu.builder import FLOAT32, FLOATS, INT32, Emitter, Value
+from rollmill.fusion.backends.cpu.descent_plan import DescentPlan, computed, plan_of
+from rollmill.fusion.backends.cpu.elementwise import written
+from rollmill.fusion.backends.cpu.ffi import NativeKernel, call, new_program
+from rollmill.fusion.backends.cpu.memory import ALIGNMENT
+from rollmill.fusion.backends.cpu.target import processor
+
+FLOAT = FLOATS["float32"]
+MIN_NUMBERS = 2**17
+"""For fewer, XLA's operations stay in the memory of a core."""
+PROGRAM_NUMBERS = 2**15
+MAX_PROGRAMS = 64
+"""Sums are made in as many parts at most, whatever the number of cores."""
+
+
+class _Leaf(NamedTuple):
+    """Numbers of one leaf."""
+
+    first: int
+    """In flat vectors."""
+    count: int
+
+
+def machine_code_for(
+    operands: Sequence[Any], program: core.ClosedJaxpr, count: int
+) -> Callable[..., list[Array]] | None:
+    """The machine code of a step, a function of its operands; None for few numbers, or if there is none.
+
+    Args:
+        operands: shapes and dtypes of the leaves of weights, gradients and the state.
+        program: from flat gradients and the state to the flat step and the next state.
+        count: of the weights' leaves.
+    """
+    leaves, first = [], 0
+    for operand in operands[:count]:
+        leaves.append(_Leaf(first, math.prod(operand.shape)))
+        first += leaves[-1].count
+    plan = plan_of(program) if first >= MIN_NUMBERS else None
+    if plan is None or any(leaf.count == 0 for leaf in leaves):
+        return None
+    return lambda *values: _descended(plan, leaves, values[:count], values[count : 2 * count], values[2 * count :])
+
+
+def _descended(plan: DescentPlan, leaves: list[_Leaf], weights: Any, gradients: Any, state: Any) -> list[Array]:
+    jaxpr = plan.program
+    known = dict(zip(jaxpr.invars[1:], state, strict=True))
+    flat_atoms = [atom for atom in jaxpr.invars[1:] if _is_wide(plan, atom)]
+    flat = [known[atom] for atom in flat_atoms]
+    if plan.sums:
+        (parts,) = call(_sum_code(plan, leaves, flat_atoms), [*gradients, *flat])
+        known |= {equation.outvars[0]: total for equation, total in zip(plan.sums, jnp.sum(parts, 0), strict=True)}
+    read = lambda atom: atom.val if isinstance(atom, core.Literal) else known[atom]
+    for equation in plan.singles:
+        known.update(zip(equation.outvars, computed(equation, list(map(read, equation.invars))), strict=True))
+    single = lambda atom: 1 / known[atom] if atom in plan.divisors else known[atom]
+    given = jnp.stack([jnp.float32(0), *(single(atom).astype(jnp.float32) for atom in plan.given)])
+    moved = call(_step_code(plan, leaves, flat_atoms), [given, *gradients, *weights, *flat])
+    shaped = [one.reshape(leaf.shape) for one, leaf in zip(moved, weights, strict=False)]
+    following = iter(moved[len(leaves) :])
+    states = [next(following) if _is_wide(plan, atom) else read(atom) for atom in jaxpr.outvars[1:]]
+    return [*shaped, *states]
+
+
+def _is_wide(plan: DescentPlan, atom: Any) -> bool:
+    return atom.aval.shape == plan.program.invars[0].aval.shape
+
+
+def _programs(leaves: Sequence[_Leaf]) -> int:
+    return min(MAX_PROGRAMS, max(1, sum(leaf.count for leaf in leaves) // PROGRAM_NUMBERS))
+
+
+def _sum_code(plan: DescentPlan, leaves: list[_Leaf], flat: list[Any]) -> NativeKernel:
+    """The code of sums, `[programs, sums]`, from gradients and flat vectors."""
+    programs, lanes = _programs(leaves), processor().lanes
+    emit, pointers, number, _ = new_program(lanes, len(leaves) + len(flat) + 1)
+    totals = [emit.slot(emit.vector(FLOAT32)) for _ in plan.sums]
+    for total in totals:
+        emit.store(emit.constant(0), total, FLOAT32)
+    for n, leaf in enumerate(leaves):
+        for at in _vectors(emit, leaf, number, programs):
+            values = {plan.program.invars[0]: at.load(pointers[n], 0)}
+            values |= {a: at.load(p, leaf.first) for a, p in zip(flat, pointers[len(leaves) : -1], strict=True)}
+            known = _values(emit, plan.before, values, {})
+            for equation, total in zip(plan.sums, totals, strict=True):
+                before = emit.load(total, FLOAT32)
+                value = at.where_valid(known(equation.invars[0]))
+                emit.store(emit.builder.fadd(before, value), total, FLOAT32)
+    for n, total in enumerate(totals):
+        vector, zero = emit.load(total, FLOAT32), ir.Constant(FLOAT, 0.0)
+        name = f"llvm.vector.reduce.fadd.v{lanes}f32"
+        whole = emit.call(name, zero, vector, result=FLOAT)
+        spot = emit.at(pointers[-1], emit.builder.mul(number, emit.integer(len(totals))), FLOAT)
+        emit.builder.store(whole, emit.at(spot, n, FLOAT), align=4)
+    emit.builder.ret_void()
+    shape = jax.ShapeDtypeStruct((programs, len(totals)), jnp.float32)
+    return NativeKernel(emit.module, programs, ALIGNMENT, (shape,), written_out=True)
+
+
+def _step_code(plan: DescentPlan, leaves: list[_Leaf], flat: list[Any]) -> NativeKernel:
+    """The code of weights and flat vectors after a step, of single values, gradients, weights and flat vectors."""
+    programs, jaxpr = _programs(leaves), plan.program
+    step, *states = jaxpr.outvars
+    wide = [atom for atom in states if _is_wide(plan, atom)]
+    emit, pointers, number, _ = new_program(
+        processor().lanes, 1 + 2 * len(leaves) + len(flat) + len(leaves) + len(wide)
+    )
+    given, pointers = pointers[0], iter(pointers[1:])
+    groups = [[next(pointers) for _ in group] for group in (leaves, leaves, flat, leaves, wide)]
+    gradients, weights, before, moved, after = groups
+    single = _singles(emit, plan, given)
+    for n, leaf in enumerate(leaves):
+        for at in _vectors(emit, leaf, number, programs):
+            values = {jaxpr.invars[0]: at.load(gradients[n], 0)}
+            values |= {atom: at.load(p, leaf.first) for atom, p in zip(flat, before, strict=True)}
+            known = _values(emit, plan.wide, values, single)
+            at.store(emit.builder.fadd(at.load(weights[n], 0), known(step)), moved[n], 0)
+            for atom, pointer in zip(wide, after, strict=True):
+                at.store(known(atom), pointer, leaf.first)
+    emit.builder.ret_void()
+    size = sum(leaf.count for leaf in leaves)
+    shapes = [*(leaf.count for leaf in leaves), *(size for _ in wide)]
+    outputs = tuple(jax.ShapeDtypeStruct((each,), jnp.float32) for each in shapes)
+    return NativeKernel(emit.module, programs, ALIGNMENT, outputs, written_out=True)
+
+
+def _singles(emit: Emitter, plan: DescentPlan, given: Value) -> dict[Any, Value]:
+    """Single values in all lanes; of divisors, what is multiplied by."""
+    found: dict[Any, Value] = {}
+    given_atoms: list[Any] = plan.given
+    for n, atom in enumerate(given_atoms, start=1):
+        vector = emit.broadcast(emit.load_number(emit.at(given, n, FLOAT), FLOAT32))
+        is_flag = np.dtype(atom.aval.dtype) == np.bool_
+        found[atom] = emit.builder.fcmp_unordered("!=", vector, emit.constant(0)) if is_flag else vector
+    return found
+
+
+def _values(
+    emit: Emitter, equations: Sequence[Any], values: dict[Any, Value], single: dict[Any, Value]
+) -> Callable[[Any], Value]:
+    """The values of all variables of one vector."""
+    known = {**single, **values}
+
+    def read(atom: Any) -> Value:
+        if not isinstance(atom, core.Literal):
+            return known[atom]
+        if np.asarray(atom.val).dtype == np.bool_:
+            return ir.Constant(ir.VectorType(ir.IntType(1), emit.lanes), [int(atom.val)] * emit.lanes)
+        return emit.constant(atom.val)
+
+    for equation in equations:
+        name = equation.primitive.name
+        operands = [read(atom) for atom in equation.invars]
+        if name == "div" and not isinstance(equation.invars[1], core.Literal) and equation.invars[1] in single:
+            name = "mul"
+        write = written(name, equation.params)
+        assert write is not None
+        known[equation.outvars[0]] = write(emit, *operands)
+    return read
+
+
+# --- the numbers of a leaf -------------------------------------------------------------------------------
+
+
+class _Place:
+    """A vector of a leaf's numbers; the last one may be shorter."""
+
+    def __init__(self, emit: Emitter, first: Value, valid: int | None = None) -> None:
+        self._emit, self._first = emit, first
+        self._valid = None if valid is None else [lane < valid for lane in range(emit.lanes)]
+
+    def load(self, pointer: Value, offset: int) -> Value:
+        """The numbers at this place; zeros beyond the last."""
+        emit, own = self._emit, self._spot(pointer, offset)
+        if self._valid is None:
+            return emit.load(own, FLOAT32)
+        arguments = own, INT32(4), self._mask, emit.constant(0)
+        return emit.call(f"llvm.masked.load.v{emit.lanes}f32.p0", *arguments, result=emit.vector(FLOAT32))
+
+    def store(self, vector: Value, pointer: Value, offset: int) -> None:
+        """Writes numbers to this place."""
+        emit, own = self._emit, self._spot(pointer, offset)
+        if self._valid is None:
+            emit.store(vector, own, FLOAT32)
+        else:
+            arguments = vector, own, INT32(4), self._mask
+            emit.call(f"llvm.masked.store.v{emit.lanes}f32.p0", *arguments, result=ir.VoidType())
+
+    def where_valid(self, vector: Value) -> Value:
+        """A vector with zeros beyond the last number."""
+        return (
+            vector
+            if self._valid is None
+            else self._emit.builder.select(self._mask, vector, self._emit.constant(0))
+        )
+
+    @property
+    def _mask(self) -> Value:
+        assert self._valid is not None
+        return ir.Constant(ir.VectorType(ir.IntType(1), self._emit.lanes), list(map(int, self._valid)))
+
+    def _spot(self, pointer: Value, offset: int) -> Value:
+        return self._emit.at(self._emit.at(pointer, offset, FLOAT), self._first, FLOAT)
+
+
+def _vectors(emit: Emitter, leaf: _Leaf, number: Value, programs: int) -> Iterator[_Place]:
+    """The vectors of a leaf that a program computes, as the body of a loop; the last program has the rest."""
+    builder, lanes = emit.builder, emit.lanes
+    vectors, rest = divmod(leaf.count, lanes)
+    if vectors:
+        bound = lambda n: builder.udiv(builder.mul(n, emit.integer(vectors)), emit.integer(programs))
+        first, end = bound(number), bound(builder.add(number, emit.integer(1)))
+        with builder.if_then(builder.icmp_unsigned("<", first, end)), emit.loop(end, first=first) as n:
+            yield _Place(emit, builder.mul(n, emit.integer(lanes)))
+    if rest:
+        with builder.if_then(builder.icmp_unsigned("==", number, emit.integer(programs - 1))):
+            yield _Place(emit, emit.integer(vectors * lanes), rest)
