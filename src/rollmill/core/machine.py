@@ -19,6 +19,9 @@ GpuSharing: TypeAlias = Literal["auto", "mps", "mig", "turns"]
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 """Options of `mallopt`, from glibc's malloc.h."""
 
+MADV_DONTNEED = 4
+"""An advice of `madvise`, from Linux's mman-common.h; code was never written to, so that nothing is lost."""
+
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 """Another one on each host, until it starts anew."""
 
@@ -107,6 +110,23 @@ def return_freed_memory() -> None:
     malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if malloc_trim is not None:
         malloc_trim(0)
+
+
+def leave_code_of(library: str) -> None:
+    """Returns the pages of a library's code to the system, which reads them again from the file if they are run.
+
+    Does nothing where there is no `/proc/self/maps`.
+
+    Args:
+        library: how its file's name begins.
+    """
+    maps = Path("/proc/self/maps")
+    lines = maps.read_text(errors="replace").splitlines() if sys.platform == "linux" and maps.exists() else []
+    for line in lines:
+        place, rights, *_, path = line.split(maxsplit=5) if line.count("/") else ("", "", "")
+        if rights == "r-xp" and Path(path).name.startswith(library):
+            begin, end = (int(address, 16) for address in place.split("-"))
+            ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), MADV_DONTNEED)
 
 
 def visible_gpus() -> list[str]:

@@ -7,7 +7,7 @@ from functools import partial
 import jax
 import numpy as np
 
-from rollmill.core.machine import keep_freed_memory, return_freed_memory
+from rollmill.core.machine import keep_freed_memory, leave_code_of, return_freed_memory
 from rollmill.dataflow import Stage
 from rollmill.workers.protocol import IterationMetrics, send
 from rollmill.workers.replica.collecting import Collect
@@ -94,6 +94,7 @@ class _Replica:
             if not self._compiled:
                 return_freed_memory()
         if not self._compiled and jax.default_backend() == "cpu":
+            leave_code_of("libllvmlite")
             keep_freed_memory()
         self._compiled = True
         self._start_report.send()  # before the first metrics, because it explains their speed
@@ -101,6 +102,7 @@ class _Replica:
             send(self._context.control, IterationMetrics(iteration, [state.metrics]))
 
     def _send_snapshot(self, iteration: int) -> None:
+        return_freed_memory()  # its copies are not to come on top of what programs have used
         arrays: dict[str, np.ndarray] = {}
         for stage in self._stages:
             arrays |= stage.part()
