@@ -10,17 +10,16 @@ Ray puts each package with `ray.put` and hands the reference to an actor, which 
 many references are under way as the channel has slots.
 """
 
-import argparse
-import json
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
+from typing import Any
 
 import numpy as np
-from measure import RESULTS, spread, write_result
+from measure import foreign, in_turns, options, spreads, write_result
 
 from rollmill.channels.broker.client import RemoteBroker
 from rollmill.channels.broker.local import LocalBroker
@@ -110,7 +109,7 @@ class Channel:
 
 
 def copy_burst(size: int) -> Callable[[int], float]:
-    """Seconds for so many plain copies."""
+    """Returns a function that copies so many times, and returns the seconds."""
     source = np.ones(size // 4, np.float32)
     destinations = [np.ones(size // 4, np.float32) for _ in range(CAPACITY)]
 
@@ -123,90 +122,65 @@ def copy_burst(size: int) -> Callable[[int], float]:
     return burst
 
 
-def num_packages(size: int) -> int:
-    return min(4000, max(40, (256 << 20) // size))
-
-
-def measure(size: int, *, rounds: int, ray: str | None) -> dict:
-    count = num_packages(size)
-    channels = {kind: Channel(kind, size) for kind in WIRES}
-    plain = copy_burst(size)
-    bursts: dict[str, Callable[[int], float]] = {"plain copy": plain}
+def measure(size: int, rounds: int, ray: str | None) -> dict[str, Any]:
+    count = min(4000, max(40, (256 << 20) // size))
+    channels, plain = {kind: Channel(kind, size) for kind in WIRES}, copy_burst(size)
+    sides: dict[Any, Callable[[], Any]] = {"plain copy": lambda: plain(count)}
     for kind, channel in channels.items():
-        bursts[f"{kind}, in place"] = lambda n, c=channel: c.burst(n, flags=0)
-        bursts[f"{kind}, copied out"] = lambda n, c=channel: c.burst(n, flags=COPY)
-    seconds = {side: [] for side in bursts}
-    trips = {kind: [] for kind in channels}
-    for turn in range(rounds + 1):
-        for side, burst in bursts.items():
-            took = burst(count)
-            seconds[side] += [took] if turn else []  # the first round touches every page once
-        for kind, channel in channels.items():
-            took = [channel.round_trip() for _ in range(20 if size > 1 << 20 else 200)]
-            trips[kind] += took if turn else []
+        sides[f"{kind}, in place"] = partial(channel.burst, count, flags=0)
+        sides[f"{kind}, copied out"] = partial(channel.burst, count, flags=COPY)
+    repeats = 20 if size > 1 << 20 else 200
+    for kind, channel in channels.items():
+        sides[kind] = lambda channel=channel: [channel.round_trip() for _ in range(repeats)]
+    found = in_turns(sides, rounds, warm_up=1)  # the first round touches every page once
     for channel in channels.values():
         channel.close()
-    rates = {side: [size * count / s / 1e9 for s in runs] for side, runs in seconds.items()}
+    trips = {kind: [seconds for turn in found.pop(kind) for seconds in turn] for kind in channels}
+    rates = {side: [size * count / seconds / 1e9 for seconds in runs] for side, runs in found.items()}
     if ray is not None:
-        rates["Ray object store"], trips["Ray object store"] = ray_figures(ray, size, count, rounds)
+        order = {"size": size, "count": min(count, 1000), "rounds": rounds, "capacity": CAPACITY}
+        peer = foreign(ray, "ray_object_store.py", order)
+        rates["Ray object store"], trips["Ray object store"] = (
+            peer["gigabytes_per_second"],
+            peer["round_trip_seconds"],
+        )
     return report(size, count, rates, trips)
 
 
-def ray_figures(python: str, size: int, count: int, rounds: int) -> tuple[list[float], list[float]]:
-    script = str(Path(__file__).parent / "ray_object_store.py")
-    command = [python, script, *map(str, (size, min(count, 1000), rounds, CAPACITY))]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    figures = json.loads(done.stdout.splitlines()[-1])
-    return figures["gigabytes_per_second"], figures["round_trip_seconds"]
-
-
-def report(size: int, count: int, rates: dict[str, list[float]], trips: dict[str, list[float]]) -> dict:
-    figures = {side: spread(runs) for side, runs in rates.items()}
-    plain = figures["plain copy"]["median"]
-    sides = [side for side in rates if side != "plain copy"]
+def report(size: int, count: int, rates: dict[str, list[float]], trips: dict[str, list[float]]) -> dict[str, Any]:
+    figures, plain = spreads(rates), rates["plain copy"]
     ratios = {
         f"{side} / plain copy": {
-            "of medians": figures[side]["median"] / plain,
-            "of best": max(rates[side]) / max(rates["plain copy"]),  # on a busy machine
+            "of medians": figures[side]["median"] / figures["plain copy"]["median"],
+            "of best": max(runs) / max(plain),  # on a busy machine
         }
-        for side in sides
+        for side, runs in rates.items()
+        if side != "plain copy"
     }
     microseconds = {
         kind: {"median": float(np.median(runs)) * 1e6, "p90": float(np.quantile(runs, 0.9)) * 1e6}
         for kind, runs in trips.items()
     }
-    best = max(rates["shared memory, in place"]), max(rates["plain copy"])
+    best = max(rates["shared memory, in place"]), max(plain)
     print(f"best of shared memory, in place, and of plain copies: {best[0]:.2f} and {best[1]:.2f} GB/s")
     print(f"{size:,} bytes: " + ", ".join(f"{side} {f['median']:.2f} GB/s" for side, f in figures.items()))
-    print(
-        "  round trips: " + ", ".join(f"{kind} {f['median']:.0f} us" for kind, f in microseconds.items()),
-        flush=True,
-    )
-    return {
-        "bytes": size,
-        "packages": count,
-        "gigabytes_per_second": figures,
-        "ratios": ratios,
-        "round_trip_microseconds": microseconds,
-    }
+    said = ", ".join(f"{kind} {f['median']:.0f} us" for kind, f in microseconds.items())
+    print(f"  round trips: {said}", flush=True)
+    found = {"bytes": size, "packages": count, "gigabytes_per_second": figures}
+    return {**found, "ratios": ratios, "round_trip_microseconds": microseconds}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ray", help="a Python with ray==2.60.0 and NumPy")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--output", type=Path, default=RESULTS)
-    parser.add_argument("--consume", nargs=4, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.consume is not None:
-        kind, address, token, size = options.consume
-        consume(kind, address, token, int(size))
+    consumer = ([str], "transport, address, token and bytes of a consumer: the second process of this script")
+    chosen = options(__doc__, ray=(str, "a Python with ray==2.60.0 and NumPy"), rounds=7, consume=consumer)
+    if chosen.consume:
+        *where, size = chosen.consume
+        consume(*where, int(size))
         return
     load = os.getloadavg()[0]
-    rows = [measure(size, rounds=options.rounds, ray=options.ray) for size in SIZES]
+    rows = [measure(size, chosen.rounds, chosen.ray) for size in SIZES]
     busy = {"before": load, "after": os.getloadavg()[0]}
-    result = {"capacity": CAPACITY, "load_average": busy, "rows": rows}
-    write_result("channels-cpu", result, directory=options.output)
+    write_result("channels-cpu", {"capacity": CAPACITY, "load_average": busy, "rows": rows}, chosen.output)
 
 
 if __name__ == "__main__":

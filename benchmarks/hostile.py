@@ -9,7 +9,6 @@ all have run. `--add` keeps the rows of an earlier run that have no faults, and 
 results/hostile.json.
 """
 
-import argparse
 import contextlib
 import io
 import json
@@ -19,7 +18,7 @@ import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -31,39 +30,34 @@ Row = dict[str, Any]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--every", type=int, default=1, help="one case of so many")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="no case begins later than that")
-    parser.add_argument("--add", action="store_true", help="keep the rows of an earlier run that have no faults")
-    parser.add_argument("--output", type=Path, help="folder for the result")
-    options = parser.parse_args()
+    warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        state = {"ROLLMILL_STATE_DIR": f"{folder}/state", "ROLLMILL_CACHE_DIR": f"{folder}/cache"}
+        state = {"ROLLMILL_STATE_DIR": f"{name}/state", "ROLLMILL_CACHE_DIR": f"{name}/cache"}
         os.environ.update({"JAX_PLATFORMS": "cpu", **state})
-        from measure import RESULTS, write_result
+        from measure import options, write_result
 
-        output = options.output or RESULTS
-        output.mkdir(parents=True, exist_ok=True)
+        chosen = options(
+            __doc__,
+            every=(1, "one case of so many"),
+            seconds=(float("inf"), "no case begins later"),
+            add=(False, "keep the rows of an earlier run that have no faults"),
+        )
+        chosen.output.mkdir(parents=True, exist_ok=True)
         begin, found, complete = time.monotonic(), [], True
-        file = output / "hostile.rows.jsonl"
-        kept = Kept(file if options.add and file.exists() else None)
+        file = chosen.output / "hostile.rows.jsonl"
+        kept = Kept(file if chosen.add and file.exists() else None)
         with file.open("w") as rows:
-            for row in all_rows(folder, options.every, kept):
+            for row in all_rows(Path(name), chosen.every, kept):
                 found.append(row)
                 rows.write(json.dumps(row) + "\n")
                 rows.flush()
-                if time.monotonic() - begin > options.seconds:
+                if time.monotonic() - begin > chosen.seconds:
                     complete = False
                     break
-    result = summary(found) | {
-        "every": options.every,
-        "complete": complete,
-        "kept of an earlier run": kept.taken,
-        "seconds": round(time.monotonic() - begin),
-    }
+    seconds = round(time.monotonic() - begin)
+    result = {**summary(found), "every": chosen.every, "complete": complete, "kept of an earlier run": kept.taken}
     print(json.dumps(result, indent=2))
-    write_result("hostile", result, directory=output)
+    write_result("hostile", result | {"seconds": seconds}, chosen.output)
 
 
 class Kept:
@@ -95,7 +89,7 @@ def all_rows(folder: Path, every: int, kept: Kept) -> Iterator[Row]:
         source = healthy(folder)
     yield from file_rows(folder, source, every, kept)
     yield from sweep_rows(folder, every, kept)
-    yield from request_rows(source, every, kept)
+    yield from request_rows(folder, source, every, kept)
     yield from run_rows(folder, source, every, kept)
 
 
@@ -104,41 +98,42 @@ def row_of(kind: str, name: str, outcome: str, faults: Any) -> Row:
     return {"kind": kind, "name": name, "outcome": outcome, "faults": list(faults)}
 
 
-@contextlib.contextmanager
-def empty(folder: Path) -> Iterator[Path]:
-    """A new folder for one case."""
-    with tempfile.TemporaryDirectory(dir=folder) as name:
-        yield Path(name)
+def judged(
+    folder: Path, kept: Kept, cases: Iterable[Any], kind: Callable[[Any], str], judge: Callable[[Any, Path], tuple]
+) -> Iterator[Row]:
+    """Yields a row for each case, kept or by `judge(case, new folder) -> outcome, faults`."""
+    for case in cases:
+        if (row := kept.take(kind(case), case.name)) is not None:
+            yield row
+            continue
+        with tempfile.TemporaryDirectory(dir=folder) as root:
+            outcome, faults = judge(case, Path(root))
+        yield row_of(kind(case), case.name, outcome, faults)
 
 
 def file_rows(folder: Path, source: Path, every: int, kept: Kept) -> Iterator[Row]:
-    """Hostile files."""
+    """Yields the rows of hostile files."""
     from hostile_files import cases, exports
     from hostile_trial import tried
 
-    for case in (*islice(cases(), 0, None, every), *islice(exports(source), 0, None, every)):
-        if (row := kept.take(case.kind, case.name)) is not None:
-            yield row
-            continue
-        with empty(folder) as root:
-            outcome = tried(case, root)
-        yield row_of(case.kind, case.name, f"exit code {outcome.code}", outcome.faults)
+    def judge(case: Any, root: Path) -> tuple:
+        outcome = tried(case, root)
+        return f"exit code {outcome.code}", outcome.faults
+
+    chosen = (*islice(cases(), 0, None, every), *islice(exports(source), 0, None, every))
+    return judged(folder, kept, chosen, lambda case: case.kind, judge)
 
 
 def run_rows(folder: Path, source: Path, every: int, kept: Kept) -> Iterator[Row]:
-    """Hostile run directories, each of which names its own exit code and sentence."""
+    """Yields the rows of hostile run directories, each of which names its own exit code and sentence."""
     from hostile_runs import cases, faults
 
-    for case in islice(cases(), 0, None, every):
-        if (row := kept.take(f"runs: {case.kind}", case.name)) is not None:
-            yield row
-            continue
-        with empty(folder) as root:
-            yield row_of(f"runs: {case.kind}", case.name, f"exit code {case.code}", faults(case, source, root))
+    judge = lambda case, root: (f"exit code {case.code}", faults(case, source, root))
+    return judged(folder, kept, islice(cases(), 0, None, every), lambda case: f"runs: {case.kind}", judge)
 
 
 def sweep_rows(folder: Path, every: int, kept: Kept) -> Iterator[Row]:
-    """Hostile sweeps; their processes are not started."""
+    """Yields the rows of hostile sweeps, whose processes are not started."""
     from hostile_files import called
     from hostile_trial import Case, tried
     from test_hostile_sweeps import cases, touch_everything
@@ -147,30 +142,29 @@ def sweep_rows(folder: Path, every: int, kept: Kept) -> Iterator[Row]:
 
     sweep.run_sweep = touch_everything
     call = called("sweep", "--resume", "GOT/sweep")
-    for case in islice(cases(), 0, None, every):
-        if (row := kept.take("sweeps", case.name)) is not None:
-            yield row
-            continue
-        make = lambda got, outside, case=case: case.make(got / "sweep", outside)
-        with empty(folder) as root:
-            outcome = tried(Case("sweeps", case.name, make, call), root)
+
+    def judge(case: Any, root: Path) -> tuple:
+        make = lambda got, outside: case.make(got / "sweep", outside)
+        outcome = tried(Case("sweeps", case.name, make, call), root)
         let_in = ["was not refused"] if case.names_code and outcome.code != 2 else []
-        yield row_of("sweeps", case.name, f"exit code {outcome.code}", (*outcome.faults, *let_in))
+        return f"exit code {outcome.code}", (*outcome.faults, *let_in)
+
+    return judged(folder, kept, islice(cases(), 0, None, every), lambda case: "sweeps", judge)
 
 
-def request_rows(source: Path, every: int, kept: Kept) -> Iterator[Row]:
-    """Hostile requests."""
+def request_rows(folder: Path, source: Path, every: int, kept: Kept) -> Iterator[Row]:
+    """Yields the rows of hostile requests."""
     from serving.conftest import serving
     from serving.hostile_requests import TOKEN, Strangers, requests
 
     with serving(source, token=TOKEN.encode()) as server, contextlib.closing(Strangers(server)) as strangers:
-        for request in islice(requests(), 0, None, every):
-            if (row := kept.take(f"requests: {request.kind}", request.name)) is not None:
-                yield row
-                continue
+
+        def judge(request: Any, root: Path) -> tuple:
             answered = strangers.tried(request)
-            outcome = f"status {answered.statuses[0]}" if answered.statuses else "no answer"
-            yield row_of(f"requests: {request.kind}", request.name, outcome, answered.faults)
+            return f"status {answered.statuses[0]}" if answered.statuses else "no answer", answered.faults
+
+        chosen = islice(requests(), 0, None, every)
+        yield from judged(folder, kept, chosen, lambda request: f"requests: {request.kind}", judge)
 
 
 def summary(rows: list[Row]) -> dict[str, Any]:
@@ -183,5 +177,4 @@ def summary(rows: list[Row]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    warnings.simplefilter("ignore")
     main()

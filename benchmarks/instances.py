@@ -12,7 +12,6 @@ figures are medians.
 Writes results/instances-ppo.json or results/instances-alphazero.json.
 """
 
-import argparse
 import json
 import os
 import subprocess
@@ -20,11 +19,11 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from pathlib import Path
+from functools import partial
 from statistics import median
 from typing import Any, NamedTuple
 
-from measure import RESULTS, spread, write_result
+from measure import in_turns, one_of, options, spread, write_result
 
 from rollmill.gpus.activity import ActivityMonitor
 from rollmill.gpus.devices import Gpu, find_gpus, open_nvml
@@ -43,14 +42,8 @@ class Program(NamedTuple):
 
 
 PPO = {"num_minibatches": 4, "update_epochs": 4, "learning_rate": 2.5e-4}
-NETWORK = {
-    "torso": "resnet",
-    "num_blocks": 2,
-    "channels": 32,
-    "hidden_sizes": [64],
-    "activation": "relu",
-    "shared_torso": True,
-}
+NETWORK = {"torso": "resnet", "num_blocks": 2, "channels": 32, "hidden_sizes": [64], "activation": "relu"}
+NETWORK |= {"shared_torso": True}
 SEARCH = {"num_steps": 16, "num_simulations": 32, "num_minibatches": 4, "network": NETWORK}
 STUDIES = {
     "ppo": {
@@ -65,9 +58,6 @@ STUDIES = {
 ONLY = "only"
 ITERATIONS = 2**24
 """Iterations of a training that does not end while it is measured."""
-
-
-# --- a process --------------------------------------------------------------------------------------------
 
 
 def work(programs: Mapping[str, Program], seed: int) -> None:
@@ -109,47 +99,32 @@ def work(programs: Mapping[str, Program], seed: int) -> None:
 
 
 class Worker:
-    """One process."""
+    """A process that trains on request."""
 
     def __init__(
         self, programs: Mapping[str, Program], seed: int, environment: Mapping[str, str], core: str
     ) -> None:
-        words = [sys.executable, __file__, "worker", json.dumps({n: p._asdict() for n, p in programs.items()})]
         # As many XLA threads and compilers as its share of the cores.
-        self.process = subprocess.Popen(
-            ["taskset", "-c", core, *words, str(seed)] if core else [*words, str(seed)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | dict(environment),
-        )
-
-    def wait_until_ready(self) -> None:
-        """Waits until it has compiled its programs."""
-        self.read("ready")
+        pinned = ["taskset", "-c", core] if core else []
+        order = json.dumps({name: program._asdict() for name, program in programs.items()})
+        command = [*pinned, sys.executable, __file__, "worker", order, str(seed)]
+        streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self.process: Any = subprocess.Popen(command, env=os.environ | dict(environment), **streams)
 
     def read(self, expected: str | None = None) -> str:
-        """Its next line."""
-        assert self.process.stdout is not None
+        """Returns its next line; `ready` once it has compiled its programs."""
         line = self.process.stdout.readline().strip()
         if not line or (expected and line != expected):
             raise SystemExit(f"a worker ended: {line!r}, exit code {self.process.wait()}")
         return line
 
     def ask(self, **asked: Any) -> None:
-        """Asks it to train."""
-        assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(asked) + "\n")
         self.process.stdin.flush()
 
     def end(self) -> None:
-        """Waits for its end."""
-        assert self.process.stdin is not None
         self.process.stdin.close()
         self.process.wait()
-
-
-# --- measuring --------------------------------------------------------------------------------------------
 
 
 def together(nvml: Any, gpu: Gpu, workers: Sequence[Worker], program: str, seconds: float) -> dict[str, Any]:
@@ -173,9 +148,7 @@ def summary(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"steps_per_second": rates, **{name: median(values) for name, values in known.items() if values}}
 
 
-def measure_shared(
-    nvml: Any, gpu: Gpu, way: Any, programs: Mapping[str, Program], chosen: argparse.Namespace
-) -> dict[str, Any]:
+def measure_shared(nvml: Any, gpu: Gpu, way: Any, programs: Mapping[str, Program], chosen: Any) -> dict[str, Any]:
     """Figures by program and by number of processes that share the GPU."""
     most = max(chosen.counts)
     cores = sorted(os.sched_getaffinity(0))
@@ -191,71 +164,64 @@ def measure_shared(
             workers.append(Worker(programs, seed, environment, core))
             stack.callback(workers[-1].end)
             if seed == 0:
-                workers[0].wait_until_ready()
+                workers[0].read("ready")
         for worker in workers[1:]:
-            worker.wait_until_ready()
-        start_up = {
-            "daemon_seconds": shared.start_seconds,
-            "workers_seconds": time.monotonic() - began,
-        }
-        print(f"{way}: {most} processes in {start_up['workers_seconds']:.1f} s", flush=True)
-        found: dict[str, Any] = {"start_up": start_up}
+            worker.read("ready")
+        seconds = time.monotonic() - began
+        print(f"{way}: {most} processes in {seconds:.1f} s", flush=True)
+        found: dict[str, Any] = {"start_up": {"daemon_seconds": shared.start_seconds, "workers_seconds": seconds}}
         for name in programs:
-            runs: dict[int, list[dict]] = {count: [] for count in chosen.counts}
-            for _ in range(chosen.repeats):
-                for count in chosen.counts:
-                    runs[count].append(together(nvml, gpu, workers[:count], name, chosen.seconds))
+            turn = lambda count, name=name: together(nvml, gpu, workers[:count], name, chosen.seconds)
+            runs = in_turns({count: partial(turn, count) for count in chosen.counts}, chosen.repeats)
             found[name] = {count: summary(each) for count, each in runs.items()}
             for count, figures in found[name].items():
-                tell(f"{way}, {name}, {count} processes", figures)
+                show(f"{way}, {name}, {count} processes", figures)
     return found
 
 
-def measure_alone(
-    nvml: Any, gpu: Gpu, programs: Mapping[str, Program], chosen: argparse.Namespace
-) -> dict[str, Any]:
+def measure_alone(nvml: Any, gpu: Gpu, programs: Mapping[str, Program], chosen: Any) -> dict[str, Any]:
     """Figures of one process with the work of as many as the largest count."""
     count, found = max(chosen.counts), {}
     with ExitStack() as stack:
         workers: dict[str, Worker] = {}
+
+        def start(name: str, program: Program) -> None:
+            workers[name] = Worker({ONLY: program}, 0, {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}, "")
+            stack.callback(workers[name].end)
+
         for name, program in programs.items():
             wide = dict(program.config) | {"num_envs": count * program.config["num_envs"]}
-            workers[f"{name}, wide, {count}"] = started(stack, program._replace(config=wide))
+            start(f"{name}, wide, {count}", program._replace(config=wide))
             if program.fusion == "off":
-                workers[f"{name}, vmap, {count}"] = started(stack, program._replace(seeds=count))
+                start(f"{name}, vmap, {count}", program._replace(seeds=count))
         for worker in workers.values():
-            worker.wait_until_ready()
+            worker.read("ready")
         for name, worker in workers.items():
             runs = [together(nvml, gpu, [worker], ONLY, chosen.seconds) for _ in range(chosen.repeats)]
             found[name] = summary(runs)
-            tell(name, found[name])
+            show(name, found[name])
     return found
 
 
-def started(stack: ExitStack, program: Program) -> Worker:
-    worker = Worker({ONLY: program}, 0, {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}, "")
-    stack.callback(worker.end)
-    return worker
-
-
-def tell(name: str, figures: Mapping[str, Any]) -> None:
-    rate = figures["steps_per_second"]["median"]
-    more = {
-        key: round(figures[key], 4) for key in ("utilisation", "sm_activity", "sm_occupancy") if key in figures
-    }
-    print(f"{name}: {rate:,.0f} steps/s, {more}, {figures['memory_bytes'] / 2**30:.1f} GiB", flush=True)
+def show(name: str, figures: Mapping[str, Any]) -> None:
+    known = [key for key in ("utilisation", "sm_activity", "sm_occupancy") if key in figures]
+    more, memory = {key: round(figures[key], 4) for key in known}, figures["memory_bytes"] / 2**30
+    print(f"{name}: {figures['steps_per_second']['median']:,.0f} steps/s, {more}, {memory:.1f} GiB", flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("study", choices=STUDIES)
-    parser.add_argument("--counts", type=int, nargs="+", default=[1, 2, 4, 8, 16])
-    parser.add_argument("--seconds", type=float, default=3.0)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--ways", nargs="+", default=["mps", "turns"])
-    parser.add_argument("--alone", action=argparse.BooleanOptionalAction, default=True)
-    parser.add_argument("--output", type=Path, default=RESULTS)
-    chosen = parser.parse_args()
+    if sys.argv[1:2] == ["worker"]:
+        work({name: Program(**program) for name, program in json.loads(sys.argv[2]).items()}, int(sys.argv[3]))
+        return
+    chosen = options(
+        __doc__,
+        {"study": one_of(*STUDIES)},
+        counts=[1, 2, 4, 8, 16],
+        seconds=3.0,
+        repeats=3,
+        ways=["mps", "turns"],
+        alone=True,
+    )
     programs = STUDIES[chosen.study]
     with open_nvml() as nvml:
         gpu = find_gpus(nvml)[0]
@@ -264,12 +230,8 @@ def main() -> None:
             result[way] = measure_shared(nvml, gpu, way, programs, chosen)
         if chosen.alone:
             result["one process"] = measure_alone(nvml, gpu, programs, chosen)
-    write_result(f"instances-{chosen.study}", result, directory=chosen.output)
+    write_result(f"instances-{chosen.study}", result, chosen.output)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["worker"]:
-        given = {name: Program(**program) for name, program in json.loads(sys.argv[2]).items()}
-        work(given, int(sys.argv[3]))
-    else:
-        main()
+    main()

@@ -7,22 +7,19 @@ The small form trains for a while, moves all counts to just below 2^31 and below
 goes on over both. Writes results/long-counts.json, or long-counts-small.json, and fails if a check does.
 """
 
-import argparse
 import time
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from measure import write_result
+from measure import advance, options, write_result
 
 import rollmill
 from rollmill.dataflow import Graph, State
 from rollmill.dataflow.replay import FALL_BACK_AT
 from rollmill.programs.compiled import lower
-from rollmill.programs.dispatch import dispatch_ahead
 from rollmill.programs.evaluation.compiled import evaluate
 
 LIMIT = 2**31
@@ -31,8 +28,7 @@ LIMIT = 2**31
 END_EPSILON = 0.05
 
 
-@dataclass(frozen=True)
-class Form:
+class Form(NamedTuple):
     """Sizes of a training."""
 
     num_envs: int
@@ -40,7 +36,7 @@ class Form:
     gradient_steps: int
     batch_size: int
     capacity: int
-    """Steps that are kept of each environment."""
+    """Steps of each environment in the memory."""
     before: int
     """Iterations before the counts reach the limit, or are moved to it."""
     after: int
@@ -50,32 +46,30 @@ class Form:
 
     @property
     def steps_each(self) -> int:
-        """Environment steps of an iteration."""
         return self.num_envs * self.num_steps
 
 
-WHOLE = Form(num_envs=2**16, num_steps=16, gradient_steps=16, batch_size=4096, capacity=48, before=2048, after=16,
-             moved=False)  # fmt: skip
-SMALL = Form(num_envs=64, num_steps=16, gradient_steps=4, batch_size=64, capacity=64, before=24, after=12,
-             moved=True)  # fmt: skip
+WHOLE = Form(2**16, 16, gradient_steps=16, batch_size=4096, capacity=48, before=2048, after=16, moved=False)
+SMALL = Form(64, 16, gradient_steps=4, batch_size=64, capacity=64, before=24, after=12, moved=True)
 
 
 def run(form: Form) -> dict[str, Any]:
     """Trains, and returns figures and checks."""
     graph = dqn_of(form)
     program, began = lower(graph), time.perf_counter()
-    state, _ = advanced(program, program.start(), first=0, until=form.before)
+    state, _ = advance(program, program.start(), 0, form.before)
     if form.moved:
         state = moved_to_limit(graph, state, form)
     at_limit = jax.device_get(state.learner)
-    state, rows = advanced(program, state, first=form.before, until=form.before + form.after)
+    state, rows = advance(program, state, form.before, form.before + form.after)
+    rows = [{name: float(value) for name, value in row.items()} for row in rows]
     seconds = time.perf_counter() - began
     learner = jax.device_get(state.learner)
     played = lambda learner: evaluate(graph, graph.weights(learner), episodes=100, seed=1).returns.mean()
     returns = [float(played(one)) for one in (at_limit, learner)]
     figures = figures_of(graph, at_limit, learner, rows) | {"ring_steps": int(state.rings.steps.max())}
     return {
-        "form": form.__dict__,
+        "form": form._asdict(),
         "seconds": seconds,
         "steps_per_second": (form.before + form.after) * form.steps_each / seconds,
         **figures,
@@ -102,15 +96,6 @@ def dqn_of(form: Form) -> Graph:
         learning_rate=5e-4,
         network=rollmill.NetworkConfig(activation="relu", hidden_sizes=(64, 64)),
     )
-
-
-def advanced(program: Any, state: State, *, first: int, until: int) -> tuple[State, list[dict[str, float]]]:
-    """The state after some iterations, and the metrics of each."""
-    rows: list[dict[str, float]] = []
-    for window in dispatch_ahead(program, state, first=first, until=until):
-        rows += [{name: float(value) for name, value in row.items()} for row in window.metrics]
-        state = window.after
-    return state, rows
 
 
 def moved_to_limit(graph: Graph, state: State, form: Form) -> State:
@@ -179,11 +164,9 @@ def checks_of(form: Form, figures: dict[str, Any], returns: list[float]) -> dict
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--small", action="store_true", help="begin just below the limits")
-    small = parser.parse_args().small
-    result = run(SMALL if small else WHOLE)
-    write_result("long-counts-small" if small else "long-counts", result)
+    chosen = options(__doc__, small=(False, "begin just below the limits"))
+    result = run(SMALL if chosen.small else WHOLE)
+    write_result("long-counts-small" if chosen.small else "long-counts", result, chosen.output)
     for name, holds in result["checks"].items():
         print(f"{'yes' if holds else 'NO '}  {name}")
     if not all(result["checks"].values()):

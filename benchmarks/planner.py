@@ -3,26 +3,24 @@
     python benchmarks/planner.py cartpole alphazero tag --rounds 3
     python benchmarks/planner.py cartpole-gpu tag-gpu alphazero-gpu --name planner-gpu --seconds 780 --each 60
 
-Every candidate is measured as the search measures it, but without predictions or a budget, and of those that
-are compiled to the same program one: once in the first round, those within a fifth of the best in the others,
-too, all in turns. Then the search itself runs, as `rollmill plan --search-plan --fresh` does. Its choice is
-judged by the sweep's medians: what the search itself has measured does not count. Predicted memory is compared
+Every candidate is measured as the search measures it, but without predictions or a budget; candidates that
+compile to the same program are measured once. In the first round all are measured, in the others those within a
+fifth of the best, in turns. Then the search itself runs, as `rollmill plan --search-plan --fresh` does. Its
+choice is judged by the sweep's medians: the search's own measurements do not count. Predicted memory is compared
 with measured.
 
 With `--seconds` or `--brief`, a candidate is measured for one second instead of three if it is slower than the
 best so far by a fifth. It is left out, with the reason in the result, if twice the throughput of a narrower one
-of its branch in proportion could not win, or if the branch already falls and is less than half of the best.
-What time does not suffice for is named as such. Results are written after each training, and also when the
+of its branch in proportion could not win, or if the branch already falls and is less than half of the best. The
+result names the candidates for which no time was left. Results are written after each training, and when the
 command is stopped.
-
-Other processes of the machine disturb single figures; ratios of medians of turns are less disturbed.
 """
 
 import contextlib
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from statistics import median
@@ -31,7 +29,6 @@ from typing import Any, NamedTuple
 from measure import options, some_of, spread, write_result
 
 from rollmill.cli.requests import parse_training
-from rollmill.dataflow import Graph
 from rollmill.plan_search.finding import (
     DEFAULT_BUDGET,
     FoundPlan,
@@ -60,8 +57,7 @@ WORKS = {
     "alphazero-gpu": "alphazero ConnectFour-v0 --num-envs 256 --num-steps 16 --total-timesteps 50000000",
 }
 """Trainings by name; those for a GPU are as wide as one needs. Tag and AlphaZero end before automatic fusion would
-time kernels, of which neither has one for its rollouts."""
-
+time kernels, which neither has for its rollouts."""
 CLOSE = 0.8
 """Share of the best from which on a candidate is measured in every round."""
 
@@ -83,16 +79,8 @@ def measure_alone(
     bound: float | None = None,
     programs: dict[str, Candidate] | None = None,
 ) -> Measurement:
-    """Throughput and memory of one candidate.
-
-    Args:
-        trials: measures it.
-        candidate: to be measured.
-        bound: see `Trials.measure`.
-        programs: candidates by what they are compiled to; one that is compiled to the same is not measured again.
-
-    Raises:
-        CannotRun: it cannot, or is the same as another one.
+    """Measures one candidate; raises `CannotRun` if it cannot run, or compiles to the same as one of
+    `programs`.
     """
     if reason := trials.check(candidate):
         raise CannotRun(reason)
@@ -104,7 +92,7 @@ def measure_alone(
 
 @dataclass
 class Sweep:
-    """Measures candidates in turns, and keeps what it finds."""
+    """Measures candidates in turns, and keeps the figures."""
 
     trials: ProcessTrials
     swept: dict[Candidate, Swept]
@@ -115,20 +103,16 @@ class Sweep:
     each: float
     """Seconds of a candidate to compile, and again to be measured."""
     programs: dict[str, Candidate] = field(default_factory=dict)
-    """See `measure_alone`."""
 
     @property
     def medians(self) -> dict[Candidate, float]:
-        """Throughput of all that were measured."""
         return {candidate: median(each.speeds) for candidate, each in self.swept.items() if each.speeds}
 
     @property
     def best(self) -> float | None:
-        """The largest of them."""
         return max(self.medians.values(), default=None)
 
     def run(self, rounds: int) -> None:
-        """All candidates, in turns."""
         for number in range(rounds):
             for candidate in self.swept:
                 if number == 0 or self._is_close(candidate):
@@ -140,40 +124,42 @@ class Sweep:
 
     def _try(self, candidate: Candidate) -> None:
         try:
-            self._leave_out(candidate)
+            if time.monotonic() >= self.ends_at:
+                raise CannotRun("not measured: the time of the sweep was over")
+            if self.brief and (reason := cannot_matter(candidate, self.medians)):
+                raise CannotRun(reason)
             self.trials.start_seconds = min(self.each, self.ends_at - time.monotonic())
             bound = self.best if self.brief else None
             self.add(candidate, measure_alone(self.trials, candidate, bound, self.programs))
         except (CannotRun, OutOfTime) as error:
-            self._explain(candidate, str(error) or f"did not start within {self.trials.start_seconds:g} s")
-
-    def _leave_out(self, candidate: Candidate) -> None:
-        if time.monotonic() >= self.ends_at:
-            raise CannotRun("not measured: the time of the sweep was over")
-        if self.brief and (reason := cannot_matter(candidate, self.medians)):
-            raise CannotRun(reason)
-
-    def _explain(self, candidate: Candidate, reason: str) -> None:
-        if not self.swept[candidate].speeds:
-            self.swept[candidate] = self.swept[candidate]._replace(reason=reason)
-            print(f"{candidate}: {reason}", flush=True)
+            reason = str(error) or f"did not start within {self.trials.start_seconds:g} s"
+            if not self.swept[candidate].speeds:
+                self.swept[candidate] = self.swept[candidate]._replace(reason=reason)
+                print(f"{candidate}: {reason}", flush=True)
 
     def add(self, candidate: Candidate, found: Measurement) -> None:
-        """Keeps a measurement."""
         each = self.swept.setdefault(candidate, Swept([], []))
         each.speeds.append(found.steps_per_second)
         each.memory.extend([] if found.memory is None else [found.memory])
         self.swept[candidate] = each._replace(reason="", stopped_early=found.stopped_early)
         print(f"{candidate}: {found.steps_per_second:,.0f} steps/s", flush=True)
 
-
-def widest(candidate: Candidate) -> int:
-    """The largest of a candidate's widths."""
-    return max(width_of(candidate, width) for width in WIDTHS)
+    def described(self) -> dict[str, Any]:
+        unmeasured = "not measured: the sweep was stopped"
+        return {
+            str(candidate): {
+                "steps_per_second": spread(each.speeds),
+                "memory_bytes": spread(each.memory) if each.memory else None,
+                "stopped_early": each.stopped_early,
+            }
+            if each.speeds
+            else {"reason": each.reason or unmeasured}
+            for candidate, each in self.swept.items()
+        }
 
 
 def cannot_matter(candidate: Candidate, medians: Mapping[Candidate, float]) -> str | None:
-    """Why a candidate is left out of a brief sweep, by narrower ones of its branches."""
+    """Returns why a candidate is left out of a brief sweep, by narrower ones of its branches."""
     best = max(medians.values(), default=0.0)
     for width in WIDTHS:
         narrower = sorted(
@@ -192,9 +178,8 @@ def cannot_matter(candidate: Candidate, medians: Mapping[Candidate, float]) -> s
 
 
 def judged(found: FoundPlan, medians: Mapping[Candidate, float]) -> dict[str, Any]:
-    """The search's choice beside the sweep's best, and its predictions beside what it measured."""
-    best = max(medians, key=lambda candidate: medians[candidate])
-    chosen = found.table.chosen
+    """Returns the search's choice beside the sweep's best, and its predictions beside its measurements."""
+    best, chosen = max(medians, key=lambda candidate: medians[candidate]), found.table.chosen
     assert chosen is not None
     return {
         "chosen": str(chosen.candidate),
@@ -205,93 +190,53 @@ def judged(found: FoundPlan, medians: Mapping[Candidate, float]) -> dict[str, An
         "search_seconds": found.table.seconds,
         "measured_by_search": sum(row.measured_speed is not None for row in found.table.rows),
         "candidates": len(found.table.rows),
-        "predicted_over_measured_memory": _memory_ratios(found.table),
+        "predicted_over_measured_memory": memory_ratios(found.table),
         "search": {str(row.candidate): f"{row.status}: {row.reason}" for row in found.table.rows},
     }
 
 
+def memory_ratios(table: PlanTable) -> dict[str, float]:
+    """Returns predicted over measured memory of the candidates that have both."""
+    both = (row for row in table.rows if row.predicted_memory and row.measured_memory)
+    return {str(row.candidate): row.predicted_memory / row.measured_memory for row in both}
+
+
 def out_of_memory(reasons: Sequence[str]) -> int:
-    """Failures of these whose reason is that memory did not suffice."""
+    """Counts the failures for want of memory."""
     signs = ("resource_exhausted", "out of memory", "bad_alloc")
     return sum(any(sign in reason.lower() for sign in signs) for reason in reasons)
 
 
-def _memory_ratios(table: PlanTable) -> dict[str, float]:
-    return {
-        str(row.candidate): row.predicted_memory / row.measured_memory
-        for row in table.rows
-        if row.predicted_memory and row.measured_memory
-    }
-
-
-class Limits(NamedTuple):
-    """How long a comparison may take."""
-
-    rounds: int
-    budget: float
-    """Seconds of the search."""
-    each: float
-    """Seconds of a candidate of the sweep to compile, and again to be measured."""
-    brief: bool
-    ends_at: float
-    """End of the sweep by `time.monotonic`."""
-
-
-def compare(name: str, limits: Limits, environment: dict[str, str], result: dict[str, Any]) -> None:
+def compare(name: str, chosen: Any, ends_at: float, environment: dict[str, str], result: dict[str, Any]) -> None:
     """Fills the result of a training, which holds the sweep even if the search is cut off."""
-    words = WORKS[name].split()
-    request = SearchRequest(parse_training(words).request, budget=limits.budget, fresh=True)
+    request = SearchRequest(parse_training(WORKS[name].split()).request, budget=chosen.budget, fresh=True)
     graph_of, began = cache(resolve(request.training).graph), time.monotonic()
+    work, machine, brief = (
+        workload_of(graph_of(None), request.options),
+        this_machine(),
+        bool(chosen.brief or chosen.seconds),
+    )
     # The narrow ones first: a brief sweep leaves out wider ones by them.
-    work = workload_of(graph_of(None), request.options)
-    candidates = sorted(list_candidates(request, this_machine(), work), key=widest)
-    trials = _trials(request, graph_of, environment)
-    sweep = Sweep(trials, {each: Swept([], []) for each in candidates}, limits.brief, limits.ends_at, limits.each)
-    result |= {"command": " ".join(words), "rounds": limits.rounds, "budget": limits.budget, "brief": limits.brief}
+    widest = lambda candidate: max(width_of(candidate, width) for width in WIDTHS)
+    candidates = sorted(list_candidates(request, machine, work), key=widest)
+    how = (request.training, request.options, machine, work, lambda: None, environment)
+    trials = ProcessTrials(graph_of, *how)
+    sweep = Sweep(trials, {each: Swept([], []) for each in candidates}, brief, ends_at, chosen.each)
+    result |= {"command": WORKS[name], "rounds": chosen.rounds, "budget": chosen.budget, "brief": brief}
     try:
-        sweep.run(limits.rounds)
+        sweep.run(chosen.rounds)
     finally:
         trials.close()
-        result |= {"sweep": _described(sweep.swept), "sweep_seconds": time.monotonic() - began}
+        result |= {"sweep": sweep.described(), "sweep_seconds": time.monotonic() - began}
     found = find_plan(graph_of, request, environment=environment, say=partial(print, flush=True))
-    trials.start_seconds = limits.each
+    trials.start_seconds = chosen.each
     if found.table.chosen and found.table.chosen.candidate not in sweep.medians:
         with contextlib.closing(trials):
             sweep.add(found.table.chosen.candidate, measure_alone(trials, found.table.chosen.candidate))
     reasons = [each.reason for each in sweep.swept.values()] + [row.reason for row in found.table.rows]
     result |= judged(found, sweep.medians)
-    result |= {"out_of_memory": out_of_memory(reasons), "sweep": _described(sweep.swept)}
-    print(
-        f"{name}: { ({key: value for key, value in result.items() if key not in ('sweep', 'search')}) }",
-        flush=True,
-    )
-
-
-def _described(swept: Mapping[Candidate, Swept]) -> dict[str, Any]:
-    return {
-        str(candidate): {
-            "steps_per_second": spread(each.speeds),
-            "memory_bytes": spread(each.memory) if each.memory else None,
-            "stopped_early": each.stopped_early,
-        }
-        if each.speeds
-        else {"reason": each.reason or "not measured: the sweep was stopped"}
-        for candidate, each in swept.items()
-    }
-
-
-def _trials(
-    request: SearchRequest, graph_of: Callable[[int | None], Graph], environment: dict[str, str]
-) -> ProcessTrials:
-    return ProcessTrials(
-        graph_of,
-        request.training,
-        request.options,
-        this_machine(),
-        workload_of(graph_of(None), request.options),
-        lambda: None,
-        environment,
-    )
+    result |= {"out_of_memory": out_of_memory(reasons), "sweep": sweep.described()}
+    print(f"{name}:", {key: value for key, value in result.items() if key not in ("sweep", "search")}, flush=True)
 
 
 def main() -> None:
@@ -310,11 +255,9 @@ def main() -> None:
     share = float("inf") if chosen.seconds is None else chosen.seconds / len(chosen.works)
     results: dict[str, dict[str, Any]] = {}
     for number, name in enumerate(chosen.works, 1):
-        sweep_ends = began + number * share - 1.3 * chosen.budget
-        brief = chosen.brief or chosen.seconds is not None
-        limits = Limits(chosen.rounds, chosen.budget, chosen.each, brief, sweep_ends)
+        ends_at = began + number * share - 1.3 * chosen.budget
         try:
-            compare(name, limits, environment, results.setdefault(name, {}))
+            compare(name, chosen, ends_at, environment, results.setdefault(name, {}))
         finally:
             write_result(chosen.name, results, chosen.output)
 

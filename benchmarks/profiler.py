@@ -22,12 +22,10 @@ results/profiler-PART-PLATFORM.json. With `--add`, what is there and of the same
 the profiles of `errors`.
 """
 
-import argparse
 import fcntl
+import itertools
 import json
 import os
-import subprocess
-import sys
 import tempfile
 import time
 import timeit
@@ -40,7 +38,8 @@ from statistics import median, quantiles
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
-from measure import RESULTS, this_commit, write_result
+from measure import Failed, one_of, options, this_commit, write_result
+from measure import rollmill as command_line
 
 import rollmill
 from rollmill.core import operations
@@ -54,64 +53,36 @@ from rollmill.profiling.results import UNNAMED, OperationTime, Profile, read_pro
 from rollmill.programs.compiled import lower, start_state
 from rollmill.programs.dispatch import dispatch_ahead
 
-ON_GPU: dict[str, list[str]] = {
-    "ppo, CartPole-v1": ["ppo", "CartPole-v1", "--num-envs", "4096", "--num-steps", "128", "--fusion", "off"],
-    "ppo, CartPole-v1, fused": [
-        "ppo",
-        "CartPole-v1",
-        "--num-envs",
-        "4096",
-        "--num-steps",
-        "128",
-        "--fusion",
-        "full",
-    ],
-    "ppo, CartPole-v1, 64 x 64": [
-        "ppo",
-        "CartPole-v1",
-        "--num-envs",
-        "64",
-        "--num-steps",
-        "64",
-        "--fusion",
-        "off",
-    ],
-    "alphazero, ConnectFour-v0": ["alphazero", "ConnectFour-v0", "--num-envs", "256"],
+ON_GPU = {
+    "ppo, CartPole-v1": "ppo CartPole-v1 --num-envs 4096 --num-steps 128 --fusion off",
+    "ppo, CartPole-v1, fused": "ppo CartPole-v1 --num-envs 4096 --num-steps 128 --fusion full",
+    "ppo, CartPole-v1, 64 x 64": "ppo CartPole-v1 --num-envs 64 --num-steps 64 --fusion off",
+    "alphazero, ConnectFour-v0": "alphazero ConnectFour-v0 --num-envs 256",
 }
-WORKLOADS: dict[str, list[str]] = {
-    "ppo, CartPole-v1": ["ppo", "CartPole-v1", "--num-envs", "256", "--fusion", "off"],
-    "ppo, CartPole-v1, fused": ["ppo", "CartPole-v1", "--num-envs", "1024", "--fusion", "full"],
-    "ppo, HalfCheetah of Gymnasium": ["ppo", "gymnasium:HalfCheetah-v5", "--num-envs", "8", "--num-steps", "64"],
-    "ppo, HalfCheetah of Gymnasium, two environment servers": [
-        *("ppo", "gymnasium:HalfCheetah-v5", "--num-envs", "8", "--num-steps", "64"),
-        *("--distribution", "single-learner-fine", "--workers", "2"),
-    ],
-    "a3c, CartPole-v1, four actors": [
-        *("a3c", "CartPole-v1", "--num-envs", "64", "--distribution", "central", "--actors", "4"),
-    ],
-    "mappo, TagContinuous": ["mappo", "TagContinuous-v0", "--num-envs", "4", "--num-steps", "16"],
-    "alphazero, TicTacToe-v0": ["alphazero", "TicTacToe-v0", "--num-envs", "64"],
+CHEETAH = "ppo gymnasium:HalfCheetah-v5 --num-envs 8 --num-steps 64"
+TWO_SERVERS = "ppo, HalfCheetah of Gymnasium, two environment servers"
+WORKLOADS = {
+    "ppo, CartPole-v1": "ppo CartPole-v1 --num-envs 256 --fusion off",
+    "ppo, CartPole-v1, fused": "ppo CartPole-v1 --num-envs 1024 --fusion full",
+    "ppo, HalfCheetah of Gymnasium": CHEETAH,
+    TWO_SERVERS: f"{CHEETAH} --distribution single-learner-fine --workers 2",
+    "a3c, CartPole-v1, four actors": "a3c CartPole-v1 --num-envs 64 --distribution central --actors 4",
+    "mappo, TagContinuous": "mappo TagContinuous-v0 --num-envs 4 --num-steps 16",
+    "alphazero, TicTacToe-v0": "alphazero TicTacToe-v0 --num-envs 64",
 }
-SURVEYED: dict[str, list[list[str]]] = {
-    "ppo": [["CartPole-v1"], ["Pendulum-v1"], ["gymnasium:HalfCheetah-v5", "--num-envs", "8"]],
-    "a3c": [["CartPole-v1"], ["Acrobot-v1"], ["gymnasium:CartPole-v1"]],
-    "mappo": [
-        ["TagContinuous-v0", "--num-envs", "4", "--num-steps", "16"],
-        ["TagContinuous-Small-v0", "--num-envs", "16"],
-        ["TagGridWorld-v0", "--num-envs", "32"],
-    ],
-    "dqn": [["CartPole-v1"], ["Acrobot-v1"], ["MountainCar-v0"]],
-    "sac": [["Pendulum-v1"], ["MountainCarContinuous-v0"], ["gymnasium:HalfCheetah-v5", "--num-envs", "8"]],
-    "alphazero": [
-        ["TicTacToe-v0", "--num-envs", "64"],
-        ["ConnectFour-v0", "--num-envs", "64"],
-        ["pgx:animal_shogi", "--num-envs", "16"],
-    ],
+SURVEYED = {
+    "ppo": ["CartPole-v1", "Pendulum-v1", "gymnasium:HalfCheetah-v5 --num-envs 8"],
+    "a3c": ["CartPole-v1", "Acrobot-v1", "gymnasium:CartPole-v1"],
+    "mappo": ["TagContinuous-v0 --num-envs 4 --num-steps 16"]
+    + ["TagContinuous-Small-v0 --num-envs 16", "TagGridWorld-v0 --num-envs 32"],
+    "dqn": ["CartPole-v1", "Acrobot-v1", "MountainCar-v0"],
+    "sac": ["Pendulum-v1", "MountainCarContinuous-v0", "gymnasium:HalfCheetah-v5 --num-envs 8"],
+    "alphazero": ["TicTacToe-v0 --num-envs 64", "ConnectFour-v0 --num-envs 64", "pgx:animal_shogi --num-envs 16"],
 }
-"""Environments of each algorithm: some are those of an on-policy and of an off-policy one, to compare them."""
-PLACEMENTS: dict[str, list[str]] = {
-    "one program": [],
-    "actors and a learner": ["--distribution", "single-learner-coarse", "--actors", "2"],
+"""Environments of each algorithm; on-policy and off-policy ones share some, for comparison."""
+PLACEMENTS = {
+    "one program": "",
+    "actors and a learner": "--distribution single-learner-coarse --actors 2",
 }
 Rows: TypeAlias = Iterator[tuple[str, dict[str, Any]]]
 GROUPS = {
@@ -127,39 +98,35 @@ dispatch, messages and logs, or the rest of the device's."""
 
 
 def profiled(words: Sequence[str]) -> Profile:
-    """The profile of a training in a process of its own."""
+    """Returns the profile of a training in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "rollmill", "profile", *words, "--output", f"{folder}/profile"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=1200, check=False)
-        if done.returncode:
-            raise SystemExit(f"{' '.join(command)}\n{done.stdout}\n{done.stderr}")
+        command_line("profile", *words, "--output", f"{folder}/profile", timeout=1200)
         file = Path(folder) / "profile" / "profile.json"
         return read_profile(file.read_bytes(), where=str(file))
 
 
-SHORT = ("--window-seconds", "0.4", "--profiled-seconds", "0.4")
-"""Durations of windows. A machine with other work is slower for seconds at a time, by up to a half: windows
-shorter than that see the same machine as those before them."""
-MANY = ("--unread-windows", "42", *SHORT)
+SHORT = "--window-seconds 0.4 --profiled-seconds 0.4"
+"""Durations of windows. Other work slows a machine for seconds at a time, by up to a half: shorter windows see the
+same machine as those before them."""
+MANY = f"--unread-windows 42 {SHORT}"
 """Options of profiles whose errors are measured: the mean of many windows is sharp. Even numbers, so that windows
 that are read are among those that give the cost, and among those that test it."""
-MORE = ("--unread-windows", "80", *SHORT)
-"""Where processes wait for each other in every step, so that the noise of each is that of all."""
-LONG = ("--unread-windows", "16", "--window-seconds", "0.5", "--profiled-seconds", "0.6")
-"""Where an iteration takes long with the profiler."""
 WINDOWS = {
-    "ppo, HalfCheetah of Gymnasium, two environment servers": MORE,
-    "alphazero, TicTacToe-v0": LONG,
+    # Here processes wait for each other in every step, so that the noise of each is that of all.
+    TWO_SERVERS: f"--unread-windows 80 {SHORT}",
+    # Here an iteration takes long with the profiler.
+    "alphazero, TicTacToe-v0": "--unread-windows 16 --window-seconds 0.5 --profiled-seconds 0.6",
 }
 
 
-def errors(options: argparse.Namespace) -> Rows:
-    """A row for each profile: `joined` puts those of a training together."""
-    for name, words in (ON_GPU if options.platform == "gpu" else WORKLOADS).items():
-        if options.workload and name not in options.workload:
+def errors(chosen: Any) -> Rows:
+    """Yields a row for each profile; `main` joins those of a training."""
+    for name, words in (ON_GPU if chosen.platform == "gpu" else WORKLOADS).items():
+        if chosen.workload and name not in chosen.workload:
             continue
-        command = [*words, *WINDOWS.get(name, () if options.platform == "gpu" else MANY)]
-        for _ in range(options.repeats):
+        windows = WINDOWS.get(name, "" if chosen.platform == "gpu" else MANY)
+        command = [*words.split(), *windows.split()]
+        for _ in range(chosen.repeats):
             found = profiled(command)
             print(f"{name}: {found.iteration.error:+.1%}", flush=True)
             yield name, {"command": command, "profiles": [_figures(found)]}
@@ -174,9 +141,7 @@ def _figures(found: Profile) -> dict[str, Any]:
         "cores": found.machine.cores,
         "devices": [asdict(device) for device in found.devices],
         "slowdowns": " ".join(f"{each.profiled / each.unprofiled:.3f}" for each in found.windows),
-        "waiting": " ".join(
-            f"{each.waiting / each.unprofiled:.3f}" for each in found.windows if each.waiting is not None
-        ),
+        "waiting": " ".join(f"{w.waiting / w.unprofiled:.3f}" for w in found.windows if w.waiting is not None),
         "events": found.book_keeping[0].events,
         "event_nanoseconds": found.book_keeping[0].nanoseconds,
         "calibrated_event_nanoseconds": found.book_keeping[0].calibrated,
@@ -185,17 +150,14 @@ def _figures(found: Profile) -> dict[str, Any]:
 
 
 def _error_by_calibration(found: Profile) -> float | None:
-    """The error of a correction that knows nothing of this training without the profiler.
+    """Returns the error of a correction that knows nothing of this training without the profiler.
 
-    Events cost as much as in the calibration's program, and an accelerator does not wait. None where it is not
-    known how long it waits.
+    Events cost as much as in the calibration's program, and an accelerator does not wait. None where the time of
+    waiting is unknown.
     """
     cost = 1e-9 * found.book_keeping[0].calibrated
-    corrected = [
-        (each.profiled - each.waiting - each.events * cost) / each.unprofiled
-        for each in found.windows
-        if each.waiting is not None
-    ]
+    known = [each for each in found.windows if each.waiting is not None]
+    corrected = [(each.profiled - each.waiting - each.events * cost) / each.unprofiled for each in known]
     return middle_mean(corrected) - 1.0 if corrected else None
 
 
@@ -205,8 +167,6 @@ def _unnamed(found: Profile) -> float:
         raise SystemExit("nothing of the device was recorded")
     return sum(operation.device for operation in found.operations if operation.path[0] == UNNAMED) / total
 
-
-# --- planted work ---------------------------------------------------------------------------------------
 
 PLANTED = ("environment", "policy", "prepare", "gradients", "update")
 TURN_SECONDS = 0.3
@@ -292,28 +252,22 @@ def plant(graph: Graph, where: str, products: Products) -> Graph:
         more = work(jax.lax.optimization_barrier(found))
         return graph.update(learner, jax.tree.map(lambda leaf: leaf + more, found))
 
-    fragments = {
-        "environment": environment,
-        "policy": policy,
-        "prepare": prepare,
-        "gradients": gradients,
-        "update": update,
-    }
-    return graph._replace(**{where: fragments[where]})
+    fragments = (environment, policy, prepare, gradients, update)
+    return graph._replace(**{where: dict(zip(PLANTED, fragments, strict=True))[where]})
 
 
-def planted(options: argparse.Namespace) -> Rows:
+def planted(chosen: Any) -> Rows:
     """Two trainings take turns, one of them with more work: so both see the same noise of the machine."""
-    envs, steps = (4096, 128) if options.platform == "gpu" else (256, 64)
+    envs, steps = (4096, 128) if chosen.platform == "gpu" else (256, 64)
     # One epoch, so that no operation takes most of the time: its noise would be as long as what is planted.
     sizes = {"num_envs": envs, "num_steps": steps, "update_epochs": 1}
     graph = rollmill.ppo("CartPole-v1", total_timesteps=2**36, **sizes)
     calibration = calibrated()
-    for where in options.operation or PLANTED:
-        many = (PRODUCTS_ON_GPU if options.platform == "gpu" else PRODUCTS)[where]
+    for where in chosen.operation or PLANTED:
+        many = (PRODUCTS_ON_GPU if chosen.platform == "gpu" else PRODUCTS)[where]
         # Both have the same instructions, so that all else is compiled alike.
         sides = tuple(_Side(plant(graph, where, each)) for each in (many._replace(number=FEWEST), many))
-        for _ in range(options.repeats):
+        for _ in range(chosen.repeats):
             for _ in range(ROUNDS):
                 for _ in range(PLAIN_TURNS):
                     for side in sides:
@@ -448,13 +402,11 @@ def _compared(where: str, before: QuietTime, after: QuietTime) -> dict[str, Any]
     }
 
 
-# --- the cost while nothing is recorded -------------------------------------------------------------------
-
 OFF_ITERATIONS, OFF_TURNS = 300, 20
 """Iterations of a turn, and turns of each kind for one of the `--repeats`."""
 
 
-def off(options: argparse.Namespace) -> Rows:
+def off(chosen: Any) -> Rows:
     """The iterations are as short as they get, so that spans weigh most.
 
     `cost` is the median ratio of pairs, `cost_of_spans` the number of spans in an iteration times one's duration.
@@ -473,7 +425,7 @@ def off(options: argparse.Namespace) -> Rows:
     kinds = {"with spans": spans, "without": lambda name, category="python": none}
     found: dict[str, list[float]] = {kind: [] for kind in kinds}
     seconds()
-    for turn in range(OFF_TURNS * options.repeats):
+    for turn in range(OFF_TURNS * chosen.repeats):
         for kind in sorted(kinds, reverse=turn % 2 == 0):
             operations.span = kinds[kind]
             found[kind].append(seconds())
@@ -494,16 +446,8 @@ def off(options: argparse.Namespace) -> Rows:
     an_iteration, one_span = opened.total() / OFF_ITERATIONS, _seconds_of_a_span()
     cost_of_spans = an_iteration * one_span / iteration
     print(f"{an_iteration:.2f} spans of {1e9 * one_span:.0f} ns each: {cost_of_spans:.3%}", flush=True)
-    yield (
-        "ppo, CartPole-v1, 4 x 8",
-        {
-            "cost": cost,
-            "cost_of_spans": cost_of_spans,
-            "spans_per_iteration": an_iteration,
-            "span_seconds": one_span,
-            "iteration_seconds": found,
-        },
-    )
+    row = {"cost": cost, "cost_of_spans": cost_of_spans, "spans_per_iteration": an_iteration}
+    yield "ppo, CartPole-v1, 4 x 8", row | {"span_seconds": one_span, "iteration_seconds": found}
 
 
 def _seconds_of_a_span() -> float:
@@ -515,40 +459,26 @@ def _seconds_of_a_span() -> float:
     return median(measured) / loops
 
 
-# --- a survey ---------------------------------------------------------------------------------------------
-
-
-def survey(options: argparse.Namespace) -> Rows:
+def survey(chosen: Any) -> Rows:
     for algorithm, environments in SURVEYED.items():
-        if options.workload and algorithm not in options.workload:
+        if chosen.workload and algorithm not in chosen.workload:
             continue
-        for environment in environments:
-            for placement, words in PLACEMENTS.items():
-                try:
-                    found = profiled([algorithm, *environment, *words, "--fusion", "off"])
-                except SystemExit as failed:
-                    print(f"{algorithm} {environment[0]}, {placement}: {failed}", flush=True)
-                    continue
-                if missing := [note for note in found.notes if "left out" in note]:
-                    print(f"{algorithm} {environment[0]}, {placement}: {missing}", flush=True)
-                    continue
-                shares = _shares(found.operations)
-                row = {
-                    "shares": shares,
-                    "idle": _idle_share(found),
-                    "error": found.iteration.error,
-                    "steps_per_second": found.steps_per_second,
-                }
-                text = ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
-                text += f"; idle {row['idle']:.0%}"
-                print(f"{algorithm} {environment[0]}, {placement}: {text}", flush=True)
-                yield f"{algorithm}, {environment[0]}, {placement}", row
-
-
-def _idle_share(found: Profile) -> float:
-    """The share of the time in which neither host nor device works; a coordinator of workers does not count."""
-    whole = whole_time(found)
-    return whole.share(whole.idle)
+        for environment, (placement, words) in itertools.product(environments, PLACEMENTS.items()):
+            name = f"{algorithm}, {environment.split()[0]}, {placement}"
+            try:
+                found = profiled(f"{algorithm} {environment} {words} --fusion off".split())
+            except Failed as failed:
+                print(f"{name}: {failed}", flush=True)
+                continue
+            if missing := [note for note in found.notes if "left out" in note]:
+                print(f"{name}: {missing}", flush=True)
+                continue
+            # Neither host nor device works; a coordinator of workers does not count.
+            shares, whole = _shares(found.operations), whole_time(found)
+            row = {"shares": shares, "idle": whole.share(whole.idle), "error": found.iteration.error}
+            text = ", ".join(f"{group} {share:.0%}" for group, share in shares.items())
+            print(f"{name}: {text}; idle {row['idle']:.0%}", flush=True)
+            yield name, row | {"steps_per_second": found.steps_per_second}
 
 
 def _shares(operations: Sequence[OperationTime]) -> dict[str, float]:
@@ -575,24 +505,25 @@ PARTS = {"errors": errors, "planted": planted, "off": off, "survey": survey}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=PARTS)
-    parser.add_argument("--platform", choices=("cpu", "gpu"), default="cpu")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--operation", action="append", choices=PLANTED)
-    parser.add_argument("--workload", action="append", help="its name, or its words; an algorithm of the survey")
-    parser.add_argument("--add", action="store_true", help="keep what is there, if it is of the same commit")
-    parser.add_argument("--output", type=Path, default=RESULTS)
-    options = parser.parse_args()
+    chosen = options(
+        __doc__,
+        {"part": one_of(*PARTS)},
+        platform=one_of("cpu", "gpu", default="cpu"),
+        repeats=5,
+        operation=[str],
+        workload=([str], "names of trainings, or algorithms of the survey"),
+        add=(False, "keep what is there, if it is of the same commit"),
+    )
     os.environ.setdefault("ROLLMILL_TYPE_CHECKS", "0")
-    file = options.output / f"profiler-{options.part}-{options.platform}.json"
+    file = chosen.output / f"profiler-{chosen.part}-{chosen.platform}.json"
     rows: dict[str, dict[str, Any]] = {}
-    for name, row in PARTS[options.part](options):
-        with _alone_in(options.output):
-            if options.add:
+    for name, row in PARTS[chosen.part](chosen):
+        with _alone_in(chosen.output):
+            if chosen.add:
                 rows = _rows_of_this_commit(file)
-            rows[name] = joined(rows.get(name, {}), row)
-            write_result(file.stem, {"rows": rows}, directory=options.output)
+            before = rows.get(name, {}).get("profiles", [])
+            rows[name] = row | ({"profiles": [*before, *row["profiles"]]} if "profiles" in row else {})
+            write_result(file.stem, {"rows": rows}, chosen.output)
 
 
 @contextmanager
@@ -605,13 +536,6 @@ def _alone_in(directory: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
-
-
-def joined(before: Mapping[str, Any], row: dict[str, Any]) -> dict[str, Any]:
-    """A row with the profiles that were there before; a row without profiles takes the place of the one before."""
-    if "profiles" not in row:
-        return row
-    return {**row, "profiles": [*before.get("profiles", []), *row["profiles"]]}
 
 
 def _rows_of_this_commit(file: Path) -> dict[str, dict[str, Any]]:

@@ -1,6 +1,6 @@
 """The other side of channels.py, in a Python with Ray: packages through the object store to an actor.
 
-python benchmarks/ray_object_store.py BYTES COUNT ROUNDS CAPACITY
+One argument, a JSON object: `size` of a package in bytes, `count` of packages, `rounds` and `capacity`.
 """
 
 import json
@@ -45,7 +45,7 @@ def round_trip(consumer, package: np.ndarray) -> float:
 
 
 def main() -> None:
-    size, count, rounds, capacity = map(int, sys.argv[1:])
+    size, count, rounds, capacity = map(json.loads(sys.argv[1]).get, ("size", "count", "rounds", "capacity"))
     ray.init(num_cpus=2, include_dashboard=False, object_store_memory=1 << 30, logging_level="ERROR")
     consumer, package = Consumer.remote(), np.ones(size // 4, np.float32)
     burst(consumer, package, min(count, 50), capacity)

@@ -10,18 +10,16 @@ judged by these medians. Each way is also computed with other numbers in each pr
 mean. Needs GPUs, and NCCL 2.30 or newer where they are shared; seconds are those of the slowest process.
 """
 
-import argparse
 import contextlib
 import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
-from measure import RESULTS, write_result
+from measure import options, write_result
 
 from rollmill.channels.broker.client import RemoteBroker
 from rollmill.channels.broker.local import LocalBroker
@@ -44,7 +42,7 @@ from rollmill.workers.worker_gpus import gpus_of_workers
 WAIT_SECONDS = 300
 
 
-def measure(gpus: int, instances: int, options: argparse.Namespace) -> list[dict[str, Any]]:
+def measure(gpus: int, instances: int, chosen: Any) -> list[dict[str, Any]]:
     """Rows of all sizes for a number of instances on each GPU."""
     processes, token = gpus * instances, new_token()
     with (
@@ -59,18 +57,14 @@ def measure(gpus: int, instances: int, options: argparse.Namespace) -> list[dict
             "instances": instances,
             "broker": server.address,
             "token": token,
-            "parameters": options.parameters,
-            "rounds": options.rounds,
+            "parameters": chosen.parameters,
+            "rounds": chosen.rounds,
         }
-        started = [
-            subprocess.Popen(
-                [sys.executable, __file__, "--worker", json.dumps({"rank": rank, **common})],
-                env=os.environ | dict(environment),
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for rank, environment in enumerate(shared.environments)
-        ]
+        started = []
+        for rank, environment in enumerate(shared.environments):
+            command = [sys.executable, __file__, "--worker", json.dumps({"rank": rank, **common})]
+            own = {"env": os.environ | dict(environment), "stdout": subprocess.PIPE, "text": True}
+            started.append(subprocess.Popen(command, **own))
         try:
             outputs = [process.communicate(timeout=WAIT_SECONDS)[0] for process in started]
         finally:
@@ -125,24 +119,24 @@ def largest_error(mesh: Any, mean: MeshMean, settings: dict[str, Any], parameter
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gpus", type=int, default=1, help="that are visible")
-    parser.add_argument("--instances", type=int, nargs="+", default=[2, 4])
-    parser.add_argument("--parameters", type=int, nargs="+", default=[10**4, 10**5, 10**6, 10**7])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--output", type=Path, default=RESULTS)
-    parser.add_argument("--name", default="reductions-gpu")
-    parser.add_argument("--worker", type=json.loads, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.worker:
-        work(options.worker)
+    chosen = options(
+        __doc__,
+        gpus=(1, "visible GPUs"),
+        instances=[2, 4],
+        parameters=[10**4, 10**5, 10**6, 10**7],
+        rounds=5,
+        name="reductions-gpu",
+        worker=(str, "settings of one of the processes that this script starts, as JSON"),
+    )
+    if chosen.worker:
+        work(json.loads(chosen.worker))
         return
     rows: list[dict[str, Any]] = []
-    for instances in options.instances:
-        rows += measure(options.gpus, instances, options)
-        for row in rows[-len(options.parameters) :]:
+    for instances in chosen.instances:
+        rows += measure(chosen.gpus, instances, chosen)
+        for row in rows[-len(chosen.parameters) :]:
             print(row, flush=True)
-        write_result(options.name, {"rows": rows}, directory=options.output)
+        write_result(chosen.name, {"rows": rows}, chosen.output)
 
 
 if __name__ == "__main__":

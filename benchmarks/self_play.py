@@ -15,21 +15,20 @@ tree.
 Writes results/self-play-cpu.json or results/self-play-gpu.json.
 """
 
-import argparse
+import contextlib
 import importlib
 import itertools
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
-from measure import RESULTS, spread, write_result
+from measure import in_turns, one_of, options, platform, some_of, spread, write_result
 
 import rollmill
 from rollmill.core.machine import keep_freed_memory
@@ -38,17 +37,14 @@ from rollmill.dataflow import Graph, start, step_all
 from rollmill.envs.connect_four import connect_four
 
 ENVIRONMENT = "ConnectFour-v0"
+RESNET = {"torso": "resnet", "hidden_sizes": (64,), "activation": "relu", "shared_torso": True}
 NETWORKS = {
     "mlp": rollmill.NetworkConfig(hidden_sizes=(64, 64), activation="relu", shared_torso=True),
-    "small-resnet": rollmill.NetworkConfig(
-        torso="resnet", num_blocks=2, channels=32, hidden_sizes=(64,), activation="relu", shared_torso=True
-    ),
-    "resnet": rollmill.NetworkConfig(
-        torso="resnet", num_blocks=6, channels=128, hidden_sizes=(64,), activation="relu", shared_torso=True
-    ),
+    "small-resnet": rollmill.NetworkConfig(**RESNET, num_blocks=2, channels=32),
+    "resnet": rollmill.NetworkConfig(**RESNET, num_blocks=6, channels=128),
 }
 """The last is of the size of the network in Pgx's example."""
-GAMES = {"cpu": (64,), "gpu": (1_024,)}
+GAMES = {"cpu": [64], "gpu": [1_024]}
 """Games side by side."""
 
 CONSIDERED = 16
@@ -74,9 +70,6 @@ class Side(NamedTuple):
     steps: Function
     """`(positions, count) -> positions after so many moves without a search, and what a search reads of them`."""
     positions: PyTree[Array]
-
-
-# --- the two sides ------------------------------------------------------------------------------------
 
 
 def graph_of(network: str, num_games: int, simulations: int, moves: int) -> Graph:
@@ -126,12 +119,11 @@ def rollmill_side(graph: Graph, moves: int) -> Side:
 
 def pgx_side(graph: Graph, simulations: int, moves: int) -> Side:
     """Self-play by Pgx's environment and the search of mctx."""
-    mctx, pgx, wrappers = map(_module, ("mctx", "pgx", "pgx.experimental"))
+    mctx, pgx, wrappers = map(importlib.import_module, ("mctx", "pgx", "pgx.experimental"))
     env = pgx.make("connect_four")
     num_games, predict = graph.loops.num_envs, predict_of(graph)
-    evaluate = lambda weights, state: predict(
-        weights, state.observation.astype(jnp.float32), state.legal_action_mask
-    )
+    shown = lambda state: (state.observation.astype(jnp.float32), state.legal_action_mask)
+    evaluate = lambda weights, state: predict(weights, *shown(state))
 
     def simulate(weights: PyTree, key: Key, action: Int[Array, " E"], before: Any) -> tuple[Any, Any]:
         state = jax.vmap(env.step)(before, action)
@@ -144,15 +136,14 @@ def pgx_side(graph: Graph, simulations: int, moves: int) -> Side:
         )
         return output, state
 
+    values = {"value_scale": VALUE_SCALE, "rescale_values": RESCALE_VALUES}
     search = partial(
         mctx.gumbel_muzero_policy,
         recurrent_fn=simulate,
         num_simulations=simulations,
         max_num_considered_actions=CONSIDERED,
         gumbel_scale=GUMBEL_SCALE,
-        qtransform=partial(
-            mctx.qtransform_completed_by_mix_value, value_scale=VALUE_SCALE, rescale_values=RESCALE_VALUES
-        ),
+        qtransform=partial(mctx.qtransform_completed_by_mix_value, **values),
     )
 
     def play(weights: PyTree, games: Any, key: Key) -> tuple[Any, PyTree]:
@@ -179,16 +170,9 @@ def pgx_side(graph: Graph, simulations: int, moves: int) -> Side:
     return Side(play, games, partial(steps_in_a_row, step), games)
 
 
-def _module(name: str) -> Any:
-    return importlib.import_module(name)
-
-
 def reward_of_mover(before: Any, after: Any) -> Float[Array, " E"]:
     """The reward of the player who has moved."""
     return jnp.take_along_axis(after.rewards, before.current_player[:, None], axis=1)[:, 0]
-
-
-# --- parts of a move, alone ---------------------------------------------------------------------------
 
 
 def steps_in_a_row(step: Function, positions: PyTree, count: int) -> PyTree:
@@ -220,9 +204,6 @@ def evaluations_in_a_row(
     return jax.lax.scan(again, observation, length=count)[0]
 
 
-# --- times --------------------------------------------------------------------------------------------
-
-
 def compiled_alone(name: str, function: Function, arguments: tuple) -> tuple[Function, float]:
     """The function compiled for these arguments, and the seconds from its first line to the program."""
     began = time.perf_counter()
@@ -242,73 +223,70 @@ def seconds_of(function: Function, *arguments: Any) -> tuple[Any, float]:
 def play_in_turns(
     plays: Mapping[str, Function], games: Mapping[str, PyTree], weights: PyTree, repeats: int
 ) -> dict[str, list[float]]:
-    """Seconds of the calls of each side, in turns; each call goes on with the games of its side's last."""
-    now, seconds = dict(games), {name: [] for name in plays}
-    for n, key in enumerate(jax.random.split(jax.random.key(1), repeats + 1)):
-        # Who begins changes from turn to turn.
-        for name in list(plays)[:: 1 if n % 2 else -1]:
-            (now[name], _), took = seconds_of(plays[name], weights, now[name], key)
-            seconds[name].append(took)
-    return {name: times[1:] for name, times in seconds.items()}
+    """Returns the seconds of the calls of each side; each call continues the games of its side's last."""
+    now = dict(games)
+    keys = {name: iter(jax.random.split(jax.random.key(1), repeats + 1)) for name in plays}
+
+    def turn(name: str) -> float:
+        (now[name], _), seconds = seconds_of(plays[name], weights, now[name], next(keys[name]))
+        return seconds
+
+    return in_turns({name: partial(turn, name) for name in plays}, repeats, warm_up=1)
 
 
 def parts_of_a_move(
-    graph: Graph, sides: Mapping[str, Side], weights: PyTree, *, simulations: int, options: argparse.Namespace
+    graph: Graph, sides: Mapping[str, Side], weights: PyTree, *, simulations: int, chosen: Any
 ) -> dict[str, dict]:
     """Seconds of the network alone and of each side's environment alone, in one move of all games."""
     # A search evaluates its root and a position in each simulation; the environment makes the move in the end.
-    count = (simulations + 1) * options.moves
+    count = (simulations + 1) * chosen.moves
     observation = jnp.zeros((graph.loops.num_envs, 6, 7, 2), jnp.float32)
     network = partial(evaluations_in_a_row, predict_of(graph), count)
     tasks: dict[str, tuple[Function, tuple]] = {"network": (network, (weights, observation))}
     for name, side in sides.items():
         tasks[environment_of(name)] = partial(side.steps, count=count), (side.positions,)
     ready = {name: (compiled_alone(name, *task)[0], task[1]) for name, task in tasks.items()}
-    turns = [
-        {name: seconds_of(function, *arguments)[1] for name, (function, arguments) in ready.items()}
-        for _ in range(options.repeats + 1)
-    ]
-    return {name: spread([turn[name] / options.moves for turn in turns[1:]]) for name in ready}
+    sides_alone = {
+        name: lambda f=function, a=arguments: seconds_of(f, *a)[1] for name, (function, arguments) in ready.items()
+    }
+    turns = in_turns(sides_alone, chosen.repeats, warm_up=1)
+    return {name: spread([each / chosen.moves for each in seconds]) for name, seconds in turns.items()}
 
 
 def environment_of(name: str) -> str:
     return f"environment of {name}"
 
 
-def measure(network: str, num_games: int, simulations: int, options: argparse.Namespace) -> dict[str, Any]:
+def measure(network: str, num_games: int, simulations: int, chosen: Any) -> dict[str, Any]:
     """Moves a second of both sides, and where their seconds go."""
-    moves, what = options.moves, f"{network}, {num_games} games, {simulations} simulations"
+    moves, what = chosen.moves, f"{network}, {num_games} games, {simulations} simulations"
     graph = graph_of(network, num_games, simulations, moves)
     weights = jax.jit(lambda key: graph.weights(graph.start_learner(key)))(jax.random.key(0))
     sides = {ROLLMILL: rollmill_side(graph, moves)}
-    if options.only is None:
+    if chosen.only is None:
         sides[PGX] = pgx_side(graph, simulations, moves)
     plays, compile_seconds = {}, {}
     for name, side in sides.items():
         arguments = weights, side.games, jax.random.key(0)
         plays[name], compile_seconds[name] = compiled_alone(f"{name}: {what}", side.play, arguments)
-    seconds = play_in_turns(plays, {name: side.games for name, side in sides.items()}, weights, options.repeats)
-    parts = parts_of_a_move(graph, sides, weights, simulations=simulations, options=options)
+    seconds = play_in_turns(plays, {name: side.games for name, side in sides.items()}, weights, chosen.repeats)
+    parts = parts_of_a_move(graph, sides, weights, simulations=simulations, chosen=chosen)
     result: dict[str, Any] = {"network": network, "games": num_games, "simulations": simulations, "parts": parts}
     for name, times in seconds.items():
-        result[name] = {
-            "moves_per_second": spread([num_games * moves / each for each in times]),
-            "compile_seconds": compile_seconds[name],
-            "seconds_of_a_move_of_all_games": shares_of(name, median(times) / moves, parts),
-        }
-        print(f"{what}: {name} {_said(result[name])}", flush=True)
-    if options.only is None:
-        result |= compared(seconds[ROLLMILL], seconds[PGX])
+        rates, shares = (
+            spread([num_games * moves / s for s in times]),
+            shares_of(name, median(times) / moves, parts),
+        )
+        each = {"compile_seconds": compile_seconds[name], "seconds_of_a_move_of_all_games": shares}
+        result[name] = {"moves_per_second": rates, **each}
+        said = ", ".join(f"{part} {1e3 * seconds:.2f}" for part, seconds in shares.items())
+        print(f"{what}: {name} {rates['median']:,.0f} moves/s; ms of a move of all games: {said}", flush=True)
+    if chosen.only is None:
+        ours, theirs = seconds[ROLLMILL], seconds[PGX]
+        result["over_pgx"] = spread([their / our for our, their in zip(ours, theirs, strict=True)])
+        result["ratio_of_medians"] = median(theirs) / median(ours)
         print(f"{what}: {result['over_pgx']['median']:.2f} x pgx", flush=True)
     return result
-
-
-def compared(ours: list[float], theirs: list[float]) -> dict[str, Any]:
-    """Pgx's seconds over Rollmill's: of each turn, with their median, and of the medians."""
-    return {
-        "over_pgx": spread([their / our for our, their in zip(ours, theirs, strict=True)]),
-        "ratio_of_medians": median(theirs) / median(ours),
-    }
 
 
 def shares_of(name: str, whole: float, parts: Mapping[str, dict]) -> dict[str, float]:
@@ -317,45 +295,31 @@ def shares_of(name: str, whole: float, parts: Mapping[str, dict]) -> dict[str, f
     return {"whole": whole, "network": network, "environment": environment, "rest": whole - network - environment}
 
 
-def _said(figures: dict) -> str:
-    shares = figures["seconds_of_a_move_of_all_games"]
-    parts = ", ".join(f"{name} {1e3 * each:.2f}" for name, each in shares.items())
-    return f"{figures['moves_per_second']['median']:,.0f} moves/s; ms of a move of all games: {parts}"
-
-
 def packages() -> dict[str, str | None]:
-    """Versions of the other side's packages; None where they are not installed."""
-
-    def installed(name: str) -> str | None:
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            return None
-
-    return {name: installed(name) for name in ("pgx", "mctx")}
-
-
-def options_of(machine: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--network", nargs="+", choices=tuple(NETWORKS), default=("mlp",))
-    parser.add_argument("--games", nargs="+", type=int, default=GAMES[machine])
-    parser.add_argument("--simulations", nargs="+", type=int, default=(32, 128))
-    parser.add_argument("--moves", type=int, default=4, help="moves of each game in a call")
-    parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--only", choices=(ROLLMILL,), help="leave Pgx out, which need not be installed then")
-    parser.add_argument("--output", type=Path, default=RESULTS)
-    return parser.parse_args()
+    """Returns the versions of the other side's packages; None where they are not installed."""
+    found: dict[str, str | None] = dict.fromkeys(("pgx", "mctx"))
+    for name in found:
+        with contextlib.suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def main() -> None:
     keep_freed_memory()  # as trainings do; both sides have it
-    machine = "cpu" if jax.default_backend() == "cpu" else "gpu"
-    options = options_of(machine)
-    found = []
-    for case in itertools.product(options.network, options.games, options.simulations):
-        found.append(measure(*case, options))
-        result = {"moves": options.moves, "packages": packages(), "self_play": found}
-        write_result(f"self-play-{machine}", result, directory=options.output)
+    machine, found = platform(), []
+    chosen = options(
+        __doc__,
+        network=some_of(NETWORKS, ["mlp"]),
+        games=GAMES[machine],
+        simulations=[32, 128],
+        moves=(4, "moves of each game in a call"),
+        repeats=15,
+        only=(one_of(ROLLMILL), "leave Pgx out, which need not be installed then"),
+    )
+    for case in itertools.product(chosen.network, chosen.games, chosen.simulations):
+        found.append(measure(*case, chosen))
+        result = {"moves": chosen.moves, "packages": packages(), "self_play": found}
+        write_result(f"self-play-{machine}", result, chosen.output)
 
 
 if __name__ == "__main__":

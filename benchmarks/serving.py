@@ -18,7 +18,6 @@ Server and clients share the cores of the machine, so ratios mean more than abso
 results/serving-cpu.json or results/serving-gpu.json after each part, or the result that `--name` names.
 """
 
-import argparse
 import asyncio
 import contextlib
 import json
@@ -30,14 +29,15 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 from urllib.request import urlopen
 
-from measure import RESULTS, write_result
+from measure import HERE, in_turns, one_of, options, rollmill, some_of, words, write_result
 from serving_load import HOST, drive, malformed_shots, mixed, summary
 
 OBSERVATION = [0.01, 0.1, -0.02, -0.1]
@@ -51,25 +51,24 @@ SLOW_CLIENTS = 20
 
 
 def train(folder: Path, hidden_sizes: Sequence[int]) -> Path:
-    """A run whose policy is worth nothing, and costs as much as any other of its size."""
-    sizes = ["--num-envs", "8", "--num-steps", "8", "--num-minibatches", "1", "--total-timesteps", "128"]
-    network = ["--network.hidden-sizes", *map(str, hidden_sizes)]
-    words = ["train", "ppo", "CartPole-v1", *sizes, *network, "--quiet", "--no-tensorboard", "--run-dir"]
-    subprocess.run([sys.executable, "-m", "rollmill", *words, str(folder / "run")], check=True)
+    """Returns a run whose policy is worth nothing, and costs as much as any other of its size."""
+    sizes = "--num-envs 8 --num-steps 8 --num-minibatches 1 --total-timesteps 128"
+    command = words(f"train ppo CartPole-v1 {sizes} --quiet --no-tensorboard", run_dir=folder / "run")
+    rollmill(*command, "--network.hidden-sizes", *hidden_sizes)
     return folder / "run"
 
 
 @contextlib.contextmanager
-def server(run: Path, *options: Any) -> Iterator[int]:
+def server(run: Path, *settings: Any) -> Iterator[int]:
     """The port of a server."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "address")
-        words = ["serve", str(run), "--address-file", str(file), *map(str, options)]
-        process = subprocess.Popen([sys.executable, "-m", "rollmill", *words], stdout=subprocess.DEVNULL)
+        command = ["serve", str(run), "--address-file", str(file), *map(str, settings)]
+        process = subprocess.Popen([sys.executable, "-m", "rollmill", *command], stdout=subprocess.DEVNULL)
         try:
             while not file.exists():
                 if process.poll() is not None:
-                    raise SystemExit(f"rollmill {' '.join(words)} exited with {process.returncode}")
+                    raise SystemExit(f"rollmill {' '.join(command)} exited with {process.returncode}")
                 time.sleep(0.05)
             yield int(file.read_text().rpartition(":")[2])
         finally:
@@ -77,20 +76,12 @@ def server(run: Path, *options: Any) -> Iterator[int]:
             process.wait()
 
 
-def load(
-    port: int, options: argparse.Namespace, *, clients: int, rows: int = 1, rate: float | None = None
-) -> dict:
-    """One load on a server, from one process or several."""
-    processes = min(options.load_processes, clients)
-    told = {
-        "port": port,
-        "connections": clients // processes,
-        "seconds": options.seconds,
-        "warm_up": 0.5,
-        "body": ONE if rows == 1 else LIST,
-        "rate": None if rate is None else rate / processes,
-    }
-    command = [sys.executable, str(Path(__file__).with_name("serving_load.py")), json.dumps(told)]
+def load(port: int, chosen: Any, *, clients: int, rows: int = 1, rate: float | None = None) -> dict[str, Any]:
+    """Puts one load on a server, from one process or several."""
+    processes = min(chosen.load_processes, clients)
+    order = {"port": port, "connections": clients // processes, "seconds": chosen.seconds, "warm_up": 0.5}
+    order |= {"body": ONE if rows == 1 else LIST, "rate": None if rate is None else rate / processes}
+    command = [sys.executable, str(HERE / "serving_load.py"), json.dumps(order)]
     before = metrics(port)
     with ThreadPoolExecutor(processes) as pool:
         run = lambda _: json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
@@ -98,9 +89,8 @@ def load(
     after = metrics(port)
     times = [number / 1e6 for part in found for number in part["microseconds"]]
     batches = after["batches"] - before["batches"]
-    seconds = max(part["seconds"] for part in found)
     refused = sum(sum(part["answers"].values()) for part in found) - len(times)
-    result = summary(times, seconds=seconds, rows=rows)
+    result = summary(times, seconds=max(part["seconds"] for part in found), rows=rows)
     return result | {"mean_batch": (after["decisions"] - before["decisions"]) / batches, "refused": refused}
 
 
@@ -109,80 +99,63 @@ def metrics(port: int) -> dict[str, Any]:
         return json.load(answer)
 
 
-def in_turns(measurements: dict[Any, Any], turns: int) -> dict[Any, dict[str, float]]:
-    """Medians of several measurements of each kind, one kind after the other, several times."""
-    found: dict[Any, list[dict]] = {name: [] for name in measurements}
-    for _ in range(turns):
-        for name, measure in measurements.items():
-            found[name].append(measure())
-            print(name, {key: round(value, 3) for key, value in found[name][-1].items()}, flush=True)
+def medians(measurements: dict[Any, Callable[[], dict]], turns: int) -> dict[Any, dict[str, Any]]:
+    """Returns medians of several measurements of each kind, in turns."""
+
+    def measured(name: Any) -> dict[str, float]:
+        found = measurements[name]()
+        print(name, {key: round(value, 3) for key, value in found.items()}, flush=True)
+        return found
+
+    runs = in_turns({name: partial(measured, name) for name in measurements}, turns)
     return {
         name: {key: median(one[key] for one in each) for key in each[0]}
         | {"runs": [one["decisions_per_second"] for one in each]}
-        for name, each in found.items()
+        for name, each in runs.items()
     }
 
 
-def batching(run: Path, options: argparse.Namespace) -> dict[str, Any]:
+def batching(run: Path, chosen: Any) -> dict[str, Any]:
     """Closed loops of one observation a request, by largest batch, wait and number of clients."""
     with contextlib.ExitStack() as stack:
-        ports = {
-            setting: stack.enter_context(server(run, "--max-batch", setting[0], "--max-wait-ms", setting[1]))
-            for setting in SETTINGS
-        }
-        measurements = {
-            (*setting, clients): lambda port=port, clients=clients: load(port, options, clients=clients)
-            for setting, port in ports.items()
-            for clients in CLIENTS
-        }
-        found = in_turns(measurements, options.turns)
+        measurements = {}
+        for batch, wait in SETTINGS:
+            port = stack.enter_context(server(run, "--max-batch", batch, "--max-wait-ms", wait))
+            for clients in CLIENTS:
+                measurements[batch, wait, clients] = partial(load, port, chosen, clients=clients)
+        found = medians(measurements, chosen.turns)
     names = ("max_batch", "max_wait_ms", "clients")
     return {"batching": [dict(zip(names, key, strict=True)) | value for key, value in found.items()]}
 
 
-def lists_and_rates(run: Path, options: argparse.Namespace) -> dict[str, Any]:
+def lists_and_rates(run: Path, chosen: Any) -> dict[str, Any]:
     """Closed loops of lists of observations, and open loops of one observation a request."""
     with server(run, "--max-batch", ROWS) as port:
-        lists = in_turns(
-            {
-                clients: lambda clients=clients: load(port, options, clients=clients, rows=ROWS)
-                for clients in (1, 8)
-            },
-            options.turns,
-        )
-        most = load(port, options, clients=64)["decisions_per_second"]
-        rates = in_turns(
-            {
-                share: lambda share=share: load(port, options, clients=64, rate=share * most)
-                for share in (0.25, 0.5, 0.75)
-            },
-            options.turns,
-        )
+        loads = {clients: partial(load, port, chosen, clients=clients, rows=ROWS) for clients in (1, 8)}
+        lists = medians(loads, chosen.turns)
+        most = load(port, chosen, clients=64)["decisions_per_second"]
+        open_loop = lambda share: partial(load, port, chosen, clients=64, rate=share * most)
+        rates = medians({share: open_loop(share) for share in (0.25, 0.5, 0.75)}, chosen.turns)
     return {
         "lists": [{"clients": clients, "observations": ROWS} | value for clients, value in lists.items()],
         "rates": [{"share_of_closed_loop": share, "rate": share * most} | value for share, value in rates.items()],
     }
 
 
-def workers(run: Path, options: argparse.Namespace) -> dict[str, Any]:
+def workers(run: Path, chosen: Any) -> dict[str, Any]:
     """Servers of several workers over that of the first number, 64 clients."""
     with contextlib.ExitStack() as stack:
-        ports = {
-            count: stack.enter_context(server(run, "--max-batch", 64, "--workers", count))
-            for count in options.workers
-        }
-        found = in_turns(
-            {count: lambda port=port: load(port, options, clients=64) for count, port in ports.items()},
-            options.turns,
-        )
-    one = found[options.workers[0]]["decisions_per_second"]
+        serve = lambda count: stack.enter_context(server(run, "--max-batch", 64, "--workers", count))
+        loads = {count: partial(load, serve(count), chosen, clients=64) for count in chosen.workers}
+        found = medians(loads, chosen.turns)
+    one = found[chosen.workers[0]]["decisions_per_second"]
     rows = [{"workers": count, "over_first": v["decisions_per_second"] / one} | v for count, v in found.items()]
     return {"workers": rows}
 
 
-def mixture(run: Path, options: argparse.Namespace) -> dict[str, Any]:
+def mixture(run: Path, chosen: Any) -> dict[str, Any]:
     """Answers of 10,000 requests with malformed ones, beside clients that never end their request."""
-    shots = mixed([ONE], options.requests, share=0.05)
+    shots = mixed([ONE], chosen.requests, share=0.05)
     with server(run, "--max-batch", 64) as port, contextlib.ExitStack() as stack:
         slow = [stack.enter_context(socket.create_connection((HOST, port))) for _ in range(SLOW_CLIENTS)]
         for client in slow:
@@ -219,30 +192,26 @@ PARTS = {"batching": batching, "lists": lists_and_rates, "workers": workers, "mi
 
 
 def main() -> None:
-    options = parsed()
-    if options.platform == "cpu":
+    chosen = options(
+        __doc__,
+        platform=one_of("cpu", "gpu", default="cpu"),
+        workers=[1, 2],
+        hidden_sizes=[64, 64],
+        seconds=(3.0, "of each measurement"),
+        turns=3,
+        requests=10_000,
+        load_processes=max(1, (os.cpu_count() or 1) // 4),
+        parts=some_of(PARTS),
+        name=(str, "of the result; default: serving-PLATFORM"),
+    )
+    if chosen.platform == "cpu":
         os.environ["JAX_PLATFORMS"] = "cpu"
     with tempfile.TemporaryDirectory() as folder:
-        run = train(Path(folder), options.hidden_sizes)
-        result: dict[str, Any] = {"hidden_sizes": options.hidden_sizes, "load_processes": options.load_processes}
-        for part in options.parts:
-            result |= PARTS[part](run, options)
-            write_result(options.name or f"serving-{options.platform}", result, directory=options.output)
-
-
-def parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--platform", choices=("cpu", "gpu"), default="cpu")
-    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--hidden-sizes", type=int, nargs="+", default=[64, 64])
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement")
-    parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--requests", type=int, default=10_000)
-    parser.add_argument("--load-processes", type=int, default=max(1, (os.cpu_count() or 1) // 4))
-    parser.add_argument("--parts", choices=PARTS, nargs="+", default=list(PARTS))
-    parser.add_argument("--name", help="of the result; default: serving-PLATFORM")
-    parser.add_argument("--output", type=Path, default=RESULTS, help="directory of the result")
-    return parser.parse_args()
+        run = train(Path(folder), chosen.hidden_sizes)
+        result: dict[str, Any] = {"hidden_sizes": chosen.hidden_sizes, "load_processes": chosen.load_processes}
+        for part in chosen.parts:
+            result |= PARTS[part](run, chosen)
+            write_result(chosen.name or f"serving-{chosen.platform}", result, chosen.output)
 
 
 if __name__ == "__main__":

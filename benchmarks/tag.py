@@ -10,18 +10,17 @@ time, of all cores together, hardly depend on what else runs on the machine. War
 one environment on one CPU core; its CUDA kernels are not measured here.
 """
 
-import argparse
 import sys
 import time
 import types
 from collections.abc import Callable
-from pathlib import Path
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import gymnasium
 import jax
 import numpy as np
-from measure import RESULTS, spread, write_result
+from measure import in_turns, one_of, options, require, spreads, write_result
 
 import rollmill
 from rollmill.core.spaces import sample
@@ -35,21 +34,19 @@ class Game(NamedTuple):
     environment: str
     num_taggers: int
     num_runners: int
-    on_cpu: tuple[int, ...]
-    """In how many copies at once it is tried."""
-    on_gpu: tuple[int, ...]
-
-    @property
-    def num_agents(self) -> int:
-        """Taggers and runners."""
-        return self.num_taggers + self.num_runners
+    copies: dict[str, tuple[int, ...]]
+    """Numbers of copies at once, on each machine."""
 
 
 GAMES = (
-    Game(GRID, 4, 1, on_cpu=(1, 256, 4096), on_gpu=(4096, 65536)),
-    Game(FIELD, 10, 100, on_cpu=(1, 16, 128), on_gpu=(256, 4096)),
-    Game(FIELD, 100, 900, on_cpu=(1, 8), on_gpu=(64, 512)),
+    Game(GRID, 4, 1, {"cpu": (1, 256, 4096), "gpu": (4096, 65536)}),
+    Game(FIELD, 10, 100, {"cpu": (1, 16, 128), "gpu": (256, 4096)}),
+    Game(FIELD, 100, 900, {"cpu": (1, 8), "gpu": (64, 512)}),
 )
+FIELD_OPTIONS = {"grid_length": 20.0, "episode_length": 500, "seed": 0, "max_acceleration": 0.1}
+FIELD_OPTIONS |= {"min_acceleration": -0.1, "max_turn": 2.356, "min_turn": -2.356, "num_acceleration_levels": 20}
+FIELD_OPTIONS |= {"num_turn_levels": 20, "use_full_observation": False, "num_other_agents_observed": 10}
+FIELD_OPTIONS |= {"tagging_distance": 0.02, "tag_reward_for_tagger": 10.0, "tag_penalty_for_runner": -10.0}
 
 
 class Speed(NamedTuple):
@@ -59,20 +56,13 @@ class Speed(NamedTuple):
     cpu: float
 
 
-class Stopwatch:
-    """Begins when it is made."""
-
-    def __init__(self):
-        self.clock, self.cpu = time.perf_counter(), time.process_time()
-
-    @property
-    def seconds(self) -> float:
-        """Since the beginning."""
-        return time.perf_counter() - self.clock
-
-    def speed(self, steps: int) -> Speed:
-        """The speed of so many steps until now."""
-        return Speed(steps / self.seconds, steps / (time.process_time() - self.cpu))
+def run_for(seconds: float, advance: Callable[[int], int], *, least: int = 1) -> Speed:
+    """Calls `advance` for some seconds and at least so often; it returns the environment steps that it made."""
+    clock, cpu, calls, steps = time.perf_counter(), time.process_time(), 0, 0
+    while time.perf_counter() - clock < seconds or calls < least:
+        steps += advance(calls)
+        calls += 1
+    return Speed(steps / (time.perf_counter() - clock), steps / (time.process_time() - cpu))
 
 
 def own(game: Game, num_envs: int) -> Callable[[float], Speed]:
@@ -95,102 +85,59 @@ def own(game: Game, num_envs: int) -> Callable[[float], Speed]:
     carry = jax.jit(lambda key: step(env.reset(jax.random.split(key, num_envs), env.params)[1], key))(key)
     advance = jax.jit(advance).lower(carry, key).compile()
 
-    def measured(seconds: float) -> Speed:
+    def some(call: int) -> int:
         nonlocal carry
-        calls, watch = 0, Stopwatch()
-        while watch.seconds < seconds:
-            carry = jax.block_until_ready(advance(carry, jax.random.fold_in(key, calls)))
-            calls += 1
-        return watch.speed(calls * SCAN * num_envs)
+        carry = jax.block_until_ready(advance(carry, jax.random.fold_in(key, call)))
+        return SCAN * num_envs
 
-    return measured
+    return lambda seconds: run_for(seconds, some)
 
 
 def warp_drive(game: Game) -> Callable[[float], Speed]:
-    """A function that runs it for so many seconds, and for at least two steps."""
-    # Of gym, these environments take the spaces alone.
+    """Returns a function that runs it for so many seconds, and for at least two steps."""
+    # These environments use the spaces of gym alone.
     sys.modules.setdefault("gym", types.ModuleType("gym")).__dict__["spaces"] = gymnasium.spaces
-    env = _grid(game) if game.environment == GRID else _field(game)
-    choices = [5] if game.environment == GRID else [[21, 21]]
+    if game.environment == GRID:
+        from example_envs.tag_gridworld.tag_gridworld import TagGridWorld
+
+        env, choices = TagGridWorld(game.num_taggers, grid_length=100, episode_length=100, seed=0), [5]
+    else:
+        from example_envs.tag_continuous.tag_continuous import TagContinuous
+
+        env, choices = TagContinuous(game.num_taggers, game.num_runners, **FIELD_OPTIONS), [[21, 21]]
     env.reset()
+    shape = (64, game.num_taggers + game.num_runners, *np.shape(choices)[1:])
+    drawn = np.random.default_rng(0).integers(np.broadcast_to(choices[0], shape))
+    actions = [dict(enumerate(row)) for row in drawn]
 
-    def measured(seconds: float) -> Speed:
-        shape = (64, game.num_agents, *np.shape(choices)[1:])
-        drawn = np.random.default_rng(0).integers(np.broadcast_to(choices[0], shape))
-        actions = [dict(enumerate(row)) for row in drawn]
-        steps, watch = 0, Stopwatch()
-        while watch.seconds < seconds or steps < 2:
-            *_, done, _ = env.step(actions[steps % len(actions)])
-            steps += 1
-            if done["__all__"]:
-                env.reset()
-        return watch.speed(steps)
+    def step(call: int) -> int:
+        *_, done, _ = env.step(actions[call % len(actions)])
+        if done["__all__"]:
+            env.reset()
+        return 1
 
-    return measured
+    return lambda seconds: run_for(seconds, step, least=2)
 
 
-def _grid(game: Game):
-    from example_envs.tag_gridworld.tag_gridworld import TagGridWorld
-
-    return TagGridWorld(game.num_taggers, grid_length=100, episode_length=100, seed=0)
-
-
-def _field(game: Game):
-    from example_envs.tag_continuous.tag_continuous import TagContinuous
-
-    return TagContinuous(
-        game.num_taggers,
-        game.num_runners,
-        grid_length=20.0,
-        episode_length=500,
-        seed=0,
-        max_acceleration=0.1,
-        min_acceleration=-0.1,
-        max_turn=2.356,
-        min_turn=-2.356,
-        num_acceleration_levels=20,
-        num_turn_levels=20,
-        use_full_observation=False,
-        num_other_agents_observed=10,
-        tagging_distance=0.02,
-        tag_reward_for_tagger=10.0,
-        tag_penalty_for_runner=-10.0,
-    )
-
-
-def compare(game: Game, sizes: tuple[int, ...], *, rounds: int, seconds: float) -> dict:
+def compare(game: Game, chosen: Any) -> dict[str, Any]:
     sides = {"WarpDrive, NumPy": warp_drive(game)}
-    sides |= {f"Rollmill, {num_envs} at once": own(game, num_envs) for num_envs in sizes}
-    runs = {name: [] for name in sides}
-    for _ in range(rounds):
-        for name, measured in sides.items():
-            runs[name].append(measured(seconds))
-    clock = {name: spread([speed.clock for speed in speeds]) for name, speeds in runs.items()}
-    cpu = {name: spread([speed.cpu for speed in speeds]) for name, speeds in runs.items()}
+    sides |= {f"Rollmill, {num_envs} at once": own(game, num_envs) for num_envs in game.copies[chosen.machine]}
+    runs = in_turns({name: partial(side, chosen.seconds) for name, side in sides.items()}, chosen.rounds)
+    clock = spreads({name: [speed.clock for speed in speeds] for name, speeds in runs.items()})
+    cpu = spreads({name: [speed.cpu for speed in speeds] for name, speeds in runs.items()})
     print(f"{game.environment}, {game.num_taggers} taggers and {game.num_runners} runners")
     for name in sides:
-        print(
-            f"  {name:24} {clock[name]['median']:12,.1f} steps/s {cpu[name]['median']:12,.1f} per CPU second",
-            flush=True,
-        )
+        rates = f"{clock[name]['median']:12,.1f} steps/s {cpu[name]['median']:12,.1f} per CPU second"
+        print(f"  {name:24} {rates}", flush=True)
     described = {"environment": game.environment, "taggers": game.num_taggers, "runners": game.num_runners}
     return {**described, "steps_per_second": clock, "steps_per_cpu_second": cpu}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("machine", choices=("cpu", "gpu"))
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=1.0, help="of each side in each round")
-    parser.add_argument("--output", type=Path, default=RESULTS)
-    options = parser.parse_args()
-    if jax.default_backend() != options.machine:
-        raise SystemExit(f"JAX runs on {jax.default_backend()}, not on {options.machine}.")
-    rows = [
-        compare(game, getattr(game, f"on_{options.machine}"), rounds=options.rounds, seconds=options.seconds)
-        for game in GAMES
-    ]
-    write_result(f"tag-{options.machine}", {"rows": rows}, directory=options.output)
+    machine = {"machine": one_of("cpu", "gpu")}
+    chosen = options(__doc__, machine, rounds=3, seconds=(1.0, "of each side in each round"))
+    require(chosen.machine)
+    write_result(f"tag-{chosen.machine}", {"rows": [compare(game, chosen) for game in GAMES]}, chosen.output)
 
 
 if __name__ == "__main__":
