@@ -84,7 +84,7 @@ class Channel:
         self._done.receive(timeout=60.0).release()
 
     def burst(self, count: int, *, flags: int) -> float:
-        """Seconds until the consumer is done with so many packages."""
+        """Returns the seconds until the consumer is done with so many packages."""
         began = time.perf_counter()
         for index in range(count):
             last = ACKNOWLEDGE if index == count - 1 else 0
@@ -93,7 +93,7 @@ class Channel:
         return time.perf_counter() - began
 
     def round_trip(self) -> float:
-        """Seconds for a package there and back."""
+        """Returns the seconds for a package there and back."""
         began = time.perf_counter()
         self._sender.send(self._package, flags=ECHO)
         self._back.receive(timeout=60.0).release()

@@ -1,4 +1,4 @@
-"""Kills processes of trainings at random, and looks at what becomes of them.
+"""Kills processes of trainings at random, and checks that the trainings recover and nothing is left.
 
     python benchmarks/chaos.py --kills 200 --busy 4
 
@@ -72,11 +72,11 @@ class Training:
                 self.workers[found[1]] = int(found[2])
 
     def alive(self) -> bool:
-        """Whether the coordinator runs."""
+        """Returns whether the coordinator runs."""
         return self.process.poll() is None
 
     def kill(self, name: str) -> bool:
-        """Whether it was there to be killed; its number may be another process's by now."""
+        """Returns whether the process was there to be killed: its number may belong to another by now."""
         pid = self.process.pid if name == "coordinator" else self.workers[name]
         if not carries(pid, self.mark):
             return False
@@ -85,13 +85,13 @@ class Training:
 
 
 def kill_some(training: Training, run: Path, left: int, rng: random.Random) -> list[str]:
-    """Kills until the training ends, the coordinator is dead, or enough were killed; says who."""
+    """Kills until the training ends, the coordinator is dead, or enough were killed; returns their names."""
     killed = []
     began, seen = time.monotonic(), len(lines_of(run))
     while training.alive() and time.monotonic() - began < HANG_SECONDS and len(killed) < left:
         if len(lines_of(run)) <= seen:
             time.sleep(0.1)
-            continue  # nobody is killed while nothing has moved since the last time
+            continue  # kill nothing before the training has made progress since the last kill
         time.sleep(rng.uniform(0, 2))
         seen = len(lines_of(run))
         names = sorted(training.workers)
@@ -108,7 +108,7 @@ def kill_some(training: Training, run: Path, left: int, rng: random.Random) -> l
 
 
 def carries(pid: int, mark: str) -> bool:
-    """Whether this process is of the training with that mark, and lives."""
+    """Returns whether the process lives and belongs to the training with this mark."""
     try:
         return f"{MARK}={mark}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
@@ -116,7 +116,7 @@ def carries(pid: int, mark: str) -> bool:
 
 
 def left_behind(mark: str) -> list[str]:
-    """Processes of a training that are still there some seconds after their coordinator: numbers and commands."""
+    """Returns number and command of a training's processes that outlive their coordinator by some seconds."""
     deadline = time.monotonic() + ORPHAN_SECONDS
     while True:
         pids = [int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdigit()]
@@ -134,7 +134,7 @@ def command_line(pid: int) -> str:
 
 
 def files_left(scratch: Path, shared_before: set[str]) -> list[str]:
-    """New files in shared memory that no process has open, and sockets in a training's own folder."""
+    """Returns new files in shared memory that no process has open, and sockets in a training's own folder."""
     suspects = set(glob.glob("/dev/shm/*")) - shared_before - files_in_use()
     if suspects:
         time.sleep(1.0)  # others on this machine come and go
@@ -144,7 +144,7 @@ def files_left(scratch: Path, shared_before: set[str]) -> list[str]:
 
 
 def files_in_use() -> set[str]:
-    """Files that any process has open or mapped, so far as this user may know."""
+    """Returns files that any process has open or mapped, as far as this user may see."""
     found = set()
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -164,7 +164,7 @@ def command_of(policy: str, place: str, run: Path, number: int) -> list[str]:
 
 
 def endure(policy: str, place: str, kills: int, seed: int, folder: Path, number: int) -> dict:
-    """A training while its processes are killed; what became of it."""
+    """Trains while processes are killed, and returns the outcome."""
     run, mark, rng = folder / f"run{number}", f"{os.getpid()}-{number}", random.Random(f"{seed}-{number}")
     scratch, shared_before = folder / f"tmp{number}", set(glob.glob("/dev/shm/*"))
     scratch.mkdir()

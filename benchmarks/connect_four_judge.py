@@ -112,7 +112,7 @@ class Solver:
         self._found: dict[tuple[int, ...], int] = {}
 
     def value(self, board: BoardCore) -> int:
-        """The theoretical value for the player to move."""
+        """Returns the theoretical value for the player to move."""
         return self._searched(board, LOST, WON)
 
     def keeps(self, board: BoardCore, column: int) -> bool:
@@ -121,16 +121,16 @@ class Solver:
         return value == LOST or self._searched(board.playMoveOnCopy(column), -value, 1 - value) <= -value
 
     def keeping(self, board: BoardCore) -> list[int]:
-        """The moves that keep the theoretical value."""
+        """Returns the moves that keep the theoretical value."""
         return [column for column in legal(board) if self.keeps(board, column)]
 
     def longest(self, board: BoardCore) -> list[int]:
-        """The moves that delay the end of a lost game the longest."""
+        """Returns the moves that delay the end of a lost game the longest."""
         scores, columns = self._core.scoreMoves(board), legal(board)
         return [column for column in columns if scores[column] == max(scores[other] for other in columns)]
 
     def _searched(self, board: BoardCore, least: int, most: int) -> int:
-        """The theoretical value, or the nearest one from `least` to `most`; a narrow window takes less time."""
+        """Returns the theoretical value clipped to `least` and `most`; a narrow window takes less time."""
         key = (*board.rawState(), least, most)
         if key not in self._found:
             self._found[key] = min(max(self._search(board, least, most), least), most)
@@ -147,7 +147,7 @@ class Solver:
 
 
 def board_after(game: Game) -> BoardCore:
-    """The solver's board after these moves."""
+    """Returns the solver's board after these moves."""
     board = BoardCore()
     for column in game:
         if not board.play(column):
@@ -156,7 +156,7 @@ def board_after(game: Game) -> BoardCore:
 
 
 def legal(board: BoardCore) -> list[int]:
-    """The columns that are not full."""
+    """Returns the columns that are not full."""
     return [column for column in range(COLUMNS) if board.isLegalMove(column)]
 
 
@@ -166,7 +166,7 @@ def is_over(board: BoardCore) -> bool:
 
 
 def turn_passed(board: BoardCore) -> BoardCore:
-    """The same stones with the other player to move."""
+    """Returns the same stones with the other player to move."""
     stones, own, moves_left = board.rawState()
     other = BoardCore()
     other.setRawState(stones, stones ^ own, moves_left)
@@ -174,7 +174,7 @@ def turn_passed(board: BoardCore) -> BoardCore:
 
 
 def contested_positions(solver: Solver, number: int, seed: int) -> list[Contested]:
-    """Different contested positions, spread evenly over `PLIES`, half of them quiet; one of a game at most.
+    """Finds different contested positions, spread evenly over `PLIES`, half of them quiet; one of a game at most.
 
     Half of the games are of random players, half of players who mostly win or block where they can.
     """
@@ -198,7 +198,7 @@ def contested_positions(solver: Solver, number: int, seed: int) -> list[Conteste
 
 
 def random_game(draw: random.Random, share: float) -> Game:
-    """A whole game of two equal players, who move at random in this share of their moves."""
+    """Returns a whole game of two equal players who make this share of their moves at random."""
     board, game = BoardCore(), ()
     while not is_over(board):
         columns = legal(board) if draw.random() < share else sensible(board)
@@ -208,7 +208,7 @@ def random_game(draw: random.Random, share: float) -> Game:
 
 
 def sensible(board: BoardCore) -> list[int]:
-    """The moves that win at once; else those that prevent the opponent from it; else all."""
+    """Returns the moves that win at once; else those that prevent the opponent from it; else all."""
     columns, threats = legal(board), turn_passed(board)
     wins = [column for column in columns if board.canWin(column)]
     return wins or [column for column in columns if threats.canWin(column)] or columns
@@ -246,13 +246,13 @@ def lookahead_player(plies: int, seed: int) -> Chooser:
 
 
 def moves_of_search(loaded: LoadedRun, simulations: int) -> Callable[..., Array]:
-    """The moves of a run's search without noise, or of the network alone, by weights, keys and games."""
+    """Returns the moves of a run's search without noise, or of the network alone, by weights, keys and games."""
     config = {**loaded.graph.settings["config"], "num_simulations": simulations}
     return compiled_moves(rollmill.alphazero(GAME, config).greedy)
 
 
 def compiled_moves(decide: Callable[..., Any]) -> Callable[..., Array]:
-    """A policy's moves in many games, by weights, keys and games."""
+    """Returns a policy's moves in many games, by weights, keys and games."""
 
     def move_of(weights: PyTree, key: Key, columns: Int[Array, "42"]) -> Int[Array, ""]:
         state = state_after(columns)
@@ -263,7 +263,7 @@ def compiled_moves(decide: Callable[..., Any]) -> Callable[..., Array]:
 
 
 def state_after(columns: Int[Array, "42"]) -> ConnectFourState:
-    """The state after a game's moves; -1 stands for none."""
+    """Returns the state after a game's moves; -1 stands for none."""
 
     def play(state: ConnectFourState, column: Int[Array, ""]) -> tuple[ConnectFourState, None]:
         after = move(state, column).state
@@ -273,7 +273,7 @@ def state_after(columns: Int[Array, "42"]) -> ConnectFourState:
 
 
 def chooser(moves: Callable[..., Array], weights: PyTree, seed: int) -> Chooser:
-    """A player whose policy is computed with JAX; always in batches of the same size."""
+    """Returns a player whose policy is computed with JAX; always in batches of the same size."""
     keys = map(partial(jax.random.fold_in, jax.random.key(seed)), itertools.count())
 
     def choose(games: Sequence[Game]) -> list[int]:
@@ -289,7 +289,7 @@ def chooser(moves: Callable[..., Array], weights: PyTree, seed: int) -> Chooser:
 
 
 def judged_positions(player: Chooser, positions: Sequence[Contested]) -> dict[str, Any]:
-    """The shares of contested positions in which a player keeps the theoretical value."""
+    """Returns the shares of contested positions in which a player keeps the theoretical value."""
     moves = player([position.game for position in positions])
     judged = [(position, chosen in position.keeping) for position, chosen in zip(positions, moves, strict=True)]
     return {
@@ -347,21 +347,21 @@ def play_games(
 
 
 def decision_of(solver: Solver, game: Game, column: int) -> list[Decision]:
-    """The judgement of a move: none where the position is not contested."""
+    """Returns the judgement of a move: none where the position is not contested."""
     board = board_after(game)
     kept = solver.keeps(board, column)
     return [Decision(len(game), kept)] if not kept or len(solver.keeping(board)) < len(legal(board)) else []
 
 
 def result_of(game: Game, first: bool) -> int:
-    """The result of a game that is over, for the player who moved first or second."""
+    """Returns the result of a game that is over, for the player who moved first or second."""
     if not board_after(game).hasWin():
         return DRAWN
     return WON if (len(game) % 2 == 1) == first else LOST
 
 
 def share(kept: Iterable[bool]) -> dict[str, float | int | None]:
-    """The share of independent decisions that kept the value, with its standard error."""
+    """Returns the share of independent decisions that kept the value, with its standard error."""
     values = list(kept)
     if not values:
         return {"share": None, "standard_error": None, "number": 0}
@@ -370,13 +370,13 @@ def share(kept: Iterable[bool]) -> dict[str, float | int | None]:
 
 
 def outcomes(results: Iterable[int]) -> dict[str, int]:
-    """The numbers of games won, drawn and lost."""
+    """Returns the numbers of games won, drawn and lost."""
     counts = Counter(int(result) for result in results)
     return {"won": counts[WON], "drawn": counts[DRAWN], "lost": counts[LOST]}
 
 
 def judged_match(run: Path, games: int, plies: int, seed: int) -> dict[str, Any]:
-    """A match of the run's last checkpoint, with its own search, against `lookahead-1`."""
+    """Plays a match of the run's last checkpoint, with its own search, against `lookahead-1`."""
     match = rollmill.match(run, "lookahead-1", games=games, opening_plies=plies, env=GAME, seed=seed)
     return {
         "opponent": "lookahead-1",
@@ -389,7 +389,7 @@ def judged_match(run: Path, games: int, plies: int, seed: int) -> dict[str, Any]
 
 
 def loaded_checkpoints(run: Path, names: Sequence[str]) -> list[LoadedRun]:
-    """The weights of these checkpoints, each once, by iteration; `all` means every one that was kept."""
+    """Returns the weights of these checkpoints, each once, by iteration; `all` means every one that was kept."""
     with Checkpoints(RunDirectory.open(run).checkpoints, read_only=True) as checkpoints:
         present = checkpoints.iterations()
     wanted = [name for given in names for name in (map(str, present) if given == "all" else [given])]
@@ -457,7 +457,7 @@ def judge(chosen: Any) -> dict[str, Any]:
 
 
 def training_of(run: Path) -> dict[str, Any]:
-    """The time that the training took, where, and on which openings."""
+    """Returns the duration of the training, its machine and its openings."""
     made_by = json.loads((run / "versions.json").read_text())
     return {
         "summary": RunDirectory.open(run).read_summary(),
@@ -468,7 +468,7 @@ def training_of(run: Path) -> dict[str, Any]:
 
 
 def facts_of(positions: Sequence[Contested], seconds: float) -> dict[str, Any]:
-    """Numbers of the contested positions by kind, and the time that it took to find them."""
+    """Returns the numbers of contested positions by kind, and the time to find them."""
     return {
         "number": len(positions),
         "quiet": sum(position.quiet for position in positions),

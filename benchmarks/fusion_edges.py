@@ -13,7 +13,6 @@ either sign or either reading of a denormal is right.
 docs/numbers.md from these.
 """
 
-import argparse
 import json
 import multiprocessing
 import os
@@ -30,26 +29,28 @@ CHUNK = 12
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=("run", "table"))
-    parser.add_argument("--only", default="", help="cases whose names contain this")
-    parser.add_argument("--processes", type=int, default=os.cpu_count())
-    parser.add_argument("--output", type=Path)
-    options = parser.parse_args()
-    if options.command == "table":
-        print(table())
-        return
-    run(options)
-
-
-def run(options: argparse.Namespace) -> None:
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
-    from edges import by_operands, cases
-    from measure import RESULTS, write_result
+    from measure import one_of, options
 
-    sizes = [len(group) for group in by_operands([case for case in cases() if options.only in case.name])]
-    pieces = [(options.only, n, first) for n, size in enumerate(sizes) for first in range(0, size, CHUNK)]
-    with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
+    chosen = options(
+        __doc__,
+        {"command": one_of("run", "table")},
+        only=("", "cases whose names contain this"),
+        processes=os.cpu_count() or 1,
+    )
+    if chosen.command == "table":
+        print(table(chosen.output))
+    else:
+        run(chosen)
+
+
+def run(chosen: Any) -> None:
+    from edges import by_operands, cases
+    from measure import write_result
+
+    sizes = [len(group) for group in by_operands([case for case in cases() if chosen.only in case.name])]
+    pieces = [(chosen.only, n, first) for n, size in enumerate(sizes) for first in range(0, size, CHUNK)]
+    with multiprocessing.get_context("spawn").Pool(chosen.processes) as pool:
         found = [row for rows in pool.imap_unordered(compare_piece, pieces) for row in rows]
     found.sort(key=lambda row: (row["way"], row["case"]))
     for row in found:
@@ -59,11 +60,13 @@ def run(options: argparse.Namespace) -> None:
     print(json.dumps(summary, indent=2))
     on_gpu = any(row["way"].startswith("gpu") for row in found)
     name = "fusion-edges-gpu" if on_gpu else "fusion-edges"
-    write_result(name, {"summary": summary, **compact(found)}, directory=options.output or RESULTS)
+    write_result(name, {"summary": summary, **compact(found)}, chosen.output)
 
 
 def compact(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The cells of each primitive's types, which are the same in all ways, and the rows that say more."""
+    """Returns the cells of each primitive's types, which are equal in all ways, and the rows with differences or
+    refusals.
+    """
     cells: dict[str, dict[str, int]] = defaultdict(dict)
     for row in rows:
         cells[row["primitive"]][row["case"].removeprefix(row["primitive"]).strip()] = row["cells"]
@@ -108,11 +111,11 @@ def summarised(rows: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
     return dict(found)
 
 
-def table() -> str:
-    """The newest results as Markdown: a row for each way, and one for each primitive."""
-    from measure import RESULTS
+def table(folder: Path) -> str:
+    """Returns the results as Markdown: a row for each way, and one for each primitive."""
+    from measure import read_result
 
-    result = json.loads((RESULTS / "fusion-edges-gpu.json").read_text())["result"]
+    result = read_result("fusion-edges-gpu", folder)
     ways = list(result["summary"])
     lines = ["| way | cases | cells | differ | refused |", "|---|--:|--:|--:|--:|"]
     for way, own in result["summary"].items():

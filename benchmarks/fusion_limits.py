@@ -48,7 +48,9 @@ TIME_STEP, SOFTENING = 0.02, 0.05
 
 
 def bodies(count: int) -> rollmill.Environment:
-    """Bodies on a plane. The action pushes the first, and the reward is its closeness to the origin."""
+    """Returns an environment of bodies on a plane. The action pushes the first, and the reward is its closeness
+    to the origin.
+    """
 
     def reset(key, params):
         scale = jnp.array([1.0, 0.1])[:, None, None]
@@ -69,7 +71,9 @@ def bodies(count: int) -> rollmill.Environment:
 
 
 def held(count: int) -> rollmill.Environment:
-    """Numbers on a ring, the first four of them observed. The action pushes the first."""
+    """Returns an environment of numbers on a ring, the first four of them observed. The action pushes the
+    first.
+    """
 
     def reset(key, params):
         state = jnp.full((count // 4, 4), jax.random.uniform(key, minval=-0.5, maxval=0.5))
@@ -86,7 +90,7 @@ def held(count: int) -> rollmill.Environment:
 
 
 def substeps(count: int) -> rollmill.Environment:
-    """A pendulum that the action pushes, integrated by semi-implicit Euler; written out, without a loop."""
+    """Returns a pendulum that the action pushes, integrated by semi-implicit Euler without a loop."""
 
     def reset(key, params):
         state = jax.random.uniform(key, (2,), minval=-0.5, maxval=0.5)

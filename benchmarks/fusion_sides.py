@@ -51,9 +51,9 @@ class Running(NamedTuple):
     """A way that is ready."""
 
     rollout: Callable[[], Any]
-    """A rollout; it may not have ended yet."""
+    """Starts a rollout, which may not have ended yet."""
     wait: Callable[[Any], Any]
-    """Until a rollout has ended."""
+    """Waits until a rollout has ended."""
     env_steps: int
     """Environment steps of a rollout, in all environments."""
     ended: Callable[[Any], float]
@@ -70,9 +70,8 @@ def gymnasium_side(case: Case, way: Way) -> Running:
     from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
     steps = max(2, min(case.num_steps, GYMNASIUM_STEPS // case.num_envs))
-    envs = SyncVectorEnv(
-        [case.simulator.to_gymnasium] * case.num_envs, copy=False, autoreset_mode=AutoresetMode.SAME_STEP
-    )
+    how = {"copy": False, "autoreset_mode": AutoresetMode.SAME_STEP}
+    envs = SyncVectorEnv([case.simulator.to_gymnasium] * case.num_envs, **how)
     random = np.random.default_rng(0)
     held = [envs.reset(seed=0)[0].copy()]
     rows = lambda dtype, *shape: np.zeros((steps, case.num_envs, *shape), dtype)
@@ -85,9 +84,8 @@ def gymnasium_side(case: Case, way: Way) -> Running:
             held[0], rewards[t], terminated[t], truncated[t], _ = envs.step(actions[t])
         return terminated | truncated
 
-    return Running(
-        rollout, lambda _: None, steps * case.num_envs, lambda done: float(done.mean()), {"steps": steps}
-    )
+    ended = lambda done: float(done.mean())
+    return Running(rollout, lambda _: None, steps * case.num_envs, ended, {"steps": steps})
 
 
 def torch_side(case: Case, way: Way) -> Running:
@@ -124,7 +122,7 @@ def xla_side(case: Case, way: Way) -> Running:
 
 
 def xla_calls_side(case: Case, way: Way) -> Running:
-    """A program of `fused` steps, called again and again from Python."""
+    """Calls a program of `fused` steps again and again from Python."""
     graph = collecting_graph(case.simulator.environment, case.num_envs, way.fused)
     return _jax_running(case, graph, partial(collect, graph, ()), calls=case.num_steps // way.fused)
 
@@ -149,12 +147,10 @@ def kernel_side(case: Case, way: Way) -> Running:
     return _jax_running(case, graph, program, calls=1, launch=way.launch)
 
 
+TORCH_SIDES = ("PyTorch", "PyTorch, CUDA graph", "torch.compile", "torch.compile, CUDA graph")
 SIDES: dict[str, Callable[[Case, Way], Running]] = {
     "Gymnasium": gymnasium_side,
-    "PyTorch": torch_side,
-    "PyTorch, CUDA graph": torch_side,
-    "torch.compile": torch_side,
-    "torch.compile, CUDA graph": torch_side,
+    **dict.fromkeys(TORCH_SIDES, torch_side),
     "XLA": xla_side,
     "XLA, calls": xla_calls_side,
     "kernel": kernel_side,
@@ -163,16 +159,11 @@ ON_JAX = ("XLA", "XLA, calls", "kernel")
 
 
 def collecting_graph(env: Environment, num_envs: int, num_steps: int) -> Graph:
-    """A graph whose policy draws actions at random, and whose trajectory holds what every side writes."""
+    """Returns a graph with random actions, whose trajectory holds the same as that of every side."""
     own = auto_reset(env)
 
     def step(key, state, action):
-        timestep = own.step(key, state, action, env.params)
-        return timestep._replace(info={"final_observation": ()})
-
-    def start(key, index):
-        observation, state = env.reset(key, env.params)
-        return state, observation
+        return own.step(key, state, action, env.params)._replace(info={"final_observation": ()})
 
     def decide(weights, key, memory, observation, action_mask):
         return Decision((jax.random.bits(key, (), jnp.uint32) % 2).astype(jnp.int32), (), ())
@@ -181,7 +172,7 @@ def collecting_graph(env: Environment, num_envs: int, num_steps: int) -> Graph:
     return rollmill.ppo(env, **sizes, num_minibatches=1)._replace(
         environment=step,
         policy=decide,
-        start_environment=start,
+        start_environment=lambda key, index: env.reset(key, env.params)[::-1],
         start_memory=lambda: (),
         action_mask=lambda state: (),
         weights=lambda learner: (),
@@ -212,7 +203,7 @@ def _ended(trajectory: Any) -> float:
 
 
 def made_ready(case: Case, way: Way) -> Running:
-    """A side that has run once; it says how long that took."""
+    """Returns a side that has run once, with the seconds until then."""
     began = time.perf_counter()
     running = SIDES[way.side](case, way)
     running.wait(running.rollout())

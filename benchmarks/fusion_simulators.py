@@ -1,4 +1,5 @@
-"""The simulators of `fusion.py`, each three times: for JAX, for PyTorch, for Gymnasium; and that they agree.
+"""The simulators of `fusion.py`, each three times: for JAX, for PyTorch, for Gymnasium; and a check of their
+equality.
 
 Shape letter: `E` environments.
 """
@@ -30,18 +31,16 @@ import rollmill
 from rollmill.core.types import Environment
 from rollmill.envs.cartpole import CartPoleParams, CartPoleState
 
-CARTPOLE = "CartPole-v1"
-
 
 class TorchSimulator(NamedTuple):
     """Functions of tensors that hold all environments; a state is a tuple of tensors, `[E]` or `[E, n]`."""
 
     start: Callable[[int], tuple]
-    """Random states of so many environments at the begin of an episode."""
+    """Returns random states of so many environments at the begin of an episode."""
     advance: Callable[[tuple, Any], tuple]
     """`(state, action [E]) -> (state, reward [E], terminated [E])`, without reset."""
     observe: Callable[[tuple], tuple]
-    """The parts of a state that are stored: tensors `[E]` or `[E, m]`."""
+    """Returns the parts of a state that are stored: tensors `[E]` or `[E, m]`."""
     max_steps: int
 
 
@@ -51,7 +50,7 @@ class Simulator(NamedTuple):
     name: str
     environment: Environment
     to_torch: Callable[[str], TorchSimulator]
-    """For a device."""
+    """By device."""
     to_gymnasium: Callable[[], gymnasium.Env]
     to_jax_state: Callable[[Any], Any]
     """From numbers `[state]` to the physical state of ONE environment."""
@@ -59,15 +58,15 @@ class Simulator(NamedTuple):
     """From a tensor `[E, state]`."""
     set_gymnasium_state: Callable[[gymnasium.Env, np.ndarray], None]
     scale: np.ndarray
-    """How large each number of a state is; `[state]`."""
+    """Magnitude of each number of a state; `[state]`."""
     complexity: Complexity | None
 
 
 def cartpole_simulator() -> Simulator:
     limits = CartPoleParams()
     return Simulator(
-        CARTPOLE,
-        rollmill.make(CARTPOLE),
+        "CartPole-v1",
+        rollmill.make("CartPole-v1"),
         _cartpole_torch,
         lambda: TimeLimit(CartPoleEnv(), 500),
         lambda numbers: CartPoleState(*numbers),
@@ -93,9 +92,6 @@ def oscillators_simulator(complexity: Complexity) -> Simulator:
     )
 
 
-# --- PyTorch -------------------------------------------------------------------------------------------
-
-
 def _cartpole_torch(device: str) -> TorchSimulator:
     import torch
 
@@ -113,10 +109,8 @@ def _cartpole_torch(device: str) -> TorchSimulator:
         inertia = p.pole_half_length * (4.0 / 3.0 - p.pole_mass * cos * cos / total_mass)
         angular_acceleration = (p.gravity * sin - cos * push) / inertia
         acceleration = push - pole_moment * angular_acceleration * cos / total_mass
-        position = position + p.time_step * velocity
-        velocity = velocity + p.time_step * acceleration
-        angle = angle + p.time_step * rate
-        rate = rate + p.time_step * angular_acceleration
+        position, velocity = position + p.time_step * velocity, velocity + p.time_step * acceleration
+        angle, rate = angle + p.time_step * rate, rate + p.time_step * angular_acceleration
         terminated = (position.abs() > p.position_limit) | (angle.abs() > p.angle_limit)
         return (position, velocity, angle, rate), torch.ones_like(position), terminated
 
@@ -153,26 +147,24 @@ def _oscillators_torch(complexity: Complexity, device: str) -> TorchSimulator:
     return TorchSimulator(start, advance, observe, MAX_STEPS)
 
 
-# --- that they agree -----------------------------------------------------------------------------------
-
-
 def differences(simulator: Simulator, *, num_envs: int = 64, torch_too: bool = True) -> dict[str, float]:
-    """The greatest difference of observations and rewards after one step from the same states, beside JAX.
+    """Returns the greatest difference of observations and rewards from JAX after one step from the same states.
 
     States are random within limits, actions too; flags that differ count as 1.
     """
     random = np.random.default_rng(0)
     states = (random.uniform(-1.0, 1.0, (num_envs, simulator.scale.size)) * simulator.scale).astype(np.float32)
     actions = random.integers(0, 2, num_envs)
+    sides = {"gymnasium": _stepped_by_gymnasium} | ({"torch": _stepped_by_torch} if torch_too else {})
     right = _stepped_by_jax(simulator, states, actions)
-    found = {"gymnasium": _stepped_by_gymnasium(simulator, states, actions)}
-    if torch_too:
-        found["torch"] = _stepped_by_torch(simulator, states, actions)
-    greatest = lambda side: max(
-        float(np.abs(np.asarray(x, np.float64) - np.asarray(y, np.float64)).max())
-        for x, y in zip(side, right, strict=True)
-    )
-    return {name: greatest(side) for name, side in found.items()}
+    double = lambda each: np.asarray(each, np.float64)
+    return {
+        name: max(
+            float(np.abs(double(x) - double(y)).max())
+            for x, y in zip(step(simulator, states, actions), right, strict=True)
+        )
+        for name, step in sides.items()
+    }
 
 
 def _stepped_by_jax(simulator: Simulator, states: np.ndarray, actions: np.ndarray) -> tuple:

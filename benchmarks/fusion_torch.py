@@ -44,7 +44,7 @@ def begin(simulator: TorchSimulator, num_envs: int, device: str) -> Now:
 
 
 def one_step(simulator: TorchSimulator, now: Now) -> tuple[Now, Row]:
-    """A random action in every environment, and a new episode where one ended."""
+    """Takes a random action in every environment, and starts a new episode where one ended."""
     action = torch.randint(0, 2, now.elapsed.shape, dtype=torch.int32, device=now.elapsed.device)
     moved, reward, terminated = simulator.advance(now.state, action)
     elapsed = now.elapsed + 1
@@ -89,7 +89,7 @@ def chunk_of(simulator: Simulator, device: str, count: int, *, compiled: bool) -
 
 
 def called(chunk: Chunk, now: Now, chunks: int) -> Callable[[], list[Row]]:
-    """A rollout of so many calls, which goes on where the last one ended."""
+    """Returns a rollout of so many calls, which continues where the last one ended."""
     held = [now]
 
     def rollout() -> list[Row]:
@@ -103,7 +103,8 @@ def called(chunk: Chunk, now: Now, chunks: int) -> Callable[[], list[Row]]:
 
 
 def replayed(chunk: Chunk, now: Now, chunks: int) -> Callable[[], list[Row]]:
-    """A rollout of so many CUDA graphs, each with the tensors of its own rows; a rollout overwrites the last one.
+    """Returns a rollout of so many CUDA graphs, each with the tensors of its own rows; a rollout overwrites the
+    last one.
 
     The graphs are replayed in the order in which they were captured, which lets them share memory.
     """
@@ -139,7 +140,7 @@ def replayed(chunk: Chunk, now: Now, chunks: int) -> Callable[[], list[Row]]:
 
 @contextlib.contextmanager
 def _captured(pool: Any) -> Iterator[torch.cuda.CUDAGraph]:
-    """The work of `torch.cuda.graph`, without the garbage collection and the emptied caches, once a graph."""
+    """Captures as `torch.cuda.graph` does, without its garbage collection and emptied caches."""
     graph = torch.cuda.CUDAGraph()
     graph.capture_begin(pool=pool, capture_error_mode="thread_local")
     try:
@@ -163,12 +164,12 @@ def wait(_: Any) -> None:
 
 
 def ended(trajectory: list[Row]) -> float:
-    """The share of steps that ended an episode."""
+    """Returns the share of steps that ended an episode."""
     return float(torch.stack([(row.terminated | row.truncated).float().mean() for row in trajectory]).mean())
 
 
 def kernels_generated() -> int | None:
-    """How many kernels the compiler has written so far, where it says."""
+    """Returns the number of kernels that the compiler has written so far, if known."""
     try:
         from torch._inductor import metrics
 

@@ -58,7 +58,7 @@ class Host:
         return f"{NETWORK}.{self.number}"
 
     def command(self, *words: object) -> list[str]:
-        """The command line that runs a command on this host."""
+        """Returns the command line that runs a command on this host."""
         entering = ["nsenter", "-t", str(self.pid), "-n", "-m", "-u", "-p", "-T"]
         return [*entering, "--wd=" + os.getcwd(), "--", *map(str, words)]
 

@@ -75,14 +75,14 @@ class Kept:
                 self._rows.setdefault((row["kind"], row["name"]), []).append(row)
 
     def take(self, kind: str, name: str) -> Row | None:
-        """A row of this name that was not taken yet."""
+        """Returns a row of this name that was not taken yet."""
         rows = self._rows.get((kind, name))
         self.taken += bool(rows)
         return rows.pop(0) if rows else None
 
 
 def all_rows(folder: Path, every: int, kept: Kept) -> Iterator[Row]:
-    """A row for each case."""
+    """Yields a row for each case."""
     from hostile_runs import healthy
 
     with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):

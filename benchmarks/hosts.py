@@ -75,7 +75,7 @@ class Told:
             self.lines.append((time.monotonic(), line.strip()))
 
     def iteration(self) -> int:
-        """The last iteration of the log; 0 before the first."""
+        """Returns the last iteration of the log; 0 before the first."""
         log = self.run / "metrics.jsonl"
         with contextlib.suppress(OSError, ValueError, IndexError), log.open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
@@ -83,18 +83,18 @@ class Told:
         return 0
 
     def workers_on(self, address: str, group: str = "") -> list[str]:
-        """The workers that were placed on a host last."""
+        """Returns the workers that were placed on a host last."""
         found = [re.match(r"(\S+) was placed on (\S+)", text) for _, text in self.lines]
         places = {match[1]: match[2] for match in found if match}
         return sorted(name for name, host in places.items() if host == address and name.startswith(group))
 
     def pid_of(self, worker: str) -> str:
-        """The process of a worker, as its host numbers it; empty before it has told."""
+        """Returns the number of a worker's process on its host; empty before it is known."""
         found = [re.fullmatch(rf"{worker} is process (\d+)", text) for _, text in self.lines]
         return next((match[1] for match in reversed(found) if match), "")
 
     def since(self, began: float) -> list[tuple[float, str]]:
-        """Seconds and text of the lines since then, progress lines excluded."""
+        """Returns the seconds and text of the lines since then, progress lines excluded."""
         return [(round(at - began, 1), text) for at, text in self.lines if at >= began and "steps/s" not in text]
 
 
@@ -116,7 +116,7 @@ def cluster(**options: Any) -> Iterator[tuple[Host, Host]]:
 
 
 def ended(told: Told, began: float) -> dict[str, Any]:
-    """How a command ended."""
+    """Waits for a command, and returns how it ended."""
     code = told.process.wait(600)
     time.sleep(0.5)
     return {"exit_code": code, "seconds": round(time.monotonic() - began, 1), "said": told.since(began)[-6:]}
@@ -126,7 +126,7 @@ LEARNERS = ("--distribution", "multi-learner", "--workers", 2, "--learners", 2, 
 
 
 def different_code(folder: Path) -> dict[str, Any]:
-    """Host 2 has another file of Rollmill, then none at all."""
+    """Trains while host 2 has another file of Rollmill, and then none at all."""
     other, original = folder / "returns.py", SOURCE / "algorithms" / "returns.py"
     other.write_text(original.read_text() + "\n# another one\n")
     with cluster() as (first, second):
@@ -141,7 +141,7 @@ def different_code(folder: Path) -> dict[str, Any]:
 
 
 def sent_module(folder: Path) -> dict[str, Any]:
-    """A module of the user is on host 1 alone."""
+    """Trains with a module of the user that is on host 1 alone."""
     mine = folder / "mine"
     mine.mkdir()
     made = "rollmill.register(my_name.NAME, lambda **_: rollmill.make('CartPole-v1'))"
@@ -159,7 +159,7 @@ def sent_module(folder: Path) -> dict[str, Any]:
 
 
 def profiles(folder: Path) -> dict[str, Any]:
-    """The same profile with one clock, and with those of the hosts far apart."""
+    """Takes the same profile with one clock, and with clocks of the hosts far apart."""
     return {
         "one clock": _profile(folder / "one", 0),
         f"clocks {APART_SECONDS:,} s apart": _profile(folder / "apart", APART_SECONDS),
@@ -188,7 +188,7 @@ def _profile(folder: Path, apart: int) -> dict[str, Any]:
 
 
 def _clock_error(first: Host, folder: Path, apart: int) -> dict[str, Any]:
-    """The measured offset of workers beside the true one, from a short training."""
+    """Returns the error of the measured offset of workers' clocks, from a short training."""
     told = train(first, folder / "run", "gymnasium:CartPole-v1", *COARSE, "--total-timesteps", 4096)
     told.process.wait(300)
     workers = json.loads((folder / "run/workers.json").read_text())

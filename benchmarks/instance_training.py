@@ -49,7 +49,7 @@ def command_of(run: Path, chosen: Any, iterations: int, *how: str) -> list[str]:
 
 
 def placements(gpus: int, instances: list[int]) -> dict[str, list[str]]:
-    """Options of the command by the name of a placement."""
+    """Returns the options of the command by the name of a placement."""
     ways: dict[str, list[str]] = {"one process, one GPU": []}
     if gpus > 1:
         ways[f"one process, {gpus} GPUs"] = words("", learners=gpus, place="program")

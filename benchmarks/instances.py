@@ -128,7 +128,7 @@ class Worker:
 
 
 def together(nvml: Any, gpu: Gpu, workers: Sequence[Worker], program: str, seconds: float) -> dict[str, Any]:
-    """Steps a second of all workers at once, and the activity of the GPU meanwhile."""
+    """Returns the steps a second of all workers at once, and the activity of the GPU meanwhile."""
     begin = time.monotonic() + 0.2
     for worker in workers:
         worker.ask(program=program, begin=begin, seconds=seconds)
@@ -149,7 +149,7 @@ def summary(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def measure_shared(nvml: Any, gpu: Gpu, way: Any, programs: Mapping[str, Program], chosen: Any) -> dict[str, Any]:
-    """Figures by program and by number of processes that share the GPU."""
+    """Returns the figures by program and by number of processes that share the GPU."""
     most = max(chosen.counts)
     cores = sorted(os.sched_getaffinity(0))
     with ExitStack() as stack:
@@ -180,7 +180,7 @@ def measure_shared(nvml: Any, gpu: Gpu, way: Any, programs: Mapping[str, Program
 
 
 def measure_alone(nvml: Any, gpu: Gpu, programs: Mapping[str, Program], chosen: Any) -> dict[str, Any]:
-    """Figures of one process with the work of as many as the largest count."""
+    """Returns the figures of one process with the work of as many as the largest count."""
     count, found = max(chosen.counts), {}
     with ExitStack() as stack:
         workers: dict[str, Worker] = {}

@@ -89,7 +89,7 @@ class Training:
             _become_training(case.command(run), self.log)
 
     def code(self) -> int | None:
-        """The exit code, or minus the signal; None while it runs."""
+        """Returns the exit code, or minus the signal; None while it runs."""
         if self._status is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             self._status = os.waitstatus_to_exitcode(status) if pid else None
@@ -100,7 +100,7 @@ class Training:
         return self.log.read_bytes()[self._begins :].decode(errors="replace") if self.log.exists() else ""
 
     def workers(self) -> dict[str, int]:
-        """Numbers of the newest processes of its workers."""
+        """Returns the numbers of the newest processes of its workers."""
         return {name: int(pid) for name, pid in re.findall(r"(\w+/\d+) is process (\d+)", self.said())}
 
     def iterations(self) -> int:
@@ -139,7 +139,7 @@ def _become_training(command: list[str], log: Path) -> None:
 
 
 def endure(case: Case, run: Path, kills: int, seed: int) -> dict:
-    """A training whose processes are killed so many times, to its end; what became of it."""
+    """Trains to the end while processes are killed so many times, and returns the outcome."""
     rng, killed, starts, faults, began = random.Random(seed), [], 1, [], time.monotonic()
     moments = iter(sorted(rng.uniform(0, case.iterations) for _ in range(kills)))
     training, moment = Training(case, run), next(moments, None)
@@ -176,7 +176,7 @@ def await_moment(training: Training, iteration: float, rng: random.Random) -> No
 
 
 def choose_victim(case: Case, training: Training, rng: random.Random) -> tuple[str, int | None]:
-    """A process of a training: its name and its number."""
+    """Returns a process of a training: its name and its number."""
     workers = training.workers()
     if case.place.endswith("actors"):
         workers = {name: pid for name, pid in workers.items() if name.startswith("actor")}
@@ -211,7 +211,7 @@ class Plan:
         self._turns = Counter(Case(training["algorithm"], training["place"]) for training in earlier)
 
     def next(self) -> tuple[Case, int, int] | None:
-        """The next training: its case, its kills and its seed; None where no more are needed, or in time."""
+        """Returns case, kills and seed of the next training; None where no more are needed or no time is left."""
         kills = min(self.chosen.each, self._missing)
         if kills <= 0 or time.monotonic() > self._deadline:
             return None
@@ -222,7 +222,7 @@ class Plan:
         return case, kills, self.chosen.seed + self._number
 
     def ended(self, kills: int, done: dict) -> None:
-        """A training was to be killed so many times: what it ended too early for is made up for."""
+        """Plans the kills again for which a training ended too early."""
         self._missing += kills - len(done["killed"])
 
 
@@ -257,7 +257,7 @@ def _ended(running: dict[Future, tuple[Case, int | None]]) -> list[tuple[Case, i
 
 
 def compared(done: dict, right: dict | None) -> dict:
-    """A training with whether its weights are those of the undisturbed one, where they have to be."""
+    """Returns a training with its comparison to the undisturbed one, where weights have to be equal."""
     done |= {"equal": None, "commit": this_commit()}
     if right is None:
         return done
@@ -271,7 +271,7 @@ def compared(done: dict, right: dict | None) -> dict:
 
 
 def counted(done: list[dict]) -> dict:
-    """The result: kills and trainings in all and by case, and each training."""
+    """Returns kills and trainings in all and by case, and each training."""
     exact = [training for training in done if training["equal"] is not None]
     by_case = Counter()
     for training in done:

@@ -99,7 +99,7 @@ def dqn_of(form: Form) -> Graph:
 
 
 def moved_to_limit(graph: Graph, state: State, form: Form) -> State:
-    """The state as after nearly 2^31 steps, with numbers of the rings that fall back soon after."""
+    """Returns the state as after nearly 2^31 steps, with numbers of the rings that fall back soon after."""
     half = form.after // 2
     multiple = lambda number: number // form.capacity * form.capacity
     numbers = multiple(FALL_BACK_AT - half * form.num_steps) - multiple(int(state.rings.steps[0]))
@@ -144,7 +144,7 @@ def figures_of(graph: Graph, at_limit: Any, learner: Any, rows: list[dict[str, f
 
 
 def checks_of(form: Form, figures: dict[str, Any], returns: list[float]) -> dict[str, bool]:
-    """Whether learning went on beyond the limit as before."""
+    """Returns whether learning went on beyond the limit as before."""
     updates = form.after * form.gradient_steps
     return {
         "steps are counted": figures["env_steps"] > LIMIT

@@ -41,13 +41,7 @@ class Complexity(NamedTuple):
 
     @property
     def state_floats(self) -> int:
-        """Numbers of the state."""
         return 2 * self.oscillators
-
-    @property
-    def operations(self) -> int:
-        """Additions and multiplications of a step, but for those of the force and the reward."""
-        return 6 * self.oscillators * self.substeps
 
     @property
     def stiffness(self) -> np.ndarray:
@@ -61,7 +55,6 @@ class Complexity(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Such as `Oscillators-8-4-8`."""
         return f"Oscillators-{self.oscillators}-{self.substeps}-{self.observed}"
 
 
@@ -73,7 +66,9 @@ class OscillatorsState(eqx.Module):
 
 
 def oscillators(complexity: Complexity) -> Environment:
-    """The simulator as an environment of Rollmill, with 2 actions; the reward is 1 less the first one's square."""
+    """Returns the simulator as an environment of Rollmill, with 2 actions; the reward is 1 less the first one's
+    square.
+    """
 
     def reset(key: Key, params: Any) -> tuple[Float[Array, " m"], OscillatorsState]:
         amplitude = jax.random.uniform(key, (2,), minval=-RESET_BOUND, maxval=RESET_BOUND)
@@ -90,31 +85,18 @@ def oscillators(complexity: Complexity) -> Environment:
         # XLA gets straight code, as PyTorch does, and a kernel gets a loop
         start, count = (state.position, state.velocity), complexity.substeps
         moved = OscillatorsState(*jax.lax.scan(substep, start, None, length=count, unroll=count)[0])
-        first = moved.position[0]
-        return Timestep(
-            observation=observe(moved),
-            state=moved,
-            reward=1.0 - first * first,
-            terminated=jnp.abs(first) > LIMIT,
-            truncated=jnp.zeros((), bool),
-            info={},
-        )
+        first, no = moved.position[0], jnp.zeros((), bool)
+        return Timestep(observe(moved), moved, 1.0 - first * first, jnp.abs(first) > LIMIT, no, {})
 
     def observe(state: OscillatorsState) -> Float[Array, " m"]:
         return jnp.concatenate([state.position, state.velocity])[: complexity.observed]
 
-    env = Environment(
-        name=complexity.name,
-        reset=reset,
-        step=step,
-        observation_space=spaces.Box(-np.inf, np.inf, (complexity.observed,), np.float32),
-        action_space=spaces.Discrete(2),
-    )
-    return time_limit(env, MAX_STEPS)
+    space = spaces.Box(-np.inf, np.inf, (complexity.observed,), np.float32)
+    return time_limit(Environment(complexity.name, reset, step, space, spaces.Discrete(2)), MAX_STEPS)
 
 
 def force_on(position: Any, push: Any, mean: Callable[[Any], Any]) -> Any:
-    """The force on all oscillators of one environment in a step; `mean` is over its oscillators."""
+    """Returns the force on all oscillators of one environment in a step; `mean` is over its oscillators."""
     return push + COUPLING * mean(position)
 
 
@@ -137,7 +119,6 @@ class GymnasiumOscillators(gymnasium.Env):
         self.state = np.zeros((2, complexity.oscillators), np.float32)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
-        """A random start."""
         if seed is not None:
             self._np_random, _ = gymnasium.utils.seeding.np_random(seed)
         amplitude = self.np_random.uniform(-RESET_BOUND, RESET_BOUND, (2, 1)).astype(np.float32)
@@ -145,7 +126,6 @@ class GymnasiumOscillators(gymnasium.Env):
         return self.observation, {}
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict]:
-        """One step, by the same sub-steps."""
         push = np.float32(PUSH if action == 1 else -PUSH)
         position, velocity = self.state
         force = force_on(position, push, np.mean)
@@ -162,5 +142,5 @@ class GymnasiumOscillators(gymnasium.Env):
 
 
 def gymnasium_oscillators(complexity: Complexity) -> gymnasium.Env:
-    """The NumPy simulator with its time limit."""
+    """Returns the NumPy simulator with its time limit."""
     return TimeLimit(GymnasiumOscillators(complexity), MAX_STEPS)

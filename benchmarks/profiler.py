@@ -217,7 +217,7 @@ FEWEST = 2
 
 
 def plant(graph: Graph, where: str, products: Products) -> Graph:
-    """The graph with these products more in one fragment, whose results stay as they are."""
+    """Returns the graph with additional products in one fragment, whose results stay the same."""
     import jax.numpy as jnp
 
     mixing = jnp.eye(products.width) * 0.5 + 0.001
@@ -320,7 +320,7 @@ class _Side:
         )
 
     def _seconds(self, count: int) -> float:
-        """Seconds of an iteration, as the mean of a turn of so many."""
+        """Returns the seconds of an iteration, as the mean of a turn of so many."""
         begin = time.perf_counter()
         for _ in range(count):
             self._state, metrics = self._program.advance(self._state, 1)
@@ -346,7 +346,7 @@ class _Side:
         self._profiled.append(ProfiledTurn(seconds, window, (end - begin - use.working) / self._profiled_count))
 
     def quiet_time(self, calibration: Calibration) -> QuietTime:
-        """The lower quartile of turns without the profiler, beside the faster half of those with it.
+        """Returns the lower quartile of turns without the profiler, beside the faster half of those with it.
 
         The machine's other work makes turns longer, and what several threads compute more than what one does.
         """
@@ -374,7 +374,7 @@ class _Side:
         return QuietTime(iteration, times)
 
     def _shares(self, window: RecordedWindow, found: EventCosts, iteration: float) -> Mapping[str, float]:
-        """Shares of an iteration by the innermost of the operations that a path has."""
+        """Returns the shares of an iteration by the innermost operation of each path."""
         sums: dict[str, float] = {}
         for operation in summary.operations(
             [summary.ProcessWindows("training", [window], self._profiled_count)], found, iteration
@@ -385,7 +385,7 @@ class _Side:
 
 
 def _compared(where: str, before: QuietTime, after: QuietTime) -> dict[str, Any]:
-    """The differences between the two trainings."""
+    """Returns the differences between the two trainings."""
     names = {*before.operations, *after.operations}
     grown = {name: after.operations.get(name, 0.0) - before.operations.get(name, 0.0) for name in names}
     added, attributed = after.iteration - before.iteration, grown.pop(where)
@@ -407,7 +407,7 @@ OFF_ITERATIONS, OFF_TURNS = 300, 20
 
 
 def off(chosen: Any) -> Rows:
-    """The iterations are as short as they get, so that spans weigh most.
+    """Measures the shortest iterations, in which spans weigh most.
 
     `cost` is the median ratio of pairs, `cost_of_spans` the number of spans in an iteration times one's duration.
     """
@@ -451,7 +451,7 @@ def off(chosen: Any) -> Rows:
 
 
 def _seconds_of_a_span() -> float:
-    """The duration of a span while nothing is recorded, with the loop around it."""
+    """Returns the duration of a span while nothing is recorded, with the loop around it."""
     loops = 100_000
     measured = timeit.repeat(
         "with operations.span('dispatch', 'dispatch'): pass", number=loops, repeat=7, globals=globals()
@@ -482,7 +482,7 @@ def survey(chosen: Any) -> Rows:
 
 
 def _shares(operations: Sequence[OperationTime]) -> dict[str, float]:
-    """Shares of the time in which host or device are at work."""
+    """Returns the shares of the time in which host or device are at work."""
     total = sum(operation.seconds for operation in operations)
     shares = dict.fromkeys((*GROUPS, "host", "rest"), 0.0)
     for operation in operations:

@@ -26,7 +26,9 @@ class Consumer:
 
 
 def burst(consumer, package: np.ndarray, count: int, capacity: int) -> float:
-    """Seconds until the consumer is done with so many packages, of which `capacity` are under way at a time."""
+    """Returns the seconds until the consumer is done with so many packages, of which `capacity` are under way at
+    a time.
+    """
     under_way = deque()
     began = time.perf_counter()
     for _ in range(count):
@@ -38,7 +40,7 @@ def burst(consumer, package: np.ndarray, count: int, capacity: int) -> float:
 
 
 def round_trip(consumer, package: np.ndarray) -> float:
-    """Seconds for a package there and back."""
+    """Returns the seconds for a package there and back."""
     began = time.perf_counter()
     ray.get(consumer.echo.remote(ray.put(package)))
     return time.perf_counter() - began

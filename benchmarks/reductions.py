@@ -1,4 +1,4 @@
-"""Means over the processes of a mesh at several sizes, in each way that there is.
+"""Means over the processes of a mesh at several sizes, in every way.
 
     python benchmarks/reductions.py --gpus 2 --instances 2 4 [--parameters 10000 100000 1000000 10000000]
     python benchmarks/reductions.py --gpus 4 --instances 1 --name reductions-one-shot
@@ -43,7 +43,7 @@ WAIT_SECONDS = 300
 
 
 def measure(gpus: int, instances: int, chosen: Any) -> list[dict[str, Any]]:
-    """Rows of all sizes for a number of instances on each GPU."""
+    """Returns rows of all sizes for a number of instances on each GPU."""
     processes, token = gpus * instances, new_token()
     with (
         gpus_of_workers(processes, "mps", mesh=True) as shared,

@@ -62,7 +62,7 @@ def open_wire(end: End) -> MemoryWire | TcpWire:
 
 
 def is_open(end: End) -> bool:
-    """Whether the process has taken its end over; who has not can take it over after its own successor."""
+    """Returns whether the process has taken its end over; before that, its successor may come first."""
     return Path(end.folder, f"open-{end.process}").exists()
 
 

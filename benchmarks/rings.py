@@ -1,4 +1,4 @@
-"""Kills, stops and replaces the ends of rings at random, and counts what became of each message.
+"""Kills, stops and replaces the ends of rings at random, and counts the fate of each message.
 
     python benchmarks/rings.py [--transport tcp] --seconds 600
 
@@ -77,19 +77,19 @@ class Scene:
         self.holders[kind, rank] = Running(kind, end, process)
 
     def act(self) -> None:
-        """One random thing happens to one or two ends."""
+        """Does one random thing to one or two ends."""
         action = self.rng.choice(["kill", "kill", "kill_both", "stop", "stop", "replace", "replace_stopped"])
         getattr(self, action)(self.rng.choice(sorted(self.holders)))
 
     def kill(self, place: tuple[str, int]) -> None:
-        """It dies and is replaced a moment later."""
+        """Kills an end and replaces it a moment later."""
         holder = self.holders.pop(place)
         self._kill(holder)
         time.sleep(self.rng.uniform(0, 0.2))
         self._succeed(holder)
 
     def kill_both(self, place: tuple[str, int]) -> None:
-        """Both ends of a ring die before either is replaced, so that nobody remembers."""
+        """Kills both ends of a ring before either is replaced, so that its state is lost."""
         kind, peers = ("consume", CONSUMERS) if place[0] == "produce" else ("produce", PRODUCERS)
         other = kind, self.rng.randrange(peers)
         pair = [self.holders.pop(place), self.holders.pop(other)]
@@ -100,13 +100,13 @@ class Scene:
             self._succeed(holder)
 
     def stop(self, place: tuple[str, int]) -> None:
-        """It stands still for a while."""
+        """Stops an end for a while."""
         holder = self.holders[place]
         if holder.stopped_until is None:
             self._stop(holder, self.rng.uniform(0.05, 2.0))
 
     def replace(self, place: tuple[str, int]) -> None:
-        """The successor comes while the predecessor runs."""
+        """Starts a successor while the predecessor runs."""
         if not ring_ends.is_open(self.holders[place].end):
             return
         holder = self.holders.pop(place)
@@ -115,13 +115,15 @@ class Scene:
         self._succeed(holder)
 
     def replace_stopped(self, place: tuple[str, int]) -> None:
-        """The successor comes while the predecessor stands still, which wakes up later."""
+        """Starts a successor while the predecessor is stopped and resumes later."""
         if self.holders[place].stopped_until is None and ring_ends.is_open(self.holders[place].end):
             self._stop(self.holders[place], self.rng.uniform(0.5, 5.0))
         self.replace(place)
 
     def look_after(self) -> None:
-        """Wakes up who was stopped for long enough; looks whether those with a successor have gone."""
+        """Resumes processes that were stopped for long enough, and checks that those with a successor have
+        ended.
+        """
         self._wake_up()
         now = time.monotonic()
         for holder in list(self.replaced):
@@ -143,7 +145,7 @@ class Scene:
                     holder.fenced_by = now + FENCE_SECONDS
 
     def finish(self) -> None:
-        """Lets all that is left be delivered, and ends everybody."""
+        """Lets all remaining messages be delivered, and ends all processes."""
         for holder in [*self.holders.values(), *self.replaced]:
             if holder.stopped_until is not None:
                 holder.stopped_until = 0.0
@@ -174,7 +176,7 @@ class Scene:
         self.done["kills"] += 1
 
     def _succeed(self, holder: Running) -> None:
-        """A successor: what lies in the rings of the one before may be lost with it."""
+        """Starts a successor; messages in the rings of the one before may be lost."""
         self.done["replacements"] += 1
         for ring in rings_of(holder):
             self.in_flight[ring] += CAPACITY
@@ -211,7 +213,7 @@ def join_all(holders: list[Running]) -> None:
 
 
 def count(folder: Path, in_flight: Counter) -> dict:
-    """Figures of the logs."""
+    """Returns the figures of the logs."""
     sent: dict[tuple[int, int], set[tuple[int, int]]] = defaultdict(set)
     for file in folder.glob("sent-*"):
         _, process, source, target = file.name.split("-")

@@ -120,7 +120,7 @@ def measure(algorithm: Any, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def look(result: dict[str, Any], epochs: int) -> dict[str, Any]:
-    """Steps that were sampled, and steps that were learned from, whatever the number of epochs."""
+    """Returns the steps sampled, and the steps learned from, whatever the number of epochs."""
     runners, learners = result["env_runners"], result.get("learners", {})
     passed = learners.get("__all_modules__", {}).get("num_module_steps_trained_lifetime", 0)
     return {

@@ -171,7 +171,7 @@ def pgx_side(graph: Graph, simulations: int, moves: int) -> Side:
 
 
 def reward_of_mover(before: Any, after: Any) -> Float[Array, " E"]:
-    """The reward of the player who has moved."""
+    """Returns the reward of the player who has moved."""
     return jnp.take_along_axis(after.rewards, before.current_player[:, None], axis=1)[:, 0]
 
 
@@ -205,7 +205,7 @@ def evaluations_in_a_row(
 
 
 def compiled_alone(name: str, function: Function, arguments: tuple) -> tuple[Function, float]:
-    """The function compiled for these arguments, and the seconds from its first line to the program."""
+    """Compiles the function for these arguments; returns it with the seconds from trace to program."""
     began = time.perf_counter()
     found = jax.jit(function).lower(*arguments).compile()
     seconds = time.perf_counter() - began
@@ -214,7 +214,7 @@ def compiled_alone(name: str, function: Function, arguments: tuple) -> tuple[Fun
 
 
 def seconds_of(function: Function, *arguments: Any) -> tuple[Any, float]:
-    """The results of a call, and its seconds."""
+    """Returns the results of a call, and its seconds."""
     began = time.perf_counter()
     found = jax.block_until_ready(function(*arguments))
     return found, time.perf_counter() - began
@@ -237,7 +237,7 @@ def play_in_turns(
 def parts_of_a_move(
     graph: Graph, sides: Mapping[str, Side], weights: PyTree, *, simulations: int, chosen: Any
 ) -> dict[str, dict]:
-    """Seconds of the network alone and of each side's environment alone, in one move of all games."""
+    """Returns the seconds of the network alone and of each side's environment alone, in one move of all games."""
     # A search evaluates its root and a position in each simulation; the environment makes the move in the end.
     count = (simulations + 1) * chosen.moves
     observation = jnp.zeros((graph.loops.num_envs, 6, 7, 2), jnp.float32)
@@ -258,7 +258,7 @@ def environment_of(name: str) -> str:
 
 
 def measure(network: str, num_games: int, simulations: int, chosen: Any) -> dict[str, Any]:
-    """Moves a second of both sides, and where their seconds go."""
+    """Returns the moves a second of both sides, and the parts of their seconds."""
     moves, what = chosen.moves, f"{network}, {num_games} games, {simulations} simulations"
     graph = graph_of(network, num_games, simulations, moves)
     weights = jax.jit(lambda key: graph.weights(graph.start_learner(key)))(jax.random.key(0))
@@ -290,7 +290,9 @@ def measure(network: str, num_games: int, simulations: int, chosen: Any) -> dict
 
 
 def shares_of(name: str, whole: float, parts: Mapping[str, dict]) -> dict[str, float]:
-    """Medians of a move and its parts; the rest is that of the tree, and of all that is not measured alone."""
+    """Returns the medians of a move and its parts; the rest is that of the tree, and of all that is not measured
+    alone.
+    """
     network, environment = parts["network"]["median"], parts[environment_of(name)]["median"]
     return {"whole": whole, "network": network, "environment": environment, "rest": whole - network - environment}
 

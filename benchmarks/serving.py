@@ -60,7 +60,7 @@ def train(folder: Path, hidden_sizes: Sequence[int]) -> Path:
 
 @contextlib.contextmanager
 def server(run: Path, *settings: Any) -> Iterator[int]:
-    """The port of a server."""
+    """Runs a server, and yields its port."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "address")
         command = ["serve", str(run), "--address-file", str(file), *map(str, settings)]

@@ -40,7 +40,7 @@ class Outcome(NamedTuple):
 
 
 def post(body: bytes | str, path: str = "/act", headers: str = "") -> bytes:
-    """A well-formed request."""
+    """Returns a well-formed request."""
     body = body.encode() if isinstance(body, str) else body
     head = f"POST {path} HTTP/1.1\r\nHost: {HOST}\r\nContent-Type: application/json\r\n{headers}"
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
@@ -119,7 +119,7 @@ class Source:
         self.active = 0
 
     def take(self) -> tuple[Shot, float] | None:
-        """The next request and the time at which it began."""
+        """Returns the next request and the time at which it began."""
         if self.open_loop:
             return self.waiting.popleft() if self.waiting else None
         shot = next(self.shots, None)
@@ -259,7 +259,7 @@ async def _pace(source: Source, rate: float) -> None:
 
 
 def until(seconds: float, data: bytes) -> Iterator[Shot]:
-    """The same request for some seconds."""
+    """Yields the same request for some seconds."""
     end, shot = time.perf_counter() + seconds, Shot(data)
     while time.perf_counter() < end:
         yield shot

@@ -196,7 +196,7 @@ def some(count: int, folder: Path) -> dict[str, Any]:
 
 
 def large(folder: Path) -> dict[str, Any]:
-    """Trainings that need half of the GPU: a step takes 60 bytes, and its values several times that."""
+    """Starts trainings that need half of the GPU: a step takes 60 bytes, and its values several times that."""
     total, envs = ask_gpu_memory()[0].total, 2**18
     steps = int(total * 0.02 / 60 / envs)
     text = "ppo CartPole-v1 --fusion off --num-minibatches 64 --update-epochs 1"

@@ -66,7 +66,7 @@ def run_for(seconds: float, advance: Callable[[int], int], *, least: int = 1) ->
 
 
 def own(game: Game, num_envs: int) -> Callable[[float], Speed]:
-    """A function that runs it for so many seconds."""
+    """Returns a function that runs it for so many seconds."""
     made = rollmill.make(game.environment, num_taggers=game.num_taggers, num_runners=game.num_runners)
     env = rollmill.vectorise(rollmill.auto_reset(made), num_envs)
     draw = jax.vmap(lambda key: sample(key, env.action_space))
