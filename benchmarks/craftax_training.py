@@ -177,11 +177,8 @@ def learn(chosen: Any, settings: Settings) -> Iterator[dict[str, Any]]:
     """Yields the curves so far after each point; a side ends when its seconds are over."""
     iterations = chosen.learn_steps // (settings.num_envs * settings.num_steps)
     curves: dict[str, list[dict]] = {}
-    protocol = {
-        "seed": chosen.seed,
-        "planned_steps": chosen.learn_steps,
-        "largest_return": LARGEST_RETURN[chosen.env],
-    }
+    protocol = {"seed": chosen.seed, "planned_steps": chosen.learn_steps}
+    protocol["largest_return"] = LARGEST_RETURN[chosen.env]
     for side in chosen.sides:
         points = curves.setdefault(side, [])
         for point in SIDES[side](chosen, settings, iterations):

@@ -172,15 +172,9 @@ def timed(sides: dict[Way, Running]) -> dict[Way, list[float]]:
 def _labels(sweep: str, case: Case, way: Way) -> dict[str, Any]:
     complexity = case.simulator.complexity
     three = {} if complexity is None else complexity._asdict()
-    named = {"sweep": sweep, "simulator": case.simulator.name, **three}
-    sizes = {"num_envs": case.num_envs, "num_steps": case.num_steps}
-    return {
-        **named,
-        **sizes,
-        "side": way.side,
-        "fused": way.fused,
-        **({"launch": way.launch} if way.launch else {}),
-    }
+    launch = {"launch": way.launch} if way.launch else {}
+    sizes = {"num_envs": case.num_envs, "num_steps": case.num_steps, "side": way.side, "fused": way.fused}
+    return {"sweep": sweep, "simulator": case.simulator.name, **three, **sizes, **launch}
 
 
 def _version(name: str) -> str | None:

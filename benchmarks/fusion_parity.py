@@ -42,15 +42,8 @@ from rollmill.record.leaves import to_host
 
 ENVS, STEPS = 64, 200
 LAUNCHES = {"rollouts": (32, 2), "gradients": (264, 64, 4)}
-ENVIRONMENTS = [
-    "CartPole-v1",
-    "MountainCar-v0",
-    "MountainCarContinuous-v0",
-    "Acrobot-v1",
-    "Pendulum-v1",
-    "TMaze-v0",
-]
-ENVIRONMENTS += ["Probe-ActionMask-v0", "Probe-MultiDiscrete-v0", "TagGridWorld-v0"]
+ENVIRONMENTS = ["CartPole-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Acrobot-v1", "Pendulum-v1"]
+ENVIRONMENTS += ["TMaze-v0", "Probe-ActionMask-v0", "Probe-MultiDiscrete-v0", "TagGridWorld-v0"]
 GRU = rollmill.NetworkConfig(torso="gru", hidden_sizes=(32,), recurrent_size=32)
 
 

@@ -60,16 +60,8 @@ def rejax_settings(recipe: Recipe) -> dict[str, Any]:
     """Returns the recipe as arguments of `rejax.PPO.create`; Rejax lacks all that is asserted to be off."""
     config = recipe.config
     assert not config.anneal_lr and config.clip_vloss and config.norm_adv and config.target_kl is None
-    same = (
-        "num_envs",
-        "num_steps",
-        "num_minibatches",
-        "learning_rate",
-        "max_grad_norm",
-        "total_timesteps",
-        "gamma",
-    )
-    same += ("gae_lambda", "ent_coef", "vf_coef", "normalize_observations", "normalize_rewards")
+    same = ("num_envs", "num_steps", "num_minibatches", "learning_rate", "max_grad_norm", "total_timesteps")
+    same += ("gamma", "gae_lambda", "ent_coef", "vf_coef", "normalize_observations", "normalize_rewards")
     network = {"activation": config.network.activation, "hidden_layer_sizes": list(config.network.hidden_sizes)}
     return {
         **{name: getattr(config, name) for name in same},

@@ -120,11 +120,8 @@ def spreads(runs: Mapping[Any, Sequence[float]]) -> dict[Any, dict[str, Any]]:
 
 def ratios(figures: Mapping[str, Mapping[str, Any]], side: str) -> dict[str, float]:
     """Returns how many times the median of each other side that of `side` is."""
-    return {
-        f"{side} / {name}": figures[side]["median"] / own["median"]
-        for name, own in figures.items()
-        if name != side
-    }
+    medians = {name: figure["median"] for name, figure in figures.items()}
+    return {f"{side} / {name}": medians[side] / each for name, each in medians.items() if name != side}
 
 
 def read_result(name: str, folder: Path = RESULTS) -> dict[str, Any]:

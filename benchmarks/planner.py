@@ -211,11 +211,8 @@ def compare(name: str, chosen: Any, ends_at: float, environment: dict[str, str],
     """Fills the result of a training, which holds the sweep even if the search is cut off."""
     request = SearchRequest(parse_training(WORKS[name].split()).request, budget=chosen.budget, fresh=True)
     graph_of, began = cache(resolve(request.training).graph), time.monotonic()
-    work, machine, brief = (
-        workload_of(graph_of(None), request.options),
-        this_machine(),
-        bool(chosen.brief or chosen.seconds),
-    )
+    work, machine = workload_of(graph_of(None), request.options), this_machine()
+    brief = bool(chosen.brief or chosen.seconds)
     # The narrow ones first: a brief sweep leaves out wider ones by them.
     widest = lambda candidate: max(width_of(candidate, width) for width in WIDTHS)
     candidates = sorted(list_candidates(request, machine, work), key=widest)

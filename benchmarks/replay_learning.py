@@ -47,14 +47,8 @@ class Study(NamedTuple):
 
 
 CLEANRL = "CleanRL's documentation, docs.cleanrl.dev/rl-algorithms/"
-PENDULUM = {
-    "total_timesteps": 20_000,
-    "num_envs": 1,
-    "gradient_steps": 1,
-    "buffer_size": 20_000,
-    "batch_size": 256,
-}
-PENDULUM |= {"learning_starts": 1_000, "learning_rate": 1e-3}
+PENDULUM = {"total_timesteps": 20_000, "num_envs": 1, "gradient_steps": 1, "buffer_size": 20_000}
+PENDULUM |= {"batch_size": 256, "learning_starts": 1_000, "learning_rate": 1e-3}
 PENDULUM |= {"network": {"hidden_sizes": (64, 64), "activation": "relu"}}
 CHEETAH = {"total_timesteps": 1_000_000, "num_envs": 8, "gradient_steps": 8, "buffer_size": 1_000_000}
 CHEETAH |= {"batch_size": 256, "learning_rate": 3e-4}

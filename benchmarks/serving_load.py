@@ -12,7 +12,7 @@ import random
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 HOST = "127.0.0.1"
@@ -47,11 +47,7 @@ def post(body: bytes | str, path: str = "/act", headers: str = "") -> bytes:
 
 
 def malformed_shots(good: str) -> list[Shot]:
-    """Requests of many kinds that have to be answered with an error.
-
-    Args:
-        good: the body of a request that is answered; of a policy with observations `[4]`.
-    """
+    """Returns requests of many kinds that must get an error; `good` is a body for observations `[4]`."""
     bad = lambda kind, body: Shot(post(body), kind, (400,))
     raw = lambda kind, data, *statuses, ends=False: Shot(data, kind, statuses or (400,), ends)
     get = lambda path, headers="": f"GET {path} HTTP/1.1\r\nHost: {HOST}\r\n{headers}\r\n".encode()
@@ -108,15 +104,21 @@ def malformed_shots(good: str) -> list[Shot]:
     ]
 
 
-class Source:
-    """Where connections get their next requests from, and what they report to."""
+class Load:
+    """Requests that are left, the connections that send them, and the outcomes.
 
-    def __init__(self, shots: Iterator[Shot], *, open_loop: bool = False) -> None:
-        self.shots, self.open_loop = shots, open_loop
+    Args:
+        target: a port of this machine, or the path of a Unix socket.
+        shots: the requests.
+        open_loop: whether requests wait for their time in `waiting`.
+    """
+
+    def __init__(self, target: int | str, shots: Iterator[Shot], *, open_loop: bool) -> None:
+        self.target, self.shots, self.open_loop, self.ending = target, shots, open_loop, False
         self.waiting: deque[tuple[Shot, float]] = deque()
         self.idle: list[LoadConnection] = []
         self.outcomes: list[Outcome] = []
-        self.active = 0
+        self.tasks: set[asyncio.Task] = set()
 
     def take(self) -> tuple[Shot, float] | None:
         """Returns the next request and the time at which it began."""
@@ -125,32 +127,50 @@ class Source:
         shot = next(self.shots, None)
         return None if shot is None else (shot, time.perf_counter())
 
+    def connect(self, connection: "LoadConnection") -> None:
+        """Begins to connect, unless the load ends."""
+        if self.ending:
+            return
+        loop, make = asyncio.get_running_loop(), lambda: connection
+        if isinstance(self.target, int):
+            task = loop.create_task(loop.create_connection(make, HOST, self.target))
+        else:
+            task = loop.create_task(loop.create_unix_connection(make, self.target))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    async def pace(self, rate: float) -> None:
+        """Begins the requests of an open loop, each at its time."""
+        began = time.perf_counter()
+        for number, shot in enumerate(self.shots):
+            due = began + number / rate
+            while (left := due - time.perf_counter()) > 0:
+                await asyncio.sleep(left)
+            self.waiting.append((shot, due))
+            if self.idle:
+                self.idle.pop().send_next()
+
 
 class LoadConnection(asyncio.Protocol):
     """A connection that sends one request after the other."""
 
-    def __init__(self, source: Source, connect: Callable[["LoadConnection"], Any]) -> None:
-        self.source, self.connect = source, connect
+    def __init__(self, load: Load) -> None:
+        self.load, self.received = load, b""
         self.transport: Any = None
         self.now: tuple[Shot, float] | None = None
-        self.received = b""
-        self.closing = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Sends the first request."""
-        self.transport, self.received, self.closing = transport, b"", False
-        self.go_on()
+        self.transport, self.received = transport, b""
+        self.send_next()
 
-    def go_on(self) -> None:
-        """Sends the next request, if there is one."""
+    def send_next(self) -> None:
+        """Sends the next request, if there is one; one that was not sent before comes first."""
+        self.now = self.now or self.load.take()
         if self.now is None:
-            self.now = self.source.take()
-        if self.now is None:
-            self.source.idle.append(self)
+            self.load.idle.append(self)
             return
-        shot = self.now[0]
-        self.transport.write(shot.data)
-        if shot.ends:
+        self.transport.write(self.now[0].data)
+        if self.now[0].ends:
             self.transport.write_eof()
 
     def data_received(self, data: bytes) -> None:
@@ -162,26 +182,24 @@ class LoadConnection(asyncio.Protocol):
                 self.received = self.received[end + 4 :]
                 continue
             at = head.index(b"content-length:") + 15
-            length = int(head[at:].split(b"\r\n", 1)[0])
-            if len(self.received) < end + 4 + length:
+            stop = end + 4 + int(head[at:].split(b"\r\n", 1)[0])
+            if len(self.received) < stop:
                 return
-            body, self.received = self.received[end + 4 : end + 4 + length], self.received[end + 4 + length :]
-            self.closing = b"connection: close" in head
+            body, self.received = self.received[end + 4 : stop], self.received[stop:]
             self.report(int(head[9:12]), body)
-            if self.closing:
+            if b"connection: close" in head:
                 self.transport.close()
                 return
-            self.go_on()
+            self.send_next()
 
     def report(self, status: int, body: bytes) -> None:
-        """Records what became of the request."""
         assert self.now is not None
         shot, began = self.now
-        self.source.outcomes.append(Outcome(shot, status, body, time.perf_counter() - began))
+        self.load.outcomes.append(Outcome(shot, status, body, time.perf_counter() - began))
         self.now = None
 
     def end(self) -> None:
-        """Gives up what is not answered."""
+        """Gives up a request without an answer."""
         if self.now is not None:
             self.report(0, b"")
         if self.transport is not None:
@@ -191,71 +209,29 @@ class LoadConnection(asyncio.Protocol):
         """Connects again; a request without an answer is lost."""
         if self.now is not None:
             self.report(0, b"")
-        if self in self.source.idle:
-            self.source.idle.remove(self)
-        self.connect(self)
+        if self in self.load.idle:
+            self.load.idle.remove(self)
+        self.load.connect(self)
 
 
 async def drive(
     target: int | str, shots: Iterator[Shot], *, connections: int, rate: float | None = None, limit: float = 600
 ) -> list[Outcome]:
-    """Sends all requests and waits for their answers, at most `limit` seconds.
-
-    Args:
-        target: a port of this machine, or the path of a Unix socket.
-        shots: the requests.
-        connections: how many are open at a time.
-        rate: requests a second of an open loop; None for a closed one.
-        limit: seconds after which requests without an answer are lost.
-    """
-    source, pool = Source(shots, open_loop=rate is not None), Pool(target)
-    clients = [LoadConnection(source, pool.connect) for _ in range(connections)]
+    """Sends all requests and waits for their answers, at most `limit` seconds; `rate` a second in an open loop."""
+    load = Load(target, shots, open_loop=rate is not None)
+    clients = [LoadConnection(load) for _ in range(connections)]
     for client in clients:
-        pool.connect(client)
+        load.connect(client)
     began = time.perf_counter()
     if rate is not None:
-        await _pace(source, rate)
-    while len(source.idle) < connections and time.perf_counter() - began < limit:
+        await load.pace(rate)
+    while len(load.idle) < connections and time.perf_counter() - began < limit:
         await asyncio.sleep(0.005)
-    pool.ending = True
+    load.ending = True
     for client in clients:
         client.end()
     await asyncio.sleep(0)
-    return source.outcomes
-
-
-class Pool:
-    """Opens connections, and opens them again."""
-
-    def __init__(self, target: int | str) -> None:
-        self.target, self.ending = target, False
-        self.tasks: set[asyncio.Task] = set()
-
-    def connect(self, connection: LoadConnection) -> None:
-        """Begins to connect."""
-        if self.ending:
-            return
-        loop, make = asyncio.get_running_loop(), lambda: connection
-        opening = (
-            loop.create_connection(make, HOST, self.target)
-            if isinstance(self.target, int)
-            else loop.create_unix_connection(make, self.target)
-        )
-        task = loop.create_task(opening)
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
-
-
-async def _pace(source: Source, rate: float) -> None:
-    """Begins the requests of an open loop, each at its time."""
-    began = time.perf_counter()
-    for number, shot in enumerate(source.shots):
-        due = began + number / rate
-        while (left := due - time.perf_counter()) > 0:
-            await asyncio.sleep(left)
-        source.waiting.append((shot, due))
-        if source.idle:
-            source.idle.pop().go_on()
+    return load.outcomes
 
 
 def until(seconds: float, data: bytes) -> Iterator[Shot]:
@@ -266,49 +242,35 @@ def until(seconds: float, data: bytes) -> Iterator[Shot]:
 
 
 def mixed(bodies: Sequence[str], count: int, *, share: float, seed: int = 0) -> list[Shot]:
-    """`count` requests in random order, a share of them malformed, each kind about equally often.
+    """Returns `count` requests in random order, a share of them malformed, each kind about equally often.
 
-    Args:
-        bodies: of good requests, in turns; `Shot.number` tells which.
-        count: number of requests.
-        share: of malformed ones.
-        seed: of the order.
+    Good requests have the bodies in turns; `Shot.number` is the index of the body.
     """
-    bad, draws = malformed_shots(bodies[0]), random.Random(seed)
-    number = round(count * share)
-    shots = [bad[index % len(bad)] for index in range(number)]
+    bad, number = malformed_shots(bodies[0]), round(count * share)
     good = [Shot(post(body), number=index) for index, body in enumerate(bodies)]
+    shots = [bad[index % len(bad)] for index in range(number)]
     shots += [good[index % len(good)] for index in range(count - number)]
-    draws.shuffle(shots)
+    random.Random(seed).shuffle(shots)
     return shots
 
 
 def summary(seconds_each: Sequence[float], *, seconds: float, rows: int = 1) -> dict[str, Any]:
-    """Decisions a second, and latencies in milliseconds, of requests that were answered.
-
-    Args:
-        seconds_each: latency of each request.
-        seconds: that all of them took together.
-        rows: decisions of a request.
+    """Returns decisions a second, and latencies in milliseconds, of answered requests with `rows` decisions
+    each.
     """
     times = sorted(seconds_each)
     at = lambda share: times[min(len(times) - 1, int(share * len(times)))] * 1e3 if times else None
-    return {
-        "decisions_per_second": len(times) * rows / seconds,
-        "median_ms": at(0.5),
-        "p99_ms": at(0.99),
-        "largest_ms": at(1),
-    }
+    latencies = {"median_ms": at(0.5), "p99_ms": at(0.99), "largest_ms": at(1)}
+    return {"decisions_per_second": len(times) * rows / seconds, **latencies}
 
 
 def main() -> None:
     """Prints latencies in microseconds, the seconds of the whole load, and the statuses of all answers."""
-    told = json.loads(sys.argv[1])
-    target, data = told.get("port") or told["path"], post(told["body"])
-    asyncio.run(drive(target, until(told.get("warm_up", 1.0), data), connections=told["connections"]))
-    began = time.perf_counter()
-    shots = until(told["seconds"], data)
-    outcomes = asyncio.run(drive(target, shots, connections=told["connections"], rate=told.get("rate")))
+    order = json.loads(sys.argv[1])
+    target, data = order.get("port") or order["path"], post(order["body"])
+    asyncio.run(drive(target, until(order.get("warm_up", 1.0), data), connections=order["connections"]))
+    began, shots = time.perf_counter(), until(order["seconds"], data)
+    outcomes = asyncio.run(drive(target, shots, connections=order["connections"], rate=order.get("rate")))
     seconds = time.perf_counter() - began
     times = [round(outcome.seconds * 1e6) for outcome in outcomes if outcome.status == 200]
     answers = Counter(str(outcome.status) for outcome in outcomes)

@@ -259,14 +259,8 @@ def trials(folder: Path, number: int) -> dict[str, Any]:
     return sweep(number - BESIDE, folder, steps=500_000, first_seed=BESIDE)
 
 
-PARTS = {
-    "targets": targets,
-    "one": one,
-    "two": partial(some, 2),
-    "three": partial(some, 3),
-    "four": partial(some, 4),
-}
-PARTS |= {"large": large, "little": little, "beside": beside, "trials": trials}
+PARTS = {"targets": targets, "one": one, "two": partial(some, 2), "three": partial(some, 3)}
+PARTS |= {"four": partial(some, 4), "large": large, "little": little, "beside": beside, "trials": trials}
 
 
 def main() -> None:

@@ -67,12 +67,8 @@ def medians(figures: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
 
 def fields_of(config: type) -> str:
     """Returns the fields of a configuration: name, default, valid values, and the meaning from its docstrings."""
-    meanings, ranges, hints, values = (
-        docstrings_of(config),
-        bounds_of(config),
-        typing.get_type_hints(config),
-        config(),
-    )
+    meanings, ranges = docstrings_of(config), bounds_of(config)
+    hints, values = typing.get_type_hints(config), config()
     rows = [
         [f"`{name}`", _default(getattr(values, name)), _allowed(hints[name], ranges.get(name)), meanings[name]]
         for name in (field.name for field in dataclasses.fields(config))
@@ -274,11 +270,7 @@ def self_play() -> str:
 def random_play() -> str:
     """Returns the moves a second of random play by XLA and in one kernel."""
     rows = [
-        [
-            name,
-            *(f"{case[side]['median'] / 1e6:,.0f} M" for side in ("xla", "kernel")),
-            f"{case['over_xla']:.1f} x",
-        ]
+        [name, *(f"{case[way]['median'] / 1e6:,.0f} M" for way in ("xla", "kernel")), f"{case['over_xla']:.1f} x"]
         for name, case in read_result("random-play-gpu")["play"].items()
     ]
     return table_of(["game, games side by side, stored", "XLA", "kernel", "ratio"], rows)
@@ -572,16 +564,8 @@ def profiler_errors() -> str:
             + [", ".join(f"{each['error']:+.1%}" for each in profiles)]
             + [f"{median(calibrated):+.0%}" if calibrated else ""]
         )
-    head = [
-        "training",
-        "on",
-        "windows",
-        "without the profiler",
-        "with it",
-        "device waits",
-        "error of each profile",
-    ]
-    return table_of([*head, "by calibration"], rows, numbers=(2, 3, 4, 5, 6, 7))
+    head = ["training", "on", "windows", "without the profiler", "with it", "device waits"]
+    return table_of([*head, "error of each profile", "by calibration"], rows, numbers=(2, 3, 4, 5, 6, 7))
 
 
 def profiler_devices() -> str:

@@ -112,12 +112,8 @@ def replay(name: str, chosen: Any) -> dict[str, Any]:
     graph = getattr(rollmill, name)(environment, config, total_timesteps=steps)
     settings = {**{each: config[each] for each in ("num_envs", "buffer_size", "batch_size", "learning_rate")}}
     settings |= {"num_epochs": config["gradient_steps"], "fill_buffer": config["learning_starts"], "polyak": 0.98}
-    settings |= {
-        "agent_kwargs": {"activation": "swish"},
-        "env": environment,
-        "total_timesteps": steps,
-        **only_rejax,
-    }
+    settings |= {"agent_kwargs": {"activation": "swish"}, "env": environment, **only_rejax}
+    settings["total_timesteps"] = steps
     sides = {"rollmill": partial(whole_trainings, graph, chosen.iterations)}
     if chosen.rejax:
         sides["rejax"] = partial(rejax_side, chosen.rejax, name.upper(), settings)
