@@ -80,6 +80,6 @@ def test_named_commands_are_understood():
         cwd=BENCHMARKS,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=500,
     )
     assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
