@@ -39,7 +39,7 @@ FIRST = 100_000
 """The seed of the first program, beyond those of the tests."""
 GAME_STEPS, GAME_COPIES = 256, 4
 MAX_LINES = 4_000
-"""Lines of a kernel's source: Triton compiles longer ones for minutes, and they are counted as refused."""
+"""Lines of a drawn kernel's source. Triton compiles longer ones for minutes, and they count as refused."""
 MAX_TASKS = 40
 """Programs of one process: what it has compiled stays in its memory."""
 SHRINKING = 50.0
@@ -187,8 +187,8 @@ def work(tasks: Connection, gpu: bool) -> None:
         tasks.send([{"task": task, "seconds": seconds} | row for row in rows])
 
 
-def ways(gpu: bool) -> dict[str, Any]:
-    """The ways of computing a program that are compared with XLA."""
+def ways(gpu: bool, max_lines: float = float("inf")) -> dict[str, Any]:
+    """Returns the ways to compute a program. Kernels with more than `max_lines` lines of source are refused."""
     from drawn_compare import WAYS
 
     if not gpu:
@@ -204,8 +204,8 @@ def ways(gpu: bool) -> dict[str, Any]:
 
     def kernel(program: Any, inputs: Any, uniforms: Any, *, block: int) -> Any:
         lines = kernel_of(program, len(inputs), len(uniforms), block).source.count("\n")
-        if lines > MAX_LINES:
-            raise CannotFuse(f"a kernel of more than {MAX_LINES:,} lines compiles for minutes.")
+        if lines > max_lines:
+            raise CannotFuse(f"a kernel of more than {max_lines:,} lines compiles for minutes.")
         return evaluate_by_kernel(program, arrays(inputs), arrays(uniforms), block=block)
 
     return {"kernel": kernel}
@@ -233,7 +233,7 @@ def program_rows(seed: int, gpu: bool) -> list[dict[str, Any]]:
     def verdicts(case: Case) -> list[Any]:
         return compare_with(lambda: expected(case), case, own)
 
-    own, case = ways(gpu), case_of(seed)
+    own, case = ways(gpu, MAX_LINES), case_of(seed)
     found = verdicts(case)
     rows = [verdict._asdict() for verdict in found]
     if gpu and any(verdict.outcome == "differs" for verdict in found):

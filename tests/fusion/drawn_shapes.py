@@ -186,7 +186,8 @@ of_values(
         else None
     ),
     lambda params, own, x: (
-        getattr(jnp, params[0])(finite(x, 1 if params[0] == "prod" else 50))
+        # Whole numbers, whose sum does not depend on the order of its terms.
+        getattr(jnp, params[0])(jnp.round(finite(x, 1 if params[0] == "prod" else 50)))
         if params[0] in ("sum", "prod")
         else getattr(jnp, params[0])(ordered(x))
     ),
