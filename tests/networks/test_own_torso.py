@@ -92,6 +92,13 @@ def test_algorithms_with_a_replay_memory_take_it_by_name(algorithm, env, named):
     assert jax.tree.leaves(jax.eval_shape(graph.start_learner, KEY))
 
 
+def test_the_layout_of_images_is_no_setting_that_a_whole_network_refuses(named):
+    """Algorithms resolve it by the observation space before they make the network."""
+    register_network("whole", lambda key, observation_space, action_space: "made")
+    config = NetworkConfig(name="whole", image_layout="channels_last")
+    assert actor_critic(KEY, spaces.Box(0, 255, (8, 8, 3), np.uint8), CHOICE, config) == "made"
+
+
 @pytest.mark.parametrize(
     ("config", "error", "message"),
     [
