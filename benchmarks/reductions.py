@@ -27,16 +27,16 @@ from rollmill.channels.broker.server import BrokerServer
 from rollmill.channels.shm.wire import MemoryWire
 from rollmill.channels.transport.handshake import new_token
 from rollmill.programs.reductions import (
-    HostMean,
-    MeshMean,
+    MeshAllReduce,
+    algorithms_for,
     fastest,
-    mean_over,
     means_in_a_row,
+    mesh_all_reduce,
     mesh_of,
     time_reductions,
-    ways_of,
 )
 from rollmill.workers.coordination.starts import RendezvousPort
+from rollmill.workers.replica.mesh import HostMean
 from rollmill.workers.worker_gpus import gpus_of_workers
 
 WAIT_SECONDS = 300
@@ -92,7 +92,8 @@ def work(settings: dict[str, Any]) -> None:
         host = HostMean(MemoryWire(broker), rank=settings["rank"], size=settings["processes"])
         for parameters in settings["parameters"]:
             means = {
-                way: mean_over(mesh, way, host, num_parameters=parameters) for way in ways_of(mesh, parameters)
+                way: mesh_all_reduce(mesh, way, host, num_parameters=parameters)
+                for way in algorithms_for(mesh, parameters)
             }
             chosen = fastest(time_reductions(mesh, parameters, means))
             rounds = [time_reductions(mesh, parameters, means) for _ in range(settings["rounds"])]
@@ -111,7 +112,7 @@ def work(settings: dict[str, Any]) -> None:
                 print(json.dumps(row), flush=True)
 
 
-def largest_error(mesh: Any, mean: MeshMean, settings: dict[str, Any], parameters: int) -> float:
+def largest_error(mesh: Any, mean: MeshAllReduce, settings: dict[str, Any], parameters: int) -> float:
     """Largest difference of a mean from that of the numbers of all processes, which lie about 1."""
     numbers = np.random.default_rng(0).normal(1.0, 0.1, (settings["processes"], parameters)).astype(np.float32)
     found = means_in_a_row(mesh, mean, numbers)().addressable_data(0)

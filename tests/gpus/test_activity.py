@@ -64,7 +64,7 @@ def wait_until(happens):
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch):
-    monkeypatch.setattr(module, "LOOK_SECONDS", 0.005)
+    monkeypatch.setattr(module, "POLL_SECONDS", 0.005)
 
 
 def test_averages_of_the_driver_and_of_the_counters():

@@ -17,7 +17,7 @@ from rollmill.plan_search.search.rows import CandidateRow, PlanTable
 from rollmill.planning.plan import Plan
 from rollmill.profiling import calibration
 from rollmill.profiling.results import Ceilings
-from rollmill.programs.mean_choice import WAYS
+from rollmill.programs.all_reduce_choice import WAYS
 
 GROUP = {"name": "a", "fragments": ["environment", "policy", "gradients", "update"]}
 PLAN = Plan.from_json({"version": 1, "distribution": "d", "place": "processes", "groups": [GROUP]})

@@ -16,7 +16,7 @@ from manual.snippets import ROOT
 from rollmill.cli import main
 from rollmill.gpus import device_errors
 from rollmill.gpus.memory import GpuMemory, Holder
-from rollmill.programs.devices import telling_memory
+from rollmill.programs.devices import explain_out_of_memory
 
 sys.path.append(str(ROOT / "tests/training"))
 import failing  # noqa: E402, F401 - beside the tests of failing environments
@@ -78,7 +78,7 @@ def branching_free(key, state, action, params):
 
 def too_many(folder, trained):
     """The allocator's answer takes minutes of compilation to get."""
-    with telling_memory(ppo(num_envs=10**7, num_steps=10**4, total_timesteps=10**12).loops):
+    with explain_out_of_memory(ppo(num_envs=10**7, num_steps=10**4, total_timesteps=10**12).loops):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 56998800108728 bytes.")
 
 

@@ -21,7 +21,7 @@ from rollmill.processes.jobs import Job
 from rollmill.processes.launchers import status_text
 from rollmill.processes.local_launcher import LocalLauncher
 from rollmill.processes.logs import WorkerLog, last_line
-from rollmill.processes.mailbox import MOST_UNTAKEN, Mailbox
+from rollmill.processes.mailbox import MAX_UNTAKEN, Mailbox
 from rollmill.processes.messages import WorkerMessage
 from rollmill.processes.supervisor import Supervisor
 
@@ -175,7 +175,7 @@ def test_a_mailbox_keeps_messages_until_they_are_taken():
 
 def test_a_worker_that_does_not_read_is_told():
     mailbox = Mailbox()
-    for _ in range(MOST_UNTAKEN + 1):
+    for _ in range(MAX_UNTAKEN + 1):
         mailbox.put(WorkerMessage("a", {}, {}))
     with pytest.raises(UsageError, match="messages of kind 'a' lie untaken, more than 10,000"):
         mailbox.check()

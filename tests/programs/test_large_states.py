@@ -72,7 +72,7 @@ def test_a_large_state_is_there_once():
     program = lower(graph(2**18, num_envs=64, total_timesteps=64 * 4 * 6))
     state_bytes = 64 * 2**20
     memory = program.step.memory_analysis()
-    assert program.reuses_state and memory.alias_size_in_bytes >= state_bytes
+    assert program.donates_state and memory.alias_size_in_bytes >= state_bytes
     gc.collect()
     others = sum(array.nbytes for array in jax.live_arrays())
     live = []
@@ -88,7 +88,7 @@ def test_a_small_state_is_not_touched():
     program = lower(graph())
     state = program.start()
     program.advance(state)
-    assert not program.reuses_state and not ages(state).is_deleted()
+    assert not program.donates_state and not ages(state).is_deleted()
 
 
 def checkpoints_of(run):

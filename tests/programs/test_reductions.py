@@ -15,16 +15,16 @@ from rollmill.programs import reductions
 from rollmill.programs.cuda_memory import NoPeerMemory
 from rollmill.programs.reductions import (
     AXES,
-    MOST_ONE_SHOT,
-    HostMean,
-    MeshMean,
+    MAX_ONE_SHOT,
+    MeshAllReduce,
+    algorithms_for,
     fastest,
-    mean_over,
     means_in_a_row,
+    mesh_all_reduce,
     mesh_of,
     time_reductions,
-    ways_of,
 )
+from rollmill.workers.replica.mesh import HostMean
 
 
 def tree_of(instance, gpu):
@@ -50,8 +50,8 @@ def test_hierarchical_means_are_means_over_all():
     )
     over_both = lambda mean: jax.vmap(jax.vmap(mean, axis_name="gpu"), axis_name="instance")(stacked)
     by_parts, flat = (
-        over_both(mean_over(Grid, "hierarchical").reduce()),
-        over_both(mean_over(Grid, "flat").reduce()),
+        over_both(mesh_all_reduce(Grid, "hierarchical").reduce()),
+        over_both(mesh_all_reduce(Grid, "flat").reduce()),
     )
     for found, expected, original in zip(*map(jax.tree.leaves, (by_parts, flat, stacked)), strict=True):
         assert found.shape == original.shape and found.dtype == original.dtype
@@ -60,7 +60,7 @@ def test_hierarchical_means_are_means_over_all():
 
 def test_one_device_has_nothing_to_reduce():
     tree = tree_of(0, 0)
-    assert mean_over(mesh_of(jax.devices()[:1]), "hierarchical").reduce()(tree) is tree
+    assert mesh_all_reduce(mesh_of(jax.devices()[:1]), "hierarchical").reduce()(tree) is tree
 
 
 def test_means_by_the_host_are_the_same_in_all_processes():
@@ -71,7 +71,7 @@ def test_means_by_the_host_are_the_same_in_all_processes():
     tree = lambda rank: {"kernel": jnp.arange(15.0).reshape(3, 5) * rank, "bias": jnp.float32([rank, 1, -rank])}
 
     def compute(rank):
-        mean = mean_over(grid, "host", HostMean(MemoryWire(broker), rank=rank, size=2))
+        mean = mesh_all_reduce(grid, "host", HostMean(MemoryWire(broker), rank=rank, size=2))
         program = jax.jit(mean.reduce())
         operand = jax.device_put(tree(1 + rank), jax.devices()[rank])
         found[rank] = [jax.tree.map(np.asarray, program(operand)) for _ in range(2)]
@@ -89,28 +89,28 @@ def test_means_by_the_host_are_the_same_in_all_processes():
 def test_the_fastest_way_is_chosen_from_times_that_all_processes_share(instances):
     mesh = mesh_of(jax.devices()[:2], instances=instances)
     assert dict(mesh.shape) == {"instance": instances, "gpu": 2 // instances}
-    seconds = time_reductions(mesh, 1000, {way: mean_over(mesh, way) for way in ("flat", "hierarchical")})
+    seconds = time_reductions(mesh, 1000, {way: mesh_all_reduce(mesh, way) for way in ("flat", "hierarchical")})
     assert set(seconds) == {"flat", "hierarchical"} and min(seconds.values()) > 0
     assert seconds[fastest(seconds)] == min(seconds.values())
 
 
 def test_what_is_timed_depends_on_who_shares_a_gpu_and_on_the_parameters():
     alone, sharing = mesh_of(jax.devices()[:2]), mesh_of(jax.devices()[:2], instances=2)
-    assert list(ways_of(alone, 9000)) == ["flat", "one-shot"]
-    assert list(ways_of(alone, MOST_ONE_SHOT + 1)) == ["flat"]
-    assert list(ways_of(mesh_of(jax.devices()[:1]), 9000)) == ["flat"]
-    assert list(ways_of(sharing, 9000)) == ["flat", "host"]
+    assert list(algorithms_for(alone, 9000)) == ["flat", "one-shot"]
+    assert list(algorithms_for(alone, MAX_ONE_SHOT + 1)) == ["flat"]
+    assert list(algorithms_for(mesh_of(jax.devices()[:1]), 9000)) == ["flat"]
+    assert list(algorithms_for(sharing, 9000)) == ["flat", "host"]
 
 
 def test_one_shot_means_are_for_gpus():
     with pytest.raises(NoPeerMemory, match="it is for GPUs"):
-        mean_over(mesh_of(jax.devices()[:2]), "one-shot")
+        mesh_all_reduce(mesh_of(jax.devices()[:2]), "one-shot")
 
 
 def test_a_program_passes_each_device_its_row_of_a_mean_s_operands():
     mesh = mesh_of(jax.devices()[:2])
     rows = jax.device_put(np.float32([[1], [3]]), jax.NamedSharding(mesh, PartitionSpec(AXES)))
-    weighted = MeshMean(lambda row: lambda tree: jax.lax.psum(row[0, 0] * tree, AXES), (rows,))
+    weighted = MeshAllReduce(lambda row: lambda tree: jax.lax.psum(row[0, 0] * tree, AXES), (rows,))
     numbers = np.float32([[1, 2], [0, 2]])
     found = means_in_a_row(mesh, weighted, numbers)()
     carry = np.float64(numbers)
@@ -122,8 +122,8 @@ def test_a_program_passes_each_device_its_row_of_a_mean_s_operands():
 
 def test_a_way_whose_means_are_wrong_is_never_the_fastest():
     mesh = mesh_of(jax.devices()[:2])
-    nothing = MeshMean(lambda: lambda tree: tree)
-    seconds = time_reductions(mesh, 100, {"flat": mean_over(mesh), "one-shot": nothing})
+    nothing = MeshAllReduce(lambda: lambda tree: tree)
+    seconds = time_reductions(mesh, 100, {"flat": mesh_all_reduce(mesh), "one-shot": nothing})
     assert fastest(seconds) == "flat" and seconds["one-shot"] == float("inf")
 
 
@@ -199,6 +199,8 @@ def test_programs_of_a_mesh_take_means_so(way):
     mesh = mesh_of(jax.devices()[:2], instances=2)
     spec = PartitionSpec(AXES)
     program = jax.jit(
-        jax.shard_map(mean_over(mesh, way).reduce(), mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+        jax.shard_map(
+            mesh_all_reduce(mesh, way).reduce(), mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False
+        )
     )
     assert program(jnp.float32([[1, 2, 3], [3, 4, 5]])).tolist() == [[2, 3, 4], [2, 3, 4]]

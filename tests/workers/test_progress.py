@@ -4,7 +4,7 @@ import pytest
 
 from rollmill.processes.messages import WorkerMessage
 from rollmill.workers.replica import progress
-from rollmill.workers.replica.progress import LONGER, ReplicaControl
+from rollmill.workers.replica.progress import MAX_LENGTHENING, ReplicaControl
 
 
 class Line:
@@ -58,7 +58,7 @@ def test_afterwards_it_may_take_ten_times_the_longest_work(control):
     control.work("learning")
     pass_time(2.0)
     control.work("collecting")
-    assert expected(control) == ("collecting", LONGER * 3.0)
+    assert expected(control) == ("collecting", MAX_LENGTHENING * 3.0)
 
 
 def test_waiting_for_one_that_hangs_is_no_work(control):
@@ -70,7 +70,7 @@ def test_waiting_for_one_that_hangs_is_no_work(control):
         control.stopping()
     control.wait("end")
     control.work("collecting")
-    assert expected(control) == ("collecting", pytest.approx(LONGER * 0.1))
+    assert expected(control) == ("collecting", pytest.approx(MAX_LENGTHENING * 0.1))
 
 
 def test_environments_have_the_limit_of_the_user_from_their_first_step_on(control):

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from rollmill.gpus.devices import find_gpus, open_nvml
 
-LOOK_SECONDS = 0.2
+POLL_SECONDS = 0.2
 """Time between two readings of utilisation, which NVML averages over a sixth of a second or more."""
 READINGS = 5
 """Readings that make up the recent activity."""
@@ -109,7 +109,7 @@ class ActivityMonitor:
     def _look(self) -> None:
         """Reads utilisation, and every so often the counters since the last time."""
         before, readings = self._counters.sample(), []
-        while not self._ended.wait(LOOK_SECONDS):
+        while not self._ended.wait(POLL_SECONDS):
             with contextlib.suppress(Exception):
                 readings.append(self._counters.utilisation())
                 with self._lock:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from rollmill.core.errors import UsageError
 from rollmill.core.machine import GpuSharing, usable_cores, visible_gpus
 from rollmill.gpus.devices import Gpu, driver_is_there, find_computing_gpus, jax_has_cuda, open_nvml
-from rollmill.gpus.sharing import MOST_CLIENTS, Instance, Way, shared_gpus
+from rollmill.gpus.sharing import MAX_CLIENTS, Instance, Way, shared_gpus
 
 GIBIBYTE = 2**30
-LEAST_GPU_MEMORY = 4 * GIBIBYTE
+MIN_GPU_MEMORY = 4 * GIBIBYTE
 """Least free memory of a GPU for each process, handles included, where the number of processes is not given."""
 
 
@@ -148,8 +148,8 @@ def _most_on_each(gpus: Sequence[Gpu], way: Way) -> dict[str, int]:
     """Most processes of each device: those that its memory holds, or one if it has no other than its own."""
     if way != "mps":
         return dict.fromkeys(_devices(gpus, way), 1)
-    held = {gpu.uuid: (gpu.memory_bytes - gpu.used_bytes) // LEAST_GPU_MEMORY for gpu in gpus}
-    return {uuid: min(max(1, number), MOST_CLIENTS) for uuid, number in held.items()}
+    held = {gpu.uuid: (gpu.memory_bytes - gpu.used_bytes) // MIN_GPU_MEMORY for gpu in gpus}
+    return {uuid: min(max(1, number), MAX_CLIENTS) for uuid, number in held.items()}
 
 
 def _gpu_count(gpus: Sequence[Gpu]) -> str:

@@ -75,8 +75,8 @@ class GpuMemory(NamedTuple):
         if (others := len(self.holders) - len(named)) > 0:
             named.append(f"so do {others} more processes")
         rest = self.total - self.free - sum(holder.bytes or 0 for holder in self.holders)
-        is_told = all(holder.bytes is not None for holder in self.holders)
-        if is_told and rest > NOT_NAMED:
+        is_reported = all(holder.bytes is not None for holder in self.holders)
+        if is_reported and rest > NOT_NAMED:
             named.append(f"processes that the driver does not name here hold {in_bytes(rest)}")
         return ", ".join(named) or "no process holds any of it"
 

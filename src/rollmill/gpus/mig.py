@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from rollmill.core.errors import UsageError
 from rollmill.gpus.devices import MEBIBYTE, Gpu
 
-MOST_SLICES = 7
+MAX_SLICES = 7
 
 
 class MigLayout(NamedTuple):
@@ -35,9 +35,9 @@ def check_slices(slices: int) -> None:
     Raises:
         UsageError: MIG divides no GPU into so many.
     """
-    if not 1 <= slices <= MOST_SLICES:
+    if not 1 <= slices <= MAX_SLICES:
         raise UsageError(
-            f"--slices {slices} has to be from 1 to {MOST_SLICES}, which is what MIG divides a GPU into."
+            f"--slices {slices} has to be from 1 to {MAX_SLICES}, which is what MIG divides a GPU into."
         )
 
 

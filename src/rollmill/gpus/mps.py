@@ -26,7 +26,7 @@ from rollmill.gpus import mps_owner
 PIPE_DIRECTORY = "CUDA_MPS_PIPE_DIRECTORY"
 DEFAULT_PIPES = "/tmp/nvidia-mps"
 """Where CUDA looks for a daemon if it is not told."""
-START_SECONDS, ANSWER_SECONDS, LOOK_SECONDS = 30.0, 5.0, 0.05
+START_SECONDS, ANSWER_SECONDS, POLL_SECONDS = 30.0, 5.0, 0.05
 STARTING = "starting"
 
 
@@ -129,7 +129,7 @@ def _in_use(folder: Path) -> Iterator[int]:
     while (lock := _locked(folder)) is None:
         if time.monotonic() > deadline:
             raise MpsUnavailable(f"an MPS daemon in {folder} has not ended for {START_SECONDS:.0f} s.")
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_SECONDS)
     try:
         yield lock
     finally:
@@ -191,7 +191,7 @@ def _joined(folder: Path, gpu: str) -> tuple[Mapping[str, str], bool]:
         while not daemon_answers(environment):
             if failed.exists() or time.monotonic() > deadline:
                 raise MpsUnavailable(f"the MPS daemon of {gpu} did not start: {_last_line(folder)}")
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
         return environment, True
 
 

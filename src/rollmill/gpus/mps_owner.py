@@ -17,9 +17,9 @@ from pathlib import Path
 
 CONTROL = "nvidia-cuda-mps-control"
 USERS, PIPES, LOGS, FAILED = "users", "pipe", "log", "failed"
-LOOK_SECONDS = 0.2
+POLL_SECONDS = 0.2
 QUIT_SECONDS = 10.0
-MOST_LOSSES = 3
+MAX_LOSSES = 3
 """Times that a daemon that died is started again for those who still use it."""
 PR_SET_PDEATHSIG = 1
 
@@ -43,11 +43,11 @@ def own(folder: Path, gpu: str) -> None:
         while not _is_unused(users.fileno()):
             if daemon.poll() is not None:
                 losses += 1
-                if losses > MOST_LOSSES:
+                if losses > MAX_LOSSES:
                     (folder / FAILED).touch()
                     return
                 daemon = _start(environment)
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
         # This process has the exclusive lock now: nobody uses the daemon, nor joins it before the folder is gone.
         _quit(daemon, environment)
         shutil.rmtree(folder, ignore_errors=True)

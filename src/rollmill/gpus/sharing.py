@@ -17,7 +17,7 @@ from rollmill.gpus.share import FRACTION, FRACTIONS, IN_USE, PREALLOCATE
 SHARINGS: tuple[str, ...] = get_args(GpuSharing)
 Way: TypeAlias = Literal["mps", "mig", "turns"]
 
-MOST_CLIENTS = 48
+MAX_CLIENTS = 48
 """Clients of one MPS daemon, from Volta on (CUDA's documentation of MPS)."""
 HANDLE_BYTES = 5 * 2**27
 """Bytes of each process outside of its part: a CUDA context, kernels and handles of libraries on an H100."""
@@ -164,9 +164,9 @@ def divide_gpus(
     in_turns = (each for turn in range(instances) for each in devices if turn < most[each[1]])
     ordered = list(islice(in_turns, instances))
     counts = {device: sum(other[1] == device for other in ordered) for _, device, *_ in devices}
-    if way == "mps" and max(counts.values()) > MOST_CLIENTS:
+    if way == "mps" and max(counts.values()) > MAX_CLIENTS:
         raise UsageError(
-            f"{instances} processes on {len(gpus)} GPUs are more than {MOST_CLIENTS} on one, the limit of MPS."
+            f"{instances} processes on {len(gpus)} GPUs are more than {MAX_CLIENTS} on one, the limit of MPS."
         )
     made = []
     for gpu, device, memory, free in ordered:

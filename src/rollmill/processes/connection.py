@@ -20,7 +20,7 @@ from rollmill.processes.framing import encode, receive_frame, send_frame
 from rollmill.processes.handshake import Identity, claim_of, refuse, welcome
 from rollmill.processes.messages import WorkerMessage
 
-MOST_UNSENT = 8 * 2**30
+MAX_UNSENT = 8 * 2**30
 UNREACHABLE = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH}
 """Errors of a connection whose other host acknowledged nothing for too long."""
 
@@ -61,7 +61,7 @@ class WorkerConnection:
         """
         nbytes = _size(frame)
         with self._counting:
-            if nbytes > SMALL and self._unsent_bytes + nbytes > MOST_UNSENT:
+            if nbytes > SMALL and self._unsent_bytes + nbytes > MAX_UNSENT:
                 raise TimedOut(f"a worker has {self._unsent_bytes:,} bytes of messages to read, and reads none.")
             self._unsent_bytes += nbytes
         self._unsent.put(frame)

@@ -20,10 +20,10 @@ MISSED_BEATS = 5
 EXIT_SECONDS = 10.0
 """How long a process may take to end after its function has."""
 
-WORDLESS_SECONDS = 2.0
+DISCONNECTED_SECONDS = 2.0
 """How long a process may live on after its connection broke."""
 
-LAST_WORDS_SECONDS = 1.0
+DRAIN_SECONDS = 1.0
 """How long messages and output of a dead worker are waited for if another process keeps its pipes open."""
 
 UNKILLABLE_SECONDS = 5.0
@@ -56,7 +56,7 @@ class WorkerHealth:
         self._started = False
         self._beat: Heartbeat | None = None
         self._last: WorkerMessage | None = None
-        self._doom = ""
+        self._kill_reason = ""
         self._left_behind = False
         self._refusal: UnfitHost | None = None
         self._since: dict[str, float] = {}
@@ -87,7 +87,7 @@ class WorkerHealth:
 
     def leave_behind(self) -> None:
         """Takes it for ended without knowing, because its host is out of reach."""
-        self._doom = f"its host {self.link.host} has acknowledged nothing for {self.link.silence:.0f} s"
+        self._kill_reason = f"its host {self.link.host} has acknowledged nothing for {self.link.silence:.0f} s"
         self._left_behind = True
         self.exit = self.exit or Exit(None)
 
@@ -95,11 +95,11 @@ class WorkerHealth:
         """Whether its process is gone, and all that it said and wrote has come."""
         if self._left_behind or self._refusal is not None:
             return True
-        if self._doom and self._waited("killed", now) > UNKILLABLE_SECONDS:
+        if self._kill_reason and self._waited("killed", now) > UNKILLABLE_SECONDS:
             self.exit = self.exit or Exit(None)
         if self.exit is None:
             return False
-        late = self._waited("exit", now) > LAST_WORDS_SECONDS and not self.blocked
+        late = self._waited("exit", now) > DRAIN_SECONDS and not self.blocked
         heard = self.connection.ended.is_set() or not self.connection.taken
         return late or (heard and self.log.ended.is_set())
 
@@ -118,17 +118,17 @@ class WorkerHealth:
 
     def overdue(self, now: float, timeouts: Timeouts) -> bool:
         """Whether it must be killed, because something that it has to do does not happen. Says so once."""
-        if self._doom:
+        if self._kill_reason:
             return False
         if self._last is not None:
-            self._doom = "its process did not end" if self._waited("exiting", now) > EXIT_SECONDS else ""
+            self._kill_reason = "its process did not end" if self._waited("exiting", now) > EXIT_SECONDS else ""
         elif self.connection.ended.is_set():
-            wordless = self._waited("wordless", now) > WORDLESS_SECONDS
-            self._doom = "it closed its connection, but did not end" if wordless else ""
+            wordless = self._waited("wordless", now) > DISCONNECTED_SECONDS
+            self._kill_reason = "it closed its connection, but did not end" if wordless else ""
         elif not self._started and now - self._asked_at > timeouts.start_seconds:
             what = f"; it was at: {self._beat}" if self._beat else ", nor did its process report"
-            self._doom = f"its function was not called within {timeouts.start_seconds:g} s{what}"
-        return bool(self._doom)
+            self._kill_reason = f"its function was not called within {timeouts.start_seconds:g} s{what}"
+        return bool(self._kill_reason)
 
     @property
     def doing(self) -> str:
@@ -188,8 +188,8 @@ class WorkerHealth:
         return Hung(self.job, seconds, where)
 
     def _reason(self) -> str:
-        if self._doom or self.exit is None:
-            return self._doom
+        if self._kill_reason or self.exit is None:
+            return self._kill_reason
         if self.exit.reason or self.exit.status is None:
             crashed = _innermost(self.log.last_lines, "Current thread 0x")
             return (self.exit.reason or "nobody knows how its process ended") + crashed

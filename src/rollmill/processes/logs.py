@@ -13,7 +13,7 @@ from pathlib import Path
 from rollmill.core.folder import Folder
 from rollmill.processes.jobs import Job
 
-LONGEST_LINE = 4000
+MAX_LINE = 4000
 """Bytes; longer ones are shown in pieces."""
 
 REMEMBERED_LINES = 40
@@ -58,12 +58,10 @@ class WorkerLog:
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             self._take(line)
-        while len(self._rest) > LONGEST_LINE:
+        while len(self._rest) > MAX_LINE:
             # a progress bar writes over itself and ends no line: what it has written over is dropped
             bar = self._rest.rpartition(b"\r")[2]
-            piece, self._rest = (
-                (b"", bar) if len(bar) <= LONGEST_LINE else (bar[:LONGEST_LINE], bar[LONGEST_LINE:])
-            )
+            piece, self._rest = (b"", bar) if len(bar) <= MAX_LINE else (bar[:MAX_LINE], bar[MAX_LINE:])
             self._take(piece)
 
     def end(self) -> None:
@@ -76,8 +74,8 @@ class WorkerLog:
 
     def _take(self, line: bytes) -> None:
         text = printable(line)
-        for start in range(0, len(text), LONGEST_LINE):
-            piece = text[start : start + LONGEST_LINE]
+        for start in range(0, len(text), MAX_LINE):
+            piece = text[start : start + MAX_LINE]
             self.last_lines.append(piece)
             self._keep(piece)
             with contextlib.suppress(Exception):  # whatever shows lines must not stop the worker that writes them

@@ -9,8 +9,8 @@ from rollmill.channels.errors import Abandoned, TimedOut
 from rollmill.core.errors import UsageError
 from rollmill.processes.messages import Seconds, WorkerMessage, size_of
 
-MOST_UNTAKEN = 10_000
-MOST_UNTAKEN_BYTES = 2**30
+MAX_UNTAKEN = 10_000
+MAX_UNTAKEN_BYTES = 2**30
 """Bytes of one kind of message; a worker that leaves more untaken does not read what it is sent."""
 
 
@@ -55,7 +55,7 @@ class Mailbox:
             raise Abandoned("the coordinator wants this worker to stop.")
         if self._overflowing is not None:
             raise UsageError(
-                f"messages of kind {self._overflowing!r} lie untaken, more than {MOST_UNTAKEN:,} or a gigabyte; "
+                f"messages of kind {self._overflowing!r} lie untaken, more than {MAX_UNTAKEN:,} or a gigabyte; "
                 "a worker that is sent them must take them with `latest` or `wait`."
             )
 
@@ -83,7 +83,7 @@ class Mailbox:
 
     def _keep(self, message: WorkerMessage) -> None:
         of_kind = self._untaken.setdefault(message.kind, deque())
-        if len(of_kind) >= MOST_UNTAKEN or self._untaken_bytes[message.kind] > MOST_UNTAKEN_BYTES:
+        if len(of_kind) >= MAX_UNTAKEN or self._untaken_bytes[message.kind] > MAX_UNTAKEN_BYTES:
             self._overflowing = message.kind
         else:
             of_kind.append(message)

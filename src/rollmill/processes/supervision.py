@@ -14,7 +14,7 @@ from rollmill.processes.messages import NOTHING, Seconds
 ALL = "*"
 """As the argument `to`: every worker."""
 
-MOST_UNREAD = 256 * 2**20
+MAX_UNREAD = 256 * 2**20
 """Bytes of one worker's messages that lie unread before it has to wait."""
 
 

@@ -28,9 +28,9 @@ from rollmill.processes.launchers import Launcher
 from rollmill.processes.local_launcher import LocalLauncher
 from rollmill.processes.logs import LogReader, WorkerLog
 from rollmill.processes.messages import NOTHING, Seconds, WorkerMessage, outgoing, size_of, snapshot
-from rollmill.processes.supervision import ALL, MOST_UNREAD, addressed, by_name, named
+from rollmill.processes.supervision import ALL, MAX_UNREAD, addressed, by_name, named
 
-LOOK_SECONDS = 0.05
+POLL_SECONDS = 0.05
 KILL_SECONDS = 5.0
 TERMINATE_SECONDS = 2.0
 
@@ -101,7 +101,7 @@ class Supervisor:
         with self._changed:
             self._look()
             while not self._inbox and self._workers and (now := time.monotonic()) < deadline:
-                self._changed.wait(min(LOOK_SECONDS, deadline - now))
+                self._changed.wait(min(POLL_SECONDS, deadline - now))
                 self._look()
             return self._drain()
 
@@ -212,7 +212,7 @@ class Supervisor:
     def _take(self, worker: WorkerHealth, message: WorkerMessage) -> None:
         """In the connection's thread: notes a message; waits while too many lie unread."""
         with self._changed:
-            while worker.unread_bytes > MOST_UNREAD and not worker.dismissed:
+            while worker.unread_bytes > MAX_UNREAD and not worker.dismissed:
                 worker.blocked = True
                 self._changed.wait()
             worker.blocked = False

@@ -20,9 +20,9 @@ from rollmill.processes.heartbeat import Progress
 from rollmill.processes.jobs import Job, function_of
 from rollmill.processes.mailbox import Mailbox
 from rollmill.processes.messages import NOTHING, Seconds, WorkerMessage, outgoing, size_of, snapshot
-from rollmill.processes.supervision import ALL, MOST_UNREAD, addressed, by_name, named
+from rollmill.processes.supervision import ALL, MAX_UNREAD, addressed, by_name, named
 
-LOOK_SECONDS = 0.5
+POLL_SECONDS = 0.5
 
 
 class WorkerFailed(RollmillError):
@@ -141,7 +141,7 @@ class ThreadSupervisor:
         with self._changed:
             self._look()
             while not self._inbox and self._workers and (now := time.monotonic()) < deadline:
-                self._changed.wait(min(LOOK_SECONDS, deadline - now))
+                self._changed.wait(min(POLL_SECONDS, deadline - now))
                 self._look()
             events, failed = self._drain()
         if failed is not None and not events:
@@ -221,7 +221,7 @@ class ThreadSupervisor:
     def take(self, worker: _Worker, message: WorkerMessage) -> None:
         """In a worker's thread: notes its message; waits while too many of its lie unread."""
         with self._changed:
-            while worker.unread_bytes > MOST_UNREAD and not worker.dismissed:
+            while worker.unread_bytes > MAX_UNREAD and not worker.dismissed:
                 self._changed.wait()
         self.post(worker, message)
 

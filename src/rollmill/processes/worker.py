@@ -25,10 +25,10 @@ from rollmill.processes.jobs import Job, function_of
 from rollmill.processes.mailbox import Mailbox
 from rollmill.processes.messages import NOTHING, Seconds, WorkerMessage, outgoing
 
-LEFT_ALONE = 3
+EXIT_ORPHANED = 3
 """Exit code of a worker whose coordinator is gone."""
 
-MOST_DETAILS = 20_000
+MAX_DETAILS = 20_000
 HANG_UP_SECONDS = 1.0
 """How long a worker waits until the coordinator has read its last message and closes the connection."""
 
@@ -180,7 +180,7 @@ def _failure(error: BaseException) -> WorkerMessage:
     if not isinstance(error, FINAL):  # which the coordinator reports in a sentence
         print(details, file=sys.stderr, flush=True)
     reason = f"{type(error).__name__}: {str(error).strip().partition(os.linesep)[0]} ({own_line(error)})"
-    fields = {"reason": reason, "details": details[-MOST_DETAILS:]}
+    fields = {"reason": reason, "details": details[-MAX_DETAILS:]}
     if isinstance(error, FINAL):
         fields |= {"final": type(error).__name__, "text": str(error)}
     return WorkerMessage(".failed", fields, {})
@@ -190,4 +190,4 @@ def _leave() -> None:
     """Ends this process, and all that it started, without asking anybody."""
     if os.getsid(0) == os.getpid():
         kill_family(os.getpid(), os.environ.get(MARK, str(os.getpid())))
-    os._exit(LEFT_ALONE)
+    os._exit(EXIT_ORPHANED)

@@ -25,7 +25,7 @@ from rollmill.planning.plan import AllReduce
 from rollmill.programs.compiler_options import CompilerOptions, options_for, program_options
 from rollmill.programs.kernels import Fusion, KernelChoice, Launches, choose_kernels, without_kernels
 from rollmill.programs.packed_metrics import PackedMetrics, packed
-from rollmill.programs.reductions import AXES, MeshMean, mean_over, mesh_of
+from rollmill.programs.reductions import AXES, MeshAllReduce, mesh_all_reduce, mesh_of
 
 LARGE_STATE_BYTES = 32 * 2**20
 """Bytes of a state on each device from which on iterations are computed in its memory. Copies of a smaller one are
@@ -62,7 +62,7 @@ class CompiledProgram(NamedTuple):
     """Notices for the user about how the program computes."""
     launches: Launches | None = None
     """Launches of its kernels, where they were chosen."""
-    reuses_state: bool = False
+    donates_state: bool = False
     """Whether `step` computes in the memory of the given state, which is gone afterwards: one that holds a replay
     memory, or a large one."""
     sums_iterations: bool = False
@@ -81,7 +81,7 @@ class CompiledProgram(NamedTuple):
         """The state after `count` iterations, and the sums of their metrics; of flags, the lowest.
 
         Args:
-            state: before them; no longer usable afterwards if the program `reuses_state`.
+            state: before them; no longer usable afterwards if the program `donates_state`.
             count: 1, unless the program `sums_iterations`.
         """
         counts = (np.int32(count),) if self.sums_iterations else ()
@@ -99,7 +99,7 @@ def lower(
     seeds: Sequence[int] = (0,),
     devices: Sequence[Any] | None = None,
     instances: int = 1,
-    mean: MeshMean | None = None,
+    mean: MeshAllReduce | None = None,
     unroll: int | None = None,
     fusion: Fusion = "off",
     numerics: Numerics = "tf32",
@@ -151,13 +151,13 @@ def lower(
     )
     placed = jax.tree.map(lambda s, at: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=at), shapes, shardings)
     options = {**options_for(mesh), **(compiler_options or {})}
-    mean = mean or mean_over(mesh)
+    mean = mean or mesh_all_reduce(mesh)
     compile_with = partial(
         _compile_step, partial(_step, graph, seeds, mesh, mean, specs), placed, mean.operands, options
     )
     sums_iterations = graph.replay is not None
-    reuses_state = reuses_memory(graph, shapes, devices=mesh.size)
-    compile_with = partial(compile_with, reuses_state=reuses_state, sums_iterations=sums_iterations)
+    donates_state = reuses_memory(graph, shapes, devices=mesh.size)
+    compile_with = partial(compile_with, donates_state=donates_state, sums_iterations=sums_iterations)
     try:
         compiled_step, names = compile_with(kernels)
     except CannotFuse as reason:
@@ -173,7 +173,7 @@ def lower(
         state=shapes,
         notes=kernels.notes,
         launches=kernels.launches,
-        reuses_state=reuses_state,
+        donates_state=donates_state,
         sums_iterations=sums_iterations,
         operands=mean.operands,
     )
@@ -191,12 +191,12 @@ def _compile_step(
     options: CompilerOptions,
     kernels: KernelChoice,
     *,
-    reuses_state: bool,
+    donates_state: bool,
     sums_iterations: bool,
 ) -> tuple[jax.stages.Compiled, tuple[str, ...]]:
     """The compiled step, and the names of its metrics."""
     counts = [jax.ShapeDtypeStruct((), jnp.int32)] if sums_iterations else []
-    step = jax.jit(step_with(kernels), donate_argnums=0 if reuses_state else ())
+    step = jax.jit(step_with(kernels), donate_argnums=0 if donates_state else ())
     traced = step.trace(placed, *counts, *operands)
     return traced.lower().compile(dict(options)), traced.out_info[1].names
 
@@ -265,7 +265,7 @@ def _step(
     graph: Graph,
     seeds: Sequence[int],
     mesh: Mesh,
-    mean: MeshMean,
+    mean: MeshAllReduce,
     specs: PyTree[PartitionSpec],
     kernels: KernelChoice,
 ) -> Callable[..., tuple[State, PackedMetrics]]:

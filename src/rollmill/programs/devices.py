@@ -44,7 +44,7 @@ def _divide_cpu(count: int) -> None:
 
 
 @contextmanager
-def telling_memory(loops: Loops) -> Iterator[None]:
+def explain_out_of_memory(loops: Loops) -> Iterator[None]:
     """Turns errors of a device into those that say what takes the memory, and who holds the rest.
 
     Raises:

@@ -29,7 +29,7 @@ class Window(NamedTuple):
     """Consecutive iterations whose metrics were read in one transfer."""
 
     before: State
-    """The state before the window's first iteration; gone if the program `reuses_state`."""
+    """The state before the window's first iteration; gone if the program `donates_state`."""
     after: State
     """The state after its last; gone unless it is `kept`."""
     first: int
@@ -40,7 +40,7 @@ class Window(NamedTuple):
     """Number of iterations of each entry of `metrics`."""
 
     kept: bool = True
-    """Whether `after` is still there: always, unless a program that `reuses_state` was run ahead of the window."""
+    """Whether `after` still exists. A program that `donates_state` and was run ahead of the window deletes it."""
 
     @property
     def last(self) -> int:
@@ -90,7 +90,7 @@ def dispatch_ahead(
     """Runs iterations `first` to `until`, and yields them window by window.
 
     A consumer that stops early loses nothing: every window carries the state at its end. A window
-    ends at every multiple of each of the `strides`, and at every pause. A program that `reuses_state` is not run
+    ends at every multiple of each of the `strides`, and at every pause. A program that `donates_state` is not run
     ahead of a window whose state somebody may want: it would be gone before anyone could save it.
 
     Args:
@@ -100,7 +100,7 @@ def dispatch_ahead(
         until: number of iterations after which it ends.
         strides: see above.
         pauses: see above; unless the state is kept, the next window is dispatched right after one.
-        keeps: whether the state after so many iterations may be wanted; asked where a program `reuses_state`.
+        keeps: whether the state after so many iterations may be wanted; asked where a program `donates_state`.
         span: iterations whose metrics are summed, where the program can; sums end at its multiples.
         slower_from: number of iterations after which they take longer, 0 for none: windows grow anew from there.
         admit: how many iterations may be dispatched, of so many after the first ones; with none it ends there.
@@ -114,7 +114,7 @@ def dispatch_ahead(
         if running is not None and pauses and first % pauses.every == 0:
             window = _read(program, running)
             pauses.run(window)
-        holds = running is not None and program.reuses_state and keeps(first)
+        holds = running is not None and program.donates_state and keeps(first)
         if first < until and not holds:
             to_end = min((every - first % every for every in ends), default=until)
             if first < slower_from:
@@ -130,7 +130,7 @@ def dispatch_ahead(
             began = time.perf_counter()
             window = window or _read(program, running)
             waited = time.perf_counter() - began
-            yield window._replace(kept=ahead is None or not program.reuses_state)
+            yield window._replace(kept=ahead is None or not program.donates_state)
             growing.note_window(waited)
 
 

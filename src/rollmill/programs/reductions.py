@@ -12,13 +12,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import io_callback
 from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, PyTree, UInt32
 
-from rollmill.channels.layout import Layout
-from rollmill.channels.protocols import Reduction, Wire
 from rollmill.core.errors import UsageError
 from rollmill.dataflow import Reduce, identity
 from rollmill.fusion import (
@@ -44,13 +41,13 @@ TIMED_REDUCTIONS, TIMINGS = 20, 5
 PERIOD = 7
 """Places after which the numbers that are timed repeat themselves."""
 
-MOST_ONE_SHOT = 2**18
+MAX_ONE_SHOT = 2**18
 """Parameters up to which the one-shot mean is tried: it sends all numbers to all GPUs."""
 ONE_SHOT_MEANS, SPARE_LANES = 4, 64
 """Means of all parameters in one program that there is shared memory for, and lanes for small ones."""
 
 
-class MeshMean(NamedTuple):
+class MeshAllReduce(NamedTuple):
     """The mean over all devices of a mesh, for use in its programs."""
 
     reduce: Callable[..., Reduce]
@@ -69,9 +66,9 @@ def mesh_of(devices: Sequence[Any], *, instances: int = 1) -> Mesh:
     return Mesh(np.asarray(devices).reshape(instances, -1), AXES)
 
 
-def mean_over(
+def mesh_all_reduce(
     mesh: Mesh, way: AllReduce = "flat", host: Reduce | None = None, *, num_parameters: int = 0
-) -> MeshMean:
+) -> MeshAllReduce:
     """The mean over all devices of a mesh.
 
     Args:
@@ -87,12 +84,14 @@ def mean_over(
             or because triton is missing.
     """
     if mesh.size == 1:
-        return MeshMean(lambda: identity)
+        return MeshAllReduce(lambda: identity)
     if way == "one-shot":
         _check_one_shot(mesh, num_parameters)
         lanes = ONE_SHOT_MEANS * lanes_of(num_parameters) + SPARE_LANES
-        return MeshMean(partial(_OneShotMeans, mesh.size, lanes), (open_peer_memory(mesh, lanes * LANE_BYTES),))
-    return MeshMean(lambda: _without_operands(mesh, way, host))
+        return MeshAllReduce(
+            partial(_OneShotMeans, mesh.size, lanes), (open_peer_memory(mesh, lanes * LANE_BYTES),)
+        )
+    return MeshAllReduce(lambda: _without_operands(mesh, way, host))
 
 
 def _without_operands(mesh: Mesh, way: AllReduce, host: Reduce | None) -> Reduce:
@@ -178,44 +177,15 @@ def _mean_of_parts(instances: int, gpus: int, vector: Float[Array, " N"]) -> Flo
     return jax.lax.all_gather(part, "instance", tiled=True)[: vector.size]
 
 
-def ways_of(mesh: Mesh, num_parameters: int) -> Sequence[AllReduce]:
+def algorithms_for(mesh: Mesh, num_parameters: int) -> Sequence[AllReduce]:
     """The ways that are worth timing on a mesh of GPUs, where all can be had."""
     if mesh.shape["instance"] > 1:
         return ["flat", "host"] if mesh.shape["gpu"] == 1 else ["flat", "hierarchical", "host"]
-    one_shot = 1 < mesh.size <= MOST_RANKS and num_parameters <= MOST_ONE_SHOT
+    one_shot = 1 < mesh.size <= MOST_RANKS and num_parameters <= MAX_ONE_SHOT
     return ["flat", "one-shot"] if one_shot else ["flat"]
 
 
-class HostMean:
-    """The mean over processes through the memory of the host, called by the compiled programs of their GPUs.
-
-    A GPU's program makes its calls in the order in which it was compiled, the same in all processes, so vectors of
-    one length can share a channel.
-
-    Args:
-        wire: opens channels between the processes.
-        rank: number of this process.
-        size: number of processes.
-    """
-
-    def __init__(self, wire: Wire, *, rank: int, size: int) -> None:
-        self._open = partial(wire.reduction, rank=rank, size=size)
-        self._channels: dict[str, Reduction] = {}
-
-    def __call__(self, vector: Float[Array, " N"]) -> Float[Array, " N"]:
-        """The mean of a traced vector."""
-        return io_callback(self._mean, jax.ShapeDtypeStruct(vector.shape, vector.dtype), vector)
-
-    def _mean(self, vector: Any) -> np.ndarray:
-        operand = np.asarray(vector)
-        layout = Layout.of(operand)
-        name = f"mean/{operand.dtype.name}/{operand.size}"
-        if name not in self._channels:
-            self._channels[name] = self._open(name, layout=layout)
-        return self._channels[name].mean(operand)
-
-
-def time_reductions(mesh: Mesh, elements: int, means: Mapping[AllReduce, MeshMean]) -> dict[AllReduce, float]:
+def time_reductions(mesh: Mesh, elements: int, means: Mapping[AllReduce, MeshAllReduce]) -> dict[AllReduce, float]:
     """Seconds of an all-reduce in each way, the same numbers in all processes; infinite where a mean is wrong.
 
     Args:
@@ -233,7 +203,9 @@ def time_reductions(mesh: Mesh, elements: int, means: Mapping[AllReduce, MeshMea
     return {way: float(time) for way, time in zip(means, of_all, strict=True)}
 
 
-def means_in_a_row(mesh: Mesh, mean: MeshMean, numbers: Float[np.ndarray, "devices N"]) -> Callable[[], Array]:
+def means_in_a_row(
+    mesh: Mesh, mean: MeshAllReduce, numbers: Float[np.ndarray, "devices N"]
+) -> Callable[[], Array]:
     """A compiled program of `TIMED_REDUCTIONS` means, each of the one before; the first is of these rows.
 
     Each device adds its rank before each mean, less the mean of all ranks: so no two devices have equal numbers in

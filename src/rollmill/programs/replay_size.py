@@ -12,7 +12,6 @@ from rollmill.core.errors import UsageError
 from rollmill.core.machine import device_memory, memory_bytes
 from rollmill.core.text import in_bytes
 from rollmill.dataflow import Graph, empty_experience
-from rollmill.processes.framing import LIMITS
 
 SHARE = 0.8
 """Share of a memory that the replay memory may take: the rest is for programs and what they compute."""
@@ -63,8 +62,12 @@ def check_message_size(size: ReplaySize, *, place: str, replicas: int) -> None:
         UsageError: a message would be too large; names the bytes and the sizes that would fit.
     """
     parts = {"program": 0, "threads": 0, "mesh": 1}.get(place, replicas)
+    if not parts:
+        return
+    from rollmill.processes.framing import LIMITS  # which a training in one process does without
+
     limit = LIMITS.array_bytes - ROOM_BYTES
-    if not parts or size.total / parts <= limit:
+    if size.total / parts <= limit:
         return
     fits = int(size.steps * limit * parts / size.total)
     raise UsageError(

@@ -12,13 +12,13 @@ from rollmill.core.machine import return_freed_memory
 from rollmill.dataflow import Graph, State
 from rollmill.gpus.share import memory_notes
 from rollmill.planning.plan import Plan
+from rollmill.programs.all_reduce_choice import choose_all_reduce
 from rollmill.programs.cache import enable_compilation_cache
 from rollmill.programs.compiled import CompiledProgram, check_devices, lower
-from rollmill.programs.devices import take_devices, telling_memory
+from rollmill.programs.devices import explain_out_of_memory, take_devices
 from rollmill.programs.dispatch import Pauses
 from rollmill.programs.faults.replay import MESSAGE
 from rollmill.programs.kernels import Launches
-from rollmill.programs.mean_choice import choose_mean
 from rollmill.programs.memory_needs import claim_before_compiling, claim_compiled
 from rollmill.programs.reductions import mesh_of
 from rollmill.programs.replay_size import check_message_size, check_replay_size, replay_size
@@ -71,8 +71,8 @@ def compile_program(
         display.note(note)
     claim_before_compiling(graph, seeds=options.seeds, devices=devices)
     display.note("compiling ...")
-    with telling_memory(graph.loops):
-        means = choose_mean(graph, mesh_of(devices), "flat" if options.num_seeds > 1 else options.reduction)
+    with explain_out_of_memory(graph.loops):
+        means = choose_all_reduce(graph, mesh_of(devices), "flat" if options.num_seeds > 1 else options.reduction)
         program = lower(
             graph,
             seeds=options.seeds,
@@ -152,7 +152,7 @@ def _open_program(
     pauses: Pauses | None,
 ) -> Iterator[tuple[Training, State]]:
     """A training in one program of this process, and its first state."""
-    with telling_memory(graph.loops):
+    with explain_out_of_memory(graph.loops):
         state = program.place(restored.state) if restored else program.start()
         if given:
             state = begin_with(graph, options.seeds, given, state)

@@ -13,9 +13,9 @@ from rollmill.gpus.devices import find_computing_gpus, open_nvml
 from rollmill.gpus.sharing import shared_gpus
 from rollmill.planning.plan import AllReduceOption
 
-LEAST_NCCL = (2, 30)
+MIN_NCCL = (2, 30)
 """From this version on, NCCL joins several processes of one GPU, where they allow it."""
-MOST_CHANNELS = 8
+MAX_CHANNELS = 8
 """Blocks that NCCL's kernels take of a GPU, which its processes divide; others' practice for shared GPUs."""
 
 
@@ -102,9 +102,9 @@ def _reduction_of(workers: int, gpus: int, wanted: AllReduceOption) -> tuple[All
             f"other. hint: reduction=auto; or learners={gpus}."
         )
     version = nccl_version()
-    if version is None or version < LEAST_NCCL:
+    if version is None or version < MIN_NCCL:
         had = "there is none" if version is None else f"there is {version[0]}.{version[1]}"
-        needed = f"NCCL {LEAST_NCCL[0]}.{LEAST_NCCL[1]} or newer joins several processes of a GPU, and {had}"
+        needed = f"NCCL {MIN_NCCL[0]}.{MIN_NCCL[1]} or newer joins several processes of a GPU, and {had}"
         if wanted in ("flat", "hierarchical"):
             raise UsageError(
                 f"reduction={wanted} with {workers} processes on {gpus} GPUs: {needed}. hint: reduction=host; or "
@@ -119,5 +119,5 @@ def _reduction_of(workers: int, gpus: int, wanted: AllReduceOption) -> tuple[All
 
 
 def _nccl_variables(workers_per_gpu: int) -> dict[str, str]:
-    channels = max(1, MOST_CHANNELS // workers_per_gpu)
+    channels = max(1, MAX_CHANNELS // workers_per_gpu)
     return {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": str(channels)}

@@ -30,7 +30,7 @@ GREETING = b"rollmill 2\n"
 NONCE_BYTES = 32
 PROOF_BYTES = 32
 LENGTH = struct.Struct("<H")
-LONGEST_CLAIM = 4096
+MAX_CLAIM = 4096
 ACCEPTED, REFUSED = b"+", b"-"
 ANSWER_BYTES = 1 + PROOF_BYTES
 
@@ -67,8 +67,8 @@ def admit(token: bytes) -> Dialogue[Admission]:
     head = yield GREETING + nonce, NONCE_BYTES + PROOF_BYTES + LENGTH.size
     peer_nonce, proof = head[:NONCE_BYTES], head[NONCE_BYTES : NONCE_BYTES + PROOF_BYTES]
     (length,) = LENGTH.unpack(head[-LENGTH.size :])
-    if length > LONGEST_CLAIM:
-        raise Refused(f"its claim has {length:,} bytes; at most {LONGEST_CLAIM:,} are accepted.")
+    if length > MAX_CLAIM:
+        raise Refused(f"its claim has {length:,} bytes; at most {MAX_CLAIM:,} are accepted.")
     claim = (yield b"", length) if length else b""
     if not hmac.compare_digest(proof, _proof(token, b"dialler", nonce + peer_nonce, claim)):
         yield REFUSED + bytes(PROOF_BYTES), 0

@@ -21,7 +21,7 @@ from rollmill.core.errors import RollmillError
 HANDSHAKE_SECONDS = 10.0
 """Time limit for a whole handshake."""
 
-MOST_HANDSHAKES = 64
+MAX_HANDSHAKES = 64
 """Number of handshakes under way at the same time."""
 
 REST_SECONDS = 0.05
@@ -170,8 +170,8 @@ class Listener:
             self._make_room(error)
             time.sleep(REST_SECONDS)
             return
-        if len(self._handshakes) >= MOST_HANDSHAKES:
-            self._make_room(f"{MOST_HANDSHAKES} others wait to prove themselves")
+        if len(self._handshakes) >= MAX_HANDSHAKES:
+            self._make_room(f"{MAX_HANDSHAKES} others wait to prove themselves")
         handshake = Handshake(sock, address_of(peer), admit(self._token))
         self._handshakes[sock.fileno()] = handshake
         self._selector.register(handshake, handshake.events)

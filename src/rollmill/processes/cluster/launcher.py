@@ -36,7 +36,7 @@ FAREWELL_SECONDS = 8.0
 
 CLOSE_SECONDS = 3.0
 
-LOOK_SECONDS = 3.0
+POLL_SECONDS = 3.0
 """For how long it is remembered which nodes are out of reach."""
 
 UNUSUAL_SECONDS = 10.0
@@ -65,7 +65,7 @@ class RayHandle:
     without: Mapping[str, str] = field(default_factory=dict)
     """Nodes that were out of reach when the actor was asked for."""
     asked_at: float = field(default_factory=time.monotonic)
-    waiting_told: int = 0
+    waiting_reported: int = 0
     """How often the user was told that it has not come."""
     killed: bool = False
     dead_since: float | None = None
@@ -171,7 +171,7 @@ class RayLauncher:
     def _out_of_reach(self) -> Mapping[str, str]:
         """See `unreachable_nodes`; as it was a few seconds ago at most."""
         looked_at, nodes = self._looked
-        if time.monotonic() - looked_at > LOOK_SECONDS:
+        if time.monotonic() - looked_at > POLL_SECONDS:
             nodes = unreachable_nodes(self._ray)
             self._looked = (time.monotonic(), nodes)
         return nodes
@@ -237,9 +237,9 @@ class RayLauncher:
         self._tell_waiting(handle, waited)
 
     def _tell_waiting(self, handle: RayHandle, waited: float) -> None:
-        if waited < WAITING_SECONDS * (handle.waiting_told + 1):
+        if waited < WAITING_SECONDS * (handle.waiting_reported + 1):
             return
-        handle.waiting_told = int(waited / WAITING_SECONDS)
+        handle.waiting_reported = int(waited / WAITING_SECONDS)
         job, demand = handle.stream.job, self._demand(handle.stream.job)
         there, free = self._ray.cluster_resources(), self._ray.available_resources()
         kinds = ("CPU", "GPU") if demand.gpus else ("CPU",)

@@ -145,10 +145,10 @@ def stop_at_fault(graph: Graph, program: CompiledProgram, window: Window, direct
 def _state_before(program: CompiledProgram, window: Window, iteration: int, directory: Folder) -> PyTree | None:
     """The state after so many iterations, on the host, computed again from the one before the window.
 
-    If that is gone, because the program `reuses_state`, from the newest checkpoint; None if there is none.
+    If that is gone, because the program `donates_state`, from the newest checkpoint; None if there is none.
     """
     state, done = window.before, window.first
-    if program.reuses_state:
+    if program.donates_state:
         for leaf in jax.tree.leaves(window.after):
             leaf.delete()
         try:

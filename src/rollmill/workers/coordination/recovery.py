@@ -15,13 +15,13 @@ from typing import NamedTuple
 FIRST_PAUSE_SECONDS = 1.0
 """Before the second try in a row; the first comes at once, and each later one waits twice as long."""
 
-LONGEST_PAUSE_SECONDS = 10.0
+MAX_PAUSE_SECONDS = 10.0
 
-LEAST_WORK_SECONDS = 60.0
+MIN_WORK_SECONDS = 60.0
 """Work that is counted as done lasts at least so long: part of it is compilation and the first steps."""
 
 
-class Streak(NamedTuple):
+class ConsecutiveLosses(NamedTuple):
     """Losses of one replica in a row."""
 
     count: int
@@ -33,12 +33,12 @@ class Recovery:
     """Counts the losses of each replica.
 
     Args:
-        enough_seconds: after which work counts as done, if more than `LEAST_WORK_SECONDS`.
+        enough_seconds: after which work counts as done, if more than `MIN_WORK_SECONDS`.
     """
 
     def __init__(self, enough_seconds: float) -> None:
-        self._enough_seconds = max(enough_seconds, LEAST_WORK_SECONDS)
-        self._streaks: dict[str, Streak] = {}
+        self._enough_seconds = max(enough_seconds, MIN_WORK_SECONDS)
+        self._streaks: dict[str, ConsecutiveLosses] = {}
         self._began: dict[str, float] = {}
 
     def started(self, name: str) -> None:
@@ -59,12 +59,12 @@ class Recovery:
         """
         now = time.monotonic()
         worked = now - self._began.get(name, now) - idle_seconds
-        before = self._streaks.get(name, Streak(0, environments)).count
+        before = self._streaks.get(name, ConsecutiveLosses(0, environments)).count
         count = 1 if environments and worked > self._enough_seconds else before + 1
-        self._streaks[name] = Streak(count, environments)
+        self._streaks[name] = ConsecutiveLosses(count, environments)
         return count
 
 
 def pause_before(count: int) -> float:
     """Seconds to wait before a worker that was lost so many times in a row is started again."""
-    return min(FIRST_PAUSE_SECONDS * 2.0 ** (count - 2), LONGEST_PAUSE_SECONDS) if count > 1 else 0.0
+    return min(FIRST_PAUSE_SECONDS * 2.0 ** (count - 2), MAX_PAUSE_SECONDS) if count > 1 else 0.0

@@ -81,12 +81,12 @@ class MemoryWatch:
         self._look_seconds = 0.0
         self._inside, self._looks = 0, 0
         self._marks: list[_Mark] = []
-        self._is_told = False
+        self._is_reported = False
 
     def before(self) -> int | None:
         """The memory before a step; None if this step is not looked at."""
         self._steps += 1
-        return None if self._steps < self._next_look or self._is_told else self._memory()
+        return None if self._steps < self._next_look or self._is_reported else self._memory()
 
     def after(self, before: int | None) -> Growth | None:
         """Looks again after the step; the growth, once, if it is large and steady.
@@ -105,7 +105,7 @@ class MemoryWatch:
         self._marks = [*self._marks[-INTERVALS:], _Mark(self._steps, now, self._inside, self._looks)]
         self._next_mark *= 2
         growth = self._steady_growth()
-        self._is_told = growth is not None
+        self._is_reported = growth is not None
         return growth
 
     def _stride(self) -> int:

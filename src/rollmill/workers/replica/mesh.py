@@ -13,18 +13,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import io_callback
 from jax.sharding import Mesh
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
 from rollmill.channels.layout import Layout
+from rollmill.channels.protocols import Reduction, Wire
 from rollmill.core.errors import UsageError
 from rollmill.core.machine import visible_gpus
 from rollmill.dataflow import State, first_learning_iteration
 from rollmill.fusion import backend_of
+from rollmill.programs.all_reduce_choice import AllReduceChoice, choose_all_reduce
 from rollmill.programs.compiled import CompiledProgram, lower
 from rollmill.programs.dispatch import dispatch_ahead
-from rollmill.programs.mean_choice import MeanChoice, choose_mean
-from rollmill.programs.reductions import HostMean, mesh_of
+from rollmill.programs.reductions import mesh_of
 from rollmill.record.leaves import from_host
 from rollmill.workers.protocol import (
     STRIDE,
@@ -39,6 +41,35 @@ from rollmill.workers.replica.context import ReplicaContext, StartReport
 from rollmill.workers.replica.requests import SnapshotRequests, StopParticipant
 from rollmill.workers.replica.snapshots import send_part, state_part
 from rollmill.workers.run_spec import RunSpec
+
+
+class HostMean:
+    """Averages over processes through the host's memory, called by the compiled programs of their GPUs.
+
+    All processes compile the same program, which makes its calls in the same order, so vectors of one length can
+    share a channel.
+
+    Args:
+        wire: opens channels between the processes.
+        rank: number of this process.
+        size: number of processes.
+    """
+
+    def __init__(self, wire: Wire, *, rank: int, size: int) -> None:
+        self._open = partial(wire.reduction, rank=rank, size=size)
+        self._channels: dict[str, Reduction] = {}
+
+    def __call__(self, vector: Float[Array, " N"]) -> Float[Array, " N"]:
+        """Returns the mean of a traced vector."""
+        return io_callback(self._mean, jax.ShapeDtypeStruct(vector.shape, vector.dtype), vector)
+
+    def _mean(self, vector: Any) -> np.ndarray:
+        operand = np.asarray(vector)
+        layout = Layout.of(operand)
+        name = f"mean/{operand.dtype.name}/{operand.size}"
+        if name not in self._channels:
+            self._channels[name] = self._open(name, layout=layout)
+        return self._channels[name].mean(operand)
 
 
 def join_mesh(spec: RunSpec, begin: Begin, rank: int) -> None:
@@ -67,7 +98,7 @@ def run_on_mesh(context: ReplicaContext) -> None:
     control.at("compiling", expect=3 * context.spec.tolerances.start_seconds)
     mesh = mesh_of(_devices(), instances=context.spec.gpus.instances)
     host = HostMean(context.wire, rank=context.replica, size=context.group.replicas)
-    means = choose_mean(graph, mesh, begin.reduction or context.spec.gpus.reduction, host)
+    means = choose_all_reduce(graph, mesh, begin.reduction or context.spec.gpus.reduction, host)
     program = _compiled(context, mesh, means)
     state = _placed(program, begin) if begin.arrays else program.start()
     _await_others(context)
@@ -86,7 +117,7 @@ def _await_others(context: ReplicaContext) -> None:
     barrier.mean(zero)
 
 
-def _compiled(context: ReplicaContext, mesh: Mesh, means: MeanChoice) -> CompiledProgram:
+def _compiled(context: ReplicaContext, mesh: Mesh, means: AllReduceChoice) -> CompiledProgram:
     """Compiles the program of all processes: the first one times its kernels, and the others use the same."""
     spec, control, kernels = context.spec, context.control, context.spec.kernels
     compile_with = partial(

@@ -9,7 +9,7 @@ from rollmill.core.operations import AROUND_SIMULATORS, STEPPING, ThreadActivity
 from rollmill.processes.control import Control
 from rollmill.processes.messages import Seconds, WorkerMessage
 
-LONGER = 10.0
+MAX_LENGTHENING = 10.0
 """Work may take this many times as long as the longest that was done so far, where that is above the limit."""
 
 OPERATIONS = {
@@ -55,7 +55,7 @@ class ReplicaControl:
 
     def work(self, note: str) -> None:
         """Like `at`, for work whose repetitions take equally long once all programs are compiled."""
-        self.at(note, expect=self._start_seconds if self._starting else LONGER * self._longest)
+        self.at(note, expect=self._start_seconds if self._starting else MAX_LENGTHENING * self._longest)
 
     def start(self, note: str) -> None:
         """Like `at`, for work before the first iteration."""

@@ -1,4 +1,4 @@
-"""The way in which a training on a mesh takes its means: the one that is asked for, or the fastest."""
+"""Chooses the all-reduce of a mesh: the requested one, or the fastest."""
 
 import contextlib
 import json
@@ -17,25 +17,27 @@ from rollmill.fusion.cache import cached_file, read_cached, write_once
 from rollmill.planning.plan import AllReduce, AllReduceOption
 from rollmill.programs.compiled import state_shapes
 from rollmill.programs.peer_memory import NoPeerMemory
-from rollmill.programs.reductions import MeshMean, fastest, mean_over, time_reductions, ways_of
+from rollmill.programs.reductions import MeshAllReduce, algorithms_for, fastest, mesh_all_reduce, time_reductions
 
 WAYS: tuple[AllReduce, ...] = get_args(AllReduce)
 
 
-class MeanChoice(NamedTuple):
+class AllReduceChoice(NamedTuple):
     """How a mesh takes means."""
 
-    mean: MeshMean
+    mean: MeshAllReduce
     way: AllReduce | None = None
     """The way that it is, where there was a choice."""
     notes: Sequence[str] = ()
     """The times of all ways, for the user."""
 
 
-def choose_mean(graph: Graph, mesh: Mesh, wanted: AllReduceOption, host: Reduce | None = None) -> MeanChoice:
-    """The mean that is wanted; for `auto` the fastest at the graph's number of parameters.
+def choose_all_reduce(
+    graph: Graph, mesh: Mesh, wanted: AllReduceOption, host: Reduce | None = None
+) -> AllReduceChoice:
+    """Returns the requested all-reduce. For `auto` times those available at the graph's number of parameters.
 
-    Ways are timed once for a mesh, a size and versions: so the same seed has the same sums, bit for bit.
+    They are timed once for a mesh, a size and versions, so the same seed gives the same sums, bit for bit.
 
     Args:
         graph: what is trained.
@@ -47,29 +49,29 @@ def choose_mean(graph: Graph, mesh: Mesh, wanted: AllReduceOption, host: Reduce 
         UsageError: the way that is wanted cannot be had.
     """
     if mesh.size == 1:
-        return MeanChoice(mean_over(mesh))
+        return AllReduceChoice(mesh_all_reduce(mesh))
     num_parameters = _num_parameters(graph)
     if wanted != "auto":
-        return MeanChoice(_wanted(mesh, wanted, host, num_parameters))
+        return AllReduceChoice(_wanted(mesh, wanted, host, num_parameters))
     means = _available_means(mesh, host, num_parameters)
     if len(means) == 1:
         on_gpus = mesh.devices.flat[0].platform == "gpu"  # where there might be others when the run is resumed
-        return MeanChoice(means["flat"], "flat" if on_gpus else None)
+        return AllReduceChoice(means["flat"], "flat" if on_gpus else None)
     file = _file_of(mesh, num_parameters, means)
     if (known := _stored(file)) is not None:
-        return MeanChoice(means[known], known, [f"means are {known}, which was the fastest way before"])
+        return AllReduceChoice(means[known], known, [f"means are {known}, which was the fastest way before"])
     seconds = time_reductions(mesh, num_parameters, means)
     chosen = fastest(seconds)
     with contextlib.suppress(OSError, CheckpointError):  # where nothing can be kept, it is timed again
         write_once(file, json.dumps({"way": chosen, "seconds": seconds}))
-    return MeanChoice(means[chosen], chosen, [_note(num_parameters, seconds, chosen)])
+    return AllReduceChoice(means[chosen], chosen, [_note(num_parameters, seconds, chosen)])
 
 
-def _wanted(mesh: Mesh, way: AllReduce, host: Reduce | None, num_parameters: int) -> MeshMean:
+def _wanted(mesh: Mesh, way: AllReduce, host: Reduce | None, num_parameters: int) -> MeshAllReduce:
     if way == "host" and host is None:
         raise UsageError("reduction=host is for several processes, and this is one. hint: reduction=auto.")
     try:
-        return mean_over(mesh, way, host, num_parameters=num_parameters)
+        return mesh_all_reduce(mesh, way, host, num_parameters=num_parameters)
     except NoPeerMemory as reason:
         raise UsageError(
             f"reduction={way}, which was asked for or chosen when the run began, is not possible here: {reason}. "
@@ -77,17 +79,17 @@ def _wanted(mesh: Mesh, way: AllReduce, host: Reduce | None, num_parameters: int
         ) from reason
 
 
-def _available_means(mesh: Mesh, host: Reduce | None, num_parameters: int) -> dict[AllReduce, MeshMean]:
-    means: dict[AllReduce, MeshMean] = {}
-    for way in ways_of(mesh, num_parameters):
+def _available_means(mesh: Mesh, host: Reduce | None, num_parameters: int) -> dict[AllReduce, MeshAllReduce]:
+    means: dict[AllReduce, MeshAllReduce] = {}
+    for way in algorithms_for(mesh, num_parameters):
         try:
-            means[way] = mean_over(mesh, way, host, num_parameters=num_parameters)
+            means[way] = mesh_all_reduce(mesh, way, host, num_parameters=num_parameters)
         except NoPeerMemory:  # there are other ways
             continue
     return means
 
 
-def _file_of(mesh: Mesh, num_parameters: int, means: Mapping[AllReduce, MeshMean]) -> Path:
+def _file_of(mesh: Mesh, num_parameters: int, means: Mapping[AllReduce, MeshAllReduce]) -> Path:
     """The file that keeps the choice among these means, by all that their times depend on."""
     kind, shape = mesh.devices.flat[0].device_kind, list(mesh.devices.shape)
     return cached_file("means", [kind, shape, jax.process_count(), num_parameters, list(means)])

@@ -5,8 +5,8 @@ import pytest
 
 import rollmill
 from rollmill.core.errors import UsageError
-from rollmill.programs import mean_choice
-from rollmill.programs.mean_choice import choose_mean
+from rollmill.programs import all_reduce_choice
+from rollmill.programs.all_reduce_choice import choose_all_reduce
 from rollmill.programs.reductions import mesh_of
 
 GRAPH = rollmill.ppo("CartPole-v1", num_envs=4, num_steps=4, num_minibatches=2)
@@ -17,42 +17,42 @@ TWO = mesh_of(jax.devices()[:2])
 def times(monkeypatch, tmp_path):
     """The times of two ways, which are measured as often as the list grows."""
     monkeypatch.setenv("ROLLMILL_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(mean_choice, "ways_of", lambda mesh, num_parameters: ["flat", "hierarchical"])
+    monkeypatch.setattr(all_reduce_choice, "algorithms_for", lambda mesh, num_parameters: ["flat", "hierarchical"])
     measured = []
 
     def measure(mesh, elements, means):
         measured.append(elements)
         return {"flat": 2e-5, "hierarchical": 1e-5}
 
-    monkeypatch.setattr(mean_choice, "time_reductions", measure)
+    monkeypatch.setattr(all_reduce_choice, "time_reductions", measure)
     return measured
 
 
 def test_one_device_and_devices_of_a_cpu_have_no_choice():
     for mesh in (mesh_of(jax.devices()[:1]), TWO):
-        chosen = choose_mean(GRAPH, mesh, "auto")
+        chosen = choose_all_reduce(GRAPH, mesh, "auto")
         assert chosen.way is None and not chosen.notes
 
 
 def test_the_fastest_way_is_found_once(times):
-    chosen = choose_mean(GRAPH, TWO, "auto")
+    chosen = choose_all_reduce(GRAPH, TWO, "auto")
     parameters = f"{times[0]:,}"
     assert chosen.way == "hierarchical"
     assert chosen.notes == [
         f"a mean of {parameters} parameters takes flat 20 us, hierarchical 10 us: hierarchical"
     ]
-    again = choose_mean(GRAPH, TWO, "auto")
+    again = choose_all_reduce(GRAPH, TWO, "auto")
     assert again.way == "hierarchical" and again.notes[0].endswith("was the fastest way before")
     assert len(times) == 1
     larger = rollmill.ppo("CartPole-v1", num_envs=4, num_steps=4, num_minibatches=2, network="mlp")
-    choose_mean(larger, mesh_of(jax.devices()[:2], instances=2), "auto")
+    choose_all_reduce(larger, mesh_of(jax.devices()[:2], instances=2), "auto")
     assert len(times) == 2, "on another mesh"
 
 
 def test_a_way_whose_means_are_wrong_is_named(times, monkeypatch):
     wrong = {"flat": 2e-5, "hierarchical": float("inf")}
-    monkeypatch.setattr(mean_choice, "time_reductions", lambda *given: wrong)
-    chosen = choose_mean(GRAPH, TWO, "auto")
+    monkeypatch.setattr(all_reduce_choice, "time_reductions", lambda *given: wrong)
+    chosen = choose_all_reduce(GRAPH, TWO, "auto")
     assert chosen.way == "flat" and chosen.notes[0].endswith("flat 20 us, hierarchical is wrong: flat")
 
 
@@ -65,4 +65,4 @@ def test_a_way_whose_means_are_wrong_is_named(times, monkeypatch):
 )
 def test_a_way_that_cannot_be_had_is_refused(way, message):
     with pytest.raises(UsageError, match=message):
-        choose_mean(GRAPH, TWO, way)
+        choose_all_reduce(GRAPH, TWO, way)
