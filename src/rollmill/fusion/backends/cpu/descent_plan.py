@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from jax.extend import core
-from jaxtyping import Array
 
 from rollmill.fusion.backends.cpu.elementwise import written
 
@@ -95,7 +94,7 @@ def _needed(equations: Sequence[Any], wanted: Sequence[Any]) -> list[Any]:
     return found[::-1]
 
 
-def _without_calls(jaxpr: Any, consts: Sequence[Any], values: Sequence[Array]) -> list[Array]:
+def _without_calls(jaxpr: Any, consts: Sequence[Any], values: Sequence[Any]) -> list[Any]:
     """Computes a program, and what it calls, operation by operation."""
     known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *values], strict=True))
     read = lambda atom: atom.val if _is_literal(atom) else known[atom]
