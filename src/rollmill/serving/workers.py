@@ -2,7 +2,6 @@
 
 import os
 import selectors
-import signal
 import subprocess
 import sys
 import time
@@ -12,13 +11,14 @@ from dataclasses import dataclass, field
 from rollmill.core.children import start_python
 from rollmill.core.errors import RollmillError
 from rollmill.gpus.machine_parts import MachinePart
+from rollmill.processes.restarts import LossCounter, end_all, ending
 from rollmill.record.signals import StopRequest
 
 READY = b"."
 """Sent by a worker through its pipe once it serves."""
 
 LOOK_SECONDS = 0.1
-MOST_LOSSES = 3
+MAX_LOSSES = 3
 """Losses of workers in a row that the server survives; one that has served for a minute starts the count anew."""
 
 SETTLED_SECONDS = 60.0
@@ -48,7 +48,7 @@ class _Workers:
     count: int
     stop: StopRequest
     workers: list[_ServingWorker] = field(default_factory=list)
-    losses: int = 0
+    losses: LossCounter = field(default_factory=lambda: LossCounter(SETTLED_SECONDS))
 
     def start(self, index: int) -> _ServingWorker:
         read, write = os.pipe()
@@ -70,7 +70,7 @@ class _Workers:
             for worker in self.workers:
                 if (code := worker.process.poll()) is not None:
                     if code < 0 and not self.stop.requested:
-                        raise WorkersLost(f"worker {worker.index} {_ending(code)} before it served.")
+                        raise WorkersLost(f"worker {worker.index} {ending(code)} before it served.")
                     return code
             if self.stop.requested:
                 return 0
@@ -85,25 +85,17 @@ class _Workers:
         self._read_pipes()
         for worker in [worker for worker in self.workers if worker.process.poll() is not None]:
             served = time.monotonic() - worker.ready_at if worker.ready_at is not None else 0.0
-            self.losses = 1 if served > SETTLED_SECONDS else self.losses + 1
-            how = _ending(worker.process.returncode)
-            if self.losses > MOST_LOSSES:
-                raise WorkersLost(f"worker {worker.index} {how}, and {MOST_LOSSES} others before it.")
+            how = ending(worker.process.returncode)
+            if self.losses.add("", worked_seconds=served) > MAX_LOSSES:
+                raise WorkersLost(f"worker {worker.index} {how}, and {MAX_LOSSES} others before it.")
             print(f"rollmill: worker {worker.index} {how}; it is replaced", file=sys.stderr)
             self._forget(worker)
             self.start(worker.index)
 
     def end(self, *, patience: float) -> None:
         """Has all workers answer what is in flight, and waits for their end."""
-        for worker in self.workers:
-            worker.process.terminate()
-        deadline = time.monotonic() + patience
+        end_all([worker.process for worker in self.workers], patience=patience)
         for worker in list(self.workers):
-            try:
-                worker.process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                worker.process.kill()
-                worker.process.wait()
             self._forget(worker)
 
     def _read_pipes(self) -> None:
@@ -124,10 +116,6 @@ class _Workers:
     def _forget(self, worker: _ServingWorker) -> None:
         os.close(worker.pipe)
         self.workers.remove(worker)
-
-
-def _ending(code: int) -> str:
-    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
 
 
 def run_workers(

@@ -9,6 +9,7 @@ from rollmill.core.errors import DeviceMemoryError
 from rollmill.core.machine import GpuSharing
 from rollmill.gpus.machine_parts import MachineParts, divide_machine
 from rollmill.processes.logs import last_line
+from rollmill.processes.restarts import LossCounter, end_all
 from rollmill.record.run_directory import RunDirectory
 from rollmill.record.signals import StopRequest, stop_on_signals
 from rollmill.sweeps.directory import SweepDirectory
@@ -16,11 +17,11 @@ from rollmill.sweeps.early_stopping import EarlyStopping, described, goes_on
 from rollmill.sweeps.halving import Judgement
 from rollmill.sweeps.results import SweepResults
 from rollmill.sweeps.spec import Trial
-from rollmill.sweeps.trial_processes import RunningTrial, how_lost, start_trial, stop_all
+from rollmill.sweeps.trial_processes import RunningTrial, how_lost, start_trial
 
 LOOK_SECONDS = 0.1
 """Time between two looks at running trials."""
-MOST_KILLS = 3
+MAX_KILLS = 3
 """Times that a trial whose process was killed is resumed."""
 
 
@@ -30,7 +31,7 @@ class _Schedule:
 
     waiting: list[Trial]
     running: list[RunningTrial] = field(default_factory=list)
-    kills: dict[str, int] = field(default_factory=dict)
+    kills: LossCounter = field(default_factory=LossCounter)
     failed: list[str] = field(default_factory=list)
     stopped: dict[str, Judgement] = field(default_factory=dict)
     """Trials that were told to stop early."""
@@ -90,7 +91,7 @@ def run_sweep(
             if schedule.without_memory:
                 say(_memory_told(schedule))
         finally:
-            stop_all(schedule.running)
+            end_all(running.process for running in schedule.running)
             results.write()
         return stop.exit_code or int(bool(schedule.failed))
 
@@ -173,8 +174,7 @@ def _outcome(sweep: SweepDirectory, schedule: _Schedule, running: RunningTrial, 
             schedule.too_large.append(trial)
             return f"trial {trial} ended for want of the GPU's memory; it runs later, with fewer beside it: {last}"
     if (how := how_lost(code)) is not None:
-        schedule.kills[trial.name] = schedule.kills.get(trial.name, 0) + 1
-        if schedule.kills[trial.name] <= MOST_KILLS:
+        if schedule.kills.add(trial.name) <= MAX_KILLS:
             schedule.waiting.insert(0, trial)
             return f"trial {trial} {how}; it is resumed"
     else:

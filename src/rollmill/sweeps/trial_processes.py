@@ -1,16 +1,16 @@
 """Processes of trials: how one is started, how it ended, and how all are stopped."""
 
 import os
-import signal
 import subprocess
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from rollmill.core.errors import DeviceLostError
 from rollmill.core.imports import only_importing
 from rollmill.gpus.machine_parts import MachinePart
 from rollmill.plan_search.orders import start_child
+from rollmill.processes.restarts import ending
 from rollmill.record.signals import CAUGHT
 from rollmill.sweeps.directory import SweepDirectory
 from rollmill.sweeps.spec import Trial
@@ -66,15 +66,7 @@ def how_lost(code: int) -> str | None:
     A fault of one client of MPS on the GPU ends the work of all its clients there.
     """
     if code < 0 or code - 128 in CAUGHT:
-        return f"was ended by {signal.Signals(-code if code < 0 else code - 128).name}"
+        return ending(code if code < 0 else 128 - code)
     if code == DeviceLostError.exit_code:
         return "was stopped by an error of the GPU"
     return None
-
-
-def stop_all(running: Sequence[RunningTrial]) -> None:
-    """Lets trials stop with a checkpoint, and waits for them."""
-    for each in running:
-        each.process.terminate()
-    for each in running:
-        each.process.wait()

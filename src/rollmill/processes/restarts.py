@@ -1,0 +1,49 @@
+"""When processes that are lost again and again are given up, and how those that are left are ended."""
+
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Iterable
+
+
+class LossCounter:
+    """Counts consecutive losses by name.
+
+    Args:
+        settled_seconds: a loss after more than this time of work is the first one of a new row.
+    """
+
+    def __init__(self, settled_seconds: float = float("inf")) -> None:
+        self._settled_seconds = settled_seconds
+        self._counts: Counter[str] = Counter()
+
+    def add(self, name: str, *, worked_seconds: float = 0.0) -> int:
+        """Counts a loss, and returns the number of consecutive losses."""
+        if worked_seconds > self._settled_seconds:
+            del self._counts[name]
+        self._counts[name] += 1
+        return self._counts[name]
+
+    def clear(self) -> None:
+        """Starts all counts anew."""
+        self._counts.clear()
+
+
+def ending(code: int) -> str:
+    """Says how a process ended, such as `was ended by SIGKILL` or `exited with 1`."""
+    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+
+
+def end_all(processes: Iterable[subprocess.Popen], *, patience: float | None = None) -> None:
+    """Terminates children and waits for their ends. Kills those that take longer than `patience` seconds."""
+    processes = list(processes)
+    for process in processes:
+        process.terminate()
+    deadline = None if patience is None else time.monotonic() + patience
+    for process in processes:
+        try:
+            process.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
