@@ -10,7 +10,7 @@ import rollmill
 from rollmill.cli.main import main
 from rollmill.core.errors import CheckpointError, UsageError
 from rollmill.plotting.groups import SeedCurve, grouped, labels_of, smoothed
-from rollmill.record.metric_curves import MetricAt
+from rollmill.record.metric_curves import MetricPoint
 from rollmill.record.run_directory import RunDirectory
 
 
@@ -62,7 +62,7 @@ def test_algorithms_that_differ_need_no_other_name():
 
 
 def test_a_seed_that_ended_keeps_its_last_value():
-    long = [MetricAt(100.0 * i, float(i), float(i)) for i in range(1, 11)]
+    long = [MetricPoint(100.0 * i, float(i), float(i)) for i in range(1, 11)]
     (group,) = grouped([SeedCurve("a", {}, long), SeedCurve("b", {}, long[:5])])
     assert group.steps.mean[-1] == (10 + 5) / 2 and group.steps.low[-1] == 5
 
@@ -196,7 +196,7 @@ def test_groups_with_labels_that_are_cut_have_an_entry_each(tmp_path):
 
 
 def test_numbers_that_differ_late_tell_groups_apart():
-    curves = [SeedCurve(name, {"gamma": gamma}, [MetricAt(1, 1.0, 1.0)]) for name, gamma in RATES]
+    curves = [SeedCurve(name, {"gamma": gamma}, [MetricPoint(1, 1.0, 1.0)]) for name, gamma in RATES]
     assert sorted(group.label for group in grouped(curves)) == ["gamma=0.99999901", "gamma=0.99999902"]
 
 

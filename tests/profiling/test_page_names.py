@@ -16,7 +16,7 @@ from rollmill.profiler.report.comparison import compare, comparison_page
 from rollmill.profiler.report.html import profile_page
 from rollmill.profiling.classes import HOST_CALLS, INNER
 from rollmill.profiling.results import CATEGORIES, HostTime
-from rollmill.record.metric_curves import MetricAt
+from rollmill.record.metric_curves import MetricPoint
 
 SOURCE = Path(rollmill.__file__).parent
 EVERY_CATEGORY = tuple(HostTime(f"some {name}", name, 0.001) for name in CATEGORIES)
@@ -69,7 +69,7 @@ def test_every_name_of_a_page_without_much_and_of_a_comparison_is_defined():
 
 
 def test_every_name_of_a_page_with_more_curves_than_colours_is_defined():
-    points = [MetricAt(100.0, 1.0, 2.0), MetricAt(200.0, 2.0, 3.0)]
+    points = [MetricPoint(100.0, 2.0, 1.0), MetricPoint(200.0, 3.0, 2.0)]
     curves = [SeedCurve(f"run{rate}", {"learning_rate": rate}, points) for rate in range(12)]
     used = check_names(curves_page(Curves("episode/return", 0.0, grouped(curves)), ["steps", "seconds"]))
     assert {f"c{number}" for number in range(8)} <= used

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 import pytest
 
 from rollmill.pages.scales import ticks
-from rollmill.record.learning_curves import ReturnAt
+from rollmill.record.metric_curves import MetricPoint
 from rollmill.sweeps.directory import SweepDirectory
 from rollmill.sweeps.report import LabelledCurve, figure, write_report
 from rollmill.sweeps.search_space import listed_axis
@@ -97,11 +97,11 @@ def test_a_sweep_without_any_result(tmp_path):
 
 
 def test_a_curve_lies_where_its_numbers_are():
-    curve = [ReturnAt(0, 0.0), ReturnAt(50, 5.0), ReturnAt(100, 10.0)]
-    curves = [LabelledCurve("a", curve), LabelledCurve("b", [ReturnAt(100, float("nan"))])]
+    curve = [MetricPoint(0, 0.0), MetricPoint(50, 5.0), MetricPoint(100, 10.0)]
+    curves = [LabelledCurve("a", curve), LabelledCurve("b", [MetricPoint(100, float("nan"))])]
     drawn = ElementTree.fromstring(figure(curves, num_best=0))
     assert [line.get("points") for line in drawn.iter(f"{SVG}polyline")] == ["70,374 478,194 886,14"]
-    flat = figure([LabelledCurve("a", [ReturnAt(7, 1.0)])], num_best=1)
+    flat = figure([LabelledCurve("a", [MetricPoint(7, 1.0)])], num_best=1)
     assert ElementTree.fromstring(flat).find(f"{SVG}polyline").get("points") == "886,194"
 
 

@@ -14,6 +14,7 @@ from rollmill.cli.parsing import parse
 from rollmill.core.installation import install_command
 from rollmill.core.machine import hardware, versions
 from rollmill.core.options import Arg
+from rollmill.core.text import format_bytes
 from rollmill.gpus.jax_settings import check_platform
 from rollmill.programs.cache import cache_directory
 from rollmill.programs.faults.replay import Replayed
@@ -80,10 +81,10 @@ def _installation() -> int:
     check_platform()
     machine = hardware()
     print("versions:", *(f"  {name} {version or 'missing'}" for name, version in versions().items()), sep="\n")
-    print(f"machine: {machine['cpu']}, {machine['cores']} cores, {_gibibytes(machine['memory_bytes'])}")
+    print(f"machine: {machine['cpu']}, {machine['cores']} cores, {_memory(machine['memory_bytes'])}")
     print(
         "devices:",
-        *(f"  {d['platform']} {d['kind']}, {_gibibytes(d['memory_bytes'])}" for d in machine["devices"]),
+        *(f"  {d['platform']} {d['kind']}, {_memory(d['memory_bytes'])}" for d in machine["devices"]),
         sep="\n",
     )
     print(f"compilation cache: {cache_directory()}")
@@ -108,8 +109,8 @@ def _has_idle_gpu(machine: dict) -> bool:
     return on_cpu and Path("/proc/driver/nvidia/version").exists()
 
 
-def _gibibytes(count: int | None) -> str:
-    return "memory unknown" if count is None else f"{count / 2**30:.1f} GiB"
+def _memory(count: int | None) -> str:
+    return "memory unknown" if count is None else format_bytes(count)
 
 
 def _show(replayed: Replayed) -> None:

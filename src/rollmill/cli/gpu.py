@@ -10,6 +10,7 @@ from rollmill.cli.parsing import parse
 from rollmill.core.children import run_program
 from rollmill.core.errors import UsageError
 from rollmill.core.options import Arg
+from rollmill.core.text import format_bytes
 from rollmill.gpus.activity import ActivityMonitor
 from rollmill.gpus.devices import Gpu, find_gpus, open_nvml
 from rollmill.gpus.mig import check_slices, mig_commands, mig_layout
@@ -70,7 +71,7 @@ def _list(seconds: float) -> int:
             time.sleep(seconds)
             activities = [monitor.read() for monitor in monitors]
     for gpu, activity in zip(gpus, activities, strict=True):
-        print(f"GPU {gpu.index}: {gpu.name}, {_gib(gpu.used_bytes)} of {_gib(gpu.memory_bytes)} GiB in use")
+        print(f"GPU {gpu.index}: {gpu.name}, {format_bytes(gpu.used_bytes)} of {format_bytes(gpu.memory_bytes)} in use")
         print(f"  activity: {str(activity) or 'unknown'}")
         _print_slices(gpu)
     way, reason = choose_sharing(gpus, "auto")
@@ -82,7 +83,7 @@ def _print_slices(gpu: Gpu) -> None:
     if gpu.mig:
         print(f"  MIG is on, with {len(gpu.slices)} slices")
     for part in gpu.slices:
-        print(f"  {part.uuid}: {_gib(part.memory_bytes)} GiB, {part.multiprocessors} multiprocessors")
+        print(f"  {part.uuid}: {format_bytes(part.memory_bytes)}, {part.multiprocessors} multiprocessors")
 
 
 def _partition(index: int, slices: int, *, confirmed: bool) -> int:
@@ -101,7 +102,3 @@ def _partition(index: int, slices: int, *, confirmed: bool) -> int:
     if not confirmed:
         print("# nothing was changed: --yes runs these commands")
     return 0
-
-
-def _gib(number: int) -> str:
-    return f"{number / 2**30:.1f}"

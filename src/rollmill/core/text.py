@@ -1,4 +1,4 @@
-"""Numbers as text, and text that others may have written."""
+"""Numbers as text, and untrusted text for a terminal."""
 
 from pathlib import Path
 
@@ -10,15 +10,15 @@ UNITS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def compact(value: float) -> str:
-    """Three digits and the letter of a power of a thousand: `1.39 M`, `999 k`."""
+    """Formats a number by three digits and the letter of a power of a thousand: `1.39 M`, `999 k`."""
     for size, letter in UNITS:
         if abs(value) >= 0.9995 * size:  # what would be rounded to 1,000 of the next smaller unit
             return f"{value / size:.3g} {letter}"
     return f"{value:.3g}"
 
 
-def in_bytes(count: int) -> str:
-    """A number of bytes as text: 1536 as `1.5 KiB`."""
+def format_bytes(count: int | float) -> str:
+    """Formats a number of bytes, 1536 as `1.5 KiB`."""
     size, units = float(count), ["bytes", "KiB", "MiB", "GiB", "TiB"]
     while size >= 1024 and len(units) > 1:
         size, units = size / 1024, units[1:]
@@ -26,27 +26,27 @@ def in_bytes(count: int) -> str:
 
 
 def check_is_text(option: str, value: str | Path) -> None:
-    """Checks a value that is going to be recorded.
+    """Checks that a value is UTF-8, as a JSON file requires.
 
     Raises:
-        UsageError: it has bytes that are no text in UTF-8, which no JSON file can hold.
+        UsageError: it is not.
     """
     try:
         str(value).encode()
     except UnicodeEncodeError:
         raise UsageError(
-            f"{option} {printable(str(value))} has bytes that are no text in UTF-8. hint: choose another name."
+            f"{option} {printable(str(value))} has bytes that are not UTF-8. hint: choose another name."
         ) from None
 
 
 def printable(text: str) -> str:
-    r"""Text of others for a terminal: what would control it is shown as an escape such as `\x1b`."""
+    r"""Returns untrusted text for a terminal, with control characters as escapes such as `\x1b`."""
     shown = text.encode("utf-8", "backslashreplace").decode()
     return "".join(each if each.isprintable() or each in "\n\t" else repr(each)[1:-1] for each in shown)
 
 
 def shortened(text: str) -> str:
-    """A message without the middle of one that is too long: its beginning tells the error, its end the way out."""
+    """Cuts the middle of a long message. Its beginning names the error, and its end the way out."""
     if len(text) <= MAX_MESSAGE:
         return text
     end = MAX_MESSAGE // 3

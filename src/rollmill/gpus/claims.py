@@ -19,7 +19,7 @@ from rollmill.core.errors import DataError, DeviceMemoryError
 from rollmill.core.folder import Folder, ForeignFileError
 from rollmill.core.json_data import parse_object
 from rollmill.core.schema import read_as
-from rollmill.core.text import in_bytes
+from rollmill.core.text import format_bytes
 from rollmill.gpus.memory import HINT, MAX_NAMED, GpuMemory, ask_gpu_memory, process_name
 
 LOCK, SUFFIX = "lock", ".claim"
@@ -41,7 +41,7 @@ class Claim:
     """The process has it by now, so that the driver counts it."""
 
     def __str__(self) -> str:
-        return f"{self.program or 'a program'} (process {self.pid}) is about to take {in_bytes(self.bytes)}"
+        return f"{self.program or 'a program'} (process {self.pid}) is about to take {format_bytes(self.bytes)}"
 
 
 @dataclass
@@ -115,7 +115,7 @@ def _check(need: int, what: str, memory: Sequence[GpuMemory], claims: Sequence[C
         waiting = [claim for claim in claims if each.uuid in claim.gpus and not claim.taken]
         if need + ROOM > each.free - sum(claim.bytes for claim in waiting):
             listed = "".join(f", {claim}" for claim in waiting[:MAX_NAMED])
-            raise DeviceMemoryError(f"{what} at least {in_bytes(need)} of each GPU, and {each}{listed}. {HINT}")
+            raise DeviceMemoryError(f"{what} at least {format_bytes(need)} of each GPU, and {each}{listed}. {HINT}")
 
 
 def _living(folder: Folder, *, removes: bool = True) -> Iterator[Claim]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rollmill.core.children import run_program
-from rollmill.core.text import in_bytes
+from rollmill.core.text import format_bytes
 from rollmill.gpus.devices import MEBIBYTE, Gpu, chosen_gpus, find_gpus, open_nvml
 
 PROCESSES = (
@@ -45,7 +45,7 @@ class Holder(NamedTuple):
     """The driver does not name it; it is a training that said what it would take."""
 
     def __str__(self) -> str:
-        held = "an unknown part" if self.bytes is None else in_bytes(self.bytes)
+        held = "an unknown part" if self.bytes is None else format_bytes(self.bytes)
         if self.pid == os.getpid():
             return f"this process holds {held}"
         return (
@@ -67,7 +67,7 @@ class GpuMemory(NamedTuple):
     """Those that hold most first."""
 
     def __str__(self) -> str:
-        return f"{self.gpu} has {in_bytes(self.free)} of {in_bytes(self.total)} free; {self._held()}"
+        return f"{self.gpu} has {format_bytes(self.free)} of {format_bytes(self.total)} free; {self._held()}"
 
     def _held(self) -> str:
         """A sentence on the processes that hold the rest."""
@@ -77,7 +77,7 @@ class GpuMemory(NamedTuple):
         rest = self.total - self.free - sum(holder.bytes or 0 for holder in self.holders)
         is_reported = all(holder.bytes is not None for holder in self.holders)
         if is_reported and rest > NOT_NAMED:
-            named.append(f"processes that the driver does not name here hold {in_bytes(rest)}")
+            named.append(f"processes that the driver does not name here hold {format_bytes(rest)}")
         return ", ".join(named) or "no process holds any of it"
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import jax
 
 from rollmill.core.errors import DeviceMemoryError, UsageError
-from rollmill.core.text import in_bytes
+from rollmill.core.text import format_bytes
 from rollmill.gpus.devices import driver_is_there, jax_has_cuda
 from rollmill.gpus.memory import HINT, GpuMemory, ask_gpu_memory
 
@@ -94,7 +94,7 @@ def memory_variables(
     """
     for each in memory:
         if each.free < MIN_FREE:
-            needed = f"a program needs {in_bytes(MIN_FREE)} of a GPU before it has any array"
+            needed = f"a program needs {format_bytes(MIN_FREE)} of a GPU before it has any array"
             raise DeviceMemoryError(f"{needed}, and {each}. {HINT}")
     given = next((environment[name] for name in FRACTIONS if name in environment), None)
     if fraction is not None:
@@ -125,7 +125,7 @@ def check_fraction(name: str, fraction: float, memory: Sequence[GpuMemory]) -> N
         if fraction * each.total > each.free - MIN_FREE / 2:
             fits = max(0.0, free_share(each))
             raise DeviceMemoryError(
-                f"{name} takes {in_bytes(int(fraction * each.total))} at once, and {each}. hint: {fits:.2f} would "
+                f"{name} takes {format_bytes(int(fraction * each.total))} at once, and {each}. hint: {fits:.2f} would "
                 "fit; without a share, memory is taken as it is needed."
             )
 

@@ -7,16 +7,17 @@ import select
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from rollmill.core.children import start_python
 from rollmill.core.errors import RollmillError
+from rollmill.core.folder import Folder
 from rollmill.core.process_tree import MARK, descendants_of, kill_all, kill_family, resident_memory
 from rollmill.core.temporary import TemporaryFolder
 from rollmill.plan_search.search.rows import Measurement
 from rollmill.plan_search.search.searching import CannotBeFused, CannotRun, OutOfTime
 from rollmill.processes.logs import last_line
+from rollmill.record.metric_curves import LineFollower
 from rollmill.training.request import TrainingRequest
 
 T = TypeVar("T")
@@ -126,12 +127,13 @@ class CandidateProcess:
         """
         self._send("begin")
         memory = _PeakMemory(self.process.pid)
-        metrics = _MetricsTail(self._folder / "run" / "metrics.jsonl")
+        metrics, points = LineFollower(Folder(self._folder / "run")), list[MetricsPoint]()
 
         def result() -> tuple[Measurement] | None:
             self._read_reports()
             ended = self.process.poll() is not None
-            points = metrics.read()
+            lines = map(json.loads, metrics.read())
+            points.extend(MetricsPoint(line["seconds"], line["env_steps"]) for line in lines)
             if points:
                 memory.look()
             found = measured_between(points, bound=bound, learns_from=learns_from, ended=ended)
@@ -221,24 +223,6 @@ def _of_a_short_training(points: Sequence[MetricsPoint]) -> Measurement | None:
     if not points or points[-1].seconds <= 0:
         return None
     return Measurement(points[-1].env_steps / points[-1].seconds)
-
-
-class _MetricsTail:
-    """The lines of a file that grows."""
-
-    def __init__(self, file: Path) -> None:
-        self._file, self._offset, self._points = file, 0, list[MetricsPoint]()
-
-    def read(self) -> Sequence[MetricsPoint]:
-        """All whole lines so far."""
-        with contextlib.suppress(FileNotFoundError), self._file.open("rb") as file:
-            file.seek(self._offset)
-            text = file.read()
-            whole = text[: text.rfind(b"\n") + 1]
-            self._offset += len(whole)
-            for line in map(json.loads, whole.splitlines()):
-                self._points.append(MetricsPoint(line["seconds"], line["env_steps"]))
-        return self._points
 
 
 class _PeakMemory:

@@ -13,8 +13,7 @@ from rollmill.pictures import require_matplotlib
 from rollmill.plotting.groups import AXES, Curves, SeedCurve, grouped, object_in, settings_of
 from rollmill.plotting.html import curves_page
 from rollmill.plotting.png import write_png
-from rollmill.record.learning_curves import RETURN
-from rollmill.record.metric_curves import metric_curve, metric_names
+from rollmill.record.metric_curves import RETURN, metric_curve, metric_names
 from rollmill.record.run_directory import RunDirectory
 from rollmill.sweeps.directory import SweepDirectory
 

@@ -11,7 +11,7 @@ from jaxtyping import Float
 
 from rollmill.core.errors import DataError
 from rollmill.core.json_data import short_json
-from rollmill.record.metric_curves import MetricAt
+from rollmill.record.metric_curves import MetricPoint
 
 POINTS = 200
 """Points of an axis at which curves are compared."""
@@ -37,7 +37,7 @@ class SeedCurve(NamedTuple):
     run: str
     settings: Mapping[str, Any]
     """The settings that tell groups apart, flat: from dotted names to values of JSON."""
-    points: Sequence[MetricAt]
+    points: Sequence[MetricPoint]
 
 
 class Band(NamedTuple):

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from rollmill.core.errors import UsageError
 from rollmill.core.machine import device_memory, memory_bytes
-from rollmill.core.text import in_bytes
+from rollmill.core.text import format_bytes
 from rollmill.dataflow import Graph, empty_experience
 
 SHARE = 0.8
@@ -35,7 +35,7 @@ class ReplaySize(NamedTuple):
 
     def __str__(self) -> str:
         return (
-            f"replay memory: {self.steps:,} steps of {self.of_a_step:,.0f} bytes, {in_bytes(self.total)}; each "
+            f"replay memory: {self.steps:,} steps of {self.of_a_step:,.0f} bytes, {format_bytes(self.total)}; each "
             "checkpoint holds it"
         )
 
@@ -71,8 +71,8 @@ def check_message_size(size: ReplaySize, *, place: str, replicas: int) -> None:
         return
     fits = int(size.steps * limit * parts / size.total)
     raise UsageError(
-        f"the replay memory of {size.steps:,} steps takes {in_bytes(size.total)}, and workers of place={place} "
-        f"save it in messages of at most {in_bytes(limit)}. hint: buffer_size={fits} would fit, or place=program."
+        f"the replay memory of {size.steps:,} steps takes {format_bytes(size.total)}, and workers of place={place} "
+        f"save it in messages of at most {format_bytes(limit)}. hint: buffer_size={fits} would fit, or place=program."
     )
 
 
@@ -97,6 +97,6 @@ def check_replay_size(size: ReplaySize, *, devices: Sequence[Any], replicas: int
     where = "this machine" if on_host else "each device"
     copies = ", and as much again while a checkpoint is written," if on_host else ""
     raise UsageError(
-        f"the replay memory of {size.steps:,} steps takes {in_bytes(size.total)}{copies} and {where} has "
-        f"{in_bytes(limit)}. hint: buffer_size={fits} would fit" + ("." if on_host else ", or more devices.")
+        f"the replay memory of {size.steps:,} steps takes {format_bytes(size.total)}{copies} and {where} has "
+        f"{format_bytes(limit)}. hint: buffer_size={fits} would fit" + ("." if on_host else ", or more devices.")
     )

@@ -21,7 +21,7 @@ from jaxtyping import PyTree
 
 from rollmill.core.errors import CheckpointError, DataError, StorageError, UsageError
 from rollmill.core.folder import Folder, ForeignFileError
-from rollmill.core.text import in_bytes
+from rollmill.core.text import format_bytes
 from rollmill.record.checkpoint_files import (
     CheckpointRecord,
     DamageError,
@@ -361,8 +361,8 @@ class Checkpoints:
     def _disk_full(self, iteration: int, needed: int) -> StorageError:
         free = _free_bytes(self.directory)
         return StorageError(
-            f"the disk of {self.directory} is full: checkpoint {iteration} needs {in_bytes(needed)}, "
-            f"{in_bytes(free)} are free. Free some space; {self._recovery_hint(iteration)}"
+            f"the disk of {self.directory} is full: checkpoint {iteration} needs {format_bytes(needed)}, "
+            f"{format_bytes(free)} are free. Free some space; {self._recovery_hint(iteration)}"
         )
 
     def _failure(self, iteration: int, needed: int, error: Exception) -> StorageError:

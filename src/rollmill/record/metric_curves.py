@@ -1,71 +1,151 @@
-"""One metric over steps and seconds, from the lines of a run."""
+"""Curves of one metric of a run: whole, thinned for a figure, or followed while the run writes them."""
 
+import contextlib
 import functools
 import math
+import os
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import msgspec
 
 from rollmill.core.errors import CheckpointError
-from rollmill.record.learning_curves import MOST_BYTES
+from rollmill.core.folder import Folder
 from rollmill.record.run_directory import METRICS, RunDirectory
 
+MAX_LINE_BYTES = 2**20
 LINE_START = ("iteration", "env_steps", "seconds")
-"""Numbers of every line that count how far a training is."""
+"""Fields of every line that count the progress of a run."""
+RETURN = "episode/return"
+"""Default metric of a learning curve: the mean return over all seeds of a run."""
 
 
-class MetricAt(NamedTuple):
-    """A metric after some environment steps, and after some seconds of training."""
+class MetricPoint(NamedTuple):
+    """A metric after some environment steps."""
 
     env_steps: float
-    seconds: float
     value: float
+    seconds: float = 0.0
+    """Seconds of training, in `metric_curve` only."""
 
 
-def metric_curve(run: RunDirectory, metric: str) -> list[MetricAt]:
-    """A metric of all lines that have it as a finite number, the oldest first; damaged lines are passed over."""
-    decoder, found = _decoder(metric), []
-    for line in _lines(run):
-        try:
-            read = decoder.decode(line)
-            env_steps = float(read.env_steps)
-        except (msgspec.DecodeError, OverflowError, RecursionError):
-            continue
-        if read.value is not None and math.isfinite(read.value):
-            found.append(MetricAt(env_steps, read.seconds, read.value))
-    return found
+def metric_curve(run: RunDirectory, metric: str) -> list[MetricPoint]:
+    """Returns the finite values of a metric in order, without damaged lines.
+
+    Raises:
+        CheckpointError: the file cannot be read, or has a line beyond the limit.
+    """
+    read = (_parsed(line, metric) for line in _lines(run))
+    return [point for point in read if point is not None and point.seconds >= 0 and math.isfinite(point.value)]
 
 
 def metric_names(run: RunDirectory) -> set[str]:
-    """Names of the metrics that a run has; empty if it has no line yet."""
+    """Returns the names of a run's metrics. They are none if it has no line yet. Errors as in `metric_curve`."""
     names: set[str] = set()
     for line in _lines(run):
-        try:
-            read = msgspec.json.decode(line, type=dict[str, object])
-        except (msgspec.DecodeError, RecursionError):
-            continue
-        names.update(name for name, value in read.items() if isinstance(value, int | float))
+        with contextlib.suppress(msgspec.DecodeError, RecursionError):
+            values = msgspec.json.decode(line, type=dict[str, object])
+            names.update(name for name, value in values.items() if isinstance(value, int | float))
     return names - set(LINE_START)
+
+
+def thinned_curve(run: RunDirectory, max_points: int, *, seed: int | None = None) -> list[MetricPoint]:
+    """Returns at most `max_points` of a run's learning curve, evenly over its metrics, with the last one.
+
+    It reads only these lines, however long the file is.
+
+    Args:
+        run: the run.
+        max_points: maximum number of points.
+        seed: one of several seeds of the run. Default: the mean over all.
+    """
+    metric = RETURN if seed is None else f"{RETURN}_seed{seed}"
+    with _opened(run.folder, METRICS) as file:
+        if file is None:
+            return []
+        size = os.fstat(file.fileno()).st_size
+        lines = [_line_at(file, size * number // max_points, size) for number in range(max_points - 1)]
+        lines.append(_last_line(file, size))
+    points = (_parsed(line, metric) for line in lines)
+    by_steps = {point.env_steps: point._replace(seconds=0.0) for point in points if point is not None}
+    return [by_steps[steps] for steps in sorted(by_steps)]
+
+
+class LineFollower:
+    """Reads the lines of a growing file. A file that replaces it is read from its beginning."""
+
+    def __init__(self, folder: Folder, name: str = METRICS) -> None:
+        self._folder, self._name = folder, name
+        self._file, self._position = -1, 0
+
+    def read(self) -> list[bytes]:
+        """Returns the whole lines since the last call, or none while there is no file."""
+        with _opened(self._folder, self._name) as file:
+            if file is None:
+                return []
+            status = os.fstat(file.fileno())
+            if status.st_ino != self._file or status.st_size < self._position:
+                self._file, self._position = status.st_ino, 0
+            file.seek(self._position)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._position += len(whole)
+        return whole.splitlines()
+
+    def read_returns(self) -> list[MetricPoint]:
+        """Returns the mean returns in the lines since the last call."""
+        points = (_parsed(line, RETURN) for line in self.read())
+        return [point._replace(seconds=0.0) for point in points if point is not None]
 
 
 @functools.cache
 def _decoder(metric: str) -> msgspec.json.Decoder:
-    """Reads three numbers of a line, and passes over the others."""
-    known = ("value", float | None, msgspec.field(name=metric, default=None))
-    return msgspec.json.Decoder(msgspec.defstruct("MetricLine", [("env_steps", int), ("seconds", float), known]))
+    """Returns a decoder that reads three fields of a line and skips the others."""
+    value = ("value", float | None, msgspec.field(name=metric, default=None))
+    return msgspec.json.Decoder(msgspec.defstruct("Line", [("env_steps", int), value, ("seconds", float, -1.0)]))
+
+
+def _parsed(line: bytes, metric: str) -> MetricPoint | None:
+    """Returns the metric in a line, if the line is intact and has it."""
+    try:
+        read = _decoder(metric).decode(line)
+        return None if read.value is None else MetricPoint(float(read.env_steps), read.value, read.seconds)
+    except (msgspec.DecodeError, OverflowError, RecursionError):
+        return None
 
 
 def _lines(run: RunDirectory) -> Iterator[bytes]:
+    path = run.root / METRICS
     try:
         with run.folder.reading(METRICS) as file:
-            while line := file.readline(MOST_BYTES):
-                if len(line) == MOST_BYTES and not line.endswith(b"\n"):
-                    raise CheckpointError(
-                        f"{run.root / METRICS} cannot be read: a line has more than {MOST_BYTES:,} bytes."
-                    )
+            while line := file.readline(MAX_LINE_BYTES):
+                if len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
+                    raise CheckpointError(f"{path} cannot be read: a line has more than {MAX_LINE_BYTES:,} bytes.")
                 yield line
     except FileNotFoundError:
         return
     except OSError as error:
-        raise CheckpointError(f"{run.root / METRICS} cannot be read: {error.strerror or error}.") from error
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}.") from error
+
+
+@contextlib.contextmanager
+def _opened(folder: Folder, name: str) -> Iterator[IO[bytes] | None]:
+    with contextlib.ExitStack() as stack:
+        try:
+            file = stack.enter_context(folder.reading(name))
+        except (OSError, CheckpointError):
+            file = None
+        yield file
+
+
+def _line_at(file: IO[bytes], position: int, size: int) -> bytes:
+    """Returns the first whole line from a position on."""
+    file.seek(max(0, position - 1))
+    if position:
+        file.readline(MAX_LINE_BYTES)
+    return file.readline(MAX_LINE_BYTES) if file.tell() < size else b""
+
+
+def _last_line(file: IO[bytes], size: int) -> bytes:
+    file.seek(max(0, size - MAX_LINE_BYTES))
+    return file.read().rpartition(b"\n")[0].rpartition(b"\n")[2]

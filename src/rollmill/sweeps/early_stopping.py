@@ -1,6 +1,6 @@
 """Stops trials of a sweep early, by what their runs have come to at the rungs of successive halving."""
 
-from rollmill.record.learning_curves import MetricsFollower
+from rollmill.record.metric_curves import LineFollower
 from rollmill.sweeps.directory import SweepDirectory
 from rollmill.sweeps.halving import CurvePoint, HalvingRule, Judgement
 from rollmill.sweeps.spec import Trial
@@ -20,13 +20,15 @@ class EarlyStopping:
     def __init__(self, sweep: SweepDirectory, rule: HalvingRule) -> None:
         self._sweep, self._rule = sweep, rule
         self._state = sweep.stopping()
-        self._followers: dict[str, MetricsFollower] = {}
+        self._followers: dict[str, LineFollower] = {}
 
     def look(self, trial: Trial) -> Judgement | None:
         """Reads what a running trial has written since the last call; returns why it has to stop, if it has to."""
         if trial.name not in self._followers:
-            self._followers[trial.name] = MetricsFollower(self._sweep.run(trial))
-        curve = [CurvePoint(*point) for point in self._followers[trial.name].read()]
+            self._followers[trial.name] = LineFollower(self._sweep.run(trial).folder)
+        curve = [
+            CurvePoint(int(point.env_steps), point.value) for point in self._followers[trial.name].read_returns()
+        ]
         judgements = self._state.judge(self._rule, trial.name, curve)
         if judgements:
             self._sweep.write_stopping(self._state)

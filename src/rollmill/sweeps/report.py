@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from rollmill.core.errors import StorageError
 from rollmill.core.folder import Folder
 from rollmill.pages.scales import ticks
-from rollmill.record.learning_curves import ReturnAt, thinned_curve
+from rollmill.record.metric_curves import MetricPoint, thinned_curve
 from rollmill.sweeps.directory import TRIAL_RESULTS, SweepDirectory
 from rollmill.sweeps.ranking import OVER_SEEDS, SEED, count_best
 from rollmill.sweeps.spec import Trial, text_of
@@ -39,7 +39,7 @@ class LabelledCurve(NamedTuple):
     """A learning curve, and what it is of."""
 
     label: str
-    points: Sequence[ReturnAt]
+    points: Sequence[MetricPoint]
 
 
 class _Scale(NamedTuple):
@@ -128,10 +128,10 @@ def report(
 
 def figure(curves: Sequence[LabelledCurve], *, num_best: int) -> str:
     """Learning curves as SVG; the first `num_best` lie over the others and are highlighted."""
-    points = [point for curve in curves for point in curve.points if math.isfinite(point.mean_return)]
+    points = [point for curve in curves for point in curve.points if math.isfinite(point.value)]
     if not points:
         return "<p>No episode has ended yet.</p>"
-    returns = [point.mean_return for point in points]
+    returns = [point.value for point in points]
     across = _Scale(0.0, float(max(point.env_steps for point in points)), LEFT, WIDTH - RIGHT)
     upwards = _Scale(min(returns), max(returns), HEIGHT - BOTTOM, TOP)
     kinds = ["curve best"] * num_best + ["curve"] * len(curves)
@@ -143,10 +143,10 @@ def figure(curves: Sequence[LabelledCurve], *, num_best: int) -> str:
 
 
 def _curve(curve: LabelledCurve, across: _Scale, upwards: _Scale, *, kind: str) -> str:
-    known = [point for point in curve.points if math.isfinite(point.mean_return)]
+    known = [point for point in curve.points if math.isfinite(point.value)]
     if not known:
         return ""
-    path = " ".join(f"{across(float(steps)):.0f},{upwards(value):.0f}" for steps, value in known)
+    path = " ".join(f"{across(point.env_steps):.0f},{upwards(point.value):.0f}" for point in known)
     return f'<polyline class="{kind}" points="{path}"><title>{escape(curve.label)}</title></polyline>'
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rollmill.record.learning_curves import MetricsFollower, ReturnAt, thinned_curve
+from rollmill.record.metric_curves import LineFollower, MetricPoint, thinned_curve
 from rollmill.record.run_directory import RunDirectory
 
 
@@ -18,29 +18,29 @@ def run(tmp_path):
 
 
 def test_lines_are_read_as_they_come(run):
-    follower = MetricsFollower(run)
-    assert follower.read() == []  # the run has not begun
+    follower = LineFollower(run.folder)
+    assert follower.read_returns() == []  # the run has not begun
     run.metrics_file.write_text(line(1, None) + line(2, 3.5, extra="x") + '{"env_steps": 3, "epis')
-    assert follower.read() == [ReturnAt(2, 3.5)]
+    assert follower.read_returns() == [MetricPoint(2, 3.5)]
     with run.metrics_file.open("a") as file:
         file.write('ode/return": 4}\n' + "damaged\n" + line(4, 5.0))
-    assert follower.read() == [ReturnAt(3, 4.0), ReturnAt(4, 5.0)]
-    assert follower.read() == []
+    assert follower.read_returns() == [MetricPoint(3, 4.0), MetricPoint(4, 5.0)]
+    assert follower.read_returns() == []
 
 
 def test_a_replaced_file_is_read_again(run, tmp_path):
-    follower = MetricsFollower(run)
+    follower = LineFollower(run.folder)
     run.metrics_file.write_text(line(1, 1.0) + line(2, 2.0))
-    assert len(follower.read()) == 2
+    assert len(follower.read_returns()) == 2
     (tmp_path / "new").write_text(line(1, 1.0) + line(2, 2.5) + line(3, 3.0))
     (tmp_path / "new").replace(run.metrics_file)
-    assert follower.read() == [ReturnAt(1, 1.0), ReturnAt(2, 2.5), ReturnAt(3, 3.0)]
+    assert follower.read_returns() == [MetricPoint(1, 1.0), MetricPoint(2, 2.5), MetricPoint(3, 3.0)]
 
 
 def test_links_are_not_followed(run, tmp_path):
     (tmp_path / "elsewhere").write_text(line(1, 1.0))
     run.metrics_file.symlink_to(tmp_path / "elsewhere")
-    assert MetricsFollower(run).read() == [] == thinned_curve(run, 10)
+    assert LineFollower(run.folder).read_returns() == [] == thinned_curve(run, 10)
 
 
 @pytest.mark.parametrize("most", [1, 2, 10, 50])
@@ -50,7 +50,7 @@ def test_curves_are_thinned_evenly(run, lines, most):
     curve = thinned_curve(run, most)
     steps = [point.env_steps for point in curve]
     assert len(curve) <= most and steps[-1] == lines and steps == sorted(set(steps))
-    assert all(point.mean_return == point.env_steps for point in curve)
+    assert all(point.value == point.env_steps for point in curve)
     if most == 50 and lines == 1000:
         assert steps[0] == 1 and max(b - a for a, b in zip(steps, steps[1:], strict=False)) < 50
 
@@ -58,8 +58,8 @@ def test_curves_are_thinned_evenly(run, lines, most):
 def test_curves_of_single_seeds(run):
     seeds = {"episode/return_seed4": 1.0, "episode/return_seed5": 3.0}
     run.metrics_file.write_text(line(8, 2.0, **seeds))
-    assert thinned_curve(run, 5) == [ReturnAt(8, 2.0)]
-    assert thinned_curve(run, 5, seed=5) == [ReturnAt(8, 3.0)] and thinned_curve(run, 5, seed=6) == []
+    assert thinned_curve(run, 5) == [MetricPoint(8, 2.0)]
+    assert thinned_curve(run, 5, seed=5) == [MetricPoint(8, 3.0)] and thinned_curve(run, 5, seed=6) == []
 
 
 def test_no_curve_without_returns(run):
