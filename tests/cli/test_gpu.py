@@ -27,7 +27,7 @@ def test_a_gpu_is_listed(h200, capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))  # without the programs of the driver
     assert command.run(["--seconds", "0.01"]) == 0
     printed = capsys.readouterr().out
-    assert "GPU 0: NVIDIA H200, 0.6 of 140.4 GiB in use" in printed
+    assert "GPU 0: NVIDIA H200, " in printed and " of 140.4 GiB in use" in printed
     assert "several processes would share them by turns: the program nvidia-cuda-mps-control" in printed
 
 

@@ -13,8 +13,8 @@ from gymnasium import spaces
 
 from rollmill import envs
 from rollmill.core.errors import ContractError, UsageError
-from rollmill.core.own_line import own_line
 from rollmill.core.types import AgentKind, Environment, Timestep
+from rollmill.core.user_frame import user_frame
 from rollmill.envs.host import allocate
 
 BOX = spaces.Box(0.0, 10.0, (1,), np.float32)
@@ -626,5 +626,5 @@ def test_own_line_prefers_the_callers_code():
     try:
         eqx.filter_jit(wrong)(jnp.zeros(4))
     except TypeError as error:
-        line = own_line(error)
+        line = user_frame(error)
     assert line.endswith("return jnp.reshape(x, (3, 7))") and "test_check.py:" in line

@@ -7,17 +7,18 @@ import numpy as np
 import pytest
 
 import rollmill
+from registries import restored
 from rollmill import envs
 from rollmill.core.errors import ContractError, UsageError
-from rollmill.core.plugins import check_function, check_registration
 from rollmill.core.types import Environment
 from rollmill.envs import probes, registry
 from rollmill.runs.specification import describe
 
 
 @pytest.fixture
-def own_names(monkeypatch):
-    monkeypatch.setattr(registry, "_factories", dict(registry._factories))
+def own_names():
+    with restored(registry.ENVIRONMENTS):
+        yield
 
 
 def test_every_registered_environment_has_its_name_and_a_description():
@@ -50,10 +51,10 @@ def test_register_refuses_names_that_make_could_not_find(name, own_names):
 
 
 def test_register_refuses_what_is_no_name_and_no_function():
-    with pytest.raises(UsageError, match="the name of an environment is text, not a int"):
-        check_registration("environment", 3, {}, overwrite=False)
+    with pytest.raises(UsageError, match="the name of an environment must be a string, not a int"):
+        registry.ENVIRONMENTS.check(3, probes.constant_reward, overwrite=False)
     with pytest.raises(UsageError, match="an environment needs a function that makes it, not a str"):
-        check_function("environment", "Mine-v0", "probe")
+        registry.ENVIRONMENTS.check("Mine-v0", "probe", overwrite=False)
 
 
 def test_make_passes_options_on_and_the_environment_carries_them():

@@ -241,7 +241,7 @@ def test_an_environment_whose_arrays_start_the_backend_leaves_memory_too(monkeyp
         seen.append({name: text for name, text in os.environ.items() if name.startswith("XLA_PYTHON")})
         return registry.make("CartPole-v1")
 
-    monkeypatch.setitem(registry._factories, "Starting-v0", factory)
+    monkeypatch.setitem(registry.ENVIRONMENTS, "Starting-v0", factory)
     monkeypatch.setattr(gpu_share, "takes_gpus", lambda: True)
     monkeypatch.setattr(gpu_share, "backend_has_started", lambda: bool(seen))
     monkeypatch.setattr(gpu_share, "_memory", ())

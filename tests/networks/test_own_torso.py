@@ -8,6 +8,7 @@ import pytest
 from gymnasium import spaces
 
 import rollmill
+from registries import restored
 from rollmill.core.errors import ContractError, UsageError
 from rollmill.networks import (
     NetworkConfig,
@@ -39,10 +40,10 @@ def pooled(key, space):
 
 @pytest.fixture
 def named(monkeypatch):
-    for names in ("_factories", "_origins", "_torsos"):
-        monkeypatch.setattr(registry, names, getattr(registry, names).copy())
-    register_network("pooled", pooled, torso=True)
-    return NetworkConfig(name="pooled", hidden_sizes=(6,), activation="relu")
+    monkeypatch.setattr(registry, "_torsos", set())
+    with restored(registry.NETWORKS):
+        register_network("pooled", pooled, torso=True)
+        yield NetworkConfig(name="pooled", hidden_sizes=(6,), activation="relu")
 
 
 def layers_by_hand(torso, features):

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from functools import partial
 
 import gymnasium
 import jax
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 import rollmill
+from registries import restored
 from rollmill.core.errors import CheckpointError, UsageError
 from rollmill.dataflow import ElementwiseUpdate, fingerprint
 from rollmill.envs import host_environment, registry
@@ -201,10 +203,11 @@ def test_an_own_host_environment_has_no_name_and_is_evaluated_all_the_same(tmp_p
     assert rollmill.evaluate(run.directory, algorithm=graph, episodes=2).lengths.tolist() == [4, 4]
 
 
-def test_a_registered_name_is_the_one_that_is_recorded(monkeypatch):
-    monkeypatch.setattr(registry, "_factories", dict(registry._factories))
-    rollmill.register("Short-v0", lambda steps=3: rollmill.make("gymnasium:CartPole-v1", max_episode_steps=steps))
-    described = describe(small(rollmill.make("Short-v0", steps=2)))
+def test_a_registered_name_is_the_one_that_is_recorded():
+    with restored(registry.ENVIRONMENTS):
+        make = partial(rollmill.make, "gymnasium:CartPole-v1")
+        rollmill.register("Short-v0", lambda steps=3: make(max_episode_steps=steps))
+        described = describe(small(rollmill.make("Short-v0", steps=2)))
     assert (described["environment"], described["environment_options"]) == ("Short-v0", {"steps": 2})
     assert described["custom"] == []
 

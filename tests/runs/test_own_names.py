@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 import rollmill
+from registries import restored
 from rollmill.core.errors import ContractError, UsageError
 from rollmill.core.shell import command
 from rollmill.dataflow import fingerprint
@@ -33,10 +34,9 @@ SIZES = {"num_envs": 4, "num_steps": 4, "total_timesteps": 64, "num_minibatches"
 
 
 @pytest.fixture
-def own_names(monkeypatch):
-    monkeypatch.setattr(algorithms, "ALGORITHMS", dict(algorithms.ALGORITHMS))
-    monkeypatch.setattr(registry, "_factories", {})
-    monkeypatch.setattr(environment_registry, "_factories", dict(environment_registry._factories))
+def own_names():
+    with restored(algorithms.ALGORITHMS, registry.NETWORKS, environment_registry.ENVIRONMENTS):
+        yield
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ from jaxtyping import Array, Bool, Float, PyTree
 from rollmill.algorithms.fragments import condensed, weights_and_rest
 from rollmill.algorithms.sharing import ParameterSet, set_of
 from rollmill.core.errors import ContractError, UsageError
-from rollmill.core.own_line import blaming
 from rollmill.core.spaces import struct
 from rollmill.core.types import (
     Action,
@@ -33,6 +32,7 @@ from rollmill.core.types import (
     Params,
     State,
 )
+from rollmill.core.user_frame import attribute_to_user_code
 from rollmill.dataflow import Decision, Step, is_large
 from rollmill.envs import RunningStatistics, active_agents, initial_statistics, normalise, normalised_struct
 from rollmill.networks import AgentNetwork, Distribution, flat_size, flatten
@@ -352,7 +352,7 @@ def _set_network(
             f"the network of {group.name} is recurrent, which MAPPO and IPPO do not support yet; use a torso "
             "without memory, such as torso='auto'."
         )
-    with blaming(f"the network of {group.name}"):
+    with attribute_to_user_code(f"the network of {group.name}"):
         value = jax.eval_shape(network.value, weights, struct(critic_space))
         jax.eval_shape(lambda w, s: network.distribution(w, s, ()).mode(), weights, struct(actor_space))
     if (value.shape, value.dtype) != ((), jnp.float32):
@@ -367,7 +367,7 @@ def _central_struct(env: Environment | HostEnvironment) -> jax.ShapeDtypeStruct 
     if isinstance(env, HostEnvironment) or env.central is None:
         return None
     central = env.central
-    with blaming(f"{env.name}: central"):
+    with attribute_to_user_code(f"{env.name}: central"):
         of_start = lambda key: central(env.reset(key, env.params)[1], env.params)
         features = jax.eval_shape(of_start, jax.random.key(0))
     is_struct = isinstance(features, jax.ShapeDtypeStruct)

@@ -11,7 +11,6 @@ from gymnasium import spaces
 from jaxtyping import Array, Bool, Float, Int, PyTree, Shaped
 
 from rollmill.core.errors import ContractError, UsageError
-from rollmill.core.own_line import blaming
 from rollmill.core.spaces import box_bounds, struct
 from rollmill.core.types import (
     FINAL_MASK,
@@ -26,6 +25,7 @@ from rollmill.core.types import (
     State,
     Timestep,
 )
+from rollmill.core.user_frame import attribute_to_user_code
 from rollmill.dataflow import ActionMask, Decision, PolicyOutputs, Step, StepReply, is_large, remote_environment
 from rollmill.envs import (
     RunningStatistics,
@@ -100,14 +100,14 @@ def environment_functions(
     name = env.name
 
     def start(key, index):
-        with blaming(f"{name}: reset"):
+        with attribute_to_user_code(f"{name}: reset"):
             observation, state = env.reset(key, params_of(index))
         return (state, index), observation
 
     def step(key, state, action):
         inner, index = state
         action = clip_to_space(env.action_space, action)
-        with blaming(f"{name}: step"):
+        with attribute_to_user_code(f"{name}: step"):
             timestep = env.step(key, inner, action, params_of(index))
         info = {name: timestep.info[name] for name in KEPT_INFO if name in timestep.info}
         return timestep._replace(state=(timestep.state, index), info=info)
@@ -345,7 +345,7 @@ def condensed(leaf: Shaped[Array, "E ..."]) -> PyTree[Array]:
 
 def _check_types(policy: NetworkPolicy, observation: PyTree[jax.ShapeDtypeStruct]) -> None:
     """Checks the network's output types here, where errors can name its author's line."""
-    with blaming("the network"):
+    with attribute_to_user_code("the network"):
         weights = jax.eval_shape(policy.start_weights, jax.random.key(0))
         memory = jax.eval_shape(policy.start_memory)
         output = jax.eval_shape(lambda w, m, o: policy.forward(w, m, o, ()), weights, memory, observation)
@@ -364,7 +364,7 @@ def _check_types(policy: NetworkPolicy, observation: PyTree[jax.ShapeDtypeStruct
 def weights_and_rest(make: Callable[[Key], PyTree]) -> tuple[PyTree, PyTree]:
     """Splits a network into its weights, as shapes, and all else: functions, sizes, constant arrays."""
     key = jax.random.key(0)
-    with blaming("making the network"):
+    with attribute_to_user_code("making the network"):
         network = eqx.filter_eval_shape(make, key)
     is_struct = lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct)
     is_weight = lambda leaf: is_struct(leaf) and jnp.issubdtype(leaf.dtype, jnp.inexact)

@@ -71,7 +71,8 @@ def _list(seconds: float) -> int:
             time.sleep(seconds)
             activities = [monitor.read() for monitor in monitors]
     for gpu, activity in zip(gpus, activities, strict=True):
-        print(f"GPU {gpu.index}: {gpu.name}, {format_bytes(gpu.used_bytes)} of {format_bytes(gpu.memory_bytes)} in use")
+        used, memory = format_bytes(gpu.used_bytes), format_bytes(gpu.memory_bytes)
+        print(f"GPU {gpu.index}: {gpu.name}, {used} of {memory} in use")
         print(f"  activity: {str(activity) or 'unknown'}")
         _print_slices(gpu)
     way, reason = choose_sharing(gpus, "auto")

@@ -9,10 +9,12 @@ from rollmill.cli.named_parts import Imports
 from rollmill.cli.parsing import parse
 from rollmill.core.installation import install_command
 from rollmill.core.plugins import Plugin
-from rollmill.envs import TRANSFORMS, plugins_of_environments, registered
-from rollmill.networks import plugins_of_networks, registered_networks
+from rollmill.envs import TRANSFORMS, registered
+from rollmill.envs.registry import ENVIRONMENTS
+from rollmill.networks import registered_networks
+from rollmill.networks.registry import NETWORKS
 from rollmill.recipes import RECIPES
-from rollmill.runs.algorithms import ALGORITHMS, plugins_of_algorithms
+from rollmill.runs.algorithms import ALGORITHMS
 from rollmill.runs.specification import import_modules
 
 
@@ -41,7 +43,7 @@ def run(arguments: list[str]) -> int:
         ("envpool:ID", f"environments of EnvPool, on the host CPU, with `{install_command('envpool')}`"),
     ]
     recipes = [(name, make().summary) for name, make in RECIPES.items()]
-    found = [plugins_of_algorithms(), plugins_of_environments(), plugins_of_networks()]
+    found = [registry.load_plugins() for registry in (ALGORITHMS, ENVIRONMENTS, NETWORKS)]
     algorithms = [(name, algorithm.summary) for name, algorithm in ALGORITHMS.items()]
     _print("algorithms", _with_packages(algorithms, found[0]))
     _print("environments", [*_with_packages(registered(), found[1]), *adapted])

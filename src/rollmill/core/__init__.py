@@ -1,1 +1,1 @@
-"""The shared base: `types`, `spaces`, `errors`, `machine`, and `own_line` for lines of the user's code."""
+"""The shared base: `types`, `spaces`, `errors`, `machine`, and `user_frame` for lines of the user's code."""

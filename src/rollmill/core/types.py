@@ -168,7 +168,7 @@ class HostFailure(NamedTuple):
     error: str
     """Type of the exception and the first line of its message."""
     line: str
-    """Line of the environment's code that raised, as found by `core.own_line`."""
+    """Line of the environment's code that raised, as found by `core.user_frame`."""
     seed: int
     """Seed of the environment that raised."""
 

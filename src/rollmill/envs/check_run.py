@@ -12,9 +12,9 @@ from jaxtyping import Array, Bool, Int, PyTree
 from jaxtyping import Key as KeyArray
 
 from rollmill.core.errors import ContractError
-from rollmill.core.own_line import blaming
 from rollmill.core.spaces import contains
 from rollmill.core.types import Action, Environment, Key, Observation, Params, State, Timestep
+from rollmill.core.user_frame import attribute_to_user_code
 from rollmill.envs.agents import possible_masks
 from rollmill.envs.random_actions import random_action
 from rollmill.envs.transforms import TimeLimitState
@@ -63,7 +63,7 @@ def rollout(env: Environment, seed: int, num_steps: int) -> Rollout:
         ContractError: the environment raised an exception.
     """
     key = jax.random.key(seed)
-    with blaming(f"{env.name}: a rollout"):
+    with attribute_to_user_code(f"{env.name}: a rollout"):
         # A check runs by itself, outside any program that execution would compile.
         play = jax.jit(lambda key, params: _rollout(env, key, params, num_steps))  # noqa: TID251
         return Rollout(*play(key, env.params))
@@ -196,7 +196,7 @@ def _without_clock(record: Rollout) -> Rollout:
 def check_vmapped(env: Environment, record: Rollout) -> None:
     """Checks that steps under `jax.vmap` return the same results as single steps."""
     steps = record.steps
-    with blaming(f"{env.name}: step under jax.vmap"):
+    with attribute_to_user_code(f"{env.name}: step under jax.vmap"):
         batched = _lifted_step(env, steps.keys, steps.state, steps.action)
     different = _first_difference(batched, steps.timestep)
     if different is not None:
@@ -218,7 +218,7 @@ def check_planning(env: Environment, record: Rollout) -> None:
     if jax.tree.structure(states) != jax.tree.structure(steps.state):
         return
     keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(steps.keys, 1)
-    with blaming(f"{env.name}: step from planning_state"):
+    with attribute_to_user_code(f"{env.name}: step from planning_state"):
         planned = _lifted_step(env, keys, states, steps.action)
     different = _first_difference(planned, steps.timestep)
     if different is not None:

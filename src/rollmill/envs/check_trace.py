@@ -12,9 +12,9 @@ import numpy as np
 from gymnasium import spaces
 
 from rollmill.core.errors import ContractError, UsageError
-from rollmill.core.own_line import blaming, own_line, own_line_of
 from rollmill.core.spaces import struct
 from rollmill.core.types import Environment, Timestep
+from rollmill.core.user_frame import attribute_to_user_code, user_frame, user_frame_of
 from rollmill.envs.agents import joint_spaces, possible_masks, reward_struct
 from rollmill.envs.returned import as_timestep, outline, type_of
 
@@ -215,7 +215,7 @@ def check_no_callbacks(env: Environment, traced: Traced) -> None:
                 raise ContractError(
                     f"{env.name}: {what} calls the host ({name}), expected a function of its arguments "
                     "alone: remove it, or make the environment a HostEnvironment. "
-                    f"At {own_line_of(equation)}"
+                    f"At {user_frame_of(equation)}"
                 )
 
 
@@ -249,7 +249,7 @@ def warn_of_promotion(env: Environment, traced: Traced) -> None:
             with jax.numpy_dtype_promotion("strict"):
                 jax.eval_shape(lambda *args, function=function: function(*args), *args)
         except jax.dtypes.TypePromotionError as error:
-            line = own_line(error)
+            line = user_frame(error)
             warnings.warn(f"{env.name}: {what} mixes dtypes, which JAX promotes silently: {line}", stacklevel=4)
 
 
@@ -280,7 +280,7 @@ def warn_of_weak_types(env: Environment) -> None:
 
 def _trace(env: Environment, what: str, function: Callable, *args: Any) -> tuple[Any, Any]:
     """The jaxpr of a function and the types of its results; traced again in every call."""
-    with blaming(f"{env.name}: {what}"):
+    with attribute_to_user_code(f"{env.name}: {what}"):
         program, shapes = jax.make_jaxpr(lambda *args: function(*args), return_shape=True)(*args)
     types = [jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type) for aval in program.out_avals]
     return program, jax.tree.unflatten(jax.tree.structure(shapes), types)

@@ -13,17 +13,8 @@ from typing import Any
 import gymnasium
 from gymnasium.vector import VectorEnv
 
-from rollmill.core.errors import UsageError, unknown_name
-from rollmill.core.plugins import (
-    Plugin,
-    check_function,
-    check_registration,
-    is_of_plugin,
-    load_plugin,
-    load_plugins,
-    modules_being_imported,
-    plugins,
-)
+from rollmill.core.errors import UsageError
+from rollmill.core.registry import Registry
 from rollmill.core.types import NO_OPTIONS, Environment, HostEnvironment, Options
 from rollmill.envs import probes
 from rollmill.envs.acrobot import acrobot
@@ -61,7 +52,7 @@ _ADAPTERS = {
 _ON_HOST = ("ale", "envpool", "gymnasium", "pettingzoo")
 """Adapters of host environments."""
 
-_factories: dict[str, Factory] = {
+_BUILT_IN: dict[str, Factory] = {
     "Acrobot-v1": acrobot,
     "CartPole-v1": cartpole,
     "ConnectFour-v0": connect_four,
@@ -85,11 +76,7 @@ _factories: dict[str, Factory] = {
     "TagGridWorld-v0": tag_gridworld,
     "TicTacToe-v0": tic_tac_toe,
 }
-
-
-_builtin = dict(_factories)
-_origins: dict[str, tuple[str, ...]] = {}
-"""Modules whose import registered a name."""
+ENVIRONMENTS: Registry[Factory] = Registry("environment", _BUILT_IN)
 
 
 def register(name: str, factory: Factory, *, overwrite: bool = False) -> None:
@@ -103,9 +90,8 @@ def register(name: str, factory: Factory, *, overwrite: bool = False) -> None:
     Raises:
         UsageError: the name is taken or cannot be one, or the factory is not callable.
     """
-    check_registration("environment", name, _factories, overwrite=overwrite)
-    check_function("environment", name, factory)
-    _factories[name], _origins[name] = factory, modules_being_imported()
+    ENVIRONMENTS.check(name, factory, overwrite=overwrite)
+    ENVIRONMENTS.register(name, factory)
 
 
 def make(name: str, *, transforms: Sequence[str] = (), **options: Any) -> Environment | HostEnvironment:
@@ -136,14 +122,8 @@ def check_name(name: str) -> None:
     prefix, colon, _ = name.partition(":")
     if colon:
         _adapter(prefix)
-    elif name not in _factories and not load_plugin("environment", name, _factories):
-        known = {*_factories, *(plugin.name for plugin in plugins("environment"))}
-        raise unknown_name(
-            "environment",
-            name,
-            known,
-            hint=f"Others: {_prefixes()}. One of your own: --import MODULE, or import it in Python.",
-        )
+    else:
+        _find(name)
 
 
 def _made(name: str, options: dict[str, Any]) -> Environment | HostEnvironment:
@@ -151,10 +131,14 @@ def _made(name: str, options: dict[str, Any]) -> Environment | HostEnvironment:
     prefix, colon, adapter_id = name.partition(":")
     if colon:
         return _named(_adapter(prefix)(adapter_id, **options), name, options)
-    check_name(name)
-    factory = _factories[name]
+    factory = _find(name)
     _check_options(name, factory, options)
     return _named(factory(**options), name, options)
+
+
+def _find(name: str) -> Factory:
+    hint = f"Others: {_prefixes()}. One of your own: --import MODULE, or import it in Python."
+    return ENVIRONMENTS.find(name, hint=hint)
 
 
 def from_gymnasium(
@@ -277,29 +261,13 @@ def _described(value: Any) -> str:
     return f"a {type(value).__name__}"
 
 
-def plugins_of_environments() -> list[tuple[Plugin, str]]:
-    """Environments of installed packages, imported; each with the reason why it is unusable, or an empty text."""
-    return load_plugins("environment", _factories, _origins)
-
-
 def registered() -> list[tuple[str, str]]:
     """Sorted ids without a prefix that `make` knows, each with its description.
 
     Those that installed packages offer are included, if their packages can be imported.
     """
-    plugins_of_environments()
-    return [(name, _first_line(_factories[name])) for name in sorted(_factories)]
-
-
-def is_own_name(name: str) -> bool:
-    """True if a user registered the name in this process, so that other processes may not know it."""
-    own = _factories.get(name) is not _builtin.get(name)
-    return own and not is_of_plugin("environment", name, origin_of(name))
-
-
-def origin_of(name: str) -> tuple[str, ...]:
-    """Modules whose import registered a name, the innermost first."""
-    return _origins.get(name, ())
+    ENVIRONMENTS.load_plugins()
+    return [(name, _first_line(ENVIRONMENTS[name])) for name in sorted(ENVIRONMENTS)]
 
 
 def is_on_host(name: str) -> bool:

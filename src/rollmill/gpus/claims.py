@@ -115,7 +115,8 @@ def _check(need: int, what: str, memory: Sequence[GpuMemory], claims: Sequence[C
         waiting = [claim for claim in claims if each.uuid in claim.gpus and not claim.taken]
         if need + ROOM > each.free - sum(claim.bytes for claim in waiting):
             listed = "".join(f", {claim}" for claim in waiting[:MAX_NAMED])
-            raise DeviceMemoryError(f"{what} at least {format_bytes(need)} of each GPU, and {each}{listed}. {HINT}")
+            at_least = format_bytes(need)
+            raise DeviceMemoryError(f"{what} at least {at_least} of each GPU, and {each}{listed}. {HINT}")
 
 
 def _living(folder: Folder, *, removes: bool = True) -> Iterator[Claim]:

@@ -125,8 +125,8 @@ def check_fraction(name: str, fraction: float, memory: Sequence[GpuMemory]) -> N
         if fraction * each.total > each.free - MIN_FREE / 2:
             fits = max(0.0, free_share(each))
             raise DeviceMemoryError(
-                f"{name} takes {format_bytes(int(fraction * each.total))} at once, and {each}. hint: {fits:.2f} would "
-                "fit; without a share, memory is taken as it is needed."
+                f"{name} takes {format_bytes(int(fraction * each.total))} at once, and {each}. hint: {fits:.2f} "
+                "would fit; without a share, memory is taken as it is needed."
             )
 
 

@@ -4,28 +4,15 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from rollmill.core.errors import unknown_name
-from rollmill.core.plugins import (
-    Plugin,
-    check_function,
-    check_registration,
-    is_of_plugin,
-    load_plugin,
-    load_plugins,
-    modules_being_imported,
-    plugins,
-    plugins_named,
-)
+from rollmill.core.registry import Registry
 
 NetworkFactory: TypeAlias = Callable[..., Any]
 """`(key, observation space, action space) -> ActorCritic`; for multi-agent algorithms
 `(key, observation space, action space, critic space) -> AgentNetwork`; of a torso `(key, observation space) ->
 module`, which maps one observation to a vector of features."""
 
-_factories: dict[str, NetworkFactory] = {}
+NETWORKS: Registry[NetworkFactory] = Registry("network", {})
 _torsos: set[str] = set()
-_origins: dict[str, tuple[str, ...]] = {}
-"""Modules whose import registered a name."""
 
 
 def register_network(name: str, factory: NetworkFactory, *, torso: bool = False, overwrite: bool = False) -> None:
@@ -45,51 +32,32 @@ def register_network(name: str, factory: NetworkFactory, *, torso: bool = False,
     Raises:
         UsageError: the name is taken or cannot be one, or the factory is not callable.
     """
-    check_registration("network", name, _factories, overwrite=overwrite)
-    check_function("network", name, factory)
-    _factories[name], _origins[name] = factory, modules_being_imported()
+    NETWORKS.check(name, factory, overwrite=overwrite)
+    NETWORKS.register(name, factory)
     (_torsos.add if torso else _torsos.discard)(name)
 
 
 def find_network(name: str) -> NetworkFactory:
-    """The factory of a name that is registered or offered by an installed package.
+    """Returns the factory of a name that is registered or offered by an installed package.
 
     Raises:
         UsageError: there is none, or its package cannot be used.
     """
-    if name not in _factories and not load_plugin("network", name, _factories):
-        known = {*_factories, *(plugin.name for plugin in plugins("network"))}
-        hint = "hint: rollmill.register_network registers networks; --import MODULE imports the module that does."
-        raise unknown_name("network", name, known or ["none"], hint=hint)
-    return _factories[name]
-
-
-def is_torso(name: str) -> bool:
-    """True if the name is registered as a torso."""
-    return name in _torsos
+    hint = "hint: rollmill.register_network registers networks; --import MODULE imports the module that does."
+    return NETWORKS.find(name, hint=hint)
 
 
 def is_network(name: str) -> bool:
-    """True if a network has that name; nothing is imported to find out."""
-    return name in _factories or bool(plugins_named("network", name))
+    """Returns whether a network has that name, without importing anything."""
+    return NETWORKS.has(name)
 
 
-def is_own_network(name: str) -> bool:
-    """True if a user registered the name in this process, so that other processes may not know it."""
-    return not is_of_plugin("network", name, origin_of_network(name))
-
-
-def origin_of_network(name: str) -> tuple[str, ...]:
-    """Modules whose import registered a name, the innermost first."""
-    return _origins.get(name, ())
-
-
-def plugins_of_networks() -> list[tuple[Plugin, str]]:
-    """Networks of installed packages, imported; each with the reason why it is unusable, or an empty text."""
-    return load_plugins("network", _factories, _origins)
+def is_torso(name: str) -> bool:
+    """Returns whether the name is registered as a torso."""
+    return name in _torsos
 
 
 def registered_networks() -> list[tuple[str, str]]:
-    """Sorted names of networks, each with its description; of those of installed packages too."""
-    plugins_of_networks()
-    return [(name, (inspect.getdoc(_factories[name]) or "").partition("\n")[0]) for name in sorted(_factories)]
+    """Returns the sorted names of networks, each with its description, including those of installed packages."""
+    NETWORKS.load_plugins()
+    return [(name, (inspect.getdoc(NETWORKS[name]) or "").partition("\n")[0]) for name in sorted(NETWORKS)]

@@ -14,9 +14,9 @@ from gymnasium import spaces
 from jaxtyping import Array, Float
 
 from rollmill.core.errors import ContractError, UsageError
-from rollmill.core.own_line import blaming
 from rollmill.core.spaces import struct
 from rollmill.core.types import Key, Memory, Observation
+from rollmill.core.user_frame import attribute_to_user_code
 from rollmill.networks.layers import (
     Convolution,
     GRUCell,
@@ -427,7 +427,7 @@ def own_torso(
         ContractError: the torso raises, or does not return a vector of floats.
     """
     own_key, mlp_key = jax.random.split(key)
-    with blaming(f"the torso {name}"):
+    with attribute_to_user_code(f"the torso {name}"):
         own = factory(own_key, space)
         features = eqx.filter_eval_shape(own, struct(space))
     if not isinstance(features, jax.ShapeDtypeStruct) or (len(features.shape), features.dtype) != (1, jnp.float32):

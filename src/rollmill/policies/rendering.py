@@ -13,7 +13,6 @@ from jaxtyping import Array, Bool, UInt8
 
 from rollmill.core.drawing import Drawing
 from rollmill.core.errors import ContractError, UsageError
-from rollmill.core.own_line import blaming
 from rollmill.core.schema import coerce
 from rollmill.core.types import (
     NO_OPTIONS,
@@ -25,6 +24,7 @@ from rollmill.core.types import (
     State,
     Timestep,
 )
+from rollmill.core.user_frame import attribute_to_user_code
 from rollmill.dataflow import Collector, Graph, step_one
 from rollmill.envs import as_environment, wrap
 from rollmill.envs.host import Film, filmed
@@ -285,7 +285,7 @@ def _watched(state: Any) -> _Watched:
 
 def _picture(env: Environment, draw: Draw, size: int, now: _Played) -> tuple[Picture, float]:
     """The pixels of a state, and the frames a second that suit them."""
-    with blaming(f"{env.name}: draw"):
+    with attribute_to_user_code(f"{env.name}: draw"):
         drawn = draw(now.watched.inner, env.params)
     if isinstance(drawn, Drawing):
         return rasterise(drawn, size), float(drawn.fps)

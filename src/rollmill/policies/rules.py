@@ -13,9 +13,9 @@ from rollmill.algorithms import EnvironmentFunctions, environment_functions
 from rollmill.algorithms.fragments import host_functions
 from rollmill.core.errors import ContractError, UsageError
 from rollmill.core.imports import ImportRefused, import_named
-from rollmill.core.own_line import blaming, failed_import
 from rollmill.core.spaces import struct
 from rollmill.core.types import Action, Environment, HostEnvironment, Key, Memory, Observation
+from rollmill.core.user_frame import attribute_to_user_code, failed_import
 from rollmill.dataflow import ActionMask, Decision, Graph, Loops
 from rollmill.envs import random_action
 
@@ -87,7 +87,7 @@ def graph_of_rule(rule: Rule, env: Environment | HostEnvironment) -> Graph:
     def decide(
         weights: PyTree, key: Key, memory: Memory, observation: Observation, action_mask: ActionMask
     ) -> Decision:
-        with blaming("the policy"):
+        with attribute_to_user_code("the policy"):
             action = rule(key, observation, action_mask)
         return Decision(_fitted(action, env), memory, ())
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from rollmill.channels.errors import Abandoned
 from rollmill.core.errors import RollmillError, UsageError
-from rollmill.core.own_line import own_line
+from rollmill.core.user_frame import user_frame
 from rollmill.gpus.device_errors import known_device_error
 from rollmill.processes.clocks import Clock
 from rollmill.processes.events import FINAL, Event, Finished, Hung, Received, Started
@@ -293,4 +293,4 @@ class ThreadSupervisor:
             raise type(error)(f"{job.name}: {error}") from error
         first_line = str(error).strip().partition("\n")[0]
         text = f"{job.name} (group {job.group}, replica {job.replica}) raised {type(error).__name__}: {first_line}"
-        raise WorkerFailed(f"{text}\n  at {own_line(error)}") from error
+        raise WorkerFailed(f"{text}\n  at {user_frame(error)}") from error

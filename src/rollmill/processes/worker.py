@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from rollmill.channels.errors import Abandoned, Damaged
-from rollmill.core.own_line import own_line
 from rollmill.core.process_tree import MARK, kill_family
+from rollmill.core.user_frame import user_frame
 from rollmill.gpus.device_errors import known_device_error
 from rollmill.processes import clocks
 from rollmill.processes.events import FINAL

@@ -35,8 +35,8 @@ class ReplaySize(NamedTuple):
 
     def __str__(self) -> str:
         return (
-            f"replay memory: {self.steps:,} steps of {self.of_a_step:,.0f} bytes, {format_bytes(self.total)}; each "
-            "checkpoint holds it"
+            f"replay memory: {self.steps:,} steps of {self.of_a_step:,.0f} bytes, {format_bytes(self.total)}; "
+            "each checkpoint holds it"
         )
 
 
@@ -71,8 +71,9 @@ def check_message_size(size: ReplaySize, *, place: str, replicas: int) -> None:
         return
     fits = int(size.steps * limit * parts / size.total)
     raise UsageError(
-        f"the replay memory of {size.steps:,} steps takes {format_bytes(size.total)}, and workers of place={place} "
-        f"save it in messages of at most {format_bytes(limit)}. hint: buffer_size={fits} would fit, or place=program."
+        f"the replay memory of {size.steps:,} steps takes {format_bytes(size.total)}, and workers of "
+        f"place={place} save it in messages of at most {format_bytes(limit)}. hint: buffer_size={fits} would fit, "
+        "or place=program."
     )
 
 

@@ -28,19 +28,10 @@ from rollmill.algorithms import (
 )
 from rollmill.core.errors import RollmillError, UsageError, unknown_name
 from rollmill.core.json_data import writable
-from rollmill.core.own_line import blaming
-from rollmill.core.plugins import (
-    Plugin,
-    check_function,
-    check_registration,
-    is_of_plugin,
-    load_plugin,
-    load_plugins,
-    modules_being_imported,
-    plugins,
-)
+from rollmill.core.registry import Registry
 from rollmill.core.schema import read_as
 from rollmill.core.types import Environment, GymnasiumObject, HostEnvironment
+from rollmill.core.user_frame import attribute_to_user_code
 from rollmill.dataflow import Graph
 from rollmill.envs import as_environment
 from rollmill.record.json_files import plain
@@ -71,39 +62,17 @@ BUILTIN = {
         MAPPOConfig, ippo, "PPO for several agents, each with its own critic (de Witt et al., 2020)"
     ),
 }
-ALGORITHMS = dict(BUILTIN)
-"""Those that come along, and those that were registered since."""
-_origins: dict[str, tuple[str, ...]] = {}
-"""Modules whose import registered a name."""
+ALGORITHMS: Registry[Algorithm] = Registry("algorithm", BUILTIN)
 
 
 def find_algorithm(name: str) -> Algorithm:
-    """The algorithm of a name that comes along, is registered, or is offered by an installed package.
+    """Returns the algorithm of a name that is built in, registered, or offered by an installed package.
 
     Raises:
         UsageError: there is none, with the nearest names, or its package cannot be used.
     """
-    if name not in ALGORITHMS and not load_plugin("algorithm", name, ALGORITHMS):
-        known = {*ALGORITHMS, *(plugin.name for plugin in plugins("algorithm"))}
-        hint = "One of your own: --import MODULE, of a module that calls rollmill.register_algorithm."
-        raise unknown_name("algorithm", name, known, hint=hint)
-    return ALGORITHMS[name]
-
-
-def is_own_algorithm(name: str) -> bool:
-    """True if a user registered the name in this process, so that other processes may not know it."""
-    own = ALGORITHMS.get(name) is not BUILTIN.get(name)
-    return own and not is_of_plugin("algorithm", name, origin_of_algorithm(name))
-
-
-def origin_of_algorithm(name: str) -> tuple[str, ...]:
-    """Modules whose import registered a name, the innermost first."""
-    return _origins.get(name, ())
-
-
-def plugins_of_algorithms() -> list[tuple[Plugin, str]]:
-    """Algorithms of installed packages, imported; each with the reason why it is unusable, or an empty text."""
-    return load_plugins("algorithm", ALGORITHMS, _origins)
+    hint = "One of your own: --import MODULE, of a module that calls rollmill.register_algorithm."
+    return ALGORITHMS.find(name, hint=hint)
 
 
 def register_algorithm(
@@ -131,13 +100,11 @@ def register_algorithm(
     Raises:
         UsageError: the name is taken or cannot be one, or `config` is no dataclass that a file can hold.
     """
-    check_registration("algorithm", name, ALGORITHMS, overwrite=overwrite)
-    check_function("algorithm", name, build)
+    ALGORITHMS.check(name, build, overwrite=overwrite)
     _check_config(name, config)
     named = functools.wraps(build)(functools.partial(_build, name, build, config))
     line = (inspect.getdoc(build) or "").partition("\n")[0]
-    ALGORITHMS[name] = Algorithm(config, named, line if summary is None else summary)
-    _origins[name] = modules_being_imported()
+    ALGORITHMS.register(name, Algorithm(config, named, line if summary is None else summary))
     return named
 
 
@@ -156,7 +123,7 @@ def _build(
         if option not in known:
             raise unknown_name("hyperparameter", option, known)
     config = replace(kind() if config is None else config, **overrides)
-    with blaming(f"the algorithm {name}"):
+    with attribute_to_user_code(f"the algorithm {name}"):
         graph: Any = build(env, config)
     if not isinstance(graph, Graph):
         raise UsageError(

@@ -1,13 +1,14 @@
 """Names that the user registered: the modules whose import makes them known to other processes too."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from rollmill.core.errors import UsageError
 from rollmill.core.plugins import REGISTER, Kind, registering_module
-from rollmill.envs import is_own_name, origin_of
-from rollmill.networks import is_own_network, origin_of_network
-from rollmill.runs.algorithms import is_own_algorithm, origin_of_algorithm
+from rollmill.core.registry import Registry
+from rollmill.envs.registry import ENVIRONMENTS
+from rollmill.networks.registry import NETWORKS
+from rollmill.runs.algorithms import ALGORITHMS
 
 
 class OwnName(NamedTuple):
@@ -27,15 +28,10 @@ class OwnName(NamedTuple):
         return f"{self.kind} {self.name}"
 
 
-class _Registry(NamedTuple):
-    is_own: Callable[[str], bool]
-    origin: Callable[[str], tuple[str, ...]]
-
-
-_REGISTRIES: dict[Kind, _Registry] = {
-    "algorithm": _Registry(is_own_algorithm, origin_of_algorithm),
-    "environment": _Registry(is_own_name, origin_of),
-    "network": _Registry(is_own_network, origin_of_network),
+_REGISTRIES: dict[Kind, Registry] = {
+    "algorithm": ALGORITHMS,
+    "environment": ENVIRONMENTS,
+    "network": NETWORKS,
 }
 
 
@@ -82,7 +78,7 @@ def _own_of(names: Sequence[tuple[Kind, str]]) -> list[OwnName]:
     return [
         OwnName(kind, name, _REGISTRIES[kind].origin(name))
         for kind, name in names
-        if _REGISTRIES[kind].is_own(name)
+        if _REGISTRIES[kind].is_users(name)
     ]
 
 

@@ -7,10 +7,10 @@ from typing import Any
 from rollmill.core.errors import CheckpointError, RollmillError, UsageError
 from rollmill.core.imports import ImportRefused, import_named
 from rollmill.core.json_data import parse_json, writable
-from rollmill.core.own_line import failed_import
 from rollmill.core.sameness import certainly_same
 from rollmill.core.schema import read_as
 from rollmill.core.types import NO_OPTIONS, Environment, HostEnvironment, Options
+from rollmill.core.user_frame import failed_import
 from rollmill.dataflow import Graph, fingerprint, fragment_fingerprints
 from rollmill.envs import make
 from rollmill.record.json_files import plain

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from rollmill.core.errors import UsageError, unknown_name
-from rollmill.core.own_line import failed_import
 from rollmill.core.plugins import plugins_named
+from rollmill.core.user_frame import failed_import
 from rollmill.envs import check_name
 from rollmill.networks import find_network
 from rollmill.planning.distribution import find_distribution

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from rollmill.core.errors import RollmillError, UsageError
-from rollmill.core.own_line import own_line
+from rollmill.core.user_frame import user_frame
 from rollmill.hooks import Checkpoint, Hook, Stop, TrainingEvent, name_of
 
 
@@ -76,7 +76,7 @@ class HookCalls:
     def _fail(self, hook: Hook, event: TrainingEvent, error: Exception) -> None:
         kind = type(event).__name__
         what = str(error) if isinstance(error, RollmillError) else f"{type(error).__name__}: {error}"
-        where = "" if isinstance(error, RollmillError) else f"\n  at {own_line(error)}"
+        where = "" if isinstance(error, RollmillError) else f"\n  at {user_frame(error)}"
         failure = HookFailed(f"the hook {name_of(hook)} failed at {kind}: {what}{where}")
         failure.__cause__ = error
         if self.failure is None:

@@ -9,9 +9,9 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from rollmill.core.errors import ContractError, UsageError
-from rollmill.core.own_line import blaming
 from rollmill.core.spaces import possible_choices, struct
 from rollmill.core.types import HostEnvironment, HostVector
+from rollmill.core.user_frame import attribute_to_user_code
 from rollmill.envs.host.batch_vector import BatchVector
 from rollmill.envs.host.copies import close_quietly
 from rollmill.envs.host.environment import check_indices
@@ -88,7 +88,7 @@ def made_batch(name: str, make: MakeBatch, num_envs: int) -> VectorEnv:
         UsageError: it is something else, or has another number of rows.
         ContractError: making it raised an exception.
     """
-    with blaming(f"{name}: making {num_envs} environments"):
+    with attribute_to_user_code(f"{name}: making {num_envs} environments"):
         batch = make(num_envs)
     if not isinstance(batch, VectorEnv):
         raise UsageError(

@@ -13,8 +13,8 @@ from gymnasium.vector.utils import batch_space
 from jaxtyping import Bool, PyTree
 
 from rollmill.core.errors import ContractError, UsageError
-from rollmill.core.own_line import blaming
 from rollmill.core.types import FINAL_MASK, HostEnvironment, HostFailure, HostStep
+from rollmill.core.user_frame import attribute_to_user_code
 from rollmill.envs.host.actions import fit_to_space
 from rollmill.envs.host.copies import close_quietly
 from rollmill.envs.host.finite import find_non_finite, non_finite_error
@@ -98,7 +98,7 @@ class BatchVector:
             raise UsageError(f"{self._name}: step was called before reset.")
         out = allocate(self._struct) if out is None else out
         fitted = fit_to_space(self._action_space, actions, self.num_envs)
-        with blaming(f"{self._name}: step of {self.num_envs} environments"):
+        with attribute_to_user_code(f"{self._name}: step of {self.num_envs} environments"):
             observation, reward, terminated, truncated, info = self._batch.step(fitted)
         for target, values, what in zip(out[1:4], (reward, terminated, truncated), FLAGS, strict=True):
             target[:] = self._per_row(values, what)
@@ -136,7 +136,7 @@ class BatchVector:
         """
         actions = batch_space(self._action_space, self.num_envs)
         actions.seed(0)
-        with blaming(f"{self._name}: step of {self.num_envs} environments"):
+        with attribute_to_user_code(f"{self._name}: step of {self.num_envs} environments"):
             observation = self._batch.step(actions.sample())[0]
         before, after = (allocate(self._struct.observation) for _ in range(2))
         copy_batch(self._observation_space, self._checked(observation), before)
@@ -208,7 +208,7 @@ class BatchVector:
     # --- checks ----------------------------------------------------------------------------------------
 
     def _reset(self, seed: int | None, options: dict[str, Any]) -> tuple[Any, Mapping[str, Any]]:
-        with blaming(f"{self._name}: reset of {self.num_envs} environments"):
+        with attribute_to_user_code(f"{self._name}: reset of {self.num_envs} environments"):
             return self._batch.reset(seed=seed, options=dict(options) or None)
 
     def _mask(self, info: Mapping[str, Any], what: str) -> np.ndarray:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from rollmill.core.errors import ContractError, EnvironmentFailed
-from rollmill.core.own_line import own_line
 from rollmill.core.types import HostFailure
+from rollmill.core.user_frame import user_frame
 from rollmill.envs.host.casting import CastError
 from rollmill.envs.host.seeds import environment_seed
 
@@ -103,7 +103,7 @@ class Copies(Generic[Single]):
         if isinstance(error, SystemExit):
             raise _exited(f"{who} exited in its {doing}", error) from error
         text = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-        failure = HostFailure(self._indices[i], doing, text, own_line(error), self.seed(i))
+        failure = HostFailure(self._indices[i], doing, text, user_frame(error), self.seed(i))
         self._failures.append(failure)
         self._close(i)
         self._attempts[i] += 1
@@ -137,7 +137,7 @@ def close_quietly(single: Any) -> None:
 
 def _exited(what: str, error: SystemExit) -> EnvironmentFailed:
     return EnvironmentFailed(
-        f"{what}, by sys.exit({'' if error.code is None else repr(error.code)})\n  at {own_line(error)}\n"
+        f"{what}, by sys.exit({'' if error.code is None else repr(error.code)})\n  at {user_frame(error)}\n"
         "hint: an environment must not end the program; let it end its episode (terminated), or raise another "
         "exception, after which another copy takes its place."
     )

@@ -9,9 +9,9 @@ import gymnasium
 import numpy as np
 
 from rollmill.core.errors import UsageError
-from rollmill.core.own_line import blaming
 from rollmill.core.spaces import possible_choices, struct
 from rollmill.core.types import HasEvaluationForm, HostEnvironment, HostVector, Options, StartHost
+from rollmill.core.user_frame import attribute_to_user_code
 from rollmill.envs.host.copies import close_quietly
 from rollmill.envs.host.normalisers import check_wrappers
 from rollmill.envs.host.python_vector import PythonVector
@@ -82,7 +82,7 @@ def host_environment(
         UsageError: a space has no fixed shape, or a wrapper scales by statistics of each copy.
         ContractError: making or resetting the first copy raised an exception.
     """
-    with blaming(f"{name}: making it"):
+    with attribute_to_user_code(f"{name}: making it"):
         single = make()
     try:
         check_wrappers(name, single)
@@ -114,7 +114,8 @@ def check_indices(name: str, indices: Sequence[int]) -> None:
 
 def _has_action_mask(name: str, single: gymnasium.Env, reset_options: Mapping[str, Any] | None) -> bool:
     chosen = {} if reset_options is None else {"options": dict(reset_options)}
-    with blaming(f"{name}: reset" if reset_options is None else f"{name}: reset with the options {reset_options}"):
+    with_options = "" if reset_options is None else f" with the options {reset_options}"
+    with attribute_to_user_code(f"{name}: reset{with_options}"):
         _, info = single.reset(seed=0, **chosen)
     choices, mask = possible_choices(single.action_space), info.get("action_mask")
     return choices is not None and isinstance(mask, np.ndarray) and mask.shape == choices.shape

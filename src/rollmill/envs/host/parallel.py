@@ -7,9 +7,9 @@ from typing import Any
 from gymnasium import Space
 
 from rollmill.core.errors import UsageError
-from rollmill.core.own_line import blaming
 from rollmill.core.spaces import possible_choices, struct
 from rollmill.core.types import AgentKind, HostEnvironment, HostVector
+from rollmill.core.user_frame import attribute_to_user_code
 from rollmill.envs.agents import joint_spaces, kinds_by_name
 from rollmill.envs.host.copies import close_quietly
 from rollmill.envs.host.environment import check_indices
@@ -65,7 +65,7 @@ def parallel_environment(name: str, make: Callable[[], Any]) -> HostEnvironment:
         UsageError: it is no such environment, does not tell its agents, or a space has no fixed shape.
         ContractError: making or resetting the first copy raised an exception.
     """
-    with blaming(f"{name}: making it"):
+    with attribute_to_user_code(f"{name}: making it"):
         single = make()
     try:
         possible = _agents(name, single)
@@ -98,7 +98,7 @@ def _agents(name: str, single: Any) -> list[Agent]:
 
 
 def _space(name: str, space_of: Callable[[Agent], Space], agent: Agent) -> Space:
-    with blaming(f"{name}: a space of {agent}"):
+    with attribute_to_user_code(f"{name}: a space of {agent}"):
         space = space_of(agent)
     try:
         struct(space)
@@ -109,7 +109,7 @@ def _space(name: str, space_of: Callable[[Agent], Space], agent: Agent) -> Space
 
 def _has_action_mask(name: str, single: Any) -> bool:
     """True if a reset tells legal actions of an agent whose actions are discrete."""
-    with blaming(f"{name}: reset"):
+    with attribute_to_user_code(f"{name}: reset"):
         _, infos = single.reset(seed=0)
     return any(
         "action_mask" in infos.get(agent, ()) and possible_choices(single.action_space(agent)) is not None

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.extend import core
 
-from rollmill.core.own_line import own_line_of
+from rollmill.core.user_frame import user_frame_of
 from rollmill.fusion.errors import CannotFuse, LoweringError
 from rollmill.fusion.lower.context import Lowering, settled
 from rollmill.fusion.lower.rule import Equation
@@ -86,7 +86,8 @@ def lower_jaxpr(
         known.update(zip(equation.outvars, results, strict=True))
         # Checked while nodes are made: an unrolled loop would otherwise fill the memory before anyone counts.
         if ctx.region.size > MOST_NODES:
-            raise CannotFuse(f"a program of more than {MOST_NODES} operations is too long.", own_line_of(equation))
+            too_long = f"a program of more than {MOST_NODES} operations is too long."
+            raise CannotFuse(too_long, user_frame_of(equation))
     pairs = zip(jaxpr.outvars, needed, strict=True)
     results = [value_of(atom) if need else calls.UNNEEDED for atom, need in pairs]
     return results if keeps_products else [products.materialised(ctx, value) for value in results]
@@ -131,13 +132,13 @@ def _results(
         return [settled(value) for value in results]
     except LoweringError as error:
         raise CannotFuse(
-            f"{name} cannot be fused: {error}.", own_line_of(equation), ADVICE.get(name, "")
+            f"{name} cannot be fused: {error}.", user_frame_of(equation), ADVICE.get(name, "")
         ) from error
     except CannotFuse as error:
         # The line is JAX's own where one of its functions is a jaxpr by itself; the caller's says more.
         if not error.line.startswith(JAX):
             raise
-        raise CannotFuse(error.reason, own_line_of(equation), error.advice) from error  # JAX's own function
+        raise CannotFuse(error.reason, user_frame_of(equation), error.advice) from error  # JAX's own function
 
 
 def _operand(ctx: Lowering, name: str, value: Value) -> Value:

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from rollmill.core.errors import UsageError, unknown_name
 from rollmill.core.imports import ImportRefused, import_named
-from rollmill.core.own_line import failed_import, own_line
+from rollmill.core.user_frame import failed_import, user_frame
 from rollmill.dataflow import Group, Partition
 from rollmill.planning.placement import Counts
 
@@ -69,7 +69,7 @@ def _checked(name: str, policy: Callable[[Counts], Any], counts: Counts) -> Part
         raise
     except Exception as error:  # whatever the user's function does
         raise UsageError(
-            f"distribution {name!r} raised {type(error).__name__}: {error}, at {own_line(error)}. It is called "
+            f"distribution {name!r} raised {type(error).__name__}: {error}, at {user_frame(error)}. It is called "
             "with the counts that were asked for, and returns a Partition."
         ) from error
     if not isinstance(found, Partition):

@@ -11,8 +11,8 @@ from jaxtyping import PyTree
 
 from rollmill.core.errors import CheckpointError
 from rollmill.core.folder import Folder
-from rollmill.core.own_line import own_line
 from rollmill.core.schema import read_as
+from rollmill.core.user_frame import user_frame
 from rollmill.dataflow import COLLECT, Collector, Graph, State, identity, iteration_key, step_one
 from rollmill.programs.compiled import state_shapes
 from rollmill.programs.faults.find import Fault, LearningStep, bad_rows, learning_steps, roll_out
@@ -156,7 +156,7 @@ def _unjitted(function: Callable[[], Any]) -> tuple[str | None, Any]:
                 with check(True):
                     function()
             except FloatingPointError as error:
-                line = line or own_line(error)
+                line = line or user_frame(error)
     return line, function()
 
 

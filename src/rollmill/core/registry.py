@@ -1,0 +1,132 @@
+"""Environments, algorithms and networks by name: built in, registered by the user, or offered by a package."""
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, TypeVar
+
+from rollmill.core.errors import UsageError, unknown_name
+from rollmill.core.plugins import REGISTER, Kind, Plugin, modules_being_imported, plugins, plugins_named
+from rollmill.core.user_frame import user_frame
+
+T = TypeVar("T")
+
+WITH_ARTICLE = {"environment": "an environment", "algorithm": "an algorithm", "network": "a network"}
+
+
+class Registry(dict[str, T]):
+    """The parts of one kind by name. As a dictionary, it holds those that are built in or registered by now.
+
+    Args:
+        kind: kind of the parts.
+        built_in: the parts that come with Rollmill.
+    """
+
+    def __init__(self, kind: Kind, built_in: Mapping[str, T]) -> None:
+        super().__init__(built_in)
+        self._kind: Kind = kind
+        self._built_in = built_in
+        self._origins: dict[str, tuple[str, ...]] = {}
+
+    def copy(self) -> "Registry[T]":
+        """Returns a copy, whose registrations do not change this one."""
+        other = Registry(self._kind, self._built_in)
+        other.update(self)
+        other._origins = dict(self._origins)
+        return other
+
+    def check(self, name: Any, function: Any, *, overwrite: bool) -> None:
+        """Checks a name and the function that makes its part.
+
+        Raises:
+            UsageError: the name is taken or cannot be one, or the function cannot be called.
+        """
+        kind = WITH_ARTICLE[self._kind]
+        if not isinstance(name, str):
+            raise UsageError(
+                f"cannot register {name!r:.60}: the name of {kind} must be a string, not a {type(name).__name__}."
+            )
+        if not name or name.startswith("-") or ":" in name or not name.isprintable() or " " in name:
+            raise UsageError(
+                f"cannot register {name!r}: the name of {kind} is one word, without a colon and without a dash in "
+                "front."
+            )
+        if name in self and not overwrite:
+            raise UsageError(f"{kind} {name!r} is registered already; take another name or pass overwrite=True.")
+        if not callable(function):
+            raise UsageError(
+                f"cannot register {name!r}: {kind} needs a function that makes it, not a "
+                f"{type(function).__name__}."
+            )
+
+    def register(self, name: str, part: T) -> None:
+        """Registers a part under a name that was checked, with the modules whose import calls this."""
+        self[name], self._origins[name] = part, modules_being_imported()
+
+    def find(self, name: str, *, hint: str) -> T:
+        """Returns the part of a name. If a package offers it, the package's module is imported.
+
+        Raises:
+            UsageError: there is none, with `hint` and the nearest names, or its package cannot be used.
+        """
+        if name not in self and not self._load(name):
+            known = {*self, *(plugin.name for plugin in plugins(self._kind))}
+            raise unknown_name(self._kind, name, known or ["none"], hint=hint)
+        return self[name]
+
+    def has(self, name: str) -> bool:
+        """Returns whether there is a part of that name, without importing anything."""
+        return name in self or bool(plugins_named(self._kind, name))
+
+    def origin(self, name: str) -> tuple[str, ...]:
+        """Returns the modules whose import registered a name, the innermost first."""
+        return self._origins.get(name, ())
+
+    def is_users(self, name: str) -> bool:
+        """Returns whether the user registered the name in this process, so that others may not know it."""
+        if self.get(name) is self._built_in.get(name):
+            return False  # built in, or not registered at all, as the names of adapters
+        offered = plugins_named(self._kind, name)
+        return not (len(offered) == 1 and offered[0].module in self.origin(name))
+
+    def load_plugins(self) -> list[tuple[Plugin, str]]:
+        """Imports the modules of all packages that offer names of the kind.
+
+        Returns:
+            Each offer, with the reason why its name cannot be used, or an empty string.
+        """
+        return [(plugin, self._problem(plugin)) for plugin in plugins(self._kind)]
+
+    def _problem(self, plugin: Plugin) -> str:
+        try:
+            if plugin.name not in self:
+                self._load(plugin.name)
+        except UsageError as error:
+            return str(error)
+        if plugin.module in self.origin(plugin.name):
+            return ""
+        return f"the name {plugin.name!r} of the package {plugin.package} is taken: it is not used."
+
+    def _load(self, name: str) -> bool:
+        """Imports the module of the package that offers a name. Returns False if there is none."""
+        offered = plugins_named(self._kind, name)
+        if len(offered) > 1:
+            packages = " and ".join(f"{plugin.package} ({plugin.module})" for plugin in offered)
+            raise UsageError(
+                f"the {self._kind} {name!r} is offered by several packages: {packages}. hint: --import MODULE "
+                "chooses one (import it in Python), or uninstall the other."
+            )
+        for plugin in offered:
+            self._import(plugin)
+        return bool(offered)
+
+    def _import(self, plugin: Plugin) -> None:
+        what = f"the package {plugin.package}, which offers the {plugin.kind} {plugin.name!r}, cannot be used"
+        try:
+            import_module(plugin.module)
+        except (Exception, SystemExit) as error:  # whatever the package does
+            raise UsageError(f"{what}: {type(error).__name__}: {error}, at {user_frame(error)}.") from error
+        if plugin.name not in self:
+            raise UsageError(
+                f"{what}: importing {plugin.module} does not register the name. hint: in that module, "
+                f"rollmill.{REGISTER[plugin.kind]}({plugin.name!r}, ...)."
+            )
