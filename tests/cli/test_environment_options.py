@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rollmill.cli.environment_options import chosen_environment_options, parse_env_options
+from rollmill.cli.shared_options import chosen_environment_options, parse_env_options
 from rollmill.core.errors import UsageError
 
 

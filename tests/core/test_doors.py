@@ -43,7 +43,7 @@ OF_SUBPROCESS = {"Popen", "run", "call", "check_call", "check_output", "getoutpu
 FILES = {
     "core/folder.py": "the door",
     "core/temporary.py": "new folders, below the door's",
-    "core/new_files.py": "tries, by a new file without a name, whether the user's folder can be written",
+    "core/local_paths.py": "tries, by a new file without a name, whether the user's folder can be written",
     "core/machine.py": "facts of the system, in /proc and of installed packages",
     "core/processor_time.py": "facts of the system, in /proc and of its group of processes",
     "core/code_identity.py": "the source of modules that are imported already",
@@ -88,7 +88,7 @@ PROCESSES = {
 
 IMPORTS = {
     "core/imports.py": "the door",
-    "core/plugins.py": "modules that installed packages offer",
+    "core/registry.py": "modules that installed packages offer",
     "__init__.py": "the package's own modules",
     "cli/main.py": "the package's own modules",
     "planning/distribution/__init__.py": "the package's own modules",

@@ -9,8 +9,7 @@ import pytest
 
 from profiling.by_hand import OVERLAP, process, profile
 from rollmill.core.errors import DataError
-from rollmill.core.text import compact
-from rollmill.pages.text import cut, number
+from rollmill.core.text import compact, cut, number
 from rollmill.profiler.advice import with_advice
 from rollmill.profiler.report.comparison import compare, comparison_page, draw_comparison
 from rollmill.profiler.report.html import profile_page

@@ -11,7 +11,7 @@ from rollmill.gpus import device_errors
 from rollmill.processes.worker import _failure
 from rollmill.programs import memory_needs
 from rollmill.programs.memory_needs import claim_before_compiling, claim_compiled, least_bytes
-from rollmill.record.storage import disk_is_full
+from rollmill.record.json_files import disk_is_full
 from rollmill.training import sessions
 
 GPU = SimpleNamespace(platform="gpu", memory_stats=lambda: {"pool_bytes": 700, "bytes_in_use": 200})

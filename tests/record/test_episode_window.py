@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollmill.record.episode_window import EpisodeWindow
+from rollmill.record.aggregates import EpisodeWindow
 
 
 def window(*iterations):

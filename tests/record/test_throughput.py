@@ -1,5 +1,5 @@
 from rollmill.record import throughput as module
-from rollmill.record.throughput import Throughput
+from rollmill.record.aggregates import Throughput
 
 
 def test_what_arrives_at_once_at_the_end_is_no_speed(monkeypatch):

@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from rollmill.pages.scales import ticks
+from rollmill.pages.charts import ticks
 from rollmill.record.metric_curves import MetricPoint
 from rollmill.sweeps.directory import SweepDirectory
 from rollmill.sweeps.report import LabelledCurve, figure, write_report

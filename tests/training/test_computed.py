@@ -8,8 +8,8 @@ import pytest
 
 import rollmill
 from rollmill.dataflow import Batch, Transitions, gradient_metrics
+from rollmill.record.aggregates import RowSums
 from rollmill.record.metrics import read_metrics
-from rollmill.record.row_sums import RowSums
 from rollmill.training.computed import computed_shares, defined_mean, reported_names
 
 REPLAY = {

@@ -12,8 +12,8 @@ import pytest
 import rollmill
 from rollmill.algorithms.reports import value_moments
 from rollmill.core.errors import CheckpointError
+from rollmill.record.aggregates import RowSums, SavedSums
 from rollmill.record.metrics import read_metrics
-from rollmill.record.row_sums import RowSums, SavedSums
 from rollmill.training import recorded_progress, recorder
 
 SMALL = rollmill.NetworkConfig(hidden_sizes=(8,))

@@ -9,8 +9,8 @@ from typing import Annotated
 import jax
 import numpy as np
 
-from rollmill.cli.named_parts import Imports, Trust
 from rollmill.cli.parsing import parse
+from rollmill.cli.shared_options import Imports, Trust
 from rollmill.core.installation import install_command
 from rollmill.core.machine import hardware, versions
 from rollmill.core.options import Arg

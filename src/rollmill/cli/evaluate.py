@@ -8,9 +8,8 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from rollmill.cli.environment_options import chosen_environment_options
 from rollmill.cli.parsing import parse
-from rollmill.cli.policy_options import PolicyOptions
+from rollmill.cli.shared_options import PolicyOptions, chosen_environment_options
 from rollmill.core.errors import UsageError
 from rollmill.core.options import Arg
 from rollmill.policies.matches import load_opponent, match_runs

@@ -5,10 +5,9 @@ import time
 from dataclasses import dataclass, make_dataclass
 from typing import Annotated, Any, TypeAlias
 
-from rollmill.cli.environment_options import EnvOptions, Transforms
-from rollmill.cli.named_parts import Imports, NetworkName
 from rollmill.cli.parsing import HELP, parse_given, parse_known
 from rollmill.cli.requests import MERGED, request_of
+from rollmill.cli.shared_options import EnvOptions, Imports, NetworkName, Transforms
 from rollmill.core.errors import UsageError
 from rollmill.core.installation import install_command
 from rollmill.core.options import Arg, options_of

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from rollmill.cli.named_parts import Imports, Trust
 from rollmill.cli.parsing import parse
+from rollmill.cli.shared_options import Imports, Trust
 from rollmill.core.options import Arg
 from rollmill.policies.exporting import Export, export
 

@@ -5,8 +5,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rollmill.cli.named_parts import Imports
 from rollmill.cli.parsing import parse
+from rollmill.cli.shared_options import Imports
 from rollmill.core.installation import install_command
 from rollmill.core.plugins import Plugin
 from rollmill.envs import TRANSFORMS, registered

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from rollmill.cli.requests import MERGED, parse_training
 from rollmill.core.errors import UsageError
-from rollmill.core.new_files import check_new_file
+from rollmill.core.local_paths import check_new_file
 from rollmill.core.options import Arg
 from rollmill.plan_search.compiled_program import MemoryNeed, memory_need
 from rollmill.plan_search.finding import SearchRequest, find_plan, leave_devices

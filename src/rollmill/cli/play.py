@@ -3,9 +3,8 @@
 import sys
 from dataclasses import dataclass
 
-from rollmill.cli.environment_options import chosen_environment_options
 from rollmill.cli.parsing import parse
-from rollmill.cli.policy_options import PolicyOptions
+from rollmill.cli.shared_options import PolicyOptions, chosen_environment_options
 from rollmill.core.errors import UsageError
 from rollmill.policies.playing import GameAgainstPolicy
 

@@ -7,8 +7,7 @@ from typing import Annotated
 
 from rollmill.cli.parsing import parse
 from rollmill.core.options import Arg
-from rollmill.core.text import compact, printable
-from rollmill.pages.text import number
+from rollmill.core.text import compact, number, printable
 from rollmill.plotting.curves import METRIC, plot
 from rollmill.plotting.groups import Curves
 

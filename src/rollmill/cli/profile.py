@@ -16,7 +16,7 @@ from rollmill.cli.parsing import parse
 from rollmill.cli.requests import MERGED, ParsedTraining, parse_training
 from rollmill.core.errors import StorageError, UsageError
 from rollmill.core.folder import Folder, read_named, replacing_named
-from rollmill.core.new_files import check_new_file
+from rollmill.core.local_paths import check_new_file
 from rollmill.core.options import Arg
 from rollmill.dataflow import Graph
 from rollmill.pictures import require_matplotlib

@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
-from rollmill.cli.environment_options import chosen_environment_options
 from rollmill.cli.output import control_terminal
 from rollmill.cli.parsing import parse
-from rollmill.cli.policy_options import PolicyOptions
+from rollmill.cli.shared_options import PolicyOptions, chosen_environment_options
 from rollmill.core.local_paths import local_path
 from rollmill.core.options import Arg
 from rollmill.pictures import FASTEST_GIF, check_fps, check_place, coloured_lines, plain_lines, write_frames

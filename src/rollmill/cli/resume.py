@@ -4,8 +4,8 @@ from dataclasses import dataclass, make_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
-from rollmill.cli.named_parts import Imports, Trust
 from rollmill.cli.parsing import parse, positional_words
+from rollmill.cli.shared_options import Imports, Trust
 from rollmill.cli.train import report
 from rollmill.core.errors import RollmillError
 from rollmill.core.local_paths import local_path

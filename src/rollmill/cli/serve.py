@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from rollmill.cli.named_parts import Imports, Trust
 from rollmill.cli.parsing import parse
+from rollmill.cli.shared_options import Imports, Trust
 from rollmill.core.errors import UsageError
 from rollmill.core.folder import replacing_named
 from rollmill.core.machine import GpuSharing

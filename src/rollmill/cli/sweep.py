@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from rollmill.cli.named_parts import Imports
 from rollmill.cli.parsing import HELP, Parsed, parse_given
 from rollmill.cli.requests import MERGED, parse_training
+from rollmill.cli.shared_options import Imports
 from rollmill.core.errors import UsageError
 from rollmill.core.machine import GpuSharing
 from rollmill.core.options import Arg

@@ -1,5 +1,6 @@
-"""Numbers as text, and untrusted text for a terminal."""
+"""Numbers as text, and untrusted text for terminals and pages."""
 
+import math
 from pathlib import Path
 
 from rollmill.core.errors import UsageError
@@ -51,3 +52,28 @@ def shortened(text: str) -> str:
         return text
     end = MAX_MESSAGE // 3
     return f"{text[: MAX_MESSAGE - end]} [...] {text[-end:]}"
+
+
+UNPRINTABLE = "\N{REPLACEMENT CHARACTER}"
+
+
+def one_line(text: str) -> str:
+    """Returns untrusted text for a page, with a replacement character for each control character."""
+    return "".join(letter if letter.isprintable() else UNPRINTABLE for letter in text)
+
+
+def cut(text: str, most: int) -> str:
+    """Cuts a text to at most `most` characters."""
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def number(value: float) -> str:
+    """Formats a number by three digits, without an exponent if possible: `0.0123`, `47.9`, `1,024`."""
+    if not math.isfinite(value):
+        return str(value)
+    size = abs(value)
+    if size >= 100:
+        return f"{value:,.0f}"
+    if size < 0.0005:
+        return "0" if size == 0 else f"{value:.1e}"
+    return f"{value:.{max(0, 2 - math.floor(math.log10(size)))}f}"

@@ -7,7 +7,7 @@ from html import escape
 from importlib.resources import files
 from typing import NamedTuple
 
-from rollmill.pages.text import cut, printable
+from rollmill.core.text import cut, one_line
 
 LONGEST_TEXT, LONGEST_NAME = 800, 50
 """Characters of a paragraph and of a name, after which they are cut: pages stay small for any profile."""
@@ -26,7 +26,7 @@ class BarPart(NamedTuple):
 
 def escaped(text: str, *, most: int = LONGEST_TEXT) -> str:
     """Text that is safe in a page and in quoted attributes, cut at so many characters or twice as many bytes."""
-    shown = printable(cut(text, most))
+    shown = one_line(cut(text, most))
     made = escape(shown)
     return made if len(made.encode()) <= 2 * most else escape(cut(shown, most // 5))
 

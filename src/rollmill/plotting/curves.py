@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from rollmill.core.errors import CheckpointError, DataError, StorageError, UsageError
 from rollmill.core.folder import replacing_named
-from rollmill.core.new_files import ALSO_IN_PYTHON, check_new_file
+from rollmill.core.local_paths import ALSO_IN_PYTHON, check_new_file
 from rollmill.core.schema import coerce
 from rollmill.pictures import require_matplotlib
 from rollmill.plotting.groups import AXES, Curves, SeedCurve, grouped, object_in, settings_of

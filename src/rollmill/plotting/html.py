@@ -2,11 +2,10 @@
 
 from collections.abc import Sequence
 
-from rollmill.core.text import compact
+from rollmill.core.text import compact, number
 from rollmill.pages import charts
 from rollmill.pages.charts import ChartLine, chart
 from rollmill.pages.page import asset, escaped, folded, legend, page, section, table
-from rollmill.pages.text import number
 from rollmill.plotting.groups import CurveGroup, Curves
 from rollmill.plotting.words import AXIS_TITLES, COLOURED, LONGEST_LABEL, explanation, labels, metric_title
 

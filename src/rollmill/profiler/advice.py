@@ -12,7 +12,7 @@ from dataclasses import replace
 from math import fsum
 
 from rollmill.core.processor_time import CoreUse
-from rollmill.pages.text import number
+from rollmill.core.text import number
 from rollmill.profiling.breakdown import (
     category_seconds,
     duration_of,

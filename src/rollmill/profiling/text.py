@@ -2,8 +2,7 @@
 
 import math
 
-from rollmill.core.text import compact
-from rollmill.pages.text import number, printable
+from rollmill.core.text import compact, number, one_line
 from rollmill.profiling.breakdown import device_kinds, whole_time, working_processes
 from rollmill.profiling.results import MemoryUse, Profile
 
@@ -73,7 +72,7 @@ def size_of(amount: int | float) -> str:
 
 def path_text(path: tuple[str, ...]) -> str:
     """Formats an operation with those around it: `collect / policy`."""
-    return printable(" / ".join(path))
+    return one_line(" / ".join(path))
 
 
 def fullest_text(memory: MemoryUse, most: int) -> str:
@@ -85,14 +84,14 @@ def fullest_text(memory: MemoryUse, most: int) -> str:
 
 def titled(profile: Profile) -> str:
     """Names the training."""
-    return printable(f"{profile.training.algorithm} on {profile.training.environment}")
+    return one_line(f"{profile.training.algorithm} on {profile.training.environment}")
 
 
 def machine_text(profile: Profile) -> str:
     """Names device, cores and placement on one line."""
     machine, training = profile.machine, profile.training
     cores = counted(machine.cores, "core", "cores")
-    return printable(f"{machine.device}, {cores}; {training.placement}; fusion {training.fusion}")
+    return one_line(f"{machine.device}, {cores}; {training.placement}; fusion {training.fusion}")
 
 
 def speed_of(profile: Profile) -> float:

@@ -31,9 +31,8 @@ from rollmill.record.checkpoint_files import (
     sealed,
     write,
 )
-from rollmill.record.json_files import plain
+from rollmill.record.json_files import disk_is_full, plain
 from rollmill.record.leaves import LeafType, differences, digest, from_host, leaf_types, to_host
-from rollmill.record.storage import disk_is_full
 
 OVERHEAD_BYTES = 256 * 1024
 """Disk space that a checkpoint needs besides its arrays."""

@@ -10,7 +10,7 @@ from typing import IO, NamedTuple
 
 from rollmill.core.folder import Folder, ForeignFileError
 from rollmill.record.event_records import record, restart_event, scalars_event, version_event
-from rollmill.record.storage import write_failure
+from rollmill.record.json_files import write_failure
 
 
 class _Entry(NamedTuple):

@@ -1,5 +1,6 @@
-"""JSON files that are strictly standard, and written atomically."""
+"""JSON files of a run, strictly standard and written atomically, and errors of writing a run."""
 
+import errno
 import json
 import math
 from collections.abc import Mapping
@@ -9,10 +10,33 @@ from typing import Any
 import jax
 import numpy as np
 
-from rollmill.core.errors import CheckpointError
+from rollmill.core.errors import CheckpointError, DeviceMemoryError, StorageError
 from rollmill.core.folder import Folder
 from rollmill.core.json_data import parse_object
-from rollmill.record.storage import write_failure
+from rollmill.gpus.device_errors import known_device_error
+
+FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
+FULL_TEXTS = ("No space left", "Disk quota exceeded", "RESOURCE_EXHAUSTED")
+
+
+def disk_is_full(error: BaseException) -> bool:
+    """True if `error`, or an exception that caused it, means that the disk or a quota is full."""
+    if isinstance(error, OSError) and error.errno in FULL_ERRNOS:
+        return True
+    if isinstance(error, DeviceMemoryError) or known_device_error(error) is not None:
+        return False  # a device's memory, which JAX calls RESOURCE_EXHAUSTED too
+    if any(text in str(error) for text in FULL_TEXTS):
+        return True
+    cause = error.__cause__ or error.__context__
+    return cause is not None and disk_is_full(cause)
+
+
+def write_failure(path: Path, error: BaseException) -> StorageError:
+    """The `StorageError` for `path`, with a hint; raise it `from error`."""
+    if disk_is_full(error):
+        return StorageError(f"{path} cannot be written: the disk is full. Free some space and resume the run.")
+    return StorageError(f"{path} cannot be written: {error}.")
+
 
 MAX_BYTES = 2 * 2**20
 """Size limit for reading a JSON file of a run; a configuration has a few thousand bytes."""

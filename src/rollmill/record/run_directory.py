@@ -18,8 +18,7 @@ from rollmill.core.errors import CheckpointError, StorageError, UsageError
 from rollmill.core.folder import Folder
 from rollmill.core.shell import command
 from rollmill.core.text import check_is_text
-from rollmill.record.json_files import plain, read_json, write_json
-from rollmill.record.storage import disk_is_full, write_failure
+from rollmill.record.json_files import disk_is_full, plain, read_json, write_failure, write_json
 
 CONFIG, SUMMARY, VERSIONS, METRICS = "config.json", "summary.json", "versions.json", "metrics.jsonl"
 LOCK, EVALUATIONS = ".lock", "evaluations.jsonl"

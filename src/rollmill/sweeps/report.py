@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from rollmill.core.errors import StorageError
 from rollmill.core.folder import Folder
-from rollmill.pages.scales import ticks
+from rollmill.pages.charts import ticks
 from rollmill.record.metric_curves import MetricPoint, thinned_curve
 from rollmill.sweeps.directory import TRIAL_RESULTS, SweepDirectory
 from rollmill.sweeps.ranking import OVER_SEEDS, SEED, count_best

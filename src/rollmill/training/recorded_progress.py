@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 from rollmill.core.errors import CheckpointError
 from rollmill.core.schema import read_as
+from rollmill.record.aggregates import SavedSums
 from rollmill.record.checkpoints import Restored
-from rollmill.record.row_sums import SavedSums
 from rollmill.record.run_directory import RunDirectory
 from rollmill.training.evaluations import EvaluationProgress
 

@@ -24,14 +24,12 @@ from rollmill.hooks import (
     TrainingStarted,
 )
 from rollmill.programs.faults.find import is_finite
+from rollmill.record.aggregates import EpisodeWindow, RowSums, SavedSums, Throughput
 from rollmill.record.checkpoints import Checkpoints, Restored
 from rollmill.record.display import Display, Status
-from rollmill.record.episode_window import EpisodeWindow
 from rollmill.record.leaves import tree_digest
 from rollmill.record.metrics import MetricsLog
-from rollmill.record.row_sums import RowSums, SavedSums
 from rollmill.record.run_directory import RunDirectory
-from rollmill.record.throughput import Throughput
 from rollmill.runs.changes import note_launches, note_option
 from rollmill.runs.options import RunOptions
 from rollmill.runs.saved_run import IDENTITY, identity_of

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rollmill.core.errors import UsageError
 from rollmill.core.folder import replacing_named
-from rollmill.core.new_files import ALSO_IN_PYTHON, check_new_file
+from rollmill.core.local_paths import ALSO_IN_PYTHON, check_new_file
 
 
 def check_place(paths: list[Path], *, force: bool) -> None:

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import IO, Any
 
+from rollmill.core.text import cut
 from rollmill.pages.page import ratio
-from rollmill.pages.text import cut
 from rollmill.pictures import GREY, new_figure, tidy
 from rollmill.profiling.breakdown import (
     OVERLAPS,

@@ -6,8 +6,8 @@ from math import fsum
 from rich.padding import Padding
 from rich.text import Text
 
+from rollmill.core.text import number, one_line
 from rollmill.pages.page import BarPart, bar_row, escaped, folded, folded_table, legend, ratio, table
-from rollmill.pages.text import number, printable
 from rollmill.profiler.report.sections import MIN_SHOWN, Section, paragraph
 from rollmill.profiling.breakdown import (
     OVERLAPS,
@@ -58,7 +58,7 @@ def advice_section(advice: Sequence[Advice]) -> Section:
     below = []
     for rank, one in enumerate(advice, 1):
         saves = f" ({_saves(one)})" if one.saves > 0 else ""
-        below.append(Padding(Text.assemble(f"{rank}. ", (printable(one.title), "bold"), saves), (0, 0, 0, 2)))
+        below.append(Padding(Text.assemble(f"{rank}. ", (one_line(one.title), "bold"), saves), (0, 0, 0, 2)))
         below.append(paragraph(one.text, indent=5))
         below += [paragraph(one.options, indent=5, style="cyan")] if one.options else []
     return Section(
@@ -139,7 +139,7 @@ def operations_section(profile: Profile) -> Section:
 def _operation_row(node: OperationNode, whole: WholeTime) -> tuple[str | Text, ...]:
     estimated = "~" if node.seconds and node.mixed / node.seconds >= 0.01 else ""
     return (
-        Text("  " * node.depth + printable(node.name), style="" if node.depth else "bold"),
+        Text("  " * node.depth + one_line(node.name), style="" if node.depth else "bold"),
         percent(whole.share(node.seconds)),
         milliseconds(node.seconds),
         estimated + milliseconds(node.device),

@@ -8,9 +8,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from rollmill.core.text import compact
+from rollmill.core.text import compact, number
 from rollmill.pages.page import escaped, table
-from rollmill.pages.text import number
 from rollmill.profiler.report.sections import Section
 from rollmill.profiling.breakdown import WholeTime, whole_time
 from rollmill.profiling.results import Ceilings, OperationTime, Profile

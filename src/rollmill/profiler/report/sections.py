@@ -9,8 +9,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from rollmill.core.text import one_line
 from rollmill.pages.page import section
-from rollmill.pages.text import printable
 
 MIN_SHOWN = 0.0005
 """Share of the whole time below which reports leave an operation out."""
@@ -61,7 +61,7 @@ def as_text(view: RenderableType, *, width: int) -> str:
 
 def paragraph(text: str, *, indent: int = 2, style: str = "") -> RenderableType:
     """Returns indented text that wraps at the terminal's width."""
-    return Padding(Text(printable(text), style=style), (0, 0, 0, indent))
+    return Padding(Text(one_line(text), style=style), (0, 0, 0, indent))
 
 
 def _heading(one: Section) -> Text:
@@ -75,7 +75,7 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> Tabl
     table.add_column(_name(first))
     is_text = [title.startswith(" ") for title in others]
     for title, wraps in zip(others, is_text, strict=True):
-        name = Text(printable(title.strip()), no_wrap=True, overflow="ellipsis")
+        name = Text(one_line(title.strip()), no_wrap=True, overflow="ellipsis")
         table.add_column(name, justify="left" if wraps else "right", no_wrap=not wraps)
     for label, *cells in rows:
         texts = [_name(cell, indent=0) if wraps else cell for cell, wraps in zip(cells, is_text, strict=True)]
@@ -86,4 +86,4 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> Tabl
 def _name(name: str | Text, *, indent: int = 2) -> Text:
     """Returns a name that is cut. Rich narrows only columns that may wrap, so the column itself may."""
     text = Text(" " * indent, no_wrap=True, overflow="ellipsis")
-    return text.append(printable(name)) if isinstance(name, str) else text.append_text(name)
+    return text.append(one_line(name)) if isinstance(name, str) else text.append_text(name)

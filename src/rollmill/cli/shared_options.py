@@ -1,0 +1,110 @@
+"""Options that several commands share: of the environment, of a run's policy, and what may be imported."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, TypeAlias
+
+from rollmill.core.errors import UsageError
+from rollmill.core.options import Arg
+from rollmill.envs import parse_options
+from rollmill.envs.named_transforms import OPTION, parse_transforms
+from rollmill.policies.policies import load_weights
+from rollmill.policies.policy import LoadedRun
+
+Imports: TypeAlias = Annotated[
+    tuple[str, ...],
+    Arg(
+        name="import",
+        metavar="MODULE",
+        help="Module to import first, because it registers the environment, the network or the algorithm.",
+        repeated=True,
+    ),
+]
+
+NetworkName: TypeAlias = Annotated[
+    str | None,
+    Arg(
+        name="network",
+        metavar="NAME",
+        help="Registered network instead of the one that --network.torso and its like describe; `rollmill list` "
+        "shows them.",
+    ),
+]
+
+Trust: TypeAlias = Annotated[bool, Arg(only_on=True)]
+"""Whether a run may import the modules that it names."""
+
+
+EnvOptions: TypeAlias = Annotated[
+    tuple[str, ...],
+    Arg(
+        name="env-option",
+        metavar="KEY=VALUE",
+        help="Option of the environment, such as max_steps=100; true, false, null, numbers, lists and objects are "
+        "parsed as JSON, all else is text. May be given several times.",
+        repeated=True,
+    ),
+]
+
+Transforms: TypeAlias = Annotated[
+    tuple[str, ...],
+    Arg(
+        name="transform",
+        metavar="NAME[:ARGUMENT]",
+        help="Change of the environment's observations, actions or rewards, such as frame-stack:4; "
+        "`rollmill list` shows them. May be given several times, the innermost first.",
+        repeated=True,
+    ),
+]
+
+
+def parse_env_options(texts: Sequence[str]) -> dict[str, Any]:
+    """Parses the values of `--env-option`.
+
+    Raises:
+        UsageError: one is not a pair, is given twice, or has a value in Python's form instead of JSON's.
+    """
+    return parse_options(texts, flag="--env-option")
+
+
+def chosen_environment_options(env_options: Sequence[str], transforms: Sequence[str]) -> dict[str, Any]:
+    """The options of an environment, with its transforms.
+
+    Raises:
+        UsageError: an option is wrong, a transform does not exist, or transforms are given in both ways.
+    """
+    options = parse_env_options(env_options)
+    if transforms and OPTION in options:
+        raise UsageError(f"--transform and --env-option {OPTION} give the same; leave one of them out.")
+    return {**options, OPTION: [str(parsed) for parsed in parse_transforms(transforms)]} if transforms else options
+
+
+@dataclass(frozen=True)
+class PolicyOptions:
+    """A run, the checkpoint of its policy, and the environment to play in."""
+
+    run: Annotated[Path, Arg(metavar="RUN", positional=True)]
+    """Directory of the run."""
+    checkpoint: str = "last"
+    """The last checkpoint; best, the one with the best return during training; or the number of an iteration."""
+    env: str | None = None
+    """Another environment with the same spaces, such as gymnasium:CartPole-v1."""
+    env_options: EnvOptions = ()
+    transforms: Transforms = ()
+    seed: int = 0
+    """Seed of the environments and, where it is stochastic, of the policy."""
+    train_seed: int | None = None
+    """Seed whose policy to take, of a run that trained several. Default: the first."""
+    stochastic: bool = False
+    """Sample actions as in training, instead of taking the most likely one."""
+    trust: Trust = False
+    """Let the run of this directory import the modules that it names, now and later; runs made here may anyway."""
+    imports: Imports = ()
+    """Module to import first, because it registers the environment, the network or the algorithm."""
+
+    def load(self) -> LoadedRun:
+        """The run's graph and its policy's weights."""
+        return load_weights(
+            self.run, checkpoint=self.checkpoint, seed=self.train_seed, imports=self.imports, trust=self.trust
+        )

@@ -1,0 +1,159 @@
+"""Aggregates over iterations for one line of metrics: means, throughput, and the latest episodes."""
+
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+NO_WEIGHTS: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class SavedSums:
+    """Sums over the iterations since the last line, as stored in a checkpoint."""
+
+    iterations: int = 0
+    sums: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    """For each metric, one number for each seed."""
+
+
+class RowSums:
+    """Sums of metrics over iterations. Metrics are scalars or `[seed]`, and finite."""
+
+    def __init__(self, saved: SavedSums | None = None) -> None:
+        saved = saved or SavedSums()
+        self.iterations = saved.iterations
+        self._sums = {name: np.asarray(numbers) for name, numbers in saved.sums.items()}
+
+    def add(self, row: Mapping[str, Any], *, iterations: int = 1) -> None:
+        """Adds the metrics of one iteration, or their sums over several."""
+        self.iterations += iterations
+        for name, value in row.items():
+            numbers = np.atleast_1d(np.asarray(value, np.float64))
+            self._sums[name] = self._sums[name] + numbers if name in self._sums else numbers
+
+    def totals(self) -> dict[str, float]:
+        """Sums over iterations and seeds."""
+        return {name: float(np.sum(numbers)) for name, numbers in self._sums.items()}
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the metrics."""
+        return list(self._sums)
+
+    def means(self, weights: Mapping[str, str] = NO_WEIGHTS) -> dict[str, np.ndarray]:
+        """Means over iterations, one number for each seed.
+
+        Args:
+            weights: for some metrics the name of another one, the share of each iteration in which they were
+                computed; they are 0 in the rest. Their means are over what was computed, NaN if nothing was.
+        """
+        each = {name: self._sums[weights[name]] if name in weights else self.iterations for name in self._sums}
+        with np.errstate(invalid="ignore"):
+            return {name: numbers / each[name] for name, numbers in self._sums.items()}
+
+    def to_json(self) -> dict[str, Any]:
+        """The sums as JSON in the form of `SavedSums`."""
+        return {"iterations": self.iterations, "sums": {name: x.tolist() for name, x in self._sums.items()}}
+
+
+SECONDS = 1.0
+"""Shortest window over which throughput is measured: the metrics of several iterations may arrive at once."""
+
+
+class Throughput:
+    """Recent throughput in steps per second."""
+
+    def __init__(self) -> None:
+        self._marks = deque([(time.perf_counter(), 0)])
+
+    def skip(self, seconds: float) -> None:
+        """Excludes this much past time from the throughput."""
+        now = time.perf_counter()
+        self._marks = deque((min(time_of_mark + seconds, now), done) for time_of_mark, done in self._marks)
+
+    def after(self, steps: int) -> float:
+        """Adds `steps` steps that are done now, and returns the throughput."""
+        now, done = time.perf_counter(), self._marks[-1][1] + steps
+        self._marks.append((now, done))
+        while now - self._marks[1][0] >= SECONDS:
+            self._marks.popleft()
+        start, done_at_start = self._marks[0]
+        return (done - done_at_start) / max(now - start, 1e-9)
+
+
+EPISODES = 100
+"""Size of a full window: means are over the latest iterations with at least this many episodes together."""
+
+
+class _EndedEpisodes(NamedTuple):
+    count: float
+    return_sum: float
+    length_sum: float
+
+
+class EpisodeWindow:
+    """Mean return and length over recent episodes, and the best mean return so far.
+
+    `best_return` is the maximum over full windows only: the mean of a few early episodes does not count. `best`
+    is defined wherever `mean_return` is, and never below it, so that means of both over several trainings compare.
+    """
+
+    def __init__(self) -> None:
+        self._recent: deque[_EndedEpisodes] = deque()
+        self.best_return: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The state of the window as JSON, for `from_json`."""
+        return {"recent": [list(ended) for ended in self._recent], "best_return": self.best_return}
+
+    @classmethod
+    def from_json(cls, saved: dict[str, Any]) -> "EpisodeWindow":
+        """The window as it was when `to_json` was called."""
+        window = cls()
+        window._recent.extend(_EndedEpisodes(*ended) for ended in saved["recent"])
+        window.best_return = saved["best_return"]
+        return window
+
+    def add(self, count: float, return_sum: float, length_sum: float) -> None:
+        """Adds the episodes that ended in one iteration: their number, and the sums of returns and lengths."""
+        if count:
+            self._recent.append(_EndedEpisodes(count, return_sum, length_sum))
+        while len(self._recent) > 1 and self.episodes - self._recent[0].count >= EPISODES:
+            self._recent.popleft()
+        mean = self.mean_return
+        if self.full and mean is not None:
+            self.best_return = mean if self.best_return is None else max(mean, self.best_return)
+
+    @property
+    def full(self) -> bool:
+        """True if the window holds at least `EPISODES` episodes."""
+        return self.episodes >= EPISODES
+
+    @property
+    def episodes(self) -> float:
+        """Number of episodes that the means are over."""
+        return sum((e.count for e in self._recent), start=0.0)
+
+    @property
+    def best(self) -> float | None:
+        """The best mean return; the current one if the window was never full."""
+        return self.mean_return if self.best_return is None else self.best_return
+
+    @property
+    def mean_return(self) -> float | None:
+        """Mean return of recent episodes; None before the first has ended."""
+        return self._mean("return_sum")
+
+    @property
+    def mean_length(self) -> float | None:
+        """Mean length of recent episodes, in steps; None before the first has ended."""
+        return self._mean("length_sum")
+
+    def _mean(self, name: str) -> float | None:
+        count = self.episodes
+        return sum(getattr(e, name) for e in self._recent) / count if count else None
