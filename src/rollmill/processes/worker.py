@@ -179,7 +179,7 @@ def _failure(error: BaseException) -> WorkerMessage:
     details = "".join(traceback.format_exception(error))
     if not isinstance(error, FINAL):  # which the coordinator reports in a sentence
         print(details, file=sys.stderr, flush=True)
-    reason = f"{type(error).__name__}: {str(error).strip().partition(os.linesep)[0]} ({own_line(error)})"
+    reason = f"{type(error).__name__}: {str(error).strip().partition(os.linesep)[0]} ({user_frame(error)})"
     fields = {"reason": reason, "details": details[-MAX_DETAILS:]}
     if isinstance(error, FINAL):
         fields |= {"final": type(error).__name__, "text": str(error)}
