@@ -15,15 +15,14 @@ from rollmill.workers.replica import loop
 def test_later_iterations_allocate_from_memory_that_earlier_ones_freed(monkeypatch):
     calls = []
     monkeypatch.setattr(loop, "keep_freed_memory", lambda: calls.append("keep"))
-    monkeypatch.setattr(loop, "return_freed_memory", lambda: calls.append("return"))
-    monkeypatch.setattr(loop, "leave_code_of", calls.append)
+    monkeypatch.setattr(loop, "leave_compilers", lambda: calls.append("leave"))
     replica = object.__new__(loop._Replica)
     replica._compiled, replica._reports = False, False
     replica._start_report = SimpleNamespace(send=lambda: None)
     replica._stages = [SimpleNamespace(run=lambda work: calls.append(work.iteration) or work)] * 2
     for iteration in range(3):
         replica._iterate(iteration)
-    assert calls == [0, "return", 0, "return", "libllvmlite", "keep", 1, 1, 2, 2]
+    assert calls == [0, "leave", 0, "leave", "keep", 1, 1, 2, 2]
 
 
 def resident_file_bytes():

@@ -22,6 +22,9 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 MADV_DONTNEED = 4
 """An advice of `madvise`, from Linux's mman-common.h; code was never written to, so that nothing is lost."""
 
+COMPILERS = ("libjax_common", "libllvmlite")
+"""How the names of libraries with compilers in them begin."""
+
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 """Another one on each host, until it starts anew."""
 
@@ -112,19 +115,25 @@ def return_freed_memory() -> None:
         malloc_trim(0)
 
 
-def leave_code_of(library: str) -> None:
-    """Returns the pages of a library's code to the system, which reads them again from the file if they are run.
+def leave_compilers() -> None:
+    """Returns to the system what compilers have freed, and the pages of their code."""
+    return_freed_memory()
+    leave_code_of(*COMPILERS)
+
+
+def leave_code_of(*libraries: str) -> None:
+    """Returns the pages of libraries' code to the system, which maps them again from the file when they are run.
 
     Does nothing where there is no `/proc/self/maps`.
 
     Args:
-        library: how its file's name begins.
+        libraries: how the names of their files begin.
     """
     maps = Path("/proc/self/maps")
     lines = maps.read_text(errors="replace").splitlines() if sys.platform == "linux" and maps.exists() else []
     for line in lines:
         place, rights, *_, path = line.split(maxsplit=5) if line.count("/") else ("", "", "")
-        if rights == "r-xp" and Path(path).name.startswith(library):
+        if rights == "r-xp" and Path(path).name.startswith(libraries):
             begin, end = (int(address, 16) for address in place.split("-"))
             ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), MADV_DONTNEED)
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from rollmill.core.machine import return_freed_memory
+from rollmill.core.machine import leave_compilers
 from rollmill.core.operations import traced
 from rollmill.core.types import Key
 from rollmill.dataflow import (
@@ -81,7 +81,7 @@ class CompiledLearner:
         if jax.default_backend() != "cpu":
             return self._program
         compiled = self._program.lower(*arguments).compile()
-        return_freed_memory()
+        leave_compilers()
         return compiled
 
 

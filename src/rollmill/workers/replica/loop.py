@@ -7,7 +7,7 @@ from functools import partial
 import jax
 import numpy as np
 
-from rollmill.core.machine import keep_freed_memory, leave_code_of, return_freed_memory
+from rollmill.core.machine import keep_freed_memory, leave_compilers, return_freed_memory
 from rollmill.dataflow import Stage
 from rollmill.workers.protocol import IterationMetrics, send
 from rollmill.workers.replica.collecting import Collect
@@ -92,9 +92,8 @@ class _Replica:
         for stage in self._stages:
             state = stage.run(state)
             if not self._compiled:
-                return_freed_memory()
+                leave_compilers()
         if not self._compiled and jax.default_backend() == "cpu":
-            leave_code_of("libllvmlite")
             keep_freed_memory()
         self._compiled = True
         self._start_report.send()  # before the first metrics, because it explains their speed
