@@ -101,7 +101,7 @@ def kill(chosen: Any) -> dict[str, Any]:
         output = Path(folder, "output")
         with output.open("w") as file:
             process = subprocess.Popen(
-                command_of(run, chosen, chosen.iterations, *how),
+                [sys.executable, "-m", "rollmill", *command_of(run, chosen, chosen.iterations, *how)],
                 env=os.environ | {MARK: mark},
                 stdout=file,
                 stderr=subprocess.STDOUT,
