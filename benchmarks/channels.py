@@ -3,11 +3,10 @@
     python benchmarks/channels.py                                  # shared memory and TCP on this host
     python benchmarks/channels.py --ray .ray/bin/python            # and Ray's object store
 
-The producer copies each package into the channel; the consumer looks at it where it lies ("in place"),
-or copies it out besides ("copied out"). The plain copy is `np.copyto` to as many destinations as
-the channel has slots. Sides take turns, so that a machine whose speed drifts slows all of them alike.
-Ray puts each package with `ray.put` and hands the reference to an actor, which gets it in place; as
-many references are under way as the channel has slots.
+The producer copies each package into the channel. The consumer reads it in place, or copies it out as well. The
+plain copy is `np.copyto` to one destination for each slot of the channel. Sides take turns. Ray puts each package
+with `ray.put` and hands the reference to an actor, which reads it in place; one reference is in flight for each
+slot.
 """
 
 import os
@@ -84,7 +83,7 @@ class Channel:
         self._done.receive(timeout=60.0).release()
 
     def burst(self, count: int, *, flags: int) -> float:
-        """Returns the seconds until the consumer is done with so many packages."""
+        """Returns the seconds until the consumer is done with `count` packages."""
         began = time.perf_counter()
         for index in range(count):
             last = ACKNOWLEDGE if index == count - 1 else 0
@@ -109,7 +108,7 @@ class Channel:
 
 
 def copy_burst(size: int) -> Callable[[int], float]:
-    """Returns a function that copies so many times, and returns the seconds."""
+    """Returns a function that copies a number of times, and returns the seconds."""
     source = np.ones(size // 4, np.float32)
     destinations = [np.ones(size // 4, np.float32) for _ in range(CAPACITY)]
 

@@ -28,7 +28,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from measure import lines_of, options, some_of, words, write_result
+from measure import count_lines, lines_of, options, some_of, words, write_result
 
 ITERATIONS, ENVS, STEPS = 300, 8, 16
 HANG_SECONDS = 900
@@ -87,13 +87,13 @@ class Training:
 def kill_some(training: Training, run: Path, left: int, rng: random.Random) -> list[str]:
     """Kills until the training ends, the coordinator is dead, or enough were killed; returns their names."""
     killed = []
-    began, seen = time.monotonic(), len(lines_of(run))
+    began, seen = time.monotonic(), count_lines(run)
     while training.alive() and time.monotonic() - began < HANG_SECONDS and len(killed) < left:
-        if len(lines_of(run)) <= seen:
+        if count_lines(run) <= seen:
             time.sleep(0.1)
             continue  # kill nothing before the training has made progress since the last kill
         time.sleep(rng.uniform(0, 2))
-        seen = len(lines_of(run))
+        seen = count_lines(run)
         names = sorted(training.workers)
         name = rng.choice([*names, "coordinator"] if rng.random() < 0.5 else names)
         if not training.alive():

@@ -306,7 +306,7 @@ def by_phase(judged: Sequence[tuple[Contested, bool]]) -> dict[str, Any]:
 
 
 def judged_games(player: Chooser, solver: Solver, games: int, seed: int) -> dict[str, Any]:
-    """Games of a player against the perfect player, by the way that they begin; as many of each."""
+    """Plays games of a player against the perfect player, the same number for each way to begin."""
     found = {}
     for side, first in SIDES.items():
         draw = random.Random(seed)

@@ -27,7 +27,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from measure import HERE, Failed, lines_of, one_of, options, rate, spread, words, write_result
+from measure import HERE, Failed, count_lines, lines_of, one_of, options, rate, spread, words, write_result
 
 MAX_STARTUP_SECONDS = 600.0
 
@@ -152,7 +152,7 @@ def train(arguments: Sequence[str], *, seconds: float | None, warm_up: float) ->
         run, began = Path(folder, "run"), time.perf_counter()
         command = [sys.executable, "-m", "rollmill", "train", *arguments, "--run-dir", str(run), "--quiet"]
         process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT)
-        while not lines_of(run) and process.poll() is None:
+        while not count_lines(run) and process.poll() is None:
             if time.perf_counter() - began > MAX_STARTUP_SECONDS:
                 process.terminate()
                 raise Failed(f"no iteration in {MAX_STARTUP_SECONDS:g} s:\n{said.seek(0) or said.read()}")
@@ -163,7 +163,7 @@ def train(arguments: Sequence[str], *, seconds: float | None, warm_up: float) ->
                 process.wait(warm_up + seconds + 1)
             except subprocess.TimeoutExpired:
                 process.send_signal(signal.SIGINT)
-        if (code := process.wait()) not in (0, 128 + signal.SIGINT) or not lines_of(run):
+        if (code := process.wait()) not in (0, 128 + signal.SIGINT) or not count_lines(run):
             raise Failed(f"{' '.join(command)} ended with {code}:\n{said.seek(0) or said.read()}")
         lines = lines_of(run)
     if seconds is None:

@@ -1,6 +1,6 @@
 """The ways to collect that `fusion.py` compares: each makes a trajectory of random actions with one simulator.
 
-What all write of every step and environment: the observation, the action, the reward, and the two flags.
+All write the observation, the action, the reward and the two flags of every step and environment.
 Shape letters: `T` steps, `E` environments.
 """
 
@@ -181,7 +181,7 @@ def collecting_graph(env: Environment, num_envs: int, num_steps: int) -> Graph:
 
 
 def _jax_running(case: Case, graph: Graph, program: Callable, *, calls: int, **details: Any) -> Running:
-    """Rollouts that go on where the last one ended, with eight keys in turn."""
+    """Returns rollouts that continue where the last one ended, with eight keys in turn."""
     index = jnp.arange(case.num_envs, dtype=jnp.int32)
     held = [jax.jit(partial(start_collector, graph))(jax.random.key(0), index)]
     keys = itertools.cycle(list(jax.random.split(jax.random.key(1), 8)))

@@ -36,7 +36,7 @@ class TorchSimulator(NamedTuple):
     """Functions of tensors that hold all environments; a state is a tuple of tensors, `[E]` or `[E, n]`."""
 
     start: Callable[[int], tuple]
-    """Returns random states of so many environments at the begin of an episode."""
+    """Returns random states of a number of environments at the start of an episode."""
     advance: Callable[[tuple, Any], tuple]
     """`(state, action [E]) -> (state, reward [E], terminated [E])`, without reset."""
     observe: Callable[[tuple], tuple]

@@ -38,7 +38,7 @@ Chunk = Callable[[Now], tuple[Now, list[Row]]]
 
 
 def begin(simulator: TorchSimulator, num_envs: int, device: str) -> Now:
-    """Environments before their first step, none of whose tensors is a view: the compiler tells these apart."""
+    """Returns environments before their first step, without views, which the compiler would treat differently."""
     state = tuple(x.clone() for x in simulator.start(num_envs))
     return Now(state, torch.zeros(num_envs, dtype=torch.int32, device=device))
 
@@ -59,7 +59,7 @@ def one_step(simulator: TorchSimulator, now: Now) -> tuple[Now, Row]:
 
 
 def steps(simulator: TorchSimulator, count: int, now: Now) -> tuple[Now, list[Row]]:
-    """So many steps; in Python a loop, which a compiler unrolls."""
+    """Takes `count` steps in a loop of Python, which a compiler unrolls."""
     rows = []
     for _ in range(count):
         now, row = one_step(simulator, now)
@@ -69,7 +69,7 @@ def steps(simulator: TorchSimulator, count: int, now: Now) -> tuple[Now, list[Ro
 
 @functools.lru_cache(maxsize=64)
 def compiled_steps(make: Callable[[str], TorchSimulator], device: str, count: int) -> Chunk:
-    """So many steps as one compiled function, for any number of environments from 2 on."""
+    """Returns `count` steps as one compiled function, for any number of environments from 2 on."""
     simulator = make(device)
 
     def chunk(now: Now) -> tuple[Now, list[Row]]:
@@ -82,14 +82,14 @@ def compiled_steps(make: Callable[[str], TorchSimulator], device: str, count: in
 
 
 def chunk_of(simulator: Simulator, device: str, count: int, *, compiled: bool) -> Chunk:
-    """So many steps, compiled or not."""
+    """Returns `count` steps, compiled or not."""
     if compiled:
         return compiled_steps(simulator.to_torch, device, count)
     return functools.partial(steps, simulator.to_torch(device), count)
 
 
 def called(chunk: Chunk, now: Now, chunks: int) -> Callable[[], list[Row]]:
-    """Returns a rollout of so many calls, which continues where the last one ended."""
+    """Returns a rollout of `chunks` calls, which continues where the last one ended."""
     held = [now]
 
     def rollout() -> list[Row]:
@@ -103,7 +103,7 @@ def called(chunk: Chunk, now: Now, chunks: int) -> Callable[[], list[Row]]:
 
 
 def replayed(chunk: Chunk, now: Now, chunks: int) -> Callable[[], list[Row]]:
-    """Returns a rollout of so many CUDA graphs, each with the tensors of its own rows; a rollout overwrites the
+    """Returns a rollout of `chunks` CUDA graphs, each with the tensors of its own rows; a rollout overwrites the
     last one.
 
     The graphs are replayed in the order in which they were captured, which lets them share memory.
@@ -158,7 +158,7 @@ def _copy(source: Now, target: Now) -> None:
 
 
 def wait(_: Any) -> None:
-    """Until the GPU has done all that it was given."""
+    """Waits until the GPU has done all its work."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 

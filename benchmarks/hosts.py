@@ -1,12 +1,12 @@
-"""Trainings over two hosts, whose code differs, whose clocks are far apart, whose link is cut and that are killed.
+"""Trainings over two hosts: different code, clocks far apart, a link that is cut, and a host that is killed.
 
     sudo python benchmarks/hosts.py code modules profile cuts
 
-The hosts are namespaces of this machine. `code` and `modules` show what a training says where host 2 has another
-Rollmill, or lacks the user's module. `profile` compares the clocks and the profile of hosts 100,000 s apart with
-those of one clock. `cuts` cuts the link of host 2 for 8, 30 and 120 s, and kills the host, under several trainings
-at a time, and tells what was said when, and when the training went on. Each part is one object of
-`results/hosts.json`.
+The hosts are namespaces of this machine. `code` and `modules` record the messages of a training where host 2 has
+another Rollmill, or lacks the user's module. `profile` compares the clocks and the profile of hosts 100,000 s
+apart with those of one clock. `cuts` cuts the link of host 2 for 8, 30 and 120 s, and kills the host, under
+several trainings at a time, and records the messages with their times and the time at which the training
+continued. Each part is one object of results/hosts.json.
 """
 
 import contextlib
@@ -56,12 +56,12 @@ SAID = {
     "replaced": "was replaced",
     "again": "begin again",
 }
-"""Words of lines whose times are kept."""
+"""Words that mark the lines with times worth keeping."""
 
 
 @dataclass
 class Told:
-    """A command on a host, and what it prints, each line with its time."""
+    """A command on a host, and the lines that it prints with their times."""
 
     process: subprocess.Popen
     run: Path
@@ -99,7 +99,7 @@ class Told:
 
 
 def train(host: Host, run: Path, *words: object, **environment: str) -> Told:
-    """Starts a small training whose driver is on a host."""
+    """Starts a small training with its driver on a host."""
     command = [sys.executable, "-m", "rollmill", "train", "ppo", *words, *SMALL, "--run-dir", run]
     host.environment = {"RAY_worker_niceness": "0", **environment}
     return Told(host.start(*command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT), run)
@@ -203,7 +203,7 @@ def _clock_error(first: Host, folder: Path, apart: int) -> dict[str, Any]:
 
 
 def cuts(folder: Path, rounds: dict[str, int], at_once: int) -> list[dict[str, Any]]:
-    """Cuts the link of host 2, or kills it, under trainings that go on from one event to the next."""
+    """Cuts the link of host 2, or kills it, under trainings that continue from one event to the next."""
     results: list[dict[str, Any]] = []
     with cluster() as (first, second):
         words = ("gymnasium:CartPole-v1", *COARSE, "--total-timesteps", 100_000_000, "--log-every", 4, *PATIENT)
@@ -243,7 +243,7 @@ def _disturbed(first: Host, second: Host, event: str, trainings: Sequence[Told])
 
 
 def _settle(first: Host, trainings: Sequence[Told]) -> None:
-    """Returns when each training gets on, with a worker on host 2 if that can be had within a minute."""
+    """Waits until each training makes progress, with a worker on host 2 if one gets there within a minute."""
     deadline = time.monotonic() + FIRST_SECONDS
     start = [each.iteration() for each in trainings]
     while time.monotonic() < deadline and any(
@@ -258,7 +258,7 @@ def _settle(first: Host, trainings: Sequence[Told]) -> None:
 
 
 def _moved(first: Host, training: Told) -> bool:
-    """Sends an actor away from host 1 where both are there; Ray spreads replacements. Whether it had to."""
+    """Kills an actor on host 1 if both are there, since Ray spreads replacements; returns whether it did."""
     actors = training.workers_on(first.address, group="actor")
     if len(actors) < 2 or not training.pid_of(actors[0]):
         return False
@@ -272,7 +272,7 @@ def _moved(first: Host, training: Told) -> bool:
 
 
 def _watch(trainings: Sequence[Told], began: float, before: Sequence[int], until: float) -> list[dict[str, Any]]:
-    """Follows trainings until the event is over and all have gone on."""
+    """Follows trainings until the event is over and all have continued."""
     progress: list[list[tuple[float, int]]] = [[(0.0, at)] for at in before]
     while True:
         now = time.monotonic()

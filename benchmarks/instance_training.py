@@ -7,8 +7,9 @@
   of one process a GPU, and in several processes a GPU, as programs of their own or as a mesh, whose means are
   taken in each of the ways. The batch is the same everywhere. Differences are the largest from the weights of one
   process; `steps_per_second` is of the last ten iterations, too few to compare placements by;
-- `kill`: the same training in several processes of one GPU, of which one is killed with SIGKILL. Counts what is
-  left of the run afterwards: processes, MPS daemons and their directories.
+- `kill`: the same training in several processes of one GPU, one of them killed with SIGKILL. Counts processes,
+MPS daemons
+  and directories that are left afterwards.
 
 On a machine without GPUs the processes share its cores.
 """
@@ -17,6 +18,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -25,7 +27,7 @@ from typing import Any
 import jax
 import numpy as np
 from chaos import MARK, left_behind
-from measure import Failed, lines_of, one_of, options, rate, summary_of, words, write_result
+from measure import Failed, count_lines, lines_of, one_of, options, rate, summary_of, words, write_result
 from measure import rollmill as command_line
 
 import rollmill
@@ -109,7 +111,7 @@ def kill(chosen: Any) -> dict[str, Any]:
         moved = wait_for_iteration(run, after=chosen.iterations // 10)
         name, worker = re.findall(r"(\S+/\d+) is process (\d+)", output.read_text())[-1]
         os.kill(int(worker), signal.SIGKILL)
-        killed, at = time.monotonic(), len(lines_of(run))
+        killed, at = time.monotonic(), count_lines(run)
         wait_for_iteration(run, after=at + 1)
         back = time.monotonic() - killed
         process.wait(timeout=900)
@@ -129,7 +131,7 @@ def kill(chosen: Any) -> dict[str, Any]:
 
 def wait_for_iteration(run: Path, *, after: int) -> int:
     until = time.monotonic() + WAIT_SECONDS
-    while (made := len(lines_of(run))) <= after:
+    while (made := count_lines(run)) <= after:
         if time.monotonic() > until:
             raise SystemExit(f"The training has made {made} iterations in {WAIT_SECONDS:.0f} s, and stands.")
         time.sleep(0.05)
@@ -158,7 +160,7 @@ def main() -> None:
         num_envs=1024,
         num_steps=64,
         hidden_sizes=[64, 64],
-        iterations=(2000, "of the training of which one process is killed"),
+        iterations=(2000, "of the training in which one process is killed"),
     )
     settings = {key: value for key, value in vars(chosen).items() if key != "output"}
     platform = "gpu" if visible_gpus() else "cpu"

@@ -3,13 +3,12 @@
     python benchmarks/instances.py ppo [--counts 1 2 4 8 16]
     python benchmarks/instances.py alphazero --counts 1 2 7 16
 
-Every process trains the same program, with its own seed. `turns` and `mps` start as many processes as the
-largest count, of which some work and the others are idle. `wide` is one process with the environments of all,
-`vmap` one process with as many trainings side by side, both with the work of the largest count. Figures are
-environment steps a second in all, over a few seconds after everything is compiled; beside them the utilisation by
-NVML, the activity of the multiprocessors (GPM), and the memory in use, all of the whole GPU. Repeats take turns;
-figures are medians.
-Writes results/instances-ppo.json or results/instances-alphazero.json.
+Every process trains the same program, with its own seed. `turns` and `mps` start the largest count of processes,
+some of them idle. `wide` is one process with the environments of all, `vmap` one process with all trainings side
+by side. Figures are environment steps a second in all, over a few seconds after everything is compiled; beside
+them the utilisation by NVML, the activity of the multiprocessors (GPM), and the memory in use, all of the whole
+GPU. Repeats take turns; figures are medians. Writes results/instances-ppo.json or
+results/instances-alphazero.json.
 """
 
 import json

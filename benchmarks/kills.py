@@ -5,12 +5,12 @@
 
 DQN, SAC, TD3 and AlphaZero train in one program, on a mesh of two processes and under single-learner-coarse, all
 tiny. While one trains, processes are killed with SIGKILL: the one that trains, which its own command starts again
-(`--resume-if-exists`), or one of its workers. At the end the digest of its weights has to be that of a
-training that nobody disturbed. Actors of single-learner-coarse are killed in trainings of their own, which only
-have to finish, because their replacements begin new episodes; name the place "single-learner-coarse, actors" for
-them. So many trainings run side by side as `--processes` says. Trainings are forked from processes that have
-imported everything, and find their programs in one compilation cache. Writes results/kills.json whenever a
-training has ended; `--add` keeps the trainings that are in it, and kills until there are `--kills` in all.
+(`--resume-if-exists`), or one of its workers. At the end the digest of its weights has to be that of an
+undisturbed training. Actors of single-learner-coarse are killed in trainings of their own, which only have to
+finish, because their replacements begin new episodes; name the place "single-learner-coarse, actors" for them.
+`--processes` trainings run side by side. Trainings are forked from processes that have imported everything, and
+find their programs in one compilation cache. Writes results/kills.json whenever a training has ended; `--add`
+keeps the trainings that are in it, and kills until there are `--kills` in all.
 """
 
 import itertools
@@ -32,7 +32,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from measure import lines_of, options, read_result, some_of, summary_of, this_commit, words, write_result
+from measure import count_lines, options, read_result, some_of, summary_of, this_commit, words, write_result
 
 ITERATIONS, OTHER_ITERATIONS = {"program": 4000, "mesh": 400}, 400
 """Iterations by place, such that they take some seconds: one program makes hundreds a second."""
@@ -78,7 +78,7 @@ class Case(NamedTuple):
 
 
 class Training:
-    """A training in a process forked from this one, and what it says."""
+    """A training in a process forked from this one, and its output."""
 
     def __init__(self, case: Case, run: Path) -> None:
         self.run, self.log = run, run.with_suffix(".log")
@@ -105,7 +105,7 @@ class Training:
 
     def iterations(self) -> int:
         """Returns the number of iterations in the log."""
-        return len(lines_of(self.run))
+        return count_lines(self.run)
 
     def wait(self, until=lambda: False, seconds: float = STUCK_SECONDS) -> bool:
         """Waits until it ends or something holds; whether that was in time."""
@@ -199,7 +199,7 @@ def _kill(pid: int) -> bool:
 
 
 class Plan:
-    """Which trainings are begun: all cases take turns, until enough was killed or the time is over."""
+    """The next trainings: all cases take turns, until enough was killed or the time is over."""
 
     def __init__(self, chosen: Any, earlier: list[dict]) -> None:
         self.cases = [
@@ -227,7 +227,7 @@ class Plan:
 
 
 def trainings(chosen: Any, folder: Path, earlier: list[dict]) -> Iterator[dict]:
-    """What became of each training, as they end; those that have to be equal know it only at their end."""
+    """Yields the outcome of each training as it ends; the exact ones only once the undisturbed one has ended."""
     plan, running, right, waiting = Plan(chosen, earlier), {}, {}, []
     context = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(chosen.processes, mp_context=context) as pool:

@@ -1,10 +1,10 @@
-"""Trains DQN beyond 2^31 environment steps, where 32 bits end, and checks that it goes on learning.
+"""Trains DQN beyond 2^31 environment steps, where 32 bits end, and checks that it continues to learn.
 
     python benchmarks/long_counts.py            # on a GPU: 2^31 + 2^24 steps of CartPole, a few minutes
     python benchmarks/long_counts.py --small    # anywhere: begins with counts just below the limits
 
-The small form trains for a while, moves all counts to just below 2^31 and below the limit of a ring's numbers, and
-goes on over both. Writes results/long-counts.json, or long-counts-small.json, and fails if a check does.
+The small form trains for a while, moves all counts to just below 2^31 and below the limit of a ring's numbers,
+and continues beyond both. Writes results/long-counts.json, or long-counts-small.json, and fails if a check does.
 """
 
 import time

@@ -315,6 +315,12 @@ def lines_of(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
+def count_lines(run: Path) -> int:
+    """Returns the number of whole lines of a run's metrics without reading them, for loops that poll."""
+    file = run / "metrics.jsonl"
+    return file.read_bytes().count(b"\n") if file.exists() else 0
+
+
 def summary_of(run: Path) -> dict[str, Any]:
     """Returns the summary of a run; empty before its end."""
     file = run / "summary.json"

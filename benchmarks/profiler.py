@@ -10,16 +10,16 @@
 - `planted`: adds matrix products to one operation at a time; a training with many of them and one with two take
   turns. The truth is how much longer an iteration takes without the profiler; the operation has to grow by
   that, and all others by nothing;
-- `off`: what it costs that a training could be profiled: short iterations with the spans of the host and without
+- `off`: the cost of a profiler that records nothing: short iterations with the spans of the host and without
   them take turns, while nothing is recorded; and, which noise hides less, how many spans an iteration has and how
   long one takes;
 - `survey`: shares of simulation, inference, backpropagation, replay and search of all algorithms.
 
-What the advice of profiles is worth, advice.py measures.
+advice.py measures the value of the advice of profiles.
 
 All but the survey have other sizes with `--platform gpu`. Each row is written at once, to
-results/profiler-PART-PLATFORM.json. With `--add`, what is there and of the same commit is kept: other rows, and
-the profiles of `errors`.
+results/profiler-PART-PLATFORM.json. With `--add`, earlier rows of the same commit are kept, and the profiles of
+`errors`.
 """
 
 import fcntl

@@ -26,9 +26,7 @@ class Consumer:
 
 
 def burst(consumer, package: np.ndarray, count: int, capacity: int) -> float:
-    """Returns the seconds until the consumer is done with so many packages, of which `capacity` are under way at
-    a time.
-    """
+    """Returns the seconds until the consumer is done with `count` packages, `capacity` of them in flight."""
     under_way = deque()
     began = time.perf_counter()
     for _ in range(count):

@@ -1,7 +1,7 @@
 """Trains with Rejax and prints the outcome as JSON. Runs in a Python that has rejax 0.1.3 and gymnax 0.0.9.
 
 One argument, a JSON object: `algorithm` names a class of Rejax and `settings` are the arguments of its `create`.
-With `repeats`, prints the steps per second of so many trainings, without compilation and evaluations. With
+With `repeats`, prints the steps per second of that many trainings, without compilation and evaluations. With
 `seeds` and `episodes`, prints learning curves, whose points are means over so many greedy episodes (of Rejax's
 DQN with 0.5 % of random actions, as it evaluates itself).
 """

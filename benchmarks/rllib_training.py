@@ -2,10 +2,9 @@
 
     .rllib/bin/python benchmarks/rllib_training.py '{"algorithm": "ppo", "environment": "CartPole-v1", ...}'
 
-The settings are those of `distribution.py`, which writes them. RLlib's new API stack; what Rollmill calls
-`num_steps` is the rollout fragment, and one batch is `num_envs x num_steps` as it is there. The clock runs from
-the first result after `warm_up` environment steps to the one after `total_timesteps`, or after as many
-`seconds`. No logger of RLlib's is at work.
+`distribution.py` writes the settings. Uses RLlib's new API stack; Rollmill's `num_steps` is the rollout fragment,
+and one batch is `num_envs x num_steps` on both sides. The clock runs from the first result after `warm_up`
+environment steps to the one after `total_timesteps`, or for some `seconds`. No logger of RLlib is active.
 """
 
 import json
@@ -47,9 +46,16 @@ def main() -> None:
 
 def configuration(settings: dict[str, Any]) -> AlgorithmConfig:
     runners, envs = settings["num_env_runners"], settings["num_envs"]
-    config = PPO(settings) if settings["algorithm"] == "ppo" else IMPALA(settings)
+    network = DefaultModelConfig(
+        fcnet_hiddens=settings["hidden_sizes"],
+        fcnet_activation=settings["activation"],
+        head_fcnet_hiddens=[],
+        vf_share_layers=settings["shared_torso"],
+        free_log_std=settings["continuous"],
+    )
     return (
-        config.environment(settings["environment"])
+        trained_by(settings)
+        .environment(settings["environment"])
         .framework("torch")
         .env_runners(
             num_env_runners=runners,
@@ -58,42 +64,16 @@ def configuration(settings: dict[str, Any]) -> AlgorithmConfig:
             gym_env_vectorize_mode=settings["vectorize_mode"],
         )
         .learners(num_learners=settings["num_learners"], num_gpus_per_learner=0)
-        .rl_module(
-            model_config=DefaultModelConfig(
-                fcnet_hiddens=settings["hidden_sizes"],
-                fcnet_activation=settings["activation"],
-                head_fcnet_hiddens=[],
-                vf_share_layers=settings["shared_torso"],
-                free_log_std=settings["continuous"],
-            )
-        )
+        .rl_module(model_config=network)
         .reporting(min_time_s_per_iteration=SECONDS_EACH)
         .debugging(seed=settings["seed"], log_level="ERROR")
     )
 
 
-def PPO(settings: dict[str, Any]) -> AlgorithmConfig:
+def trained_by(settings: dict[str, Any]) -> AlgorithmConfig:
     batch = settings["num_envs"] * settings["num_steps"]
-    return PPOConfig().training(
-        train_batch_size_per_learner=batch,
-        minibatch_size=batch // settings["num_minibatches"],
-        num_epochs=settings["update_epochs"],
-        lambda_=settings["gae_lambda"],
-        clip_param=settings["clip_coef"],
-        use_kl_loss=False,
-        vf_clip_param=float("inf"),
-        **common(settings),
-    )
-
-
-def IMPALA(settings: dict[str, Any]) -> AlgorithmConfig:
-    return IMPALAConfig().training(
-        train_batch_size_per_learner=settings["num_envs"] * settings["num_steps"], **common(settings)
-    )
-
-
-def common(settings: dict[str, Any]) -> dict[str, Any]:
-    return {
+    common = {
+        "train_batch_size_per_learner": batch,
         "lr": settings["learning_rate"],
         "gamma": settings["gamma"],
         "entropy_coeff": settings["ent_coef"],
@@ -101,6 +81,17 @@ def common(settings: dict[str, Any]) -> dict[str, Any]:
         "grad_clip": settings["max_grad_norm"],
         "grad_clip_by": "global_norm",
     }
+    if settings["algorithm"] == "impala":
+        return IMPALAConfig().training(**common)
+    return PPOConfig().training(
+        minibatch_size=batch // settings["num_minibatches"],
+        num_epochs=settings["update_epochs"],
+        lambda_=settings["gae_lambda"],
+        clip_param=settings["clip_coef"],
+        use_kl_loss=False,
+        vf_clip_param=float("inf"),
+        **common,
+    )
 
 
 def measure(algorithm: Any, settings: dict[str, Any]) -> dict[str, Any]:

@@ -176,7 +176,7 @@ def reward_of_mover(before: Any, after: Any) -> Float[Array, " E"]:
 
 
 def steps_in_a_row(step: Function, positions: PyTree, count: int) -> PyTree:
-    """So many moves in every game, each in the first column that is not full; games that have ended go on.
+    """Makes `count` moves in every game, each in the first column that is not full, also after its end.
 
     All that a search reads of a position is carried along, so that none of it is left out.
     """
@@ -193,7 +193,7 @@ def steps_in_a_row(step: Function, positions: PyTree, count: int) -> PyTree:
 def evaluations_in_a_row(
     predict: Function, count: int, weights: PyTree, observation: Float[Array, "E 6 7 2"]
 ) -> Float[Array, "E 6 7 2"]:
-    """So many evaluations of a batch, each of observations that follow from the outputs of the one before."""
+    """Evaluates a batch `count` times, each time on observations that follow from the outputs before."""
     legal = jnp.ones((observation.shape[0], 7), bool)
 
     def again(observation: Float[Array, "E 6 7 2"], _: None) -> tuple[Float[Array, "E 6 7 2"], None]:

@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from measure import lines_of, options, read_result, some_of, words, write_result
+from measure import count_lines, lines_of, options, read_result, some_of, words, write_result
 
 from rollmill.gpus.memory import ask_gpu_memory
 
@@ -246,7 +246,7 @@ def sweep(trials: int, folder: Path, *, steps: int = 2_000_000, first_seed: int 
 def beside(folder: Path) -> dict[str, Any]:
     other, run = training("long", LONG, folder)
     deadline = time.monotonic() + 120.0
-    while time.monotonic() < deadline and not lines_of(run):
+    while time.monotonic() < deadline and not count_lines(run):
         time.sleep(0.5)
     found = sweep(BESIDE, folder)
     running = other.process.poll() is None

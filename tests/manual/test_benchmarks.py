@@ -40,10 +40,10 @@ for name, words in json.load(sys.stdin):
 """
 
 
-@pytest.fixture(scope="module")
-def tables():
+@pytest.fixture(scope="module", autouse=True)
+def scripts():
     sys.path.insert(0, str(BENCHMARKS))
-    yield import_module("tables")
+    yield
     sys.path.pop(0)
 
 
@@ -52,7 +52,8 @@ def test_named_scripts_exist():
     assert {name for name in named if not (BENCHMARKS / name).is_file()} == set()
 
 
-def test_tables_are_those_of_the_results(tables):
+def test_tables_are_those_of_the_results():
+    tables = import_module("tables")
     texts = {page.name: page.read_text() for page in PAGES if "<!-- table: " in page.read_text()}
     outdated = [name for name, text in texts.items() if tables.with_tables(text) != text]
     assert outdated == [], "run python benchmarks/tables.py"
@@ -83,3 +84,51 @@ def test_named_commands_are_understood():
         timeout=500,
     )
     assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
+
+
+def test_sides_take_turns():
+    order, figures = [], iter(range(6))
+    sides = {name: lambda name=name: order.append(name) or next(figures) for name in ("ours", "theirs")}
+    measure = import_module("measure")
+    found = measure.in_turns(sides, 2, warm_up=1)
+    assert order == ["ours", "theirs", "theirs", "ours", "ours", "theirs"]
+    assert found == {"ours": [3, 4], "theirs": [2, 5]}
+    figures = measure.spreads(found)
+    assert figures["ours"] == {"median": 3.5, "runs": [3, 4]}
+    assert measure.ratios(figures, "ours") == {"ours / theirs": 1.0}
+
+
+def test_the_fastest_variant_counts():
+    found = import_module("measure").fastest(
+        "kernel", {("xla", 1): [1.0], ("kernel", 2): [4.0], ("kernel", 3): [2.0]}, 8
+    )
+    assert found == {"median": 4.0, "runs": [4.0], "variant": 3, "medians": {"2": 2.0, "3": 4.0}}
+
+
+def test_sides_that_have_done_other_work_are_refused():
+    check = import_module("measure").check_equal_work
+    check({"ours": (1, 2), "theirs": (1, 2)})
+    with pytest.raises(SystemExit, match="different work"):
+        check({"ours": (1, 2), "theirs": (1, 3)})
+
+
+def test_options_say_by_their_defaults_what_they_take(monkeypatch):
+    measure = import_module("measure")
+    line = "script.py speed --sizes 1 2 --rate 0.5 --quick --launch 1 --launch 2 3 --no-anneal"
+    monkeypatch.setattr(sys, "argv", line.split())
+    settings = {
+        "sizes": [8],
+        "rate": (float, "help"),
+        "quick": False,
+        "launch": [[int]],
+        "anneal": True,
+        "only": [str],
+    }
+    chosen = measure.options("doc", {"part": measure.one_of("speed", "learn")}, **settings, left=3)
+    assert vars(chosen) == {
+        **{"part": "speed", "sizes": [1, 2], "rate": 0.5, "quick": True, "launch": [[1], [2, 3]], "anneal": False},
+        **{"only": None, "left": 3, "output": measure.RESULTS},
+    }
+    monkeypatch.setattr(sys, "argv", ["script.py", "other"])
+    with pytest.raises(SystemExit):
+        measure.options("doc", {"parts": measure.some_of(["speed"])})
