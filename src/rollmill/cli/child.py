@@ -20,10 +20,10 @@ def run(parent: str, cores: str, name: str) -> NoReturn:
     from rollmill.core.process_tree import end_with_parent
 
     end_with_parent(int(parent), signal.SIGTERM)
-    run_and_exit(_obey, keeps_result=True)
+    run_and_exit(_handle_order, keeps_result=True)
 
 
-def _obey() -> int:
+def _handle_order() -> int:
     from rollmill.cli.plan import write_found
     from rollmill.cli.train import report
     from rollmill.plan_search.orders import read_order

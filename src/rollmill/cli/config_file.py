@@ -45,7 +45,7 @@ class _FileEntry(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The option's name, without dashes in front."""
+        """Name of the option, without leading dashes."""
         return self.key.replace("_", "-")
 
 
@@ -59,14 +59,14 @@ class ConfigFile:
     """True for the config.json of a run, which others may have written."""
 
     def check_code(self, given: Mapping[str, Any], *, with_environment: bool) -> None:
-        """Checks that a run names no code but that which this user allowed it, or names too.
+        """Checks that a run's file names no code except what the user has allowed or names too.
 
         Args:
             given: values of the command's own options, by name.
             with_environment: whether the environment is the run's.
 
         Raises:
-            UsageError: it names a module or a cluster besides.
+            UsageError: it names another module or a cluster.
         """
         if not self.is_of_run:
             return
@@ -86,7 +86,7 @@ class ConfigFile:
             )
 
     def _request(self, given: Mapping[str, Any], *, with_environment: bool) -> TrainingRequest:
-        """The part of the training that names code, as far as the command does not name it."""
+        """Returns the part of the training that names code, as far as the command does not name it."""
         names = [name for name in ("distribution", "cluster") if name not in given]
         return TrainingRequest(
             algorithm="",
@@ -96,11 +96,7 @@ class ConfigFile:
         )
 
     def lacking(self, named: Sequence[str]) -> tuple[str, ...]:
-        """Which of the algorithm and the environment the command leaves to the file.
-
-        Raises:
-            UsageError: the command names a third thing.
-        """
+        """Returns which of the algorithm and the environment the command leaves to the file."""
         if len(named) > len(POSITIONAL):
             raise UsageError(
                 f"{named[2]!r} is one name too many: a training takes an algorithm, here {named[0]!r}, an "
@@ -109,7 +105,7 @@ class ConfigFile:
         return POSITIONAL[len(named) :]
 
     def name(self, which: str) -> str:
-        """The algorithm or the environment.
+        """Returns the algorithm or the environment.
 
         Raises:
             UsageError: the file does not name it.
@@ -122,14 +118,10 @@ class ConfigFile:
         return name
 
     def values(self, options: Sequence[Option], *, strict: bool = True) -> dict[str, Any]:
-        """The values of options, by name.
-
-        Args:
-            options: of the command.
-            strict: refuse other entries of the file.
+        """Returns the values of options by name. With `strict`, every entry of the file must be one of them.
 
         Raises:
-            UsageError: the file has an option that does not exist, or a value that is none of its option.
+            UsageError: the file has an unknown option, or a value that its option rejects.
         """
         known = {option.name: option for option in options}
         entries = [entry for entry in _entries(self.content) if strict or entry.name in known]
@@ -151,10 +143,10 @@ class ConfigFile:
 
 
 def read_config_file(path: Path) -> ConfigFile:
-    """Reads a file of options.
+    """Reads an option file.
 
     Raises:
-        UsageError: there is none, or it is neither TOML nor the config.json of a run.
+        UsageError: it does not exist, or is neither TOML nor the config.json of a run.
     """
     try:
         text = read_named(path, limit=MAX_BYTES).decode()
@@ -185,11 +177,7 @@ def named_in(file: ConfigFile | None) -> Iterator[None]:
 
 
 def _of_run(config: Mapping[str, Any], *, where: str) -> dict[str, Any]:
-    """The options of a run that differ from the defaults.
-
-    Raises:
-        UsageError: the settings of the algorithm are no object.
-    """
+    """Returns the options of a run that differ from the defaults."""
     graph, options, default = config["graph"], config["options"], RunOptions()
     if not isinstance(settings := graph.get("config", {}), dict):
         raise UsageError(f"{where}: graph.config={short_json(settings)} must be an object.")
@@ -207,7 +195,7 @@ def _listed(value: Any) -> Any:
 
 
 def _entries(content: Mapping[str, Any], prefix: str = "") -> Iterator[_FileEntry]:
-    """The options of a file; those of a table have its name in front."""
+    """Yields the entries of a file, those of a table with the table's name in front."""
     for key, value in content.items():
         entry = _FileEntry(f"{prefix}{key}", value)
         if isinstance(value, Mapping) and entry.name not in (*REPEATED, *MISNAMED):
@@ -228,7 +216,7 @@ def _suggestion(entry: _FileEntry, known: Mapping[str, Option]) -> str:
 
 
 def _hint(entry: _FileEntry, option: Option) -> str:
-    """Where a number or a truth value is given as text: to leave out the quotes."""
+    """Returns a hint to leave out the quotes around a number or a truth value."""
     if not isinstance(entry.value, str):
         return ""
     try:
@@ -240,7 +228,7 @@ def _hint(entry: _FileEntry, option: Option) -> str:
 
 
 def _texts(value: Any) -> list[str]:
-    """The values of an option that is given once for each of them."""
+    """Returns the values of a repeatable option."""
     if isinstance(value, Mapping):
         return [f"{key}={part if isinstance(part, str) else json.dumps(part)}" for key, part in value.items()]
     return [str(part) for part in (value if isinstance(value, list) else [value])]

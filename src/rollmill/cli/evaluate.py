@@ -116,11 +116,7 @@ def _watch(options: Evaluate) -> int:
 
 
 def _check_watch(options: Evaluate) -> None:
-    """Refuses options that say nothing to an evaluation of every checkpoint.
-
-    Raises:
-        UsageError: naming the option.
-    """
+    """Rejects options that have no effect on an evaluation of every checkpoint."""
     if options.checkpoint != "last":
         raise UsageError(
             f"--watch evaluates every checkpoint, and --checkpoint {options.checkpoint} one. hint: leave it out."

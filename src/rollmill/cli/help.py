@@ -36,13 +36,7 @@ MAX_WIDTH = 110
 
 
 def help_text(options: Sequence[Option], *, prog: str, description: str = "") -> str:
-    """The help text of a command.
-
-    Args:
-        options: of the command.
-        prog: the command.
-        description: a sentence on it.
-    """
+    """Returns the help text of the command `prog`."""
     width = min(get_terminal_size().columns, MAX_WIDTH)
     parser = argparse.ArgumentParser(
         usage=" ".join([prog, *(option.shown for option in options if option.arg.positional), "[OPTIONS]"]),
@@ -92,7 +86,7 @@ def _text(value: Any) -> str:
 
 
 def _group(option: Option) -> str:
-    """The group of a training's option, by the fields that lead to it."""
+    """Returns the group of a training's option, by the fields that lead to it."""
     holder, field = option.path[0], option.path[-1]
     if holder in ("environment", "env_options", "transforms", "imports"):
         return "environment"

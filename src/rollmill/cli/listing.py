@@ -66,7 +66,7 @@ def _transforms() -> list[tuple[str, str]]:
 def _with_packages(
     rows: Sequence[tuple[str, str]], plugins: Sequence[tuple[Plugin, str]]
 ) -> list[tuple[str, str]]:
-    """The rows, with the packages of the names that installed packages offer."""
+    """Adds the names of the packages that offer names to the rows."""
     packages = {plugin.name: plugin.package for plugin, problem in plugins if not problem}
     return [
         (name, f"{summary} [{packages[name]}]".lstrip() if name in packages else summary) for name, summary in rows

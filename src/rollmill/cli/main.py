@@ -71,11 +71,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run_and_exit(action: Callable[[], int], *, keeps_result: bool) -> NoReturn:
-    """Does something and exits; errors for users become one sentence and an exit code.
+    """Runs `action` and exits with its exit code. Errors for users become one sentence and an exit code.
 
     Args:
         action: returns the exit code.
-        keeps_result: True if its result is kept, so that its output may be lost.
+        keeps_result: True if its result is on disk, so that losing its output is no error.
     """
     output, _ = open_streams()
     interruption = Interruption()
@@ -99,11 +99,11 @@ def _code_of(action: Callable[[], int]) -> int:
     try:
         return action()
     except RollmillError as error:
-        return _told(error)
+        return _print_error(error)
     except RuntimeError as error:
         if (known := known_device_error(error)) is None:
             raise
-        return _told(known)
+        return _print_error(known)
 
 
 def _exit_at_once(code: int) -> NoReturn:
@@ -128,7 +128,7 @@ def _run(arguments: list[str]) -> int:
     return _find(arguments[0])(arguments[1:])
 
 
-def _told(error: RollmillError) -> int:
+def _print_error(error: RollmillError) -> int:
     print(f"rollmill: {shortened(printable(str(error)))}", file=sys.stderr)
     return error.exit_code
 

@@ -18,7 +18,7 @@ WATCH_SECONDS = 0.01
 
 
 def run(parent: str, commands: str, reports: str) -> int:
-    """Prepares the training of the request that comes, reports what it compiled to, and obeys commands."""
+    """Prepares the training of the request that comes, reports what it compiled to, and handles commands."""
     from rollmill.core.process_tree import die_with
 
     die_with(int(parent))
@@ -26,14 +26,14 @@ def run(parent: str, commands: str, reports: str) -> int:
 
     with open(int(commands)) as commands_file, open(int(reports), "w", buffering=1) as reports_file:
         try:
-            return _obey(commands_file, reports_file)
+            return _handle_commands(commands_file, reports_file)
         except RollmillError as error:
             depths = error.depths if isinstance(error, FusionError) else ()
             _report(reports_file, error=str(error), depths=depths)
             return error.exit_code
 
 
-def _obey(commands_file: TextIO, reports_file: TextIO) -> int:
+def _handle_commands(commands_file: TextIO, reports_file: TextIO) -> int:
     from rollmill.core.machine import return_freed_memory
     from rollmill.plan_search.compiled_program import (
         describe_program,
@@ -73,14 +73,14 @@ def _report(reports_file: TextIO, **report: Any) -> None:
 
 
 def _watch_memory(reports_file: TextIO, *, trained: int) -> None:
-    """Reports the most memory of a device that training takes, where devices have their own.
+    """Reports the peak device memory of the training, if devices have memory of their own.
 
-    It is looked at again and again: the allocator's own maximum has what compiling took, too. XLA tries algorithms
-    on arrays that the training never has, which may be far larger than its own.
+    It polls, because the allocator's own maximum includes what compiling took: XLA tries algorithms on arrays that
+    may be far larger than the training's.
 
     Args:
         reports_file: gets the reports.
-        trained: bytes of a device that the training's iterations have taken before; 0 if that is unknown.
+        trained: bytes of a device that the training's iterations have taken before; 0 if unknown.
     """
     import jax
 

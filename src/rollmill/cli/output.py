@@ -28,7 +28,7 @@ class ForgivingFile(io.FileIO):
     """The first failure; None so far."""
 
     def write(self, data: Any, /) -> int:
-        """Writes the data; drops it after a failure."""
+        """Writes the data, or drops it after a failure."""
         if self.failure is None:
             try:
                 return super().write(data)
@@ -41,7 +41,7 @@ class PlainText(io.TextIOWrapper):
     """A text stream in which nothing that others have written controls the terminal."""
 
     def write(self, text: str, /) -> int:
-        """Writes the text; what would control a terminal is shown as an escape."""
+        """Writes the text with control characters as escapes."""
         super().write(printable(text))
         return len(text)
 
@@ -57,7 +57,7 @@ def control_terminal(text: str) -> None:
 
 
 def open_streams() -> tuple[ForgivingFile | None, ForgivingFile | None]:
-    """Replaces standard output and error by forgiving streams; None for a stream that is captured.
+    """Replaces standard output and error by forgiving streams. Returns None for a captured stream.
 
     Closed descriptors among 0 to 2 are first opened on the null device: otherwise the next file opened would get
     such a number, and libraries' output would end up in that file.
@@ -100,7 +100,7 @@ def _number(stream: io.TextIOWrapper) -> int | None:
 
 
 def code_after_output(code: int, output: ForgivingFile | None) -> int:
-    """The exit code of a command whose result is its output; reports a failure to write it."""
+    """Returns the exit code of a command that prints its result, and reports a failure to write it."""
     sys.stdout.flush()
     failure = output.failure if output is not None else None
     if failure is None or code:

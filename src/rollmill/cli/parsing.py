@@ -22,10 +22,10 @@ class Parsed(NamedTuple):
 
 
 def parse(kind: Any, arguments: Sequence[str], *, prog: str) -> Any:
-    """Parses the options of a command to an instance of `kind`; `--help` prints them and exits.
+    """Parses the options of a command to an instance of `kind`. `--help` prints them and exits.
 
     Raises:
-        UsageError: an option is unknown, a value is none, or something is missing or left over.
+        UsageError: an option is unknown, a value is invalid, or something is missing or left over.
     """
     return parse_given(kind, arguments, prog=prog).options
 
@@ -33,13 +33,13 @@ def parse(kind: Any, arguments: Sequence[str], *, prog: str) -> Any:
 def parse_given(
     kind: Any, arguments: Sequence[str], *, prog: str, under: Mapping[str, Any] = MappingProxyType({})
 ) -> Parsed:
-    """Parses the options of a command, and tells which were given; errors are those of `parse`.
+    """Parses the options of a command, and returns which were given. Errors are those of `parse`.
 
     Args:
         kind: the command's dataclass.
         arguments: its words.
         prog: the command, for messages.
-        under: values of options by name, which hold where the words give no others.
+        under: values of options by name, which the words override.
     """
     options = options_of(kind)
     if HELP & set(arguments):
@@ -53,25 +53,17 @@ def parse_given(
 
 
 def parse_known(kind: Any, arguments: Sequence[str], *, prog: str) -> Parsed:
-    """Parses those of the arguments that are options of `kind`, and leaves all others.
-
-    Raises:
-        UsageError: one of them does not take a value.
-    """
+    """Parses the options of `kind` among the arguments, and skips all others."""
     options = options_of(kind)
     given = read_words(options, arguments, prog=prog, strict=False).given
     return Parsed(build(kind, options, given), given)
 
 
 def positional_words(kind: Any, arguments: Sequence[str], *, prog: str) -> list[str]:
-    """The arguments that are no option of `kind`, and no value of one.
-
-    Raises:
-        UsageError: an option does not take its value.
-    """
+    """Returns the arguments that are neither options of `kind` nor their values."""
     return read_words(options_of(kind), arguments, prog=prog, strict=False).positional
 
 
 def _description(kind: type) -> str:
-    """What a command does, by its docstring; nothing of classes that are made for an algorithm."""
+    """Returns the first paragraph of a command's docstring, but nothing of a generated class."""
     return "" if kind.__module__ == "types" else (kind.__doc__ or "").partition("\n\n")[0]

@@ -41,9 +41,6 @@ class Showing:
     def check(self, *, searches: bool) -> None:
         """Checks these options, before anything is searched for or compiled.
 
-        Args:
-            searches: whether a plan is searched for.
-
         Raises:
             UsageError: one is out of bounds, has no effect, or the file cannot be written.
         """
@@ -76,7 +73,7 @@ def run(arguments: list[str]) -> int:
 
 
 def write_found(order: SearchOrder) -> int:
-    """Searches for a plan, prints the table, and writes the plan; returns the exit code."""
+    """Searches for a plan, prints the table, writes the plan, and returns the exit code."""
     plan = search_plan(SearchRequest(order.request, order.objective, order.budget, order.fresh))
     write_plan(plan, Path(order.output))
     return 0
@@ -95,7 +92,7 @@ def search_plan(search: SearchRequest) -> Plan:
 
 
 def _chosen(request: TrainingRequest, showing: Showing) -> Plan:
-    """The plan that the options choose; draws it, and prints the memory that it needs."""
+    """Draws the plan that the options choose, prints its memory, and returns it."""
     if showing.memory:
         leave_devices()
     prepare_devices(request.options, environment=request.environment)
@@ -110,11 +107,7 @@ def _chosen(request: TrainingRequest, showing: Showing) -> Plan:
 
 
 def _memory_text(request: TrainingRequest) -> str:
-    """The memory that a training will need, and what there is.
-
-    Raises:
-        UsageError: it is not one program that trains.
-    """
+    """Returns the memory that a training needs, and the memory that is available."""
     prepared = prepare_request(request)
     need = memory_need(prepared)
     if need is None:

@@ -20,7 +20,7 @@ class Play(PolicyOptions):
 
 
 def run(arguments: list[str]) -> int:
-    """Plays one game; the person's moves are read from standard input, a line each."""
+    """Plays one game, with the person's moves on standard input, a line each."""
     options = parse(Play, arguments, prog="rollmill play")
     game = GameAgainstPolicy(
         options.load(),
@@ -44,7 +44,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _persons_move(game: GameAgainstPolicy) -> bool:
-    """Makes a legal move that the person types; False if there is none: the input ended, or the person quit."""
+    """Makes a legal move that the person types. Returns False at the end of input, or if the person quits."""
     while True:
         print("you: ", end="", flush=True)
         line = sys.stdin.readline()

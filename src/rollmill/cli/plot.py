@@ -53,7 +53,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _lines(curves: Curves) -> list[str]:
-    """A line for each group, the highest last values first."""
+    """Returns a line for each group, the highest last values first."""
     lines = []
     for group in curves.groups[:MOST_LINES]:
         last = (group.last.mean(), group.last.min(), group.last.max())

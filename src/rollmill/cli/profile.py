@@ -97,7 +97,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _profiled(parsed: ParsedTraining, profiling: Profiling, arguments: list[str]) -> Profile:
-    """The profile of the training that was asked for."""
+    """Profiles the requested training."""
     request = parsed.request
     prepare_devices(request.options, environment=request.environment)
     graph, options = _long_training(resolve(request))
@@ -122,9 +122,9 @@ def _show(found: Profile, output: Path, *, png: bool) -> None:
 
 
 def _long_training(resolved: ResolvedRequest) -> tuple[Graph, RunOptions]:
-    """The training with enough steps for all windows, unless the request says how many it has.
+    """Returns the training with enough steps for all windows, unless the request sets their number.
 
-    Whether it is fused, and how often it writes metrics, is decided as for the steps that it would have.
+    Whether it is fused, and how often it writes metrics, is decided by the steps that it would have.
     """
     options = resolved.options
     if "total_timesteps" in resolved.request.settings:
@@ -144,11 +144,7 @@ def _least_steps_to_fuse() -> int:
 
 
 def _output(parsed: ParsedTraining, profiling: Profiling) -> Path:
-    """The directory of the result.
-
-    Raises:
-        UsageError: there is something in it, or it is a file.
-    """
+    """Returns the directory of the result, which must be empty or new."""
     environment = parsed.request.environment.replace("/", "-").replace(":", "-")
     name = f"{parsed.request.algorithm}-{environment}-{datetime.now():%Y%m%d-%H%M%S}"
     output = profiling.output or Path("profiles") / name
@@ -171,11 +167,7 @@ def _refused_by_the_system(output: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _made_for_the_result(output: Path) -> Iterator[None]:
-    """Makes a directory before anything is measured; removes it at the end if nothing was written to it.
-
-    Raises:
-        UsageError: it cannot be made, or not be written.
-    """
+    """Makes a directory before anything is measured, and removes it if nothing was written to it."""
     made = [folder for folder in (output, *output.parents) if not folder.exists()]
     try:
         with _refused_by_the_system(output):
@@ -190,11 +182,7 @@ def _made_for_the_result(output: Path) -> Iterator[None]:
 
 
 def _write(found: Profile, output: Path, *, png: bool) -> None:
-    """Writes profile.json first, from which all else can be made again.
-
-    Raises:
-        StorageError: the disk is full, or the directory cannot be written any more.
-    """
+    """Writes profile.json first, from which all else can be made again."""
     try:
         for name, text in ((PROFILE, Profile.to_json), (PAGE, profile_page), (TRACE, perfetto_trace)):
             with replacing_named(output / name) as file:
@@ -223,7 +211,7 @@ def _compare(options: Compare) -> int:
 
 
 def _width() -> int:
-    """Columns of the terminal; of a file, as many as most terminals have."""
+    """Returns the terminal's columns, or those of most terminals for a file."""
     return min(shutil.get_terminal_size((100, 24)).columns, 120)
 
 

@@ -83,13 +83,13 @@ class Tally:
         self._count, self._last = 0, {}
 
     def counting(self, frames: Iterator[Frame]) -> Iterator[Frame]:
-        """The same frames."""
+        """Yields the same frames and counts them."""
         for frame in frames:
             self._count, self._last[frame.episode] = self._count + 1, frame
             yield frame
 
     def sentence(self, output: str, fps: float) -> str:
-        """A sentence on the file that was written, and on how the episodes went."""
+        """Returns a sentence on the written file and the outcomes of the episodes."""
         height, width = self._last[0].picture.shape[:2]
         returns = ", ".join(f"{frame.episode_return:.5g} in {frame.step} steps" for frame in self._last.values())
         frames = f"{self._count} frames of {width} x {height} pixels at {fps:g} a second"
@@ -97,12 +97,7 @@ class Tally:
 
 
 def show_frames(frames: Iterator[Frame], *, fps: float) -> None:
-    """Plays frames in a terminal; elsewhere prints them one below the other, in plain characters.
-
-    Args:
-        frames: to show.
-        fps: frames a second, in a terminal.
-    """
+    """Plays frames in a terminal at `fps`, or prints them below each other in plain characters elsewhere."""
     if not sys.stdout.isatty():
         for frame in frames:
             print("\n".join([_caption(frame), *plain_lines(frame.picture, 80, 24), ""]))

@@ -55,8 +55,7 @@ def parse_training(
         more: a further field of the command's options.
 
     Raises:
-        UsageError: they are wrong; or the file of `--config` is, or names no algorithm or environment where the
-            words do not.
+        UsageError: words or the file of `--config` are wrong, or both name no algorithm or environment.
     """
     named = list(takewhile(lambda word: not word.startswith("-"), arguments))
     head, file = _head(arguments[len(named) :], names_environment=len(named) > 1)
@@ -88,12 +87,7 @@ def parse_training(
 
 
 def _head(words: Sequence[str], *, names_environment: bool) -> tuple[_Head, ConfigFile | None]:
-    """The options that come first, of the words and of the file that they name.
-
-    Args:
-        words: of the command, after the algorithm and the environment.
-        names_environment: whether the command names the environment, and not the file.
-    """
+    """Returns the options that come first, from the words and the file that they name."""
     head, given = parse_known(_Head, words, prog="rollmill train")
     if head.config is None:
         return head, None
@@ -104,7 +98,7 @@ def _head(words: Sequence[str], *, names_environment: bool) -> tuple[_Head, Conf
 
 
 def _environment_in(words: Sequence[str]) -> str:
-    """The environment's id, which may come after options of an algorithm that is not known yet."""
+    """Returns the id of the environment, which may follow options of an algorithm not yet imported."""
     if words and not words[0].startswith("-"):
         return words[0]
     follows = {after for before, after in pairwise(words) if before.startswith("--") and "=" not in before}
@@ -114,12 +108,12 @@ def _environment_in(words: Sequence[str]) -> str:
 def request_of(
     algorithm: str, parsed: Any, given: Mapping[str, Any], options: Sequence[Option]
 ) -> TrainingRequest:
-    """The request of parsed options.
+    """Returns the request of parsed options.
 
     Args:
         algorithm: its name.
         parsed: the options, with fields such as `environment`, `env_options` and `imports`.
-        given: values of those that were given, by name.
+        given: values of the given ones, by name.
         options: all options of the command.
     """
     paths = {option.name: option.path for option in options}
@@ -140,7 +134,7 @@ def request_of(
 
 
 def _kind(algorithm: str, recipe: str | None, more: Field | None) -> type:
-    """The command's options; hyperparameters start from a recipe where one is named."""
+    """Returns the dataclass of the command's options, with a recipe's hyperparameters as defaults."""
     config = default_config(algorithm, recipe)
     return make_dataclass(
         "Train",

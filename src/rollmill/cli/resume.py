@@ -62,7 +62,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _placement_before(arguments: list[str]) -> PlacementOptions:
-    """Where the run was placed, for defaults that are as before; `resume` itself tells of a run that is none."""
+    """Returns the run's previous placement as the default. `resume` itself rejects what is not a run."""
     try:
         named = positional_words(Resume, arguments, prog="rollmill resume")
         options = read_options(RunDirectory.open(local_path("run", named[0] if named else "")))

@@ -31,10 +31,7 @@ class SearchOptions:
     """Search although there is a result of an earlier search."""
 
     def check(self, given: Collection[str]) -> None:
-        """Checks these options.
-
-        Args:
-            given: names of the options of the command that are given.
+        """Checks these options against the names of the `given` ones.
 
         Raises:
             UsageError: one is out of bounds, or has no effect.
@@ -64,12 +61,12 @@ class PlanSearchFailed(RollmillError):
 
 @contextlib.contextmanager
 def planned(request: TrainingRequest, searching: SearchOptions) -> Iterator[TrainingRequest]:
-    """The request of a training; with the plan that a search has found, if one was asked for.
+    """Yields the request, with the plan of a search if one was asked for.
 
-    The search runs in a process of its own, because it starts JAX with other devices than the training may need.
+    The search runs in its own process, because it starts JAX with other devices than the training may need.
 
     Raises:
-        PlanSearchFailed: the search failed, and has said why.
+        PlanSearchFailed: the search failed, and has printed why.
     """
     if not searching.search_plan:
         yield request

@@ -98,11 +98,7 @@ class Serve:
         return check_rule(BatchingRule(self.max_batch, self.max_wait_ms / 1e3))
 
     def check(self) -> None:
-        """Checks the numbers.
-
-        Raises:
-            UsageError: one is out of its bounds.
-        """
+        """Checks the numbers."""
         bounds = {"port": (0, 65535), "workers": (1, MOST_WORKERS), "max_sessions": (1, 2**20)}
         for name, (least, most) in bounds.items():
             if not least <= (value := getattr(self, name)) <= most:
@@ -114,7 +110,7 @@ class Serve:
             raise UsageError(f"--session-seconds {self.session_seconds:g} has to be positive and finite.")
 
     def policy(self, worker: int = 0) -> BatchedPolicy:
-        """The run's policy, compiled; workers draw different actions."""
+        """Loads and compiles the run's policy. Workers draw different actions."""
         loaded = load_weights(
             self.run, checkpoint=self.checkpoint, seed=self.train_seed, imports=self.imports, trust=self.trust
         )
@@ -134,13 +130,13 @@ class Serve:
         return policy
 
     def limits(self, policy: BatchedPolicy) -> ServerLimits:
-        """The limits of the server."""
+        """Returns the limits of the server."""
         found = limits_of(self.rule.max_batch, policy.numbers)
         return found.with_sessions(self.max_sessions, self.session_seconds)
 
 
 def run(arguments: list[str]) -> int:
-    """Serves until a signal; returns its exit code."""
+    """Serves until a signal and returns its exit code."""
     options = parse(Serve, arguments, prog="rollmill serve")
     options.check()
     allow_descriptors(ServerLimits(1).connections)

@@ -60,19 +60,15 @@ Transforms: TypeAlias = Annotated[
 
 
 def parse_env_options(texts: Sequence[str]) -> dict[str, Any]:
-    """Parses the values of `--env-option`.
-
-    Raises:
-        UsageError: one is not a pair, is given twice, or has a value in Python's form instead of JSON's.
-    """
+    """Parses the values of `--env-option`."""
     return parse_options(texts, flag="--env-option")
 
 
 def chosen_environment_options(env_options: Sequence[str], transforms: Sequence[str]) -> dict[str, Any]:
-    """The options of an environment, with its transforms.
+    """Returns the options of an environment, with its transforms.
 
     Raises:
-        UsageError: an option is wrong, a transform does not exist, or transforms are given in both ways.
+        UsageError: an option or transform is invalid, or transforms are given in both ways.
     """
     options = parse_env_options(env_options)
     if transforms and OPTION in options:
@@ -104,7 +100,7 @@ class PolicyOptions:
     """Module to import first, because it registers the environment, the network or the algorithm."""
 
     def load(self) -> LoadedRun:
-        """The run's graph and its policy's weights."""
+        """Loads the run's graph and its policy's weights."""
         return load_weights(
             self.run, checkpoint=self.checkpoint, seed=self.train_seed, imports=self.imports, trust=self.trust
         )

@@ -153,11 +153,7 @@ def _resumed(arguments: list[str]) -> int:
 
 
 def _parsed_resume(arguments: Sequence[str]) -> Parsed:
-    """The options of a sweep that goes on.
-
-    Raises:
-        UsageError: there are others, which it has already.
-    """
+    """Returns the options of a resumed sweep, which may not change what it has."""
     try:
         return parse_given(_Resumed, arguments, prog="rollmill sweep")
     except UsageError as error:
@@ -169,11 +165,7 @@ def _parsed_resume(arguments: Sequence[str]) -> Parsed:
 
 
 def _check_how(at_once: int | None, sharing: GpuSharing) -> None:
-    """Checks how trials are to run, before anything is written.
-
-    Raises:
-        UsageError: it cannot be.
-    """
+    """Checks how trials are to run, before anything is written."""
     if at_once is not None and at_once < 1:
         raise UsageError(f"--at-once {at_once} has to be at least 1.")
     check_sharing(sharing)
@@ -203,7 +195,7 @@ def _run(
 
 
 def _check_trust(sweep: SweepDirectory, named: set[str], *, trust: bool) -> None:
-    """Whether the trials of a sweep may use the code that they name.
+    """Checks that the trials of a sweep may use the code that they name.
 
     Args:
         sweep: the sweep.
@@ -211,7 +203,7 @@ def _check_trust(sweep: SweepDirectory, named: set[str], *, trust: bool) -> None
         trust: remember that this directory may use all that it names.
 
     Raises:
-        UsageError: naming what nobody allowed.
+        UsageError: it names code that was never allowed.
     """
     run, code = RunDirectory(sweep.root), code_of(sweep)
     allowed = named | trusted_modules(run)

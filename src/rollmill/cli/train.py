@@ -11,7 +11,7 @@ from rollmill.training.training import Run
 
 
 def run(arguments: list[str]) -> int:
-    """Trains, and says where the run is."""
+    """Trains, and prints where the run is."""
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_usage())
         return 0 if arguments else 2
@@ -21,7 +21,7 @@ def run(arguments: list[str]) -> int:
 
 
 def report(run: Run) -> int:
-    """Says where a run is and what can be done with it; returns the exit code."""
+    """Prints where a run is and how to use it, and returns the exit code."""
     summary = run.summary
     if summary["status"] == "finished" or "stop_reason" in summary:
         final = summary["final_return"]

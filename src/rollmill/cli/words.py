@@ -33,10 +33,10 @@ def read_words(options: Sequence[Option], words: Sequence[str], *, prog: str, st
         options: of the command.
         words: after the command's name.
         prog: the command, for messages.
-        strict: refuse unknown options; otherwise they are left out, and words after them count as positional.
+        strict: reject unknown options. Otherwise they are left out, and words after them count as positional.
 
     Raises:
-        UsageError: an option is unknown, with the nearest ones; or its value is none.
+        UsageError: an option is unknown, or its value is invalid.
     """
     named = [option for option in options if not option.arg.positional]
     forms = {option.name: _Form(option) for option in named}
@@ -61,7 +61,7 @@ def read_words(options: Sequence[Option], words: Sequence[str], *, prog: str, st
 
 
 def place_positional(options: Sequence[Option], words: Sequence[str], *, prog: str) -> dict[str, Any]:
-    """The values of a command's positional options.
+    """Returns the values of a command's positional options.
 
     Raises:
         UsageError: one is missing, or there are too many words.
@@ -82,7 +82,7 @@ def place_positional(options: Sequence[Option], words: Sequence[str], *, prog: s
 
 
 def unknown_option(name: str, known: Iterable[str], *, prog: str) -> UsageError:
-    """An error that suggests the options that may be meant."""
+    """Returns an error that suggests the nearest options."""
     known = list(known)
     if (note := note_on(name, known)) is not None:
         return UsageError(f"unknown option {name}. --{note}")
@@ -92,7 +92,7 @@ def unknown_option(name: str, known: Iterable[str], *, prog: str) -> UsageError:
 
 
 def options_like(name: str, known: Iterable[str]) -> list[str]:
-    """The known options, without dashes in front, that may be meant by an unknown one; the nearest first."""
+    """Returns the known options, without leading dashes, that an unknown one may stand for, the nearest first."""
     names = {option for option in known if not option.rpartition(".")[2].startswith("no-")}
     meant = named_like(name, {option.replace("-", "_") for option in names})
     if meant is not None:

@@ -18,24 +18,19 @@ AT_A_PROMPT = ("PYTHONSTARTUP", "PYTHONINSPECT", "PYTHONBREAKPOINT")
 
 
 def python_command(*words: str, isolated: bool = False) -> list[str]:
-    """The command of a Python child.
+    """Returns the command of a Python child with the arguments `words`.
 
-    Args:
-        *words: arguments of Python, such as `-m` and the name of a module.
-        isolated: for a program that imports the standard library alone: variables and site-packages are ignored.
+    `isolated` is for a program that imports the standard library only: variables and site-packages are ignored.
     """
     # `-P`: neither the working directory nor the folder of the program is searched for modules.
     return [sys.executable, *(("-I", "-S") if isolated else ("-P",)), *words]
 
 
 def python_environment(variables: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The variables of a Python child.
+    """Returns the variables of a Python child, based on `variables` or this process's own.
 
-    `PYTHONPATH` keeps the entries that the user gave. Before them come the folders that this process searches
-    besides, such as that of the script that runs: the child finds the modules that this process finds.
-
-    Args:
-        variables: variables to start from; this process's own if left out.
+    `PYTHONPATH` keeps the user's entries. Before them come further folders that this process searches, such as
+    that of the running script, so that the child finds the same modules.
     """
     variables = dict(os.environ if variables is None else variables)
     path = os.pathsep.join([*_own_folders(variables.get(PATH, "")), *filter(None, [variables.get(PATH)])])
@@ -46,17 +41,7 @@ def python_environment(variables: Mapping[str, str] | None = None) -> dict[str, 
 def start_python(
     *words: str, isolated: bool = False, variables: Mapping[str, str] | None = None, **options: Any
 ) -> subprocess.Popen:
-    """Starts a Python child, without standard input unless it is given one.
-
-    Args:
-        *words: arguments of Python, such as `-m` and the name of a module.
-        isolated: for a program that imports the standard library alone.
-        variables: its variables; this process's own if left out.
-        **options: further arguments of `subprocess.Popen`.
-
-    Raises:
-        OSError: no process can be started.
-    """
+    """Starts a Python child, without standard input unless `options` for `subprocess.Popen` give one."""
     return subprocess.Popen(
         python_command(*words, isolated=isolated),
         env=python_environment(variables),
@@ -65,24 +50,15 @@ def start_python(
 
 
 def run_program(*words: str, **options: Any) -> subprocess.CompletedProcess:
-    """Runs a program of the system to its end, without standard input unless it is given one.
-
-    Args:
-        *words: its name, and its arguments.
-        **options: further arguments of `subprocess.run`.
-
-    Raises:
-        OSError: it cannot be started.
-        subprocess.TimeoutExpired: it took longer than `timeout` seconds.
-    """
+    """Runs a system program to its end, without standard input unless `options` for `subprocess.run` give one."""
     closed = {} if "input" in options else {"stdin": subprocess.DEVNULL}
     return subprocess.run(words, **{"check": False, **closed, **options})
 
 
 def _own_folders(given: str) -> list[str]:
-    """The folders in which this process looks for modules before it looks in Python's own, beyond those given.
+    """Returns the folders that this process searches before Python's own, beyond those in `given`.
 
-    Folders after those come from packages that are installed, whose children find them by themselves.
+    Later folders come from installed packages, which children find by themselves.
     """
     installed = {os.path.realpath(folder) for folder in sysconfig.get_paths().values()}
     known = {os.path.realpath(entry) for entry in given.split(os.pathsep) if entry} | installed
@@ -91,6 +67,6 @@ def _own_folders(given: str) -> list[str]:
 
 
 def _is_of_python(entry: str, installed: set[str]) -> bool:
-    """True for a folder of the standard library or of packages, and for the library's archive."""
+    """Returns True for a folder of the standard library or of packages, and for the library's archive."""
     scripts = os.path.realpath(sysconfig.get_path("scripts"))
     return entry.endswith(".zip") or os.path.realpath(entry) in installed - {scripts}

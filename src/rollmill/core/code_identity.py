@@ -23,7 +23,7 @@ class CodeIdentity(NamedTuple):
     versions: Mapping[str, str | None]
 
     def differences(self, other: "CodeIdentity") -> list[str]:
-        """The ways in which another process's code differs, as "what: mine here, theirs there"."""
+        """Returns how another process's code differs, as "what: mine here, theirs there"."""
         names = [name for name in self.versions if not _same_version(name, self.versions, other.versions)]
         told = [f"{name} {self.versions[name]} here, {other.versions.get(name)} there" for name in names]
         if self.source != other.source:
@@ -33,7 +33,7 @@ class CodeIdentity(NamedTuple):
 
 
 def _same_version(name: str, ours: Mapping[str, str | None], theirs: Mapping[str, str | None]) -> bool:
-    """Whether both have one version. A package that one of them lacks is no difference."""
+    """Returns whether both have one version. A package that one of them lacks is not a difference."""
     mine, other = ours.get(name), theirs.get(name)
     if mine is None or other is None:
         return True
@@ -43,12 +43,12 @@ def _same_version(name: str, ours: Mapping[str, str | None], theirs: Mapping[str
 
 @functools.cache
 def own_code() -> CodeIdentity:
-    """The code of this process; read once, so that it is that of the time when it was asked for first."""
+    """Returns the identity of the code of this process at the time of the first call."""
     return CodeIdentity(digest_of(PACKAGE), versions())
 
 
 def digest_of(place: Path) -> str:
-    """The digest of a source file, or of all files with names `*.py` in a folder and those below."""
+    """Returns the digest of a source file, or of all `*.py` files in and below a folder."""
     files = sorted(place.rglob("*.py")) if place.is_dir() else [place]
     total = hashlib.sha256()
     for file in files:
@@ -59,11 +59,7 @@ def digest_of(place: Path) -> str:
 
 
 def place_of(module: str) -> Path | None:
-    """The folder of a top-level package, or the file of a module; None if it has no source. Imports nothing.
-
-    Args:
-        module: name of a top-level module that was imported, or can be found.
-    """
+    """Returns the folder of a top-level package, or the file of a module, if it has source. Imports nothing."""
     loaded = sys.modules.get(module)
     spec = getattr(loaded, "__spec__", None) if loaded is not None else importlib.util.find_spec(module)
     folders = list(getattr(spec, "submodule_search_locations", None) or ())
@@ -74,19 +70,19 @@ def place_of(module: str) -> Path | None:
 
 
 def digests_of(modules: Sequence[str]) -> dict[str, str]:
-    """The digest of the top-level package or module of each of these modules that has source."""
+    """Returns the digest of the top-level package or module of each module with source."""
     return {top: digest_of(place) for top, place in places_of(modules)}
 
 
 def places_of(modules: Sequence[str]) -> Iterator[tuple[str, Path]]:
-    """The top-level packages or modules of these modules, each once, and where their source is."""
+    """Yields the top-level package or module of each module, once, and its source."""
     for top in dict.fromkeys(module.partition(".")[0] for module in modules):
         if (place := place_of(top)) is not None:
             yield top, place
 
 
 def code_from_json(fields: Any) -> CodeIdentity | None:
-    """The identity that another process sent as JSON; None if it is none."""
+    """Returns the identity that another process sent as JSON, if it is one."""
     match fields:
         case {"source": str(source), "versions": dict(known)}:
             return CodeIdentity(source, {str(name): text and str(text) for name, text in known.items()})

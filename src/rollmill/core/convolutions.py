@@ -35,10 +35,10 @@ _ordered = core.Primitive("ordered_convolution")
 
 
 def order_convolutions(own: OwnCode = by_xla) -> None:
-    """From now on, programs that this process compiles for CPUs have convolutions in the fast order of axes.
+    """Makes programs compiled for CPUs from now on convolve in the fast order of axes.
 
     Args:
-        own: computes some of them by code of this process, which programs that are exported do not contain.
+        own: computes some convolutions by code of this process. Exported programs do not contain it.
     """
 
     def rule(context: mlir.LoweringRuleContext, lhs: ir.Value, rhs: ir.Value, **params: Any) -> Sequence[ir.Value]:
@@ -60,7 +60,7 @@ def reordered(lhs: Array, rhs: Array, *, dimension_numbers: Any, **params: Any) 
 
 
 def _positions(out: Sequence[int]) -> list[int]:
-    """For each axis of a result, given as the places of batch, outputs and space, its place in the fast order."""
+    """Returns the position of each axis of a result in the fast order."""
     batch, outputs, *space = out
     return [int(axis) for axis in np.argsort((batch, *space, outputs))]
 

@@ -58,10 +58,10 @@ class FarBox(NamedTuple):
 
 
 def far_boxes(space: spaces.Space, *, std: float = 1.0) -> list[FarBox]:
-    """The boxes of floats in a space of actions that are far from a Gaussian about 0.
+    """Returns the boxes of floats in a space of actions that are far from a Gaussian about 0.
 
     Args:
-        space: space of the actions; of several agents, a dictionary by kind.
+        space: space of the actions; in multi-agent environments, a dictionary by kind.
         std: standard deviation of the Gaussian.
     """
     worst = (_worst(where, box, std) for where, box in _boxes(space))
@@ -81,7 +81,7 @@ def _boxes(space: spaces.Space, where: str = "") -> Iterator[tuple[str, spaces.B
 
 
 def _worst(where: str, box: spaces.Box, std: float) -> FarBox | None:
-    """The dimension that is reached least; None if all are near."""
+    """Returns the dimension that the Gaussian reaches least, if one is far."""
     bounds = set(zip(np.float64(box.low).ravel().tolist(), np.float64(box.high).ravel().tolist(), strict=True))
     far = [
         FarBox(where, low, high, _inside(low, high, std), std) for low, high in bounds if _is_far(low, high, std)
@@ -98,6 +98,6 @@ def _is_far(low: float, high: float, std: float) -> bool:
 
 
 def _inside(low: float, high: float, std: float) -> float:
-    """Probability that a Gaussian about 0 lies between two bounds."""
+    """Returns the probability that a Gaussian about 0 lies between two bounds."""
     scale = std * math.sqrt(2)
     return (math.erf(high / scale) - math.erf(low / scale)) / 2

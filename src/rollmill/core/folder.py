@@ -38,7 +38,7 @@ class Folder:
         return self.root.joinpath(*self.names)
 
     def inner(self, name: str) -> "Folder":
-        """A subfolder; it need not exist."""
+        """Returns a subfolder, which need not exist."""
         return Folder(self.root, (*self.names, name))
 
     @contextlib.contextmanager
@@ -47,7 +47,6 @@ class Folder:
 
         Raises:
             ForeignFileError: a component below the root is a link.
-            OSError: the folder does not exist, or cannot be opened.
         """
         descriptor = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -60,11 +59,10 @@ class Folder:
             os.close(descriptor)
 
     def make(self) -> None:
-        """Creates the folder, its parents and the root where they are missing.
+        """Creates the folder, its parents and the root if they are missing.
 
         Raises:
             ForeignFileError: there is a link or a file in its place.
-            OSError: the folder cannot be created.
         """
         if not self.names:
             self.root.mkdir(parents=True, exist_ok=True)
@@ -77,7 +75,7 @@ class Folder:
             pass
 
     def is_folder(self) -> bool:
-        """True if it exists and is a folder, not a link."""
+        """Returns True if it exists and is a folder, not a link."""
         try:
             with self.opened():
                 return True
@@ -85,11 +83,10 @@ class Folder:
             return False
 
     def kinds(self) -> dict[str, str]:
-        """Kind of each entry by name: `file`, `folder`, `link` or `other`; empty if the folder does not exist.
+        """Returns the kind of each entry by name: `file`, `folder`, `link` or `other`. A missing folder has none.
 
         Raises:
             ForeignFileError: the folder itself is a link or a file.
-            OSError: the folder cannot be read.
         """
         try:
             with self.opened() as descriptor, os.scandir(descriptor) as entries:
@@ -98,7 +95,7 @@ class Folder:
             return {}
 
     def has(self, name: str) -> bool:
-        """True if there is an entry of that name, even a broken link."""
+        """Returns True if there is an entry of that name, even a broken link."""
         try:
             with self.opened() as descriptor:
                 os.stat(name, dir_fd=descriptor, follow_symlinks=False)
@@ -112,7 +109,6 @@ class Folder:
 
         Raises:
             ForeignFileError: it is a link, a folder, a pipe or a device.
-            OSError: it does not exist, or cannot be opened.
         """
         with self.opened() as descriptor:
             file = _open(descriptor, name, os.O_RDONLY, self.path / name)
@@ -129,7 +125,6 @@ class Folder:
 
         Raises:
             ForeignFileError: it is a link, a folder, a pipe or a device, or has more than `limit` bytes.
-            OSError: it does not exist, or cannot be read.
         """
         with self.reading(name) as file:
             size = os.fstat(file.fileno()).st_size
@@ -140,11 +135,10 @@ class Folder:
             return file.read(limit)
 
     def open_to_append(self, name: str) -> int:
-        """Opens a regular file for appending and returns its descriptor; creates the file if it is missing.
+        """Opens a regular file for appending, creating it if necessary, and returns its descriptor.
 
         Raises:
             ForeignFileError: it is a link, a folder, a pipe or a device, or has another hard link.
-            OSError: it cannot be opened.
         """
         with self.opened() as descriptor:
             flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
@@ -157,13 +151,7 @@ class Folder:
         return file
 
     def create(self, name: str) -> int:
-        """Creates a new file and returns a descriptor for writing.
-
-        An existing file or link of that name is deleted; the target of the link is untouched.
-
-        Raises:
-            OSError: it cannot be created, or a folder has that name.
-        """
+        """Creates a new file and returns a descriptor for writing. An existing file or link is deleted first."""
         with self.opened() as descriptor:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=descriptor)
@@ -171,14 +159,11 @@ class Folder:
 
     @contextlib.contextmanager
     def replacing(self, name: str, *, shared: bool = False) -> Iterator[Any]:
-        """Opens a new file that replaces `name` if the context ends without an error.
+        """Opens a new file that replaces a file or link if the context ends without an error.
 
         Args:
-            name: the file, or a link, whose target is untouched.
-            shared: several processes may do so at a time, and each keeps to a file of its own.
-
-        Raises:
-            OSError: it cannot be written.
+            name: the file to replace.
+            shared: whether several processes may do so at a time, each with its own partial file.
         """
         partial = f".{secrets.token_hex(8)}.tmp" if shared else f".{name}.tmp"
         try:
@@ -193,20 +178,12 @@ class Folder:
             raise
 
     def rename(self, name: str, other: str) -> None:
-        """Renames a file or folder within this folder.
-
-        Raises:
-            OSError: it does not exist, or cannot be renamed.
-        """
+        """Renames a file or folder within this folder."""
         with self.opened() as descriptor:
             os.rename(name, other, src_dir_fd=descriptor, dst_dir_fd=descriptor)
 
     def remove(self, name: str) -> None:
-        """Deletes a file, a link, or a folder with its content, without following links.
-
-        Raises:
-            OSError: it cannot be deleted.
-        """
+        """Deletes a file, a link, or a folder with its content, without following links."""
         with self.opened() as descriptor:
             try:
                 os.unlink(name, dir_fd=descriptor)
@@ -220,11 +197,10 @@ class Folder:
 
 
 def read_named(path: Path, *, limit: int) -> bytes:
-    """Reads a file that the user named, through links too; never a device or a pipe that nobody writes to.
+    """Reads a file that the user named, through links too, but not from a device or a pipe.
 
     Raises:
         ForeignFileError: it is a folder, a pipe or a device, or has more than `limit` bytes.
-        OSError: it does not exist, or cannot be read.
     """
     with opened_named(path) as file:
         data = file.read(limit + 1)
@@ -235,7 +211,7 @@ def read_named(path: Path, *, limit: int) -> bytes:
 
 @contextlib.contextmanager
 def opened_named(path: Path) -> Iterator[Any]:
-    """Opens a file that the user named, for reading bytes; see `read_named`."""
+    """Opens a file that the user named, for reading bytes, as `read_named` does."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
         _check_plain(descriptor, path)
@@ -243,7 +219,7 @@ def opened_named(path: Path) -> Iterator[Any]:
 
 
 def replacing_named(path: Path) -> contextlib.AbstractContextManager[Any]:
-    """Opens a new file that replaces one that the user named, whole or not at all; see `Folder.replacing`."""
+    """Opens a new file that replaces one that the user named, as `Folder.replacing` does."""
     return Folder(path.parent).replacing(path.name, shared=True)
 
 

@@ -23,12 +23,9 @@ COMPARE = ("diff", "--quiet", "--no-ext-diff", "--no-textconv", "--ignore-submod
 
 
 def commit_of(folder: Path | None = None) -> str | None:
-    """Commit of the repository that contains a folder, with `-dirty` if tracked files differ.
+    """Returns the commit of the repository around a folder, with `-dirty` if tracked files differ.
 
-    None outside of a repository, without a commit, or without git.
-
-    Args:
-        folder: default: the working directory.
+    It is None outside a repository, without a commit, and without git.
     """
     commit = _output(folder, "rev-parse", "--verify", "HEAD")
     if commit is None:
@@ -39,12 +36,12 @@ def commit_of(folder: Path | None = None) -> str | None:
 
 
 def is_tracked(file: Path) -> bool:
-    """True if a file belongs to the repository of its folder."""
+    """Returns True if a file belongs to the repository of its folder."""
     return _output(file.parent, "ls-files", "--error-unmatch", file.name) is not None
 
 
 def _without_filters(folder: Path | None) -> list[str]:
-    """Options that turn off the filters of files which the repository itself names."""
+    """Returns the git options that turn off the filters named by the repository itself."""
     named = _output(folder, "config", "--local", "--includes", "--name-only", "--get-regexp", r"^filter\.") or ""
     filters = dict.fromkeys(name.rpartition(".")[0] for name in named.splitlines())
     settings = ("clean=", "process=", "required=false")

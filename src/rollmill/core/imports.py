@@ -20,7 +20,7 @@ class ImportRefused(UsageError):
 
 
 def only_importing(modules: Iterable[str]) -> dict[str, str]:
-    """The variable of a process that, like all that it starts, may import only these modules and those in them."""
+    """Returns the variable by which a process and its children may import only these modules."""
     return {ONLY: ",".join(sorted(modules))}
 
 
@@ -29,7 +29,6 @@ def import_named(name: str) -> ModuleType:
 
     Raises:
         ImportRefused: this process may not.
-        ImportError: Python does not find it; or whatever else its import raises.
     """
     allowed = os.environ.get(ONLY)
     if allowed is not None and not any(_is_within(name, module) for module in allowed.split(",")):

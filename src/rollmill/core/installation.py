@@ -12,14 +12,14 @@ PROJECT = Path(__file__).parents[3]
 
 
 def install_command(extra: str) -> str:
-    """The command that installs an extra, from the clone if there is one."""
+    """Returns the command that installs an extra, from the clone if there is one."""
     if (PROJECT / "pyproject.toml").is_file() and (PROJECT / "src" / "rollmill").is_dir():
         return f"pip install -e {shlex.quote(f'{PROJECT}[{extra}]')}"
     return f"pip install 'rollmill[{extra}]'"
 
 
 def cache_root() -> Path:
-    """Folder of the cache: `$ROLLMILL_CACHE_DIR`, else `rollmill/` in `$XDG_CACHE_HOME` or `~/.cache`."""
+    """Returns the cache: `$ROLLMILL_CACHE_DIR`, else `rollmill/` in `$XDG_CACHE_HOME` or `~/.cache`."""
     chosen = os.environ.get("ROLLMILL_CACHE_DIR")
     if chosen:
         return local_path("ROLLMILL_CACHE_DIR", chosen)
@@ -27,5 +27,5 @@ def cache_root() -> Path:
 
 
 def folder_in_cache(file: Path) -> Folder:
-    """The folder of a file that lies one below the cache's own: a link in its place leads nowhere."""
+    """Returns the folder of a file one level below the cache's root, without following a link there."""
     return Folder(file.parent.parent, (file.parent.name,))

@@ -34,7 +34,7 @@ class Interruption:
     def install(self) -> None:
         """Handles SIGINT in this process, unless it is ignored, as in background jobs, or has another handler.
 
-        Python then prints no KeyboardInterrupt that is raised in a callback.
+        Python then prints no KeyboardInterrupt that a callback raises.
         """
         if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
             return

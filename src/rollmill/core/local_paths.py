@@ -14,11 +14,7 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
 def local_path(name: str, path: str | PathLike[str]) -> Path:
-    """A path on this machine.
-
-    Args:
-        name: the argument or option, for the message.
-        path: the path, relative or absolute.
+    """Returns a path on this machine. `name` is the argument's or option's, for the message.
 
     Raises:
         UsageError: it is the URL of a bucket or of another machine.
@@ -39,11 +35,7 @@ def local_path(name: str, path: str | PathLike[str]) -> Path:
 
 
 def check_local_paths(options: Any) -> None:
-    """Checks all paths in the fields of a dataclass, and of the dataclasses that it holds.
-
-    Raises:
-        UsageError: one is a URL; names its field.
-    """
+    """Checks all paths in the fields of a dataclass and of the dataclasses in it, as `local_path` does."""
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
         if dataclasses.is_dataclass(value):
@@ -58,15 +50,15 @@ ON_THE_COMMAND_LINE = "--force replaces it, --output names another."
 
 
 def check_new_file(path: Path, *, force: bool, way_out: str = ON_THE_COMMAND_LINE) -> None:
-    """Checks where a file is to be written.
+    """Checks the destination of a file.
 
     Args:
         path: the file.
-        force: whether one that exists is replaced.
-        way_out: the hint of the error for one that exists and is not replaced.
+        force: whether an existing file is replaced.
+        way_out: the hint of the error for an existing file.
 
     Raises:
-        UsageError: it is a folder, there is no folder for it that can be written, or it exists already.
+        UsageError: it is a folder or exists already, or its folder does not exist or cannot be written.
     """
     try:
         if path.is_dir():

@@ -42,15 +42,12 @@ PACKAGES = {
 
 
 def versions() -> dict[str, str | None]:
-    """Versions of Python and of the packages that determine a run's numbers; None if not installed."""
+    """Returns the versions of Python and of the packages that affect a run's numbers, None if not installed."""
     return {"python": platform.python_version()} | {key: _version(name) for key, name in PACKAGES.items()}
 
 
 def hardware() -> dict[str, Any]:
-    """This machine: platform, processor, cores usable by this process, memory and JAX's devices.
-
-    Starts JAX's backend if it has not started yet. Memory is in bytes, None if unknown.
-    """
+    """Returns the platform, processor, usable cores, memory in bytes and JAX's devices. Starts JAX's backend."""
     return {
         "platform": platform.platform(),
         "cpu": _cpu_model(),
@@ -61,7 +58,7 @@ def hardware() -> dict[str, Any]:
 
 
 def own_commit() -> str | None:
-    """Commit of Rollmill itself, if it runs from a clone or was installed from a repository's URL."""
+    """Returns Rollmill's own commit, if it runs from a clone or was installed from a repository's URL."""
     if is_tracked(Path(__file__)):
         return commit_of(Path(__file__).parent)
     try:
@@ -86,7 +83,7 @@ def _cpu_model() -> str:
 
 
 def usable_cores() -> int:
-    """Number of cores that this process may run on."""
+    """Returns the number of cores that this process may run on."""
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # macOS has no affinity
@@ -94,10 +91,10 @@ def usable_cores() -> int:
 
 
 def keep_freed_memory() -> None:
-    """Makes the allocator keep freed memory for later allocations.
+    """Makes glibc's allocator keep freed memory for later allocations.
 
-    XLA's CPU programs allocate their arrays anew at each call, and fresh pages from the system take longer than
-    the computation on them. Does nothing if the C library is not glibc.
+    XLA's CPU programs allocate their arrays anew at each call, and getting fresh pages takes longer than computing
+    on them.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
@@ -106,10 +103,7 @@ def keep_freed_memory() -> None:
 
 
 def return_freed_memory() -> None:
-    """Returns to the system what the allocator keeps although nothing uses it, such as what a compiler has freed.
-
-    Does nothing if the C library is not glibc.
-    """
+    """Makes glibc's allocator return unused memory to the system, such as what a compiler has freed."""
     malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if malloc_trim is not None:
         malloc_trim(0)
@@ -139,9 +133,9 @@ def leave_code_of(*libraries: str) -> None:
 
 
 def visible_gpus() -> list[str]:
-    """Names of the NVIDIA GPUs visible to child processes, as in CUDA_VISIBLE_DEVICES; asks no driver.
+    """Returns the NVIDIA GPUs visible to child processes, as in CUDA_VISIBLE_DEVICES, without asking a driver.
 
-    As for CUDA, the list ends at the first name of none, such as `-1`.
+    As for CUDA, the list ends at the first invalid name, such as `-1`.
     """
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
@@ -151,16 +145,16 @@ def visible_gpus() -> list[str]:
 
 
 def leave_device_memory() -> None:
-    """Lets this process and its children allocate memory of accelerators as they need it, not most of it at once.
+    """Disables JAX's preallocation of accelerator memory for this process and its children, unless the user has
+    configured it.
 
-    Unless the user has chosen. For processes that leave the accelerators to others, or need little of their
-    memory; without effect once JAX's backend has started.
+    It has no effect once JAX's backend has started.
     """
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 
 def memory_bytes() -> int | None:
-    """Bytes of this machine's memory; None where the system does not tell."""
+    """Returns the bytes of this machine's memory, if known."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError):
@@ -177,7 +171,7 @@ def _devices() -> list[dict[str, Any]]:
 
 
 def device_memory(device: Any) -> int | None:
-    """Bytes that JAX may allocate on a device; None where the backend does not tell."""
+    """Returns the bytes that JAX may allocate on a device, if known."""
     try:
         stats = device.memory_stats()
     except Exception:  # a backend without the call raises its own error

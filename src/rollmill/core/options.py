@@ -83,15 +83,7 @@ class Option(NamedTuple):
         return get_args(self.hint)[0] if self.arg.repeated else self.hint
 
     def coerce(self, value: Any, *, name: str | None = None) -> Any:
-        """Converts a value from JSON, TOML or Python to the option's type.
-
-        Args:
-            value: the value. Infinities may be strings.
-            name: the option's name in messages.
-
-        Raises:
-            UsageError: it is of another type, or out of bounds.
-        """
+        """Converts a value from JSON, TOML or Python by `schema.coerce`."""
         name = ".".join(self.path) if name is None else name
         return coerce(name, self.annotation, value)
 
@@ -102,11 +94,7 @@ class Option(NamedTuple):
 
 
 def options_of(kind: type) -> list[Option]:
-    """The options of a command, in the order of its fields, those of nested dataclasses included.
-
-    Args:
-        kind: a dataclass, whose fields may be annotated with `Arg`.
-    """
+    """Returns the options of a command's dataclass, in the order of its own and nested fields."""
     return list(_options(kind, dataclasses.MISSING, "", ()))
 
 
@@ -135,7 +123,7 @@ def _arg_of(hint: Any) -> Arg:
 
 @cache
 def field_docs(kind: type) -> Mapping[str, str]:
-    """The strings that stand under a dataclass's fields, by field, inherited ones included."""
+    """Returns the docstrings below the fields of a dataclass, inherited fields included."""
     docs: dict[str, str] = {}
     for owner in reversed(kind.__mro__):
         try:
@@ -150,22 +138,13 @@ def field_docs(kind: type) -> Mapping[str, str]:
 
 
 def build(kind: type, options: list[Option], values: Mapping[str, Any]) -> Any:
-    """An instance of a command's dataclass.
-
-    Args:
-        kind: the dataclass.
-        options: its options.
-        values: those that were given, by option; the others keep their defaults.
-
-    Raises:
-        UsageError: of the dataclass's own checks.
-    """
+    """Returns an instance of a command's dataclass, with the values of given options by name."""
     by_path = {option.path: values[option.name] for option in options if option.name in values}
     return _built(kind, dataclasses.MISSING, by_path)
 
 
 def with_values(instance: Any, by_path: Mapping[tuple[str, ...], Any]) -> Any:
-    """A dataclass instance with other values of some fields.
+    """Returns a dataclass instance with new values of some fields.
 
     Args:
         instance: the instance, which stays as it is.
@@ -188,7 +167,7 @@ def _built(kind: type, instance: Any, by_path: Mapping[tuple[str, ...], Any]) ->
 
 
 def metavar_of(option: Option) -> str:
-    """The name of an option's value in help texts: `INT`, `{auto,mlp}`, `INT [INT ...]`."""
+    """Returns the name of an option's value in help texts: `INT`, `{auto,mlp}`, `INT [INT ...]`."""
     if option.arg.metavar is not None:
         return option.arg.metavar
     return _named(option.value_hint)

@@ -38,22 +38,19 @@ def lead_session() -> None:
 
 
 def die_with(parent: int) -> None:
-    """Has the kernel kill this process when the thread that forked it ends; exits where it has already.
-
-    Elsewhere than on Linux, only the second half.
-    """
+    """Sets PR_SET_PDEATHSIG to SIGKILL on Linux, and exits if the parent is already gone."""
     end_with_parent(parent, signal.SIGKILL)
 
 
 def end_with_parent(parent: int, number: signal.Signals) -> None:
-    """Has the kernel signal this process when the thread that forked it ends; exits where it has already."""
+    """Sets PR_SET_PDEATHSIG on Linux, for the thread that forked this process, and exits if the parent is gone."""
     _prctl(PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def adopt_orphans() -> None:
-    """Makes this process the parent of descendants whose own parent dies, so that it can reap them."""
+    """Makes this process the subreaper of descendants whose own parent dies."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
@@ -65,10 +62,10 @@ def name_process(name: str) -> None:
 
 
 def kill_family(leader: int, mark: str) -> None:
-    """Kills what a worker started, itself excepted, and waits for it to be gone (a second at most).
+    """Kills what a worker started, except itself, and waits a second at most for its end.
 
     Args:
-        leader: the worker's process id, which is its session's too, or `NOBODY`. It need not exist any more.
+        leader: the worker's process id and session, or `NOBODY`. It need not exist any more.
         mark: the worker's mark.
     """
     if not ON_LINUX:
@@ -86,7 +83,7 @@ def kill_family(leader: int, mark: str) -> None:
 
 
 def kill_children() -> None:
-    """Kills and reaps all children of this process, and those that it adopts by that; two seconds at most."""
+    """Kills and reaps all children of this process, and those that it adopts then. Two seconds at most."""
     deadline = time.monotonic() + 2 * FAMILY_SECONDS
     while time.monotonic() < deadline:
         for pid in _children_of(os.getpid()):
@@ -100,14 +97,15 @@ def kill_children() -> None:
 
 
 def start_guard(mark: str, *, leader: int | None = None, folder: str = "") -> subprocess.Popen | None:
-    """Starts a process that ends, once this one is gone, what it has started and left behind.
+    """Starts a process that kills what this one has started and left behind, once this one is gone.
 
-    For workers whose parent does not, or dies with them. None where the system has no way to watch a process.
+    It is for workers whose parent does not do so, or dies with them. Returns None if the system cannot watch a
+    process.
 
     Args:
-        mark: in the environment of what is ended, from its beginning on.
-        leader: leader of a session that is ended too: this process's own, or `NOBODY`'s.
-        folder: a folder of this process's own that is removed at the end; none if empty.
+        mark: mark in the environment of what to kill.
+        leader: leader of a session to kill too. Default: this process.
+        folder: a folder of this process's own to remove at the end; none if empty.
     """
     from rollmill.core.children import start_python  # the guard, which this file is too, imports nothing of ours
 
@@ -129,7 +127,7 @@ def start_guard(mark: str, *, leader: int | None = None, folder: str = "") -> su
 
 
 def guard(watched: int, leader: int, mark: str, folder: str) -> None:
-    """The main function of a guard process: waits for the end of the process behind the descriptor `watched`."""
+    """Waits for the end of the process behind the descriptor `watched`, then kills what it left behind."""
     poll = select.poll()
     poll.register(watched, select.POLLIN)
     poll.poll()
@@ -142,7 +140,7 @@ def guard(watched: int, leader: int, mark: str, folder: str) -> None:
 
 
 def end_leader(pid: int) -> None:
-    """Kills a worker whose parent is dead, where the kernel has not, and waits a second at most for its end."""
+    """Kills a worker whose parent is dead, if the kernel has not, and waits a second at most for its end."""
     deadline = time.monotonic() + FAMILY_SECONDS
     while _is_leader(pid) and time.monotonic() < deadline:
         with contextlib.suppress(OSError):
@@ -158,7 +156,7 @@ class ProcessIdentity(NamedTuple):
 
 
 def descendants_of(pid: int) -> list[ProcessIdentity]:
-    """A process and all that descends from it; empty where the system does not tell."""
+    """Returns a process and its descendants, or nothing if the system has no /proc."""
     if not ON_LINUX:
         return []
     children: dict[int, list[ProcessIdentity]] = {}
@@ -183,7 +181,7 @@ def kill_all(identities: Iterable[ProcessIdentity]) -> None:
 
 
 def resident_memory(identities: Iterable[ProcessIdentity]) -> int:
-    """Bytes that these processes hold, each its part of what several share; 0 where the system does not tell."""
+    """Returns the bytes that these processes hold, shared pages divided among their users, or 0 if unknown."""
     total = 0
     for pid, _ in identities:
         with contextlib.suppress(OSError):
@@ -193,14 +191,14 @@ def resident_memory(identities: Iterable[ProcessIdentity]) -> int:
 
 
 def condition_of(pid: int) -> str:
-    """Why a process cannot run, as the kernel has it; empty where it can, or may again by itself."""
+    """Returns why a process cannot run, or an empty string if it can."""
     state, _ = _read_stat(pid)
     names = {"T": "stopped by a signal", "t": "stopped by a debugger", "Z": "dead"}
     return names.get(state, "")
 
 
 def count_threads() -> int:
-    """Threads of this process, those that Python does not know included; 0 where the system does not tell."""
+    """Returns the number of native threads of this process, or 0 if unknown."""
     return len(os.listdir("/proc/self/task")) if ON_LINUX else 0
 
 
@@ -224,7 +222,7 @@ def _children_of(parent: int) -> Iterator[int]:
 
 
 def _is_leader(pid: int) -> bool:
-    """Whether there is still such a process, and it is one that leads its session, as workers do."""
+    """Returns whether a process exists and leads its session, as workers do."""
     if ON_LINUX:
         state, session = _read_stat(pid)
         return session == pid and state not in ("Z", "X")
@@ -235,13 +233,13 @@ def _is_leader(pid: int) -> bool:
 
 
 def _read_stat(pid: int) -> tuple[str, int]:
-    """State and session; empty and 0 where there is no such process."""
+    """Returns state and session, or an empty string and 0 if the process does not exist."""
     fields = _stat_fields(pid)
     return (fields[0], int(fields[3])) if fields else ("", 0)
 
 
 def _stat_fields(pid: int) -> list[str]:
-    """The fields of a process after its name: its state comes first; empty where there is no such process."""
+    """Returns the fields of /proc/PID/stat after the name, or none if the process does not exist."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:

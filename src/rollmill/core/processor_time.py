@@ -38,7 +38,7 @@ Readings = tuple[ProcessorTime | None, ProcessorTime | None]
 
 
 def read_processor_time() -> ProcessorTime | None:
-    """The clocks now; None where the system does not tell."""
+    """Returns the clocks now, or None if the system has none."""
     if sys.platform != "linux":
         return None
     try:
@@ -48,11 +48,9 @@ def read_processor_time() -> ProcessorTime | None:
 
 
 def core_use(readings: Sequence[Readings]) -> CoreUse | None:
-    """The cores that were at work over intervals.
+    """Returns the average number of busy cores over intervals.
 
-    Returns:
-        the use of cores; None if there is no interval, or a clock could not be read, or ran backwards, as when a
-        descendant ended.
+    It is None without an interval, and if a clock could not be read or ran backwards, as when a descendant ended.
     """
     known = [(begin, end) for begin, end in readings if begin is not None and end is not None]
     wall = sum(end.wall - begin.wall for begin, end in known)
@@ -65,13 +63,13 @@ def core_use(readings: Sequence[Readings]) -> CoreUse | None:
 
 
 def allowed_cores() -> float:
-    """Number of cores that this process may keep busy: those that it may run on, or its container's quota."""
+    """Returns the number of cores that this process may keep busy, by its affinity or its container's quota."""
     cores = float(len(os.sched_getaffinity(0))) if sys.platform == "linux" else float(os.cpu_count() or 1)
     return min(cores, quota) if (quota := _quota()) is not None else cores
 
 
 def _quota() -> float | None:
-    """Cores that the control group may keep busy; None if there is no limit."""
+    """Returns the cores that the control group may keep busy, if it limits them."""
     try:
         most, period = QUOTA.read_text().split()
         return int(most) / int(period)
@@ -80,7 +78,7 @@ def _quota() -> float | None:
 
 
 def _descendants_time() -> float:
-    """Processor time of all living descendants of this process."""
+    """Returns the processor time of all living descendants of this process."""
     children: dict[int, list[tuple[int, float]]] = {}
     for parent, process, seconds in _processes():
         children.setdefault(parent, []).append((process, seconds))
@@ -93,7 +91,7 @@ def _descendants_time() -> float:
 
 
 def _processes() -> Iterator[tuple[int, int, float]]:
-    """Parent, number and processor time of every process that can be seen."""
+    """Yields parent, number and processor time of every visible process."""
     tick = os.sysconf("SC_CLK_TCK")
     for folder in PROC.iterdir():
         if not folder.name.isdecimal():
@@ -106,7 +104,7 @@ def _processes() -> Iterator[tuple[int, int, float]]:
 
 
 def _idle_time() -> float:
-    """Idle time, and that of waiting for disks, of the cores that this process may run on."""
+    """Returns the idle and disk-wait time of the cores that this process may run on."""
     tick, ours = os.sysconf("SC_CLK_TCK"), {f"cpu{core}" for core in os.sched_getaffinity(0)}
     lines = [line.split() for line in (PROC / "stat").read_text().splitlines()]
     found = [(int(line[4]) + int(line[5])) / tick for line in lines if line and line[0] in ours]

@@ -24,9 +24,9 @@ class _Taken(NamedTuple):
 
 
 def certainly_same(one: Any, other: Any) -> bool:
-    """True if two values hold the same, down to the code of functions and what they have closed over.
+    """Returns True if two values hold the same, down to the code and closures of functions.
 
-    False says nothing: values of kinds that are not known here count as different unless they are one object.
+    False proves nothing: two objects of an unsupported kind count as different.
     """
     return _are_same(one, other, {})
 
@@ -45,7 +45,7 @@ def _are_same(one: Any, other: Any, compared: dict[tuple[int, int], tuple[Any, A
 
 @functools.singledispatch
 def _taken_apart(value: Any) -> _Taken | None:
-    """A value's parts; None for a kind that is not known."""
+    """Returns a value's parts, or None for an unsupported kind."""
     if not dataclasses.is_dataclass(value):  # modules of Equinox are some
         return None
     names = [field.name for field in dataclasses.fields(value)]
@@ -113,5 +113,5 @@ def _(function: FunctionType) -> _Taken | None:
 
 
 def _holds_more(value: Any) -> bool:
-    """Whether attributes have been added to a value."""
+    """Returns whether attributes have been added to a value."""
     return bool(getattr(value, "__dict__", None))

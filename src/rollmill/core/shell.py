@@ -10,19 +10,18 @@ from pathlib import Path
 
 
 def command(*words: str | Path, imports: Sequence[str] = ()) -> str:
-    """A `rollmill` command, quoted for a shell.
+    """Returns a `rollmill` command, quoted for a shell.
 
     Args:
         *words: words of the command after `rollmill`.
-        imports: modules to pass as `--import`; those that Python found in a folder of the user's are preceded by
-            that folder as `PYTHONPATH`.
+        imports: modules to pass as `--import`. The user's folders that hold them become `PYTHONPATH`.
     """
     options = [word for module in imports for word in ("--import", module)]
     return _path_of(imports) + shlex.join(["rollmill", *map(str, words), *options])
 
 
 def _path_of(modules: Sequence[str]) -> str:
-    """The `PYTHONPATH=...` by which another process finds imported modules; empty if it needs none."""
+    """Returns the `PYTHONPATH=...` by which another process finds imported modules, if it needs one."""
     folders = [folder for folder in map(_folder_of, modules) if folder is not None and not _is_installed(folder)]
     given = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     known = {Path(entry).resolve() for entry in given}
@@ -32,7 +31,7 @@ def _path_of(modules: Sequence[str]) -> str:
 
 
 def _folder_of(module: str) -> Path | None:
-    """The folder in which Python found an imported module, or its outermost package."""
+    """Returns the folder in which Python found an imported module, or its outermost package."""
     top = sys.modules.get(module.partition(".")[0])
     file = getattr(top, "__file__", None)
     if file is None:
@@ -41,6 +40,6 @@ def _folder_of(module: str) -> Path | None:
 
 
 def _is_installed(folder: Path) -> bool:
-    """True if every process of this Python looks into a folder."""
+    """Returns True if every process of this Python searches the folder."""
     installed = {sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")}
     return folder in {Path(path).resolve() for path in (*installed, site.getusersitepackages())}

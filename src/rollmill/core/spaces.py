@@ -18,7 +18,7 @@ SUPPORTED = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBina
 
 
 def struct(space: spaces.Space) -> PyTree[jax.ShapeDtypeStruct]:
-    """Shape and 32-bit dtype of one element, as a pytree of `jax.ShapeDtypeStruct`."""
+    """Returns shape and 32-bit dtype of one element, as a pytree of `jax.ShapeDtypeStruct`."""
     match space:
         case spaces.Dict():
             return {name: struct(part) for name, part in space.spaces.items()}
@@ -31,7 +31,7 @@ def struct(space: spaces.Space) -> PyTree[jax.ShapeDtypeStruct]:
 
 
 def sample(key: Key, space: spaces.Space) -> PyTree[Array]:
-    """Draws one element uniformly; a `Box` side without a bound extends one unit from the other bound."""
+    """Draws one element uniformly. A `Box` side without a bound extends one unit from the other bound."""
     match space:
         case spaces.Dict():
             keys = jax.random.split(key, len(space.spaces))
@@ -54,7 +54,7 @@ def sample(key: Key, space: spaces.Space) -> PyTree[Array]:
 
 
 def contains(space: spaces.Space, value: PyTree[Array]) -> Bool[Array, ""]:
-    """True if `value`, structured as `struct` says, is an element of the space. Traceable."""
+    """Returns True if `value`, structured as `struct` says, is an element of the space. Traceable."""
     match space:
         case spaces.Dict():
             inside = [contains(part, value[name]) for name, part in space.spaces.items()]
@@ -76,7 +76,7 @@ def contains(space: spaces.Space, value: PyTree[Array]) -> Bool[Array, ""]:
 
 
 def box_bounds(space: spaces.Box, dtype: Any) -> tuple[np.ndarray, np.ndarray]:
-    """The bounds of a space in another dtype; whole numbers that it cannot hold become the nearest that it can."""
+    """Returns the bounds of a space in another dtype, clipped to its integers."""
     low, high = np.asarray(space.low), np.asarray(space.high)
     if np.issubdtype(dtype, np.integer):
         limits = np.iinfo(dtype)
@@ -125,7 +125,7 @@ def repeated(space: spaces.Space, count: int) -> spaces.Space:
 
 
 def unsupported(space: spaces.Space) -> UsageError:
-    """The error for a kind of space without a fixed-shape JAX form."""
+    """Returns the error for a kind of space without a fixed-shape JAX form."""
     names = ", ".join(kind.__name__ for kind in SUPPORTED)
     return UsageError(f"the space {space} has no fixed-shape JAX form; supported: {names}.")
 

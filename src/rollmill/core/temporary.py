@@ -40,7 +40,7 @@ class TemporaryFolder:
         self.path = self._all.path / self._name
 
     def close(self) -> None:
-        """Removes the folder with all that is in it, as far as it can be removed."""
+        """Removes the folder and its content, as far as possible."""
         with contextlib.suppress(OSError):
             self._all.remove(self._name)
             self._all.remove(_lock_of(self._name))
@@ -49,11 +49,7 @@ class TemporaryFolder:
 
 @contextlib.contextmanager
 def temporary_folder(purpose: str) -> Iterator[Path]:
-    """A new folder, which ends with the context.
-
-    Args:
-        purpose: the beginning of the folder's name.
-    """
+    """Makes a new folder for the context. Its name begins with `purpose`."""
     folder = TemporaryFolder(purpose)
     try:
         yield folder.path
@@ -62,7 +58,7 @@ def temporary_folder(purpose: str) -> Iterator[Path]:
 
 
 def _parent() -> Folder:
-    """The folder of all: in the cache, or where that cannot be written, a new one among the system's."""
+    """Returns the parent of all folders: in the cache, or a new one in the system's if that is not writable."""
     folder = Folder(cache_root()).inner(FOLDER)
     try:
         folder.make()
@@ -75,7 +71,7 @@ def _parent() -> Folder:
 
 
 def _remove_abandoned(folder: Folder) -> None:
-    """Removes the folders whose processes are gone."""
+    """Removes the folders of processes that are gone."""
     for name, kind in folder.kinds().items():
         if kind != "file" or not name.endswith(_lock_of("")):
             continue

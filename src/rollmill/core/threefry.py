@@ -22,7 +22,7 @@ TURNS = 5
 
 
 def threefry(key_0: jax.Array, key_1: jax.Array, count_0: jax.Array, count_1: jax.Array) -> list[jax.Array]:
-    """The two random words of two words of key and two of counter, element by element; uint32 `[...]` each.
+    """Returns two random words for two words of key and two of counter, element by element; uint32 `[...]` each.
 
     Keys are mostly made from others. Each generation is computed before the next one: several in one fused
     operation take jaxlib 0.11 minutes to compile.
@@ -45,5 +45,5 @@ def threefry(key_0: jax.Array, key_1: jax.Array, count_0: jax.Array, count_1: ja
 
 
 def unroll_threefry() -> None:
-    """From now on, programs that this process compiles for CPUs have no loops in their random numbers."""
+    """Makes programs compiled for CPUs from now on draw random numbers without loops."""
     mlir.register_lowering(threefry2x32_p, mlir.lower_fun(threefry, multiple_results=True), platform="cpu")

@@ -13,7 +13,7 @@ LEAST_RANGE = 1e-300
 
 
 def ticks(low: float, high: float) -> list[float]:
-    """About five round numbers in a range: multiples of 1, 2 or 5 times a power of ten."""
+    """Returns about five round numbers in a range: multiples of 1, 2 or 5 times a power of ten."""
     if not LEAST_RANGE < high - low < math.inf:
         return [low]
     power = 10.0 ** math.floor(math.log10((high - low) / 5))
@@ -48,12 +48,12 @@ class _Side(NamedTuple):
     marks: list[float]
 
     def share(self, value: float) -> float:
-        """The position of a number, from 0 to 1."""
+        """Returns the position of a number, from 0 to 1."""
         return (value - self.low) / (self.high - self.low)
 
 
 def chart(lines: Sequence[ChartLine], *, across: str, upwards: str) -> str:
-    """The figure.
+    """Draws a figure as HTML.
 
     Args:
         lines: the first lies on top; at least one has a point.
@@ -127,7 +127,7 @@ def _whole_parts(line: ChartLine) -> list[list[int]]:
 
 
 def _data(lines: Sequence[ChartLine], x: _Side, y: _Side, across: str) -> str:
-    """The numbers that a script shows, as JSON in an attribute."""
+    """Returns the numbers for the script, as JSON in an attribute."""
     shown = [line for line in lines if not line.is_faint]
     data = {
         "x": [x.low, x.high],
@@ -143,5 +143,5 @@ def _data(lines: Sequence[ChartLine], x: _Side, y: _Side, across: str) -> str:
 
 
 def _numbers(values: Sequence[float]) -> list[float | None]:
-    """Numbers with five digits; None in the place of NaN."""
+    """Rounds numbers to five digits, with None for NaN."""
     return [float(f"{value:.5g}") if math.isfinite(value) else None for value in values]

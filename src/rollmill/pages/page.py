@@ -32,19 +32,19 @@ def escaped(text: str, *, most: int = LONGEST_TEXT) -> str:
 
 
 def escaped_name(name: str) -> str:
-    """A name that is safe in a page, cut if it is long."""
+    """Returns a name that is safe in a page, cut if it is long."""
     return escaped(name, most=LONGEST_NAME)
 
 
 def page(title: str, body: Iterable[str], *, script: str = "") -> str:
-    """A whole page.
+    """Returns a whole page.
 
     Its policy lets a browser load nothing and run no script but the page's own, even if text were not escaped.
 
     Args:
         title: plain text.
         body: parts in HTML.
-        script: its own code; without it the page is complete, but does not move.
+        script: its own code. Without it the page is complete, but not interactive.
     """
     style = asset(__name__, "page.css")
     digest = b64encode(sha256(script.encode()).digest()).decode()
@@ -66,18 +66,18 @@ def page(title: str, body: Iterable[str], *, script: str = "") -> str:
 
 
 def asset(module: str, name: str) -> str:
-    """The text of a file beside a module."""
+    """Reads the text of a file beside a module."""
     return (files(module.rpartition(".")[0]) / name).read_text("utf-8")
 
 
 def section(title: str, how: str, body: Iterable[str]) -> str:
-    """A figure or table with its title and a sentence on how to read it, both plain text."""
+    """Returns a figure or table with its title and a sentence on how to read it, both plain text."""
     explained = f'<p class="how">{escaped(how)}</p>' if how else ""
     return "\n".join([f"<section><h2>{escaped(title)}</h2>{explained}", *body, "</section>"])
 
 
 def tiles(figures: Iterable[tuple[str, str]]) -> str:
-    """Large figures, each with its meaning in a few words."""
+    """Returns large figures, each with its meaning in a few words."""
     made = (
         f'<div class="tile"><b>{escaped(value)}</b><span>{escaped(text)}</span></div>' for value, text in figures
     )
@@ -106,7 +106,7 @@ def legend(
 
 
 def bar(parts: Iterable[BarPart], *, kind: str = "") -> str:
-    """A stacked bar; parts that cannot be seen are left out."""
+    """Returns a stacked bar without the parts that are too small to see."""
     return f'<div class="bar {kind}">{"".join(_part(part) for part in parts if part.share > 0.0002)}</div>'
 
 
@@ -177,12 +177,12 @@ def _cell(text: str, side: str) -> str:
 
 
 def folded(summary: str, body: Iterable[str]) -> str:
-    """A part of the page that is shown when its summary is clicked."""
+    """Returns a part of the page that opens when its summary is clicked."""
     return "\n".join([f"<details><summary>{escaped(summary)}</summary>", *body, "</details>"])
 
 
 def folded_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """The figures of a chart as a table that is shown when it is asked for."""
+    """Returns the figures of a chart as a table that opens on a click."""
     return folded("the same as a table", [table(columns, rows)])
 
 

@@ -12,11 +12,7 @@ GREY, GRID = "#a9b2b8", "#d9dee1"
 
 
 def require_matplotlib() -> None:
-    """Checks that matplotlib is there.
-
-    Raises:
-        UsageError: it is not installed.
-    """
+    """Raises a UsageError if matplotlib is not installed."""
     try:
         importlib.import_module("matplotlib.figure")
     except ImportError:
@@ -27,11 +23,7 @@ def require_matplotlib() -> None:
 
 
 def new_figure(width: float, height: float) -> Any:
-    """An empty `matplotlib.figure.Figure` of so many inches.
-
-    Raises:
-        UsageError: matplotlib is not installed.
-    """
+    """Returns an empty `matplotlib.figure.Figure` of a size in inches."""
     require_matplotlib()
     figure = importlib.import_module("matplotlib.figure").Figure
     return figure(figsize=(width, height), dpi=DPI, layout="constrained")

@@ -34,10 +34,10 @@ SUFFIXES = (".gif", ".mp4")
 
 
 def check_place(path: Path, *, fps: float | None, force: bool) -> None:
-    """Checks where frames are to be written, before anything is played.
+    """Checks the destination of frames before anything is played.
 
     Raises:
-        UsageError: the name is no GIF, MP4 or folder, the rate does not fit it, or something is there already.
+        UsageError: the name is not a GIF, MP4 or folder, the rate does not fit it, or something exists already.
     """
     is_folder = not path.suffix
     if not is_folder and path.suffix not in SUFFIXES:
@@ -64,17 +64,13 @@ def check_place(path: Path, *, fps: float | None, force: bool) -> None:
 
 
 def check_fps(fps: float | None) -> None:
-    """Checks a number of frames a second.
-
-    Raises:
-        UsageError: it is out of range.
-    """
+    """Checks a number of frames a second."""
     if fps is not None and not SLOWEST <= fps <= FASTEST:
         raise UsageError(f"fps={fps} has to be in {SLOWEST} to {FASTEST}.")
 
 
 def gathered(frames: Iterable[Picture]) -> list[Picture]:
-    """The frames as a list.
+    """Returns the frames as a list.
 
     Raises:
         UsageError: they are too many to hold at once.
@@ -130,7 +126,7 @@ def _write_gif(path: Path, frames: Iterator[Picture], fps: float) -> None:
 
 
 def _palette(image: ModuleType, frames: list[Picture]) -> Any:
-    """One palette for all frames, so that colours do not flicker; the commonest colours are in it as they are."""
+    """Returns one palette for all frames, so that colours do not flicker. The commonest colours are exact."""
     sample = [frames[index] for index in np.unique(np.linspace(0, len(frames) - 1, 16).round().astype(int))]
     whole = np.concatenate(sample)
     colours, counts = np.unique(whole.reshape(-1, 3), axis=0, return_counts=True)
@@ -143,7 +139,7 @@ def _palette(image: ModuleType, frames: list[Picture]) -> Any:
 
 
 def _apart(colours: Int[np.ndarray, "n 3"]) -> Int[np.ndarray, "m 3"]:
-    """The colours without those that are like an earlier one: Pillow may take either for the other."""
+    """Drops colours close to an earlier one, since Pillow may take either for the other."""
     kept = [colours[0]]
     for colour in colours[1:]:
         if np.abs(np.stack(kept) - colour).max(axis=1).min() >= LEAST_APART:
@@ -152,7 +148,7 @@ def _apart(colours: Int[np.ndarray, "n 3"]) -> Int[np.ndarray, "m 3"]:
 
 
 def _durations(count: int, fps: float) -> list[int]:
-    """Milliseconds of each frame, in whole ticks, whose sum is that of the exact ones up to a tick."""
+    """Returns the milliseconds of each frame in whole ticks. Their sum is exact up to a tick."""
     ends = np.round(np.arange(count + 1) * GIF_TICKS / fps).astype(int)
     return [int(ticks) * 1000 // GIF_TICKS for ticks in np.diff(ends)]
 

@@ -29,7 +29,7 @@ class _Cover(NamedTuple):
 
 
 def size_of(drawing: Drawing, longer_side: int) -> tuple[int, int]:
-    """Rows and columns of a drawing whose longer side has so many pixels; both are even, as videos need.
+    """Returns rows and columns of a drawing by its longer side, both even, as videos need.
 
     Raises:
         UsageError: the drawing has no area.
@@ -45,14 +45,10 @@ def size_of(drawing: Drawing, longer_side: int) -> tuple[int, int]:
 
 
 def rasterise(drawing: Drawing, longer_side: int) -> Picture:
-    """The pixels of a drawing.
-
-    Args:
-        drawing: what to draw.
-        longer_side: pixels of the longer side.
+    """Returns the pixels of a drawing with `longer_side` pixels on its longer side.
 
     Raises:
-        UsageError: the drawing has no area, or a colour is none.
+        UsageError: the drawing has no area, or a colour is invalid.
     """
     height, width = size_of(drawing, longer_side)
     scale = (width / float(drawing.right - drawing.left), height / float(drawing.top - drawing.bottom))
@@ -79,7 +75,7 @@ def _rgb(colour: str) -> Float[np.ndarray, "3"]:
 
 
 def _in_pixels(shape: Shape, drawing: Drawing, scale: tuple[float, float]) -> Shape:
-    """The shape in units of pixels, from the upper left corner; plain numbers, which can be keys of a cache."""
+    """Returns the shape in pixels from the upper left corner, in plain numbers that can be keys of a cache."""
     points = [shape.centre] if isinstance(shape, Circle) else shape.points
     placed = tuple(((float(x) - drawing.left) * scale[0], (drawing.top - float(y)) * scale[1]) for x, y in points)
     match shape:
@@ -131,7 +127,7 @@ def _distance_to_lines(
 def _inside(
     x: Float[np.ndarray, "1 w"], y: Float[np.ndarray, "h 1"], points: Float[np.ndarray, "P 2"]
 ) -> Bool[np.ndarray, "h w"]:
-    """True where a ray to the right crosses the outline an odd number of times."""
+    """Returns True where a ray to the right crosses the outline an odd number of times."""
     inside = np.zeros((y.size, x.size), bool)
     for (from_x, from_y), (to_x, to_y) in zip(points, np.roll(points, -1, axis=0), strict=True):
         if from_y != to_y:
@@ -141,7 +137,7 @@ def _inside(
 
 
 def resized(picture: Picture, height: int, width: int) -> Picture:
-    """The picture with so many rows and columns; a new pixel is the mean of the old ones that it covers."""
+    """Resizes a picture. A new pixel is the mean of the old ones that it covers."""
     down, across = (_overlaps(new, old) for new, old in zip((height, width), picture.shape[:2], strict=True))
     made = np.einsum("hH,HWc,wW->hwc", down, picture.astype(np.float32), across, optimize=True)
     return np.round(made).astype(np.uint8)
@@ -149,7 +145,7 @@ def resized(picture: Picture, height: int, width: int) -> Picture:
 
 @lru_cache(maxsize=8)
 def _overlaps(new: int, old: int) -> Float[np.ndarray, "new old"]:
-    """For each of `new` equal parts of a line, the share of it that lies in each of `old` equal parts."""
+    """Returns, for each of `new` equal parts of a line, the fraction of it in each of `old` equal parts."""
     edges = np.arange(new + 1) * old / new
     cells = np.arange(old)
     covered = np.minimum(edges[1:, None], cells + 1) - np.maximum(edges[:-1, None], cells)

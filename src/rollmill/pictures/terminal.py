@@ -12,14 +12,14 @@ RESET = "\x1b[0m"
 
 
 def coloured_lines(picture: UInt8[np.ndarray, "H W 3"], columns: int, rows: int) -> list[str]:
-    """Lines of half-block characters in 24-bit colours, at most so many columns and rows of text."""
+    """Returns lines of half-block characters in 24-bit colours, within a number of columns and rows."""
     height, width = _fitted(picture, columns, 2 * rows)
     pixels = resized(picture, max(2, height - height % 2), width)
     return ["".join(_pairs(upper, lower)) + RESET for upper, lower in zip(pixels[::2], pixels[1::2], strict=True)]
 
 
 def plain_lines(picture: UInt8[np.ndarray, "H W 3"], columns: int, rows: int) -> list[str]:
-    """Lines of ASCII characters, dark where the picture differs from its upper left corner."""
+    """Returns lines of ASCII characters, dark where the picture differs from its upper left corner."""
     height, width = _fitted(picture, columns, 2 * rows)
     pixels = resized(picture, max(1, height // 2), width).astype(np.float32)
     paper = pixels[0, 0]
@@ -35,7 +35,7 @@ def _fitted(picture: UInt8[np.ndarray, "H W 3"], columns: int, pixel_rows: int) 
 
 
 def _pairs(upper: UInt8[np.ndarray, "W 3"], lower: UInt8[np.ndarray, "W 3"]) -> list[str]:
-    """A character for each pixel of two rows; colours are named only where they change."""
+    """Returns a character for the pixels of two rows. Colours are named only where they change."""
     cells, before = [], None
     for top, bottom in zip(upper.tolist(), lower.tolist(), strict=True):
         colours = (*top, *bottom)

@@ -37,7 +37,7 @@ class RowSums:
             self._sums[name] = self._sums[name] + numbers if name in self._sums else numbers
 
     def totals(self) -> dict[str, float]:
-        """Sums over iterations and seeds."""
+        """Returns the sums over iterations and seeds."""
         return {name: float(np.sum(numbers)) for name, numbers in self._sums.items()}
 
     @property
@@ -46,18 +46,18 @@ class RowSums:
         return list(self._sums)
 
     def means(self, weights: Mapping[str, str] = NO_WEIGHTS) -> dict[str, np.ndarray]:
-        """Means over iterations, one number for each seed.
+        """Returns means over iterations, one number for each seed.
 
         Args:
-            weights: for some metrics the name of another one, the share of each iteration in which they were
-                computed; they are 0 in the rest. Their means are over what was computed, NaN if nothing was.
+            weights: for some metrics the name of the metric with the fraction of each iteration in which they
+                were computed. They are 0 in the rest, and their means are over what was computed, or NaN.
         """
         each = {name: self._sums[weights[name]] if name in weights else self.iterations for name in self._sums}
         with np.errstate(invalid="ignore"):
             return {name: numbers / each[name] for name, numbers in self._sums.items()}
 
     def to_json(self) -> dict[str, Any]:
-        """The sums as JSON in the form of `SavedSums`."""
+        """Returns the sums in the JSON form of `SavedSums`."""
         return {"iterations": self.iterations, "sums": {name: x.tolist() for name, x in self._sums.items()}}
 
 

@@ -73,18 +73,14 @@ class CheckpointRecord:
 
 
 def sealed(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A record with the digest of its own text, so that a damaged record is not mistaken for another run's."""
+    """Returns a record with the digest of its own text, which tells damage from another run's record."""
     content = {name: value for name, value in record.items() if name != "record_sha256"}
     text = json.dumps(content, sort_keys=True)
     return content | {"record_sha256": hashlib.sha256(text.encode()).hexdigest()}
 
 
 def write(folder: Folder, arrays: Mapping[str, np.ndarray], record: Mapping[str, Any]) -> None:
-    """Writes a checkpoint into a new folder and flushes it to disk.
-
-    Raises:
-        OSError: the files cannot be written.
-    """
+    """Writes a checkpoint into a new folder and flushes it to disk."""
     with os.fdopen(folder.create(ARRAYS), "wb") as file:
         header = json.dumps(_header({name: (a.dtype, a.shape) for name, a in arrays.items()})).encode()
         header += b" " * (-len(header) % ALIGNMENT)
@@ -102,8 +98,6 @@ def read_record(folder: Folder) -> CheckpointRecord:
 
     Raises:
         DamageError: it is malformed, or does not match its digest.
-        ForeignFileError: it is a link, or not a regular file.
-        OSError: it does not exist.
     """
     where = str(folder.path / RECORD)
     text = folder.read(RECORD, limit=MAX_HEADER_BYTES)
@@ -115,14 +109,10 @@ def read_record(folder: Folder) -> CheckpointRecord:
 
 
 def read_arrays(folder: Folder, types: Mapping[str, LeafType]) -> dict[str, np.ndarray]:
-    """Reads the arrays of a checkpoint, which must have these types.
-
-    Nothing is allocated before header and file size are known to match.
+    """Reads the arrays of a checkpoint, after checking that header and file size match their types.
 
     Raises:
         DamageError: the file holds other arrays, or another number of bytes.
-        ForeignFileError: it is a link, or not a regular file.
-        OSError: it does not exist, or cannot be read.
     """
     expected = {path: host_type(kind) for path, kind in types.items()}
     where = str(folder.path / ARRAYS)
@@ -143,13 +133,7 @@ def read_arrays(folder: Folder, types: Mapping[str, LeafType]) -> dict[str, np.n
 
 
 def array_digest(folder: Folder, record: CheckpointRecord) -> str:
-    """The digest of a checkpoint's arrays on disk, read in chunks.
-
-    Raises:
-        DamageError: the file holds other arrays than the record says, or another number of bytes.
-        ForeignFileError: it is a link, or not a regular file.
-        OSError: it does not exist, or cannot be read.
-    """
+    """Returns the digest of a checkpoint's arrays on disk, read in chunks. Errors are those of `read_arrays`."""
     sha, where = hashlib.sha256(), str(folder.path / ARRAYS)
     with folder.reading(ARRAYS) as file:
         size = os.fstat(file.fileno()).st_size
@@ -178,7 +162,7 @@ def _arrays(file: Any, kinds: Mapping[str, tuple[np.dtype, tuple[int, ...]]]) ->
 
 
 def _header(kinds: Mapping[str, tuple[np.dtype, tuple[int, ...]]]) -> dict[str, Any]:
-    """The header of a file that holds these arrays in this order."""
+    """Returns the header of a file that holds these arrays in this order."""
     header, begin = {}, 0
     for name, (dtype, shape) in kinds.items():
         nbytes = _nbytes(dtype, shape)

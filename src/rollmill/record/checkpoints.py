@@ -92,7 +92,7 @@ class Checkpoints:
             self._prepare()
 
     def iterations(self) -> tuple[int, ...]:
-        """Iterations of all checkpoints, oldest first; their content is not verified."""
+        """Returns the iterations of all checkpoints in order, without verifying their content."""
         try:
             kinds = self._folder.kinds()
         except OSError as error:
@@ -102,7 +102,7 @@ class Checkpoints:
         )
 
     def best(self) -> int | None:
-        """The iteration with the highest score (the newest of equals); None if no checkpoint has a score."""
+        """Returns the iteration with the highest score, the newest of equals, if any checkpoint has a score."""
         self.wait()
         ranked = self._ranked(self.iterations())
         return ranked[0] if ranked and self._scores[ranked[0]] > -math.inf else None
@@ -110,10 +110,10 @@ class Checkpoints:
     def save(
         self, iteration: int, state: PyTree, *, metadata: Mapping[str, Any], score: float | None = None
     ) -> None:
-        """Copies `state` to the host and writes it in the background; blocks only on an earlier save.
+        """Copies `state` to the host and writes it in the background. It blocks only on an earlier save.
 
-        Checkpoints of later iterations were invalidated by going back to an earlier one: they are
-        deleted once this one is complete. One of the same iteration is replaced.
+        Checkpoints of later iterations are deleted once this one is complete, because the run went back. A
+        checkpoint of the same iteration is replaced.
 
         Args:
             iteration: number of iterations that led to `state`, at least 0.
@@ -147,10 +147,10 @@ class Checkpoints:
         iteration: int | None = None,
         check: Callable[[int, dict[str, Any]], None] | None = None,
     ) -> Restored | None:
-        """Reads the newest intact checkpoint, or that of `iteration`; None if there are no checkpoints.
+        """Reads the newest intact checkpoint, or that of `iteration`, or returns None if there is none.
 
-        A damaged checkpoint is reported as a `CheckpointWarning` and the one before it is used. Bits,
-        dtypes and shapes are restored exactly; a weakly typed array becomes strongly typed.
+        A damaged checkpoint causes a `CheckpointWarning`, and the one before it is used. Bits, dtypes and shapes
+        are restored exactly, but weakly typed arrays become strongly typed.
 
         Args:
             abstract_state: a tree like the one saved, of arrays or `jax.ShapeDtypeStruct`; leaves
@@ -159,9 +159,8 @@ class Checkpoints:
             check: called with a checkpoint's iteration and metadata before its arrays are read; may raise.
 
         Raises:
-            CheckpointError: no checkpoint is intact, `iteration` is missing or damaged, or the checkpoint
-                holds the state of another algorithm or network, or of another iteration than its folder's
-                name.
+            CheckpointError: no checkpoint is intact, `iteration` is missing or damaged, or a checkpoint holds the
+                state of another algorithm, network or iteration.
         """
         self.wait()
         present = self.iterations()
@@ -182,7 +181,7 @@ class Checkpoints:
 
     @property
     def saved(self) -> bool:
-        """True unless a save is running, or has failed and `wait` has not raised it yet."""
+        """Returns False while a save is running, and after a failed save until `wait` raises its error."""
         return self._pending is None or (self._pending.done() and self._pending.exception() is None)
 
     def wait(self) -> None:
@@ -196,11 +195,7 @@ class Checkpoints:
             pending.result()
 
     def close(self) -> None:
-        """Waits for a running save and ends the background thread.
-
-        Raises:
-            StorageError: see `wait`.
-        """
+        """Waits for a running save, as `wait` does, and ends the background thread."""
         try:
             self.wait()
         finally:
@@ -226,7 +221,7 @@ class Checkpoints:
         arrays: Mapping[str, np.ndarray],
         needed: int,
     ) -> None:
-        """The part of a save after the copy to the host; runs in the background thread."""
+        """Writes a save to disk in the background thread, after its copy to the host."""
         iteration = record["iteration"]
         record = sealed(record | {"sha256": digest(types, arrays)})
         try:
@@ -288,7 +283,7 @@ class Checkpoints:
                 )
 
     def _clean_up(self) -> None:
-        """Removes the remains of interrupted saves; restores a checkpoint that they had moved aside."""
+        """Removes remains of interrupted saves, and restores a checkpoint that one had moved aside."""
         for name in self._folder.kinds():
             original = name.removeprefix(REPLACED)
             if name.startswith(REPLACED) and not self._folder.has(original):
@@ -305,18 +300,14 @@ class Checkpoints:
         return iteration in self._scores and existing.record_sha256 == record["record_sha256"]
 
     def metadata(self, iteration: int) -> dict[str, Any]:
-        """The caller's entries in a checkpoint's metadata.
-
-        Raises:
-            CheckpointError: its record is damaged.
-        """
+        """Returns the caller's entries in a checkpoint's metadata."""
         try:
             return read_record(self._folder.inner(str(iteration))).metadata
         except (DamageError, DataError, OSError) as damage:
             raise CheckpointError(f"checkpoint {iteration} in {self.directory}: {_reason(damage)}.") from damage
 
     def check(self, iteration: int) -> str | None:
-        """Verifies a checkpoint, reading arrays in chunks; returns the damage as text, None if it is intact."""
+        """Verifies a checkpoint, reading arrays in chunks, and returns the damage as text, or None."""
         try:
             record = read_record(self._folder.inner(str(iteration)))
             if record.iteration != iteration:

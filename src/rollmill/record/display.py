@@ -45,14 +45,14 @@ class Display(Protocol):
         """Shows a line of text."""
 
     def update(self, status: Status) -> None:
-        """Shows the current progress; may be called every iteration."""
+        """Shows the current progress, at any rate of calls."""
 
     def close(self) -> None:
-        """Ends the display; the last status stays visible."""
+        """Ends the display and leaves the last status visible."""
 
 
 def choose_display(*, quiet: bool) -> Display:
-    """The display for standard error: a bar on a terminal, plain lines elsewhere, none when quiet."""
+    """Returns the display for standard error: a bar on a terminal, plain lines elsewhere, none when quiet."""
     if quiet or sys.stderr is None:
         return Quiet()
     return Tolerant(Bar() if sys.stderr.isatty() else Lines())

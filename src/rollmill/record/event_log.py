@@ -37,7 +37,7 @@ class EventLog:
         self._error: Exception | None = None
 
     def add(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Queues one entry; `step` is the x axis.
+        """Queues one entry at `step`, the x axis.
 
         Raises:
             StorageError: an earlier entry could not be written.
@@ -49,11 +49,7 @@ class EventLog:
         self._entries.put(_Entry(step, time.time(), dict(scalars)))
 
     def close(self) -> None:
-        """Writes the queued entries and closes the file.
-
-        Raises:
-            StorageError: an entry could not be written.
-        """
+        """Writes the queued entries and closes the file. Errors are those of `add`."""
         if self._thread is not None:
             self._entries.put(None)
             self._thread.join()

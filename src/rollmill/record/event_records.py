@@ -20,17 +20,17 @@ START = 1
 
 
 def version_event(wall_time: float) -> bytes:
-    """The first event of a file."""
+    """Returns the first event of a file."""
     return _double(1, wall_time) + _bytes(3, VERSION.encode())
 
 
 def restart_event(wall_time: float, step: int) -> bytes:
-    """An event from which on TensorBoard hides those of earlier files whose step is not lower."""
+    """Returns an event that makes TensorBoard hide later steps of earlier files."""
     return _double(1, wall_time) + _integer(2, step) + _bytes(7, _integer(1, START))
 
 
 def scalars_event(wall_time: float, step: int, scalars: Mapping[str, float]) -> bytes:
-    """An event with numbers, which are stored as float32, by their names."""
+    """Returns an event with numbers by name, stored as float32."""
     values = (
         _bytes(1, _bytes(1, name.encode(errors="replace")) + _float(2, value)) for name, value in scalars.items()
     )
@@ -38,13 +38,13 @@ def scalars_event(wall_time: float, step: int, scalars: Mapping[str, float]) -> 
 
 
 def record(event: bytes) -> bytes:
-    """One record: its length, the length's checksum, the event and its checksum."""
+    """Returns one record: its length with a checksum, then the event with a checksum."""
     length = struct.pack("<Q", len(event))
     return b"".join([length, struct.pack("<I", _masked(length)), event, struct.pack("<I", _masked(event))])
 
 
 def crc32c(data: bytes) -> int:
-    """The checksum CRC-32C."""
+    """Returns the CRC-32C checksum."""
     table, checksum = _table(), 0xFFFFFFFF
     for byte in data:
         checksum = table[(checksum ^ byte) & 0xFF] ^ (checksum >> 8)
@@ -81,7 +81,7 @@ def _double(field: int, value: float) -> bytes:
 
 
 def _float(field: int, value: float) -> bytes:
-    """A number of the field's precision; one that exceeds it becomes an infinity."""
+    """Encodes a number in float32. A larger one becomes an infinity."""
     try:
         packed = struct.pack("<f", value)
     except OverflowError:
@@ -90,7 +90,7 @@ def _float(field: int, value: float) -> bytes:
 
 
 def _varint(value: int) -> bytes:
-    """An integer of seven bits a byte, the lowest first."""
+    """Encodes an integer by seven bits a byte, the lowest first."""
     encoded = bytearray()
     while value > 0x7F:
         encoded.append(value & 0x7F | 0x80)

@@ -20,7 +20,7 @@ FULL_TEXTS = ("No space left", "Disk quota exceeded", "RESOURCE_EXHAUSTED")
 
 
 def disk_is_full(error: BaseException) -> bool:
-    """True if `error`, or an exception that caused it, means that the disk or a quota is full."""
+    """Returns whether `error`, or its cause, means that the disk or a quota is full."""
     if isinstance(error, OSError) and error.errno in FULL_ERRNOS:
         return True
     if isinstance(error, DeviceMemoryError) or known_device_error(error) is not None:
@@ -32,7 +32,7 @@ def disk_is_full(error: BaseException) -> bool:
 
 
 def write_failure(path: Path, error: BaseException) -> StorageError:
-    """The `StorageError` for `path`, with a hint; raise it `from error`."""
+    """Returns the `StorageError` for `path`, with a hint. Raise it `from error`."""
     if disk_is_full(error):
         return StorageError(f"{path} cannot be written: the disk is full. Free some space and resume the run.")
     return StorageError(f"{path} cannot be written: {error}.")
@@ -43,7 +43,7 @@ MAX_BYTES = 2 * 2**20
 
 
 def plain(value: Any) -> Any:
-    """`value` in JSON's types: arrays become numbers or lists, paths text, NaN and infinities None.
+    """Converts `value` to JSON's types. Arrays become numbers or lists, paths strings, NaN and infinities None.
 
     Raises:
         TypeError: a part of `value` has no JSON form.
@@ -67,11 +67,10 @@ def plain(value: Any) -> Any:
 
 
 def write_json(folder: Folder, name: str, value: Mapping[str, Any]) -> None:
-    """Replaces a file by `value` atomically: a reader sees the old file or the new one.
+    """Replaces a file atomically: a reader sees the old file or the new one.
 
     Raises:
-        StorageError: the file cannot be written; the old one is unchanged.
-        ForeignFileError: the folder is a link.
+        StorageError: the file cannot be written, and the old one is unchanged.
     """
     text = json.dumps(plain(value), indent=2, allow_nan=False) + "\n"
     try:

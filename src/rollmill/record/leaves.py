@@ -31,7 +31,7 @@ class LeafType(NamedTuple):
 
 
 def leaf_types(tree: PyTree) -> dict[str, LeafType]:
-    """Type of each leaf by path; `tree` may be concrete or made of `jax.ShapeDtypeStruct`.
+    """Returns the type of each leaf by path. `tree` may consist of `jax.ShapeDtypeStruct`.
 
     Raises:
         UsageError: a leaf is not an array of numbers.
@@ -40,10 +40,10 @@ def leaf_types(tree: PyTree) -> dict[str, LeafType]:
 
 
 def to_host(tree: PyTree) -> dict[str, np.ndarray]:
-    """Copies of all leaves on the host, by path; keys become their key data.
+    """Copies all leaves to the host by one `jax.device_get`, by path. Keys become their key data.
 
-    One `jax.device_get` fetches all leaves. On a CPU its results share memory with the JAX arrays, whose buffers
-    the next step may reuse (donation), so those are copied.
+    On a CPU the results would share memory with JAX arrays, which the next step may overwrite, so those are
+    copied.
     """
     named = _named_leaves(tree)
     fetched = jax.device_get([jax.random.key_data(leaf) if _is_key(leaf) else leaf for _, leaf in named])
@@ -51,17 +51,17 @@ def to_host(tree: PyTree) -> dict[str, np.ndarray]:
 
 
 def from_host(arrays: Mapping[str, np.ndarray], abstract: PyTree) -> PyTree:
-    """The tree structured like `abstract`, with leaves from `arrays` by path.
+    """Returns a tree structured like `abstract`, with leaves from `arrays` by path.
 
-    A leaf that is a NumPy array in `abstract` stays one; the others become JAX arrays, with the abstract leaf's
-    sharding where it has one.
+    Leaves of `abstract` that are NumPy arrays stay such. The others become JAX arrays, with the abstract leaf's
+    sharding if it has one.
     """
     leaves = [_place(arrays[path], leaf) for path, leaf in _named_leaves(abstract)]
     return jax.tree.unflatten(jax.tree.structure(abstract), leaves)
 
 
 def host_type(kind: LeafType) -> tuple[np.dtype, tuple[int, ...]]:
-    """Dtype and shape of a leaf's host array; for a key, those of its key data."""
+    """Returns dtype and shape of a leaf's host array, for a key those of its key data."""
     if key := KEY_DTYPE.fullmatch(kind.dtype):
         one = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0, impl=key[1])))
         return np.dtype(one.dtype), (*kind.shape, *one.shape)
@@ -69,7 +69,7 @@ def host_type(kind: LeafType) -> tuple[np.dtype, tuple[int, ...]]:
 
 
 def digest(types: Mapping[str, LeafType], arrays: Mapping[str, np.ndarray]) -> str:
-    """SHA-256, in hexadecimal, over path, dtype, shape and bytes of every leaf in path order."""
+    """Returns the hexadecimal SHA-256 over path, dtype, shape and bytes of every leaf in path order."""
     sha = hashlib.sha256()
     for path in sorted(types):
         header = f"{path}\0{types[path]}\0{arrays[path].nbytes}\0"
@@ -79,9 +79,9 @@ def digest(types: Mapping[str, LeafType], arrays: Mapping[str, np.ndarray]) -> s
 
 
 def tree_digest(tree: PyTree) -> str:
-    """SHA-256 of a tree of arrays, in hexadecimal: equal for equal paths, dtypes, shapes and bits.
+    """Returns the hexadecimal SHA-256 of a tree of arrays by paths, dtypes, shapes and bits.
 
-    It depends neither on the devices of the arrays nor on the order in which a dict was filled.
+    It depends neither on devices nor on the order of a dictionary.
 
     Raises:
         UsageError: a leaf is not an array of numbers.
@@ -90,7 +90,7 @@ def tree_digest(tree: PyTree) -> str:
 
 
 def differences(stored: Mapping[str, LeafType], wanted: Mapping[str, LeafType]) -> list[str]:
-    """One line for each path whose type differs, in path order; empty if the two are equal."""
+    """Returns one line for each path with different types, in path order."""
     paths = sorted(stored.keys() | wanted.keys())
     return [
         f"{path}: stored {stored.get(path, 'nothing')}, expected {wanted.get(path, 'nothing')}"

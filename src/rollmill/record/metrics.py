@@ -53,12 +53,12 @@ class MetricsLog:
         self._events = EventLog(run.tensorboard, purge_step=purge_step) if tensorboard else None
 
     def write(self, iteration: int, env_steps: int, metrics: Mapping[str, Any]) -> dict[str, Any]:
-        """Appends one line, completely or not at all, and returns it; it is in the file when this returns.
+        """Appends one line, completely or not at all, and returns it once it is in the file.
 
         Args:
             iteration: number of the iteration, from 1; a checkpoint of iteration `i` follows line `i`.
             env_steps: environment steps so far, TensorBoard's x axis.
-            metrics: numbers on the host, by names such as `episode/return`; text and None are left out of
+            metrics: numbers on the host, by names such as `episode/return`; strings and None are left out of
                 TensorBoard, NaN and infinities become null.
 
         Raises:
@@ -71,11 +71,7 @@ class MetricsLog:
         return line
 
     def rewind(self, iteration: int) -> None:
-        """Cuts the lines of later iterations, for a run that goes back to `iteration`.
-
-        Raises:
-            StorageError: the file cannot be written.
-        """
+        """Cuts the lines of later iterations, for a run that goes back to `iteration`."""
         self._file.close()
         purge_step = self._open(iteration)
         if self._events is not None:
@@ -125,7 +121,7 @@ class MetricsLog:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of a `metrics.jsonl`, oldest first, without an incomplete last line.
+    """Returns the lines of a `metrics.jsonl`, oldest first, without an incomplete last line.
 
     Raises:
         CheckpointError: the file is missing or not a regular file, or a line before the last is damaged.
@@ -139,7 +135,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def check_metrics(folder: Folder) -> tuple[int, str | None]:
-    """The number of complete lines, and the first problem with a line before the last.
+    """Returns the number of intact lines, and the first problem with a line before the last.
 
     Raises:
         CheckpointError: the file is missing, or not a regular file.
@@ -159,7 +155,7 @@ def _scalars(line: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _cut_after(folder: Folder, iteration: int) -> int | None:
-    """Cuts lines after `iteration`; returns the first environment step not covered, None in a new run."""
+    """Cuts lines after `iteration`. Returns the first environment step after the rest, or None in a new run."""
     if not folder.has(METRICS):
         return None
     covered, complaints = -1, []
@@ -177,7 +173,7 @@ def _cut_after(folder: Folder, iteration: int) -> int | None:
 
 
 def _lines(folder: Folder, name: str) -> Iterator[tuple[dict[str, Any] | str, bytes]]:
-    """Yields each line's object, or its problem as text, with its bytes; skips an incomplete last line."""
+    """Yields each line's object, or its problem as text, with its bytes, but not an incomplete last line."""
     path, number = folder.path / name, 0
     try:
         with folder.reading(name) as file:
@@ -199,7 +195,7 @@ def _skip_line(file: IO[bytes], line: bytes) -> None:
 
 
 def _parse(line: bytes, where: str) -> dict[str, Any] | str:
-    """The object in a line, or the problem with it as text."""
+    """Returns the object in a line, or the problem with it as text."""
     try:
         value = parse_object(line, where=where, limit=MAX_LINE_BYTES, depth=2)
         read_as(LineStart, {key: value[key] for key in ("iteration", "env_steps") if key in value}, where=where)

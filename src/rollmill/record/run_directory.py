@@ -146,39 +146,23 @@ class RunDirectory:
         return run
 
     def read_config(self) -> dict[str, Any]:
-        """Reads the configuration that `create` was given, in its JSON form.
-
-        Raises:
-            CheckpointError: the file is missing or damaged.
-        """
+        """Reads the configuration that `create` wrote, in its JSON form."""
         return read_json(self.folder, CONFIG)
 
     def write_config(self, config: Mapping[str, Any]) -> None:
-        """Replaces the configuration atomically.
-
-        Raises:
-            StorageError: the file cannot be written.
-        """
+        """Replaces the configuration atomically."""
         write_json(self.folder, CONFIG, config)
 
     def read_versions(self) -> dict[str, Any]:
-        """Reads the versions, hardware and commits that `create` was given; empty if the file is not there.
-
-        Raises:
-            CheckpointError: the file is damaged.
-        """
+        """Reads the versions, hardware and commits that `create` wrote, if the file exists."""
         return read_json(self.folder, VERSIONS) if self.folder.has(VERSIONS) else {}
 
     def read_summary(self) -> dict[str, Any] | None:
-        """Reads the summary; None before the run has ended for the first time.
-
-        Raises:
-            CheckpointError: the file is damaged.
-        """
+        """Reads the summary, which exists once the run has ended for the first time."""
         return read_json(self.folder, SUMMARY) if self.folder.has(SUMMARY) else None
 
     def command(self, name: str, *words: str) -> str:
-        """A shell command on this run, with the `--import`s that the run was started with.
+        """Returns a shell command on this run, with the run's own `--import`s.
 
         Args:
             name: command, such as `resume`.
@@ -192,20 +176,11 @@ class RunDirectory:
         return command(name, self.root, *words, imports=modules)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Writes or replaces the summary atomically.
-
-        Raises:
-            StorageError: the file cannot be written.
-        """
+        """Writes or replaces the summary atomically."""
         write_json(self.folder, SUMMARY, summary)
 
     def append_evaluation(self, row: Mapping[str, Any]) -> None:
-        """Appends a line to the evaluations of checkpoints, which need no lock: it is written at once.
-
-        Raises:
-            StorageError: the file cannot be written.
-            ForeignFileError: it is a link, or not a regular file.
-        """
+        """Appends a line to the evaluations of checkpoints by one write, which needs no lock."""
         try:
             descriptor = self.folder.open_to_append(EVALUATIONS)
             try:
@@ -217,7 +192,7 @@ class RunDirectory:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Locks the run, so that no second process writes it; released when the process dies.
+        """Locks the run, so that no second process writes it, until the context or the process ends.
 
         The lock excludes processes, not threads: enter it once within one process.
 
@@ -245,7 +220,7 @@ class RunDirectory:
             _HELD.discard(held)
 
     def is_locked(self) -> bool:
-        """True if another process trains the run; False in the process that does."""
+        """Returns True if another process trains the run."""
         if self.root.resolve() in _HELD:  # to open the file, and close it again, would end the lock
             return False
         try:
@@ -259,12 +234,12 @@ class RunDirectory:
 
 
 def _linked(root: Path) -> Path:
-    """The directory that a link leads to; the user chose the link, unlike those inside a run."""
+    """Returns the target of a link. The user chose this link, unlike those inside a run."""
     return Path(os.path.realpath(root)) if root.is_symlink() else root
 
 
 def name_run(algorithm: str, environment: str, *, seed: int, now: datetime) -> Path:
-    """Default directory of a run, such as `runs/ppo-CartPole-v1-seed0-20261121-101500`, valid on any system."""
+    """Returns the default directory of a run, such as `runs/ppo-CartPole-v1-seed0-20261121-101500`."""
     name = f"{algorithm}-{environment}-seed{seed}-{now:%Y%m%d-%H%M%S}"
     return Path("runs") / re.sub(r"[^\w.+-]", "-", name)
 
@@ -293,7 +268,7 @@ def _lock_or_refuse(root: Path, descriptor: int) -> None:
 
 
 def _being_written(root: Path) -> str:
-    """A sentence on the process that holds the lock of a run."""
+    """Returns a sentence on the process that holds the lock of a run."""
     try:
         owner = (root / LOCK).read_text(encoding="ascii", errors="replace")[:32].strip()
     except OSError:
@@ -302,5 +277,5 @@ def _being_written(root: Path) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """The reason of an error, without the temporary name that it is about."""
+    """Returns the reason of an error, without its temporary file name."""
     return getattr(error, "strerror", None) or str(error)

@@ -47,11 +47,10 @@ class StopRequest:
 def stop_on_signals() -> Iterator[StopRequest]:
     """Turns the first of the signals `CAUGHT` into a `StopRequest` while the context is active.
 
-    A later SIGINT raises KeyboardInterrupt at once. SIGTERM or SIGHUP after a notice takes its place, since the
-    time that it gives counts. Any other later signal is ignored. SIGHUP, which a closing terminal sends, stays
-    ignored where it was, as under `nohup`. A notice goes to the handler that the program has for it, as submitit
-    does, if there is one. Previous handlers are restored at the end.
-    Outside of the main thread, where Python cannot set handlers, nothing is caught.
+    A second SIGINT raises KeyboardInterrupt at once. SIGTERM or SIGHUP after a notice replaces it, since its
+    deadline counts. Other later signals are ignored. SIGHUP, which a closing terminal sends, stays ignored under
+    `nohup`. A notice goes to the program's own handler, such as submitit's, if it has one. Previous handlers are
+    restored at the end. Outside the main thread Python cannot set handlers, and nothing is caught.
     """
     request = StopRequest()
 
@@ -77,7 +76,7 @@ def stop_on_signals() -> Iterator[StopRequest]:
 
 
 def _is_ours(number: int, handler: Any) -> bool:
-    """Whether a signal stops a training, by its present handler."""
+    """Returns whether a signal stops a training, by its present handler."""
     if number in NOTICES:
         return handler == signal.SIG_DFL
     return number != signal.SIGHUP or handler != signal.SIG_IGN
