@@ -25,11 +25,6 @@ class BatchLayout:
     def of(message: Layout, axis: int | PyTree[int], count: int) -> "BatchLayout":
         """The batch layout for messages of one layout.
 
-        Args:
-            message: layout of each message.
-            axis: one number, or a tree (or a prefix of it) of them.
-            count: number of messages.
-
         Raises:
             UsageError: a leaf does not have the axis.
         """

@@ -44,13 +44,7 @@ class Deadline:
 
 
 class Waiter:
-    """Blocks one end of a channel until a condition holds.
-
-    Args:
-        doorbell: rung by the other ends after each change.
-        abandon: returns True when the run is being stopped.
-        what: name of the end in error messages.
-    """
+    """Blocks one end of a channel until a condition holds."""
 
     def __init__(self, doorbell: Doorbell, abandon: Abandon, what: str) -> None:
         self._doorbell = doorbell

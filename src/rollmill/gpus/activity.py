@@ -59,12 +59,7 @@ class Activity(NamedTuple):
 
 
 class ActivityMonitor:
-    """Measures the activity of one GPU from its creation to `close`; usable as a context manager.
-
-    Args:
-        nvml: the driver's management library.
-        index: number of the GPU, as NVML counts.
-    """
+    """Measures the activity of one GPU from its creation to `close`; usable as a context manager."""
 
     def __init__(self, nvml: Any, index: int) -> None:
         self.index = index
@@ -166,11 +161,7 @@ class _Counters:
 
 
 class GpuActivity:
-    """The activity of all GPUs that a training may use.
-
-    Args:
-        monitors: monitors of the GPUs; none where there is no GPU.
-    """
+    """The activity of all GPUs that a training may use."""
 
     def __init__(self, monitors: Sequence[ActivityMonitor] = ()) -> None:
         self._monitors = monitors

@@ -81,11 +81,7 @@ def claim_memory(need: int, *, what: str, devices: int, folder: Path | None = No
 
 
 def living_claims(folder: Path | None = None) -> list[Claim]:
-    """The claims of processes that live; none where the folder cannot be read.
-
-    Args:
-        folder: of claims; default: that of this user.
-    """
+    """The claims of processes that live; none where the folder cannot be read."""
     folder = folder or _default_folder()
     try:
         _check_folder(folder)

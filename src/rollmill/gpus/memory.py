@@ -127,12 +127,7 @@ def memory_by_smi() -> tuple[GpuMemory, ...]:
 
 
 def process_name(pid: int, named: str = "") -> str:
-    """The program of a process and its first words, without options, which may hold secrets.
-
-    Args:
-        pid: the process.
-        named: its name by the driver, where the system does not tell.
-    """
+    """The program of a process and its first words, without options, which may hold secrets."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:

@@ -65,11 +65,7 @@ def find_mps() -> str | None:
 
 
 def daemon_answers(environment: Mapping[str, str]) -> bool:
-    """True if the control of a daemon answers.
-
-    Args:
-        environment: variables that name its pipes; CUDA's own place if they do not.
-    """
+    """True if the control of a daemon answers."""
     pipes = Path(environment.get(PIPE_DIRECTORY, DEFAULT_PIPES))
     if not (pipes / "control").exists():
         return False

@@ -31,11 +31,7 @@ Frame: TypeAlias = list[bytes | memoryview]
 
 
 class WorkerConnection:
-    """The line to one worker; what is sent before it comes waits for it.
-
-    Args:
-        take: is given each message of the worker, in a thread of the connection's.
-    """
+    """The line to one worker; what is sent before it comes waits for it."""
 
     def __init__(self, take: Callable[[WorkerMessage], None]) -> None:
         self.taken = False
@@ -124,15 +120,7 @@ Admit: TypeAlias = Callable[[Identity], WorkerConnection | str]
 
 
 class Acceptor:
-    """Listens for workers; each that is admitted is served in a thread of its own.
-
-    Args:
-        address: to listen on; see `handshake`.
-        token: what workers must know.
-        admit: see `Admit`.
-        show: is told whom the door was closed to.
-        settings: that workers are told.
-    """
+    """Listens for workers; each that is admitted is served in a thread of its own."""
 
     def __init__(
         self, address: str, token: bytes, admit: Admit, show: Callable[[str], None], **settings: float

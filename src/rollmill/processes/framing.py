@@ -77,11 +77,6 @@ def receive_frame(
 ) -> WorkerMessage | None:
     """The next message; None where the peer has closed the connection between two of them.
 
-    Args:
-        peer: a blocking socket.
-        limits: what is taken.
-        heard: called whenever bytes have come in.
-
     Raises:
         Damaged: what comes is no such frame, is larger than the limits, or ends in its middle.
     """

@@ -76,12 +76,6 @@ def refuse(peer: socket.socket, admission: Admission, reason: str) -> None:
 def connect_as(address: str, token: bytes, job: Job, **details: Any) -> tuple[socket.socket, dict[str, Any]]:
     """Connects a worker to its coordinator; returns the connection and the settings that the coordinator sent.
 
-    Args:
-        address: address of the coordinator, which may be slow: see `reach`.
-        token: that both know.
-        job: the worker's.
-        details: are added to the claim.
-
     Raises:
         Refused: the coordinator does not take it, or does not know the token itself.
         Damaged: the other side speaks another language.

@@ -141,11 +141,6 @@ class WorkerHealth:
         Silence alone is no hang: a call into C that holds Python's interpreter silences a worker that is well, as
         loading the assets of a simulator may. It may last as long as any other work. A process that the
         operating system says cannot run is hung at once.
-
-        Args:
-            now: seconds of `time.monotonic`.
-            timeouts: how long it may take.
-            condition: tells what the operating system says of the process.
         """
         if not self.connection.taken or self.connection.ended.is_set() or self._last is not None:
             return None

@@ -12,11 +12,7 @@ DOUBTED_SECONDS = PROBE_SECONDS + 2.0
 
 
 class Link:
-    """The link to the host of a worker.
-
-    Args:
-        job: the worker's.
-    """
+    """The link to the host of a worker."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -26,12 +22,7 @@ class Link:
         """Seconds since the kernel of the host acknowledged anything; 0 for this host."""
 
     def look(self, silence: float, host: str) -> Silent | Audible | None:
-        """Notes the present silence; returns an event if it has become long, or has ended.
-
-        Args:
-            silence: see `silence`.
-            host: address of the worker's host.
-        """
+        """Notes the present silence; returns an event if it has become long, or has ended."""
         before, self.silence, self.host = self._longest, silence, host
         self._longest = max(before, silence) if silence > TOLD_SECONDS else 0.0
         if before == 0.0 and self._longest:

@@ -98,10 +98,6 @@ class ThreadSupervisor:
     Where a job's function raises, all others are stopped, and `events` raises. A thread cannot be killed: one
     that never asks whether it is to stop stays, as a daemon, until the process ends.
 
-    Args:
-        jobs: one thread each.
-        hang_seconds: how long a worker may go without progress.
-
     Raises:
         UsageError: two jobs share a name, or one sets environment variables, which threads cannot have apart.
     """

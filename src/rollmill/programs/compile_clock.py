@@ -44,11 +44,7 @@ class CompileClock:
         jax.monitoring.unregister_event_duration_listener(self._hear)
 
     def report(self, iterating_since: float) -> CompileTimes:
-        """The compilations so far.
-
-        Args:
-            iterating_since: when the first iteration began, by `time.monotonic`.
-        """
+        """The compilations so far."""
         now = time.monotonic()
         compiled = [(now - begin, now - end) for begin, end in union(self._intervals, CLOSE_SECONDS)]
         return CompileTimes(compiled, now - iterating_since)

@@ -32,12 +32,6 @@ class KernelParts(NamedTuple):
 def rollout_parts(graph: Graph, backend: Backend, launch: tuple[int, ...], num_envs: int) -> KernelParts:
     """Times the rollout kernel of a graph, and the same without the environment and without the policy.
 
-    Args:
-        graph: with fragments that fuse.
-        backend: makes the kernels.
-        launch: launch configuration of the kernel.
-        num_envs: environments of one device.
-
     Raises:
         CannotFuse: a kernel cannot be made.
     """

@@ -143,12 +143,7 @@ def choose_kernels(
 
 
 def possible_fusion(graph: Graph, numerics: Numerics) -> Fusion:
-    """The deepest fusion that is worth trying on the first device; nothing is compiled, nor timed.
-
-    Args:
-        graph: what is trained.
-        numerics: precision of matrix products.
-    """
+    """The deepest fusion that is worth trying on the first device; nothing is compiled, nor timed."""
     backend = _usable_backend(jax.devices()[0], numerics)
     try:
         if backend is None or backend.hopeless(pressure_of(lower_rollout(graph).program)) is not None:
@@ -166,11 +161,6 @@ def backend_beside_training(graph: Graph, fusion: Fusion, numerics: Numerics) ->
     """The backend that makes kernels of what is computed beside a training; None where XLA computes it.
 
     Only on GPUs, where small steps wait for each other's launches; a CPU loses nothing by them.
-
-    Args:
-        graph: what is trained.
-        fusion: how deep; for `auto` in trainings that are long enough.
-        numerics: precision of matrix products.
     """
     device, steps = jax.devices()[0], graph.loops.iterations * graph.loops.batch_size
     if device.platform != "gpu" or fusion == "off" or (fusion == "auto" and steps < MIN_STEPS_TO_TUNE["gpu"]):

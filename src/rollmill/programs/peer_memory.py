@@ -26,10 +26,6 @@ T = TypeVar("T")
 def open_peer_memory(mesh: Mesh, num_bytes: int) -> UInt32[Array, "devices addresses"]:
     """Allocates memory on each GPU, zeroed, and opens that of all others. It is kept until the process ends.
 
-    Args:
-        mesh: its GPUs; all their processes have to call this.
-        num_bytes: on each GPU.
-
     Returns:
         A row for each GPU, on that GPU: the low and the high 32 bits of the address of each GPU's memory, in the
         order of the mesh, and the GPU's own rank in it.

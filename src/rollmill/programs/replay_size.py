@@ -53,11 +53,6 @@ def replay_size(graph: Graph, *, num_seeds: int = 1) -> ReplaySize | None:
 def check_message_size(size: ReplaySize, *, place: str, replicas: int) -> None:
     """Checks that workers can send their parts of a replay memory, each in one message of a checkpoint.
 
-    Args:
-        size: size of the whole replay memory.
-        place: of the workers; those of a mesh begin again with the whole memory, others with their share.
-        replicas: that share the environments.
-
     Raises:
         UsageError: a message would be too large; names the bytes and the sizes that would fit.
     """
@@ -79,11 +74,6 @@ def check_message_size(size: ReplaySize, *, place: str, replicas: int) -> None:
 
 def check_replay_size(size: ReplaySize, *, devices: Sequence[Any], replicas: int) -> None:
     """Checks that a replay memory fits, divided among replicas, before anything is allocated.
-
-    Args:
-        size: size of the whole replay memory.
-        devices: of this machine, on which the replicas learn.
-        replicas: that share the environments.
 
     Raises:
         UsageError: it does not fit; names the bytes and the sizes that would.

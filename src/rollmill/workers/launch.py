@@ -45,16 +45,7 @@ def launch(
     show: Callable[[str], None],
     fault_advice: str = "",
 ) -> Iterator[tuple[Coordinator, State]]:
-    """Starts a broker and a supervisor of workers; yields their coordinator and an initial state.
-
-    Args:
-        graph: what to train.
-        spec: specification of the run, from which workers build the graph again.
-        run: gets the workers' log lines.
-        begin_with: the checkpoint to go on from; None at the beginning.
-        show: shows a line to the user.
-        fault_advice: ends the message about a number that is not finite.
-    """
+    """Starts a broker and a supervisor of workers; yields their coordinator and an initial state."""
     enable_compilation_cache()
     plan, flows = spec.read_plan(), flow(graph)
     initial = initial_host_state(graph, flows.state, jax.random.key(spec.seed))

@@ -45,12 +45,7 @@ def tell_loaded(control: Control, spec: RunSpec, graph: Graph | None = None) -> 
 
 @dataclass
 class LoadedCode:
-    """Compares what replicas have loaded with the coordinator's code, and records it in the run.
-
-    Args:
-        spec: specification of the run.
-        run: gets the record.
-    """
+    """Compares what replicas have loaded with the coordinator's code, and records it in the run."""
 
     spec: RunSpec
     run: RunDirectory

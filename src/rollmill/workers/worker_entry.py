@@ -120,16 +120,7 @@ def _run_replica(
     open_wire: OpenWire,
     flows: Flow | None = None,
 ) -> None:
-    """Waits until the coordinator lets the replica begin, and runs it.
-
-    Args:
-        job: names the group and the replica.
-        control: the connection to the coordinator.
-        spec: specification of the run.
-        build: returns the graph of the run.
-        open_wire: opens the channels' transport for this restart.
-        flows: the flow of the graph. None for a replica that does not need it.
-    """
+    """Waits until the coordinator lets the replica begin, and runs it."""
     send(control, Process(os.getpid()))
     begin = wait(control, Begin)
     replica_control = ReplicaControl(control, start_seconds=spec.tolerances.start_seconds)

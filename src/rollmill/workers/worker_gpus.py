@@ -38,12 +38,6 @@ def gpus_of_workers(
 ) -> Iterator[WorkerGpus]:
     """Divides the GPUs among workers: each has its own if there are enough, otherwise they share them.
 
-    Args:
-        workers: that compute on GPUs.
-        sharing: how several share one.
-        mesh: they are one program.
-        reduction: how that takes means.
-
     Raises:
         UsageError: the GPUs cannot be shared so, or means cannot be taken so.
     """

@@ -22,11 +22,6 @@ class RemoteBroker:
 
     Open channels keep working when the coordinator is gone; further requests then raise `ChannelClosed`.
 
-    Args:
-        address: `BrokerServer.address` or `BrokerServer.tcp_address`.
-        token: the run's token.
-        patience: timeout in seconds for connecting to a broker that is slow.
-
     Raises:
         Refused: the token is not that of the run.
         ChannelClosed: nothing listens at the address, or there is no answer in time.

@@ -104,14 +104,6 @@ def reduction_bytes(layout: Layout, size: int) -> int:
 class MemoryReduction:
     """One rank's end; see `rollmill.channels.Reduction`.
 
-    Args:
-        memory: `reduction_bytes(layout, size)` bytes, initially zero.
-        layout: layout of the tree.
-        rank: rank of this end.
-        doorbells: doorbells of all ranks.
-        waiter: waits for this rank's doorbell.
-        name: name in error messages.
-
     Raises:
         UsageError: this rank was opened before.
     """

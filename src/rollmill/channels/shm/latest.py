@@ -50,13 +50,7 @@ def board_bytes(layout: Layout) -> int:
 
 
 class BoardWriter:
-    """The writer's end; replaces the previous writer, if any. See `rollmill.channels.LatestWriter`.
-
-    Args:
-        board: shared with the readers.
-        doorbells: doorbells of the readers.
-        name: name in error messages.
-    """
+    """The writer's end; replaces the previous writer, if any. See `rollmill.channels.LatestWriter`."""
 
     def __init__(self, board: SeqlockBoard, doorbells: Sequence[Doorbell], name: str) -> None:
         self._board = board

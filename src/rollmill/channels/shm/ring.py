@@ -217,15 +217,7 @@ def ring_bytes(layout: Layout, capacity: int) -> int:
 
 
 class RingWriter:
-    """The producer's side of a ring; replaces the previous producer, if any.
-
-    Args:
-        ring: shared with the reader.
-        source: rank of the producer, written to headers.
-        doorbell: rung when a message is published, and when the producer closes.
-        checksum: add a CRC-32 to payloads.
-        name: name in error messages.
-    """
+    """The producer's side of a ring; replaces the previous producer, if any."""
 
     def __init__(self, ring: Ring, *, source: int, doorbell: Doorbell, checksum: bool, name: str) -> None:
         self._ring = ring
@@ -396,13 +388,7 @@ class SectionViews:
 
 
 class RingReader:
-    """The consumer's side of a ring; replaces the previous consumer, if any.
-
-    Args:
-        ring: shared with the writer.
-        doorbell: rung when a slot is released, and when the consumer closes.
-        name: name in error messages.
-    """
+    """The consumer's side of a ring; replaces the previous consumer, if any."""
 
     def __init__(self, ring: Ring, *, doorbell: Doorbell, name: str) -> None:
         self.layout = ring.layout

@@ -20,13 +20,7 @@ SIDES = {PRODUCER: "producer", CONSUMER: "consumer"}
 
 
 class BrokerHolders:
-    """`Holders` of a ring, kept by a broker.
-
-    Args:
-        broker: allocates memory and incarnations.
-        ring: name of the ring's segment, which begins with its root.
-        digest: digest of the segment.
-    """
+    """`Holders` of a ring, kept by a broker."""
 
     def __init__(self, broker: Broker, ring: str, digest: str) -> None:
         self._broker = broker

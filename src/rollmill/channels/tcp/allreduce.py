@@ -26,14 +26,7 @@ WORD = struct.Struct("<q")
 
 
 class RootReduction:
-    """Rank 0's end; see `rollmill.channels.Reduction`.
-
-    Args:
-        layout: layout of the tree.
-        size: number of ranks.
-        abandon: returns True when the run is being stopped.
-        name: name in error messages.
-    """
+    """Rank 0's end; see `rollmill.channels.Reduction`."""
 
     def __init__(self, layout: Layout, *, size: int, abandon: Abandon, name: str) -> None:
         self._layout = layout
@@ -102,17 +95,7 @@ class RootReduction:
 
 
 class BranchReduction:
-    """The end of any other rank; see `rollmill.channels.Reduction`.
-
-    Args:
-        layout: layout of the tree.
-        rank: rank of this end.
-        size: number of ranks.
-        hub: connects to rank 0.
-        end: name of rank 0's end.
-        abandon: returns True when the run is being stopped.
-        name: name in error messages.
-    """
+    """The end of any other rank; see `rollmill.channels.Reduction`."""
 
     def __init__(
         self,

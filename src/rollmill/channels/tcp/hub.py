@@ -25,14 +25,7 @@ Serve: TypeAlias = Callable[[Connection, dict[str, Any]], None]
 
 
 class Hub:
-    """Listens for all ends of a process until it is closed, and dials remote ends.
-
-    Args:
-        broker: knows the addresses of ends.
-        token: the run's token.
-        host: this host's address, as other hosts reach it.
-        port: port to listen on; 0 picks a free one.
-    """
+    """Listens for all ends of a process until it is closed, and dials remote ends."""
 
     def __init__(self, broker: Broker, token: str, *, host: str, port: int) -> None:
         self._broker = broker

@@ -26,13 +26,7 @@ MESSAGE, END = 1, 2
 
 
 class BoardPublisher:
-    """The writer's side: sends each connected reader the newest message, skipping those it was too slow for.
-
-    Args:
-        board: local board, which the writer fills.
-        doorbells: one for each reader, rung by the writer.
-        name: name in error messages.
-    """
+    """The writer's side: sends each connected reader the newest message, skipping those it was too slow for."""
 
     def __init__(self, board: SeqlockBoard, doorbells: Sequence[Doorbell], name: str) -> None:
         self._board = board
@@ -80,16 +74,7 @@ class BoardPublisher:
 
 
 class TcpLatestReader:
-    """The reader's end, with a thread that keeps its board up to date; see `rollmill.channels.LatestReader`.
-
-    Args:
-        board: local board.
-        doorbell: rung by the thread.
-        reader: reads the local board.
-        hub: connects to the writer.
-        end: name of the writer's end.
-        index: number of this reader.
-    """
+    """The reader's end, with a thread that keeps its board up to date; see `rollmill.channels.LatestReader`."""
 
     def __init__(
         self,

@@ -24,16 +24,7 @@ class Arrivals(NamedTuple):
 
 
 class ReceiverEndpoint:
-    """Writes messages that arrive from all sources of one receiver to its rings.
-
-    Args:
-        rings: local ring of each source, whose consumer is the receiver.
-        space: doorbell of each source, rung when the receiver releases a message.
-        arrived: the receiver's doorbell.
-        hub: knows which ends were replaced.
-        ends: names of the two ends, by source.
-        name: name in error messages.
-    """
+    """Writes messages that arrive from all sources of one receiver to its rings."""
 
     def __init__(
         self,

@@ -26,16 +26,7 @@ class PositionMap(NamedTuple):
 
 
 class SenderThread:
-    """Sends the messages of a sender's ring to the receiver's, in a thread of its own.
-
-    Args:
-        ring: local ring, whose producer is the sender.
-        space: rung when a slot of the ring is released.
-        published: rung by the sender.
-        hub: connects to the receiver.
-        ends: names of the two ends.
-        source: rank of the sender.
-    """
+    """Sends the messages of a sender's ring to the receiver's, in a thread of its own."""
 
     def __init__(
         self,

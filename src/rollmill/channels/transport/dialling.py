@@ -16,12 +16,7 @@ FIRST_SECONDS, MAX_SECONDS = 0.02, 0.5
 
 
 class Backoff:
-    """Exponential backoff with jitter.
-
-    Args:
-        first: longest delay after the first attempt, in seconds.
-        longest: longest delay after any attempt, in seconds.
-    """
+    """Exponential backoff with jitter."""
 
     def __init__(self, first: float = FIRST_SECONDS, longest: float = MAX_SECONDS) -> None:
         self._first = first

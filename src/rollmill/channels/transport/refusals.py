@@ -35,11 +35,7 @@ class RefusedConnection(NamedTuple):
 
 
 class RefusalLog:
-    """Gathers refusals, and shows each group as one line. Not thread-safe.
-
-    Args:
-        show: is given the lines.
-    """
+    """Gathers refusals, and shows each group as one line. Not thread-safe."""
 
     def __init__(self, show: Callable[[str], None]) -> None:
         self._show = show
@@ -57,11 +53,7 @@ class RefusalLog:
         self.due = due if self.due is None else min(self.due, due)
 
     def show_due(self, *, everything: bool = False) -> None:
-        """Shows what was gathered if it is due.
-
-        Args:
-            everything: show it although it is not due.
-        """
+        """Shows what was gathered if it is due."""
         if self.due is None or not (everything or time.monotonic() >= self.due):
             return
         gathered, self._gathered, self.due = self._gathered, [], None

@@ -20,10 +20,6 @@ def demands_of(partition: Partition, resources: Mapping[str, float]) -> dict[str
     """The demand of each group's workers: a core, and a GPU where the group can use one and there are enough.
 
     Groups that may run anywhere get GPUs all or none, so that no two of them compute with different rounding.
-
-    Args:
-        partition: what is placed.
-        resources: resources of the whole cluster, as Ray counts them.
     """
     wanting = sum(group.replicas for group in partition.groups if group.device != "cpu")
     enough = resources.get("GPU", 0.0) >= wanting

@@ -32,11 +32,7 @@ class Origin(NamedTuple):
 
 
 class OutputStream:
-    """The output of one worker.
-
-    Args:
-        job: job of the worker.
-    """
+    """The output of one worker."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -74,12 +70,7 @@ class OutputStream:
 
 
 class OutputListener:
-    """Listens for the output of workers.
-
-    Args:
-        host: of this machine, as workers reach it.
-        arrived: is told of each worker that has come, in a thread of the listener's.
-    """
+    """Listens for the output of workers."""
 
     def __init__(self, host: str, arrived: Callable[[OutputStream], None]) -> None:
         sock, self.address = listen(f"tcp:{host}:0")
@@ -121,12 +112,6 @@ def _origin_of(claim: Identity) -> Origin:
 
 def redirect_output(address: str, token: bytes, job: Job, host: str) -> None:
     """In a worker: from now on standard output and error go to the coordinator.
-
-    Args:
-        address: address of the listener.
-        token: token of the listener.
-        job: the worker's.
-        host: the address of its node.
 
     Raises:
         Refused: the coordinator expects nobody of that name, or does not know the token.

@@ -35,11 +35,7 @@ NOTHING = SentModules({}, b"")
 
 
 def modules_to_send(imports: Sequence[str]) -> SentModules:
-    """The modules that a training imports, and what was imported from beside them; installed packages excluded.
-
-    Args:
-        imports: modules that workers import.
-    """
+    """The modules that a training imports, and what was imported from beside them; installed packages excluded."""
     named = {top: place for top, place in places_of(imports) if _is_of_user(place)}
     beside = {place.parent for place in named.values()}
     others = {top: place for top, place in places_of(_loaded()) if place.parent in beside and _is_of_user(place)}

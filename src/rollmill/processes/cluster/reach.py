@@ -16,9 +16,6 @@ def unreachable_nodes(ray: Any) -> dict[str, str]:
     """The addresses of those nodes that Ray takes to be alive and that do not answer, by the id of the node.
 
     Empty if none answers, because then this host itself may be what is cut off.
-
-    Args:
-        ray: Ray's module, connected.
     """
     if ray.util.client.ray.is_connected():  # such a client need not reach the nodes
         return {}

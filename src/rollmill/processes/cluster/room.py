@@ -32,11 +32,6 @@ def room_of(nodes: Iterable[Mapping[str, float]]) -> Room:
 def check_room(partition: Partition, demands: Mapping[str, Demand], nodes: list[Mapping[str, float]]) -> None:
     """Checks that all workers fit on the nodes at the same time.
 
-    Args:
-        partition: whose replicas are the workers.
-        demands: of each group.
-        nodes: the resources of each node that is alive.
-
     Raises:
         UsageError: they do not, however long they wait.
     """
@@ -55,20 +50,12 @@ def check_room(partition: Partition, demands: Mapping[str, Demand], nodes: list[
 
 
 def living_nodes(ray: Any) -> list[Mapping[str, float]]:
-    """The resources of each node of a cluster that is alive.
-
-    Args:
-        ray: Ray's module, connected.
-    """
+    """The resources of each node of a cluster that is alive."""
     return [node.get("Resources", {}) for node in ray.nodes() if node["Alive"]]
 
 
 def autoscales(ray: Any) -> bool:
-    """Whether nodes may be added to a cluster because somebody waits for them; true where that cannot be known.
-
-    Args:
-        ray: Ray's module, connected.
-    """
+    """Whether nodes may be added to a cluster because somebody waits for them; true where that cannot be known."""
     try:  # no public function tells
         if ray._private.state.state.get_max_resources_from_cluster_config() is not None:
             return True

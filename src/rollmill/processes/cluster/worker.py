@@ -35,11 +35,7 @@ class Assignment(NamedTuple):
 
 
 class Worker:
-    """One worker, as an actor: its process does one job and ends.
-
-    Args:
-        name: that Ray and `ps` show.
-    """
+    """One worker, as an actor: its process does one job and ends."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -95,12 +95,6 @@ def stop_at_nonfinite(
 ) -> None:
     """Ends a training whose metrics, of the iterations after the first `first` ones, are not finite.
 
-    Args:
-        first: iterations that came before.
-        rows: metrics of the following ones.
-        advice: for the user.
-        counts: number of iterations of each row; None: one each.
-
     Raises:
         NonFiniteError: naming the fragments and the iteration.
     """

@@ -167,11 +167,7 @@ class Coordinator:
             send_to(self._workers, job, StopRecording(number, begin + ahead, end + ahead))
 
     def abandon_recording(self, number: int) -> None:
-        """Has all workers stop recording and drop the events. Each of them causes a `Recorded`.
-
-        Args:
-            number: number of this request, which the answers repeat.
-        """
+        """Has all workers stop recording and drop the events. Each of them causes a `Recorded`."""
         send_to(self._workers, ALL, AbandonRecording(number))
 
     def stop(self) -> None:

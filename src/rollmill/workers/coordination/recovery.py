@@ -42,13 +42,7 @@ class Recovery:
         self._of_others.clear()
 
     def add(self, name: str, *, environments: bool, idle_seconds: float = 0.0) -> int:
-        """Counts a loss, and returns the number of consecutive losses.
-
-        Args:
-            name: name of the replica.
-            environments: whether it steps environments.
-            idle_seconds: how long it had hung.
-        """
+        """Counts a loss, and returns the number of consecutive losses."""
         now = time.monotonic()
         worked = now - self._began.get(name, now) - idle_seconds
         counter = self._of_environments if environments else self._of_others

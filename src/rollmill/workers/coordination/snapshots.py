@@ -37,12 +37,7 @@ class Pace:
 
 
 class SnapshotCollector:
-    """The requested snapshot, and the parts that have come.
-
-    Args:
-        workers: workers to ask.
-        initial: a state at the beginning, for what no replica owns.
-    """
+    """The requested snapshot, and the parts that have come."""
 
     def __init__(self, workers: Supervision, initial: State) -> None:
         self._workers, self._initial = workers, initial

@@ -54,14 +54,7 @@ def _bound() -> socket.socket:
 
 
 class Starts:
-    """The state that replicas begin with, and how often all of them or one of them has begun.
-
-    Args:
-        graph: graph to train.
-        spec: specification of the run.
-        initial: a state at the beginning, on the host.
-        restored: the checkpoint to resume from. None at the beginning.
-    """
+    """The state that replicas begin with, and how often all of them or one of them has begun."""
 
     def __init__(self, graph: Graph, spec: RunSpec, initial: State, restored: Saved | None) -> None:
         plan = spec.read_plan()

@@ -67,12 +67,6 @@ class HostStepper:
     """Environments that are Python objects.
 
     A reply is valid until the one after the next, which reuses its arrays.
-
-    Args:
-        vector: steps them.
-        index: their global indices.
-        control: reports their failures, and limits the time of their steps.
-        max_failures: how many times in a row one may fail, with no whole episode in between.
     """
 
     def __init__(

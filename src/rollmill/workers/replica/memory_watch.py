@@ -59,13 +59,7 @@ def private_memory() -> int:
 
 
 class MemoryWatch:
-    """Looks at the memory before and after some steps, and compares intervals of twice the length each.
-
-    Args:
-        num_envs: environments of one step.
-        memory: returns the bytes that the process holds.
-        clock: returns seconds.
-    """
+    """Looks at the memory before and after some steps, and compares intervals of twice the length each."""
 
     def __init__(
         self,
@@ -89,11 +83,7 @@ class MemoryWatch:
         return None if self._steps < self._next_look or self._is_reported else self._memory()
 
     def after(self, before: int | None) -> Growth | None:
-        """Looks again after the step; the growth, once, if it is large and steady.
-
-        Args:
-            before: the result of `before`.
-        """
+        """Looks again after the step; the growth, once, if it is large and steady."""
         if before is None:
             return None
         began, now = self._clock(), self._memory()

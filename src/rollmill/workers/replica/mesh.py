@@ -48,11 +48,6 @@ class HostMean:
 
     All processes compile the same program, which makes its calls in the same order, so vectors of one length can
     share a channel.
-
-    Args:
-        wire: opens channels between the processes.
-        rank: number of this process.
-        size: number of processes.
     """
 
     def __init__(self, wire: Wire, *, rank: int, size: int) -> None:
@@ -73,13 +68,7 @@ class HostMean:
 
 
 def join_mesh(spec: RunSpec, begin: Begin, rank: int) -> None:
-    """Joins the other processes. This has to be the process's first use of JAX's devices.
-
-    Args:
-        spec: specification of the run.
-        begin: the coordinator's message, with the address at which the processes meet.
-        rank: number of this process.
-    """
+    """Joins the other processes. This has to be the process's first use of JAX's devices."""
     cpu = spec.platform == "cpu"
     if cpu:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")

@@ -208,11 +208,6 @@ def collector_from_reset(graph: Graph, index: np.ndarray, opening: Any) -> Colle
 
 
 def collector_from_checkpoint(collector: Collector, positions: np.ndarray) -> Collector:
-    """The policy's part of the collector of remote environments that go on from a checkpoint.
-
-    Args:
-        collector: collector of all environments of this replica.
-        positions: where in it those of one link are.
-    """
+    """The policy's part of the collector of remote environments that go on from a checkpoint."""
     part = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)[positions]), collector)
     return replace(part, environment=part.action_mask)
