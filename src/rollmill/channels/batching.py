@@ -23,7 +23,7 @@ class BatchLayout:
 
     @staticmethod
     def of(message: Layout, axis: int | PyTree[int], count: int) -> "BatchLayout":
-        """The batch layout for messages of one layout.
+        """Returns the layout of a batch of messages.
 
         Raises:
             UsageError: a leaf does not have the axis.
@@ -38,7 +38,7 @@ class BatchLayout:
         return BatchLayout(Layout(message.structure, tuple(leaves), offset), axes, count)
 
     def allocate(self) -> tuple[PyTree[np.ndarray], list[list[np.ndarray]]]:
-        """A batch in new memory, and for each message the views of the batch that it fills."""
+        """Allocates a batch. Also returns, for each message, the views of the batch that it fills."""
         leaves = self.batch.flat_views(fresh_buffer(self.batch.nbytes))
         parts = [np.split(leaf, self.count, axis) for leaf, axis in zip(leaves, self.axes, strict=True)]
         return self.batch.unflatten(leaves), [[part[i] for part in parts] for i in range(self.count)]

@@ -56,7 +56,7 @@ class Layout:
 
     @staticmethod
     def of(tree: PyTree) -> "Layout":
-        """The layout of a tree of arrays or of `jax.ShapeDtypeStruct`, such as `jax.eval_shape` returns.
+        """Returns the layout of a tree of arrays or of `jax.ShapeDtypeStruct`, such as `jax.eval_shape` returns.
 
         Raises:
             UsageError: a leaf is not an array of numbers; typed random keys are not supported.
@@ -88,12 +88,12 @@ class Layout:
         self.fill(self.flat_views(buffer), tree)
 
     def fill(self, views: Sequence[np.ndarray], tree: PyTree) -> None:
-        """Like `pack`, into the result of `flat_views(buffer)`, which the caller reuses for many messages."""
+        """Packs like `pack`, into the result of `flat_views(buffer)`, which the caller may reuse."""
         for view, leaf in zip(views, self.on_host(tree), strict=True):
             np.copyto(view, leaf, casting="no")
 
     def on_host(self, tree: PyTree) -> list[np.ndarray]:
-        """The leaves of `tree` as NumPy arrays, without a copy where they are in host memory.
+        """Returns the leaves of `tree` as NumPy arrays, without copying those in host memory.
 
         Raises:
             UsageError: see `pack`.
@@ -107,7 +107,7 @@ class Layout:
         return [_checked(np.asarray(leaf), layout) for leaf, layout in zip(leaves, self.leaves, strict=True)]
 
     def unflatten(self, leaves: Sequence[np.ndarray]) -> PyTree[np.ndarray]:
-        """The tree with these leaves."""
+        """Returns the tree with these leaves."""
         return jax.tree.unflatten(self.structure, leaves)
 
 

@@ -143,7 +143,7 @@ class ReceivedMessage(Protocol):
         ...
 
     def copy(self) -> PyTree[np.ndarray]:
-        """A copy of the tree that belongs to the caller; does not release the slot."""
+        """Copies the tree for the caller, without releasing the slot."""
         ...
 
     def release(self) -> None:
@@ -173,7 +173,8 @@ class Receiver(Protocol):
     """The end of one consumer of one or more producers."""
 
     def receive(self, *, source: int | None = None, timeout: float | None = None) -> ReceivedMessage:
-        """The next message of `source`, in the order sent; without `source`, sources are served round-robin.
+        """Returns the next message of `source`, in the order sent. Without `source`, sources are served round-
+        robin.
 
         Several messages may be held at a time and released in any order; each occupies a slot of its ring.
         """
@@ -239,7 +240,7 @@ class LatestReader(Protocol):
         ...
 
     def read(self, *, at_least: int | None = None, timeout: float | None = None) -> Versioned:
-        """A copy of the newest message; blocks until its version is `at_least` or later (None: any)."""
+        """Copies the newest message. Blocks until its version is `at_least` or later (None: any)."""
         ...
 
     def close(self) -> None:
@@ -252,7 +253,7 @@ class Reduction(Protocol):
     """One rank's end of an all-reduce (mean) over the ranks of a group that shares no mesh."""
 
     def mean(self, tree: PyTree, *, step: int = 0, timeout: float | None = None) -> PyTree[np.ndarray]:
-        """The mean over ranks of floating-point arrays, bit for bit the same on every rank.
+        """Averages floating-point arrays over ranks. The result has the same bits on every rank.
 
         Summed in the order of ranks, in float32 for narrower types and in the leaf's own type otherwise,
         divided by the number of ranks, then rounded to the leaf's type. Returned arrays belong to the caller.
@@ -333,7 +334,7 @@ class Broker(Protocol):
     """The coordinator's registry of the parts of channels; each part is created at the first request."""
 
     def segment(self, name: str, *, nbytes: int, digest: str) -> memoryview:
-        """The shared memory of that name, initially zero; every caller gets the same memory.
+        """Returns the shared memory called `name`, initially zero. Every caller gets the same memory.
 
         Raises:
             UsageError: it exists with another size or digest.
@@ -349,7 +350,7 @@ class Broker(Protocol):
         ...
 
     def doorbell(self, name: str) -> Doorbell:
-        """The doorbell of that name."""
+        """Returns the doorbell called `name`."""
         ...
 
     def claim(self, name: str, *, segment: str | None = None, word: int = 0) -> int:
@@ -373,7 +374,7 @@ class Broker(Protocol):
         ...
 
     def holder(self, name: str) -> int:
-        """The latest incarnation that claimed `name`; 0 where none did."""
+        """Returns the latest incarnation that claimed `name`, or 0 if none did."""
         ...
 
     def announce(self, name: str, address: Address, incarnation: int) -> None:

@@ -19,7 +19,7 @@ SPINS = 30  # about 20 microseconds: less than the cost of sleeping and being wo
 
 
 def never() -> bool:
-    """An `Abandon` for runs that are never stopped."""
+    """Returns False: an `Abandon` for runs that are never stopped."""
     return False
 
 
@@ -31,11 +31,11 @@ class Deadline:
         self._end = math.inf if timeout is None else time.monotonic() + timeout
 
     def left(self) -> float:
-        """Seconds left: infinite without a timeout, negative when it has passed."""
+        """Returns the seconds left: infinite without a timeout, negative when it has passed."""
         return self._end - time.monotonic()
 
     def seconds(self) -> float | None:
-        """Seconds left as a `timeout` argument: None without a timeout, never negative."""
+        """Returns the seconds left as a `timeout` argument: None without a timeout, never negative."""
         return None if self.timeout is None else max(0.0, self.left())
 
     def nap_ms(self) -> float:
@@ -54,7 +54,7 @@ class Waiter:
         self._poll.register(doorbell.fileno(), select.POLLIN)
 
     def until(self, ready: Callable[[], T | None], *, timeout: float | None) -> T:
-        """The first value of `ready` that is not None.
+        """Waits for the first value of `ready` that is not None.
 
         Raises:
             TimedOut: `timeout` seconds passed.

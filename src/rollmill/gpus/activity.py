@@ -80,7 +80,7 @@ class ActivityMonitor:
             self._first, self._sum, self._number = self._counters.sample(), 0.0, 0
 
     def read(self) -> Activity:
-        """The averages from the beginning until now."""
+        """Returns the averages from the beginning until now."""
         with self._lock:
             utilisation = self._sum / self._number if self._number else None
             last = self._counters.sample()
@@ -172,7 +172,7 @@ class GpuActivity:
             monitor.restart()
 
     def recent(self) -> dict[str, float]:
-        """Metrics of the last second or so, means over the GPUs."""
+        """Returns the metrics of about the last second, averaged over the GPUs."""
         activities = [monitor.recent._asdict() for monitor in self._monitors]
         names = activities[0] if activities else ()
         known = {name: [one[name] for one in activities if one[name] is not None] for name in names}
@@ -198,7 +198,7 @@ def watched_gpus() -> Iterator[GpuActivity]:
 
 
 def nvml_request(nvml: Any, first: Any, last: Any) -> Any:
-    """A request for the metrics between two samples."""
+    """Makes a request for the metrics between two samples."""
     request = nvml.c_nvmlGpmMetricsGet_t()
     request.version, request.numMetrics = nvml.NVML_GPM_METRICS_GET_VERSION, len(GPM_METRICS)
     request.sample1, request.sample2 = first, last

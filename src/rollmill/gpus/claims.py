@@ -81,7 +81,7 @@ def claim_memory(need: int, *, what: str, devices: int, folder: Path | None = No
 
 
 def living_claims(folder: Path | None = None) -> list[Claim]:
-    """The claims of processes that live; none where the folder cannot be read."""
+    """Returns the claims of living processes, or none if the folder cannot be read."""
     folder = folder or _default_folder()
     try:
         _check_folder(folder)
@@ -116,7 +116,7 @@ def _check(need: int, what: str, memory: Sequence[GpuMemory], claims: Sequence[C
 
 
 def _living(folder: Folder, *, removes: bool = True) -> Iterator[Claim]:
-    """The claims of processes that live; the files of others can be removed by who holds the lock."""
+    """Returns the claims of living processes. The holder of the lock may remove the other files."""
     for name in sorted(name for name, kind in folder.kinds().items() if kind == "file" and name.endswith(SUFFIX)):
         descriptor = folder.open_to_append(name)
         try:
@@ -149,7 +149,7 @@ def _write_text(own: _Own) -> None:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[Folder]:
-    """The folder of claims, while no other process reads or changes it."""
+    """Locks the folder of claims against other processes."""
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     _check_folder(folder)

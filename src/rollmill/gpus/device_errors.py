@@ -36,7 +36,7 @@ LOST = "CUDA_ERROR_"
 def known_device_error(
     error: BaseException, *, what: str = "the memory of the device does not suffice", starting: bool = False
 ) -> RollmillError | None:
-    """The error of Rollmill that says what an error of JAX means; None if it is none of a device.
+    """Translates an error of JAX about a device, or returns None for any other error.
 
     Args:
         error: an exception.

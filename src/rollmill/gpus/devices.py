@@ -57,7 +57,7 @@ def driver_is_there() -> bool:
 
 @contextlib.contextmanager
 def open_nvml() -> Iterator[Any]:
-    """The driver's management library.
+    """Opens the driver's management library.
 
     Raises:
         UsageError: the driver, or the package that calls it, is not there.
@@ -82,12 +82,12 @@ def open_nvml() -> Iterator[Any]:
 
 
 def read_gpus(nvml: Any) -> tuple[Gpu, ...]:
-    """All GPUs of the host."""
+    """Reads all GPUs of the host."""
     return tuple(_read_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount()))
 
 
 def find_gpus(nvml: Any, *, visible: str | None = None) -> tuple[Gpu, ...]:
-    """The GPUs that this process may use, in its order.
+    """Returns the GPUs that this process may use, in its order.
 
     Args:
         nvml: the driver's management library.
@@ -105,7 +105,7 @@ def find_gpus(nvml: Any, *, visible: str | None = None) -> tuple[Gpu, ...]:
 
 
 def chosen_gpus(gpus: Sequence[Gpu], visible: str | None = None) -> tuple[Gpu, ...]:
-    """Those of all GPUs that this process may use, in its order.
+    """Selects the GPUs that this process may use, in its order.
 
     Args:
         gpus: all GPUs of the host.
@@ -117,7 +117,7 @@ def chosen_gpus(gpus: Sequence[Gpu], visible: str | None = None) -> tuple[Gpu, .
 
 
 def find_computing_gpus(nvml: Any) -> tuple[Gpu, ...]:
-    """The GPUs that this process may use, without those that run no programs because MIG left them without slices.
+    """Returns the GPUs that this process may use, except those that MIG left without slices.
 
     Raises:
         UsageError: there is none.
@@ -133,7 +133,7 @@ def find_computing_gpus(nvml: Any) -> tuple[Gpu, ...]:
 
 
 def _chosen(gpus: Sequence[Gpu], words: Sequence[str]) -> tuple[Gpu, ...]:
-    """The GPUs that the words name, each with those of its slices that they name."""
+    """Selects the GPUs that the words name, each with its named slices."""
     found: dict[str, Gpu] = {}
     for word in words:
         named = [part for gpu in gpus if (part := _named(word, gpu)) is not None]
@@ -146,7 +146,9 @@ def _chosen(gpus: Sequence[Gpu], words: Sequence[str]) -> tuple[Gpu, ...]:
 
 
 def _named(word: str, gpu: Gpu) -> Gpu | None:
-    """The GPU if a word is its index or the beginning of its UUID; with some slices if it is that of theirs."""
+    """Returns the GPU if a word is its index or begins its UUID, with only those slices whose UUID the word
+    begins.
+    """
     if word and (str(gpu.index) == word or gpu.uuid.startswith(word)):
         return gpu
     slices = tuple(part for part in gpu.slices if word and part.uuid.startswith(word))

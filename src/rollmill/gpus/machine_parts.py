@@ -82,7 +82,7 @@ def parts_on_cores(count: int) -> MachineParts:
 
 
 def share_of_cores(number: int, parts: int) -> list[int]:
-    """The cores of one of several parts: equal numbers of them, or one in turns where there are fewer cores."""
+    """Returns the cores of one of several parts: equal numbers, or one each in turn if there are fewer cores."""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     if len(cores) <= parts:
         return [cores[number % len(cores)]] if cores else []
@@ -102,7 +102,7 @@ def _parts_on(instances: Sequence[Instance]) -> list[MachinePart]:
 
 
 def _gpus(sharing: GpuSharing) -> tuple[Gpu, ...]:
-    """The GPUs that processes will use, which are shared so; none only where the user names no way to share them.
+    """Returns the GPUs to share. Empty if the user asked for no sharing.
 
     Raises:
         UsageError: there is none, though a way is named, or the driver cannot be asked.
@@ -114,7 +114,7 @@ def _gpus(sharing: GpuSharing) -> tuple[Gpu, ...]:
 
 
 def _usable_gpus(*, required: bool) -> tuple[Gpu, ...]:
-    """The GPUs that processes will use; none where JAX uses others, or has no GPU that it could use.
+    """Returns the GPUs that processes will use, or none if JAX computes elsewhere.
 
     Args:
         required: ask the driver wherever there is one, because the user says how GPUs are shared.
@@ -132,7 +132,7 @@ def _usable_gpus(*, required: bool) -> tuple[Gpu, ...]:
 
 
 def _default_count(gpus: Sequence[Gpu], way: Way) -> int:
-    """The number of parts, if it is not given."""
+    """Chooses the number of parts."""
     if way == "mps":
         return max(len(gpus), min(usable_cores(), sum(_most_on_each(gpus, way).values())))
     return len(_devices(gpus, way))

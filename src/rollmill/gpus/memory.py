@@ -70,7 +70,7 @@ class GpuMemory(NamedTuple):
         return f"{self.gpu} has {format_bytes(self.free)} of {format_bytes(self.total)} free; {self._held()}"
 
     def _held(self) -> str:
-        """A sentence on the processes that hold the rest."""
+        """Describes the processes that hold the rest."""
         named = [str(holder) for holder in self.holders[:MAX_NAMED]]
         if (others := len(self.holders) - len(named)) > 0:
             named.append(f"so do {others} more processes")
@@ -82,7 +82,7 @@ class GpuMemory(NamedTuple):
 
 
 def ask_gpu_memory() -> tuple[GpuMemory, ...]:
-    """The memory of each device that CUDA sees in this process; empty where nobody answers.
+    """Asks for the memory of each device that CUDA sees in this process. Empty without an answer.
 
     Trainings of this user that the driver does not name, as in containers, are named by their claims.
     """
@@ -98,7 +98,7 @@ def ask_gpu_memory() -> tuple[GpuMemory, ...]:
 
 
 def memory_by_nvml(nvml: Any) -> tuple[GpuMemory, ...]:
-    """The memory of each visible device, by the driver's management library.
+    """Reads the memory of each visible device from the driver's management library.
 
     Raises:
         UsageError: there is no visible GPU.
@@ -107,7 +107,7 @@ def memory_by_nvml(nvml: Any) -> tuple[GpuMemory, ...]:
 
 
 def memory_by_smi() -> tuple[GpuMemory, ...]:
-    """The memory of each visible GPU, by `nvidia-smi`; empty if it does not answer."""
+    """Reads the memory of each visible GPU from `nvidia-smi`. Empty if it does not answer."""
     rows = [_gpu_of_row(row) for row in _smi_rows(SMI_GPUS, 5)]
     gpus = chosen_gpus([gpu for gpu in rows if gpu is not None])
     held: dict[str, list[Holder]] = {}
@@ -127,7 +127,7 @@ def memory_by_smi() -> tuple[GpuMemory, ...]:
 
 
 def process_name(pid: int, named: str = "") -> str:
-    """The program of a process and its first words, without options, which may hold secrets."""
+    """Describes a process by its program and first words, without options, which may hold secrets."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:
@@ -148,7 +148,7 @@ def process_name(pid: int, named: str = "") -> str:
 
 
 def _devices(nvml: Any, gpu: Gpu) -> Iterator[tuple[str, str, Any]]:
-    """The label, the UUID and the handle of each device that CUDA sees of a GPU."""
+    """Yields label, UUID and handle of each device that CUDA sees of a GPU."""
     if not gpu.slices:
         yield _label(gpu), gpu.uuid, nvml.nvmlDeviceGetHandleByIndex(gpu.index)
     for part in gpu.slices:
@@ -170,7 +170,7 @@ def _holders(nvml: Any, device: Any) -> tuple[Holder, ...]:
 
 
 def _answered(nvml: Any, name: str, device: Any) -> Sequence[Any]:
-    """The processes that a function of the library tells; none where it cannot."""
+    """Returns the processes that a function of the library lists, or none if it fails."""
     try:
         return getattr(nvml, name)(device)
     except (AttributeError, nvml.NVMLError):

@@ -42,7 +42,7 @@ def check_slices(slices: int) -> None:
 
 
 def mig_layout(nvml: Any, gpu: Gpu, slices: int) -> MigLayout:
-    """The largest slices of which a GPU holds so many.
+    """Returns the largest slices of which a GPU holds the given number.
 
     Raises:
         UsageError: the GPU has no MIG, or holds fewer.
@@ -58,7 +58,7 @@ def mig_layout(nvml: Any, gpu: Gpu, slices: int) -> MigLayout:
 
 
 def mig_commands(layout: MigLayout) -> list[str]:
-    """The commands that turn MIG on, remove the slices there are, and create these."""
+    """Returns the commands that turn MIG on, remove existing slices, and create these."""
     gpu = ["-i", str(layout.gpu.index)]
     profiles = ",".join([str(layout.profile)] * layout.slices)
     turn_on = [] if layout.gpu.mig else [["nvidia-smi", *gpu, "-mig", "1"]]

@@ -56,7 +56,7 @@ class MpsDaemon:
 
 
 def find_mps() -> str | None:
-    """The reason why MPS cannot be used here; None if it can."""
+    """Returns the reason why MPS cannot be used here, or None if it can."""
     if not sys.platform.startswith("linux"):
         return "MPS exists on Linux only"
     if shutil.which(mps_owner.CONTROL) is None:
@@ -85,7 +85,7 @@ def daemon_answers(environment: Mapping[str, str]) -> bool:
 
 @contextlib.contextmanager
 def shared_mps(gpu: str, *, root: Path | None = None) -> Iterator[MpsDaemon]:
-    """The daemon of a GPU: a running one, or one that is started now. This process is its user meanwhile.
+    """Uses the daemon of a GPU meanwhile, and starts it if none runs.
 
     Args:
         gpu: UUID of the GPU.
@@ -108,13 +108,13 @@ def shared_mps(gpu: str, *, root: Path | None = None) -> Iterator[MpsDaemon]:
 
 
 def _foreign_daemon() -> MpsDaemon | None:
-    """A daemon that somebody else has started, where CUDA would find it."""
+    """Returns a daemon that somebody else has started at the place where CUDA looks for it."""
     named = {name: os.environ[name] for name in (PIPE_DIRECTORY,) if name in os.environ}
     return MpsDaemon(named, ours=False) if daemon_answers(named) else None
 
 
 def _root() -> Path:
-    """This user's folder of daemons. Names of sockets have to be short."""
+    """Returns this user's folder of daemons. Its path is short, as names of sockets have to be."""
     return Path(tempfile.gettempdir()) / f"rollmill-mps-{os.getuid()}"
 
 
@@ -133,7 +133,7 @@ def _in_use(folder: Path) -> Iterator[int]:
 
 
 def _locked(folder: Path) -> int | None:
-    """A descriptor with the shared lock; None while the daemon of before is being ended."""
+    """Takes the shared lock and returns its descriptor, or None while an earlier daemon is being ended."""
     try:
         _make_private(folder.parent)
         with contextlib.suppress(FileExistsError):
@@ -165,7 +165,7 @@ def _make_private(root: Path) -> None:
 
 
 def _joined(folder: Path, gpu: str) -> tuple[Mapping[str, str], bool]:
-    """The variables of the daemon of a folder, and whether it was started now; one process at a time starts it."""
+    """Returns the variables of a folder's daemon, and whether this process started it just now."""
     environment = mps_owner.environment_of(folder)
     with (folder / STARTING).open("wb") as starting:
         fcntl.flock(starting, fcntl.LOCK_EX)

@@ -25,7 +25,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def environment_of(folder: Path) -> dict[str, str]:
-    """The variables by which the daemon's clients and control commands find it."""
+    """Returns the variables by which clients and control commands find the daemon."""
     return {
         "CUDA_MPS_PIPE_DIRECTORY": str(folder / PIPES),
         "CUDA_MPS_LOG_DIRECTORY": str(folder / LOGS),

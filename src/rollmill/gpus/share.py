@@ -147,7 +147,7 @@ def takes_as_needed() -> bool:
 
 
 def memory_notes() -> list[str]:
-    """A sentence on each GPU that other processes were using when JAX's backend started."""
+    """Describes each GPU that other processes were using when JAX's backend started."""
     return [
         f"{each}; what is free is taken as it is needed" if _as_needed else str(each)
         for each in _memory

@@ -93,7 +93,7 @@ class SharedGpus(NamedTuple):
 
 
 def choose_sharing(gpus: Sequence[Gpu], wanted: GpuSharing) -> tuple[Way, str]:
-    """How GPUs are shared, and why.
+    """Chooses how GPUs are shared, and says why.
 
     Raises:
         UsageError: they cannot be shared as wanted.
@@ -176,7 +176,7 @@ def divide_gpus(
 
 
 def part_of(free: int, processes: int) -> float:
-    """Bytes that each of several processes may allocate of a device's free memory, beside its handles."""
+    """Returns the bytes of free memory that each of several processes may allocate, beside its handles."""
     share = free / processes
     return max(MIN_PART * share, min(IN_USE * share, share - HANDLE_BYTES))
 

@@ -28,7 +28,7 @@ class Clock(NamedTuple):
 
 
 def answer(question: WorkerMessage) -> WorkerMessage:
-    """A worker's answer to a question for its clock."""
+    """Returns a worker's answer to a question for its clock."""
     now = {"monotonic": time.monotonic_ns(), "wall": time.time_ns()}
     return WorkerMessage(KIND, {"asked": int(question.fields["asked"]), **now}, {})
 
@@ -43,7 +43,7 @@ class ClockWatch:
         self._changing = threading.Lock()
 
     def begin(self) -> WorkerMessage | None:
-        """The first question of a new series; None if one is under way."""
+        """Returns the first question of a new series, or None if one is under way."""
         with self._changing:
             if self._left:
                 return None

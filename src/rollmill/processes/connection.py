@@ -99,7 +99,9 @@ class WorkerConnection:
                 self._peer.shutdown(socket.SHUT_RDWR)
 
     def silence(self) -> float:
-        """Seconds since the kernel of the worker's host acknowledged anything; 0.0 within one host."""
+        """Returns the seconds since the kernel of the worker's host acknowledged anything, and 0.0 within one
+        host.
+        """
         if self._timed_out:
             return float(SECONDS_UNTIL_LOST)
         return 0.0 if self._peer is None else seconds_unacknowledged(self._peer) or 0.0

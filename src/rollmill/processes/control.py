@@ -30,11 +30,11 @@ class Control(Protocol):
         ...
 
     def latest(self, kind: str) -> WorkerMessage | None:
-        """The newest message of that kind that was not taken yet, at once; older ones are dropped."""
+        """Takes the newest message of that kind without waiting, and drops older ones. None if there is none."""
         ...
 
     def wait(self, kind: str, timeout: Seconds | None = None) -> WorkerMessage:
-        """The oldest message of that kind that was not taken yet, as soon as there is one.
+        """Waits for the oldest message of that kind that was not taken yet.
 
         A worker that waits here is idle, not hung. `timeout` is in seconds.
 
@@ -45,7 +45,7 @@ class Control(Protocol):
         ...
 
     def answer(self, kind: str, reply: Callable[[WorkerMessage], Mapping[str, Any]]) -> None:
-        """From now on, answers each message of that kind at once, whatever the worker's main thread does.
+        """Answers each message of that kind at once from now on, whatever the worker's main thread does.
 
         Args:
             kind: kind of the messages, and of the answers.

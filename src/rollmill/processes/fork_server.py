@@ -88,7 +88,9 @@ class ForkServer:
         self._woken, self._wake = _nonblocking_pipe()
 
     def serve(self) -> dict[str, Any] | None:
-        """Until the coordinator is gone: None. In a forked worker, at once: its assignment."""
+        """Serves until the coordinator is gone, and returns None. In a forked worker, returns its assignment at
+        once.
+        """
         adopt_orphans()
         self._take_signals()
         while os.getppid() == self._coordinator:
@@ -183,7 +185,9 @@ def receive(line: Connection) -> tuple[dict[str, Any], list[int]] | None:
 
 
 def _prepare(parent: int, assignment: dict[str, Any], output: int | None, forked: bool) -> dict[str, Any]:
-    """In the child: loose of the parent's session, signals and files. Returns only where it needs no fresh one."""
+    """Detaches a child from the parent's session, signals and files. Returns only if it needs no fresh
+    interpreter.
+    """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])

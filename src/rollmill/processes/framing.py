@@ -48,7 +48,7 @@ class _Place(NamedTuple):
 
 
 def encode(message: WorkerMessage, limits: Limits = LIMITS) -> list[bytes | memoryview]:
-    """The frame in parts, of which the arrays are views.
+    """Encodes a message as the parts of a frame. The arrays are views.
 
     Raises:
         UsageError: it is larger than the limits.
@@ -75,7 +75,7 @@ def send_frame(peer: socket.socket, frame: list[bytes | memoryview]) -> None:
 def receive_frame(
     peer: socket.socket, limits: Limits = LIMITS, heard: Callable[[], None] = lambda: None
 ) -> WorkerMessage | None:
-    """The next message; None where the peer has closed the connection between two of them.
+    """Receives the next message, or None if the peer has closed the connection between two messages.
 
     Raises:
         Damaged: what comes is no such frame, is larger than the limits, or ends in its middle.

@@ -34,7 +34,7 @@ class Identity(NamedTuple):
 
 
 def claim_of(admission: Admission) -> Identity:
-    """The identity that a peer that knows the token claims.
+    """Reads the identity that an authenticated peer claims.
 
     Raises:
         Damaged: its claim makes no sense.
@@ -47,7 +47,7 @@ def claim_of(admission: Admission) -> Identity:
 
 
 def other_code(code: CodeIdentity | None, host: str) -> str:
-    """The reason to refuse a worker whose code is not that of this process; empty if it is the same.
+    """Returns the reason to refuse a worker with other code than this process. Empty if the code is the same.
 
     Args:
         code: that of the worker.

@@ -104,7 +104,7 @@ class WorkerHealth:
         return late or (heard and self.log.ended.is_set())
 
     def outcome(self) -> Event:
-        """The final event, once the worker has ended."""
+        """Returns the final event, once the worker has ended."""
         status, lines = self.exit.status if self.exit else None, "\n".join(self.log.last_lines)
         if self._last is None:
             final = self._refusal or (self.exit.final if self.exit else None)
@@ -170,7 +170,9 @@ class WorkerHealth:
         return self._tell("silent", seconds, what + last)
 
     def _silence_limit(self, timeouts: Timeouts) -> float:
-        """Seconds; while it waits for its coordinator, it is not at work that could take longer."""
+        """Returns the seconds of silence that count as a hang. Waiting for the coordinator is not work that takes
+        longer.
+        """
         if not self._started:
             return timeouts.start_seconds
         expect = self._beat.expect if self._beat else 0.0
@@ -194,12 +196,14 @@ class WorkerHealth:
         return ended if self.exit.status else f"{ended}, before its function returned"
 
     def _waited(self, what: str, now: float) -> float:
-        """Seconds since this was first asked."""
+        """Returns the seconds since the first call with this `what`."""
         return now - self._since.setdefault(what, now)
 
 
 def _innermost(lines: Iterable[str], *threads: str) -> str:
-    """The innermost line of the last such thread, of the tracebacks that a stuck or crashing process wrote."""
+    """Finds the last of these threads in the tracebacks of a stuck or crashing process, and returns its innermost
+    line.
+    """
     innermost, expected = "", False
     for line in lines:
         if line.startswith(threads):

@@ -23,7 +23,7 @@ class Heartbeat(NamedTuple):
     where: str
 
     def hung_seconds(self, limit: float) -> float | None:
-        """Seconds without a note, if they exceed both the limit and `expect`; otherwise None."""
+        """Returns the seconds without a note, if they exceed both the limit and `expect`, otherwise None."""
         return self.idle_seconds if self.idle_seconds > max(limit, self.expect) else None
 
     def __str__(self) -> str:
@@ -31,7 +31,7 @@ class Heartbeat(NamedTuple):
 
     @staticmethod
     def from_fields(fields: dict[str, Any]) -> "Heartbeat":
-        """The beat of a message whose fields are `beat._asdict()`."""
+        """Reads the heartbeat from a message's fields."""
         number = lambda name: float(fields.get(name, 0.0))
         return Heartbeat(
             str(fields.get("note")),
@@ -73,7 +73,7 @@ class Progress:
             self.note(before, expect)
 
     def look(self) -> Heartbeat:
-        """The current activity of the thread; may be called from one thread only."""
+        """Returns the thread's current activity. Only one thread may call it."""
         (note, expect, progress), now = self._now, time.monotonic()
         if progress != self._seen[0]:
             self._seen = (progress, now)

@@ -45,12 +45,12 @@ class Job:
         _to_json(self)
 
     def to_json(self) -> str:
-        """The job as text, to be sent to its worker."""
+        """Returns the job as JSON, to be sent to its worker."""
         return _to_json(self)
 
     @staticmethod
     def from_json(text: str) -> "Job":
-        """The job that `to_json` wrote."""
+        """Reads the job that `to_json` wrote."""
         return Job(**json.loads(text))
 
 

@@ -27,11 +27,11 @@ class Launcher(Protocol):
         ...
 
     def output(self, handle: Any) -> int | None:
-        """A file descriptor to read what the process writes, which the caller closes; None where there is none."""
+        """Returns a descriptor to read the process's output, which the caller closes. None if there is none."""
         ...
 
     def exit(self, handle: Any) -> Exit | None:
-        """How the process ended; None while it runs. It and all that it had started are gone then."""
+        """Returns how the process ended, or None while it runs. All that it had started has ended too."""
         ...
 
     def kill(self, handle: Any, *, at_once: bool = True) -> None:
@@ -43,7 +43,7 @@ class Launcher(Protocol):
         ...
 
     def condition(self, handle: Any) -> str:
-        """Why the process cannot run, such as "stopped by a signal"; empty where it can or nobody knows."""
+        """Returns why the process cannot run, such as "stopped by a signal". Empty if it can or nobody knows."""
         ...
 
     def close(self) -> None:
@@ -52,7 +52,7 @@ class Launcher(Protocol):
 
 
 def status_text(status: int) -> str:
-    """An exit status of a process in words."""
+    """Describes an exit status."""
     if status >= 0:
         return f"exit code {status}"
     try:

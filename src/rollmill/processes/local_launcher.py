@@ -123,7 +123,7 @@ class LocalLauncher:
         self.close()
 
     def _server_for(self, environment: dict[str, str]) -> "ForkServerProcess":
-        """The fork server that has imported under these variables; a new one where there is none or it died."""
+        """Returns the fork server that has imported under these variables, and starts it if there is none."""
         early = {name: text for name, text in environment.items() if name.startswith(READ_WHILE_IMPORTING)}
         key = frozenset(early.items()) if self._fork else frozenset()
         server = self._servers.get(key)
@@ -219,7 +219,7 @@ class ForkServerProcess:
 
 
 def _environment_of(job: Job, mark: str) -> dict[str, str]:
-    """All variables of a worker: this process's, the job's own, and one BLAS thread where nobody chose.
+    """Returns all variables of a worker: this process's, the job's, and one BLAS thread unless the user chose.
 
     Workers share the host's cores; each one's NumPy would otherwise start a thread for every core.
     """

@@ -65,7 +65,7 @@ class WorkerLog:
             self._take(piece)
 
     def end(self) -> None:
-        """Nothing more will come."""
+        """Ends the log, since no more output will come."""
         self._take(self._rest)
         if self._file is not None:
             with contextlib.suppress(OSError):
@@ -93,7 +93,7 @@ class WorkerLog:
 
 
 def printable(line: bytes) -> str:
-    """The text of a line as a terminal shows it, without colours, cursor movements and control characters."""
+    """Returns a line as a terminal shows it, without colours, cursor movements and control characters."""
     text = COLOURS.sub("", line.rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", errors="replace"))
     return text.translate(UNPRINTABLE)
 
@@ -174,7 +174,7 @@ def _read(output: int, log: WorkerLog) -> int | None:
 
 
 def last_line(log: Path) -> str:
-    """The last line that a process has printed; of an error with a notice of JAX below it, the error's."""
+    """Returns the last line of a process's log, skipping the notice that JAX prints below an error."""
     with log.open("rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
         lines = file.read().decode(errors="replace").strip().splitlines()

@@ -44,7 +44,7 @@ class Mailbox:
             answer(message)
 
     def stop(self) -> None:
-        """From now on, whoever waits is abandoned."""
+        """Abandons all waiting from now on."""
         with self._changed:
             self.stopping = True
             self._changed.notify_all()

@@ -22,7 +22,7 @@ class WorkerMessage(NamedTuple):
 
 
 def outgoing(kind: str, fields: Mapping[str, Any], arrays: Mapping[str, Any]) -> WorkerMessage:
-    """The message with its arrays on the host, which it shares with the caller where they were there before.
+    """Makes a message with its arrays on the host. Arrays that were on the host are shared with the caller.
 
     Raises:
         UsageError: the kind is one of Rollmill's own, the fields have no JSON form, or an array is not of numbers.
@@ -40,12 +40,12 @@ def outgoing(kind: str, fields: Mapping[str, Any], arrays: Mapping[str, Any]) ->
 
 
 def snapshot(message: WorkerMessage) -> WorkerMessage:
-    """The message with arrays of its own."""
+    """Returns the message with copies of its arrays."""
     return message._replace(arrays={name: array.copy() for name, array in message.arrays.items()})
 
 
 def size_of(message: WorkerMessage) -> int:
-    """Bytes of its arrays."""
+    """Returns the bytes of its arrays."""
     return sum(array.nbytes for array in message.arrays.values())
 
 

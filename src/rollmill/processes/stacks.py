@@ -33,7 +33,7 @@ class CodeLine(NamedTuple):
 
 
 def current_line(thread: int) -> str:
-    """The innermost line of a thread's own code, and the library's line inside of it where there is one.
+    """Returns the innermost line of a thread's user code, and the library's line inside it if there is one.
 
     Own code is outside Python's folders, or Rollmill's but for what carries messages.
     """
@@ -46,7 +46,7 @@ def current_line(thread: int) -> str:
 
 
 def stack_of(thread: int) -> list[CodeLine]:
-    """The innermost hundred lines of a thread of this process, innermost first; none if it has ended.
+    """Returns the innermost hundred lines of a thread, innermost first. Empty if it has ended.
 
     `sys._current_frames` would hand out frames that their thread goes on changing between two of our own lines,
     and following them has crashed CPython 3.11. faulthandler reads all of them while no Python code runs.

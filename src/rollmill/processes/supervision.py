@@ -35,7 +35,7 @@ class Supervision(Protocol):
         ...
 
     def events(self, timeout: Seconds | None = None) -> list[Event]:
-        """The events since the last call, in order; waits up to `timeout` seconds for at least one.
+        """Returns the events since the last call, in order. Waits up to `timeout` seconds for at least one.
 
         None waits as long as it takes; nothing waits once all workers are gone. Of one worker, all that it
         sent comes before `Finished` or `Lost`, and nothing after.
@@ -43,7 +43,7 @@ class Supervision(Protocol):
         ...
 
     def doing(self) -> dict[str, str]:
-        """The last known activity of each remaining worker, by its job's name."""
+        """Returns the last known activity of each remaining worker, by job name."""
         ...
 
     def measure_clocks(self) -> None:
@@ -51,11 +51,11 @@ class Supervision(Protocol):
         ...
 
     def clock(self, job: Job | str) -> Clock:
-        """The clock of a worker, as it was measured last; this host's if it is gone."""
+        """Returns a worker's clock as last measured, or this host's if the worker is gone."""
         ...
 
     def out_of_reach(self) -> dict[str, str]:
-        """The hosts of those workers whose hosts may be out of reach, by the job's name."""
+        """Returns the hosts that may be out of reach, by job name."""
         ...
 
     def send(
@@ -97,7 +97,7 @@ class Supervision(Protocol):
 
 
 def by_name(jobs: Sequence[Job]) -> dict[str, Job]:
-    """The jobs by their names.
+    """Returns the jobs by their names.
 
     Raises:
         UsageError: two share one.
@@ -109,7 +109,7 @@ def by_name(jobs: Sequence[Job]) -> dict[str, Job]:
 
 
 def addressed(jobs: Iterable[Job], to: Job | str) -> list[str]:
-    """Names of the jobs that are meant; see `Supervision.send`.
+    """Returns the names of the addressed jobs (see `Supervision.send`).
 
     Raises:
         UsageError: nobody has that name.
@@ -123,7 +123,7 @@ def addressed(jobs: Iterable[Job], to: Job | str) -> list[str]:
 
 
 def named(jobs: Iterable[Job], job: Job | str) -> str:
-    """The name of one job.
+    """Returns the name of one job.
 
     Raises:
         UsageError: there is no such job.

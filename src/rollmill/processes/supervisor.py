@@ -210,7 +210,7 @@ class Supervisor:
             return worker.connection
 
     def _take(self, worker: WorkerHealth, message: WorkerMessage) -> None:
-        """In the connection's thread: notes a message; waits while too many lie unread."""
+        """Queues a message in the connection's thread. Waits while too many are unread."""
         with self._changed:
             while worker.unread_bytes > MAX_UNREAD and not worker.dismissed:
                 worker.blocked = True

@@ -215,7 +215,7 @@ class ThreadSupervisor:
         self.close()
 
     def take(self, worker: _Worker, message: WorkerMessage) -> None:
-        """In a worker's thread: notes its message; waits while too many of its lie unread."""
+        """Queues a worker's message in its thread. Waits while too many of them are unread."""
         with self._changed:
             while worker.unread_bytes > MAX_UNREAD and not worker.dismissed:
                 self._changed.wait()
@@ -235,7 +235,7 @@ class ThreadSupervisor:
         worker.thread.start()
 
     def _run(self, worker: _Worker, asked_at: float) -> None:
-        """In the worker's thread: calls its function, on a job that it shares with nobody."""
+        """Calls the worker's function in its thread, with a copy of the job."""
         worker.pulse = Progress(threading.get_ident())
         job = Job.from_json(worker.job.to_json())
         try:
@@ -269,7 +269,7 @@ class ThreadSupervisor:
                 self._inbox.append((worker, Hung(worker.job, seconds, str(beat))))
 
     def _drain(self) -> tuple[list[Event], _Failed | None]:
-        """The events up to the first failure, and the failure, which stays in the queue."""
+        """Returns the events up to the first failure, and the failure, which stays in the queue."""
         events: list[Event] = []
         while self._inbox:
             worker, what = self._inbox[0]

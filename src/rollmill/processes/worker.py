@@ -109,7 +109,7 @@ class SocketControl:
             raise Abandoned("the coordinator has closed the connection.") from error
 
     def hang_up(self) -> None:
-        """Nothing more will be sent; the end of what the coordinator sends does not end this process any more."""
+        """Ends sending. When the coordinator closes the connection, this process is no longer ended."""
         self._hung_up = True
         with contextlib.suppress(OSError):
             self._peer.shutdown(socket.SHUT_WR)

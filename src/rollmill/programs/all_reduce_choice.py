@@ -90,13 +90,13 @@ def _available_means(mesh: Mesh, host: Reduce | None, num_parameters: int) -> di
 
 
 def _file_of(mesh: Mesh, num_parameters: int, means: Mapping[AllReduce, MeshAllReduce]) -> Path:
-    """The file that keeps the choice among these means, by all that their times depend on."""
+    """Returns the file that caches the choice, by all that the times depend on."""
     kind, shape = mesh.devices.flat[0].device_kind, list(mesh.devices.shape)
     return cached_file("means", [kind, shape, jax.process_count(), num_parameters, list(means)])
 
 
 def _stored(file: Path) -> AllReduce | None:
-    """The choice that all processes have stored; None if one has none, or they differ."""
+    """Returns the choice that all processes have cached, or None if they differ or one has none."""
     own = read_cached(file, lambda it: WAYS.index(it["way"]))
     number = -1 if own is None else own
     of_all = np.asarray(multihost_utils.process_allgather(np.int32(number)))

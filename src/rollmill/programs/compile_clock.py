@@ -44,7 +44,7 @@ class CompileClock:
         jax.monitoring.unregister_event_duration_listener(self._hear)
 
     def report(self, iterating_since: float) -> CompileTimes:
-        """The compilations so far."""
+        """Returns the compilations so far."""
         now = time.monotonic()
         compiled = [(now - begin, now - end) for begin, end in union(self._intervals, CLOSE_SECONDS)]
         return CompileTimes(compiled, now - iterating_since)
@@ -56,7 +56,7 @@ class CompileClock:
 
 
 def union(intervals: Iterable[Interval], close: float = 0.0) -> Sequence[Interval]:
-    """The intervals in order, those joined that overlap or are no further apart than `close`."""
+    """Sorts intervals, and joins those that overlap or are no further apart than `close`."""
     joined: list[Interval] = []
     for begin, end in sorted(intervals):
         if joined and begin <= joined[-1][1] + close:

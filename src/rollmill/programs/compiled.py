@@ -78,7 +78,7 @@ class CompiledProgram(NamedTuple):
         return list(jax.tree.leaves(self.shardings)[0].mesh.devices.flat)
 
     def advance(self, state: State, count: int = 1) -> tuple[State, Array]:
-        """The state after `count` iterations, and the sums of their metrics; of flags, the lowest.
+        """Returns the state after `count` iterations, and the sums of their metrics (the minimum of flags).
 
         Args:
             state: before them; no longer usable afterwards if the program `donates_state`.
@@ -180,7 +180,7 @@ def lower(
 
 
 def _own_first(devices: Iterable[Any]) -> list[Any]:
-    """The devices, those of this process before those of others."""
+    """Returns the devices, this process's first."""
     return sorted(devices, key=lambda device: device.process_index != jax.process_index())
 
 
@@ -194,7 +194,7 @@ def _compile_step(
     donates_state: bool,
     sums_iterations: bool,
 ) -> tuple[jax.stages.Compiled, tuple[str, ...]]:
-    """The compiled step, and the names of its metrics."""
+    """Compiles the step. Also returns the names of its metrics."""
     counts = [jax.ShapeDtypeStruct((), jnp.int32)] if sums_iterations else []
     step = jax.jit(step_with(kernels), donate_argnums=0 if donates_state else ())
     traced = step.trace(placed, *counts, *operands)
@@ -212,7 +212,7 @@ def reuses_memory(graph: Graph, state: PyTree[jax.ShapeDtypeStruct], *, devices:
 
 
 def state_bytes(state: PyTree[jax.ShapeDtypeStruct], *, devices: int) -> float:
-    """Bytes of a state on each of the devices that share its environments."""
+    """Returns the bytes of a state on each of the devices that share its environments."""
     whole, divided = _bytes_of(state), sum(_bytes_of(getattr(state, name)) for name in DIVIDED)
     return divided / devices + whole - divided
 
@@ -222,7 +222,7 @@ def _bytes_of(tree: PyTree[jax.ShapeDtypeStruct]) -> int:
 
 
 def start_state(graph: Graph, seeds: Sequence[int] = (0,)) -> State:
-    """The training state before the first iteration, on the default device."""
+    """Makes the training state before the first iteration, on the default device."""
     return jax.jit(partial(_start, graph, seeds))()
 
 
@@ -269,7 +269,7 @@ def _step(
     specs: PyTree[PartitionSpec],
     kernels: KernelChoice,
 ) -> Callable[..., tuple[State, PackedMetrics]]:
-    """One iteration, or a number of them, on each device of the mesh."""
+    """Runs one or more iterations on each device of the mesh."""
     counts = () if graph.replay is None else (PartitionSpec(),)
 
     def step(state: State, *arguments: Array) -> tuple[State, PackedMetrics]:

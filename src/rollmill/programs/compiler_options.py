@@ -42,14 +42,14 @@ SYMMETRIC_BUFFERS: CompilerOptions = {"xla_gpu_experimental_enable_nccl_symmetri
 
 
 def program_options(platform: str | None = None) -> CompilerOptions:
-    """The options of every program on a platform, by default on that of JAX."""
+    """Returns the compiler options of all programs on a platform, by default JAX's."""
     if (platform or jax.default_backend()) != "cpu":
         return EXACT_PRECISION
     return _joined(EXACT_PRECISION, *_known(PLAIN_CONVOLUTIONS))
 
 
 def options_for(mesh: Mesh) -> CompilerOptions:
-    """The options of a training's program on a mesh; its axes are those of `reductions.mesh_of`."""
+    """Returns the compiler options of a training's program on a mesh from `reductions.mesh_of`."""
     platform = mesh.devices.flat[0].platform
     several_gpus = mesh.shape["gpu"] > 1 and platform == "gpu"
     if not several_gpus or mesh.shape["instance"] > 1:  # untried where processes share a GPU
@@ -62,7 +62,7 @@ def _joined(*parts: CompilerOptions) -> CompilerOptions:
 
 
 def _known(*parts: CompilerOptions) -> list[CompilerOptions]:
-    """Those of the parts that this version of XLA has."""
+    """Returns the parts that this version of XLA has."""
     return [options for options in parts if _are_known(tuple(options.items()))]
 
 

@@ -22,7 +22,7 @@ class _Handle(ctypes.Structure):
 
 
 def allocate(gpu: int, num_bytes: int) -> int:
-    """The address of new memory on a GPU, zeroed.
+    """Allocates zeroed memory on a GPU, and returns its address.
 
     Raises:
         NoPeerMemory: there is none, as all functions here do for what CUDA refuses.
@@ -36,7 +36,7 @@ def allocate(gpu: int, num_bytes: int) -> int:
 
 
 def handle_of(gpu: int, address: int) -> bytes:
-    """The handle by which other processes open this memory."""
+    """Returns the handle by which other processes open this memory."""
     handle = _Handle()
     with _context(gpu):
         _call("cuIpcGetMemHandle", ctypes.byref(handle), ctypes.c_uint64(address))
@@ -44,7 +44,7 @@ def handle_of(gpu: int, address: int) -> bytes:
 
 
 def open_handle(gpu: int, handle: bytes) -> int:
-    """The address of another process's memory in this process, for kernels of one GPU."""
+    """Maps another process's memory for kernels of one GPU, and returns its address."""
     address = ctypes.c_uint64()
     passed = _Handle.from_buffer_copy(handle)
     with _context(gpu):

@@ -13,7 +13,7 @@ from rollmill.gpus.jax_settings import check_platform
 
 
 def take_devices(count: int) -> list[Any]:
-    """The first `count` devices of JAX's default platform, or all of them for 0.
+    """Returns the first `count` devices of JAX's default platform, or all of them for 0.
 
     CPU cores count as one device unless JAX is told otherwise; where it has not started yet, it is.
 

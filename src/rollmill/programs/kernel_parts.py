@@ -56,7 +56,7 @@ def rollout_parts(graph: Graph, backend: Backend, launch: tuple[int, ...], num_e
 
 
 def parts_of(seconds: Mapping[str, float]) -> KernelParts:
-    """The shares that follow from the three times."""
+    """Derives the shares from the three times."""
     whole = seconds["whole"]
     environment = max(0.0, whole - seconds["without environment"])
     policy = max(0.0, whole - seconds["without policy"])
@@ -66,7 +66,7 @@ def parts_of(seconds: Mapping[str, float]) -> KernelParts:
 
 
 def without_environment(graph: Graph) -> Graph:
-    """The graph whose environment stays where it is.
+    """Returns the graph with an environment that never changes.
 
     Observations follow from actions: were they constant, the policy could be computed in advance.
     """
@@ -81,7 +81,7 @@ def without_environment(graph: Graph) -> Graph:
 
 
 def without_policy(graph: Graph) -> Graph:
-    """The graph whose policy takes actions by the sign of an observation's sum."""
+    """Returns the graph with a policy that acts by the sign of an observation's sum."""
 
     def policy(weights: Any, key: Any, memory: Any, observation: Any, mask: Any) -> Decision:
         blank = jax.tree.map(_zeros, jax.eval_shape(graph.policy, weights, key, memory, observation, mask))
@@ -97,5 +97,5 @@ def _zeros(leaf: jax.ShapeDtypeStruct) -> Array:
 
 
 def _signal(tree: Any) -> Array:
-    """A number that depends on all numbers of a tree."""
+    """Computes a number that depends on all values of a tree."""
     return sum((jnp.sum(leaf.astype(jnp.float32)) for leaf in jax.tree.leaves(tree)), start=jnp.float32(0))

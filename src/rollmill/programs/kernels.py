@@ -97,7 +97,7 @@ class KernelChoice(NamedTuple):
         return {"device": self.device, "rollouts": self.rollouts.launch, "gradients": self.gradients.launch}
 
     def with_note(self, note: str) -> "KernelChoice":
-        """The same choice, with a note for the user."""
+        """Adds a note for the user."""
         return self._replace(rollouts=self.rollouts._replace(note=note))
 
 
@@ -111,7 +111,7 @@ def choose_kernels(
     num_seeds: int,
     launches: Launches | None = None,
 ) -> KernelChoice:
-    """How the rollouts and the gradients of a graph are computed on these devices.
+    """Chooses how the rollouts and gradients of a graph are computed on these devices.
 
     Args:
         graph: what is trained.
@@ -143,7 +143,7 @@ def choose_kernels(
 
 
 def possible_fusion(graph: Graph, numerics: Numerics) -> Fusion:
-    """The deepest fusion that is worth trying on the first device; nothing is compiled, nor timed."""
+    """Returns the deepest fusion worth trying on the first device, without compiling or timing."""
     backend = _usable_backend(jax.devices()[0], numerics)
     try:
         if backend is None or backend.hopeless(pressure_of(lower_rollout(graph).program)) is not None:
@@ -158,7 +158,7 @@ def possible_fusion(graph: Graph, numerics: Numerics) -> Fusion:
 
 
 def backend_beside_training(graph: Graph, fusion: Fusion, numerics: Numerics) -> Backend | None:
-    """The backend that makes kernels of what is computed beside a training; None where XLA computes it.
+    """Returns the backend for evaluation kernels, or None to use XLA.
 
     Only on GPUs, where small steps wait for each other's launches; a CPU loses nothing by them.
     """
@@ -169,7 +169,7 @@ def backend_beside_training(graph: Graph, fusion: Fusion, numerics: Numerics) ->
 
 
 def _usable_backend(device: Any, numerics: Numerics) -> Backend | None:
-    """The backend of a device; None where it cannot make kernels, of which a training that asks for them tells."""
+    """Returns the backend of a device, or None if it cannot make kernels."""
     try:
         backend = backend_of(device, numerics)
         backend.check(device)
@@ -199,7 +199,7 @@ def _choose(choice: "_Chooser", plain: KernelChoice, num_seeds: int) -> KernelCh
 
 
 def without_kernels(fusion: Fusion, unroll: int, reason: CannotFuse) -> KernelChoice:
-    """The choice without kernels, where one turns out impossible once the program is made for its devices.
+    """Falls back to XLA if a kernel fails to compile for the devices.
 
     Raises:
         UsageError: if a kernel was asked for.
@@ -256,7 +256,7 @@ class _Chooser:
         check_package(self.backend)
 
     def implementation(self, part: KernelPart, plain: Implementation) -> Implementation:
-        """The fused implementation of a part, or the plain one with the reason why.
+        """Returns the fused implementation of a part, or the plain one with the reason.
 
         The first call starts to compile the candidates of both kernels.
         """
@@ -293,7 +293,7 @@ class _Chooser:
 
     @cached_property
     def _candidates(self) -> Mapping[KernelPart, "_Candidates | CannotFuse"]:
-        """The candidates of each kernel that is sought, or the reason why there are none.
+        """Returns the candidates for each requested kernel, or the reason why there are none.
 
         All of them compile in the background from here on, so that they compile side by side.
         """
@@ -363,7 +363,7 @@ class _Chooser:
     def _faster(
         self, part: KernelPart, tuned: Tuned, plain: Implementation, fused: Implementation
     ) -> Implementation:
-        """The fused implementation, but for `auto` the plain one if that is faster."""
+        """Returns the fused implementation, but for `auto` the plain one if it is faster."""
         if tuned.gain is None:
             began = ", as when this run began" if self.launches is not None else ""
             return fused._replace(note=f"{part} are one kernel ({fused.note}){began}")
@@ -395,6 +395,6 @@ class _Chooser:
         return start(self.graph, jax.random.key(0), jnp.arange(self._share, dtype=jnp.int32))
 
     def _epoch(self, state: State) -> tuple[Learner, Batch, Array]:
-        """A learner, its first batch, and the rows of an epoch."""
+        """Makes a learner, its first batch, and the rows of an epoch."""
         rows = shuffled_rows(state.key, state.collector.index, self.graph.loops)
         return *first_batch(self.graph, state), rows

@@ -179,7 +179,7 @@ def _play(
 
 
 def _open(game: Game, key: Key, now: _MatchState) -> _MatchState:
-    """One move of an opening in every game, left out where it would end the game."""
+    """Plays one opening move in every game, unless it would end the game."""
     keys = _keys(key, now)
     decision = _decide(game.opening, keys, start_memories(game.opening.start_memory, now.done.size), now)
     after = jax.vmap(game.step)(keys, now.state, decision.action)
@@ -193,7 +193,7 @@ def _open(game: Game, key: Key, now: _MatchState) -> _MatchState:
 def _move(
     game: Game, sides: tuple[Player, Player], key: Key, moves_first: Bool[Array, ""], now: _MatchState
 ) -> _MatchState:
-    """One move in every game; a policy is asked only if it has to move in one of them."""
+    """Plays one move in every game. A policy is called only if it has to move in one of them."""
     keys = _keys(key, now)
     own = (jax.vmap(game.to_move)(now.state) == 0) == moves_first
     decisions = []

@@ -39,7 +39,7 @@ def claim_compiled(graph: Graph, program: CompiledProgram) -> None:
 
 
 def least_bytes(graph: Graph, *, seeds: Sequence[int], devices: int) -> int:
-    """Bytes of a device that hold states and trajectory; a state whose memory is not used again is there twice."""
+    """Returns the bytes for states and trajectory on a device. A state that is not donated counts twice."""
     state = state_shapes(graph, seeds)
     states = state_bytes(state, devices=devices) * (1 if reuses_memory(graph, state, devices=devices) else 2)
     one = state_shapes(graph, seeds[:1])
@@ -53,7 +53,7 @@ def claims_memory(devices: Sequence[Any]) -> bool:
 
 
 def _idle_bytes(device: Any) -> int:
-    """Bytes that this process has taken of a device already, and does not use, such as those of timed kernels."""
+    """Returns the bytes of a device that this process holds but does not use, such as those of timed kernels."""
     stats = device.memory_stats() or {}
     return max(0, stats.get("pool_bytes", 0) - stats.get("bytes_in_use", 0))
 

@@ -15,11 +15,11 @@ class PackedMetrics(eqx.Module):
     names: tuple[str, ...] = eqx.field(static=True)
 
     def row(self) -> dict[str, float]:
-        """The metrics of a single seed as numbers on the host."""
+        """Returns the metrics of a single seed as numbers on the host."""
         return dict(zip(self.names, np.asarray(self.values).tolist(), strict=True))
 
 
 def packed(metrics: Metrics) -> PackedMetrics:
-    """Metrics in the order of their names."""
+    """Packs metrics in the order of their names."""
     names = tuple(sorted(metrics))
     return PackedMetrics(jnp.stack([metrics[name] for name in names]), names)

@@ -58,7 +58,7 @@ def _check_one_host() -> None:
 
 
 def _handles(gpus: Sequence[Any], own: Mapping[int, Any], memory: Mapping[int, int]) -> UInt8[np.ndarray, "R B"]:
-    """The handles of all GPUs' memory, by rank; zeros if there are no other processes."""
+    """Returns the handles of all GPUs' memory, by rank. Zeros if there are no other processes."""
     handles = np.zeros((len(gpus), HANDLE_BYTES), np.uint8)
     if len(own) == len(gpus):
         return handles
@@ -85,7 +85,7 @@ def _address(gpu: Any, peer: int, gpus: Sequence[Any], memory: Mapping[int, int]
 
 
 def agree(do: Callable[[], T]) -> T:
-    """The result of a function that succeeds in all processes, each of which calls it.
+    """Returns a function's result if it succeeds in all processes, each of which calls `agree`.
 
     Raises:
         NoPeerMemory: it raised that in one of them.

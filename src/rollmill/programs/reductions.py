@@ -57,7 +57,7 @@ class MeshAllReduce(NamedTuple):
 
 
 def mesh_of(devices: Sequence[Any], *, instances: int = 1) -> Mesh:
-    """The mesh of some devices.
+    """Makes a mesh of devices.
 
     Args:
         devices: one of each GPU, then the second instance of each GPU, and so on.
@@ -69,7 +69,7 @@ def mesh_of(devices: Sequence[Any], *, instances: int = 1) -> Mesh:
 def mesh_all_reduce(
     mesh: Mesh, way: AllReduce = "flat", host: Reduce | None = None, *, num_parameters: int = 0
 ) -> MeshAllReduce:
-    """The mean over all devices of a mesh.
+    """Returns the mean over all devices of a mesh.
 
     Args:
         mesh: its devices; all their processes have to call this.
@@ -146,7 +146,7 @@ class _OneShotMeans:
     def _mean_of_batch(
         self, size: int, in_batched: Sequence[bool], vectors: Float[Array, "B N"], addresses: UInt32[Array, "1 A"]
     ) -> tuple[Float[Array, "B N"], bool]:
-        """The means of several vectors, as those of one: the rule by which JAX vectorises a mean."""
+        """Averages a batch of vectors as one vector: the rule by which JAX vectorises a mean."""
         return self._mean(addresses, vectors.reshape(-1)).reshape(vectors.shape), True
 
     def _mean_of_vector(self, vector: Float[Array, " N"], addresses: UInt32[Array, "1 A"]) -> Float[Array, " N"]:
@@ -157,7 +157,7 @@ class _OneShotMeans:
 
 
 def _over_vectors(mean: Reduce, tree: PyTree[Array]) -> PyTree[Array]:
-    """The mean of a tree, whose arrays of one dtype are reduced as one vector."""
+    """Averages a tree, reducing all arrays of one dtype as one vector."""
     leaves, structure = jax.tree.flatten(tree)
     by_dtype: dict[Any, list[int]] = {}
     for place, leaf in enumerate(leaves):
@@ -170,7 +170,7 @@ def _over_vectors(mean: Reduce, tree: PyTree[Array]) -> PyTree[Array]:
 
 
 def _mean_of_parts(instances: int, gpus: int, vector: Float[Array, " N"]) -> Float[Array, " N"]:
-    """The mean of a vector, of which each instance of a GPU sums one part over the GPUs."""
+    """Averages a vector: each instance of a GPU sums one part over the GPUs."""
     padded = jnp.pad(vector, (0, -vector.size % instances))
     part = jax.lax.psum_scatter(padded, "instance", tiled=True)
     part = jax.lax.psum(part, "gpu") / (instances * gpus)
@@ -178,7 +178,7 @@ def _mean_of_parts(instances: int, gpus: int, vector: Float[Array, " N"]) -> Flo
 
 
 def algorithms_for(mesh: Mesh, num_parameters: int) -> Sequence[AllReduce]:
-    """The ways that are worth timing on a mesh of GPUs, where all can be had."""
+    """Returns the all-reduce algorithms worth timing on a mesh of GPUs."""
     if mesh.shape["instance"] > 1:
         return ["flat", "host"] if mesh.shape["gpu"] == 1 else ["flat", "hierarchical", "host"]
     one_shot = 1 < mesh.size <= MOST_RANKS and num_parameters <= MAX_ONE_SHOT
@@ -186,7 +186,7 @@ def algorithms_for(mesh: Mesh, num_parameters: int) -> Sequence[AllReduce]:
 
 
 def time_reductions(mesh: Mesh, elements: int, means: Mapping[AllReduce, MeshAllReduce]) -> dict[AllReduce, float]:
-    """Seconds of an all-reduce in each way, the same numbers in all processes; infinite where a mean is wrong.
+    """Times each all-reduce, in seconds. All processes get the same times, infinite for wrong results.
 
     Args:
         mesh: the devices, all of which have to call this.
@@ -206,7 +206,7 @@ def time_reductions(mesh: Mesh, elements: int, means: Mapping[AllReduce, MeshAll
 def means_in_a_row(
     mesh: Mesh, mean: MeshAllReduce, numbers: Float[np.ndarray, "devices N"]
 ) -> Callable[[], Array]:
-    """A compiled program of `TIMED_REDUCTIONS` means, each of the one before; the first is of these rows.
+    """Compiles a program of `TIMED_REDUCTIONS` means, each of the result before it. The first is of these rows.
 
     Each device adds its rank before each mean, less the mean of all ranks: so no two devices have equal numbers in
     any, and the result is the mean of the rows.
@@ -224,14 +224,14 @@ def means_in_a_row(
 
 
 def _on_each(mesh: Mesh, function: Callable[..., Array], num_operands: int = 0) -> Callable[..., Array]:
-    """A function of a replicated vector, and of operands of a mean, on each device."""
+    """Maps a function of a replicated vector and a mean's operands over the devices."""
     whole, row = PartitionSpec(), PartitionSpec(AXES)
     specs = (whole, *[row] * num_operands)
     return jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=whole, check_vma=False)
 
 
 def _shortest(program: Callable[[], Array], expected: Float[np.ndarray, " N"]) -> float:
-    """Seconds of one of the program's means; infinite if they are not as expected.
+    """Returns the seconds of one of the program's means, infinite if the result is wrong.
 
     They are timed all the same, because all processes have to take part in each mean.
     """
@@ -246,7 +246,7 @@ def _shortest(program: Callable[[], Array], expected: Float[np.ndarray, " N"]) -
 
 
 def _on_own_devices(mesh: Mesh, rows: Float[np.ndarray, "devices N"]) -> Array:
-    """A row on each of this process's devices, in an array that counts as replicated although rows differ."""
+    """Places a row on each of this process's devices, in an array that counts as replicated."""
     everywhere = jax.sharding.NamedSharding(mesh, PartitionSpec())
     own = [
         jax.device_put(row, device)
@@ -257,5 +257,5 @@ def _on_own_devices(mesh: Mesh, rows: Float[np.ndarray, "devices N"]) -> Array:
 
 
 def fastest(seconds: Mapping[AllReduce, float]) -> AllReduce:
-    """The way that takes the shortest time."""
+    """Returns the fastest all-reduce."""
     return min(seconds, key=lambda way: seconds[way])

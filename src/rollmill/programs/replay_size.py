@@ -41,7 +41,7 @@ class ReplaySize(NamedTuple):
 
 
 def replay_size(graph: Graph, *, num_seeds: int = 1) -> ReplaySize | None:
-    """The size of a graph's replay memory; None for a graph without one. Nothing is computed."""
+    """Returns the size of a graph's replay memory, or None without one. Computes nothing."""
     if graph.replay is None:
         return None
     index = jax.ShapeDtypeStruct((graph.loops.num_envs,), jnp.int32)

@@ -227,7 +227,7 @@ class MessageLine(Protocol):
 
 
 def parse(message: WorkerMessage) -> Any:
-    """The typed form of a message."""
+    """Returns the typed form of a message."""
     kind = MESSAGES[message.kind]
     return kind(**message.fields, **({ARRAYS: message.arrays} if ARRAYS in kind._fields else {}))
 
@@ -243,13 +243,13 @@ def send_to(workers: Supervision, to: Job | str, message: Any) -> None:
 
 
 def latest(line: MessageLine, kind: type[MessageType]) -> MessageType | None:
-    """The newest message of that type that was not taken yet, at once; older ones are dropped."""
+    """Takes the newest message of that type without waiting, and drops older ones."""
     message = line.latest(kind.__name__)
     return None if message is None else parse(message)
 
 
 def wait(line: MessageLine, kind: type[MessageType]) -> MessageType:
-    """The oldest message of that type that was not taken yet, as soon as there is one.
+    """Waits for the oldest message of that type that was not taken yet.
 
     Raises:
         Abandoned: the coordinator wants this replica to stop.

@@ -46,7 +46,7 @@ class _Recordings:
         return request._asdict()
 
     def _in_background(self, end_recording: Callable[[], None]) -> None:
-        """A trace takes seconds to collect and to read, in which other messages have to be read."""
+        """Ends a recording in a thread: collecting a trace takes seconds in which other messages arrive."""
         self._ending = threading.Thread(target=end_recording, name="rollmill-recording", daemon=True)
         self._ending.start()
 

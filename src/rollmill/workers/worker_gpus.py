@@ -85,7 +85,7 @@ def _nccl_libraries() -> Iterator[str | None]:
 
 
 def _reduction_of(workers: int, gpus: int, wanted: AllReduceOption) -> tuple[AllReduceOption, str]:
-    """How a mesh of workers that share GPUs takes means, and why it is not as wanted.
+    """Returns the all-reduce of workers that share GPUs, and why the requested one is not possible.
 
     Raises:
         UsageError: one-shot means were asked for, or those of an NCCL that cannot join processes of one GPU.

@@ -35,7 +35,7 @@ class RemoteBroker:
         self._connection = Connection(_reach(address, token.encode(), patience))
 
     def segment(self, name: str, *, nbytes: int, digest: str) -> memoryview:
-        """The shared memory of that name, initially zero."""
+        """Returns the shared memory called `name`, initially zero."""
         with self._lock:
             _, descriptors = self._ask(ask="segment", name=name, nbytes=nbytes, digest=digest)
             try:
@@ -51,7 +51,7 @@ class RemoteBroker:
             self._ask(ask="agree", name=name, digest=digest)
 
     def doorbell(self, name: str) -> Doorbell:
-        """The doorbell of that name."""
+        """Returns the doorbell called `name`."""
         with self._lock:
             if name not in self._doorbells:
                 _, descriptors = self._ask(ask="doorbell", name=name)
@@ -76,7 +76,7 @@ class RemoteBroker:
             self._ask(ask="drop", name=name)
 
     def holder(self, name: str) -> int:
-        """The latest incarnation that claimed the name."""
+        """Returns the latest incarnation that claimed the name."""
         with self._lock:
             answer, _ = self._ask(ask="holder", name=name)
         return int(answer["incarnation"])

@@ -37,7 +37,7 @@ class LocalBroker:
         self._holders: dict[str, int] = {}
 
     def segment(self, name: str, *, nbytes: int, digest: str) -> memoryview:
-        """The shared memory of that name, initially zero."""
+        """Returns the shared memory called `name`, initially zero."""
         fd = self.segment_descriptor(name, nbytes=nbytes, digest=digest)
         with self._lock:
             if name not in self._mapped:
@@ -66,7 +66,7 @@ class LocalBroker:
             )
 
     def doorbell(self, name: str) -> Doorbell:
-        """The doorbell of that name."""
+        """Returns the doorbell called `name`."""
         with self._lock:
             if name not in self._doorbells:
                 self._doorbells[name] = Doorbell.create()
@@ -96,7 +96,7 @@ class LocalBroker:
                 os.close(segment.fd)
 
     def holder(self, name: str) -> int:
-        """The latest incarnation that claimed the name."""
+        """Returns the latest incarnation that claimed the name."""
         with self._lock:
             return self._holders.get(name, 0)
 

@@ -41,7 +41,7 @@ class Span(NamedTuple):
 
 
 def spans(layout: Layout) -> list[Span]:
-    """The layout as few spans, each of one dtype.
+    """Divides the layout into as few spans as possible, each of one dtype.
 
     Raises:
         UsageError: a leaf is not of a floating-point type.
@@ -89,7 +89,7 @@ def _mean(parts: Sequence[np.ndarray], out: np.ndarray) -> None:
 
 
 def span_views(layout_spans: Sequence[Span], buffer: memoryview | np.ndarray) -> list[np.ndarray]:
-    """The spans as flat views of `buffer`."""
+    """Returns the spans as flat views of `buffer`."""
     return [
         np.ndarray(((span.stop - span.start) // span.dtype.itemsize,), span.dtype, buffer, span.start)
         for span in layout_spans
@@ -137,7 +137,7 @@ class MemoryReduction:
         self._lines[rank][ATTACHED] = 1
 
     def mean(self, tree: PyTree, *, step: int = 0, timeout: float | None = None) -> PyTree[np.ndarray]:
-        """The mean over all ranks."""
+        """Returns the mean over all ranks."""
         return close_on_error(lambda: self._mean(tree, step, timeout), self.close)
 
     def close(self) -> None:

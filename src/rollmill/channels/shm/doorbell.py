@@ -31,7 +31,7 @@ class Doorbell:
         return Doorbell(read_fd, write_fd)
 
     def descriptors(self) -> list[int]:
-        """One or two file descriptors, from which another process opens the same doorbell."""
+        """Returns the file descriptors, one or two, from which another process opens the same doorbell."""
         return [self._read_fd] if self._read_fd == self._write_fd else [self._read_fd, self._write_fd]
 
     def ring(self) -> None:

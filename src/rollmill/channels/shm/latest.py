@@ -125,7 +125,7 @@ class BoardReader:
         return None if newest is None else newest.version
 
     def read(self, *, at_least: int | None = None, timeout: float | None = None) -> Versioned:
-        """A copy of the newest message, of version `at_least` or later."""
+        """Copies the newest message, of version `at_least` or later."""
         return self._waiter.until(lambda: self._copy(at_least), timeout=timeout)
 
     def newest(self) -> LatestVersion | None:

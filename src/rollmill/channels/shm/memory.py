@@ -21,7 +21,7 @@ def create_memory(nbytes: int) -> int:
 
 
 def map_memory(fd: int, nbytes: int) -> memoryview:
-    """The memory behind `fd`, writable; it stays mapped while a view of it exists."""
+    """Maps the memory behind `fd`, writable. It stays mapped while a view of it exists."""
     flags = mmap.MAP_SHARED
     if ON_LINUX:
         flags |= mmap.MAP_POPULATE  # fault all pages in now, not while the first messages are written

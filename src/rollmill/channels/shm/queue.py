@@ -19,11 +19,11 @@ from rollmill.core.errors import UsageError
 
 
 def nothing() -> None:
-    """The default `on_close`."""
+    """Does nothing: the default `on_close`."""
 
 
 def none_earlier(rank: int) -> int:
-    """The default `earlier`: a ring in shared memory counts all messages since the first."""
+    """Returns 0: the default `earlier`, because a ring in shared memory counts all messages since the first."""
     return 0
 
 
@@ -164,7 +164,7 @@ class QueueReceiver:
         self._batch_layouts: dict[tuple[str, int], BatchLayout] = {}
 
     def receive(self, *, source: int | None = None, timeout: float | None = None) -> RingMessage:
-        """The next message of `source`, or of any source."""
+        """Returns the next message of `source`, or of any source."""
         candidates = self._candidates(source)
         return self._waiter.until(lambda: self._take(candidates), timeout=timeout)
 

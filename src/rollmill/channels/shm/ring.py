@@ -105,7 +105,7 @@ class Holders(Protocol):
         ...
 
     def memory(self, word: int, incarnation: int, nbytes: int) -> memoryview:
-        """The shared memory of one incarnation of the side given by `word`."""
+        """Returns the shared memory of one incarnation of the side that `word` selects."""
         ...
 
     def drop(self, word: int, incarnation: int) -> None:
@@ -156,7 +156,7 @@ class Ring:
         self._sections = {1: Section(memory[2 * LINE :], layout, capacity, 1)}
 
     def section(self, incarnation: int) -> Section:
-        """The section of one incarnation of the producer."""
+        """Returns the section of one incarnation of the producer."""
         if incarnation not in self._sections:
             nbytes = section_bytes(self.layout, self.capacity)
             memory = self.holders.memory(PRODUCER, incarnation, nbytes)
@@ -164,7 +164,7 @@ class Ring:
         return self._sections[incarnation]
 
     def ledger(self, incarnation: int) -> Ledger:
-        """The ledger of one incarnation of the consumer."""
+        """Returns the ledger of one incarnation of the consumer."""
         if incarnation not in self._ledgers:
             self._ledgers[incarnation] = Ledger(self.holders.memory(CONSUMER, incarnation, LINE))
         return self._ledgers[incarnation]
@@ -180,7 +180,7 @@ class Ring:
             self.holders.drop(CONSUMER, incarnation)
 
     def section_after(self, section: Section) -> Section | None:
-        """The section of the producer's next incarnation; None until that one is ready."""
+        """Returns the section of the producer's next incarnation, or None until that incarnation is ready."""
         incarnation = self.root[PRODUCER_READY]
         while incarnation > section.incarnation:  # from the newest backwards: earlier ones may have been dropped
             candidate = self.section(incarnation)
@@ -190,7 +190,7 @@ class Ring:
         return None
 
     def section_of(self, position: int) -> Section | None:
-        """The section in which message number `position` is, or will be; None before there is a producer."""
+        """Returns the section for message number `position`, or None before there is a producer."""
         incarnation = self.root[PRODUCER_READY]
         while incarnation:
             section = self.section(incarnation)
@@ -273,7 +273,7 @@ class RingWriter:
         return self._views[position]
 
     def payload(self) -> memoryview:
-        """All payload bytes of the next slot, for a caller that writes raw bytes."""
+        """Returns all payload bytes of the next slot, for a caller that writes raw bytes."""
         self.views()
         return self._slot().payload
 
@@ -289,7 +289,7 @@ class RingWriter:
         self.publish_raw(HEADER.pack(*fields))
 
     def publish_raw(self, header: bytes) -> None:
-        """Like `publish`, with a packed header."""
+        """Publishes like `publish`, with a packed header."""
         slot = self._slot()
         slot.header[:] = header
         slot.stamp[0] = self.published + 1
@@ -317,7 +317,7 @@ class RingWriter:
         return self._section.slots[self._words[PUBLISHED] % self._ring.capacity]
 
     def _reader(self) -> Ledger:
-        """The ledger of the current consumer; its counts include those of its predecessors."""
+        """Returns the ledger of the current consumer, which continues the counts of its predecessors."""
         if (ready := self._ring.root[CONSUMER_READY]) != self._consumer:
             self._ledger, previous = self._ring.ledger(ready), self._consumer
             self._consumer = ready
@@ -351,7 +351,7 @@ class RingMessage:
         return self.reader.layout.unflatten(self.views)
 
     def copy(self) -> PyTree[np.ndarray]:
-        """A copy of the tree in new memory."""
+        """Copies the tree into new memory."""
         layout = self.reader.layout
         buffer = fresh_buffer(layout.nbytes)
         np.copyto(buffer, self._section.payloads[self._section.slot_of(self._position)])
@@ -418,7 +418,7 @@ class RingReader:
         )
 
     def take(self) -> RingMessage | None:
-        """The next message; None where there is none yet.
+        """Takes the next message, or returns None if there is none yet.
 
         Raises:
             ChannelClosed: this consumer was closed or replaced.
@@ -469,7 +469,7 @@ class RingReader:
         self._doorbell.ring()
 
     def _section(self) -> Section | None:
-        """The section that this consumer reads at present; None before the first producer is ready."""
+        """Returns the section that this consumer reads at present, or None before the first producer is ready."""
         if not self._sections:
             section = self._ring.section_of(self._words[TAKEN])
             if section is None:

@@ -53,7 +53,7 @@ class RootReduction:
         self._closed.wait()
 
     def mean(self, tree: PyTree, *, step: int = 0, timeout: float | None = None) -> PyTree[np.ndarray]:
-        """The mean over all ranks."""
+        """Returns the mean over all ranks."""
         return close_on_error(lambda: self._mean(tree, step, Deadline(timeout)), self.close)
 
     def close(self) -> None:
@@ -121,7 +121,7 @@ class BranchReduction:
         self._closed = threading.Event()
 
     def mean(self, tree: PyTree, *, step: int = 0, timeout: float | None = None) -> PyTree[np.ndarray]:
-        """The mean over all ranks."""
+        """Returns the mean over all ranks."""
         return close_on_error(lambda: self._mean(tree, step, Deadline(timeout)), self.close)
 
     def close(self) -> None:

@@ -102,7 +102,7 @@ class TcpLatestReader:
         return self._reader.version()
 
     def read(self, *, at_least: int | None = None, timeout: float | None = None) -> Versioned:
-        """A copy of the newest message that has arrived."""
+        """Copies the newest message that has arrived."""
         return self._reader.read(at_least=at_least, timeout=timeout)
 
     def close(self) -> None:

@@ -88,7 +88,7 @@ class ReceiverEndpoint:
         return True
 
     def _new_range(self, source: int) -> int:
-        """The first sequence number of a range that was never used."""
+        """Returns the first sequence number of a range that was never used."""
         return self._hub.claim(self._ends[source].ranges) * RANGE
 
     def _receive(self, connection: Connection, source: int, sender: int, sequence: int | None) -> None:
@@ -139,7 +139,7 @@ class Stream:
             self._poll.register(source.fileno(), select.POLLIN)
 
     def header(self) -> bytes | None:
-        """The next message's header; None when the sender has ended the stream."""
+        """Receives the next message's header, or None at the end of the stream."""
         word = bytearray(WORD.size)
         self.receive_into(memoryview(word))
         if WORD.unpack(word) == (END,):

@@ -189,7 +189,7 @@ class CreditStream:
         self._filled = 0
 
     def newest(self, known: int) -> int:
-        """The newest count; `known` where none arrived."""
+        """Returns the newest count, or `known` if none arrived."""
         while count := self._connection.receive_some(memoryview(self._buffer)[self._filled :]):
             self._filled += count
             if self._filled == WORD.size:

@@ -217,6 +217,8 @@ class TcpWire:
 
 
 def _ends(name: str, source: int, target: int) -> RingEnds:
-    """Names of the two ends of one ring: for each pair, as receivers of one rank may divide its sources."""
+    """Returns the names of both ends of one ring. Each pair has its own, as receivers of one rank may divide its
+    sources.
+    """
     ring = f"{name}/{source} to {target}"
     return RingEnds(f"{ring}/sender", f"{ring}/receiver")

@@ -53,12 +53,12 @@ class Admission(NamedTuple):
 
 
 def new_token() -> str:
-    """A random token: 64 hexadecimal digits."""
+    """Returns a random token of 64 hexadecimal digits."""
     return secrets.token_hex(32)
 
 
 def admit(token: bytes) -> Dialogue[Admission]:
-    """The acceptor's side of the handshake.
+    """Conducts the acceptor's side of the handshake.
 
     Raises:
         Refused: the dialler does not know the token, or its claim is too long.
@@ -77,7 +77,7 @@ def admit(token: bytes) -> Dialogue[Admission]:
 
 
 def present(token: bytes, claim: bytes = b"") -> Dialogue[None]:
-    """The dialler's side of the handshake.
+    """Conducts the dialler's side of the handshake.
 
     Raises:
         Refused: the acceptor rejects the token, or does not know it itself.

@@ -44,7 +44,7 @@ class Handshake:
         self._unsent, self._wanted = next(dialogue)
 
     def fileno(self) -> int:
-        """The socket's file descriptor."""
+        """Returns the socket's file descriptor."""
         return self.sock.fileno()
 
     @property

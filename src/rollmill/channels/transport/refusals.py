@@ -64,7 +64,7 @@ class RefusalLog:
 
 
 def sentence(refusals: list[RefusedConnection]) -> str:
-    """One line about some refusals, at least one."""
+    """Describes one or more refusals in a line."""
     last = refusals[-1].reason
     if len(refusals) == 1:
         return f"a connection{_from(refusals[0].address)} was refused: {last}"

@@ -42,7 +42,7 @@ def watch_link(sock: socket.socket) -> None:
 
 
 def seconds_unacknowledged(sock: socket.socket) -> float | None:
-    """Seconds since the other host's kernel acknowledged anything.
+    """Returns the seconds since the other host's kernel acknowledged anything.
 
     While the link is up this is at most about `PROBE_SECONDS`, even if the process there is stopped or stuck. None
     where the system does not tell, and for sockets within one host.

@@ -17,7 +17,7 @@ class Demand(NamedTuple):
 
 
 def demands_of(partition: Partition, resources: Mapping[str, float]) -> dict[str, Demand]:
-    """The demand of each group's workers: a core, and a GPU where the group can use one and there are enough.
+    """Returns the demand of each group's workers: a core, and a GPU if the group can use one and there are enough.
 
     Groups that may run anywhere get GPUs all or none, so that no two of them compute with different rounding.
     """

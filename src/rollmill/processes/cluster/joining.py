@@ -102,7 +102,7 @@ def find_ray() -> Any:
 def joined(
     name: str, *, workers: int, host: str | None = None, show: Callable[[str], None] = lambda line: None
 ) -> Iterator[Cluster]:
-    """A connection with a cluster, which ends with the context; one that the caller had made before stays.
+    """Connects to a cluster for the duration of the context. An earlier connection of the caller stays.
 
     Args:
         name: `ray`, the cluster that this machine belongs to, or else one of this machine alone that lives as
@@ -136,7 +136,7 @@ def joined(
 
 
 def own_host(ray: Any, coordinator: str) -> str:
-    """In a worker: its node's address, as others reach it.
+    """Returns the address of a worker's node, as others reach it.
 
     Args:
         ray: Ray's module.
@@ -153,14 +153,14 @@ def _is_member() -> bool:
 
 
 def _current_cluster() -> Path:
-    """Where Ray notes the address of the cluster that this machine belongs to."""
+    """Returns the file in which Ray notes the address of this machine's cluster."""
     folder = os.environ.get("RAY_TMPDIR") or (sys.platform == "linux" and os.environ.get("TMPDIR")) or "/tmp"
     return Path(folder, "ray", "ray_current_cluster")
 
 
 @contextlib.contextmanager
 def _guarded() -> Iterator[str]:
-    """A mark; processes that carry it end with the context, or with this process, however that ends.
+    """Yields a mark. Processes that carry it end with the context, or with this process, however that ends.
 
     Agents of Ray's would look for the head of their cluster for a minute.
     """

@@ -216,7 +216,7 @@ class RayLauncher:
         return self._demands.get(job.group, Demand())
 
     def _name(self, job: Job, placement: int) -> str:
-        """A replacement gets a name of its own: that of the one before may not be free yet."""
+        """Names an actor. A replacement gets another name, because the earlier one may not be free yet."""
         name = f"rollmill-{self._run}-{job.group}-{job.replica}"
         name = f"{name}-again-{job.attempt}" if job.attempt else name
         return f"{name}-placed-{placement}" if placement > 1 else name
@@ -261,12 +261,12 @@ def _passed_on() -> dict[str, str]:
 
 
 def _folders() -> str:
-    """Where this process finds modules, as `sys.path` has it."""
+    """Returns the folders in which this process finds modules."""
     return os.pathsep.join(map(os.path.abspath, sys.path))
 
 
 def _exit_of(working: Future) -> Exit:
-    """How the process ended, from what Ray says of its task."""
+    """Derives how the process ended from Ray's report on its task."""
     error = working.exception()
     if error is None:
         return Exit(*working.result())
@@ -281,7 +281,7 @@ def _exit_of(working: Future) -> Exit:
 
 
 def failed_start(text: str) -> str:
-    """The reason why no worker can begin on a host, from the text of Ray's error; empty if it is no such error.
+    """Finds in Ray's error the reason why no worker can begin on a host. Empty for any other error.
 
     It raised outside of the worker's job, so Rollmill there is missing, or another one.
     """

@@ -56,7 +56,7 @@ class OutputStream:
         self._end()
 
     def cut(self) -> None:
-        """Nothing more is waited for."""
+        """Stops waiting for more output."""
         with self._changing:
             if self._peer is None and not self.ended.is_set():
                 self._end()
@@ -80,7 +80,7 @@ class OutputListener:
         self._listener = Listener(sock, self.token, self._receive)
 
     def expect(self, job: Job) -> OutputStream:
-        """The output of a worker that is being started."""
+        """Expects the output of a worker that is being started."""
         stream = self._expected[job.name, job.attempt] = OutputStream(job)
         return stream
 
@@ -111,7 +111,7 @@ def _origin_of(claim: Identity) -> Origin:
 
 
 def redirect_output(address: str, token: bytes, job: Job, host: str) -> None:
-    """In a worker: from now on standard output and error go to the coordinator.
+    """Redirects a worker's standard output and error to the coordinator.
 
     Raises:
         Refused: the coordinator expects nobody of that name, or does not know the token.

@@ -35,7 +35,7 @@ NOTHING = SentModules({}, b"")
 
 
 def modules_to_send(imports: Sequence[str]) -> SentModules:
-    """The modules that a training imports, and what was imported from beside them; installed packages excluded."""
+    """Returns the modules that a training imports, and their imported neighbours, except installed packages."""
     named = {top: place for top, place in places_of(imports) if _is_of_user(place)}
     beside = {place.parent for place in named.values()}
     others = {top: place for top, place in places_of(_loaded()) if place.parent in beside and _is_of_user(place)}
@@ -44,7 +44,7 @@ def modules_to_send(imports: Sequence[str]) -> SentModules:
 
 
 def missing_here(sent: SentModules) -> list[str]:
-    """Those of the modules that this host lacks, or has with other source."""
+    """Returns the modules that this host lacks, or has with other source."""
     return [top for top, digest in sent.digests.items() if _own_digest(top) != digest]
 
 
@@ -101,7 +101,7 @@ def _archive(places: Iterable[Path]) -> bytes:
 
 
 def _files(place: Path) -> Iterator[Path]:
-    """The regular files of a package, or the file of a module; no link is followed."""
+    """Yields the regular files of a package, or the file of a module. Follows no link."""
     if not place.is_dir():
         yield place
         return

@@ -13,7 +13,7 @@ MAX_AT_ONCE = 64
 
 
 def unreachable_nodes(ray: Any) -> dict[str, str]:
-    """The addresses of those nodes that Ray takes to be alive and that do not answer, by the id of the node.
+    """Returns the addresses, by node id, of nodes that Ray takes to be alive but that do not answer.
 
     Empty if none answers, because then this host itself may be what is cut off.
     """

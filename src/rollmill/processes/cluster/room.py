@@ -24,7 +24,7 @@ class Room(NamedTuple):
 
 
 def room_of(nodes: Iterable[Mapping[str, float]]) -> Room:
-    """The room on nodes that have these resources, as Ray counts them. Each worker takes a core."""
+    """Counts the room on nodes with these resources, in Ray's units. Each worker takes a core."""
     counts = [(int(node.get("CPU", 0.0)), int(node.get("GPU", 0.0))) for node in nodes]
     return Room(sum(map(min, counts)), sum(cores for cores, _ in counts))
 
@@ -50,7 +50,7 @@ def check_room(partition: Partition, demands: Mapping[str, Demand], nodes: list[
 
 
 def living_nodes(ray: Any) -> list[Mapping[str, float]]:
-    """The resources of each node of a cluster that is alive."""
+    """Returns the resources of each living node of a cluster."""
     return [node.get("Resources", {}) for node in ray.nodes() if node["Alive"]]
 
 

@@ -162,7 +162,7 @@ def _play(
 
 
 def _with_agents(graph: Graph, weights: Weights, now: _Playing) -> _Playing:
-    """The beginning with a return of 0 for each kind of agents."""
+    """Adds a return of 0 for each kind of agent."""
     first = jax.tree.map(lambda leaf: leaf[0], now.collector)
     _, step = jax.eval_shape(partial(step_one, graph, weights), first, jax.random.key(0), np.int32(0))
     kinds = step.info.get("agent_returns", {})
@@ -220,7 +220,7 @@ def _advance_by_steps(graph: Graph, weights: Weights, now: _Playing, key: Key) -
 
 
 def _kernel(graph: Graph, backend: Backend, episodes: int) -> _Advance:
-    """The steps as a rollout's kernel.
+    """Compiles the steps as a rollout kernel.
 
     Raises:
         CannotFuse: a step cannot be part of one.
@@ -246,7 +246,7 @@ def _kernel(graph: Graph, backend: Backend, episodes: int) -> _Advance:
 
 
 def _outcome(weights: Weights, step: Step) -> Step:
-    """The parts of a step that tell how an episode ends; a kernel writes nothing else."""
+    """Returns the parts of a step that say how an episode ends, which are all that a kernel writes."""
     empty = ("observation", "action_mask", "action", "extras", "reward", "final_observation", "final_memory")
     info = {name: step.info[name] for name in OUTCOME if name in step.info}
     return step._replace(**dict.fromkeys(empty, ()), info=info)

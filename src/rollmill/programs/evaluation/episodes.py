@@ -40,7 +40,7 @@ Evaluator: TypeAlias = Callable[[Weights], EvaluationEpisodes]
 
 
 def check_numbers(episodes: int, seed: int) -> tuple[int, int]:
-    """The number of episodes and the seed of an evaluation, as whole numbers.
+    """Checks the number of episodes and the seed of an evaluation, and returns them as integers.
 
     Raises:
         UsageError: one of them is out of its bounds.
@@ -66,7 +66,7 @@ def check_seed(seed: int) -> None:
 
 
 def never_ends(count: int, episodes: int) -> UsageError:
-    """The error that so many of the episodes are too long."""
+    """Returns the error for episodes that are too long."""
     return UsageError(
         f"{count} of {episodes} episodes did not end within {MAX_STEPS} steps; put a time limit around the "
         "environment: rollmill.time_limit(env, max_steps)."
@@ -74,7 +74,7 @@ def never_ends(count: int, episodes: int) -> UsageError:
 
 
 def start_memories(start_memory: Callable[[], Memory], count: int) -> Memory:
-    """The policy's memory at the start of `count` episodes; leaves `[count, ...]`."""
+    """Returns the policy's memory at the start of `count` episodes, leaves `[count, ...]`."""
     return jax.tree.map(lambda leaf: jnp.repeat(leaf[None], count, axis=0), start_memory())
 
 

@@ -107,12 +107,12 @@ def _play_on_host(
 
 
 def _ended(info: Mapping[str, Any], which: Bool[np.ndarray, " B"]) -> EvaluationEpisodes:
-    """The episodes that have ended in these copies."""
+    """Returns the episodes that have ended in these copies."""
     agents = {kind: returns[which] for kind, returns in info.get("agent_returns", {}).items()}
     return EvaluationEpisodes(info["episode_return"][which], info["episode_length"][which], agents)
 
 
 def _raise_failures(name: str, vector: HostVector) -> None:
-    """An episode that broke off has no return, and a mean over the others would be one of easy episodes."""
+    """Raises a failure: a broken episode has no return, and a mean over the others would favour easy episodes."""
     for failure in vector.drain_failures():
         raise ContractError(f"{name}: {failure.doing} raised {failure.error}\n  at {failure.line}")

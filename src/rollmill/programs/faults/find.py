@@ -137,7 +137,7 @@ def stop_at_fault(graph: Graph, program: CompiledProgram, window: Window, direct
 
 
 def _state_before(program: CompiledProgram, window: Window, iteration: int, directory: Folder) -> PyTree | None:
-    """The state after so many iterations, on the host, computed again from the one before the window.
+    """Computes the state after some iterations again, from the state before the window.
 
     If that is gone, because the program `donates_state`, from the newest checkpoint; None if there is none.
     """
@@ -175,7 +175,7 @@ def _save(directory: Folder, fault: Fault, state: State) -> None:
 
 
 def find_fault(graph: Graph, state: State) -> Fault:
-    """The first non-finite number of the iteration that starts from `state` (of one seed, on the host)."""
+    """Finds the first non-finite number of the iteration that starts from `state` (of one seed, on the host)."""
     iteration = int(state.iteration) + 1
     trajectory = roll_out(graph, state)
     fault = _fault_of_rollout(trajectory.steps, iteration)
@@ -191,7 +191,7 @@ def find_fault(graph: Graph, state: State) -> Fault:
 
 
 def roll_out(graph: Graph, state: State) -> Trajectory:
-    """The trajectory of the iteration that starts from `state`."""
+    """Returns the trajectory of the iteration that starts from `state`."""
     weights, key = graph.weights(state.learner), iteration_key(state.key, int(state.iteration), COLLECT)
     return jax.jit(partial(collect, graph), compiler_options=program_options())(weights, state.collector, key)[1]
 
@@ -209,7 +209,7 @@ class LearningStep(NamedTuple):
 
 
 def learning_steps(graph: Graph, state: State, trajectory: Trajectory) -> Iterator[LearningStep]:
-    """The minibatches of the iteration that starts from `state`, one by one."""
+    """Yields the minibatches of the iteration that starts from `state`."""
     loops = graph.loops
     prepare = jax.jit(partial(graph.prepare, reduce=identity, replicas=1))
     learner, batch = prepare(state.learner, trajectory)
@@ -244,7 +244,7 @@ def _rows_of_epoch(graph: Graph, state: State, epoch: int) -> Array:
 
 
 def _environments_to_blame(graph: Graph, step: LearningStep) -> tuple[int, ...]:
-    """Environments of rows whose gradients are non-finite by themselves."""
+    """Returns the environments of rows with non-finite gradients of their own."""
     bad = bad_rows(graph, step)
     return tuple(int(i) for i in np.unique(np.asarray(step.rows)[bad] % graph.loops.num_envs))
 

@@ -142,7 +142,7 @@ def _replay_minibatch(graph: Graph, state: State, fault: Fault) -> Replayed:
 
 
 def _few_rows(graph: Graph, step: LearningStep) -> Any:
-    """A few rows of the minibatch, those that are non-finite by themselves first."""
+    """Selects a few rows of the minibatch, rows with non-finite values of their own first."""
     order = np.argsort(~bad_rows(graph, step), kind="stable")[:REPLAYED_ROWS]
     return jax.tree.map(lambda leaf: leaf[order], graph.condition(step.batch, identity))
 

@@ -21,7 +21,7 @@ def jobs_of(
     cores: int | None = None,
     gpus: Sequence[Mapping[str, str]] = (),
 ) -> Sequence[Job]:
-    """A job for each replica; processes on CPUs are kept off accelerators.
+    """Returns a job for each replica. Processes on CPUs are kept off accelerators.
 
     Args:
         partition: whose groups' replicas they are.

@@ -33,11 +33,11 @@ class Stepper(Protocol):
         ...
 
     def step(self, request: StepRequest) -> StepReply:
-        """The timesteps that follow the actions."""
+        """Returns the timesteps that follow the actions."""
         ...
 
     def state(self) -> PyTree[Any]:
-        """The part of them that a checkpoint keeps."""
+        """Returns the part of them that a checkpoint keeps."""
         ...
 
 
@@ -54,12 +54,12 @@ class CompiledStepper:
         return ResetReply(self._start.observation, self._start.action_mask)
 
     def step(self, request: StepRequest) -> StepReply:
-        """The timesteps that follow the actions."""
+        """Returns the timesteps that follow the actions."""
         self._state, reply = self._step(self._state, request)
         return reply
 
     def state(self) -> PyTree[Any]:
-        """The state of all environments, `[E, ...]`."""
+        """Returns the state of all environments, `[E, ...]`."""
         return self._state
 
 
@@ -90,7 +90,7 @@ class HostStepper:
         return ResetReply(first.observation, first.info.get("action_mask", ()))
 
     def step(self, request: StepRequest) -> StepReply:
-        """The timesteps that follow the actions.
+        """Returns the timesteps that follow the actions.
 
         Raises:
             EnvironmentFailed: one of them failed too many times in a row.
@@ -114,7 +114,7 @@ class HostStepper:
         self._streaks.count(failures, None if step is None else step.terminated | step.truncated)
 
     def state(self) -> PyTree[Any]:
-        """Nothing: Python objects are not saved, and begin new episodes when a run goes on."""
+        """Returns nothing: Python objects are not saved, and begin new episodes when a run is resumed."""
         return ()
 
 
@@ -172,7 +172,7 @@ class EnvLink(Protocol):
         ...
 
     def receive(self) -> tuple[StepReply, bool]:
-        """The reply, and whether the environments were lost and started anew."""
+        """Returns the reply, and whether the environments were lost and started anew."""
         ...
 
 
@@ -221,5 +221,5 @@ class RemoteEnvs(NamedTuple):
 
 
 def start_environments(graph: Graph, key: Any, index: np.ndarray) -> Collector:
-    """The environments with these indices before their first step, by one compiled program."""
+    """Starts the environments with these indices, by one compiled program."""
     return jax.jit(partial(start_collector, graph))(key, index)

@@ -22,7 +22,7 @@ class EnvPolicyPair(NamedTuple):
 
 
 def env_policy_pairs(environments: Group, policies: Group, num_envs: int) -> list[EnvPolicyPair]:
-    """Every pair of replicas that hold environments in common, in the order of these."""
+    """Returns every pair of replicas that hold environments in common, in the order of the environments."""
     count = max(environments.replicas, policies.replicas)
     return [
         EnvPolicyPair(
@@ -43,39 +43,39 @@ def ring_shapes(flow: Flow, width: int) -> PyTree[jax.ShapeDtypeStruct]:
 
 
 def trajectory_layout(flow: Flow, width: int) -> Layout:
-    """The layout of the edge *trajectory*, for so many environments."""
+    """Returns the layout of the edge *trajectory* for `width` environments."""
     parts = [_resized(part, axis, width) for axis, part in zip(AXES, flow.trajectory, strict=True)]
     return Layout.of(Trajectory(*parts))
 
 
 def request_layout(flow: Flow, width: int) -> Layout:
-    """The layout of the edge *action*, for so many environments."""
+    """Returns the layout of the edge *action* for `width` environments."""
     return Layout.of(widened(flow.request, width))
 
 
 def reply_layout(flow: Flow, width: int) -> Layout:
-    """The layout of the edge *timestep*, for so many environments."""
+    """Returns the layout of the edge *timestep* for `width` environments."""
     return Layout.of(widened(flow.reply, width))
 
 
 def opening_layout(flow: Flow, width: int) -> Layout:
-    """The layout of the environments' reply to a reset, before the first step."""
+    """Returns the layout of the environments' reply to a reset, before the first step."""
     return Layout.of(widened(ResetReply(flow.reply.observation, flow.reply.action_mask), width))
 
 
 def gradients_layout(flow: Flow) -> Layout:
-    """The layout of a package of gradients; the last of an iteration carries its metrics as well."""
+    """Returns the layout of a message of gradients. The last one of an iteration carries its metrics."""
     metrics = jax.ShapeDtypeStruct((len(flow.metric_names),), np.dtype("float32"))
     return Layout.of((flow.gradients, metrics))
 
 
 def parameters_layout(flow: Flow) -> Layout:
-    """The layout of the update group's answer."""
+    """Returns the layout of the update group's answer."""
     return Layout.of(flow.pick_parameters(flow.state.learner))
 
 
 def weights_layout(flow: Flow) -> Layout:
-    """The layout of the edge *weights*."""
+    """Returns the layout of the edge *weights*."""
     return Layout.of(flow.weights)
 
 

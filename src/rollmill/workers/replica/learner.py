@@ -77,7 +77,7 @@ class CompiledLearner:
         return learner, rings, metrics.row()
 
     def _compiled(self, *arguments: PyTree[Any]) -> Callable[..., Any]:
-        """The program; on a CPU the compiler's memory is returned before it runs, so that they do not add up."""
+        """Compiles the program. On a CPU returns the compiler's memory before it runs."""
         if jax.default_backend() != "cpu":
             return self._program
         compiled = self._program.lower(*arguments).compile()
@@ -214,7 +214,7 @@ def _prepare(graph: Graph, mean: Reduce, index: np.ndarray, learner: Learner, tr
 
 
 def _minibatches(loops: Loops, key: Key, index: np.ndarray, batch: Batch, iteration: Any, epoch: Any) -> Batch:
-    """All minibatches of one epoch, stacked."""
+    """Stacks all minibatches of one epoch."""
     epoch_key = jax.random.fold_in(iteration_key(key, iteration, LEARN), epoch)
     with traced("learn"), traced("shuffle"):
         return jax.lax.map(minibatch_gather(batch, loops), shuffled_rows(epoch_key, jnp.asarray(index), loops))
@@ -240,7 +240,7 @@ def _fill(graph: Graph, rings: PyTree[Any]) -> Metrics:
 
 
 def _learn_one(graph: Graph, mean: Reduce, structure: Any, leaves: list[Any], minibatches: Batch, n: Any):
-    """A minibatch's learning, from leaves of the learner to such leaves."""
+    """Learns from one minibatch, from leaves of the learner to such leaves."""
     with traced("learn"):
         minibatch = jax.tree.map(lambda leaf: leaf[n], minibatches)
         learner, metrics = learn_minibatch(graph, jax.tree.unflatten(structure, leaves), minibatch, reduce=mean)
@@ -250,14 +250,14 @@ def _learn_one(graph: Graph, mean: Reduce, structure: Any, leaves: list[Any], mi
 def _collected(
     graph: Graph, mean: Reduce, index: np.ndarray, trajectory: Trajectory, learner: Learner, reported: Metrics
 ):
-    """Metrics of an iteration beside those of its minibatches, reduced together."""
+    """Reduces the metrics of an iteration that do not belong to a minibatch."""
     with traced("learn"), traced("metrics"):
         collected = collection_metrics(graph, trajectory, graph.weights(learner), jnp.asarray(index))
         return mean({**collected, **reported})
 
 
 def _stacked(metrics: list[Mapping[str, float]], num_minibatches: int) -> dict[str, np.ndarray]:
-    """Metrics of all minibatches, `[epochs, minibatches]`."""
+    """Stacks the metrics of all minibatches, `[epochs, minibatches]`."""
     return {
         name: np.asarray([step[name] for step in metrics], np.float32).reshape(-1, num_minibatches)
         for name in metrics[0]

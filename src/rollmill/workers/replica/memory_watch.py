@@ -50,7 +50,7 @@ class _Mark(NamedTuple):
 
 
 def private_memory() -> int:
-    """Bytes of this process that lie in memory and are shared with none; 0 where the system does not tell."""
+    """Returns this process's resident bytes that it shares with no other. 0 if the system does not say."""
     try:
         _, resident, shared, *_ = STATISTICS.read_bytes().split()
     except (OSError, ValueError):
@@ -78,7 +78,7 @@ class MemoryWatch:
         self._is_reported = False
 
     def before(self) -> int | None:
-        """The memory before a step; None if this step is not looked at."""
+        """Returns the memory before a step, or None if this step is not sampled."""
         self._steps += 1
         return None if self._steps < self._next_look or self._is_reported else self._memory()
 
@@ -99,7 +99,9 @@ class MemoryWatch:
         return growth
 
     def _stride(self) -> int:
-        """Mean number of steps to the next look, by the time of a look and that of the steps before it."""
+        """Returns the mean number of steps to the next sample, from the time of a sample and of the steps before
+        it.
+        """
         now = self._clock()
         since, self._last_look = now - self._last_look, now
         steps, self._last_steps = self._steps - self._last_steps, self._steps

@@ -88,7 +88,7 @@ class _Server:
         return jax.device_get(self._context.flow.pick_parameters(self._learner))
 
     def apply(self, message: ReceivedMessage) -> None:
-        """One update.
+        """Makes one update.
 
         Raises:
             Ended: the training is over, and its last state was sent.
@@ -126,7 +126,7 @@ class _Server:
         self._iteration += 1
 
     def look_around(self) -> None:
-        """While nothing comes that counts: sends what a checkpoint needs, and ends after the last one.
+        """Serves snapshot requests while no gradients arrive, and ends after the last one.
 
         Raises:
             Ended: that was sent.
@@ -140,7 +140,7 @@ class _Server:
             raise Ended
 
     def await_end(self) -> NoReturn:
-        """After the last gradients: does what the coordinator asks for.
+        """Serves snapshot requests after the last gradients, until the last one.
 
         Raises:
             Ended: it asked for the last state.

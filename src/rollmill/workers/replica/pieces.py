@@ -26,7 +26,7 @@ class CompiledPieces:
         return walk(self._program, *arguments, run=self._run)
 
     def walk_leaves(self, leaves: Sequence[Any]):
-        """Like `walk`, but takes and returns leaves; see `dataflow.walk_leaves`."""
+        """Walks like `walk`, but takes and returns leaves (see `dataflow.walk_leaves`)."""
         return walk_leaves(self._program, leaves, run=self._run)
 
     def __call__(self, handlers: Handlers, *arguments: PyTree) -> PyTree:

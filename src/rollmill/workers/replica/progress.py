@@ -54,11 +54,11 @@ class ReplicaControl:
         self._control.at(note, expect=expect)
 
     def work(self, note: str) -> None:
-        """Like `at`, for work whose repetitions take equally long once all programs are compiled."""
+        """Notes work like `at`, with a limit from earlier repetitions once all programs are compiled."""
         self.at(note, expect=self._start_seconds if self._starting else MAX_LENGTHENING * self._longest)
 
     def start(self, note: str) -> None:
-        """Like `at`, for work before the first iteration."""
+        """Notes work like `at`, before the first iteration."""
         self.at(note, expect=self._start_seconds)
 
     @contextmanager
@@ -77,7 +77,7 @@ class ReplicaControl:
         self.at(before, expect=expect)
 
     def started(self) -> None:
-        """The first iteration, which compiles, is over."""
+        """Notes that the first iteration, which compiles, is over."""
         self._starting, self._longest, self._noted_at = False, 0.0, time.monotonic()
 
     def wait(self, kind: str, timeout: Seconds | None = None) -> WorkerMessage:
@@ -101,7 +101,7 @@ class ReplicaControl:
 
 
 def _operation_of(note: str) -> tuple[str, str]:
-    """The operation and the category of time that a note stands for."""
+    """Returns the operation and the category of time that a note stands for."""
     if note.startswith("waiting for room"):
         return note.removeprefix("waiting for "), "channel"
     if note.startswith("waiting"):

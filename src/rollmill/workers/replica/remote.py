@@ -26,7 +26,7 @@ class MeanOverReplicas:
         self._steps = 0
 
     def __call__(self, tree: PyTree) -> PyTree:
-        """The same in every replica, bit for bit."""
+        """Returns the mean, with the same bits in every replica."""
         leaves, structure = jax.tree.flatten(tree)
         kind = structure, *((leaf.shape, leaf.dtype) for leaf in leaves)
         if kind not in self._reductions:
@@ -70,7 +70,7 @@ class ParameterClient:
         self._iteration = context.begin.first
 
     def begin(self, learner: Learner, iteration: int) -> Learner:
-        """The learner with the parameters that an iteration begins with."""
+        """Returns the learner with the parameters that an iteration begins with."""
         self._iteration = iteration
         return self._context.flow.put_parameters(learner, self._read(self._version if self._waits else None))
 

@@ -50,7 +50,7 @@ class CompiledRollout:
         self._collect = jax.jit(partial(_collect, graph, unroll), compiler_options=program_options())
 
     def __call__(self, weights: Weights, iteration: int) -> Trajectory:
-        """One rollout."""
+        """Collects one rollout."""
         self.collector, trajectory = self._collect(weights, self.collector, self._key, np.int32(iteration))
         return trajectory
 
@@ -89,7 +89,7 @@ class RemoteEnvsRollout:
         return jax.tree.unflatten(self._structure, joined)
 
     def __call__(self, weights: Weights, iteration: int) -> Trajectory:
-        """One rollout."""
+        """Collects one rollout."""
         key, before = self._key(iteration=np.int32(iteration)), self.collector
         if self._step is None:
             self._step = self._compiled(weights, key)
@@ -109,7 +109,7 @@ class RemoteEnvsRollout:
         )
 
     def _compiled(self, weights: Weights, key: Key) -> tuple[CompiledPieces, Any]:
-        """A step of one link, and the structure of what it returns beside the collector."""
+        """Compiles a step of one link. Also returns the structure of its results besides the collector."""
         program = cut(partial(_step, self._graph), weights, self._link_collector(0), key, np.int32(0))
         return CompiledPieces(program), program.result.children()[1]
 
@@ -155,7 +155,7 @@ class _Rollout:
             leaf[t, link * width : (link + 1) * width] = array
 
     def taken_over(self) -> list[Any]:
-        """All leaves. On a CPU the large ones are arrays of JAX in the same memory, not copied."""
+        """Returns all leaves. On a CPU the large ones become JAX arrays in the same memory, without a copy."""
         if jax.default_backend() != "cpu":
             return self.leaves
         return [jax.device_put(leaf) if _is_large_of_one(leaf, axes=2) else leaf for leaf in self.leaves]
@@ -171,7 +171,7 @@ def _is_large_of_one(array: np.ndarray, *, axes: int) -> bool:
 
 
 def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """An uninitialised array that begins at a multiple of `ALIGNMENT` bytes."""
+    """Allocates an uninitialised array that begins at a multiple of `ALIGNMENT` bytes."""
     size = math.prod(shape) * dtype.itemsize
     memory = np.empty(size + ALIGNMENT, np.uint8)
     begin = -memory.ctypes.data % ALIGNMENT
@@ -179,7 +179,7 @@ def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 
 def truncate_lost(reply: StepReply, before: Collector, last: StepReply | None) -> StepReply:
-    """The reply in place of lost environments: their episodes end, truncated, where they were last observed."""
+    """Makes a reply for lost environments: their episodes end, truncated, at the last observation."""
     info = reply.info
     if last is not None:  # returns and lengths as they stood, or none where an episode had just ended
         done = np.asarray(last.terminated) | np.asarray(last.truncated)
@@ -198,7 +198,7 @@ def _unless(done: np.ndarray, leaf: Any) -> np.ndarray:
 
 
 def collector_from_reset(graph: Graph, index: np.ndarray, opening: Any) -> Collector:
-    """The policy's part of the collector of remote environments that have just been reset.
+    """Makes the policy's part of the collector of remote environments that have just been reset.
 
     Of their state it knows the action mask only (`RemoteEnvironment`).
     """
@@ -208,6 +208,6 @@ def collector_from_reset(graph: Graph, index: np.ndarray, opening: Any) -> Colle
 
 
 def collector_from_checkpoint(collector: Collector, positions: np.ndarray) -> Collector:
-    """The policy's part of the collector of remote environments that go on from a checkpoint."""
+    """Makes the policy's part of the collector of remote environments that are resumed from a checkpoint."""
     part = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)[positions]), collector)
     return replace(part, environment=part.action_mask)
