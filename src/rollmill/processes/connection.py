@@ -131,7 +131,7 @@ class Acceptor:
         self._admit = admit
         self._show = show
         self._settings = settings
-        self._listener = Listener(sock, token, self._receive, self._tell)
+        self._listener = Listener(sock, token, self._receive, self._report)
 
     def close(self) -> None:
         """Takes nobody in any more, and hangs up on all who are served."""
@@ -143,7 +143,7 @@ class Acceptor:
         try:
             connection = self._connection_of(peer, admission)
         except (OSError, Damaged) as error:
-            self._tell(f"a connection was refused: {error}")
+            self._report(f"a connection was refused: {error}")
             return
         if connection is None:
             return
@@ -151,7 +151,7 @@ class Acceptor:
             welcome(peer, admission, **self._settings)
             connection.serve(peer)
         except (OSError, RuntimeError) as error:  # the latter where no thread can be started
-            self._tell(f"a connection was lost: {error}")
+            self._report(f"a connection was lost: {error}")
         finally:
             connection.ended.set()
 
@@ -161,10 +161,10 @@ class Acceptor:
         if isinstance(admitted, WorkerConnection):
             return admitted
         refuse(peer, admission, admitted)
-        self._tell(f"a connection was refused: {claim.name!r}: {admitted}")
+        self._report(f"a connection was refused: {claim.name!r}: {admitted}")
         return None
 
-    def _tell(self, line: str) -> None:
+    def _report(self, line: str) -> None:
         with contextlib.suppress(Exception):
             self._show(f"{self.address}: {line}")
 

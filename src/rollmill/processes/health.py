@@ -60,7 +60,7 @@ class WorkerHealth:
         self._left_behind = False
         self._refusal: UnfitHost | None = None
         self._since: dict[str, float] = {}
-        self._told: object = None
+        self._reported: object = None
 
     def take(self, message: WorkerMessage) -> Event | None:
         """Processes a message of the worker; returns an event for the coordinator, or None."""
@@ -145,12 +145,12 @@ class WorkerHealth:
         if not self.connection.taken or self.connection.ended.is_set() or self._last is not None:
             return None
         if self._silent(now, timeouts):
-            return self._tell_silence(now, timeouts, condition)
+            return self._report_silence(now, timeouts, condition)
         idle = self._beat.hung_seconds(timeouts.hang_seconds) if self._beat and self._started else None
         if idle is None or self._beat is None:
-            self._told = None
+            self._reported = None
             return None
-        return self._tell(("idle", self._beat.progress), idle, str(self._beat))
+        return self._report_once(("idle", self._beat.progress), idle, str(self._beat))
 
     def _silent(self, now: float, timeouts: Timeouts) -> bool:
         """Whether heartbeats are missing, at two looks: the coordinator itself may have been asleep."""
@@ -160,14 +160,14 @@ class WorkerHealth:
             return False
         return self._waited("silent", now) >= timeouts.heartbeat_seconds
 
-    def _tell_silence(self, now: float, timeouts: Timeouts, condition: Callable[[], str]) -> Hung | None:
+    def _report_silence(self, now: float, timeouts: Timeouts, condition: Callable[[], str]) -> Hung | None:
         seconds, what = now - self.connection.last_heard, condition()
         if not what and seconds <= self._silence_limit(timeouts):
             return None
         stuck = _innermost(self.log.last_lines, "Thread 0x", "Current thread 0x")
         what = what or f"a call keeps all of its threads from running{stuck}"
         last = f"; last seen at: {self._beat}" if self._beat else ""
-        return self._tell("silent", seconds, what + last)
+        return self._report_once("silent", seconds, what + last)
 
     def _silence_limit(self, timeouts: Timeouts) -> float:
         """Returns the seconds of silence that count as a hang. Waiting for the coordinator is not work that takes
@@ -178,10 +178,10 @@ class WorkerHealth:
         expect = self._beat.expect if self._beat else 0.0
         return max(timeouts.hang_seconds, expect if expect < float("inf") else 0.0)
 
-    def _tell(self, what: object, seconds: float, where: str) -> Hung | None:
-        if self._told == what:
+    def _report_once(self, what: object, seconds: float, where: str) -> Hung | None:
+        if self._reported == what:
             return None
-        self._told = what
+        self._reported = what
         return Hung(self.job, seconds, where)
 
     def _reason(self) -> str:

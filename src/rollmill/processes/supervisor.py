@@ -140,7 +140,7 @@ class Supervisor:
         Raises:
             TimedOut: one of the workers has left gigabytes of messages unread.
         """
-        self._tell(addressed(self.jobs, to), snapshot(outgoing(kind, fields, arrays)))
+        self._send_to(addressed(self.jobs, to), snapshot(outgoing(kind, fields, arrays)))
 
     def replace(self, job: Job | str) -> Job:
         """See `Supervision`."""
@@ -155,7 +155,7 @@ class Supervisor:
     def stop(self, to: Job | str, *, grace_seconds: Seconds = 5.0) -> None:
         """See `Supervision`. After `grace_seconds` comes SIGTERM, and two seconds later SIGKILL."""
         names = addressed(self.jobs, to)
-        self._tell(names, WorkerMessage(".stop", {}, {}))
+        self._send_to(names, WorkerMessage(".stop", {}, {}))
         workers = self._dismiss(names)
         for worker in workers:
             if worker.link.is_doubtful or not worker.connection.taken:  # it has nothing to put in order yet
@@ -227,8 +227,8 @@ class Supervisor:
         now = time.monotonic()
         for name, worker in list(self._workers.items()):
             worker.exit = worker.exit or self._launcher.exit(worker.handle)
-            if (told := worker.look_at_link()) is not None:
-                self._inbox.append((worker, told))
+            if (event := worker.look_at_link()) is not None:
+                self._inbox.append((worker, event))
             if worker.exit is None and worker.link.is_lost:
                 worker.leave_behind()
                 self._end(worker)
@@ -250,7 +250,7 @@ class Supervisor:
         self._changed.notify_all()
         return events
 
-    def _tell(self, names: Iterable[str], message: WorkerMessage) -> None:
+    def _send_to(self, names: Iterable[str], message: WorkerMessage) -> None:
         frame = encode(message)
         with self._changed:
             workers = [self._workers[name] for name in names if name in self._workers]

@@ -51,7 +51,7 @@ def serve(job: Job, address: str, token: bytes) -> int:
     with control.beating(beat, stuck_seconds=max(STUCK_BEATS * beat, hang / 2)):
         last = _run(job, control)
     with contextlib.suppress(Abandoned):
-        control.tell(last)
+        control.send_message(last)
     control.hang_up()
     listening.join(HANG_UP_SECONDS)
     peer.close()
@@ -71,7 +71,7 @@ class SocketControl:
         self, kind: str, fields: Mapping[str, Any] = NOTHING, arrays: Mapping[str, np.ndarray] = NOTHING
     ) -> None:
         """See `Control`."""
-        self.tell(outgoing(kind, fields, arrays))
+        self.send_message(outgoing(kind, fields, arrays))
         self._pulse.touch()
 
     def latest(self, kind: str) -> WorkerMessage | None:
@@ -85,7 +85,7 @@ class SocketControl:
 
     def answer(self, kind: str, reply: Callable[[WorkerMessage], Mapping[str, Any]]) -> None:
         """See `Control`."""
-        self._mailbox.answer(kind, lambda message: self.tell(outgoing(kind, reply(message), NOTHING)))
+        self._mailbox.answer(kind, lambda message: self.send_message(outgoing(kind, reply(message), NOTHING)))
 
     def at(self, note: str, *, expect: Seconds = 0.0) -> None:
         """See `Control`."""
@@ -99,7 +99,7 @@ class SocketControl:
         """See `Control`."""
         self._mailbox.check()
 
-    def tell(self, message: WorkerMessage) -> None:
+    def send_message(self, message: WorkerMessage) -> None:
         """Sends a message of any kind, Rollmill's own included."""
         frame = encode(message)
         try:
@@ -121,7 +121,7 @@ class SocketControl:
                 if message.kind == ".stop":
                     self._mailbox.stop()
                 elif message.kind == clocks.KIND:
-                    self.tell(clocks.answer(message))
+                    self.send_message(clocks.answer(message))
                 else:
                     self._mailbox.put(message)
         if not self._hung_up:
@@ -143,7 +143,7 @@ class SocketControl:
     def _beat(self, seconds: float, stuck_seconds: float, ended: threading.Event) -> None:
         with contextlib.suppress(Abandoned):
             while not _slept(seconds, stuck_seconds, ended):
-                self.tell(WorkerMessage(".beat", self._pulse.look()._asdict(), {}))
+                self.send_message(WorkerMessage(".beat", self._pulse.look()._asdict(), {}))
 
 
 def _slept(seconds: float, stuck_seconds: float, ended: threading.Event) -> bool:
@@ -164,7 +164,7 @@ def _run(job: Job, control: SocketControl) -> WorkerMessage:
     try:
         control.at(f"importing {job.entry.partition(':')[0]}")
         function = function_of(job)
-        control.tell(WorkerMessage(".calling", {}, {}))
+        control.send_message(WorkerMessage(".calling", {}, {}))
         control.at("running")
         function(job, control)
         return WorkerMessage(".finished", {}, {})

@@ -113,7 +113,7 @@ class Holders(Protocol):
         ...
 
 
-class Alone:
+class SingleProcessHolders:
     """`Holders` of a ring with both sides in one process; they are never replaced."""
 
     def __init__(self, memory: memoryview) -> None:
@@ -151,7 +151,7 @@ class Ring:
         self.layout = layout
         self.capacity = capacity
         self.root = memory[:LINE].cast("q")
-        self.holders: Holders = holders or Alone(memory)
+        self.holders: Holders = holders or SingleProcessHolders(memory)
         self._ledgers = {1: Ledger(memory[LINE : 2 * LINE])}
         self._sections = {1: Section(memory[2 * LINE :], layout, capacity, 1)}
 

@@ -1,7 +1,7 @@
 """The learning half of an iteration, in the group that holds the gradients.
 
-Alone, and with the update beside it, it is one compiled program. Several replicas reduce over channels, and an
-update that lives elsewhere is asked for new parameters: then the program is cut where data leaves it, and the
+In a single replica that holds the update too, it is one compiled program. Several replicas reduce over channels,
+and an update in another group is asked for new parameters. Then the program is cut where data leaves it, and the
 loops over epochs and minibatches run on the host.
 
 Shape letters: `T` steps, `E` environments of this replica.
