@@ -23,15 +23,15 @@ def empty_folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "option"),
     [
-        (("train", *TRAIN, "--run-dir", URL), "run_dir"),
-        (("train", *TRAIN, f"--run-dir={URL}"), "run_dir"),
+        (("train", *TRAIN, "--run-dir", URL), "--run-dir"),
+        (("train", *TRAIN, f"--run-dir={URL}"), "--run-dir"),
         (("train", *TRAIN, "--start-from", URL), "start_from"),
         (("train", *TRAIN, "--plan", f"{URL}.json"), "plan"),
         (("train", *TRAIN, "--config", f"{URL}.toml"), "config"),
         (("plan", *TRAIN, "--output", f"{URL}.json"), "output"),
         (("profile", *TRAIN, "--output", URL), "output"),
         (("profile", "compare", URL, URL), "before"),
-        (("sweep", *TRAIN, "--over", "gamma=0.9,0.99", "--sweep-dir", URL), "sweep_dir"),
+        (("sweep", *TRAIN, "--over", "gamma=0.9,0.99", "--sweep-dir", URL), "--sweep-dir"),
         (("sweep", "--resume", URL), "resume"),
         (("resume", URL), "run"),
         (("evaluate", URL), "run"),
@@ -44,7 +44,7 @@ def empty_folder(tmp_path, monkeypatch):
         (("render", "run", "--output", f"{URL}.gif"), "output"),
         (("plot", URL), "runs"),
         (("plot", "run", "--output", f"{URL}.html"), "output"),
-        (("serve", "run", "--address-file", URL), "address_file"),
+        (("serve", "run", "--address-file", URL), "--address-file"),
     ],
 )
 def test_commands(words, option, capsys):

@@ -151,7 +151,7 @@ REFUSED = [
     ({"lr": 1e-4}, "unknown hyperparameter 'lr'. Did you mean learning_rate\\?"),
     ({"learning_rat": 1e-4}, "unknown hyperparameter 'learning_rat'. Did you mean learning_rate"),
     ({"learning_rate": "fast"}, "learning_rate=.fast. must be a number or a schedule"),
-    ({"learning_rate": None}, "learning_rate=null must be a number"),
+    ({"learning_rate": None}, "learning_rate=None must be a number"),
     ({"learning_rate": -1.0}, "learning_rate=-1.0 must be at least 0|learning_rate=-1.0"),
     ({"gamma": "1.5"}, "gamma=1.5 must lie between 0 and 1"),
     ({"total_timesteps": 100}, "total_timesteps=100 lies behind: 384 steps are done"),

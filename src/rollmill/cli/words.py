@@ -72,7 +72,7 @@ def place_positional(options: Sequence[Option], words: Sequence[str], *, prog: s
     for option in wanted:
         texts = _taken(rest, option.count)
         if texts:
-            given[option.name] = read_value(option.shown, option.hint, texts)
+            given[option.name] = read_value(option.path[-1], option.hint, texts)
     missing = [option.shown for option in wanted if option.name not in given and option.is_required]
     if missing:
         raise UsageError(f"{prog} needs {' and '.join(missing)}. `{prog} --help` describes it.")
