@@ -31,7 +31,7 @@ from rollmill.record.run_directory import RunDirectory
 from rollmill.runs.options import RunOptions
 from rollmill.runs.specification import describe
 from rollmill.training.placing import choose_plan
-from rollmill.training.sessions import run_spec
+from rollmill.training.preparing import run_spec
 from rollmill.workers.launch import launch
 from rollmill.workers.reports import MetricsRows, Notice, Saved
 

@@ -12,7 +12,7 @@ from rollmill.processes.worker import _failure
 from rollmill.programs import memory_needs
 from rollmill.programs.memory_needs import claim_before_compiling, claim_compiled, least_bytes
 from rollmill.record.json_files import disk_is_full
-from rollmill.training import sessions
+from rollmill.training import preparing
 
 GPU = SimpleNamespace(platform="gpu", memory_stats=lambda: {"pool_bytes": 700, "bytes_in_use": 200})
 
@@ -67,8 +67,8 @@ def test_what_does_not_fit_is_refused_before_anything_is_compiled(monkeypatch, t
     def refuse(graph, *, seeds, devices):
         raise DeviceMemoryError("processes hold it")
 
-    monkeypatch.setattr(sessions, "claim_before_compiling", refuse)
-    monkeypatch.setattr(sessions, "lower", lambda *arguments, **options: pytest.fail("it compiles"))
+    monkeypatch.setattr(preparing, "claim_before_compiling", refuse)
+    monkeypatch.setattr(preparing, "lower", lambda *arguments, **options: pytest.fail("it compiles"))
     graph = rollmill.ppo("CartPole-v1", num_envs=4, num_steps=8, num_minibatches=1, total_timesteps=64)
     with pytest.raises(DeviceMemoryError, match="processes hold it"):
         rollmill.train(graph, run_dir=tmp_path / "run", quiet=True)

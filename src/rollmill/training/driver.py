@@ -8,19 +8,19 @@ import jax
 
 from rollmill.core.errors import EnvironmentFailed, NonFiniteError, RollmillError
 from rollmill.core.operations import span
-from rollmill.dataflow import Graph, State
 from rollmill.gpus.activity import GpuActivity, watched_gpus
 from rollmill.gpus.claims import release_claim, settle_claim
 from rollmill.hooks import FailureKind, FailureReported, Hook, stop_at_return
-from rollmill.record.checkpoints import Checkpoints, Restored
+from rollmill.record.checkpoints import Checkpoints
 from rollmill.record.display import Display
 from rollmill.record.metrics import MetricsLog
 from rollmill.record.run_directory import RunDirectory
 from rollmill.record.signals import StopRequest, stop_on_signals
 from rollmill.runs.options import RunOptions
-from rollmill.training.evaluations import PeriodicEvaluation
 from rollmill.training.hook_calls import HookCalls
+from rollmill.training.preparing import PreparedTraining
 from rollmill.training.recorder import Recorder, Run
+from rollmill.training.sessions import Session, open_session
 from rollmill.workers.reports import (
     LaunchesChosen,
     LostWorker,
@@ -51,32 +51,24 @@ class StopOverdue(RollmillError):
 
 
 def drive(
-    session: AbstractContextManager[tuple[Training, State]],
+    prepared: PreparedTraining,
     run: RunDirectory,
-    graph: Graph,
-    options: RunOptions,
-    display: Display,
     checkpoints: Checkpoints,
-    restored: Restored | None,
     *,
     hooks: Sequence[Hook] = (),
-    evaluation: PeriodicEvaluation | None = None,
     keeps_choices: bool = True,
+    watch: Callable[[Session], Session] = lambda session: session,
 ) -> Run:
-    """Runs a training from the checkpoint that was restored, or from the beginning; the caller holds the run.
+    """Trains what was prepared to its end, and records it in a run that the caller has locked.
 
     Args:
-        session: gives the training and its first state, and closes it.
+        prepared: the training.
         run: where it is recorded.
-        graph: what is trained.
-        options: how often to save and log.
-        display: shows progress.
         checkpoints: store of the run's checkpoints.
-        restored: the checkpoint to go on from.
         hooks: called with events.
-        evaluation: evaluations of the policy while it trains.
-        keeps_choices: whether it keeps what workers choose by timing; False where it goes on in another place than
-            its own, for this time.
+        keeps_choices: whether the run keeps what workers choose by timing. False if the run goes on in another
+            place only this time.
+        watch: may put another session around that of the training.
 
     Raises:
         LostWorker: a worker was lost too many times in a row.
@@ -86,19 +78,19 @@ def drive(
         HookFailed: a hook raised; the training has stopped with a checkpoint.
         SystemExit: a hook exited; likewise.
     """
+    options, display, restored = prepared.options, prepared.display, prepared.restored
     calls = HookCalls([*_hooks_of(options), *hooks], display.note)
     first = restored.iteration if restored else 0
     with stop_on_signals() as stop:
         with (
             _claimed(),
-            session as (training, state),
+            watch(open_session(prepared, run)) as (training, state),
             MetricsLog(run, tensorboard=options.tensorboard, resume_from=first) as log,
             _activity() as gpus,
         ):
-            parts = (checkpoints, log, display, gpus, calls, evaluation)
-            recorder = Recorder(run, graph, options, *parts, keeps_choices=keeps_choices)
+            recorder = Recorder(prepared, run, checkpoints, log, gpus, calls, keeps_choices=keeps_choices)
             with _reporting_failure(recorder, calls):
-                recorder.begin(restored, state)
+                recorder.begin(state)
                 _follow(
                     training, recorder, calls, display, partial(_is_stopping, stop, calls, training, run), stop
                 )

@@ -26,7 +26,7 @@ from rollmill.hooks import (
 from rollmill.programs.faults.find import is_finite
 from rollmill.record.aggregates import EpisodeWindow, RowSums, SavedSums, Throughput
 from rollmill.record.checkpoints import Checkpoints, Restored
-from rollmill.record.display import Display, Status
+from rollmill.record.display import Status
 from rollmill.record.leaves import tree_digest
 from rollmill.record.metrics import MetricsLog
 from rollmill.record.run_directory import RunDirectory
@@ -36,6 +36,7 @@ from rollmill.runs.saved_run import IDENTITY, identity_of
 from rollmill.training.computed import RETURNS, computed_shares, defined_mean, reported_names
 from rollmill.training.evaluations import EvaluationProgress, PeriodicEvaluation
 from rollmill.training.hook_calls import HookCalls
+from rollmill.training.preparing import PreparedTraining
 from rollmill.training.recorded_progress import Episodes, read_progress
 from rollmill.training.runaway import TemperatureWatch
 from rollmill.workers.reports import MetricsRows, Row
@@ -81,21 +82,19 @@ class Recorder:
 
     def __init__(
         self,
+        prepared: PreparedTraining,
         run: RunDirectory,
-        algorithm: Graph,
-        options: RunOptions,
         checkpoints: Checkpoints,
         log: MetricsLog,
-        display: Display,
         gpus: GpuActivity,
         hooks: HookCalls,
-        evaluation: PeriodicEvaluation | None,
         *,
         keeps_choices: bool,
     ) -> None:
+        algorithm, options, display = prepared.algorithm, prepared.options, prepared.display
         self._config = run.read_config()
         self._identity = identity_of(self._config)
-        self._hooks, self._evaluation = hooks, evaluation
+        self._hooks, self._evaluation, self._restored = hooks, prepared.evaluation, prepared.restored
         self._keeps_choices = keeps_choices
         self._saved_evaluations = EvaluationProgress()
         self._unannounced: CheckpointSaved | None = None
@@ -120,14 +119,14 @@ class Recorder:
         self._reported: frozenset[str] | None = None
         self._temperature = TemperatureWatch(hyperparameters.get("initial_temperature", 1.0))
 
-    def begin(self, restored: Restored | None, state: PyTree[Array | np.ndarray]) -> None:
-        """Goes on from a checkpoint, or saves the first one."""
+    def begin(self, state: PyTree[Array | np.ndarray]) -> None:
+        """Goes on from the checkpoint that was restored, or saves the first one."""
         self._state = state
-        if restored is None:
+        if self._restored is None:
             self._note_state(0, state)
             self._save(0, state)
         else:
-            self._restore(restored)
+            self._restore(self._restored)
         self._hooks.emit(
             TrainingStarted(
                 **self._at(self._iteration),

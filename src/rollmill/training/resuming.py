@@ -16,7 +16,7 @@ from rollmill.hooks import Hook
 from rollmill.planning.choose import settings_of
 from rollmill.planning.placement import PLACEMENT, PlacementOptions
 from rollmill.planning.plan import Plan
-from rollmill.programs.compiled import CompiledProgram, state_shapes
+from rollmill.programs.compiled import state_shapes
 from rollmill.programs.kernels import Fusion
 from rollmill.record.checkpoints import Checkpoints, Restored
 from rollmill.record.display import Display, choose_display
@@ -24,19 +24,16 @@ from rollmill.record.run_directory import RunDirectory
 from rollmill.runs.changes import changed_settings, check_end, note_changes, note_option
 from rollmill.runs.earlier_versions import note_of_versions
 from rollmill.runs.options import WORKER_LIMITS, RunOptions
-from rollmill.runs.own_names import note_of_unknown, only_here, with_own_modules
 from rollmill.runs.reopening import open_graph
 from rollmill.runs.saved_run import check_identity, read_options, read_saved, read_summary
 from rollmill.runs.specification import describe, import_modules
 from rollmill.runs.trust import approved_imports, check_cluster
 from rollmill.training.driver import drive
-from rollmill.training.evaluations import PeriodicEvaluation, prepare_evaluation
 from rollmill.training.hook_calls import check_hooks
-from rollmill.training.placing import choose_plan, place_parts, prepare_devices
+from rollmill.training.placing import choose_plan, prepare_devices
+from rollmill.training.preparing import PlannedTraining, prepare
 from rollmill.training.recorder import Run, open_checkpoints
-from rollmill.training.sessions import compile_program, open_session, run_spec, tell_replay_size
-from rollmill.training.starting import GivenWeights, given_weights
-from rollmill.workers.run_spec import RunSpec
+from rollmill.training.starting import given_weights
 
 
 def resume(
@@ -85,35 +82,44 @@ def resume(
     options = replace(before, quiet=quiet, fusion=fusion or before.fusion, memory_fraction=None)
     options = replace(options, **reset_placement(where))
     options = _with_return(_with_devices_of_plan(options), stop_at_return)
-    plan = None if where else _saved_plan(run)
-    prepare_devices(options, plan=plan)
-    asks_policy = plan is None and not where.keys() & {"distribution", "plan"}
+    elsewhere = bool(where or fusion)
+    saved_plan = None if where else _saved_plan(run)
+    prepare_devices(options, plan=saved_plan)
+    asks_policy = saved_plan is None and not where.keys() & {"distribution", "plan"}
     if not where.keys() & {"distribution", "plan", "place", "cluster"}:  # it goes on where it was
         check_cluster(run, read_saved(run), trust=trust)
     reopened = _reopen(run, algorithm, imports, changes or {}, trust=trust, asks_policy=asks_policy)
-    display = choose_display(quiet=quiet)
+    graph, display = reopened.graph, choose_display(quiet=quiet)
     with contextlib.closing(display), run.lock(), open_checkpoints(run, options) as checkpoints:
         restored = _restore(run, checkpoints, reopened, options)
-        if finished := _if_finished(run, reopened.graph, restored):
+        if finished := _if_finished(run, graph, restored):
             display.note("this run is finished already; nothing was changed")
             return finished
         if note := note_of_versions(run):
             display.note(note)
         described = _describe(reopened, display)
-        reopened = reopened._replace(modules=with_own_modules(reopened.modules, described))
-        plan, options = _placed(plan, reopened, described, options, keeps_fusion=fusion is None, display=display)
-        elsewhere = bool(where or fusion)
-        launches = None if elsewhere or "num_minibatches" in reopened.values else run.read_config().get("launches")
-        prepared = _prepare(reopened, described, plan, options, restored, display, launches=launches)
-        note_changes(run, described, reopened.graph, reopened.values, restored, display)
-        if options.stop_at_return != before.stop_at_return:  # now that nothing can be refused any more
-            note_option(run, "stop_at_return", options.stop_at_return)
-        keeps = not elsewhere
-        if keeps and prepared.program and prepared.program.reduction:
-            note_option(run, "reduction", prepared.program.reduction)
-        return pass_on_interrupt(
-            _go_on(run, reopened.graph, prepared, options, checkpoints, restored, hooks, display, keeps)
+        plan = saved_plan
+        if plan is None:
+            plan, options = _plan_elsewhere(graph, options, keeps_fusion=fusion is None, display=display)
+        same_kernels = not elsewhere and "num_minibatches" not in reopened.values
+        planned = PlannedTraining(
+            graph,
+            described,
+            options,
+            plan,
+            imports=reopened.modules,
+            given=None if restored else given_weights(graph, options, reopened.modules),
+            launches=run.read_config().get("launches") if same_kernels else None,
+            goes_on_in_place=saved_plan is not None,
         )
+        prepared = prepare(planned, restored, display)
+        # From here on nothing is refused any more.
+        note_changes(run, described, graph, reopened.values, restored, display)
+        if options.stop_at_return != before.stop_at_return:
+            note_option(run, "stop_at_return", options.stop_at_return)
+        if not elsewhere and prepared.program and prepared.program.reduction:
+            note_option(run, "reduction", prepared.program.reduction)
+        return pass_on_interrupt(drive(prepared, run, checkpoints, hooks=hooks, keeps_choices=not elsewhere))
 
 
 class _Reopened(NamedTuple):
@@ -130,16 +136,6 @@ class _Reopened(NamedTuple):
     """Modules that other processes import first."""
     passed: bool
     """True if the user passed the graph again."""
-
-
-class _Prepared(NamedTuple):
-    """A training that can go on."""
-
-    spec: RunSpec
-    program: CompiledProgram | None
-    """The whole training, if it is one program of this process."""
-    evaluation: PeriodicEvaluation | None
-    given: GivenWeights | None
 
 
 def _limits_and_place(placement: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -219,90 +215,22 @@ def _describe(reopened: _Reopened, display: Display) -> dict[str, Any]:
     return {"custom": [], **described}
 
 
-def _placed(
-    saved: Plan | None,
-    reopened: _Reopened,
-    described: dict[str, Any],
-    options: RunOptions,
-    *,
-    keeps_fusion: bool,
-    display: Display,
+def _plan_elsewhere(
+    graph: Graph, options: RunOptions, *, keeps_fusion: bool, display: Display
 ) -> tuple[Plan, RunOptions]:
-    """Where a run goes on, and its options there.
+    """Chooses the plan of a run that goes on in another place, and returns its options there.
 
-    Kernels that it had in one program, or on a mesh, are not asked for in several programs, which have none.
-
-    Args:
-        saved: the plan that it had, where it stays in its place.
-        reopened: the run.
-        described: its graph, as `describe` says.
-        options: with the new placement.
-        keeps_fusion: True if fusion is the run's own, and nobody asks for it now.
-        display: shows notes.
+    Several programs have no kernels, so that those of the run are left out there, unless the user asks for them.
     """
-    custom = only_here(described, reopened.modules)
-    if saved is not None:
-        return place_parts(saved, options, custom, display, saved=True), options
     optional = keeps_fusion and options.fusion in ("rollout", "full")
     without = replace(options, fusion="auto") if optional else options
-    plan = choose_plan(reopened.graph, without)
+    plan = choose_plan(graph, without)
     if optional and plan.place not in ("program", "mesh"):
         display.note(
             f"note: fusion={options.fusion} needs one program or a mesh; this run goes on without kernels"
         )
-        options = without
-    return place_parts(plan, options, custom, display), options
-
-
-def _prepare(
-    reopened: _Reopened,
-    described: dict[str, Any],
-    plan: Plan,
-    options: RunOptions,
-    restored: Restored | None,
-    display: Display,
-    *,
-    launches: Any,
-) -> _Prepared:
-    """Compiles what goes on in this process.
-
-    Args:
-        reopened: the run.
-        described: its graph, as `describe` says.
-        plan: where it goes on.
-        options: how.
-        restored: the checkpoint that it goes on from.
-        display: shows notes.
-        launches: how its kernels were launched; None to find out.
-    """
-    graph, modules = reopened.graph, reopened.modules
-    if note := note_of_unknown(described, modules):
-        display.note(note)
-    tell_replay_size(graph, plan, options, display)
-    given = given_weights(graph, options, modules, restored)
-    evaluation = prepare_evaluation(graph, described, options, display)
-    in_one = plan.place == "program"
-    program = compile_program(graph, plan, options, display, launches=launches) if in_one else None
-    spec = run_spec(plan, options, described=described, imports=modules, launches=launches)
-    return _Prepared(spec, program, evaluation, given)
-
-
-def _go_on(
-    run: RunDirectory,
-    graph: Graph,
-    prepared: _Prepared,
-    options: RunOptions,
-    checkpoints: Checkpoints,
-    restored: Restored | None,
-    hooks: Sequence[Hook],
-    display: Display,
-    keeps_choices: bool,
-) -> Run:
-    spec, program, evaluation, given = prepared
-    pauses = evaluation.pauses if evaluation else None
-    session = open_session(graph, program, spec, run, options, restored, display, pauses, given=given)
-    watching = {"hooks": hooks, "evaluation": evaluation, "keeps_choices": keeps_choices}
-    return drive(session, run, graph, options, display, checkpoints, restored, **watching)
+        return plan, without
+    return plan, options
 
 
 def reset_placement(placement: dict[str, Any]) -> dict[str, Any]:

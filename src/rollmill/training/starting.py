@@ -19,7 +19,6 @@ from rollmill.core.errors import UsageError
 from rollmill.dataflow import Graph, State, start_learner
 from rollmill.policies.policies import restore_run
 from rollmill.programs.compiled import start_state, state_shapes
-from rollmill.record.checkpoints import Restored
 from rollmill.runs.options import RunOptions
 
 ANEW = ("optimiser", "optimisers", "progress")
@@ -42,22 +41,19 @@ class GivenWeights(NamedTuple):
         )
 
 
-def given_weights(
-    graph: Graph, options: RunOptions, imports: Sequence[str], restored: Restored | None = None
-) -> GivenWeights | None:
-    """The weights that a training begins with; None without `options.start_from`.
+def given_weights(graph: Graph, options: RunOptions, imports: Sequence[str]) -> GivenWeights | None:
+    """Reads the weights that a training begins with; None without `options.start_from`.
 
     Args:
         graph: what is trained.
         options: with the run that they come from; of several seeds that it trained, those of the first.
         imports: modules that the user names.
-        restored: the checkpoint that a training goes on from, which begins with nothing else then.
 
     Raises:
         CheckpointError: `start_from` is no run, or has no whole checkpoint.
         UsageError: the two learners have nothing in common.
     """
-    if options.start_from is None or restored is not None:
+    if options.start_from is None:
         return None
     run, other, seeds, found = restore_run(options.start_from, imports=imports)
     learner = found.state.learner

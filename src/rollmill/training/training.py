@@ -4,7 +4,7 @@ import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from rollmill.core.errors import UsageError
 from rollmill.core.interrupted import pass_on_interrupt
@@ -13,26 +13,22 @@ from rollmill.core.schema import check_names
 from rollmill.dataflow import Graph
 from rollmill.gpus.jax_settings import check_compiled
 from rollmill.hooks import Hook
-from rollmill.policies.far_actions import notes_on_far_actions
-from rollmill.programs.compiled import CompiledProgram
-from rollmill.record.display import Display, choose_display
+from rollmill.record.display import choose_display
 from rollmill.record.run_directory import RunDirectory
 from rollmill.runs.algorithms import ALGORITHMS
-from rollmill.runs.creation import create_run, run_config, run_root
+from rollmill.runs.creation import create_run, run_root
 from rollmill.runs.options import RunOptions
-from rollmill.runs.own_names import note_of_unknown, only_here, with_own_modules
 from rollmill.runs.saved_run import read_saved
 from rollmill.runs.specification import describe
 from rollmill.training.driver import drive
-from rollmill.training.evaluations import PeriodicEvaluation, prepare_evaluation
 from rollmill.training.hook_calls import check_hooks
-from rollmill.training.placing import choose_plan, place_parts, refuse_unread, with_settings
+from rollmill.training.placing import choose_plan, refuse_unread, with_settings
+from rollmill.training.preparing import PlannedTraining, PreparedTraining, prepare
 from rollmill.training.recorder import Run, open_checkpoints
 from rollmill.training.requeueing import run_to_go_on
 from rollmill.training.resuming import resume
-from rollmill.training.sessions import Session, compile_program, open_session, run_spec, tell_replay_size
-from rollmill.training.starting import GivenWeights, given_weights
-from rollmill.workers.run_spec import RunSpec
+from rollmill.training.sessions import Session
+from rollmill.training.starting import given_weights
 
 
 def train(
@@ -78,23 +74,6 @@ def train(
     return pass_on_interrupt(begin_training(prepared, hooks))
 
 
-class PreparedTraining(NamedTuple):
-    """A training that is checked and compiled, and has not begun; nothing is written yet."""
-
-    algorithm: Graph
-    options: RunOptions
-    config: dict[str, Any]
-    """The content of config.json."""
-    spec: RunSpec
-    program: CompiledProgram | None
-    """The whole training, if it is one program of this process."""
-    display: Display
-    evaluation: PeriodicEvaluation | None = None
-    """The evaluation of its policy while it trains."""
-    given: GivenWeights | None = None
-    """Weights that it begins with, instead of random ones."""
-
-
 def prepare_training(
     algorithm: Graph,
     options: RunOptions | Mapping[str, Any] | None = None,
@@ -103,7 +82,7 @@ def prepare_training(
     recipe: str | None = None,
     **overrides: Any,
 ) -> PreparedTraining:
-    """Checks and compiles a training; arguments and errors are those of `train`."""
+    """Checks and compiles a new training without writing anything; arguments and errors are those of `train`."""
     check_compiled()
     check_algorithm(algorithm)
     options = _settled(chosen_options(options, overrides))
@@ -114,28 +93,15 @@ def prepare_training(
     given = given_weights(algorithm, options, imports)
     described = describe(algorithm)  # which traces the graph: options that cannot be used are refused before it
     RunDirectory.check_parent(run_root(described, options))
-    display = choose_display(quiet=options.quiet)
-    imports = with_own_modules(imports, described)
-    plan = place_parts(plan, options, only_here(described, imports), display)
-    if note := note_of_unknown(described, imports):
-        display.note(note)
-    if given:
-        display.note(str(given))
-    for note in notes_on_far_actions(algorithm):
-        display.note(note)
-    tell_replay_size(algorithm, plan, options, display)
-    evaluation = prepare_evaluation(algorithm, described, options, display)
-    program = compile_program(algorithm, plan, options, display) if plan.place == "program" else None
-    if program and program.reduction:
-        options = replace(options, reduction=program.reduction)
-    config = run_config(described, options, imports, plan, program.launches if program else None, recipe)
-    config |= {"started_from": given.source} if given else {}
-    spec = run_spec(plan, options, described=described, imports=imports)
-    return PreparedTraining(algorithm, options, config, spec, program, display, evaluation, given)
+    planned = PlannedTraining(algorithm, described, options, plan, tuple(imports), recipe, given)
+    return prepare(planned, None, choose_display(quiet=options.quiet))
 
 
 def begin_training(
-    prepared: PreparedTraining, hooks: Sequence[Hook] = (), *, watch: Callable[[Session], Session] = lambda s: s
+    prepared: PreparedTraining,
+    hooks: Sequence[Hook] = (),
+    *,
+    watch: Callable[[Session], Session] = lambda session: session,
 ) -> Run:
     """Creates the run of a training and trains; hooks, result and errors are those of `train`.
 
@@ -144,15 +110,11 @@ def begin_training(
         hooks: called with events.
         watch: may put another session around that of the training.
     """
-    algorithm, options, config, spec, program, display, evaluation, given = prepared
-    run = create_run(config, options)
+    options, display = prepared.options, prepared.display
+    run = create_run(prepared.config, options)
     display.note(f"run {run.root}")
     with contextlib.closing(display), run.lock(), open_checkpoints(run, options) as checkpoints:
-        pauses = evaluation.pauses if evaluation else None
-        session = open_session(algorithm, program, spec, run, options, None, display, pauses, given=given)
-        return drive(
-            watch(session), run, algorithm, options, display, checkpoints, None, hooks=hooks, evaluation=evaluation
-        )
+        return drive(prepared, run, checkpoints, hooks=hooks, watch=watch)
 
 
 def _settled(options: RunOptions) -> RunOptions:

@@ -1,0 +1,200 @@
+"""Prepares a training: checks it, places its parts, and compiles the programs of this process.
+
+New runs, runs that go on, trials of sweeps and of plan searches, and profiles are all prepared here.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+
+from rollmill.core.machine import return_freed_memory
+from rollmill.dataflow import Graph
+from rollmill.gpus.share import memory_notes
+from rollmill.planning.plan import Plan
+from rollmill.policies.far_actions import notes_on_far_actions
+from rollmill.programs.all_reduce_choice import choose_all_reduce
+from rollmill.programs.cache import enable_compilation_cache
+from rollmill.programs.compiled import CompiledProgram, check_devices, lower
+from rollmill.programs.devices import explain_out_of_memory, take_devices
+from rollmill.programs.kernels import Launches
+from rollmill.programs.memory_needs import claim_before_compiling, claim_compiled
+from rollmill.programs.reductions import mesh_of
+from rollmill.programs.replay_size import check_message_size, check_replay_size, replay_size
+from rollmill.record.checkpoints import Restored
+from rollmill.record.display import Display
+from rollmill.runs.creation import run_config
+from rollmill.runs.options import RunOptions
+from rollmill.runs.own_names import note_of_unknown, only_here, with_own_modules
+from rollmill.training.evaluations import PeriodicEvaluation, prepare_evaluation
+from rollmill.training.placing import place_parts
+from rollmill.training.starting import GivenWeights
+from rollmill.workers.run_spec import (
+    ClusterSettings,
+    GpuSettings,
+    GraphRecipe,
+    KernelSettings,
+    RunSpec,
+    Tolerances,
+)
+
+GRAPH_FACTORY = "rollmill.runs.specification:graph_of_worker"
+
+
+@dataclass(frozen=True)
+class PlannedTraining:
+    """A training that was asked for, with its graph built and its plan chosen."""
+
+    graph: Graph
+    described: dict[str, Any]
+    """Settings of the graph, as `describe` returns them."""
+    options: RunOptions
+    plan: Plan
+    imports: tuple[str, ...] = ()
+    """Modules that the user names, because they register the environment, network or algorithm."""
+    recipe: str | None = None
+    """Name of the recipe that the hyperparameters come from, for readers of the run."""
+    given: GivenWeights | None = None
+    """Weights to begin with, instead of random ones."""
+    launches: Launches | None = None
+    """Launches of the kernels, as they were chosen when the run began."""
+    goes_on_in_place: bool = False
+    """True if a run goes on by the plan that it had."""
+
+
+@dataclass(frozen=True)
+class PreparedTraining:
+    """A training that is checked and compiled, and has not begun."""
+
+    algorithm: Graph
+    options: RunOptions
+    config: dict[str, Any]
+    """The content of config.json for a new run."""
+    spec: RunSpec
+    program: CompiledProgram | None
+    """The whole training, if it is one program of this process."""
+    display: Display
+    evaluation: PeriodicEvaluation | None = None
+    """The evaluation of its policy while it trains."""
+    given: GivenWeights | None = None
+    restored: Restored | None = None
+    """The checkpoint that it goes on from. None at the beginning."""
+
+
+def prepare(planned: PlannedTraining, restored: Restored | None, display: Display) -> PreparedTraining:
+    """Places and compiles a training, and shows notes on it.
+
+    Args:
+        planned: the training.
+        restored: the checkpoint that it goes on from. None at the beginning.
+        display: shows the notes.
+
+    Raises:
+        UsageError: the training cannot run in this way.
+        DeviceMemoryError: other processes hold the memory that it needs.
+    """
+    graph, described, options = planned.graph, planned.described, planned.options
+    modules = with_own_modules(planned.imports, described)
+    custom = only_here(described, modules)
+    plan = place_parts(planned.plan, options, custom, display, saved=planned.goes_on_in_place)
+    given = planned.given if restored is None else None
+    far_actions = notes_on_far_actions(graph) if restored is None else ()
+    for note in (note_of_unknown(described, modules), given and str(given), *far_actions):
+        if note:
+            display.note(note)
+    _note_replay_size(graph, plan, options, display)
+    evaluation = prepare_evaluation(graph, described, options, display)
+    program, launches = None, planned.launches
+    if plan.place == "program":
+        program = _compile(graph, plan, options, display, launches)
+        options = replace(options, reduction=program.reduction) if program.reduction else options
+        launches = program.launches
+    config = run_config(described, options, modules, plan, launches, planned.recipe)
+    config |= {"started_from": given.source} if given else {}
+    spec = run_spec(plan, options, described=described, imports=modules, launches=launches)
+    return PreparedTraining(graph, options, config, spec, program, display, evaluation, given, restored)
+
+
+def run_spec(
+    plan: Plan,
+    options: RunOptions,
+    *,
+    described: dict[str, Any],
+    imports: Sequence[str],
+    launches: Launches | None = None,
+) -> RunSpec:
+    """Returns what workers receive of a training.
+
+    Args:
+        plan: where it runs.
+        options: how it runs.
+        described: settings of its graph, as `describe` returns them.
+        imports: modules that workers import first.
+        launches: launches of the kernels, if the run has chosen them before.
+    """
+    return RunSpec(
+        graph=GraphRecipe(GRAPH_FACTORY, described, tuple(imports)),
+        plan=plan.to_json(),
+        platform=jax.default_backend(),
+        seed=options.seed,
+        unroll=options.unroll,
+        checksums=options.checksums,
+        kernels=KernelSettings(
+            fusion=options.fusion if plan.place == "mesh" else "off",
+            numerics=options.numerics,
+            launches=dict(launches) if launches else None,
+        ),
+        tolerances=Tolerances(options.hang_seconds, options.start_seconds, options.max_failures),
+        gpus=GpuSettings(options.gpu_sharing, options.reduction),
+        cluster=ClusterSettings(options.cluster, options.host),
+    )
+
+
+def _compile(
+    graph: Graph, plan: Plan, options: RunOptions, display: Display, launches: Launches | None
+) -> CompiledProgram:
+    """Compiles an iteration for the devices of a plan with one group."""
+    enable_compilation_cache()
+    replicas = plan.partition.groups[0].replicas
+    devices = take_devices(replicas if replicas > 1 else options.devices)
+    check_devices(graph.loops, len(devices))
+    for note in memory_notes():
+        display.note(note)
+    claim_before_compiling(graph, seeds=options.seeds, devices=devices)
+    display.note("compiling ...")
+    with explain_out_of_memory(graph.loops):
+        means = choose_all_reduce(graph, mesh_of(devices), "flat" if options.num_seeds > 1 else options.reduction)
+        program = lower(
+            graph,
+            seeds=options.seeds,
+            devices=devices,
+            mean=means.mean,
+            unroll=options.unroll,
+            fusion=options.fusion,
+            numerics=options.numerics,
+            launches=launches,
+        )
+    claim_compiled(graph, program)
+    return_freed_memory()  # the compiler's is as much as many a training needs
+    for note in (*program.notes, *means.notes):
+        display.note(note)
+    where = f"{len(devices)} x {devices[0].device_kind}"
+    display.note(f"compiled in {program.compile_seconds:.1f} s for {where}")
+    return program._replace(reduction=means.way)
+
+
+def _note_replay_size(graph: Graph, plan: Plan, options: RunOptions, display: Display) -> None:
+    """Shows how much memory a replay memory takes, before anything is compiled.
+
+    Raises:
+        UsageError: it does not fit.
+    """
+    size = replay_size(graph, num_seeds=len(options.seeds))
+    if size is None:
+        return
+    replicas = plan.partition.holder("gradients").replicas
+    if plan.place != "ray":  # the memory of other hosts is not known here
+        check_replay_size(size, devices=jax.devices(), replicas=replicas)
+    check_message_size(size, place=plan.place, replicas=replicas)
+    display.note(str(size))
