@@ -14,9 +14,10 @@ from rollmill.fusion.backends.triton import rollout as triton_rollout
 from rollmill.fusion.backends.triton.launches import triton_kernels
 from rollmill.fusion.kernels import gradients, rollout
 from rollmill.fusion.tune.timing import Tuned
-from rollmill.programs import kernels as choosing
+from rollmill.programs import fused_kernels as choosing
 from rollmill.programs import tuning
 from rollmill.programs.compiled import lower
+from rollmill.programs.kernels import plain_kernels
 
 
 @pytest.fixture
@@ -72,7 +73,7 @@ def test_triton_kernels_of_all_launches_are_made_from_one_lowering(lowered, tmp_
     )
     with tuning.Tuner(jax.devices()[0]) as tuner:
         chooser = choosing._Chooser(graph, "full", backend, 1, jax.devices()[:1], None, tuner)
-        plain = choosing._plain(1)
+        plain = plain_kernels(1)
         ways = [
             chooser.implementation("rollouts", plain.rollouts),
             chooser.implementation("gradients", plain.gradients),

@@ -12,12 +12,12 @@ from scipy import special
 
 from rollmill import NetworkConfig, make, ppo
 from rollmill.core.errors import UsageError
+from rollmill.core.machine import describe_processor
 from rollmill.dataflow import identity, start
 from rollmill.fusion import CannotFuse, first_batch, fused_collect, run_reference
 from rollmill.fusion.backends.cpu import ffi, functions
 from rollmill.fusion.backends.cpu.builder import FLOAT32, number_type
 from rollmill.fusion.backends.cpu.ffi import NativeKernel, call, new_program
-from rollmill.fusion.backends.cpu.launch import describe_processor
 from rollmill.fusion.backends.cpu.launches import machine_code
 from rollmill.fusion.backends.cpu.target import processor
 from rollmill.fusion.kernels.gradients import fused_gradients

@@ -6,10 +6,9 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from rollmill.core.errors import CheckpointError
+from rollmill.core.errors import CannotFuse, CheckpointError
 from rollmill.fusion.backends.triton.compile import HEADER, _source_file
 from rollmill.fusion.cache import read_cached, write_once
-from rollmill.fusion.errors import CannotFuse
 from rollmill.fusion.tune.timing import Search
 from rollmill.plan_search import stored
 from rollmill.plan_search.search.candidate import Candidate

@@ -9,11 +9,11 @@ import pytest
 
 import rollmill
 from rollmill.core.errors import UsageError
+from rollmill.core.machine import describe_processor
 from rollmill.fusion import CannotFuse, pressure_of_rollout
 from rollmill.fusion.backends.cpu import launches as code_launches
-from rollmill.fusion.backends.cpu.launch import describe_processor
 from rollmill.fusion.backends.triton import launches as kernel_launches
-from rollmill.programs import kernels as fusing
+from rollmill.programs import fused_kernels as fusing
 from rollmill.programs.compiled import lower
 from rollmill.programs.dispatch import dispatch_ahead
 from rollmill.programs.kernels import choose_kernels

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 
 from rollmill.channels.broker.local import LocalBroker
 from rollmill.channels.shm.wire import MemoryWire
-from rollmill.programs import reductions
+from rollmill.programs import one_shot, reductions
 from rollmill.programs.cuda_memory import NoPeerMemory
 from rollmill.programs.reductions import (
     AXES,
@@ -135,9 +135,9 @@ def test_one_shot_means_of_a_program_have_lanes_of_their_own_until_there_are_non
         assert ranks == 2 and addresses.shape == (5,)
         return jax.lax.pmean(vector, AXES)
 
-    monkeypatch.setattr(reductions, "one_shot_mean", recorded)
+    monkeypatch.setattr(one_shot, "one_shot_mean", recorded)
     mesh = mesh_of(jax.devices()[:2])
-    means = partial(reductions._OneShotMeans, 2, 6)
+    means = partial(one_shot._OneShotMeans, 2, 6)
     trees = [np.ones(3000, np.float32), {"a": np.ones(10, np.float32), "b": np.ones(4, np.int32)}]
     trees += [np.ones(5000, np.float32), np.ones(1, np.float32)]
 
@@ -160,9 +160,9 @@ def test_one_shot_means_of_several_vectors_are_one_mean(monkeypatch):
         sizes.append(vector.size)
         return jax.lax.pmean(vector, AXES)
 
-    monkeypatch.setattr(reductions, "one_shot_mean", recorded)
+    monkeypatch.setattr(one_shot, "one_shot_mean", recorded)
     mesh = mesh_of(jax.devices()[:2])
-    means = partial(reductions._OneShotMeans, 2, 60)
+    means = partial(one_shot._OneShotMeans, 2, 60)
     rows = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
 
     def program(rows, addresses):
@@ -177,13 +177,13 @@ def test_one_shot_means_of_several_vectors_are_one_mean(monkeypatch):
 
 def test_one_shot_means_in_a_loop_are_vectorised(monkeypatch):
     monkeypatch.setattr(
-        reductions, "one_shot_mean", lambda vector, addresses, *, ranks, first_lane: jax.lax.pmean(vector, AXES)
+        one_shot, "one_shot_mean", lambda vector, addresses, *, ranks, first_lane: jax.lax.pmean(vector, AXES)
     )
     mesh = mesh_of(jax.devices()[:2])
     rows = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
 
     def program(rows, addresses):
-        mean = reductions._OneShotMeans(2, 60, addresses)
+        mean = one_shot._OneShotMeans(2, 60, addresses)
         return jax.vmap(lambda row: jax.lax.scan(lambda carry, _: (mean(carry), None), row, None, length=3)[0])(
             rows
         )

@@ -6,9 +6,7 @@ from dataclasses import dataclass
 
 from rollmill.core.errors import RollmillError, UsageError
 from rollmill.core.temporary import temporary_folder
-from rollmill.plan_search.finding import DECIDED, DEFAULT_BUDGET
-from rollmill.plan_search.orders import Order, SearchOrder, start_child
-from rollmill.plan_search.search.machine import Objective
+from rollmill.plan_search.search.machine import DECIDED, DEFAULT_BUDGET, Objective
 from rollmill.training.request import TrainingRequest
 
 OWN = ("budget", "objective", "fresh")
@@ -71,6 +69,8 @@ def planned(request: TrainingRequest, searching: SearchOptions) -> Iterator[Trai
     if not searching.search_plan:
         yield request
         return
+    from rollmill.plan_search.orders import Order, SearchOrder, start_child
+
     with temporary_folder("plan") as folder:
         file = folder / "plan.json"
         order = SearchOrder(

@@ -26,6 +26,16 @@ class DeviceLostError(RollmillError):
     exit_code = 4
 
 
+class CannotFuse(Exception):
+    """A function that no kernel can compute; the text names the primitive, the line, and what would help."""
+
+    def __init__(self, reason: str, line: str = "", advice: str = "") -> None:
+        """`line` of the caller's code, and `advice` on how to change it, both where they are known."""
+        self.reason, self.line, self.advice = reason, line, advice
+        place, hint = f"\n  at {line}" if line else "", f"\n  hint: {advice}" if advice else ""
+        Exception.__init__(self, f"{reason}{place}{hint}")
+
+
 class FusionError(UsageError):
     """A training cannot be fused.
 

@@ -82,6 +82,11 @@ def _cpu_model() -> str:
     return models[0] if models else platform.processor() or platform.machine()
 
 
+def describe_processor() -> str:
+    """Returns the name by which a run recognizes this processor: kernel launches are chosen for it."""
+    return f"{platform.machine()} CPU, {usable_cores()} cores"
+
+
 def usable_cores() -> int:
     """Returns the number of cores that this process may run on."""
     try:

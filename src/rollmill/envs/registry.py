@@ -16,22 +16,9 @@ from gymnasium.vector import VectorEnv
 from rollmill.core.errors import UsageError
 from rollmill.core.registry import Registry
 from rollmill.core.types import NO_OPTIONS, Environment, HostEnvironment, Options
-from rollmill.envs import probes
-from rollmill.envs.acrobot import acrobot
-from rollmill.envs.cartpole import cartpole
-from rollmill.envs.connect_four import connect_four
-from rollmill.envs.dictionary import dict_goal
 from rollmill.envs.host import StartByName, batch_environment, host_environment
-from rollmill.envs.mountain_car import mountain_car
-from rollmill.envs.mountain_car_continuous import mountain_car_continuous
 from rollmill.envs.named_transforms import parse_transforms, transform
 from rollmill.envs.options import keyword_names, takes_any, unknown_option
-from rollmill.envs.pendulum import pendulum
-from rollmill.envs.t_maze import t_maze
-from rollmill.envs.tag_continuous import tag_continuous
-from rollmill.envs.tag_gridworld import tag_gridworld
-from rollmill.envs.tag_small import tag_continuous_small, tag_gridworld_small
-from rollmill.envs.tic_tac_toe import tic_tac_toe
 from rollmill.gpus.share import asked_memory
 
 Factory = Callable[..., Environment | HostEnvironment]
@@ -52,31 +39,32 @@ _ADAPTERS = {
 _ON_HOST = ("ale", "envpool", "gymnasium", "pettingzoo")
 """Adapters of host environments."""
 
-_BUILT_IN: dict[str, Factory] = {
-    "Acrobot-v1": acrobot,
-    "CartPole-v1": cartpole,
-    "ConnectFour-v0": connect_four,
-    "DictGoal-v0": dict_goal,
-    "MountainCar-v0": mountain_car,
-    "MountainCarContinuous-v0": mountain_car_continuous,
-    "Pendulum-v1": pendulum,
-    "Probe-ActionMask-v0": probes.action_mask,
-    "Probe-ActionObservation-v0": probes.action_observation,
-    "Probe-ActionReward-v0": probes.action_reward,
-    "Probe-ConstantReward-v0": probes.constant_reward,
-    "Probe-ContinuousAction-v0": probes.continuous_action,
-    "Probe-DiscountedReward-v0": probes.discounted_reward,
-    "Probe-MultiDiscrete-v0": probes.multi_discrete,
-    "Probe-ObservationReward-v0": probes.observation_reward,
-    "Probe-Truncation-v0": probes.truncation,
-    "TMaze-v0": t_maze,
-    "TagContinuous-Small-v0": tag_continuous_small,
-    "TagContinuous-v0": tag_continuous,
-    "TagGridWorld-Small-v0": tag_gridworld_small,
-    "TagGridWorld-v0": tag_gridworld,
-    "TicTacToe-v0": tic_tac_toe,
+_BUILT_IN: dict[str, Factory | str] = {
+    "Acrobot-v1": "acrobot:acrobot",
+    "CartPole-v1": "cartpole:cartpole",
+    "ConnectFour-v0": "connect_four:connect_four",
+    "DictGoal-v0": "dictionary:dict_goal",
+    "MountainCar-v0": "mountain_car:mountain_car",
+    "MountainCarContinuous-v0": "mountain_car_continuous:mountain_car_continuous",
+    "Pendulum-v1": "pendulum:pendulum",
+    "Probe-ActionMask-v0": "probes:action_mask",
+    "Probe-ActionObservation-v0": "probes:action_observation",
+    "Probe-ActionReward-v0": "probes:action_reward",
+    "Probe-ConstantReward-v0": "probes:constant_reward",
+    "Probe-ContinuousAction-v0": "probes:continuous_action",
+    "Probe-DiscountedReward-v0": "probes:discounted_reward",
+    "Probe-MultiDiscrete-v0": "probes:multi_discrete",
+    "Probe-ObservationReward-v0": "probes:observation_reward",
+    "Probe-Truncation-v0": "probes:truncation",
+    "TMaze-v0": "t_maze:t_maze",
+    "TagContinuous-Small-v0": "tag_small:tag_continuous_small",
+    "TagContinuous-v0": "tag_continuous:tag_continuous",
+    "TagGridWorld-Small-v0": "tag_small:tag_gridworld_small",
+    "TagGridWorld-v0": "tag_gridworld:tag_gridworld",
+    "TicTacToe-v0": "tic_tac_toe:tic_tac_toe",
 }
-ENVIRONMENTS: Registry[Factory] = Registry("environment", _BUILT_IN)
+"""`module:function` of the built-in environments, which are imported at their first use."""
+ENVIRONMENTS: Registry[Factory | str] = Registry("environment", _BUILT_IN)
 
 
 def register(name: str, factory: Factory, *, overwrite: bool = False) -> None:
@@ -138,7 +126,14 @@ def _made(name: str, options: dict[str, Any]) -> Environment | HostEnvironment:
 
 def _find(name: str) -> Factory:
     hint = f"Others: {_prefixes()}. One of your own: --import MODULE, or import it in Python."
-    return ENVIRONMENTS.find(name, hint=hint)
+    return _imported(ENVIRONMENTS.find(name, hint=hint))
+
+
+def _imported(factory: Factory | str) -> Factory:
+    if isinstance(factory, str):
+        module, _, function = factory.partition(":")
+        return getattr(importlib.import_module(f"rollmill.envs.{module}"), function)
+    return factory
 
 
 def from_gymnasium(
@@ -267,7 +262,7 @@ def registered() -> list[tuple[str, str]]:
     Those that installed packages offer are included, if their packages can be imported.
     """
     ENVIRONMENTS.load_plugins()
-    return [(name, _first_line(ENVIRONMENTS[name])) for name in sorted(ENVIRONMENTS)]
+    return [(name, _first_line(_imported(ENVIRONMENTS[name]))) for name in sorted(ENVIRONMENTS)]
 
 
 def is_on_host(name: str) -> bool:

@@ -5,6 +5,8 @@ or a row of numbers of every environment of a block. The program that comes out 
 kernels of a training. JAX's own functions run it as well (`evaluate`), which is the reference on any device.
 """
 
+from rollmill.core.errors import CannotFuse
+from rollmill.core.numerics import Numerics
 from rollmill.fusion.backends import backend_of
 from rollmill.fusion.backends.base import Backend, check_package
 from rollmill.fusion.backends.cpu.launches import machine_code
@@ -17,7 +19,6 @@ from rollmill.fusion.backends.triton.one_shot import (
     one_shot_mean,
 )
 from rollmill.fusion.backends.triton.rollout import Launch, run_kernel
-from rollmill.fusion.errors import CannotFuse
 from rollmill.fusion.estimate.chips import CHIPS, Chip, find_chip
 from rollmill.fusion.estimate.pressure import Pressure, pressure_of
 from rollmill.fusion.explain import Explanation, Resources, compiled_resources, explain, resident, stages_of
@@ -41,7 +42,6 @@ from rollmill.fusion.kernels.rollout import (
 from rollmill.fusion.lower.function import LoweredFunction, lower_function
 from rollmill.fusion.lower.prologue import Prologue, UniformArrays
 from rollmill.fusion.lower.rules import register_rule
-from rollmill.fusion.numerics import Numerics
 from rollmill.fusion.tune.search import minibatch_loop_search, rollout_search, rollouts_in_a_row
 from rollmill.fusion.tune.timing import Search, Tuned, compile_candidates, fastest, seconds_of_call
 

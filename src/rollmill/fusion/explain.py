@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from rollmill.core.children import run_program
+from rollmill.core.numerics import Numerics
 from rollmill.dataflow import Graph, start
 from rollmill.fusion.backends.triton.compile import Kernel, compiled
 from rollmill.fusion.backends.triton.launches import hopeless_on_gpu
@@ -21,7 +22,6 @@ from rollmill.fusion.ir import program_text
 from rollmill.fusion.kernels.leaves import to_raw
 from rollmill.fusion.kernels.rollout import RolloutStep, lower_rollout
 from rollmill.fusion.lower.function import LoweredFunction
-from rollmill.fusion.numerics import Numerics
 from rollmill.fusion.opt.passes import PASSES
 
 WARP = 32

@@ -24,7 +24,7 @@ from rollmill.gpus.mps import find_mps
 from rollmill.plan_search.process import SearchStopped
 from rollmill.plan_search.search.candidate import Candidate, restricted
 from rollmill.plan_search.search.enumeration import candidates, most_stepping
-from rollmill.plan_search.search.machine import Machine, Objective, Workload
+from rollmill.plan_search.search.machine import DECIDED, DEFAULT_BUDGET, Machine, Objective, Workload
 from rollmill.plan_search.search.rows import PlanTable
 from rollmill.plan_search.search.searching import Trials, search
 from rollmill.plan_search.stored import file_for, read_stored, store
@@ -35,18 +35,12 @@ from rollmill.record.signals import StopRequest, stop_on_signals
 from rollmill.runs.options import RunOptions
 from rollmill.training.request import TrainingRequest
 
-DEFAULT_BUDGET = 90.0
 END_SECONDS = 6.0
 """Seconds of a budget that are kept for the end of the last candidate's processes; at most a tenth of it."""
 MOST_INSTANCES = 4
 """Most processes of one training that share a GPU under MPS; each number of them is one more candidate."""
 
 
-DECIDED = (
-    *("distribution", "place", "devices", "workers", "actors", "learners", "asynchronous"),
-    "fusion",
-)
-"""Settings that a search chooses; one that is given narrows it."""
 UNSEARCHED = ("run_dir", "resume_if_exists", "quiet", "tensorboard")
 """Settings of a training that candidates do not take over."""
 

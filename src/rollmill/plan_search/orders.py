@@ -12,8 +12,7 @@ from rollmill.core.children import start_python
 from rollmill.core.errors import UsageError
 from rollmill.core.json_data import parse_json, writable
 from rollmill.core.schema import read_as
-from rollmill.plan_search.finding import DEFAULT_BUDGET
-from rollmill.plan_search.search.machine import Objective
+from rollmill.plan_search.search.machine import DEFAULT_BUDGET, Objective
 from rollmill.record.json_files import plain
 from rollmill.training.request import TrainingRequest
 

@@ -15,7 +15,6 @@ from rollmill.core.types import NO_OPTIONS, Environment, GymnasiumObject, HostEn
 from rollmill.dataflow import Graph, State, Weights
 from rollmill.envs import as_environment
 from rollmill.envs.host import evaluation_start
-from rollmill.fusion import Backend
 from rollmill.policies.policy import LoadedRun, Policy
 from rollmill.policies.rules import Rule, find_rule, graph_of_rule, names_rule, refuse_for_rule, shown_rule
 from rollmill.programs.compiled import state_shapes
@@ -282,7 +281,7 @@ def evaluator_on(
     weights: PyTree,
     env: Environment | HostEnvironment | None,
     *,
-    backend: Backend | None = None,
+    backend: Any = None,
     **play: Any,
 ) -> Evaluator:
     """Compiles the evaluation of a graph's policies on an environment.

@@ -9,7 +9,7 @@ from dataclasses import replace
 from rollmill.core.errors import UsageError
 from rollmill.planning.plan import Plan
 from rollmill.profiling.results import ProfiledSetup
-from rollmill.programs.kernels import possible_fusion
+from rollmill.programs.fused_kernels import possible_fusion
 from rollmill.runs.options import RunOptions
 from rollmill.training.placing import choose_plan
 from rollmill.training.recorder import default_log_every

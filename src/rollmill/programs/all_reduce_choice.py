@@ -13,7 +13,6 @@ from jax.sharding import Mesh
 
 from rollmill.core.errors import CheckpointError, UsageError
 from rollmill.dataflow import Graph, Reduce
-from rollmill.fusion.cache import cached_file, read_cached, write_once
 from rollmill.planning.plan import AllReduce, AllReduceOption
 from rollmill.programs.compiled import state_shapes
 from rollmill.programs.peer_memory import NoPeerMemory
@@ -63,6 +62,8 @@ def choose_all_reduce(
     seconds = time_reductions(mesh, num_parameters, means)
     chosen = fastest(seconds)
     with contextlib.suppress(OSError, CheckpointError):  # where nothing can be kept, it is timed again
+        from rollmill.fusion.cache import write_once
+
         write_once(file, json.dumps({"way": chosen, "seconds": seconds}))
     return AllReduceChoice(means[chosen], chosen, [_note(num_parameters, seconds, chosen)])
 
@@ -90,13 +91,17 @@ def _available_means(mesh: Mesh, host: Reduce | None, num_parameters: int) -> di
 
 
 def _file_of(mesh: Mesh, num_parameters: int, means: Mapping[AllReduce, MeshAllReduce]) -> Path:
-    """Returns the file that caches the choice, by all that the times depend on."""
+    """Returns the file that keeps the choice among these means, named by all that their times depend on."""
+    from rollmill.fusion.cache import cached_file
+
     kind, shape = mesh.devices.flat[0].device_kind, list(mesh.devices.shape)
     return cached_file("means", [kind, shape, jax.process_count(), num_parameters, list(means)])
 
 
 def _stored(file: Path) -> AllReduce | None:
-    """Returns the choice that all processes have cached, or None if they differ or one has none."""
+    """Returns the choice that all processes have stored. None if one has none, or they differ."""
+    from rollmill.fusion.cache import read_cached
+
     own = read_cached(file, lambda it: WAYS.index(it["way"]))
     number = -1 if own is None else own
     of_all = np.asarray(multihost_utils.process_allgather(np.int32(number)))

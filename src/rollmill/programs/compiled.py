@@ -17,10 +17,10 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Int, PyTree
 
-from rollmill.core.errors import UsageError
+from rollmill.core.errors import CannotFuse, UsageError
 from rollmill.core.machine import keep_freed_memory
+from rollmill.core.numerics import Numerics
 from rollmill.dataflow import Graph, Loops, Reduce, State, is_flag, iterate, num_shards_for, start
-from rollmill.fusion import CannotFuse, Numerics
 from rollmill.planning.plan import AllReduce
 from rollmill.programs.compiler_options import CompilerOptions, options_for, program_options
 from rollmill.programs.kernels import Fusion, KernelChoice, Launches, choose_kernels, without_kernels

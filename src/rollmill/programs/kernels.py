@@ -1,49 +1,16 @@
 """Chooses how deep a training is fused: how policy and environment become a rollout, and samples gradients."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
-import jax.numpy as jnp
-from jaxtyping import Array
 
-from rollmill.core.errors import FusionError, UsageError
+from rollmill.core.errors import CannotFuse, FusionError
+from rollmill.core.machine import describe_processor
+from rollmill.core.numerics import Numerics
 from rollmill.core.types import Key
-from rollmill.dataflow import (
-    Batch,
-    Collector,
-    Graph,
-    Learner,
-    State,
-    Trajectory,
-    Weights,
-    collect,
-    plain_minibatch_loop,
-    shuffled_rows,
-    start,
-)
-from rollmill.fusion import (
-    Backend,
-    CannotFuse,
-    GradientStep,
-    Numerics,
-    Pressure,
-    RolloutStep,
-    Tuned,
-    backend_of,
-    check_package,
-    first_batch,
-    fused_collect,
-    fused_minibatch_loop,
-    lower_gradients,
-    lower_rollout,
-    minibatch_loop_search,
-    pressure_of,
-    rollout_search,
-)
-from rollmill.programs.tuning import Tuner
+from rollmill.dataflow import Collector, Graph, Trajectory, Weights, collect, plain_minibatch_loop
 
 Fusion: TypeAlias = Literal["auto", "off", "rollout", "full"]
 """How deep a training is fused."""
@@ -127,75 +94,32 @@ def choose_kernels(
     Raises:
         UsageError: if a kernel was asked for and cannot be had.
     """
-    plain = _plain(unroll)
+    plain = plain_kernels(unroll)
     if fusion == "off" or (fusion == "auto" and devices[0].platform not in MIN_STEPS_TO_TUNE):
         return plain
     device, steps = devices[0], graph.loops.iterations * graph.loops.batch_size
-    backend = backend_of(device, numerics)
-    plain = plain._replace(device=backend.device(device))
+    plain = plain._replace(device=describe_processor() if device.platform == "cpu" else device.device_kind)
     if launches is not None and launches.get("device") != plain.device:
         launches = None
     if fusion == "auto" and launches is None and steps < MIN_STEPS_TO_TUNE[device.platform]:
         note = f"nothing is fused: for {steps:,} environment steps it does not pay to find the fastest kernels"
         return plain if device.platform == "cpu" else plain.with_note(f"{note}; fusion=full does so all the same")
-    with Tuner(device) as tuner:
-        return _choose(_Chooser(graph, fusion, backend, unroll, devices, launches, tuner), plain, num_seeds)
+    from rollmill.programs.fused_kernels import choose_fused  # most trainings do without the compiler
+
+    return choose_fused(graph, plain, fusion, numerics, unroll, devices, launches, num_seeds)
 
 
-def possible_fusion(graph: Graph, numerics: Numerics) -> Fusion:
-    """Returns the deepest fusion worth trying on the first device, without compiling or timing."""
-    backend = _usable_backend(jax.devices()[0], numerics)
-    try:
-        if backend is None or backend.hopeless(pressure_of(lower_rollout(graph).program)) is not None:
-            return "off"
-    except CannotFuse:
-        return "off"
-    try:
-        lower_gradients(graph)
-    except CannotFuse:
-        return "rollout"
-    return "full"
-
-
-def backend_beside_training(graph: Graph, fusion: Fusion, numerics: Numerics) -> Backend | None:
-    """Returns the backend for evaluation kernels, or None to use XLA.
+def backend_beside_training(graph: Graph, fusion: Fusion, numerics: Numerics) -> Any:
+    """Returns the `fusion.Backend` for programs beside a training. None if XLA computes them.
 
     Only on GPUs, where small steps wait for each other's launches; a CPU loses nothing by them.
     """
     device, steps = jax.devices()[0], graph.loops.iterations * graph.loops.batch_size
     if device.platform != "gpu" or fusion == "off" or (fusion == "auto" and steps < MIN_STEPS_TO_TUNE["gpu"]):
         return None
-    return _usable_backend(device, numerics)
+    from rollmill.programs.fused_kernels import usable_backend
 
-
-def _usable_backend(device: Any, numerics: Numerics) -> Backend | None:
-    """Returns the backend of a device, or None if it cannot make kernels."""
-    try:
-        backend = backend_of(device, numerics)
-        backend.check(device)
-        check_package(backend)
-    except UsageError:
-        return None
-    return backend
-
-
-def _choose(choice: "_Chooser", plain: KernelChoice, num_seeds: int) -> KernelChoice:
-    fusion = choice.fusion
-    try:
-        choice.check(num_seeds)
-    except UsageError as reason:
-        if fusion != "auto":
-            raise _impossible(fusion, reason, "rollouts") from reason
-        return plain.with_note(f"nothing is fused: {reason}")
-    rollouts = choice.implementation("rollouts", plain.rollouts)
-    if fusion == "rollout":
-        return plain._replace(rollouts=rollouts)
-    try:
-        gradients = choice.implementation("gradients", plain.gradients)
-    except FusionError as reason:
-        hint = "hint: fusion=rollout is possible: policy and environment are one kernel"
-        raise FusionError(f"{reason}\n  {hint}", reason.depths) from reason
-    return plain._replace(rollouts=rollouts, gradients=gradients)
+    return usable_backend(device, numerics)
 
 
 def without_kernels(fusion: Fusion, unroll: int, reason: CannotFuse) -> KernelChoice:
@@ -205,196 +129,19 @@ def without_kernels(fusion: Fusion, unroll: int, reason: CannotFuse) -> KernelCh
         UsageError: if a kernel was asked for.
     """
     if fusion != "auto":
-        raise _impossible(fusion, reason, "gradients" if fusion == "full" else "rollouts") from reason
-    return _plain(unroll).with_note(f"nothing is fused: {reason}")
+        raise impossible_fusion(fusion, reason, "gradients" if fusion == "full" else "rollouts") from reason
+    return plain_kernels(unroll).with_note(f"nothing is fused: {reason}")
 
 
-def _plain(unroll: int) -> KernelChoice:
+def plain_kernels(unroll: int) -> KernelChoice:
+    """Returns the choice that leaves everything to XLA."""
     return KernelChoice(
         Implementation(partial(collect, unroll=unroll), fused=False),
         Implementation(plain_minibatch_loop, fused=False),
     )
 
 
-def _impossible(fusion: Fusion, reason: Exception, part: KernelPart) -> FusionError:
+def impossible_fusion(fusion: Fusion, reason: Exception, part: KernelPart) -> FusionError:
+    """Returns the error of a kernel that was asked for and cannot be made."""
     depths = ("full",) if part == "gradients" else ("full", "rollout")
     return FusionError(f"fusion={fusion} is not possible; auto trains without. {reason}", depths)
-
-
-class _Candidates(NamedTuple):
-    """Kernels of one part, among which the fastest is sought."""
-
-    step: RolloutStep | GradientStep
-    """The lowered step, from which all of them are made."""
-    find_launch: Callable[[], Tuned]
-
-
-def _or_reason(make: Callable[[], _Candidates]) -> _Candidates | CannotFuse:
-    try:
-        return make()
-    except CannotFuse as reason:
-        return reason
-
-
-@dataclass(frozen=True)
-class _Chooser:
-    """The options of a choice, and its devices."""
-
-    graph: Graph
-    fusion: Fusion
-    backend: Backend
-    unroll: int
-    devices: Sequence[Any]
-    launches: Launches | None
-    tuner: Tuner
-
-    def check(self, num_seeds: int) -> None:
-        """Raises a UsageError where there can be no kernels at all."""
-        if num_seeds > 1:
-            raise UsageError(f"num_seeds={num_seeds} trains several seeds in one program, and a kernel holds one")
-        self.backend.check(self.devices[0])
-        check_package(self.backend)
-
-    def implementation(self, part: KernelPart, plain: Implementation) -> Implementation:
-        """Returns the fused implementation of a part, or the plain one with the reason.
-
-        The first call starts to compile the candidates of both kernels.
-        """
-        if self._left_out(part):
-            return plain
-        try:
-            return self._fused(part, plain)
-        except CannotFuse as reason:
-            if self._required(part):
-                raise _impossible(self.fusion, reason, part) from reason
-            return plain._replace(note=f"{part} are not fused: {reason}")
-
-    def _required(self, part: KernelPart) -> bool:
-        """Whether the options ask for this kernel, however long it takes."""
-        return self.fusion == "full" or (self.fusion == "rollout" and part == "rollouts")
-
-    def _left_out(self, part: KernelPart) -> bool:
-        """Whether the run began without this kernel."""
-        return self.launches is not None and self.launches[part] is None and not self._required(part)
-
-    def _fused(self, part: KernelPart, plain: Implementation) -> Implementation:
-        candidates = self._candidates[part]
-        if isinstance(candidates, CannotFuse):
-            raise candidates
-        kind, function = {
-            "rollouts": (self.backend.rollouts, fused_collect),
-            "gradients": (self.backend.gradients, fused_minibatch_loop),
-        }[part]
-        tuned = candidates.find_launch()
-        fused = partial(function, run=kind.run(tuned.launch), step=candidates.step)
-        return self._faster(
-            part, tuned, plain, Implementation(fused, True, kind.describe(tuned.launch), tuned.launch)
-        )
-
-    @cached_property
-    def _candidates(self) -> Mapping[KernelPart, "_Candidates | CannotFuse"]:
-        """Returns the candidates for each requested kernel, or the reason why there are none.
-
-        All of them compile in the background from here on, so that they compile side by side.
-        """
-        sought: dict[KernelPart, Callable[[], _Candidates]] = {"rollouts": self._rollout_candidates}
-        if self.fusion != "rollout":
-            sought["gradients"] = self._gradient_candidates
-        return {part: _or_reason(make) for part, make in sought.items() if not self._left_out(part)}
-
-    def _rollout_candidates(self) -> "_Candidates":
-        step = lower_rollout(self.graph)
-        pressure = pressure_of(step.program)
-        self._check_pressure(pressure)
-        launches = self.backend.rollouts.launches(self._share, pressure.operations)
-        return _Candidates(step, self._launch("rollouts", launches, partial(self._tune_rollouts, step)))
-
-    def _gradient_candidates(self) -> "_Candidates":
-        step = lower_gradients(self.graph)
-        launches = self.backend.gradients.launches(self._minibatch, self.devices[0])
-        return _Candidates(step, self._launch("gradients", launches, partial(self._tune_gradients, step)))
-
-    def _check_pressure(self, pressure: Pressure) -> None:
-        """Checks that a step is worth compiling as a kernel.
-
-        Raises:
-            CannotFuse: if it is not, and nobody has asked for it.
-        """
-        if self.fusion != "auto" or self.launches is not None:
-            return
-        reason = self.backend.hopeless(pressure)
-        if reason is not None:
-            raise CannotFuse(f"{reason}. fusion=rollout makes one all the same")
-
-    def _tune_rollouts(self, step: RolloutStep, launches: Sequence[tuple[int, ...]]) -> Callable[[], Tuned]:
-        shapes, device = self._example_shapes, self.devices[0]
-        search = rollout_search(self.graph, shapes, self.backend, launches, device, unroll=self.unroll, step=step)
-
-        def arguments() -> tuple[Weights, Collector, Key]:
-            state = self._example
-            return self.graph.weights(state.learner), state.collector, state.key
-
-        return self.tuner.start(search, lambda: arguments)
-
-    def _tune_gradients(self, step: GradientStep, launches: Sequence[tuple[int, ...]]) -> Callable[[], Tuned]:
-        shapes = jax.eval_shape(self._epoch, self._example_shapes)
-        search = minibatch_loop_search(self.graph, shapes, self.backend, launches, self.devices[0], step=step)
-
-        def prepare() -> Callable[[], tuple[Learner, Batch, Array]]:
-            epoch = self.tuner.compile(self._epoch, self._example_shapes)
-            return lambda: epoch.result()(self._example)
-
-        return self.tuner.start(search, prepare)
-
-    def _launch(
-        self,
-        part: KernelPart,
-        launches: Sequence[tuple[int, ...]],
-        tune: Callable[[Sequence[tuple[int, ...]]], Callable[[], Tuned]],
-    ) -> Callable[[], Tuned]:
-        """Finds the launch that the run began with, or the only one that there is, or else the fastest."""
-        launch = (self.launches or {}).get(part)
-        if launch is not None:
-            return lambda: Tuned(tuple(launch))
-        if self.fusion != "auto" and len(launches) == 1:
-            return lambda: Tuned(tuple(launches[0]))
-        return tune(launches)
-
-    def _faster(
-        self, part: KernelPart, tuned: Tuned, plain: Implementation, fused: Implementation
-    ) -> Implementation:
-        """Returns the fused implementation, but for `auto` the plain one if it is faster."""
-        if tuned.gain is None:
-            began = ", as when this run began" if self.launches is not None else ""
-            return fused._replace(note=f"{part} are one kernel ({fused.note}){began}")
-        if self.fusion == "auto" and tuned.gain < 1:
-            return plain._replace(note=f"{part} are not fused: a kernel would take {1 / tuned.gain:.1f} x as long")
-        return fused._replace(note=f"{part} are one kernel ({fused.note}), {tuned.gain:.1f} x as fast")
-
-    # --- one device's share of a training -----------------------------------------------------------------
-
-    @property
-    def _share(self) -> int:
-        return self.graph.loops.num_envs // len(self.devices)
-
-    @property
-    def _minibatch(self) -> int:
-        """Samples of a minibatch."""
-        return self.graph.loops.batch_size // len(self.devices) // self.graph.loops.num_minibatches
-
-    @cached_property
-    def _example(self) -> State:
-        with jax.default_device(self.devices[0]):
-            return jax.jit(self._start)()
-
-    @cached_property
-    def _example_shapes(self) -> State:
-        return jax.eval_shape(self._start)
-
-    def _start(self) -> State:
-        return start(self.graph, jax.random.key(0), jnp.arange(self._share, dtype=jnp.int32))
-
-    def _epoch(self, state: State) -> tuple[Learner, Batch, Array]:
-        """Makes a learner, its first batch, and the rows of an epoch."""
-        rows = shuffled_rows(state.key, state.collector.index, self.graph.loops)
-        return *first_batch(self.graph, state), rows

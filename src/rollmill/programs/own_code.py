@@ -7,7 +7,7 @@ from jax.extend import core
 from jaxtyping import Array
 
 from rollmill.core.convolutions import Convolve
-from rollmill.fusion.errors import CannotFuse
+from rollmill.core.errors import CannotFuse
 
 
 def own_convolution(lhs: Any, rhs: Any, params: dict[str, Any]) -> Convolve | None:

@@ -14,23 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, PartitionSpec
-from jaxtyping import Array, Float, PyTree, UInt32
+from jaxtyping import Array, Float, PyTree
 
-from rollmill.core.errors import UsageError
 from rollmill.dataflow import Reduce, identity
-from rollmill.fusion import (
-    LANE_BYTES,
-    MOST_RANKS,
-    CannotFuse,
-    backend_of,
-    check_package,
-    compile_one_shot_mean,
-    lanes_of,
-    one_shot_mean,
-)
 from rollmill.planning.plan import AllReduce
 from rollmill.programs.compiler_options import options_for
-from rollmill.programs.peer_memory import NoPeerMemory, agree, open_peer_memory
 
 AXES = ("instance", "gpu")
 """Names of a mesh's axes."""
@@ -43,8 +31,6 @@ PERIOD = 7
 
 MAX_ONE_SHOT = 2**18
 """Parameters up to which the one-shot mean is tried: it sends all numbers to all GPUs."""
-ONE_SHOT_MEANS, SPARE_LANES = 4, 64
-"""Means of all parameters in one program that there is shared memory for, and lanes for small ones."""
 
 
 class MeshAllReduce(NamedTuple):
@@ -86,78 +72,24 @@ def mesh_all_reduce(
     if mesh.size == 1:
         return MeshAllReduce(lambda: identity)
     if way == "one-shot":
-        _check_one_shot(mesh, num_parameters)
-        lanes = ONE_SHOT_MEANS * lanes_of(num_parameters) + SPARE_LANES
-        return MeshAllReduce(
-            partial(_OneShotMeans, mesh.size, lanes), (open_peer_memory(mesh, lanes * LANE_BYTES),)
-        )
+        from rollmill.programs.one_shot import one_shot_means
+
+        means, memory = one_shot_means(mesh, num_parameters)
+        return MeshAllReduce(means, (memory,))
     return MeshAllReduce(lambda: _without_operands(mesh, way, host))
 
 
 def _without_operands(mesh: Mesh, way: AllReduce, host: Reduce | None) -> Reduce:
     if way == "hierarchical":
-        return partial(_over_vectors, partial(_mean_of_parts, *mesh.devices.shape))
+        return partial(over_vectors, partial(_mean_of_parts, *mesh.devices.shape))
     if way == "host":
         assert host is not None
-        return partial(_over_vectors, host)
+        return partial(over_vectors, host)
     return partial(jax.lax.pmean, axis_name=AXES)
 
 
-def _check_one_shot(mesh: Mesh, num_parameters: int) -> None:
-    if mesh.devices.flat[0].platform != "gpu":
-        raise NoPeerMemory("it is for GPUs")
-    if mesh.shape["instance"] > 1:
-        raise NoPeerMemory("processes that share a GPU would wait for each other on it")
-    if mesh.size > MOST_RANKS:
-        raise NoPeerMemory(f"{mesh.size} GPUs are more than the {MOST_RANKS} that it is for")
-    agree(partial(_check_kernel, mesh, num_parameters))
-
-
-def _check_kernel(mesh: Mesh, num_parameters: int) -> None:
-    """Whether this process can make the kernel for its devices; a training would end where it cannot."""
-    try:
-        for device in mesh.local_devices:
-            backend = backend_of(device, "tf32")
-            backend.check(device)
-            check_package(backend)
-        compile_one_shot_mean(num_parameters, mesh.size)
-    except (UsageError, CannotFuse) as error:
-        raise NoPeerMemory(str(error)) from error
-
-
-class _OneShotMeans:
-    """The one-shot means of one program, each with lanes of its own, because XLA may compute two at a time.
-
-    Means that find no lanes any more, or are of another type than float32, are flat. All processes trace the same
-    program, so that they agree on the lanes.
-    """
-
-    def __init__(self, ranks: int, lanes: int, addresses: UInt32[Array, "1 A"]) -> None:
-        self._ranks, self._lanes, self._addresses, self._next = ranks, lanes, addresses, 0
-
-    def __call__(self, tree: PyTree[Array]) -> PyTree[Array]:
-        return _over_vectors(partial(self._mean, self._addresses), tree)
-
-    def _mean(self, addresses: UInt32[Array, "1 A"], vector: Float[Array, " N"]) -> Float[Array, " N"]:
-        mean = jax.custom_batching.custom_vmap(self._mean_of_vector)
-        mean.def_vmap(self._mean_of_batch)
-        return mean(vector, addresses)
-
-    def _mean_of_batch(
-        self, size: int, in_batched: Sequence[bool], vectors: Float[Array, "B N"], addresses: UInt32[Array, "1 A"]
-    ) -> tuple[Float[Array, "B N"], bool]:
-        """Averages a batch of vectors as one vector: the rule by which JAX vectorises a mean."""
-        return self._mean(addresses, vectors.reshape(-1)).reshape(vectors.shape), True
-
-    def _mean_of_vector(self, vector: Float[Array, " N"], addresses: UInt32[Array, "1 A"]) -> Float[Array, " N"]:
-        first, self._next = self._next, self._next + lanes_of(vector.size)
-        if not vector.size or vector.dtype != jnp.float32 or self._next > self._lanes:
-            return jax.lax.pmean(vector, AXES)
-        return one_shot_mean(vector, addresses.reshape(-1), ranks=self._ranks, first_lane=first)
-
-
-def _over_vectors(mean: Reduce, tree: PyTree[Array]) -> PyTree[Array]:
-    """Averages a tree, reducing all arrays of one dtype as one vector."""
+def over_vectors(mean: Reduce, tree: PyTree[Array]) -> PyTree[Array]:
+    """The mean of a tree, whose arrays of one dtype are reduced as one vector."""
     leaves, structure = jax.tree.flatten(tree)
     by_dtype: dict[Any, list[int]] = {}
     for place, leaf in enumerate(leaves):
@@ -181,6 +113,8 @@ def algorithms_for(mesh: Mesh, num_parameters: int) -> Sequence[AllReduce]:
     """Returns the all-reduce algorithms worth timing on a mesh of GPUs."""
     if mesh.shape["instance"] > 1:
         return ["flat", "host"] if mesh.shape["gpu"] == 1 else ["flat", "hierarchical", "host"]
+    from rollmill.fusion import MOST_RANKS
+
     one_shot = 1 < mesh.size <= MOST_RANKS and num_parameters <= MAX_ONE_SHOT
     return ["flat", "one-shot"] if one_shot else ["flat"]
 

@@ -11,7 +11,6 @@ import numpy as np
 from rollmill.core.errors import UsageError
 from rollmill.dataflow import Graph, State, Weights
 from rollmill.envs import as_environment, parse_options
-from rollmill.policies.policies import evaluator_on
 from rollmill.programs.compiled import state_shapes
 from rollmill.programs.dispatch import Pauses, Window
 from rollmill.programs.evaluation.episodes import EvaluationEpisodes, Evaluator
@@ -168,6 +167,8 @@ def prepare_evaluation(
     if options.evaluate_every is None:
         _refuse_unread(options)
         return None
+    from rollmill.policies.policies import evaluator_on
+
     began = time.perf_counter()
     weights = jax.eval_shape(graph.weights, state_shapes(graph).learner)
     play = evaluator_on(

@@ -13,7 +13,6 @@ from rollmill.planning import choose
 from rollmill.planning.choose import place_custom, settings_of, uses_workers
 from rollmill.planning.placement import COUNTS
 from rollmill.planning.plan import Place, Plan, read_plan
-from rollmill.processes.cluster.joining import check_cluster
 from rollmill.programs.devices import take_devices
 from rollmill.record.display import Display
 from rollmill.runs.options import WORKER_LIMITS, RunOptions
@@ -190,4 +189,6 @@ def _check(plan: Plan, graph: Graph, options: RunOptions) -> None:
                 f"several programs; {_ways_out(graph, options, 'program', 'mesh')}leave fusion out."
             )
     if plan.place == "ray":
+        from rollmill.processes.cluster.joining import check_cluster
+
         check_cluster(options.cluster or "ray")

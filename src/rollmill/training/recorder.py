@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Array, PyTree
 
-from rollmill.algorithms import GAMES, MOMENTS, explained_variance
+from rollmill.algorithms.reports import GAMES, MOMENTS, explained_variance
 from rollmill.dataflow import COMPUTED, Graph
 from rollmill.gpus.activity import GpuActivity
 from rollmill.hooks import (

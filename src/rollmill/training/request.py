@@ -20,8 +20,6 @@ from rollmill.dataflow import Graph
 from rollmill.envs import is_on_host, parse_options
 from rollmill.networks import find_network
 from rollmill.planning.choose import settings_of
-from rollmill.recipes import RECIPES
-from rollmill.recipes.classic import Recipe
 from rollmill.record.json_files import plain
 from rollmill.runs.algorithms import ALGORITHMS, find_algorithm
 from rollmill.runs.options import RunOptions
@@ -213,12 +211,14 @@ def default_config(algorithm: str, recipe: str | None) -> Any:
     return found.config
 
 
-def find_recipe(name: str) -> Recipe:
-    """The recipe of a name.
+def find_recipe(name: str) -> Any:
+    """Returns the `recipes.classic.Recipe` of a name.
 
     Raises:
         UsageError: there is none.
     """
+    from rollmill.recipes import RECIPES
+
     if name not in RECIPES:
         raise unknown_name("recipe", name, RECIPES)
     return RECIPES[name]()

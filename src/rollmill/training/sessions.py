@@ -15,7 +15,6 @@ from rollmill.record.run_directory import RunDirectory
 from rollmill.training.preparing import PreparedTraining
 from rollmill.training.recorder import default_log_every
 from rollmill.training.starting import begin_with
-from rollmill.workers.launch import launch
 from rollmill.workers.program_training import ProgramTraining
 from rollmill.workers.reports import Saved, Training
 
@@ -56,6 +55,8 @@ def _open_program(
 @contextlib.contextmanager
 def _open_workers(prepared: PreparedTraining, run: RunDirectory) -> Iterator[tuple[Training, State]]:
     """Trains with workers, which build the graph from its description."""
+    from rollmill.workers.launch import launch  # a training in one program needs no workers, nor channels
+
     graph, restored, begin = prepared.algorithm, prepared.restored, None
     if restored:
         begin = Saved(restored.iteration, restored.state)

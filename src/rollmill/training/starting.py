@@ -17,7 +17,6 @@ from jaxtyping import Array, PyTree
 
 from rollmill.core.errors import UsageError
 from rollmill.dataflow import Graph, State, start_learner
-from rollmill.policies.policies import restore_run
 from rollmill.programs.compiled import start_state, state_shapes
 from rollmill.runs.options import RunOptions
 
@@ -55,6 +54,8 @@ def given_weights(graph: Graph, options: RunOptions, imports: Sequence[str]) -> 
     """
     if options.start_from is None:
         return None
+    from rollmill.policies.policies import restore_run
+
     run, other, seeds, found = restore_run(options.start_from, imports=imports)
     learner = found.state.learner
     if len(seeds) > 1:

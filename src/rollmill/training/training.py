@@ -25,8 +25,6 @@ from rollmill.training.hook_calls import check_hooks
 from rollmill.training.placing import choose_plan, refuse_unread, with_settings
 from rollmill.training.preparing import PlannedTraining, PreparedTraining, prepare
 from rollmill.training.recorder import Run, open_checkpoints
-from rollmill.training.requeueing import run_to_go_on
-from rollmill.training.resuming import resume
 from rollmill.training.sessions import Session
 from rollmill.training.starting import given_weights
 
@@ -67,9 +65,8 @@ def train(
     hooks = check_hooks(hooks)
     check_algorithm(algorithm)
     options = chosen_options(options, overrides)
-    if options.resume_if_exists and (run := run_to_go_on(algorithm, _settled(options))):
-        again = algorithm if read_saved(run).graph.get("custom") else None
-        return resume(run.root, algorithm=again, imports=imports, quiet=options.quiet, hooks=hooks)
+    if options.resume_if_exists and (run := _resumed(algorithm, options, imports, hooks)):
+        return run
     prepared = prepare_training(algorithm, options, imports=imports, recipe=recipe)
     return pass_on_interrupt(begin_training(prepared, hooks))
 
@@ -115,6 +112,18 @@ def begin_training(
     display.note(f"run {run.root}")
     with contextlib.closing(display), run.lock(), open_checkpoints(run, options) as checkpoints:
         return drive(prepared, run, checkpoints, hooks=hooks, watch=watch)
+
+
+def _resumed(algorithm: Graph, options: RunOptions, imports: Sequence[str], hooks: Sequence[Hook]) -> Run | None:
+    """Goes on with the run that an earlier start of this command made. None if there is none yet."""
+    from rollmill.training.requeueing import run_to_go_on
+    from rollmill.training.resuming import resume
+
+    run = run_to_go_on(algorithm, _settled(options))
+    if run is None:
+        return None
+    again = algorithm if read_saved(run).graph.get("custom") else None
+    return resume(run.root, algorithm=again, imports=imports, quiet=options.quiet, hooks=hooks)
 
 
 def _settled(options: RunOptions) -> RunOptions:

@@ -5,9 +5,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rollmill.core.machine import GpuSharing
+from rollmill.core.numerics import Numerics
 from rollmill.core.schema import read_as
 from rollmill.dataflow import Graph
-from rollmill.fusion import Numerics
 from rollmill.planning.plan import AllReduceOption, Plan
 from rollmill.programs.kernels import Fusion
 

@@ -6,10 +6,10 @@
 from typing import Any
 
 from rollmill.core.errors import UsageError
+from rollmill.core.numerics import Numerics
 from rollmill.fusion.backends.base import AnyLaunch, Backend, check_package
 from rollmill.fusion.backends.cpu.launches import machine_code
 from rollmill.fusion.backends.triton.launches import hopeless_on_gpu, triton_kernels
-from rollmill.fusion.numerics import Numerics
 
 __all__ = ["AnyLaunch", "Backend", "backend_of", "check_package", "hopeless_on_gpu", "machine_code"]
 

@@ -5,8 +5,8 @@ from typing import NamedTuple
 import jax
 
 from rollmill.core.errors import unknown_name
+from rollmill.core.numerics import Numerics
 from rollmill.fusion.estimate.cost import Cost
-from rollmill.fusion.numerics import Numerics
 
 
 class Chip(NamedTuple):

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree, UInt32
 
+from rollmill.core.errors import CannotFuse
 from rollmill.dataflow import (
     Batch,
     Graph,
@@ -31,7 +32,6 @@ from rollmill.dataflow import (
     prepare,
     start,
 )
-from rollmill.fusion.errors import CannotFuse
 from rollmill.fusion.ir import Program, evaluate
 from rollmill.fusion.kernels.leaves import Leaf, each_struct, input_leaves
 from rollmill.fusion.kernels.sums import Sum, mean_of, sums_of

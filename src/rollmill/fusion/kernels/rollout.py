@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, PyTree
 
+from rollmill.core.errors import CannotFuse
 from rollmill.core.operations import traced
 from rollmill.core.types import Key
 from rollmill.dataflow import (
@@ -29,7 +30,6 @@ from rollmill.dataflow import (
     start_one,
     step_one,
 )
-from rollmill.fusion.errors import CannotFuse
 from rollmill.fusion.estimate.pressure import Pressure, pressure_of
 from rollmill.fusion.ir import Program, evaluate
 from rollmill.fusion.kernels.leaves import Leaf, each_struct, from_raw, input_leaves, output_leaves, to_raw

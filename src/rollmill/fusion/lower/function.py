@@ -13,7 +13,8 @@ import numpy as np
 from jax.extend import core
 from jaxtyping import Array, PyTree
 
-from rollmill.fusion.errors import CannotFuse, LoweringError
+from rollmill.core.errors import CannotFuse
+from rollmill.fusion.errors import LoweringError
 from rollmill.fusion.ir import Node, Program, Region, is_float
 from rollmill.fusion.lower.context import Lowering
 from rollmill.fusion.lower.invariants import ConstLabel, ValueClasses

@@ -12,8 +12,9 @@ import jax
 import numpy as np
 from jax.extend import core
 
+from rollmill.core.errors import CannotFuse
 from rollmill.core.user_frame import user_frame_of
-from rollmill.fusion.errors import CannotFuse, LoweringError
+from rollmill.fusion.errors import LoweringError
 from rollmill.fusion.lower.context import Lowering, settled
 from rollmill.fusion.lower.rule import Equation
 from rollmill.fusion.lower.rules import RULES, calls, products, shapes

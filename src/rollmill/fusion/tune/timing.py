@@ -14,12 +14,11 @@ from typing import Any, NamedTuple
 
 import jax
 
-from rollmill.core.errors import CheckpointError, DataError
+from rollmill.core.errors import CannotFuse, CheckpointError, DataError
 from rollmill.core.json_data import short_json
 from rollmill.core.schema import read_as
 from rollmill.fusion.backends.base import CompilingAhead
 from rollmill.fusion.cache import cached_file, read_cached, write_once
-from rollmill.fusion.errors import CannotFuse
 
 REPEATS, CALLS = 5, 10
 SECONDS = 0.1

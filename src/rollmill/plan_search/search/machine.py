@@ -7,6 +7,15 @@ Objective: TypeAlias = Literal["keep-batch", "grow-batch"]
 """`keep-batch`: the learning problem stays as it is, only where and how it runs is chosen. `grow-batch`: the
 number of environments may grow, and the batch with it; that is another learning problem."""
 
+DEFAULT_BUDGET = 90.0
+"""Seconds that a search may take."""
+
+DECIDED = (
+    *("distribution", "place", "devices", "workers", "actors", "learners", "asynchronous"),
+    "fusion",
+)
+"""Settings that a search chooses. One that is given narrows it."""
+
 HOST_SHARE = 0.9
 """Share of a host's memory that a training may take; the rest is for the system and other processes."""
 

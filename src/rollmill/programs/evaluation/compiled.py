@@ -6,17 +6,16 @@ Shape letters: `N` episodes, each in an environment of its own; `T` steps.
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from rollmill.core.errors import NonFiniteError
+from rollmill.core.errors import CannotFuse, NonFiniteError
 from rollmill.core.types import Key
-from rollmill.dataflow import Collector, Graph, Step, Weights, step_one
-from rollmill.fusion import Backend, CannotFuse, fused_collect, lower_rollout, pressure_of
+from rollmill.dataflow import Collector, Graph, Weights, step_one
 from rollmill.programs.cache import enable_compilation_cache
 from rollmill.programs.compiler_options import program_options
 from rollmill.programs.evaluation.episodes import (
@@ -47,7 +46,9 @@ OUTCOME = ("episode_return", "episode_length", "agent_returns")
 """What a step's `info` tells of an episode that ends with it; the last with several agents only."""
 
 
-class _Playing(NamedTuple):
+class Playing(NamedTuple):
+    """The episodes of a batch while they are played."""
+
     collector: Collector
     returns: Float[Array, " N"]
     lengths: Int[Array, " N"]
@@ -56,7 +57,7 @@ class _Playing(NamedTuple):
     chunks: Int[Array, ""]
 
 
-_Advance: TypeAlias = Callable[[Weights, _Playing, Key], _Playing]
+Advance: TypeAlias = Callable[[Weights, Playing, Key], Playing]
 """Plays `CHUNK` steps, with the key of this chunk."""
 
 
@@ -88,7 +89,7 @@ def evaluator(
     episodes: int,
     seed: int = 0,
     stochastic: bool = False,
-    backend: Backend | None = None,
+    backend: Any = None,
 ) -> Evaluator:
     """Compiles `evaluate` for weights of these shapes.
 
@@ -98,22 +99,24 @@ def evaluator(
         episodes: how many.
         seed: of the environments and the policy.
         stochastic: draw actions.
-        backend: makes a kernel of the steps, where they can be one; None: XLA computes them.
+        backend: a `fusion.Backend`, which makes a kernel of the steps if they can be one. None: XLA computes them.
     """
     episodes, seed = check_numbers(episodes, seed)
     graph = graph._replace(policy=graph.policy if stochastic else graph.greedy)
     enable_compilation_cache()
     batch, key = min(episodes, _most_at_once(graph)), jax.random.key(seed)
 
-    def play_with(advance: _Advance) -> Evaluator:
+    def play_with(advance: Advance) -> Evaluator:
         play = jax.jit(partial(_play, graph, batch, advance)).lower(weights, key, np.int32(0))
         return partial(_play_all, graph, play.compile(program_options()), key, batch, episodes)
 
     # A kernel relies on what holds for every environment that a training starts; those of later batches, and
     # beyond `num_envs`, are started with the index of another one.
     if backend is not None and episodes == batch <= graph.loops.num_envs:
+        from rollmill.programs.evaluation.fused import fused_steps
+
         with suppress(CannotFuse):
-            return play_with(_kernel(graph, backend, batch))
+            return play_with(fused_steps(graph, backend, batch))
     return play_with(partial(_advance_by_steps, graph))
 
 
@@ -145,11 +148,11 @@ def _most_at_once(graph: Graph) -> int:
 
 
 def _play(
-    graph: Graph, episodes: int, advance: _Advance, weights: Weights, key: Key, first: Int[Array, ""]
+    graph: Graph, episodes: int, advance: Advance, weights: Weights, key: Key, first: Int[Array, ""]
 ) -> tuple[Array, Array, dict[str, Array], Array]:
     start_key, run_key = jax.random.split(key)
 
-    def chunk(now: _Playing) -> _Playing:
+    def chunk(now: Playing) -> Playing:
         after = advance(weights, now, jax.random.fold_in(run_key, now.chunks))
         return after._replace(chunks=now.chunks + 1)
 
@@ -161,20 +164,20 @@ def _play(
     return end.returns, end.lengths, end.agent_returns, end.done
 
 
-def _with_agents(graph: Graph, weights: Weights, now: _Playing) -> _Playing:
-    """Adds a return of 0 for each kind of agent."""
+def _with_agents(graph: Graph, weights: Weights, now: Playing) -> Playing:
+    """The beginning with a return of 0 for each kind of agents."""
     first = jax.tree.map(lambda leaf: leaf[0], now.collector)
     _, step = jax.eval_shape(partial(step_one, graph, weights), first, jax.random.key(0), np.int32(0))
     kinds = step.info.get("agent_returns", {})
     return now._replace(agent_returns={name: jnp.zeros_like(now.returns) for name in kinds})
 
 
-def _begin(graph: Graph, episodes: int, key: Key, first: Int[Array, ""]) -> _Playing:
+def _begin(graph: Graph, episodes: int, key: Key, first: Int[Array, ""]) -> Playing:
     index = first + jnp.arange(episodes, dtype=jnp.int32)
     start = jax.vmap(graph.start_environment)
     state, observation = start(jax.random.split(key, episodes), index % graph.loops.num_envs)
     mask = jax.vmap(graph.action_mask)(state)
-    return _Playing(
+    return Playing(
         collector=Collector(index, state, observation, mask, start_memories(graph.start_memory, episodes)),
         returns=jnp.zeros(episodes, jnp.float32),
         lengths=jnp.zeros(episodes, jnp.int32),
@@ -184,7 +187,7 @@ def _begin(graph: Graph, episodes: int, key: Key, first: Int[Array, ""]) -> _Pla
     )
 
 
-def _with_outcome(now: _Playing, ends: Bool[Array, " N"], info: Mapping[str, PyTree[Array]]) -> _Playing:
+def with_outcome(now: Playing, ends: Bool[Array, " N"], info: Mapping[str, PyTree[Array]]) -> Playing:
     """Keeps the outcome of the episodes that end."""
     keep = lambda outcome, before: jnp.where(ends, outcome, before)
     return now._replace(
@@ -198,14 +201,14 @@ def _with_outcome(now: _Playing, ends: Bool[Array, " N"], info: Mapping[str, PyT
 # --- by XLA -------------------------------------------------------------------------------------------
 
 
-def _advance_by_steps(graph: Graph, weights: Weights, now: _Playing, key: Key) -> _Playing:
+def _advance_by_steps(graph: Graph, weights: Weights, now: Playing, key: Key) -> Playing:
     step_each = jax.vmap(partial(step_one, graph, weights), in_axes=(0, 0, None))
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, now.collector.index)  # as `fused_collect` does
 
-    def step(t: Int[Array, ""], now: _Playing) -> _Playing:
+    def step(t: Int[Array, ""], now: Playing) -> Playing:
         collector, steps = step_each(now.collector, keys, t)
         ends = (steps.terminated | steps.truncated) & ~now.done
-        return _with_outcome(now, ends, steps.info)._replace(collector=collector)
+        return with_outcome(now, ends, steps.info)._replace(collector=collector)
 
     if jax.default_backend() not in LOOKS_AT_EACH_STEP:
         return jax.lax.fori_loop(0, CHUNK, step, now)
@@ -214,39 +217,3 @@ def _advance_by_steps(graph: Graph, weights: Weights, now: _Playing, key: Key) -
         lambda carry: (carry[0] + 1, step(*carry)),
         (jnp.int32(0), now),
     )[1]
-
-
-# --- by a kernel --------------------------------------------------------------------------------------
-
-
-def _kernel(graph: Graph, backend: Backend, episodes: int) -> _Advance:
-    """Compiles the steps as a rollout kernel.
-
-    Raises:
-        CannotFuse: a step cannot be part of one.
-    """
-    graph = graph._replace(loops=graph.loops._replace(num_steps=CHUNK), appraise=_outcome)
-    step = lower_rollout(graph)
-    pressure = pressure_of(step.program)
-    if reason := backend.hopeless(pressure):
-        raise CannotFuse(reason)
-    # The smallest blocks: episodes are few, and each block has a multiprocessor of its own.
-    launch = min(backend.rollouts.launches(episodes, pressure.operations))
-    run = backend.rollouts.run(launch)
-
-    def advance(weights: Weights, now: _Playing, key: Key) -> _Playing:
-        collector, trajectory = fused_collect(graph, weights, now.collector, key, run=run, step=step)
-        steps = trajectory.steps
-        ended = steps.terminated | steps.truncated
-        ends, first = ended.any(axis=0) & ~now.done, jnp.argmax(ended, axis=0)
-        at_end = lambda leaf: jnp.take_along_axis(leaf, first[None], axis=0)[0]
-        return _with_outcome(now, ends, jax.tree.map(at_end, steps.info))._replace(collector=collector)
-
-    return advance
-
-
-def _outcome(weights: Weights, step: Step) -> Step:
-    """Returns the parts of a step that say how an episode ends, which are all that a kernel writes."""
-    empty = ("observation", "action_mask", "action", "extras", "reward", "final_observation", "final_memory")
-    info = {name: step.info[name] for name in OUTCOME if name in step.info}
-    return step._replace(**dict.fromkeys(empty, ()), info=info)

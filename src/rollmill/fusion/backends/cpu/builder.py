@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from llvmlite import ir
 
-from rollmill.fusion.errors import CannotFuse
+from rollmill.core.errors import CannotFuse
 from rollmill.fusion.ir import is_short_float
 
 Value: TypeAlias = Any

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from rollmill.core.errors import CannotFuse
 from rollmill.fusion.backends.cpu.builder import FLOAT32, Emitter, Value, memory_type, suffix_of
 from rollmill.fusion.backends.cpu.control import BlockValue, Vectors, assign, new_variable, read, write_loop
 from rollmill.fusion.backends.cpu.memory import Matrix, Placed, Scratch, pack, padded, product, side_by_side
 from rollmill.fusion.backends.cpu.operations import applied
-from rollmill.fusion.errors import CannotFuse
 from rollmill.fusion.ir import OPERATIONS, TYPED, Node, is_float
 from rollmill.fusion.opt.schedule import Accumulate, Emit, EmitLoop, If, Item, Schedule, Segment
 

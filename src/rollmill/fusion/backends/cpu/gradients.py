@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from llvmlite import ir
 
+from rollmill.core.errors import CannotFuse
 from rollmill.fusion.backends.cpu.builder import FLOAT32, INT32, INT64, Value, memory_type
 from rollmill.fusion.backends.cpu.codegen import CodeWriter
 from rollmill.fusion.backends.cpu.control import BlockValue
@@ -15,7 +16,6 @@ from rollmill.fusion.backends.cpu.ffi import NativeKernel, new_program
 from rollmill.fusion.backends.cpu.launch import CodeLaunch
 from rollmill.fusion.backends.cpu.memory import ALIGNMENT, Matrix, Placed, Scratch, gathered, pack, padded
 from rollmill.fusion.backends.cpu.target import processor
-from rollmill.fusion.errors import CannotFuse
 from rollmill.fusion.ir import Node
 from rollmill.fusion.kernels.accumulators import Side, Tile, TilePart, accumulators_of, is_row, width_of
 from rollmill.fusion.kernels.arguments import KernelArguments

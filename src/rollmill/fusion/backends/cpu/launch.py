@@ -1,9 +1,6 @@
-"""The launch of machine code, and the name of the processor."""
+"""The launch of machine code."""
 
-import platform
 from typing import NamedTuple
-
-from rollmill.core.machine import usable_cores
 
 
 class CodeLaunch(NamedTuple):
@@ -13,8 +10,3 @@ class CodeLaunch(NamedTuple):
     """Environments, or samples, that are computed together; a power of two."""
     programs: int = 0
     """Parts of a sum over samples, which are summed apart."""
-
-
-def describe_processor() -> str:
-    """Name of this processor; launches, and with them the order of sums, are chosen for it."""
-    return f"{platform.machine()} CPU, {usable_cores()} cores"

@@ -8,9 +8,9 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from rollmill.core.machine import usable_cores
+from rollmill.core.machine import describe_processor, usable_cores
 from rollmill.fusion.backends.base import AnyLaunch, Backend, CompilingAhead, KernelKind, many_products
-from rollmill.fusion.backends.cpu.launch import CodeLaunch, describe_processor
+from rollmill.fusion.backends.cpu.launch import CodeLaunch
 from rollmill.fusion.kernels.gradients import GradientStep, Minibatch
 from rollmill.fusion.kernels.rollout import RolloutStep, unpack
 from rollmill.fusion.lower.prologue import UniformArrays

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from llvmlite import ir
 
+from rollmill.core.errors import CannotFuse
 from rollmill.fusion.backends.cpu import functions
 from rollmill.fusion.backends.cpu.builder import FLOAT32, Emitter, Value, number_type
-from rollmill.fusion.errors import CannotFuse
 from rollmill.fusion.ir import is_short_float
 
 COMPARED = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 
+from rollmill.core.errors import CannotFuse
 from rollmill.fusion.backends.cpu.builder import INT32, Emitter, Value
 from rollmill.fusion.backends.cpu.codegen import CodeWriter
 from rollmill.fusion.backends.cpu.control import BlockValue, assign, assign_all, new_variable, read
@@ -12,7 +13,6 @@ from rollmill.fusion.backends.cpu.ffi import NativeKernel, new_program
 from rollmill.fusion.backends.cpu.leaf_io import load_leaf, store_leaf
 from rollmill.fusion.backends.cpu.memory import ALIGNMENT, Scratch
 from rollmill.fusion.backends.cpu.target import processor
-from rollmill.fusion.errors import CannotFuse
 from rollmill.fusion.ir import Node
 from rollmill.fusion.kernels.rollout import RolloutStep, written_leaves
 from rollmill.fusion.opt.schedule import schedule_of

@@ -5,9 +5,9 @@ import ctypes.util
 import functools
 from typing import Any, NamedTuple
 
+from rollmill.core.errors import CannotFuse
 from rollmill.core.installation import install_command
 from rollmill.core.machine import usable_cores
-from rollmill.fusion.errors import CannotFuse
 
 
 class Processor(NamedTuple):

@@ -10,12 +10,11 @@ from typing import Any, NamedTuple
 import jax
 from jaxtyping import Array
 
-from rollmill.core.errors import CheckpointError
+from rollmill.core.errors import CannotFuse, CheckpointError
 from rollmill.core.installation import cache_root
 from rollmill.fusion.backends.triton import memory, operations
 from rollmill.fusion.backends.triton.compile_file import Compilation, compile_file
 from rollmill.fusion.cache import write_exactly
-from rollmill.fusion.errors import CannotFuse
 
 HEADER = f"""\
 import triton

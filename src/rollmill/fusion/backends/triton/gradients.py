@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from rollmill.core.numerics import Numerics
 from rollmill.core.operations import GRADIENTS_KERNEL
 from rollmill.fusion.backends.triton.codegen import TritonWriter
 from rollmill.fusion.backends.triton.compile import Kernel, call, entry
@@ -21,7 +22,6 @@ from rollmill.fusion.kernels.arguments import KernelArguments
 from rollmill.fusion.kernels.gradients import GradientStep, Minibatch
 from rollmill.fusion.kernels.loop_fission import FissionPlan, SampleLoop, plan_sample_loops
 from rollmill.fusion.kernels.vector import Vector
-from rollmill.fusion.numerics import Numerics
 from rollmill.fusion.opt.schedule import schedule_of
 
 

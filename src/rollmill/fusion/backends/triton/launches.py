@@ -5,13 +5,13 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from rollmill.core.errors import UsageError
+from rollmill.core.numerics import Numerics
 from rollmill.fusion.backends.base import AnyLaunch, Backend, CompilingAhead, KernelKind, many_products
 from rollmill.fusion.backends.triton.ahead import compiling_side_by_side
 from rollmill.fusion.backends.triton.compile import Kernel, capability_here, compilation_of
 from rollmill.fusion.backends.triton.gradients import GradientLaunch, gradient_kernel, run_gradients_kernel
 from rollmill.fusion.backends.triton.rollout import Launch, rollout_kernel, run_kernel
 from rollmill.fusion.estimate.pressure import Pressure
-from rollmill.fusion.numerics import Numerics
 from rollmill.fusion.opt.segments import needs_segments
 
 KernelOf: TypeAlias = Callable[..., tuple[Kernel, list[Any]]]

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from jaxtyping import Array
 
+from rollmill.core.numerics import Numerics
 from rollmill.core.operations import ROLLOUT_KERNEL
 from rollmill.fusion.backends.triton.codegen import TritonWriter
 from rollmill.fusion.backends.triton.compile import Kernel, call, entry
@@ -19,7 +20,6 @@ from rollmill.fusion.backends.triton.registers import ENV_PER_THREAD, ENV_PER_TH
 from rollmill.fusion.backends.triton.source import KernelSource
 from rollmill.fusion.kernels.rollout import RolloutStep, unpack, written_leaves
 from rollmill.fusion.lower.prologue import UniformArrays
-from rollmill.fusion.numerics import Numerics
 from rollmill.fusion.opt.schedule import schedule_of
 from rollmill.fusion.opt.segments import needs_segments
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
+from rollmill.core.numerics import Numerics
 from rollmill.fusion.backends.triton.hoist import Hoisted
 from rollmill.fusion.backends.triton.memory import BY_TRITON, Memory
-from rollmill.fusion.numerics import Numerics
 
 
 class KernelSource:

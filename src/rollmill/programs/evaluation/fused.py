@@ -1,0 +1,43 @@
+"""Steps of an evaluation as a kernel."""
+
+import jax
+import jax.numpy as jnp
+
+from rollmill.core.errors import CannotFuse
+from rollmill.core.types import Key
+from rollmill.dataflow import Graph, Step, Weights
+from rollmill.fusion import Backend, fused_collect, lower_rollout, pressure_of
+from rollmill.programs.evaluation.compiled import CHUNK, OUTCOME, Advance, Playing, with_outcome
+
+
+def fused_steps(graph: Graph, backend: Backend, episodes: int) -> Advance:
+    """Makes a rollout kernel of the steps of an evaluation.
+
+    Raises:
+        CannotFuse: a step cannot be part of one.
+    """
+    graph = graph._replace(loops=graph.loops._replace(num_steps=CHUNK), appraise=_outcome)
+    step = lower_rollout(graph)
+    pressure = pressure_of(step.program)
+    if reason := backend.hopeless(pressure):
+        raise CannotFuse(reason)
+    # The smallest blocks: episodes are few, and each block has a multiprocessor of its own.
+    launch = min(backend.rollouts.launches(episodes, pressure.operations))
+    run = backend.rollouts.run(launch)
+
+    def advance(weights: Weights, now: Playing, key: Key) -> Playing:
+        collector, trajectory = fused_collect(graph, weights, now.collector, key, run=run, step=step)
+        steps = trajectory.steps
+        ended = steps.terminated | steps.truncated
+        ends, first = ended.any(axis=0) & ~now.done, jnp.argmax(ended, axis=0)
+        at_end = lambda leaf: jnp.take_along_axis(leaf, first[None], axis=0)[0]
+        return with_outcome(now, ends, jax.tree.map(at_end, steps.info))._replace(collector=collector)
+
+    return advance
+
+
+def _outcome(weights: Weights, step: Step) -> Step:
+    """Keeps the parts of a step that say how an episode ends. A kernel writes nothing else."""
+    empty = ("observation", "action_mask", "action", "extras", "reward", "final_observation", "final_memory")
+    info = {name: step.info[name] for name in OUTCOME if name in step.info}
+    return step._replace(**dict.fromkeys(empty, ()), info=info)
