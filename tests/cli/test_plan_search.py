@@ -13,6 +13,7 @@ from rollmill.cli import searching
 from rollmill.cli.main import main
 from rollmill.cli.plan import described
 from rollmill.cli.requests import parse_training
+from rollmill.plan_search import orders
 from rollmill.plan_search.compiled_program import MemoryNeed
 from rollmill.plan_search.search.candidate import Candidate
 from rollmill.plan_search.search.rows import CandidateRow, PlanTable
@@ -134,7 +135,7 @@ def test_a_training_takes_the_plan_in_place_of_what_was_searched(monkeypatch):
             Path(searched[0].search.output).write_text("{}")
             return 0
 
-    monkeypatch.setattr(searching, "start_child", lambda order, **_: searched.append(order) or Search())
+    monkeypatch.setattr(orders, "start_child", lambda order, **_: searched.append(order) or Search())
     words = [
         *PPO,
         "--search-plan",

@@ -11,6 +11,7 @@ from rollmill.cli import requests, resume, searching
 from rollmill.cli.main import main
 from rollmill.cli.requests import parse_training
 from rollmill.core.errors import UsageError
+from rollmill.plan_search import orders
 from rollmill.planning.placement import PlacementOptions
 from rollmill.runs.specification import import_modules
 
@@ -29,7 +30,7 @@ PPO = ["ppo", "CartPole-v1", "--num-envs", "8"]
     ],
 )
 def test_a_batch_grows_by_its_option_alone(words, grows, monkeypatch):
-    monkeypatch.setattr(searching, "start_child", WritesPlan)
+    monkeypatch.setattr(orders, "start_child", WritesPlan)
     parsed = parse_training([*PPO, "--search-plan", *words])
     with searching.planned(parsed.request, parsed.searching) as planned:
         assert ("num_envs" in planned.settings) is not grows

@@ -10,7 +10,7 @@ import rollmill
 from rollmill.core.errors import UsageError
 from rollmill.core.types import Environment, Timestep
 from rollmill.fusion import machine_code
-from rollmill.programs.evaluation import compiled
+from rollmill.programs.evaluation import compiled, fused
 from rollmill.programs.evaluation.compiled import evaluate, evaluator
 
 
@@ -42,8 +42,8 @@ def test_how_often_is_looked_changes_no_result(trained, monkeypatch):
 @pytest.mark.slow_beyond(1)
 def test_a_kernel_plays_the_same_episodes(trained, monkeypatch, stochastic):
     graph, weights = trained
-    calls, collect = [], compiled.fused_collect
-    monkeypatch.setattr(compiled, "fused_collect", lambda *a, **k: calls.append(1) or collect(*a, **k))
+    calls, collect = [], fused.fused_collect
+    monkeypatch.setattr(fused, "fused_collect", lambda *a, **k: calls.append(1) or collect(*a, **k))
     by_steps = evaluate(graph, weights, episodes=4, seed=3, stochastic=stochastic)
     assert not calls
     play = evaluator(graph, weights, episodes=4, seed=3, stochastic=stochastic, backend=machine_code())

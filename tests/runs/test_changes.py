@@ -168,14 +168,14 @@ def test_a_change_that_cannot_be_made_is_refused(run, changes, message):
 
 
 def test_a_finished_run_is_found_before_anything_is_compiled(finished, capsys, monkeypatch):
-    monkeypatch.setattr("rollmill.training.sessions.lower", pytest.fail)
+    monkeypatch.setattr("rollmill.training.preparing.lower", pytest.fail)
     run = rollmill.resume(finished)
     assert run.summary["status"] == "finished" and run.exit_code == 0
     assert capsys.readouterr().err == "this run is finished already; nothing was changed\n"
 
 
 def test_a_folder_that_cannot_be_written_is_found_before_anything_is_compiled(tmp_path, monkeypatch):
-    monkeypatch.setattr("rollmill.training.sessions.lower", pytest.fail)
+    monkeypatch.setattr("rollmill.training.preparing.lower", pytest.fail)
     algorithm = rollmill.ppo(rollmill.make("CartPole-v1"), total_timesteps=STEPS, **SIZES)
     (tmp_path / "file").write_text("")
     for root in (Path("/proc/rollmill/run"), tmp_path / "file" / "run"):
