@@ -61,11 +61,7 @@ class _CsvTable:
         self._folder = Folder(path.parent)
 
     def cut_after(self, iteration: int) -> None:
-        """Keeps the rows up to an iteration.
-
-        Raises:
-            UsageError: the file is no such table.
-        """
+        """Keeps the rows up to an iteration."""
         columns, rows = self._read()
         if rows and ITERATION not in columns:
             raise UsageError(

@@ -7,7 +7,7 @@ from rollmill.hooks.events import Hook
 
 
 def named(name: str, hook: Hook) -> Hook:
-    """The hook, under this name in messages."""
+    """Returns the hook, under this name in messages."""
     hook.__name__ = hook.__qualname__ = name  # pyright: ignore[reportFunctionMemberAccess]
     return hook
 

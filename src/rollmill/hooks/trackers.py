@@ -107,7 +107,7 @@ def mlflow_log(experiment: str = "rollmill", *, tracking_uri: str | None = None)
 
 
 def _mlflow_run(client: Any, experiment: str, event: TrainingStarted) -> str:
-    """The id of the run of this directory: of a resumed one, that which it had."""
+    """Returns the id of the run of this directory: of a resumed one, that which it had."""
     known = client.get_experiment_by_name(experiment)
     experiment_id = client.create_experiment(experiment) if known is None else known.experiment_id
     path = str(event.directory.resolve())
@@ -123,7 +123,7 @@ def _mlflow_run(client: Any, experiment: str, event: TrainingStarted) -> str:
 
 
 def numbers_of(row: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """The numbers of a line of metrics, without those that are not defined."""
+    """Yields the numbers of a line of metrics, without those that are not defined."""
     for name, value in row.items():
         if isinstance(value, int | float):
             yield name, value
@@ -139,11 +139,7 @@ def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
 
 
 def _imported(package: str) -> ModuleType:
-    """The package of a tracker.
-
-    Raises:
-        UsageError: it is not installed.
-    """
+    """Returns the package of a tracker."""
     try:
         return importlib.import_module(package)
     except ModuleNotFoundError as error:

@@ -25,7 +25,7 @@ TIMED_SECONDS = 0.3
 
 
 def describe_program(prepared: PreparedTraining) -> dict[str, Any] | None:
-    """The memory of a training in one program, and what it is compiled to; None where workers train.
+    """Returns the memory of a training in one program, and what it is compiled to. None if workers train.
 
     Returns:
         `bytes` of one device: arguments, temporary arrays, and the states that are held beside them; `process`,
@@ -64,7 +64,7 @@ class MemoryNeed(NamedTuple):
 
 
 def memory_need(prepared: PreparedTraining) -> MemoryNeed | None:
-    """The memory that a training will need, by what it was compiled to.
+    """Returns the memory that a training will need, by what it was compiled to.
 
     CPU devices share the memory of the machine, with the process. None where workers train, or XLA does not tell.
     """

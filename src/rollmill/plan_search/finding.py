@@ -98,7 +98,7 @@ def this_machine() -> Machine:
 
 
 def workload_of(graph: Graph, options: RunOptions, *, waiting: float = 0.0) -> Workload:
-    """The numbers of a graph that the candidates depend on; `waiting` is the share of `waiting_share`."""
+    """Returns the numbers of a graph that the candidates depend on; `waiting` is the share of `waiting_share`."""
     loops = graph.loops
     return Workload(
         num_envs=loops.num_envs,
@@ -113,7 +113,7 @@ def workload_of(graph: Graph, options: RunOptions, *, waiting: float = 0.0) -> W
 
 
 def list_candidates(request: SearchRequest, machine: Machine, workload: Workload) -> list[Candidate]:
-    """The candidates of a request.
+    """Returns the candidates of a request.
 
     Raises:
         UsageError: none has the values that the user has chosen.

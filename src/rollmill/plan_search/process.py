@@ -193,7 +193,7 @@ class CandidateProcess:
 def measured_between(
     points: Sequence[MetricsPoint], *, bound: float | None, learns_from: int, ended: bool
 ) -> Measurement | None:
-    """The throughput that lines of metrics show; None if it is too early to tell.
+    """Returns the throughput that lines of metrics show. None if it is too early to tell.
 
     Args:
         points: the lines so far.
@@ -219,7 +219,7 @@ def measured_between(
 
 
 def _of_a_short_training(points: Sequence[MetricsPoint]) -> Measurement | None:
-    """The throughput of a training that came to its end before it was warm."""
+    """Returns the throughput of a training that came to its end before it was warm."""
     if not points or points[-1].seconds <= 0:
         return None
     return Measurement(points[-1].env_steps / points[-1].seconds)

@@ -30,7 +30,7 @@ class StoredSearch:
 
 
 def file_for(what: Mapping[str, Any]) -> Path:
-    """The file that keeps the result of a search.
+    """Returns the file that keeps the result of a search.
 
     Args:
         what: everything that the result depends on, as JSON.
@@ -40,7 +40,7 @@ def file_for(what: Mapping[str, Any]) -> Path:
 
 
 def read_stored(file: Path, *, budget: float) -> tuple[PlanTable, Plan] | None:
-    """An earlier result; None if there is none, or if this budget is larger and may find a better one."""
+    """Returns an earlier result. None if there is none, or if this budget is larger and may find a better one."""
     try:
         value = parse_json(
             folder_in_cache(file).read(file.name, limit=MAX_BYTES), where=str(file), limit=MAX_BYTES

@@ -82,7 +82,7 @@ class ProcessTrials:
             self._open = None
 
     def plan_of(self, candidate: Candidate) -> Plan:
-        """The plan that carries a candidate out.
+        """Returns the plan that carries a candidate out.
 
         Raises:
             UsageError: it cannot run.
@@ -185,7 +185,7 @@ class ProcessTrials:
         return min(max(left, 0.0), self.start_seconds)
 
     def _process(self, candidate: Candidate) -> CandidateProcess:
-        """The process of a candidate; that of another one is ended."""
+        """Returns the process of a candidate; that of another one is ended."""
         if self._open is not None and self._open[0] == candidate:
             return self._open[1]
         self._end()

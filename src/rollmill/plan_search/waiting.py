@@ -20,7 +20,7 @@ SCHEDULING = Path("/proc/thread-self/schedstat")
 
 
 def waiting_share(graph: Graph) -> float:
-    """The share of the time of a step in which an environment keeps no core busy, from 0 to 1.
+    """Returns the share of the time of a step in which an environment keeps no core busy, from 0 to 1.
 
     One environment takes random steps in this process. Time of all threads of the process counts as computing, and
     time in which a core was lacking does not count. 0 for environments of JAX functions, and where an environment

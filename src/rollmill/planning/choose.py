@@ -10,7 +10,7 @@ from rollmill.planning.plan import Place, Plan, PlanSettings, read_plan
 
 
 def choose_plan(graph: Graph, options: PlacementOptions) -> Plan:
-    """The plan of these options, without settings: these are options of a training (`settings_of`).
+    """Returns the plan of these options, without settings: these are options of a training (`settings_of`).
 
     Raises:
         UsageError: if it does not fit the graph or the options.
@@ -60,7 +60,7 @@ def place_custom(plan: Plan, options: PlacementOptions, custom: Sequence[str], *
 
 
 def settings_of(options: PlacementOptions) -> PlanSettings:
-    """The settings of the plan that the options name; empty ones without a plan, or if it has none.
+    """Returns the settings of the plan that the options name; empty ones without a plan, or if it has none.
 
     Raises:
         UsageError: the file holds no plan.
@@ -81,17 +81,13 @@ def _check_settings(plan: Plan, graph: Graph, options: PlacementOptions) -> None
 
 
 def uses_workers(options: PlacementOptions) -> bool:
-    """Whether a training with these options has workers, as far as is known before its graph is built."""
+    """Returns whether a training with these options has workers, as far as is known before its graph is built."""
     one_program = options.distribution == "gpu-only" and options.plan is None
     return options.place not in (None, "program") or options.cluster is not None or not one_program
 
 
 def _partition(options: PlacementOptions) -> Partition:
-    """The distribution policy's partition.
-
-    Raises:
-        UsageError: a count was given that the policy does not read.
-    """
+    """Returns the distribution policy's partition."""
     given = {name: getattr(options, name) for name in COUNTS if getattr(options, name) not in (None, False)}
     counts = Counts(**given)
     partition = find_distribution(options.distribution)(counts)

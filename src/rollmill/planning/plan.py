@@ -80,7 +80,7 @@ class Plan:
         return replace(self, settings=None)
 
     def check(self, loops: Loops | None = None) -> None:
-        """Whether it can be run, with the sizes of these loops.
+        """Checks that the plan can be run with the sizes of these loops.
 
         Raises:
             UsageError: naming what does not fit, and what would.
@@ -95,7 +95,7 @@ class Plan:
             )
 
     def to_json(self) -> dict[str, Any]:
-        """The plan as JSON; `from_json` reads it."""
+        """Returns the plan as JSON, which `from_json` reads."""
         groups = [{**group._asdict(), "fragments": list(group.fragments)} for group in self.partition.groups]
         placed = {"distribution": self.partition.name, "place": self.place, "groups": groups}
         if self.settings is None:
@@ -105,7 +105,7 @@ class Plan:
 
     @staticmethod
     def from_json(value: Any) -> "Plan":
-        """The plan that `to_json` wrote, or that somebody edited.
+        """Returns the plan that `to_json` wrote, or that somebody edited.
 
         Raises:
             UsageError: naming the field that is missing, unknown, of another type, or does not fit.
@@ -125,7 +125,7 @@ class Plan:
 
 
 def read_plan(path: Path) -> Plan:
-    """The plan in a file.
+    """Returns the plan in a file.
 
     Raises:
         UsageError: if there is none, or it is no plan.

@@ -126,5 +126,5 @@ class ActionDistribution(eqx.Module):
 
 
 def action_distribution(parameters: PyTree, batch: Shape) -> ActionDistribution:
-    """A distribution with leaves `[*batch, ...]` as an `ActionDistribution`."""
+    """Returns a distribution with leaves `[*batch, ...]` as an `ActionDistribution`."""
     return ActionDistribution(parameters, tuple(leaf.ndim - len(batch) for leaf in jax.tree.leaves(parameters)))

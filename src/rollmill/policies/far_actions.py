@@ -31,7 +31,7 @@ def notes_on_far_actions(graph: Graph) -> list[str]:
 
 
 def _first_std(graph: Graph) -> float:
-    """The standard deviation that the network's settings give, if there are any."""
+    """Returns the standard deviation that the network's settings give, if there are any."""
     network = graph.settings["config"].get("network")
     return math.exp(network.get("initial_log_std", 0.0)) if isinstance(network, Mapping) else 1.0
 

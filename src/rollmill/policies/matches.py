@@ -75,7 +75,7 @@ def match(
 
 
 def load_opponent(against: str | Path, **options: Any) -> LoadedRun | str:
-    """The weights of a run, or the name of a fixed opponent; options are those of `load_weights`."""
+    """Returns the weights of a run, or the name of a fixed opponent; options are those of `load_weights`."""
     is_run = isinstance(against, Path) or Path(against).is_dir() or len(Path(against).parts) > 1
     return load_weights(against, **options) if is_run else str(against)
 
@@ -99,7 +99,7 @@ def match_runs(
 
 
 def game_of(loaded: LoadedRun, env: Environment | str | None, env_options: Options = NO_OPTIONS) -> Environment:
-    """The game for two players that a run's policy plays.
+    """Returns the game for two players that a run's policy plays.
 
     Args:
         loaded: the run.

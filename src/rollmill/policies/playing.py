@@ -91,7 +91,7 @@ class GameAgainstPolicy:
         return "won" if for_person > 0 else "lost" if for_person < 0 else "drawn"
 
     def suggestion(self) -> int:
-        """The policy's choice for the player to move; the game is as before."""
+        """Returns the policy's choice for the player to move; the game is as before."""
         return int(self._decision().action)
 
     def move(self, action: int) -> None:

@@ -40,7 +40,7 @@ def load(
     imports: Sequence[str] = (),
     trust: bool = False,
 ) -> Policy:
-    """The policy of a run: `policy = rollmill.load(run)`, `action = policy.action(observation)`.
+    """Returns the policy of a run: `policy = rollmill.load(run)`, `action = policy.action(observation)`.
 
     Args:
         run_dir: the run's directory.
@@ -67,7 +67,7 @@ def load_weights(
     imports: Sequence[str] = (),
     trust: bool = False,
 ) -> LoadedRun:
-    """The graph of a run and its policy's weights; arguments are those of `load`.
+    """Returns the graph of a run and its policy's weights; arguments are those of `load`.
 
     Raises:
         CheckpointError: if the directory is no run, or has no whole checkpoint.
@@ -82,7 +82,7 @@ def load_weights(
 def weights_of_seed(
     run: RunDirectory, graph: Graph, seeds: Sequence[int], seed: int | None
 ) -> Callable[[State], Weights]:
-    """The function from a run's training state to the weights of the policy of one seed.
+    """Returns the function from a run's training state to the weights of the policy of one seed.
 
     Args:
         run: the run, for messages.
@@ -118,7 +118,7 @@ def restore_run(
     imports: Sequence[str] = (),
     trust: bool = False,
 ) -> RestoredRun:
-    """A run's graph and the training state of a checkpoint; arguments are those of `load`.
+    """Returns a run's graph and the training state of a checkpoint; arguments are those of `load`.
 
     Raises:
         CheckpointError: if the directory is no run, or has no whole checkpoint.
@@ -149,7 +149,7 @@ def _iteration(run: RunDirectory, checkpoints: Checkpoints, checkpoint: str | in
 
 
 def _best(run: RunDirectory, checkpoints: Checkpoints) -> int:
-    """The iteration of the checkpoint with the best return."""
+    """Returns the iteration of the checkpoint with the best return."""
     best = checkpoints.best()
     if best is None:
         raise UsageError(
@@ -309,7 +309,7 @@ def evaluator_on(
 
 
 def on_environment(graph: Graph, env: Environment) -> Graph:
-    """The graph with another environment of the same spaces in the place of its own."""
+    """Returns the graph with another environment of the same spaces in the place of its own."""
     if graph.elsewhere is not None:
         return graph.elsewhere(env)
     envs = environment_functions(env, num_envs=graph.loops.num_envs)

@@ -110,7 +110,7 @@ class Policy:
         return self._loaded
 
     def with_weights(self, weights: Weights) -> "Policy":
-        """The same policy with other weights; traceable, so that `jax.grad` can differentiate by them.
+        """Returns the same policy with other weights; traceable, so that `jax.grad` can differentiate by them.
 
         Args:
             weights: a pytree of the structure and the shapes of `weights`.
@@ -140,7 +140,7 @@ class Policy:
         position: Any = None,
         search: bool = True,
     ) -> Any:
-        """The action for each observation, `[*batch, ...]`, inside the bounds of the action space.
+        """Returns the action for each observation, `[*batch, ...]`, inside the bounds of the action space.
 
         Args:
             observation: `[*batch, ...]`; of several agents a dictionary by kind.
@@ -178,7 +178,7 @@ class Policy:
     def distribution(
         self, observation: Any, *, memory: Any = None, action_mask: Any = None
     ) -> ActionDistribution | dict[str, ActionDistribution]:
-        """The distribution over actions for each observation; of several agents a dictionary by kind.
+        """Returns the distribution over actions for each observation; of several agents a dictionary by kind.
 
         AlphaZero's is that of the network, which its search improves. A memory is not advanced; `action` returns
         the next one.
@@ -201,7 +201,7 @@ class Policy:
         return action_distribution(found, given.batch)
 
     def value(self, observation: Any, *, memory: Any = None) -> Any:
-        """The expected return from each observation on, `[*batch]` in float32.
+        """Returns the expected return from each observation on, `[*batch]` in float32.
 
         It is in the unit of the rewards that were learned from: with `normalize_rewards` of the scaled ones. Of a
         game for two it is that of the player to move.
@@ -221,7 +221,7 @@ class Policy:
         return on_host(found) if given.plain else found
 
     def q_values(self, observation: Any) -> Any:
-        """The value of each action, `[*batch, n]` in float32, of DQN.
+        """Returns the value of each action, `[*batch, n]` in float32, of DQN.
 
         Args:
             observation: `[*batch, ...]`.
@@ -247,7 +247,7 @@ class Policy:
     # --- the shorthand, which remembers ---------------------------------------------------------------
 
     def __call__(self, observation: Any, *, action_mask: Any = None, stochastic: bool = False) -> Any:
-        """The action for one observation or a batch, `[*batch, ...]`; the policy remembers by itself.
+        """Returns the action for one observation or a batch, `[*batch, ...]`; the policy remembers by itself.
 
         Not for `jax.jit`: there use `action`.
 
@@ -380,7 +380,7 @@ def _decide(graph: Graph, how: str, rank: int, weights: Weights, *inputs: Any) -
 
 
 def _lifted(function: Callable | None, rank: int, weights: Weights, *inputs: Any) -> Any:
-    """A function of the weights and of ONE observation, of observations with `rank` leading axes."""
+    """Returns a function of the weights and of ONE observation, of observations with `rank` leading axes."""
     assert function is not None
     for _ in range(rank):
         function = jax.vmap(function, in_axes=(None, *(0,) * len(inputs)))
@@ -388,7 +388,7 @@ def _lifted(function: Callable | None, rank: int, weights: Weights, *inputs: Any
 
 
 def _shaped_like(name: str, expected: Any, given: Any, batch: Shape) -> Any:
-    """A tree of arrays of the expected structure, one element for each observation."""
+    """Returns a tree of arrays of the expected structure, one element for each observation."""
     leaves, structure = jax.tree.flatten(expected)
     if jax.tree.structure(given) != structure:
         raise UsageError(f"{name} has the structure {jax.tree.structure(given)}; expected {structure}.")

@@ -102,7 +102,7 @@ def check_finite(name: str, tree: PyTree) -> None:
 
 
 def given_key(key: Key | None, seed: Any) -> Key | None:
-    """The random key of a call that takes a key or a seed.
+    """Returns the random key of a call that takes a key or a seed.
 
     Raises:
         UsageError: both are given, or a seed that is no number of 32 bits.
@@ -117,7 +117,7 @@ def given_key(key: Key | None, seed: Any) -> Key | None:
 
 
 def spread_key(key: Key, batch: Shape) -> Array:
-    """A key for each of a batch, `[*batch]`; of a single one the key itself."""
+    """Returns a key for each of a batch, `[*batch]`; of a single one the key itself."""
     return jax.random.split(key, batch) if batch else key
 
 
@@ -132,7 +132,7 @@ def holds_jax(*trees: PyTree) -> bool:
 
 
 def on_host(tree: PyTree) -> PyTree:
-    """The leaves as NumPy arrays."""
+    """Returns the leaves as NumPy arrays."""
     return jax.tree.map(np.asarray, jax.device_get(tree))
 
 

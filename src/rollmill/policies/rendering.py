@@ -183,7 +183,7 @@ def _check_numbers(episodes: int, max_steps: int, size: int | None, seed: int) -
 
 
 def _environment(graph: Graph, env: AnyEnvironment | None, options: Options) -> Environment | HostEnvironment:
-    """The environment to play in: the one that is given, or the run's own, made again from its name."""
+    """Returns the environment to play in: the one that is given, or the run's own, made again from its name."""
     if env is None:
         if options:
             raise UsageError(
@@ -203,13 +203,13 @@ def _environment(graph: Graph, env: AnyEnvironment | None, options: Options) -> 
 
 
 def _drawing_itself(name: Any, options: Options) -> Options:
-    """The options with which an environment of Gymnasium or PettingZoo draws itself."""
+    """Returns the options with which an environment of Gymnasium or PettingZoo draws itself."""
     draws = isinstance(name, str) and name.startswith(("gymnasium:", "pettingzoo:"))
     return {**options, "render_mode": "rgb_array"} if draws else options
 
 
 def _same_size(frames: Iterator[Frame], size: int | None) -> Iterator[Frame]:
-    """The frames in the size of the first one, or with so many pixels on the longer side."""
+    """Yields the frames in the size of the first one, or with so many pixels on the longer side."""
     shape = None
     for frame in frames:
         height, width = frame.picture.shape[:2]
@@ -233,7 +233,7 @@ def _frames(
     max_steps: int,
     seed: int,
 ) -> Iterator[Frame]:
-    """The frames of the episodes that an evaluation of as many episodes with this seed plays."""
+    """Yields the frames of the episodes that an evaluation of as many episodes with this seed plays."""
     graph = on_environment(graph, _never_reset(env))
     begin, step = jax.jit(partial(_begin, graph)), jax.jit(partial(_step, graph))
     start_key, run_key = jax.random.split(jax.random.key(seed))
@@ -252,7 +252,7 @@ def _frames(
 
 
 def _never_reset(env: Environment) -> Environment:
-    """The environment, whose end only its state tells: an auto-reset around it has nothing to do."""
+    """Returns the environment, whose end only its state tells: an auto-reset around it has nothing to do."""
 
     def reset(key: Any, params: Params) -> tuple[Any, _Watched]:
         observation, inner = env.reset(key, params)
@@ -278,13 +278,13 @@ def _step(graph: Graph, weights: Any, key: Any, now: _Played, t: Array) -> _Play
 
 
 def _watched(state: Any) -> _Watched:
-    """The author's state inside of those that transforms have put around it."""
+    """Returns the author's state inside of those that transforms have put around it."""
     is_watched = lambda node: isinstance(node, _Watched)
     return next(node for node in jax.tree.leaves(state, is_leaf=is_watched) if is_watched(node))
 
 
 def _picture(env: Environment, draw: Draw, size: int, now: _Played) -> tuple[Picture, float]:
-    """The pixels of a state, and the frames a second that suit them."""
+    """Returns the pixels of a state, and the frames a second that suit them."""
     with attribute_to_user_code(f"{env.name}: draw"):
         drawn = draw(now.watched.inner, env.params)
     if isinstance(drawn, Drawing):
@@ -335,7 +335,7 @@ def _frames_on_host(
 
 
 def _seen(env: HostEnvironment, film: Film, episode: int, step: int, total: float) -> Frame:
-    """The oldest picture of a film as a frame."""
+    """Returns the oldest picture of a film as a frame."""
     if film.problems:
         raise UsageError(
             f"{env.name} cannot be drawn: {film.problems[0]}. hint: Gymnasium's classic control needs pygame, "

@@ -34,7 +34,7 @@ def names_rule(policy: str | Path) -> bool:
 
 
 def shown_rule(policy: str | Path | Rule) -> str:
-    """The policy's name in messages."""
+    """Returns the policy's name in messages."""
     return getattr(policy, "__name__", str(policy))
 
 
@@ -55,7 +55,7 @@ def refuse_for_rule(policy: str | Path | Rule, names: Sequence[str]) -> None:
 
 
 def find_rule(policy: str | Path | Rule, env: Environment | HostEnvironment) -> Rule:
-    """The function itself, or the one of a name.
+    """Returns the function itself, or the one of a name.
 
     Args:
         policy: a function, `random` or `MODULE:FUNCTION`.
@@ -81,7 +81,7 @@ def find_rule(policy: str | Path | Rule, env: Environment | HostEnvironment) -> 
 
 
 def graph_of_rule(rule: Rule, env: Environment | HostEnvironment) -> Graph:
-    """A graph that plays an environment by a function, and cannot learn."""
+    """Returns a graph that plays an environment by a function, and cannot learn."""
     functions = _functions(env)
 
     def decide(
@@ -121,11 +121,7 @@ def _cannot_learn(*arguments: Any, **named: Any) -> Any:
 
 
 def _fitted(action: Any, env: Environment | HostEnvironment) -> Action:
-    """The action with the types of the action space.
-
-    Raises:
-        ContractError: it has another structure, other shapes, or numbers of another kind.
-    """
+    """Returns the action with the types of the action space."""
     expected = struct(env.action_space)
     found = jax.tree.map(jnp.asarray, action)
     if jax.tree.structure(found) != jax.tree.structure(expected) or not all(

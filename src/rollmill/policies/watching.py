@@ -80,7 +80,7 @@ def _appearing(run: RunDirectory, checkpoints: Checkpoints) -> Iterator[int]:
 
 
 def _restored(run: RunDirectory, checkpoints: Checkpoints, shapes: State, iteration: int) -> State | None:
-    """The state of a checkpoint; None if it was deleted in the meantime."""
+    """Returns the state of a checkpoint. None if it was deleted in the meantime."""
     check = lambda number, metadata: check_identity(run, metadata, number)
     try:
         restored = checkpoints.restore(shapes, iteration=iteration, check=check)

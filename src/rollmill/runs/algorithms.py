@@ -116,7 +116,7 @@ def _build(
     config: Any = None,
     **overrides: Any,
 ) -> Graph:
-    """The graph of a registered algorithm, under its name."""
+    """Returns the graph of a registered algorithm, under its name."""
     env = as_environment(env)
     known = [field.name for field in fields(kind)]
     for option in overrides:

@@ -44,7 +44,7 @@ def parse_assignments(texts: Sequence[str]) -> dict[str, str]:
 def changed_settings(
     settings: Mapping[str, Any], changes: Mapping[str, Any], *, where: str
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The settings of a graph with other hyperparameters, and these as they are written down.
+    """Returns the settings of a graph with other hyperparameters, and these as they are written down.
 
     Args:
         settings: settings of the graph, from config.json.
@@ -175,7 +175,7 @@ def note_launches(run: RunDirectory, launches: Mapping[str, Any]) -> None:
 
 
 def _annealing_note(before: Mapping[str, Any], after: Mapping[str, Any], graph: Graph, done: int) -> str | None:
-    """The jump of an annealed learning rate, where its schedule begins or ends elsewhere than before."""
+    """Returns the jump of an annealed learning rate, where its schedule begins or ends elsewhere than before."""
     if not {"total_timesteps", "learning_rate"} <= after.keys():
         return None
     waiting = first_learning_iteration(graph)  # no schedule goes on before it

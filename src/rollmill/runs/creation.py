@@ -44,7 +44,7 @@ def create_run(config: dict[str, Any], options: RunOptions) -> RunDirectory:
 
 
 def run_root(described: dict[str, Any], options: RunOptions) -> Path:
-    """The directory of a run, as chosen or by default."""
+    """Returns the directory of a run, as chosen or by default."""
     if options.run_dir is not None:
         return Path(options.run_dir)
     return name_run(described["algorithm"], described["environment"], seed=options.seed, now=datetime.now())
@@ -58,7 +58,7 @@ def run_config(
     launches: Launches | None,
     recipe: str | None,
 ) -> dict[str, Any]:
-    """The content of config.json."""
+    """Returns the content of config.json."""
     return {
         "graph": described,
         "options": recorded_options(options),

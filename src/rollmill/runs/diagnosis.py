@@ -47,7 +47,7 @@ def replay(
 
 
 def kept_fault(run_dir: str | Path) -> bool:
-    """Whether a run holds a fault to replay, or the message of one that cannot be.
+    """Returns whether a run holds a fault to replay, or the message of one that cannot be.
 
     Raises:
         CheckpointError: if the directory is no run.

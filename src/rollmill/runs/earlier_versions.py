@@ -36,7 +36,7 @@ def note_of_versions(run: RunDirectory) -> str | None:
 
 
 def _major(version: str) -> tuple[int, ...] | None:
-    """The numbers that a version may change only with its meaning; None for a text that is no version."""
+    """Returns the numbers that a version may change only with its meaning. None for a text that is no version."""
     found = VERSION.fullmatch(version)
     if found is None:
         return None

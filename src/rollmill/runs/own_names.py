@@ -36,7 +36,7 @@ _REGISTRIES: dict[Kind, Registry] = {
 
 
 def own_names(described: dict[str, Any]) -> list[OwnName]:
-    """The names of a graph that the user registered.
+    """Returns the names of a graph that the user registered.
 
     Args:
         described: what `describe` returned.
@@ -83,7 +83,7 @@ def _own_of(names: Sequence[tuple[Kind, str]]) -> list[OwnName]:
 
 
 def with_own_modules(imports: Sequence[str], described: dict[str, Any]) -> tuple[str, ...]:
-    """The modules that another process imports to make a graph.
+    """Returns the modules that another process imports to make a graph.
 
     Args:
         imports: modules that the user names.

@@ -14,7 +14,7 @@ from rollmill.runs.trust import approved_imports
 def reopen(
     run: RunDirectory, *, algorithm: Graph | None = None, imports: Sequence[str] = (), trust: bool = False
 ) -> tuple[Graph, RunOptions]:
-    """The algorithm and the options that a run was started with.
+    """Returns the algorithm and the options that a run was started with.
 
     Args:
         run: the run.
@@ -34,7 +34,7 @@ def reopen(
 def open_graph(
     settings: Mapping[str, Any], imported: Sequence[str], *, algorithm: Graph | None, modules: Sequence[str]
 ) -> Graph:
-    """The graph of these settings, or the one that was passed again.
+    """Returns the graph of these settings, or the one that was passed again.
 
     Args:
         settings: settings of the graph, as config.json has them.

@@ -95,7 +95,7 @@ class Summary:
 
 
 def read_saved(run: RunDirectory) -> SavedConfig:
-    """The configuration of a run.
+    """Returns the configuration of a run.
 
     Raises:
         CheckpointError: naming file, field and value, if it is not what Rollmill writes.
@@ -117,7 +117,7 @@ def read_saved(run: RunDirectory) -> SavedConfig:
 
 
 def read_options(run: RunDirectory) -> RunOptions:
-    """The options that a run was started with.
+    """Returns the options that a run was started with.
 
     Raises:
         CheckpointError: if its configuration is not one of this version, or a value is not one that the option
@@ -129,7 +129,7 @@ def read_options(run: RunDirectory) -> RunOptions:
 
 
 def read_summary(run: RunDirectory) -> dict[str, Any] | None:
-    """The summary of a run; None where it has none.
+    """Returns the summary of a run. None if it has none.
 
     Raises:
         CheckpointError: naming file, field and value, if it is not what Rollmill writes.
@@ -145,7 +145,7 @@ def read_summary(run: RunDirectory) -> dict[str, Any] | None:
 
 
 def _known(kind: Any, values: Mapping[str, Any], where: str, *, field: str = "") -> Any:
-    """The fields of a schema, of an object that may have more."""
+    """Returns the fields of a schema, of an object that may have more."""
     known = {name: values[name] for name in kind.__dataclass_fields__ if name in values}
     return read_as(kind, known, where=where, field=field, error=CheckpointError)
 
@@ -154,7 +154,7 @@ def _known(kind: Any, values: Mapping[str, Any], where: str, *, field: str = "")
 
 
 def identity_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of config.json that decides what is learned, as flat names and values."""
+    """Returns the part of config.json that decides what is learned, as flat names and values."""
     graph = {name: value for name, value in config["graph"].items() if name not in DERIVED}
     options = {name: config["options"].get(name) for name in DECIDING_OPTIONS}
     return flat("", plain({**graph, **options}))
@@ -174,7 +174,7 @@ def flat(prefix: str, value: Any) -> dict[str, Any]:
 
 
 def undone(identity: Mapping[str, Any], changes: tuple[Change, ...]) -> dict[str, Any]:
-    """The identity before these changes."""
+    """Returns the identity before these changes."""
     values = dict(identity)
     for change in reversed(changes):
         values |= {f"config.{name}": value for name, value in change.before.items()}
@@ -237,7 +237,7 @@ def _hint(run: RunDirectory, names: list[str], current: Mapping[str, Any]) -> st
 
 
 def changed_config(config: Mapping[str, Any], graph: Mapping[str, Any], change: Change) -> dict[str, Any]:
-    """The config.json of a run that goes on with other hyperparameters."""
+    """Returns the config.json of a run that goes on with other hyperparameters."""
     history = [*config.get("changes", ()), asdict(change)]
     launches = None if {"num_minibatches"} & change.after.keys() else config.get("launches")
     return {**config, "graph": dict(graph), "launches": launches, "changes": history}

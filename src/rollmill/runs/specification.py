@@ -29,12 +29,12 @@ def import_modules(names: Sequence[str]) -> None:
 
 
 def build_graph(algorithm: str, environment: str, config: Any, *, options: Options = NO_OPTIONS) -> Graph:
-    """A graph from the names of an algorithm and an environment, and the environment's options."""
+    """Returns a graph from the names of an algorithm and an environment, and the environment's options."""
     return find_algorithm(algorithm).build(make(environment, **options), config)
 
 
 def rebuild_graph(settings: dict[str, Any], *, imported: Sequence[str] = ()) -> Graph:
-    """A graph from the settings that a run was saved with.
+    """Returns a graph from the settings that a run was saved with.
 
     Raises:
         CheckpointError: if parts of it were made in Python and have no name.
@@ -70,7 +70,7 @@ def _graph_on(env: Environment | HostEnvironment, settings: dict[str, Any]) -> G
 
 
 def describe(graph: Graph) -> dict[str, Any]:
-    """The graph's settings as a run records them, with what they cannot rebuild named under "custom".
+    """Returns the graph's settings as a run records them, with what they cannot rebuild named under "custom".
 
     A part that was changed in Python, or has no name, is noticed by building the graph from its settings and
     comparing the two, by their parts or else by what they compute. That traces the graph, and in the second case
@@ -85,7 +85,7 @@ def describe(graph: Graph) -> dict[str, Any]:
 
 
 def _changed(graph: Graph, settings: dict[str, Any]) -> list[str]:
-    """The parts of a graph that its settings do not rebuild."""
+    """Returns the parts of a graph that its settings do not rebuild."""
     try:
         find_algorithm(settings["algorithm"])
     except UsageError:
@@ -109,7 +109,7 @@ def _changed(graph: Graph, settings: dict[str, Any]) -> list[str]:
 
 
 def check_same_config(graph: Graph, settings: dict[str, Any]) -> None:
-    """Whether a graph that was passed again has the hyperparameters of the run.
+    """Checks that a graph that was passed again has the hyperparameters of the run.
 
     Raises:
         UsageError: naming those that differ.
@@ -129,7 +129,7 @@ def check_same_config(graph: Graph, settings: dict[str, Any]) -> None:
 def config_from_json(
     config: type, values: dict[str, Any], *, where: str = "the run's configuration", field: str = ""
 ) -> Any:
-    """A configuration dataclass from its JSON form.
+    """Returns a configuration dataclass from its JSON form.
 
     Args:
         config: the dataclass.

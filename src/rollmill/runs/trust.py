@@ -60,12 +60,12 @@ class TrustedRun:
 
 
 def cluster_name(address: str) -> str:
-    """A cluster as one of the names that are trusted."""
+    """Returns a cluster as one of the names that are trusted."""
     return f"{CLUSTER}{address}"
 
 
 def named_modules(saved: SavedConfig, *, distribution: bool) -> list[NamedModule]:
-    """The modules that a configuration names.
+    """Returns the modules that a configuration names.
 
     Args:
         saved: the configuration.
@@ -88,7 +88,7 @@ def names_to_remember(saved: SavedConfig) -> list[str]:
 
 
 def check_cluster(run: RunDirectory, saved: SavedConfig, *, trust: bool) -> None:
-    """Whether the cluster that a configuration names by its address may be joined: its code runs here too.
+    """Checks that the cluster that a configuration names by its address may be joined: its code runs here too.
 
     Args:
         run: the run.
@@ -123,7 +123,7 @@ def approved_imports(
     trust: bool = False,
     distribution: bool = False,
 ) -> tuple[str, ...]:
-    """The modules to import before a run is opened: the user's, and the run's own where they may be.
+    """Returns the modules to import before a run is opened: the user's, and the run's own where they may be.
 
     Args:
         run: the run.
@@ -157,7 +157,7 @@ def remember(run: RunDirectory, modules: Sequence[str]) -> None:
 
 
 def trusted_modules(run: RunDirectory) -> set[str]:
-    """The modules that this directory's run may import."""
+    """Returns the modules that this directory's run may import."""
     try:
         here, trusted = _identified(run, ()), _read(Folder(state_folder()))
     except (OSError, CheckpointError):
@@ -182,12 +182,7 @@ def rewrite_config(run: RunDirectory, config: Mapping[str, Any]) -> None:
 
 
 def _identified(run: RunDirectory, modules: Sequence[str]) -> TrustedRun:
-    """The directory of a run, or of a sweep, as it is now.
-
-    Raises:
-        OSError: it has no configuration.
-        CheckpointError: a link or something else is in the place of the configuration.
-    """
+    """Returns the directory of a run, or of a sweep, as it is now."""
     name = next((name for name in CONFIGURATIONS if run.folder.has(name)), CONFIGURATIONS[0])
     with run.folder.reading(name) as file:
         of_file = os.fstat(file.fileno())
@@ -204,7 +199,7 @@ def state_folder() -> Path:
 
 
 def _same(one: TrustedRun, other: TrustedRun) -> bool:
-    """The same directory: moved within its disk, or its disk mounted under another number."""
+    """Returns whether both are one directory, which may have moved within its disk."""
     return one.inode == other.inode and (one.path == other.path or one.device == other.device)
 
 

@@ -36,7 +36,7 @@ class Sweep(NamedTuple):
     that stopped it, as 143 after SIGTERM."""
 
     def __fspath__(self) -> str:
-        """The directory."""
+        """Returns the directory."""
         return str(self.directory)
 
 
@@ -184,11 +184,7 @@ def _dictionary(name: str, value: Any) -> Mapping[str, Any]:
 
 
 def _listed(name: str, values: Any) -> str | list[Any]:
-    """Values to try as a list, or as text in the command's form.
-
-    Raises:
-        UsageError: they are something else.
-    """
+    """Values to try as a list, or as text in the command's form."""
     if isinstance(values, Mapping | set | frozenset) or not isinstance(values, Iterable):
         raise UsageError(f"over: {name}={values!r:.60} has to be a list of values, or a range as text.")
     return values if isinstance(values, str) else list(values)
@@ -222,7 +218,7 @@ def _environment_options(options: Any, transforms: Any) -> dict[str, Any]:
 
 
 def json_value(name: str, value: Any) -> Any:
-    """A value as JSON holds it: numbers of NumPy as Python's, tuples as lists, paths as text.
+    """Returns a value as JSON holds it: numbers of NumPy as Python's, tuples as lists, paths as text.
 
     Raises:
         UsageError: it has no such form.
@@ -243,7 +239,7 @@ def _plain(value: Any) -> Any:
 
 
 def _with_names(row: dict[str, Any], axes: Mapping[str, Axis], over: Mapping[str, Any]) -> dict[str, Any]:
-    """A row with the names and the values that the caller gave."""
+    """Returns a row with the names and the values that the caller gave."""
     names = {axis.option: name for name, axis in axes.items()}
     return {
         names.get(column, column): _given(axes[names[column]], over[names[column]], value)
@@ -254,7 +250,7 @@ def _with_names(row: dict[str, Any], axes: Mapping[str, Axis], over: Mapping[str
 
 
 def _given(axis: Axis, values: Any, value: Any) -> Any:
-    """The caller's own value, where it gave a list; grouped seeds are numbers by then."""
+    """Returns the caller's own value, where it gave a list; grouped seeds are numbers by then."""
     if isinstance(values, str) or value not in axis.choices:
         return value
     return values[axis.choices.index(value)]

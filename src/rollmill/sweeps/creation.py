@@ -92,14 +92,14 @@ def create_sweep(asked: NewSweep) -> SweepDirectory:
 
 
 def code_of(sweep: SweepDirectory) -> NamedCode:
-    """The code that the trials of a sweep name, those included that a sampler has not proposed yet."""
+    """Returns the code that the trials of a sweep name, those included that a sampler has not proposed yet."""
     spec = sweep.spec
     alone = [spec.request_at({axis.option: value}) for axis in spec.axes for value in axis.choices]
     return named_by([*(trial.request for trial in sweep.trials()), *alone])
 
 
 def typed_axis(algorithm: str, axis: Axis) -> Axis:
-    """An axis with its texts as values of its option.
+    """Returns an axis with its texts as values of its option.
 
     Raises:
         UsageError: there is no such option, or a text is no value of it.
@@ -110,7 +110,7 @@ def typed_axis(algorithm: str, axis: Axis) -> Axis:
 
 
 def _typed(algorithm: str, option: str, value: str | int) -> Any:
-    """A value with its option's type; the numbers of a list are separated by spaces."""
+    """Returns a value with its option's type; the numbers of a list are separated by spaces."""
     if option == "seed" and seeds_of(value) is not None:
         return value
     if not isinstance(value, str):
@@ -133,11 +133,7 @@ def _check_request(asked: NewSweep) -> None:
 
 
 def _check_settings(request: TrainingRequest, axes: Sequence[Axis]) -> None:
-    """Checks what all trials have in common.
-
-    Raises:
-        UsageError: a setting is varied, too, or is none of a trial.
-    """
+    """Checks what all trials have in common."""
     if twice := next((axis.option for axis in axes if _is_given(request, axis.option)), None):
         raise UsageError(
             f"--{twice} is given for all trials, and varied by --over {twice}; leave out one of them."
@@ -147,18 +143,14 @@ def _check_settings(request: TrainingRequest, axes: Sequence[Axis]) -> None:
 
 
 def _is_given(request: TrainingRequest, option: str) -> bool:
-    """Whether all trials have a value of an option that is to be varied."""
+    """Returns whether all trials have a value of an option that is to be varied."""
     if option.startswith(OF_ENVIRONMENT):
         return option.removeprefix(OF_ENVIRONMENT) in request.environment_options
     return setting_name(option) in request.settings
 
 
 def _with_grouped_seeds(asked: NewSweep) -> tuple[Axis, ...]:
-    """The axes, with all seeds as one value, `FIRST..LAST`.
-
-    Raises:
-        UsageError: there are no seeds in a row, or one program cannot train them.
-    """
+    """Returns the axes, with all seeds as one value, `FIRST..LAST`."""
     given = asked.request.settings
     if "num_seeds" in given:
         raise UsageError("--group-seeds says how many seeds a run trains; leave out --num-seeds.")
@@ -174,11 +166,7 @@ def _with_grouped_seeds(asked: NewSweep) -> tuple[Axis, ...]:
 
 
 def _sampler_and_count(asked: NewSweep) -> tuple[str | None, int | None]:
-    """The sampler of Optuna, if there is one, and the number of draws or proposals; None for a grid.
-
-    Raises:
-        UsageError: the options contradict each other, or the sampler cannot be used.
-    """
+    """Returns the sampler of Optuna, if there is one, and the number of draws or proposals. None for a grid."""
     sampler = asked.sampler or ("grid" if asked.random is None else "random")
     if sampler not in ALL_SAMPLERS:
         raise unknown_name("sampler", sampler, ALL_SAMPLERS)
@@ -218,11 +206,7 @@ def _trials_to_check(spec: SweepSpec) -> list[Trial]:
 
 
 def _checked(trial: Trial) -> ResolvedRequest:
-    """The trial with its settings as their types.
-
-    Raises:
-        UsageError: names the trial, and what is wrong.
-    """
+    """Returns the trial with its settings as their types."""
     try:
         found = with_types(trial.request)
         if found.options.memory_fraction is not None:
@@ -233,15 +217,7 @@ def _checked(trial: Trial) -> ResolvedRequest:
 
 
 def _check_seeds(trials: Sequence[Trial], seeds: Sequence[Sequence[int]]) -> None:
-    """Checks that trials that differ in their seeds alone train each seed once: their mean is one over seeds.
-
-    Args:
-        trials: the trials.
-        seeds: that each of them trains.
-
-    Raises:
-        UsageError: names two trials and the seed that both train.
-    """
+    """Checks that trials that differ in their seeds alone train each seed once: their mean is one over seeds."""
     owners: dict[tuple[Any, int], Trial] = {}
     for trial, trained in zip(trials, seeds, strict=True):
         others = tuple(sorted((name, value) for name, value in trial.point.items() if name != "seed"))
@@ -259,9 +235,6 @@ def _check_parts(trials: Sequence[Trial]) -> None:
     """Checks the environments, networks, distribution policies and modules that trials name, each once.
 
     Packages of the user's modules are found but not imported: what they compute would take memory of a device.
-
-    Raises:
-        UsageError: one is unknown.
     """
     checked: set[tuple[Callable[[str], object], str]] = set()
     for trial in trials:
@@ -275,7 +248,7 @@ def _check_parts(trials: Sequence[Trial]) -> None:
 
 
 def _named_parts(request: TrainingRequest) -> Iterator[tuple[Callable[[str], object], str]]:
-    """The parts that a training names, each with its check."""
+    """Yields the parts that a training names, each with its check."""
     for module in sorted(named_by([request]).modules):
         yield _check_module, module
     settings = request.settings
@@ -301,11 +274,7 @@ def _check_module(name: str) -> None:
 
 
 def _with_early_stopping(spec: SweepSpec, asked: NewSweep, checked: Sequence[ResolvedRequest]) -> SweepSpec:
-    """The description of a sweep with its rule of early stopping, if one was asked for.
-
-    Raises:
-        UsageError: no trial is as long as its first rung.
-    """
+    """Returns the description of a sweep with its rule of early stopping, if one was asked for."""
     if asked.stop_early is None:
         return spec
     factor = DEFAULT_FACTOR if asked.reduction_factor is None else asked.reduction_factor

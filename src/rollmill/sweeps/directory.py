@@ -108,7 +108,7 @@ class SweepDirectory:
         return sweep
 
     def trials(self) -> list[Trial]:
-        """The trials so far, in the order in which they were given or proposed.
+        """Returns the trials so far, in the order in which they were given or proposed.
 
         Raises:
             CheckpointError: their values are damaged.
@@ -127,7 +127,7 @@ class SweepDirectory:
         return 0 if self.spec.sampler is None else max(0, self.spec.num_trials - len(self._proposed()))
 
     def propose(self, failed: Collection[str]) -> Trial:
-        """The next trial of a sampler, which is written down before it begins.
+        """Returns the next trial of a sampler, which is written down before it begins.
 
         Args:
             failed: names of trials that have failed.
@@ -142,7 +142,7 @@ class SweepDirectory:
         return self.trials()[-1]
 
     def stopping(self) -> HalvingState:
-        """The results at rungs, and the trials that were stopped early.
+        """Returns the results at rungs, and the trials that were stopped early.
 
         Raises:
             CheckpointError: the file is damaged.
@@ -183,7 +183,7 @@ class SweepDirectory:
             write_json(Folder(self.root), FAILURES, asdict(_Failures(tuple(sorted(after)))))
 
     def run(self, trial: Trial) -> RunDirectory:
-        """The run of a trial; it need not exist yet."""
+        """Returns the run of a trial; it need not exist yet."""
         return RunDirectory(self.root / TRIALS / trial.name)
 
     @property
@@ -192,7 +192,7 @@ class SweepDirectory:
         return Folder(self.root).inner(TRIALS)
 
     def log(self, trial: Trial) -> Path:
-        """The file that holds all that a trial's process prints."""
+        """Returns the file that holds all that a trial's process prints."""
         return self.root / TRIALS / f"{trial.name}.log"
 
     def open_log(self, trial: Trial) -> int:
@@ -208,7 +208,7 @@ class SweepDirectory:
             raise StorageError(f"{self.log(trial)} cannot be opened: {error.strerror or error}.") from error
 
     def summary(self, trial: Trial) -> dict[str, Any]:
-        """The summary of a trial's run; empty before the run has ended, or if it cannot be read."""
+        """Returns the summary of a trial's run; empty before the run has ended, or if it cannot be read."""
         try:
             return self.run(trial).read_summary() or {}
         except CheckpointError:
@@ -219,7 +219,7 @@ class SweepDirectory:
         return _has_ended(self.summary(trial))
 
     def unfinished(self) -> list[Trial]:
-        """The trials so far that are neither finished nor stopped early."""
+        """Returns the trials so far that are neither finished nor stopped early."""
         stopped = self.stopping().stopped
         return [trial for trial in self.trials() if not (trial.name in stopped or self.is_finished(trial))]
 
@@ -303,11 +303,7 @@ def _has_ended(summary: Mapping[str, Any]) -> bool:
 
 
 def _read_specification(root: Path) -> SweepSpec:
-    """The description of a sweep.
-
-    Raises:
-        CheckpointError: it is damaged, or of an earlier version.
-    """
+    """Returns the description of a sweep."""
     if "options" in read_json(Folder(root), SPECIFICATION, limit=MAX_BYTES):
         raise CheckpointError(
             f"{root / SPECIFICATION} was written by Rollmill 0.1, which kept words of a command there. hint: go "

@@ -58,7 +58,7 @@ class Judgement:
 
 
 def default_grace_steps(total_steps: int, reduction_factor: int) -> int:
-    """The first rung where nobody says: three rungs before the end of the training."""
+    """Returns the first rung where nobody says: three rungs before the end of the training."""
     return max(1, total_steps // reduction_factor**3)
 
 

@@ -45,7 +45,7 @@ def check_sampler(name: str) -> None:
 
 
 def propose(axes: Sequence[Axis], trials: Sequence[PastTrial], *, sampler: str, seed: int) -> dict[str, Any]:
-    """The values of the next trial; the same for the same arguments.
+    """Returns the values of the next trial; the same for the same arguments.
 
     Values that were tried before are not proposed again while there are others.
 
@@ -93,7 +93,7 @@ def _distribution(axis: Axis) -> Any:
 
 
 def _value(axis: Axis, value: Any) -> str | int | float:
-    """A value of a point as Optuna has it: choices are named, as lists are none of its values."""
+    """Returns a value of a point as Optuna has it: choices are named, as lists are none of its values."""
     if not axis.values:
         return min(max(float(value), axis.low), axis.high)
     return value if axis.integers else repr(value)

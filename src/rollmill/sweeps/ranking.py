@@ -51,7 +51,7 @@ def ranked(rows: Sequence[dict[str, Any]], options: Sequence[str], metric: str) 
 
 
 def count_best(rows: Sequence[Mapping[str, Any]], options: Sequence[str], metric: str) -> int:
-    """The number of rows in front that are of the best point; 0 while there is no result."""
+    """Returns the number of rows in front that are of the best point; 0 while there is no result."""
     if not rows or rows[0][metric] is None:
         return 0
     if SEED not in options:
@@ -61,7 +61,7 @@ def count_best(rows: Sequence[Mapping[str, Any]], options: Sequence[str], metric
 
 
 def point_of(row: Mapping[str, Any], options: Sequence[str]) -> tuple:
-    """The values of a row that vary, without its seed."""
+    """Returns the values of a row that vary, without its seed."""
     return tuple(row[option] for option in options if option != SEED)
 
 

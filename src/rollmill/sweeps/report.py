@@ -98,7 +98,7 @@ def report(
     metric: str,
     total: int,
 ) -> str:
-    """The page.
+    """Returns the page.
 
     Args:
         title: title of the sweep.
@@ -186,7 +186,7 @@ def _cell(value: Any) -> str:
 
 
 def _short(value: float) -> str:
-    """A number in few characters: 1.5M, 20k, 0.25."""
+    """Returns a number in few characters: 1.5M, 20k, 0.25."""
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if abs(value) >= size:
             return f"{value / (1e3 if unit == 'k' else size):.4g}{unit}"

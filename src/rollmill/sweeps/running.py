@@ -127,7 +127,7 @@ def _run_all(
 def _next_trials(
     sweep: SweepDirectory, schedule: _Schedule, early: EarlyStopping | None, say: Callable[[str], None]
 ) -> Iterator[Trial]:
-    """The trials to start, one by one: those that wait, then proposals.
+    """Yields the trials to start, one by one: those that wait, then proposals.
 
     A trial that was killed is judged by what it had written before it is started again.
     """

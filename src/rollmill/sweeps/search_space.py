@@ -68,7 +68,7 @@ def parse_axis(text: str) -> Axis:
 
 
 def option_name(text: str) -> str:
-    """The name of an option as axes have it: `learning_rate` and `--learning-rate` are `learning-rate`."""
+    """Returns the name of an option as axes have it: `learning_rate` and `--learning-rate` are `learning-rate`."""
     words = text.strip().lstrip("-")
     holder, dot, name = words.partition(".")
     holder = holder.replace("_", "-")
@@ -77,7 +77,7 @@ def option_name(text: str) -> str:
 
 
 def listed_axis(option: str, values: Sequence[Any]) -> Axis:
-    """The axis of an option with these values.
+    """Returns the axis of an option with these values.
 
     Raises:
         UsageError: there are none, or one comes twice.
@@ -112,7 +112,7 @@ def _range(text: str, option: str, low: str, high: str, *, logarithmic: bool) ->
 
 
 def points(axes: Sequence[Axis], *, draws: int | None = None, seed: int = 0) -> list[dict[str, Any]]:
-    """The combinations of values that a sweep tries, each with a value for every axis.
+    """Returns the combinations of values that a sweep tries, each with a value for every axis.
 
     Args:
         axes: the axes.
@@ -170,7 +170,7 @@ def _drawn(axis: Axis, source: random.Random) -> Any:
 
 
 def rounded(axis: Axis, number: float) -> float:
-    """A number of a range with six digits, or with all of them where rounding would leave the range."""
+    """Returns a number of a range with six digits, or with all of them where rounding would leave the range."""
     short = float(f"{number:.6g}")
     return short if axis.low <= short <= axis.high else min(max(number, axis.low), axis.high)
 

@@ -57,13 +57,13 @@ class SweepSpec:
         return tuple(axis.option for axis in self.axes)
 
     def trials(self, points: Sequence[Sequence[Any]]) -> list[Trial]:
-        """The trials with these values, which are all trials so far."""
+        """Returns the trials with these values, which are all trials so far."""
         width = len(str(self.num_trials - 1))
         named = [dict(zip(self.options_varied, hashable(point), strict=True)) for point in points]
         return [Trial(f"{index:0{width}}", point, self.request_at(point)) for index, point in enumerate(named)]
 
     def request_at(self, point: Mapping[str, Any]) -> TrainingRequest:
-        """The training at one combination of values.
+        """Returns the training at one combination of values.
 
         Raises:
             UsageError: seeds that are none.
@@ -71,17 +71,17 @@ class SweepSpec:
         return self.request.changed(QUIETLY).at(point)
 
     def to_json(self) -> dict[str, Any]:
-        """The description as JSON holds it."""
+        """Returns the description as JSON holds it."""
         return writable(asdict(self)) | {"axes": [writable(axis) for axis in self.axes]}
 
 
 def hashable(value: Any) -> Any:
-    """A value of JSON with tuples in place of lists, as points are compared."""
+    """Returns a value of JSON with tuples in place of lists, as points are compared."""
     return tuple(map(hashable, value)) if isinstance(value, list | tuple) else value
 
 
 def text_of(value: Any) -> str:
-    """A value as a table shows it: `64 64` for the sizes of layers."""
+    """Returns a value as a table shows it: `64 64` for the sizes of layers."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return " ".join(map(text_of, value)) if isinstance(value, list | tuple) else str(value)

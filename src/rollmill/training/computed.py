@@ -38,6 +38,6 @@ def computed_shares(graph: Graph, names: Iterable[str], reported: frozenset[str]
 
 
 def defined_mean(numbers: np.ndarray) -> float | None:
-    """The mean over the seeds whose number is defined; None if there is none."""
+    """Returns the mean over the seeds whose number is defined. None if there is none."""
     defined = numbers[~np.isnan(numbers)]
     return float(np.mean(defined)) if defined.size else None

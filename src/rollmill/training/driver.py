@@ -117,7 +117,7 @@ def _claimed() -> Iterator[None]:
 
 
 def _hooks_of(options: RunOptions) -> list[Hook]:
-    """The hooks that the options of a run ask for."""
+    """Returns the hooks that the options of a run ask for."""
     if options.stop_at_return is None:
         return []
     return [stop_at_return(options.stop_at_return, evaluated=options.evaluate_every is not None)]
@@ -141,7 +141,7 @@ def _kind_of(error: Exception) -> FailureKind:
 
 
 def _activity() -> AbstractContextManager[GpuActivity]:
-    """The activity of GPUs, where JAX computes on some."""
+    """Returns the activity of GPUs, where JAX computes on some."""
     return watched_gpus() if jax.default_backend() == "gpu" else nullcontext(GpuActivity())
 
 
@@ -189,22 +189,14 @@ def _show(notice: Notice, recorder: Recorder, calls: HookCalls, display: Display
 
 
 def _is_stopping(stop: StopRequest, calls: HookCalls, training: Training, run: RunDirectory) -> bool:
-    """Whether the training is to stop.
-
-    Raises:
-        StopOverdue: it was, by a SIGTERM or SIGHUP, and its workers do not come to an end.
-    """
+    """Returns whether the training is to stop."""
     if stop.signal_name in ("SIGTERM", "SIGHUP"):
         _check_not_overdue(stop, training, run)
     return stop.requested or calls.stopping
 
 
 def _check_not_overdue(stop: StopRequest, training: Training, run: RunDirectory) -> None:
-    """Checks that a training that a signal has stopped can still come to an end by itself.
-
-    Raises:
-        StopOverdue: a worker's host is out of reach, or a worker takes too long.
-    """
+    """Checks that a training that a signal has stopped can still come to an end by itself."""
     reason = ""
     if hosts := training.out_of_reach:
         reason = f"nothing is heard from {hosts}"

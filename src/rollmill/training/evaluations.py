@@ -60,12 +60,12 @@ class PeriodicEvaluation:
         self._played: _PlayedAhead | None = None
 
     def is_due(self, iteration: int) -> bool:
-        """Whether an evaluation is due after so many iterations."""
+        """Returns whether an evaluation is due after so many iterations."""
         ends = self.is_new(iteration) and iteration == self._graph.loops.iterations
         return ends or iteration // self.every > self.progress.iteration // self.every
 
     def is_new(self, iteration: int) -> bool:
-        """Whether the policy after so many iterations has not been evaluated."""
+        """Returns whether the policy after so many iterations has not been evaluated."""
         return self.progress.iteration < iteration
 
     @property
@@ -189,7 +189,7 @@ def prepare_evaluation(
 
 
 def unwatched(options: RunOptions) -> RunOptions:
-    """The options without evaluations, and without a return to stop at."""
+    """Returns the options without evaluations, and without a return to stop at."""
     default = RunOptions()
     return replace(
         options, **{name: getattr(default, name) for name in ("evaluate_every", "stop_at_return", *OPTIONS)}
@@ -197,7 +197,7 @@ def unwatched(options: RunOptions) -> RunOptions:
 
 
 def _environment_of(described: dict[str, Any], options: RunOptions) -> Any:
-    """The environment to evaluate on; None for the graph's own."""
+    """Returns the environment to evaluate on. None for the graph's own."""
     changed = parse_options(options.evaluate_env_options, flag="--evaluate-env-options")
     if not changed:
         return None

@@ -86,7 +86,7 @@ class HookCalls:
 
 
 def check_hooks(hooks: Any) -> tuple[Hook, ...]:
-    """The hooks, if each can be called.
+    """Returns the hooks, if each can be called.
 
     Raises:
         UsageError: they are no list of functions.

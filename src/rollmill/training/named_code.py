@@ -17,7 +17,7 @@ class NamedCode(NamedTuple):
 
 
 def named_by(requests: Iterable[TrainingRequest]) -> NamedCode:
-    """The code that requests name."""
+    """Returns the code that requests name."""
     modules, clusters = set[str](), set[str]()
     for request in requests:
         modules |= {*request.imports, request.environment.partition(":")[2].rpartition(":")[0]}

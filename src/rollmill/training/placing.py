@@ -45,7 +45,7 @@ def prepare_devices(options: RunOptions, *, environment: str = "", plan: Plan | 
 
 
 def with_settings(options: RunOptions) -> RunOptions:
-    """The options with the settings of the plan that they name.
+    """Returns the options with the settings of the plan that they name.
 
     Raises:
         UsageError: the file holds no plan, or an option contradicts it.
@@ -64,7 +64,7 @@ def with_settings(options: RunOptions) -> RunOptions:
 
 
 def choose_plan(graph: Graph, options: RunOptions) -> Plan:
-    """The plan of these options: a file's, or the distribution policy's with its counts.
+    """Returns the plan of these options: a file's, or the distribution policy's with its counts.
 
     Raises:
         UsageError: if it does not fit the graph or the options.
@@ -135,7 +135,7 @@ def refuse_unread(plan: Plan, options: RunOptions) -> None:
 
 
 def _reads_reduction(plan: Plan, options: RunOptions) -> bool:
-    """Whether the training takes means in the way that is asked for."""
+    """Returns whether the training takes means in the way that is asked for."""
     if plan.place != "program":
         return plan.place == "mesh"
     several = options.devices != 1 or plan.partition.groups[0].replicas > 1
@@ -143,7 +143,7 @@ def _reads_reduction(plan: Plan, options: RunOptions) -> bool:
 
 
 def _ways_out(graph: Graph, options: RunOptions, *places: Place) -> str:
-    """The places, of these, that the other options allow, or else the policy `gpu-only`, followed by `or`.
+    """Returns the places, of these, that the other options allow, or else the policy `gpu-only`, followed by `or`.
 
     Empty if the options rule all of them out.
     """

@@ -185,11 +185,7 @@ def _compile(
 
 
 def _note_replay_size(graph: Graph, plan: Plan, options: RunOptions, display: Display) -> None:
-    """Shows how much memory a replay memory takes, before anything is compiled.
-
-    Raises:
-        UsageError: it does not fit.
-    """
+    """Shows how much memory a replay memory takes, before anything is compiled."""
     size = replay_size(graph, num_seeds=len(options.seeds))
     if size is None:
         return

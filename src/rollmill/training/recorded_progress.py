@@ -46,7 +46,7 @@ PROGRESS = tuple(entry.name for entry in fields(RecorderState))
 
 
 def read_progress(run: RunDirectory, restored: Restored, *, seeds: int) -> RecorderState:
-    """The progress that a checkpoint carries.
+    """Returns the progress that a checkpoint carries.
 
     Raises:
         CheckpointError: naming the field, if it is not what a recorder writes.

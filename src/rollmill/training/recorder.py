@@ -62,12 +62,12 @@ class Run(NamedTuple):
     that stopped it, as 143 after SIGTERM."""
 
     def __fspath__(self) -> str:
-        """The directory: a run can be given wherever one is expected."""
+        """Returns the directory: a run can be given wherever one is expected."""
         return str(self.directory)
 
 
 def open_checkpoints(run: RunDirectory, options: RunOptions) -> Checkpoints:
-    """The checkpoints of a run, kept as the options say."""
+    """Returns the checkpoints of a run, kept as the options say."""
     return Checkpoints(run.checkpoints, keep_last=options.keep_last, keep_best=options.keep_best)
 
 
@@ -207,11 +207,11 @@ class Recorder:
         return report.first + total
 
     def wants_state(self, iteration: int) -> bool:
-        """Whether it is time for a checkpoint or an evaluation."""
+        """Returns whether it is time for a checkpoint or an evaluation."""
         return self.is_due(iteration) or (self._evaluation is not None and self._evaluation.is_due(iteration))
 
     def is_due(self, iteration: int) -> bool:
-        """Whether it is time for a checkpoint, or the training ends here."""
+        """Returns whether it is time for a checkpoint, or the training ends here."""
         every = self._options.checkpoint_iterations
         if every is not None:
             due = iteration // every > self._saved_iteration // every
@@ -256,7 +256,7 @@ class Recorder:
         self._hooks.emit(PolicyEvaluated(**self._at(iteration), seconds=row["seconds"], row=row, best=best))
 
     def _score(self, iteration: int) -> float | None:
-        """The mean return by which the checkpoint of an iteration is ranked."""
+        """Returns the mean return by which the checkpoint of an iteration is ranked."""
         if self._evaluation is not None:
             evaluated = self._evaluation.progress
             return evaluated.mean_return if evaluated.iteration == iteration else None
@@ -333,7 +333,7 @@ class Recorder:
         return summary
 
     def _cause(self, signal_name: str | None) -> dict[str, str | None]:
-        """The cause of the end: a signal, a hook's request, or a hook's failure."""
+        """Returns the cause of the end: a signal, a hook's request, or a hook's failure."""
         if signal_name is None and self._hooks.failure is not None:
             return {"stopped_by": "a failed hook", "error": str(self._hooks.failure)}
         if signal_name is None and self._hooks.stop is not None:
@@ -388,7 +388,7 @@ class Recorder:
         )
 
     def _line(self, speed: float) -> dict[str, Any]:
-        """The line of the iterations since the last one: episodes are counted, other metrics are means."""
+        """Returns the line of the iterations since the last one: episodes are counted, other metrics are means."""
         if self._reported is None:
             self._reported = reported_names(self._algorithm, self._state.learner)
         shares = computed_shares(self._algorithm, self._sums.names, self._reported)

@@ -50,16 +50,16 @@ class TrainingRequest:
     """Recipe whose hyperparameters take the place of the algorithm's defaults."""
 
     def changed(self, settings: Mapping[str, Any]) -> "TrainingRequest":
-        """The request with other values of some settings."""
+        """Returns the request with other values of some settings."""
         return replace(self, settings={**self.settings, **settings})
 
     def without(self, names: Collection[str]) -> "TrainingRequest":
-        """The request without some settings, which then have their defaults."""
+        """Returns the request without some settings, which then have their defaults."""
         kept = {name: value for name, value in self.settings.items() if name not in names}
         return replace(self, settings=kept)
 
     def at(self, point: Mapping[str, Any]) -> "TrainingRequest":
-        """The request at a point of a sweep.
+        """Returns the request at a point of a sweep.
 
         Args:
             point: values by option, as axes name them: settings, `environment`, and `env-option.KEY`. A `seed`
@@ -91,7 +91,7 @@ class TrainingRequest:
         return _typed(RunOptions(), {n: v for n, v in self.settings.items() if n in _names_in(RunOptions)})
 
     def to_json(self) -> dict[str, Any]:
-        """The request as JSON holds it; `read_request` reads it."""
+        """Returns the request as JSON holds it, which `read_request` reads."""
         return plain(writable(asdict(self)))
 
 
@@ -198,7 +198,7 @@ def find_own_algorithm(name: str, options: RunOptions | None, imports: Sequence[
 
 
 def default_config(algorithm: str, recipe: str | None) -> Any:
-    """The hyperparameters that hold where nothing else is given.
+    """Returns the hyperparameters that hold where nothing else is given.
 
     Raises:
         UsageError: a name is unknown, or the recipe is for another algorithm.
@@ -233,7 +233,7 @@ def options_of_recipe(request: TrainingRequest) -> Mapping[str, Any]:
 
 
 def setting_name(option: str) -> str:
-    """The setting of an option: `network.hidden-sizes` is `network.hidden_sizes`."""
+    """Returns the setting of an option: `network.hidden-sizes` is `network.hidden_sizes`."""
     return NETWORK if option == "network" else option.replace("-", "_")
 
 
@@ -257,20 +257,20 @@ def setting_from_text(algorithm: str, option: str, texts: Sequence[str]) -> Any:
 
 
 def takes_several(algorithm: str, option: str) -> bool:
-    """Whether a value of an option consists of several texts, as the sizes of layers do."""
+    """Returns whether a value of an option consists of several texts, as the sizes of layers do."""
     is_setting = option != ENVIRONMENT and not option.startswith(OF_ENVIRONMENT)
     return is_setting and count_of(_setting(algorithm, option).hint) != 1
 
 
 def coerced_setting(algorithm: str, option: str, value: Any) -> Any:
-    """A value of a setting with the setting's type; errors are those of `setting_from_text`."""
+    """Returns a value of a setting with the setting's type; errors are those of `setting_from_text`."""
     if option == ENVIRONMENT or option.startswith(OF_ENVIRONMENT):
         return value
     return _setting(algorithm, option).coerce(value, name=option)
 
 
 def seeds_of(value: Any) -> range | None:
-    """The seeds of `FIRST..LAST`; None for a value of another form.
+    """Returns the seeds of `FIRST..LAST`. None for a value of another form.
 
     Raises:
         UsageError: there are none, or more than a run can have.
@@ -294,7 +294,7 @@ def _setting(algorithm: str, option: str) -> Option:
 
 @cache
 def _settings_in(kind: type) -> dict[str, Option]:
-    """The settings of a dataclass, by their names."""
+    """Returns the settings of a dataclass, by their names."""
     return {".".join(option.path): option for option in options_of(kind)}
 
 
@@ -303,11 +303,7 @@ def _names_in(kind: type) -> Collection[str]:
 
 
 def _typed(instance: Any, settings: Mapping[str, Any]) -> Any:
-    """An instance of a dataclass with other values of some settings.
-
-    Raises:
-        UsageError: a setting is unknown, or a value does not fit.
-    """
+    """Returns an instance of a dataclass with other values of some settings."""
     known = _settings_in(type(instance))
     for name in settings:
         if name not in known:
@@ -316,11 +312,7 @@ def _typed(instance: Any, settings: Mapping[str, Any]) -> Any:
 
 
 def _check_network(config: Any, settings: Mapping[str, Any]) -> None:
-    """Checks a registered network by its name.
-
-    Raises:
-        UsageError: it is unknown, or the algorithm has no setting for a network.
-    """
+    """Checks a registered network by its name."""
     if (name := settings.get(NETWORK)) is None:
         return
     find_network(name)

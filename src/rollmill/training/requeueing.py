@@ -19,7 +19,7 @@ UNCOMPARED = (*DERIVED, "custom")
 
 
 def run_to_go_on(algorithm: Graph, options: RunOptions) -> RunDirectory | None:
-    """The run in the directory of a training that may go on with it; None if there is none yet.
+    """Returns the run in the directory of a training that may go on with it. None if there is none yet.
 
     Args:
         algorithm: to train.
@@ -56,7 +56,7 @@ def _differences(algorithm: Graph, options: RunOptions, saved: SavedConfig) -> l
 
 
 def _settings(algorithm: Graph) -> dict[str, Any]:
-    """The settings of a graph as a run records them, but for what `UNCOMPARED` names."""
+    """Returns the settings of a graph as a run records them, but for what `UNCOMPARED` names."""
     settings = {name: value for name, value in writable(algorithm.settings).items() if name not in UNCOMPARED}
     try:
         plain(settings["config"])
@@ -74,7 +74,7 @@ def _unlike_options(options: RunOptions, saved: SavedConfig) -> list[str]:
 
 
 def _unlike_plan(algorithm: Graph, options: RunOptions, saved: SavedConfig) -> list[str]:
-    """Whether the file of a plan says something else than the plan of the run."""
+    """Returns whether the file of a plan says something else than the plan of the run."""
     if options.plan is None or plain(choose_plan(algorithm, options).to_json()) == saved.plan:
         return []
     return [f"plan={options.plan} is not the plan of the run"]

@@ -139,11 +139,7 @@ class _Reopened(NamedTuple):
 
 
 def _limits_and_place(placement: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The options of how patiently workers are waited for, and those of where they run.
-
-    Raises:
-        UsageError: other options are among them.
-    """
+    """Returns the options of how patiently workers are waited for, and those of where they run."""
     if unknown := placement.keys() - {*PLACEMENT, *WORKER_LIMITS}:
         raise UsageError(
             f"{', '.join(sorted(unknown))} cannot be changed when a run goes on; what can: "
@@ -154,7 +150,7 @@ def _limits_and_place(placement: dict[str, Any]) -> tuple[dict[str, Any], dict[s
 
 
 def _with_devices_of_plan(options: RunOptions) -> RunOptions:
-    """The options with the devices of the plan that they name; kernels stay as the run began with them."""
+    """Returns the options with the devices of the plan that they name; kernels stay as the run began with them."""
     devices = settings_of(options).devices
     return options if devices is None else replace(options, devices=devices)
 
@@ -199,7 +195,7 @@ def _check_checkpoint(
 
 
 def _if_finished(run: RunDirectory, graph: Graph, restored: Restored | None) -> Run | None:
-    """The run, if no iteration of it is left."""
+    """Returns the run, if no iteration of it is left."""
     if restored is None or restored.iteration < graph.loops.iterations:
         return None
     summary = read_summary(run)

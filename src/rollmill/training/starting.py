@@ -74,7 +74,7 @@ def given_weights(graph: Graph, options: RunOptions, imports: Sequence[str]) -> 
 
 
 def begin_with(graph: Graph, seeds: Sequence[int], given: GivenWeights, state: State | None = None) -> State:
-    """The training state before the first iteration, with given weights.
+    """Returns the training state before the first iteration, with given weights.
 
     Args:
         graph: what is trained.
@@ -96,7 +96,7 @@ def begin_with(graph: Graph, seeds: Sequence[int], given: GivenWeights, state: S
 
 
 def _learner_alone(graph: Graph, seeds: Sequence[int]) -> State:
-    """A state whose environments have not begun: zeros in their places."""
+    """Returns a state whose environments have not begun: zeros in their places."""
     empty, key = jax.tree.map(_zeros, state_shapes(graph, seeds)), jax.random.key(seeds[0])
     return dataclasses.replace(empty, key=key, learner=jax.jit(partial(start_learner, graph))(key))
 
@@ -108,7 +108,7 @@ def _zeros(shape: jax.ShapeDtypeStruct) -> Array:
 
 
 def _weights_of(learner: PyTree) -> dict[str, Any]:
-    """The arrays of floats of a learner that can be taken, by their places."""
+    """Returns the arrays of floats of a learner that can be taken, by their places."""
     leaves = {_place(path): leaf for path, leaf in jax.tree.leaves_with_path(learner)}
     return {
         place: leaf for place, leaf in leaves.items() if jnp.issubdtype(leaf.dtype, jnp.floating) and _taken(place)
@@ -128,7 +128,7 @@ def _name(graph: Graph) -> str:
 
 
 def _holder(place: str) -> str:
-    """The layer, or the statistics, that an array belongs to."""
+    """Returns the layer, or the statistics, that an array belongs to."""
     return place.rpartition(".")[0]
 
 

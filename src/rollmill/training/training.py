@@ -127,7 +127,7 @@ def _resumed(algorithm: Graph, options: RunOptions, imports: Sequence[str], hook
 
 
 def _settled(options: RunOptions) -> RunOptions:
-    """The options with those of their plan, and with a path that holds from any working directory."""
+    """Returns the options with those of their plan, and with a path that holds from any working directory."""
     options = with_settings(options)
     if options.start_from is None:
         return options
@@ -135,7 +135,7 @@ def _settled(options: RunOptions) -> RunOptions:
 
 
 def chosen_options(options: RunOptions | Mapping[str, Any] | None, overrides: dict[str, Any]) -> RunOptions:
-    """The options with single ones replaced.
+    """Returns the options with single ones replaced.
 
     Raises:
         UsageError: for names and values that are none.

@@ -74,7 +74,7 @@ class Candidate:
         return (self.distribution, self.place, self.fusion or "", str(self.asynchronous))
 
     def branch(self, width: str) -> tuple[Any, ...]:
-        """The same for all candidates that differ in this width alone, and in what follows from it."""
+        """Returns the same for all candidates that differ in this width alone, and in what follows from it."""
         follows = "learners" if width == "instances" else "gpus"
         return tuple(value for name, value in asdict(self).items() if name not in (width, follows))
 
@@ -94,13 +94,13 @@ class Candidate:
 
 
 def width_of(candidate: Candidate, width: str) -> int:
-    """The value of a width, 1 where it is left out."""
+    """Returns the value of a width, 1 where it is left out."""
     value = getattr(candidate, width)
     return 1 if value is None else int(value)
 
 
 def restricted(found: list[Candidate], fixed: Mapping[str, Any]) -> list[Candidate]:
-    """The candidates that have these values."""
+    """Returns the candidates that have these values."""
     return [each for each in found if all(_has(each, name, value) for name, value in fixed.items())]
 
 

@@ -52,7 +52,7 @@ def widths_up_to(most: int) -> list[int]:
 
 
 def most_stepping(machine: Machine, workload: Workload) -> int:
-    """The largest number of processes that step environments side by side to advantage.
+    """Returns the largest number of processes that step environments side by side to advantage.
 
     Each of them keeps a core busy for the share of a step that does not wait.
     """
@@ -143,13 +143,7 @@ def _apart(machine: Machine) -> Iterator[Candidate]:
 
 
 def _of_host_environments(machine: Machine, most: int) -> Iterator[Candidate]:
-    """Ways that use several processes for environments of Python, of which each process steps one at a time.
-
-    Args:
-        machine: what there is.
-        most: the largest number of processes that step environments. Those beyond the cores come first, as they
-            are tried only where steps wait.
-    """
+    """Ways that use several processes for environments of Python, of which each process steps one at a time."""
     gpus = min(1, machine.gpus)
     beyond = [width for width in widths_up_to(most) if width > machine.cores]
     if beyond:

@@ -63,7 +63,7 @@ class PlanTable:
 
 
 def draw_table(table: PlanTable) -> str:
-    """The table as text: measured candidates first, the fastest on top."""
+    """Returns the table as text: measured candidates first, the fastest on top."""
     head = ("candidate", "steps/s", "predicted steps/s", "memory", "predicted memory", "status", "reason")
     ordered = sorted(table.rows, key=lambda row: (row.measured_speed is None, -(row.measured_speed or 0.0)))
     cells = [head, *(_cells(row) for row in ordered)]
@@ -96,7 +96,7 @@ def _cells(row: CandidateRow) -> tuple[str, ...]:
 
 
 def _aligned(line: tuple[str, ...], widths: list[int]) -> str:
-    """A line of the table; figures are aligned to the right."""
+    """Returns a line of the table; figures are aligned to the right."""
     name, *figures, status, reason = line
     right = [text.rjust(width) for text, width in zip(figures, widths[1:], strict=False)]
     return "  ".join([name.ljust(widths[0]), *right, status.ljust(widths[5]), reason]).rstrip()

@@ -129,7 +129,7 @@ class _SearchState:
         return max((row.measured_speed or 0.0 for row in self.measured), default=None)
 
     def judge(self, candidate: Candidate) -> CandidateRow:
-        """The row of a candidate; its status is `slower` where it was measured."""
+        """Returns the row of a candidate; its status is `slower` where it was measured."""
         row = CandidateRow(candidate, "rejected", "")
         if reason := self.trials.check(candidate):
             return replace(row, reason=reason)
@@ -143,7 +143,7 @@ class _SearchState:
         return self._tried(row)
 
     def _tried(self, row: CandidateRow) -> CandidateRow:
-        """The row of a candidate that is tried; if that fails, with what was known of it until then."""
+        """Returns the row of a candidate that is tried; if that fails, with what was known of it until then."""
         latest = row
         try:
             for known in self._try(row):
@@ -157,7 +157,7 @@ class _SearchState:
         return latest
 
     def _try(self, row: CandidateRow) -> Iterator[CandidateRow]:
-        """The row of a candidate as more and more of it is known; the last one is whole."""
+        """Yields the row of a candidate as more and more of it is known; the last one is whole."""
         candidate = row.candidate
         memory, program = self.trials.predict_memory(candidate)
         memory = memory and memory * self.memory_factors.get(candidate.kind, 1.0)
@@ -307,7 +307,7 @@ class _SearchState:
 
 
 def _with_choice(rows: Sequence[CandidateRow]) -> tuple[CandidateRow, ...]:
-    """The rows with the choice, and how much slower than it the others are."""
+    """Returns the rows with the choice, and how much slower than it the others are."""
     ranked = sorted(
         (row for row in rows if row.status == "slower"), key=lambda row: row.measured_speed or 0.0, reverse=True
     )

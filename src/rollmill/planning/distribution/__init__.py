@@ -27,7 +27,7 @@ def list_distributions() -> dict[str, str]:
 
 
 def find_distribution(name: str) -> DistributionPolicy:
-    """The policy of that name.
+    """Returns the policy of that name.
 
     Raises:
         UsageError: if there is none.

@@ -90,7 +90,7 @@ def export(
 
 
 def _places(path: Path, format: str) -> list[Path]:
-    """The files of an export; the one that was asked for is the last."""
+    """Returns the files of an export; the one that was asked for is the last."""
     return [path] if format == "onnx" else [path.with_name(f"{path.name}.json"), path]
 
 

@@ -44,7 +44,7 @@ class ExportedFunction(NamedTuple):
 
 
 def exported_function(loaded: LoadedRun) -> ExportedFunction:
-    """The greedy policy of a run with all outputs: action, logits or mean and scale, value, next memory.
+    """Returns the greedy policy of a run with all outputs: action, logits or mean and scale, value, next memory.
 
     The leaves of a dictionary or a tuple are named by their path: `observation.position`, `memory.0`.
     """
@@ -87,7 +87,7 @@ def _outputs(loaded: LoadedRun, observation: Observation, mask: ActionMask, memo
 def _decision(
     loaded: LoadedRun, observation: Observation, mask: ActionMask, memory: Memory
 ) -> tuple[Action, Memory]:
-    """The greedy action and the next memory; the action of a search's network alone."""
+    """Returns the greedy action and the next memory; the action of a search's network alone."""
     graph = loaded.graph
     if graph.outputs.searches:
         assert graph.outputs.distribution is not None

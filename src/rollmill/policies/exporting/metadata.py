@@ -20,7 +20,7 @@ SEARCH_NOTE = "The search is not part of the export: actions are those of the ne
 
 
 def metadata_of(loaded: LoadedRun, exported: ExportedFunction, format: str) -> dict[str, Any]:
-    """The metadata of an export: spaces, inputs and outputs, and the run that it comes from."""
+    """Returns the metadata of an export: spaces, inputs and outputs, and the run that it comes from."""
     settings = loaded.graph.settings
     return {
         "format": format,
@@ -39,7 +39,7 @@ def metadata_of(loaded: LoadedRun, exported: ExportedFunction, format: str) -> d
 
 
 def metadata_text(metadata: dict[str, Any]) -> str:
-    """The description as text, the same for the same policy."""
+    """Returns the description as text, the same for the same policy."""
     return json.dumps(metadata, indent=2) + "\n"
 
 

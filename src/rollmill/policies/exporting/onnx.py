@@ -34,7 +34,7 @@ CALLS = {
 
 
 def to_onnx(exported: ExportedFunction, metadata: str) -> bytes:
-    """The model, with named inputs and outputs that have a leading axis of any length.
+    """Returns the model, with named inputs and outputs that have a leading axis of any length.
 
     Args:
         exported: the policy as a function of arrays.
@@ -68,7 +68,7 @@ def to_onnx(exported: ExportedFunction, metadata: str) -> bytes:
 
 
 def run_onnx(data: bytes, exported: ExportedFunction) -> Run:
-    """The model as a function of NumPy arrays, on the CPU."""
+    """Returns the model as a function of NumPy arrays, on the CPU."""
     runtime = _package("onnxruntime")
     try:
         session = runtime.InferenceSession(data, providers=["CPUExecutionProvider"])
@@ -85,7 +85,7 @@ def run_onnx(data: bytes, exported: ExportedFunction) -> Run:
 
 
 def simplified(exported: ExportedFunction) -> Callable[..., tuple[Any, ...]]:
-    """The same function of ONE observation in fewer operations.
+    """Returns the same function of ONE observation in fewer operations.
 
     Arrays without elements are left out of concatenations, because ONNX cannot reshape a batch of them; calls are
     inlined, and what is computed twice is computed once.
@@ -97,7 +97,7 @@ def simplified(exported: ExportedFunction) -> Callable[..., tuple[Any, ...]]:
 def _evaluate(
     program: Any, constants: Sequence[Any], inputs: Sequence[Any], known: dict[Any, list[Any]]
 ) -> list[Any]:
-    """The outputs of a program; `known` holds results by operation and operands."""
+    """Returns the outputs of a program; `known` holds results by operation and operands."""
     values: dict[Any, Any] = dict(zip([*program.constvars, *program.invars], [*constants, *inputs], strict=True))
     read = lambda atom: atom.val if isinstance(atom, core.Literal) else values[atom]
     for equation in program.eqns:

@@ -57,7 +57,7 @@ def situations(loaded: LoadedRun, count: int, *, seed: int = 0) -> Situations:
 def _draw_alone(
     graph: Graph, weights: PyTree, key: Key, memory: Memory, observation: Observation, known: ActionMask
 ) -> Decision:
-    """An action of a search's network alone."""
+    """Returns an action of a search's network alone."""
     assert graph.outputs.distribution is not None
     found = graph.outputs.distribution(weights, memory, observation, _legal(known))
     return Decision(found.sample(key), memory, ())
@@ -88,7 +88,7 @@ def _random(
 
 
 def _random_mask(key: Key, mask: jax.ShapeDtypeStruct) -> Array:
-    """The first action is always legal, so that there is one."""
+    """Makes the first action always legal, so that there is one."""
     first = jnp.broadcast_to(jnp.arange(mask.shape[-1]) == 0, mask.shape)
     return first | jax.random.bernoulli(key, 0.7, mask.shape)
 

@@ -26,7 +26,7 @@ def to_stablehlo(exported: ExportedFunction) -> bytes:
 
 
 def run_stablehlo(data: bytes) -> Run:
-    """The program as a function of NumPy arrays."""
+    """Returns the program as a function of NumPy arrays."""
     program = export.deserialize(bytearray(data))
 
     def run(inputs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
