@@ -91,7 +91,6 @@ IMPORTS = {
     "core/registry.py": "modules that installed packages offer",
     "__init__.py": "the package's own modules",
     "cli/main.py": "the package's own modules",
-    "planning/distribution/__init__.py": "the package's own modules",
     "envs/registry.py": "the package's own modules",
     "envs/adapters/importing.py": "packages that adapters name",
     "envs/adapters/pettingzoo.py": "modules that PettingZoo's own registry names",

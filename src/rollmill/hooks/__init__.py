@@ -15,8 +15,8 @@ from rollmill.hooks.events import (
     TrainingFinished,
     TrainingRewound,
     TrainingStarted,
+    name_of,
 )
-from rollmill.hooks.naming import name_of
 from rollmill.hooks.stopping import early_stopping, stop_at_return
 from rollmill.hooks.trackers import mlflow_log, wandb_log
 

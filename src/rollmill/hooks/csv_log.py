@@ -17,8 +17,8 @@ from rollmill.hooks.events import (
     TrainingEvent,
     TrainingRewound,
     TrainingStarted,
+    named,
 )
-from rollmill.hooks.naming import named
 
 ITERATION = "iteration"
 

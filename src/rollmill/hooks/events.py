@@ -6,6 +6,7 @@ outside of compiled programs, wherever the training runs.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -129,3 +130,17 @@ HookRequest: TypeAlias = Stop | Checkpoint | None
 
 Hook: TypeAlias = Callable[[TrainingEvent], HookRequest]
 """Called with each event of a training, one at a time."""
+
+
+def named(name: str, hook: Hook) -> Hook:
+    """Returns the hook, under this name in messages."""
+    hook.__name__ = hook.__qualname__ = name  # pyright: ignore[reportFunctionMemberAccess]
+    return hook
+
+
+def name_of(hook: Any) -> str:
+    """The name of a function, with the functions and classes that it was defined in, or of a callable's class."""
+    name = getattr(hook, "__qualname__", None)
+    if name is None and isinstance(hook, partial):
+        return name_of(hook.func)
+    return (name or type(hook).__qualname__).replace(".<locals>", "")

@@ -6,8 +6,7 @@ from typing import Any
 
 from rollmill.core.errors import UsageError
 from rollmill.core.schema import coerce
-from rollmill.hooks.events import Hook, HookRequest, MetricsLogged, PolicyEvaluated, Stop, TrainingEvent
-from rollmill.hooks.naming import named
+from rollmill.hooks.events import Hook, HookRequest, MetricsLogged, PolicyEvaluated, Stop, TrainingEvent, named
 
 WINDOW = 100
 """Episodes that `episode/return` is the mean of, once as many have ended."""

@@ -17,8 +17,8 @@ from rollmill.hooks.events import (
     TrainingEvent,
     TrainingFinished,
     TrainingStarted,
+    named,
 )
-from rollmill.hooks.naming import named
 
 STEP = "env_steps"
 RUN_TAG = "rollmill.run"
