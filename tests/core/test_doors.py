@@ -60,7 +60,7 @@ FILES = {
     "runs/trust.py": "the user's own folder for state",
     "plan_search/process.py": "output of its own child, in a temporary folder",
     "plan_search/waiting.py": "facts of the system, in /proc",
-    "fusion/explain.py": "a new temporary file",
+    "fusion/explanation.py": "a new temporary file",
     "channels/shm/memory.py": "a temporary file without a name",
     "channels/transport/addresses.py": "its own socket, in a new temporary folder",
     "processes/cluster/joining.py": "Ray's own file, which says where its cluster is",

@@ -5,45 +5,57 @@ or a row of numbers of every environment of a block. The program that comes out 
 kernels of a training. JAX's own functions run it as well (`evaluate`), which is the reference on any device.
 """
 
-from rollmill.core.errors import CannotFuse
-from rollmill.core.numerics import Numerics
-from rollmill.fusion.backends import backend_of
-from rollmill.fusion.backends.base import Backend, check_package
-from rollmill.fusion.backends.cpu.launches import machine_code
-from rollmill.fusion.backends.triton.gradients import GradientLaunch, run_gradients_kernel
-from rollmill.fusion.backends.triton.one_shot import (
-    LANE_BYTES,
-    MOST_RANKS,
-    compile_one_shot_mean,
-    lanes_of,
-    one_shot_mean,
-)
-from rollmill.fusion.backends.triton.rollout import Launch, run_kernel
-from rollmill.fusion.estimate.chips import CHIPS, Chip, find_chip
-from rollmill.fusion.estimate.pressure import Pressure, pressure_of
-from rollmill.fusion.explain import Explanation, Resources, compiled_resources, explain, resident, stages_of
-from rollmill.fusion.ir import Loop, Node, Program, Region, evaluate, program_text
-from rollmill.fusion.kernels.gradients import (
-    GradientStep,
-    first_batch,
-    fused_gradients,
-    lower_gradients,
-    run_gradients_reference,
-)
-from rollmill.fusion.kernels.minibatch_loop import fused_minibatch_loop
-from rollmill.fusion.kernels.rollout import (
-    RolloutStep,
-    fused_collect,
-    lower_rollout,
-    pressure_of_rollout,
-    rollout_step,
-    run_reference,
-)
-from rollmill.fusion.lower.function import LoweredFunction, lower_function
-from rollmill.fusion.lower.prologue import Prologue, UniformArrays
-from rollmill.fusion.lower.rules import register_rule
-from rollmill.fusion.tune.search import minibatch_loop_search, rollout_search, rollouts_in_a_row
-from rollmill.fusion.tune.timing import Search, Tuned, compile_candidates, fastest, seconds_of_call
+# Names are imported at their first use: most trainings need few of them.
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rollmill.core.errors import CannotFuse
+    from rollmill.core.numerics import Numerics
+    from rollmill.fusion.backends import backend_of
+    from rollmill.fusion.backends.base import Backend, check_package
+    from rollmill.fusion.backends.cpu.launches import machine_code
+    from rollmill.fusion.backends.triton.gradients import GradientLaunch, run_gradients_kernel
+    from rollmill.fusion.backends.triton.one_shot import (
+        LANE_BYTES,
+        MOST_RANKS,
+        compile_one_shot_mean,
+        lanes_of,
+        one_shot_mean,
+    )
+    from rollmill.fusion.backends.triton.rollout import Launch, run_kernel
+    from rollmill.fusion.estimate.chips import CHIPS, Chip, find_chip
+    from rollmill.fusion.estimate.pressure import Pressure, pressure_of
+    from rollmill.fusion.explanation import (
+        Explanation,
+        Resources,
+        compiled_resources,
+        explain,
+        resident,
+        stages_of,
+    )
+    from rollmill.fusion.ir import Loop, Node, Program, Region, evaluate, program_text
+    from rollmill.fusion.kernels.gradients import (
+        GradientStep,
+        first_batch,
+        fused_gradients,
+        lower_gradients,
+        run_gradients_reference,
+    )
+    from rollmill.fusion.kernels.minibatch_loop import fused_minibatch_loop
+    from rollmill.fusion.kernels.rollout import (
+        RolloutStep,
+        fused_collect,
+        lower_rollout,
+        pressure_of_rollout,
+        rollout_step,
+        run_reference,
+    )
+    from rollmill.fusion.lower.function import LoweredFunction, lower_function
+    from rollmill.fusion.lower.prologue import Prologue, UniformArrays
+    from rollmill.fusion.lower.rules import register_rule
+    from rollmill.fusion.tune.search import minibatch_loop_search, rollout_search, rollouts_in_a_row
+    from rollmill.fusion.tune.timing import Search, Tuned, compile_candidates, fastest, seconds_of_call
 
 __all__ = [
     "CHIPS",
@@ -104,3 +116,103 @@ __all__ = [
     "run_reference",
     "stages_of",
 ]
+
+_MODULES = {
+    "rollmill.core.errors": ("CannotFuse",),
+    "rollmill.core.numerics": ("Numerics",),
+    "rollmill.fusion.backends": ("backend_of",),
+    "rollmill.fusion.backends.base": (
+        "Backend",
+        "check_package",
+    ),
+    "rollmill.fusion.backends.cpu.launches": ("machine_code",),
+    "rollmill.fusion.backends.triton.gradients": (
+        "GradientLaunch",
+        "run_gradients_kernel",
+    ),
+    "rollmill.fusion.backends.triton.one_shot": (
+        "LANE_BYTES",
+        "MOST_RANKS",
+        "compile_one_shot_mean",
+        "lanes_of",
+        "one_shot_mean",
+    ),
+    "rollmill.fusion.backends.triton.rollout": (
+        "Launch",
+        "run_kernel",
+    ),
+    "rollmill.fusion.estimate.chips": (
+        "CHIPS",
+        "Chip",
+        "find_chip",
+    ),
+    "rollmill.fusion.estimate.pressure": (
+        "Pressure",
+        "pressure_of",
+    ),
+    "rollmill.fusion.explanation": (
+        "Explanation",
+        "Resources",
+        "compiled_resources",
+        "explain",
+        "resident",
+        "stages_of",
+    ),
+    "rollmill.fusion.ir": (
+        "Loop",
+        "Node",
+        "Program",
+        "Region",
+        "evaluate",
+        "program_text",
+    ),
+    "rollmill.fusion.kernels.gradients": (
+        "GradientStep",
+        "first_batch",
+        "fused_gradients",
+        "lower_gradients",
+        "run_gradients_reference",
+    ),
+    "rollmill.fusion.kernels.minibatch_loop": ("fused_minibatch_loop",),
+    "rollmill.fusion.kernels.rollout": (
+        "RolloutStep",
+        "fused_collect",
+        "lower_rollout",
+        "pressure_of_rollout",
+        "rollout_step",
+        "run_reference",
+    ),
+    "rollmill.fusion.lower.function": (
+        "LoweredFunction",
+        "lower_function",
+    ),
+    "rollmill.fusion.lower.prologue": (
+        "Prologue",
+        "UniformArrays",
+    ),
+    "rollmill.fusion.lower.rules": ("register_rule",),
+    "rollmill.fusion.tune.search": (
+        "minibatch_loop_search",
+        "rollout_search",
+        "rollouts_in_a_row",
+    ),
+    "rollmill.fusion.tune.timing": (
+        "Search",
+        "Tuned",
+        "compile_candidates",
+        "fastest",
+        "seconds_of_call",
+    ),
+}
+_ORIGIN = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ORIGIN:
+        raise AttributeError(f"module 'rollmill.fusion' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_ORIGIN[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
