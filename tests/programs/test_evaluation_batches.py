@@ -55,7 +55,7 @@ def test_a_kernel_plays_the_same_episodes(trained, monkeypatch, stochastic):
 
 def test_more_episodes_than_environments_are_played_by_steps(trained, monkeypatch):
     graph, weights = trained
-    monkeypatch.delattr(compiled, "fused_collect")
+    monkeypatch.delattr(fused, "fused_collect")
     play = evaluator(graph, weights, episodes=6, backend=machine_code())
     assert play(weights).returns.shape == (6,)
 
