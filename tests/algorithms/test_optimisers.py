@@ -84,6 +84,15 @@ def test_rmsprop_on_clipped_gradients_by_hand():
         np.testing.assert_allclose([*weights["a"], weights["b"]], by_hand, rtol=1e-5)
 
 
+def test_weights_decay_by_hand():
+    """`w = w - rate (g + decay w)`: a step that depends on the weights."""
+    decay = optax.add_decayed_weights(0.2)
+    optimiser = clipped_descent(decay, learning_rate=0.5, max_grad_norm=float("inf"), anneal_over=None)
+    slopes = {"a": jnp.array([1.0, -1.0]), "b": jnp.float32(0.0)}
+    weights, _ = eqx.filter_jit(partial(descend, optimiser))(WEIGHTS, optimiser.init(WEIGHTS), slopes)
+    np.testing.assert_allclose([*weights["a"], weights["b"]], [0.4, 2.3, 2.7], rtol=1e-6)
+
+
 def test_planned_updates_are_those_of_the_loops():
     graph = rollmill.ppo(
         rollmill.make("CartPole-v1"), num_envs=8, num_steps=4, total_timesteps=96, update_epochs=5

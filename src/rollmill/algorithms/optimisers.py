@@ -181,7 +181,7 @@ def descend(
             separately, a training makes K times as many updates as planned, each with a share of 1 / K.
     """
     with jax.numpy_dtype_promotion("standard"):  # Optax counts steps in integers and relies on promotion
-        if isinstance(optimiser.update, _FlatUpdate):
+        if isinstance(optimiser.update, _FlatUpdate) and not optimiser.update.reads_weights:
             return descend_flat(partial(optimiser.update.of_vector, share=share), weights, state, gradients)
         steps, state = optax.with_extra_args_support(optimiser).update(gradients, state, weights, share=share)
     return optax.apply_updates(weights, steps), state
@@ -192,6 +192,7 @@ class _FlatUpdate:
 
     def __init__(self, inner: optax.GradientTransformation, flat: optax.GradientTransformationExtraArgs) -> None:
         self._inner, self._flat = optax.with_extra_args_support(inner), flat
+        self.reads_weights = _reads_weights(self._inner)
 
     def __call__(self, updates: Any, state: Any, params: Any = None, **others: Any) -> Any:
         """The steps, and the next state, as Optax's updates return them."""
@@ -200,6 +201,16 @@ class _FlatUpdate:
     def of_vector(self, gradients: Float[Array, " numbers"], state: PyTree[Array], *, share: float) -> Any:
         """The flat step, and the next state, of gradients that are flat already."""
         return self._inner.update(gradients, state, None, share=share)
+
+
+def _reads_weights(optimiser: optax.GradientTransformationExtraArgs) -> bool:
+    """Returns whether an update depends on the weights, as weight decay does."""
+    one = jax.ShapeDtypeStruct((1,), jnp.float32)
+    try:
+        jax.eval_shape(lambda one: optimiser.update(one, optimiser.init(one), None, share=1.0), one)
+    except ValueError:  # by which Optax says that it needs them
+        return True
+    return False
 
 
 def at_iteration_end(state: PyTree[Array], updates: int) -> PyTree[Array]:
