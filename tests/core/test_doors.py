@@ -90,6 +90,7 @@ IMPORTS = {
     "core/imports.py": "the door",
     "core/registry.py": "modules that installed packages offer",
     "__init__.py": "the package's own modules",
+    "fusion/__init__.py": "the package's own modules",
     "cli/main.py": "the package's own modules",
     "envs/registry.py": "the package's own modules",
     "envs/adapters/importing.py": "packages that adapters name",

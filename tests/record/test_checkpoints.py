@@ -366,7 +366,7 @@ def test_nothing_is_printed(tmp_path, capfd, caplog):
 
 SAVE_IN_A_LOOP = """
 import sys, jax.numpy as jnp
-from rollmill.record import Checkpoints
+from rollmill.record.checkpoints import Checkpoints
 checkpoints = Checkpoints(sys.argv[1], keep_last=2)
 state = {"w": jnp.zeros((64, 64)), "step": jnp.asarray(0, jnp.int32)}
 found = checkpoints.restore(state)

@@ -187,7 +187,8 @@ def test_a_checkpoint_copied_over_another_is_an_error(run):
 READ_WITH_LITTLE_MEMORY = """
 import resource, sys, warnings
 import jax.numpy as jnp
-from rollmill.record import Checkpoints, read_metrics
+from rollmill.record.checkpoints import Checkpoints
+from rollmill.record.metrics import read_metrics
 from pathlib import Path
 Checkpoints(Path(sys.argv[1])/"warm").restore({"w": jnp.zeros((8, 8)), "step": jnp.int32(0)})
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -150,7 +150,7 @@ def test_json_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
 HOLD = """
 import sys
 from pathlib import Path
-from rollmill.record import RunDirectory
+from rollmill.record.run_directory import RunDirectory
 with RunDirectory(Path(sys.argv[1])).lock():
     print("held", flush=True)
     sys.stdin.read()
@@ -160,7 +160,7 @@ with RunDirectory(Path(sys.argv[1])).lock():
 LOOK = """
 import sys
 from pathlib import Path
-from rollmill.record import RunDirectory
+from rollmill.record.run_directory import RunDirectory
 print(RunDirectory(Path(sys.argv[1])).is_locked())
 """
 

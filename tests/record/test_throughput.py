@@ -1,4 +1,4 @@
-from rollmill.record import throughput as module
+from rollmill.record import aggregates as module
 from rollmill.record.aggregates import Throughput
 
 

@@ -70,7 +70,7 @@ class Slot:
         self.payload = memory[64:]
 
 
-class Section:
+class RingSection:
     """The memory of one incarnation of the producer."""
 
     def __init__(self, memory: memoryview, layout: Layout, capacity: int, incarnation: int) -> None:
@@ -153,14 +153,14 @@ class Ring:
         self.root = memory[:LINE].cast("q")
         self.holders: Holders = holders or SingleProcessHolders(memory)
         self._ledgers = {1: Ledger(memory[LINE : 2 * LINE])}
-        self._sections = {1: Section(memory[2 * LINE :], layout, capacity, 1)}
+        self._sections = {1: RingSection(memory[2 * LINE :], layout, capacity, 1)}
 
-    def section(self, incarnation: int) -> Section:
+    def section(self, incarnation: int) -> RingSection:
         """Returns the section of one incarnation of the producer."""
         if incarnation not in self._sections:
             nbytes = section_bytes(self.layout, self.capacity)
             memory = self.holders.memory(PRODUCER, incarnation, nbytes)
-            self._sections[incarnation] = Section(memory, self.layout, self.capacity, incarnation)
+            self._sections[incarnation] = RingSection(memory, self.layout, self.capacity, incarnation)
         return self._sections[incarnation]
 
     def ledger(self, incarnation: int) -> Ledger:
@@ -179,7 +179,7 @@ class Ring:
         if incarnation > 1 and self._ledgers.pop(incarnation, None) is not None:
             self.holders.drop(CONSUMER, incarnation)
 
-    def section_after(self, section: Section) -> Section | None:
+    def section_after(self, section: RingSection) -> RingSection | None:
         """Returns the section of the producer's next incarnation, or None until that incarnation is ready."""
         incarnation = self.root[PRODUCER_READY]
         while incarnation > section.incarnation:  # from the newest backwards: earlier ones may have been dropped
@@ -189,7 +189,7 @@ class Ring:
                 return candidate
         return None
 
-    def section_of(self, position: int) -> Section | None:
+    def section_of(self, position: int) -> RingSection | None:
         """Returns the section for message number `position`, or None before there is a producer."""
         incarnation = self.root[PRODUCER_READY]
         while incarnation:
@@ -376,7 +376,7 @@ class RingMessage:
 class SectionViews:
     """Read-only views of a section, for its consumer."""
 
-    def __init__(self, section: Section, layout: Layout) -> None:
+    def __init__(self, section: RingSection, layout: Layout) -> None:
         self.section = section
         payloads = [slot.payload.toreadonly() for slot in section.slots]
         self.payloads = [np.ndarray((payload.nbytes,), np.uint8, payload) for payload in payloads]
@@ -468,7 +468,7 @@ class RingReader:
         self._words[GONE] = 1
         self._doorbell.ring()
 
-    def _section(self) -> Section | None:
+    def _section(self) -> RingSection | None:
         """Returns the section that this consumer reads at present, or None before the first producer is ready."""
         if not self._sections:
             section = self._ring.section_of(self._words[TAKEN])

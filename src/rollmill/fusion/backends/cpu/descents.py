@@ -26,7 +26,7 @@ MAX_PROGRAMS = 64
 """Sums are made in as many parts at most, whatever the number of cores."""
 
 
-class _Leaf(NamedTuple):
+class _FlatLeaf(NamedTuple):
     """Numbers of one leaf."""
 
     first: int
@@ -46,7 +46,7 @@ def machine_code_for(
     """
     leaves, first = [], 0
     for operand in operands[:count]:
-        leaves.append(_Leaf(first, math.prod(operand.shape)))
+        leaves.append(_FlatLeaf(first, math.prod(operand.shape)))
         first += leaves[-1].count
     plan = plan_of(program) if first >= MIN_NUMBERS else None
     if plan is None or any(leaf.count == 0 for leaf in leaves):
@@ -54,7 +54,9 @@ def machine_code_for(
     return lambda *values: _descended(plan, leaves, values[:count], values[count : 2 * count], values[2 * count :])
 
 
-def _descended(plan: DescentPlan, leaves: list[_Leaf], weights: Any, gradients: Any, state: Any) -> list[Array]:
+def _descended(
+    plan: DescentPlan, leaves: list[_FlatLeaf], weights: Any, gradients: Any, state: Any
+) -> list[Array]:
     jaxpr = plan.program
     known = dict(zip(jaxpr.invars[1:], state, strict=True))
     flat_atoms = [atom for atom in jaxpr.invars[1:] if _is_wide(plan, atom)]
@@ -78,11 +80,11 @@ def _is_wide(plan: DescentPlan, atom: Any) -> bool:
     return atom.aval.shape == plan.program.invars[0].aval.shape
 
 
-def _programs(leaves: Sequence[_Leaf]) -> int:
+def _programs(leaves: Sequence[_FlatLeaf]) -> int:
     return min(MAX_PROGRAMS, max(1, sum(leaf.count for leaf in leaves) // PROGRAM_NUMBERS))
 
 
-def _sum_code(plan: DescentPlan, leaves: list[_Leaf], flat: list[Any]) -> NativeKernel:
+def _sum_code(plan: DescentPlan, leaves: list[_FlatLeaf], flat: list[Any]) -> NativeKernel:
     """The code of sums, `[programs, sums]`, from gradients and flat vectors."""
     programs, lanes = _programs(leaves), processor().lanes
     emit, pointers, number, _ = new_program(lanes, len(leaves) + len(flat) + 1)
@@ -109,7 +111,7 @@ def _sum_code(plan: DescentPlan, leaves: list[_Leaf], flat: list[Any]) -> Native
     return NativeKernel(emit.module, programs, ALIGNMENT, (shape,), written_out=True)
 
 
-def _step_code(plan: DescentPlan, leaves: list[_Leaf], flat: list[Any]) -> NativeKernel:
+def _step_code(plan: DescentPlan, leaves: list[_FlatLeaf], flat: list[Any]) -> NativeKernel:
     """The code of weights and flat vectors after a step, of single values, gradients, weights and flat vectors."""
     programs, jaxpr = _programs(leaves), plan.program
     step, *states = jaxpr.outvars
@@ -174,7 +176,7 @@ def _values(
 # --- the numbers of a leaf -------------------------------------------------------------------------------
 
 
-class _Place:
+class _LeafVector:
     """A vector of a leaf's numbers; the last one may be shorter."""
 
     def __init__(self, emit: Emitter, first: Value, valid: int | None = None) -> None:
@@ -215,7 +217,7 @@ class _Place:
         return self._emit.at(self._emit.at(pointer, offset, FLOAT), self._first, FLOAT)
 
 
-def _vectors(emit: Emitter, leaf: _Leaf, number: Value, programs: int) -> Iterator[_Place]:
+def _vectors(emit: Emitter, leaf: _FlatLeaf, number: Value, programs: int) -> Iterator[_LeafVector]:
     """The vectors of a leaf that a program computes, as the body of a loop; the last program has the rest."""
     builder, lanes = emit.builder, emit.lanes
     vectors, rest = divmod(leaf.count, lanes)
@@ -223,7 +225,7 @@ def _vectors(emit: Emitter, leaf: _Leaf, number: Value, programs: int) -> Iterat
         bound = lambda n: builder.udiv(builder.mul(n, emit.integer(vectors)), emit.integer(programs))
         first, end = bound(number), bound(builder.add(number, emit.integer(1)))
         with builder.if_then(builder.icmp_unsigned("<", first, end)), emit.loop(end, first=first) as n:
-            yield _Place(emit, builder.mul(n, emit.integer(lanes)))
+            yield _LeafVector(emit, builder.mul(n, emit.integer(lanes)))
     if rest:
         with builder.if_then(builder.icmp_unsigned("==", number, emit.integer(programs - 1))):
-            yield _Place(emit, emit.integer(vectors * lanes), rest)
+            yield _LeafVector(emit, emit.integer(vectors * lanes), rest)
