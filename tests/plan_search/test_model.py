@@ -78,7 +78,7 @@ def test_an_iteration_is_a_constant_and_a_time_for_each_environment():
 
 
 def weak_scaling():
-    file = Path(__file__).parents[3] / "benchmarks/results/scaling-gpu.json"
+    file = Path(__file__).parents[2] / "benchmarks/results/scaling-gpu.json"
     return json.loads(file.read_text())["result"]["weak_scaling"]
 
 

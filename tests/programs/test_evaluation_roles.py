@@ -90,7 +90,7 @@ def test_each_kind_has_a_return_of_its_own(by):
 
 
 def test_a_single_agent_has_none():
-    result = _result("CartPole-v1", 1, EvaluationEpisodes(np.ones(2, np.float32), np.full(2, 3)))
+    result = _result("CartPole-v1", {"iteration": 1}, EvaluationEpisodes(np.ones(2, np.float32), np.full(2, 3)))
     assert "mean_returns" not in result and "mean return 1 (std 0" in _sentence(result)
 
 
@@ -100,7 +100,7 @@ def test_the_command_prints_them():
         np.full(2, 3),
         {"buyer": np.array([8.0, 10.0]), "seller": np.array([-16.0, -20.0])},
     )
-    result = _result("Market", 7, played)
+    result = _result("Market", {"iteration": 7}, played)
     assert result["mean_return"] == 0.0 and result["mean_returns"] == {"buyer": 9.0, "seller": -18.0}
     assert "mean return 0 over all agents, buyer 9, seller -18 (std 0" in _sentence(result)
 

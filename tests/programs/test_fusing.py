@@ -14,6 +14,7 @@ from rollmill.fusion import CannotFuse, pressure_of_rollout
 from rollmill.fusion.backends.cpu import launches as code_launches
 from rollmill.fusion.backends.triton import launches as kernel_launches
 from rollmill.programs import fused_kernels as fusing
+from rollmill.programs import kernels as choosing
 from rollmill.programs.compiled import lower
 from rollmill.programs.dispatch import dispatch_ahead
 from rollmill.programs.kernels import choose_kernels
@@ -27,7 +28,7 @@ CHOICE = {"numerics": "tf32", "unroll": 1, "devices": [GPU], "num_seeds": 1}
 @pytest.fixture
 def rollouts_alone(monkeypatch):
     """Gradients are left as they are: there is no GPU to time their kernel on; no training is too short."""
-    monkeypatch.setattr(fusing, "MIN_STEPS_TO_TUNE", {"gpu": 0, "cpu": 0})
+    monkeypatch.setattr(choosing, "MIN_STEPS_TO_TUNE", {"gpu": 0, "cpu": 0})
 
     def no_gradients(self):
         raise CannotFuse("there is no GPU.")
@@ -228,7 +229,7 @@ def test_two_devices_descend_as_one():
 
 
 def test_several_seeds_are_not_fused(monkeypatch):
-    monkeypatch.setattr(fusing, "MIN_STEPS_TO_TUNE", {"gpu": 0})
+    monkeypatch.setattr(choosing, "MIN_STEPS_TO_TUNE", {"gpu": 0})
     graph = graph_on(rollmill.make("CartPole-v1"), iterations=1)
     with pytest.raises(UsageError, match="num_seeds=2 trains several seeds in one program"):
         lower(graph, fusion="rollout", seeds=(0, 1))

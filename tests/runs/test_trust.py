@@ -80,7 +80,7 @@ def test_a_table_of_metrics_is_not_written_through_a_link(name, run, tmp_path):
 
 def test_a_name_that_is_no_text_is_refused_before_anything_is_written(tmp_path):
     root = tmp_path / os.fsdecode(b"bad\xff")
-    with pytest.raises(UsageError, match=r"--run-dir .*bad.*udcff has bytes that are no text"):
+    with pytest.raises(UsageError, match=r"--run-dir .*bad.*udcff has bytes that are not UTF-8"):
         RunDirectory.create(root, config=CONFIG, versions={})
     assert list(tmp_path.iterdir()) == []
 

@@ -1,6 +1,7 @@
 """Optimisers of all algorithms: gradient clipping, scaling, and a step at an annealed learning rate."""
 
 import math
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -84,9 +85,9 @@ def clipped_descent(
     else:
         step = _scheduled(rate_schedule(learning_rate, anneal_over=anneal_over))
     clipping = optax.clip_by_global_norm(max_grad_norm) if max_grad_norm < math.inf else optax.identity()
-    inner = optax.chain(clipping, scaling, step)
+    inner = optax.with_extra_args_support(optax.chain(clipping, scaling, step))
     flat = optax.flatten(inner)
-    return optax.GradientTransformationExtraArgs(flat.init, _FlatUpdate(inner, flat))
+    return optax.GradientTransformationExtraArgs(flat.init, _FlatUpdate(inner, flat, _reads_weights(inner)))
 
 
 def rate_schedule(learning_rate: float | optax.Schedule, *, anneal_over: int | None = None) -> optax.Schedule:
@@ -187,27 +188,30 @@ def descend(
     return optax.apply_updates(weights, steps), state
 
 
+@dataclass(frozen=True)
 class _FlatUpdate:
     """The update of an optimiser that sees all gradients as one flat vector."""
 
-    def __init__(self, inner: optax.GradientTransformation, flat: optax.GradientTransformationExtraArgs) -> None:
-        self._inner, self._flat = optax.with_extra_args_support(inner), flat
-        self.reads_weights = _reads_weights(self._inner)
+    inner: optax.GradientTransformationExtraArgs
+    flat: optax.GradientTransformationExtraArgs
+    """`inner` on the leaves of a tree, joined."""
+    reads_weights: bool
 
     def __call__(self, updates: Any, state: Any, params: Any = None, **others: Any) -> Any:
         """The steps, and the next state, as Optax's updates return them."""
-        return self._flat.update(updates, state, params, **others)
+        return self.flat.update(updates, state, params, **others)
 
     def of_vector(self, gradients: Float[Array, " numbers"], state: PyTree[Array], *, share: float) -> Any:
         """The flat step, and the next state, of gradients that are flat already."""
-        return self._inner.update(gradients, state, None, share=share)
+        return self.inner.update(gradients, state, None, share=share)
 
 
 def _reads_weights(optimiser: optax.GradientTransformationExtraArgs) -> bool:
     """Returns whether an update depends on the weights, as weight decay does."""
     one = jax.ShapeDtypeStruct((1,), jnp.float32)
     try:
-        jax.eval_shape(lambda one: optimiser.update(one, optimiser.init(one), None, share=1.0), one)
+        with jax.numpy_dtype_promotion("standard"):
+            jax.eval_shape(lambda one: optimiser.update(one, optimiser.init(one), None, share=1.0), one)
     except ValueError:  # by which Optax says that it needs them
         return True
     return False
