@@ -134,14 +134,12 @@ def test_a_module_that_fails_is_told_with_its_line(tmp_path, monkeypatch):
         find_distribution("fails_at_once:mine")
 
 
-def test_one_more_file_is_one_more_policy(tmp_path, monkeypatch):
-    (tmp_path / "two_halves.py").write_text(
-        '"""Collects on one side, learns on the other."""\n\n'
-        "from rollmill.dataflow import Group, Partition\n\n\n"
-        "def partition(counts):\n"
-        '    groups = Group("collects", ("environment", "policy")), Group("learns", ("gradients", "update"))\n'
-        '    return Partition("two-halves", groups)\n'
-    )
-    monkeypatch.setattr(distribution, "__path__", [*distribution.__path__, str(tmp_path)])
+def test_one_more_function_is_one_more_policy(monkeypatch):
+    def two_halves(counts):
+        """Collects on one side, learns on the other."""
+        groups = Group("collects", ("environment", "policy")), Group("learns", ("gradients", "update"))
+        return Partition("two-halves", groups)
+
+    monkeypatch.setitem(distribution._POLICIES, "two-halves", two_halves)
     assert list_distributions()["two-halves"] == "Collects on one side, learns on the other."
     check_partition(find_distribution("two-halves")(Counts()))
