@@ -1,10 +1,14 @@
 """The experience store of sequences, against plain lists of all rollouts."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import rollmill
+from rollmill.core.errors import UsageError
 from rollmill.dataflow import ExperienceStore, PrioritisedReplay, Replay, SequenceReplay, collect, iterate, start
 
 ENVS, STEPS, KEPT = 4, 3, 2
@@ -59,6 +63,33 @@ def test_the_newest_rollouts_of_each_environment_are_drawn_whole_and_nothing_els
             np.testing.assert_array_equal(drawn.steps.final_observation[i], past.steps.final_observation[:, e])
             np.testing.assert_array_equal(drawn.observation[i], past.observation[e])
         assert seen == set(kept)  # 64 draws of at most 8 sequences
+
+
+@pytest.mark.parametrize(("starts", "first"), [(0, 12), (20, 20), (1000, KEPT * STEPS * ENVS)])
+def test_learning_begins_at_the_latest_when_the_store_is_full(starts, first):
+    graph = graph_of(learning_starts=starts)
+    assert graph.replay.first_learning(graph.loops) == first
+    contents, ready = graph.replay.empty(graph, jnp.arange(ENVS)), []
+    for trajectory in rollouts(graph, 3):
+        contents = graph.replay.add(graph, contents, trajectory)
+        ready.append(bool(graph.replay.is_ready(contents, graph.loops)))
+    assert ready == [12 * n >= first for n in (1, 2, 3)]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"num_steps": 4}, "num_steps=4 of the store has to be that of the rollouts, 3"),
+        (
+            {"minibatch_size": 5},
+            "minibatch_size=5 of the store is not divided by num_shards=2. hint: ",
+        ),
+    ],
+)
+def test_sizes_that_do_not_fit_the_graph_are_refused(sizes, message):
+    graph = graph_of(**sizes)
+    with pytest.raises(UsageError, match=re.escape(message)):
+        graph.replay.empty(graph, jnp.arange(ENVS))
 
 
 def test_halves_of_the_environments_draw_their_halves_of_a_minibatch():

@@ -187,9 +187,8 @@ def dqn(
     agent = _ValueAgent(values, int(actions.start), jax.dtypes.canonicalize_dtype(actions.dtype))
     optimiser, rate = adam(parts), rate_metric(parts)
     error = partial(_error, agent, chosen)
-    if chosen.prioritised:
-        exponents = chosen.priority_exponent, chosen.weight_exponent
-        parts = parts._replace(replay=PrioritisedReplay(_replay_of(chosen), *exponents, partial(_errors, error)))
+    exponents = chosen.priority_exponent, chosen.weight_exponent
+    prioritised = PrioritisedReplay(parts.replay, *exponents, partial(_errors, error))
     return off_policy_graph(
         "dqn",
         parts,
@@ -205,6 +204,7 @@ def dqn(
         },
         condition=scale_weights,
         outputs=PolicyOutputs(q_values=lambda weights, observation: values(weights.network, observation)),
+        store=prioritised if chosen.prioritised else None,
     )
 
 

@@ -64,7 +64,7 @@ class OffPolicyParts(NamedTuple):
     choices: Choices
     custom: list[str]
     loops: Loops
-    replay: ExperienceStore
+    replay: Replay
 
 
 MAX_INTERVAL = 2**31 - 1
@@ -208,6 +208,7 @@ def off_policy_graph(
     report: Any,
     condition: Any = unconditioned,
     outputs: PolicyOutputs = PolicyOutputs(),  # noqa: B008 - immutable
+    store: ExperienceStore | None = None,
 ) -> Graph:
     """Assembles the graph of an algorithm with a replay memory.
 
@@ -223,6 +224,7 @@ def off_policy_graph(
         report: see `Graph.report`.
         condition: see `Graph.condition`.
         outputs: see `Graph.outputs`.
+        store: replaces `parts.replay`.
     """
     return Graph(
         settings=settings_of(name, parts.env, parts.config, custom=parts.custom),
@@ -243,7 +245,7 @@ def off_policy_graph(
         greedy=greedy,
         host=parts.host,
         report=report,
-        replay=parts.replay,
+        replay=store or parts.replay,
         outputs=outputs,
     )
 

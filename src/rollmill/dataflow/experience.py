@@ -1,7 +1,10 @@
 """Functions that work with every experience store."""
 
+import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Int, PyTree
 
+from rollmill.core.types import Key
 from rollmill.dataflow.graph import ExperienceStore, Graph, Loops
 
 FILL = "replay/fill"
@@ -21,3 +24,20 @@ def first_learning_iteration(graph: Graph) -> int:
 def waiting_iterations(store: ExperienceStore, loops: Loops) -> int:
     """Returns the number of iterations that only fill the store, before the first that learns."""
     return -(-store.first_learning(loops) // loops.batch_size) - 1
+
+
+def draw_equally(key: Key, stored: Int[Array, " W"], *, count: int) -> tuple[Int[Array, " B"], Int[Array, " B"]]:
+    """Draws `count` items of one shard, each with equal probability.
+
+    Args:
+        key: random key of the draw.
+        stored: number of items that each environment of the shard has stored.
+        count: number of items to draw, `B`.
+
+    Returns:
+        The environment of each item, by position in the shard, and the item's number in that environment.
+    """
+    ends = jnp.cumsum(stored)
+    choice = jax.random.randint(key, (count,), 0, ends[-1])
+    environment = jnp.searchsorted(ends, choice, side="right").astype(jnp.int32)
+    return environment, choice - (ends - stored)[environment]

@@ -31,6 +31,7 @@ from jaxtyping import Key as KeyArray
 
 from rollmill.core.types import FINAL_MASK, Action, Key, Observation
 from rollmill.dataflow.collecting import start_one, step_one
+from rollmill.dataflow.experience import draw_equally
 from rollmill.dataflow.graph import Batch, Graph, Learner, Loops, Sample, Step, Trajectory
 from rollmill.dataflow.packing import Rows, from_rows, to_rows
 from rollmill.dataflow.priorities import (
@@ -459,11 +460,9 @@ def _draw_uniformly(
     key: Key, rings: ReplayRing, *, count: int
 ) -> tuple[Int[Array, " B"], Int[Array, " B"], Float[Array, " B"]]:
     """Chooses each stored transition of one shard with equal probability. See `ChooseSteps`."""
-    drawable = rings.steps - 1 - rings.oldest  # the newest step's next observation is not stored yet
-    ends = jnp.cumsum(drawable)
-    choice = jax.random.randint(key, (count,), 0, ends[-1])
-    environment = jnp.searchsorted(ends, choice, side="right").astype(jnp.int32)
-    step = rings.oldest[environment] + choice - (ends - drawable)[environment]
+    # The next observation of the newest step is not stored yet.
+    environment, place = draw_equally(key, rings.steps - 1 - rings.oldest, count=count)
+    step = rings.oldest[environment] + place
     return environment, step, jnp.ones(count, jnp.float32)
 
 

@@ -17,8 +17,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
+from rollmill.core.errors import UsageError
 from rollmill.core.types import Key, Memory, Observation
 from rollmill.dataflow.collecting import collect, start_collector
+from rollmill.dataflow.experience import draw_equally
 from rollmill.dataflow.graph import Batch, Graph, Learner, Loops, Sample, Step, Trajectory
 from rollmill.dataflow.packing import Rows, from_rows, to_rows
 
@@ -64,10 +66,15 @@ class SequenceReplay(NamedTuple):
 
     def first_learning(self, loops: Loops, /) -> int:
         """See `ExperienceStore`."""
-        return max(self.learning_starts, loops.batch_size)
+        return min(max(self.learning_starts, loops.batch_size), self.capacity * loops.num_envs)
 
     def empty(self, graph: Graph, index: Int[Array, " E"], /) -> SequenceRing:
-        """See `ExperienceStore`."""
+        """See `ExperienceStore`.
+
+        Raises:
+            UsageError: the sizes do not fit those of the graph.
+        """
+        self._check(graph.loops)
         one = jax.tree.map(lambda s: jax.ShapeDtypeStruct((1, *s.shape), s.dtype), _struct(graph))
         rows = jax.eval_shape(to_rows, one)
         of_each = lambda leaf: jnp.zeros((len(index), self.sequences, *leaf.shape[1:]), leaf.dtype)
@@ -84,8 +91,7 @@ class SequenceReplay(NamedTuple):
 
     def is_ready(self, ring: SequenceRing, loops: Loops, /) -> Bool[Array, ""]:
         """See `ExperienceStore`."""
-        rollouts = -(-self.first_learning(loops) // loops.batch_size)
-        return ring.count[0] >= min(rollouts, self.sequences)
+        return ring.count[0] >= -(-self.first_learning(loops) // loops.batch_size)
 
     def sample(self, graph: Graph, ring: SequenceRing, key: Key, index: Int[Array, " E"], /) -> Sample:
         """See `ExperienceStore`. The minibatch's samples are `Sequence`s."""
@@ -93,7 +99,7 @@ class SequenceReplay(NamedTuple):
         shards = index[::width] // width
         keys = jax.vmap(partial(jax.random.fold_in, key))(shards)
         count = self.minibatch_size // graph.loops.num_shards
-        draw = partial(_draw, count=count)
+        draw = partial(draw_equally, count=count)
         environment, row = jax.vmap(draw)(keys, ring.count.reshape(len(shards), width))
         environment += jnp.arange(len(shards), dtype=jnp.int32)[:, None] * width
         places = (environment * self.sequences + row).reshape(-1)
@@ -116,6 +122,18 @@ class SequenceReplay(NamedTuple):
         """See `ExperienceStore`."""
         return jnp.mean(ring.count.astype(jnp.float32)) / self.sequences
 
+    def _check(self, loops: Loops) -> None:
+        if self.num_steps != loops.num_steps:
+            raise UsageError(
+                f"num_steps={self.num_steps} of the store has to be that of the rollouts, {loops.num_steps}."
+            )
+        if self.minibatch_size % loops.num_shards:
+            raise UsageError(
+                f"minibatch_size={self.minibatch_size} of the store is not divided by "
+                f"num_shards={loops.num_shards}. "
+                f"hint: minibatch_size={-(-self.minibatch_size // loops.num_shards) * loops.num_shards}."
+            )
+
 
 def _by_environment(trajectory: Trajectory) -> Sequence:
     """Returns the rollout as a `Sequence` of each environment, with leaves `[E, ...]`."""
@@ -134,11 +152,3 @@ def _struct(graph: Graph) -> PyTree[jax.ShapeDtypeStruct]:
         return jax.tree.map(lambda leaf: leaf[0], _by_environment(trajectory))
 
     return jax.eval_shape(rollout)
-
-
-def _draw(key: Key, count_of: Int[Array, " W"], *, count: int) -> tuple[Int[Array, " B"], Int[Array, " B"]]:
-    """Draws environments and rows of one shard, each stored sequence with equal probability."""
-    ends = jnp.cumsum(count_of)
-    choice = jax.random.randint(key, (count,), 0, ends[-1])
-    environment = jnp.searchsorted(ends, choice, side="right").astype(jnp.int32)
-    return environment, choice - (ends - count_of)[environment]
