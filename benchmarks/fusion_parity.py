@@ -148,7 +148,7 @@ def main() -> None:
         found["steps"][name] = steps(name)
         print(name, "differs in", found["steps"][name] or "nothing", flush=True)
         write_result(chosen.name, found, chosen.output)
-    segments.MOST_NODES = min(segments.MOST_NODES, 0)
+    segments.MAX_NODES = min(segments.MAX_NODES, 0)
     for name in chosen.as_long:
         found["as_long"][name] = steps(name, network=GRU)
         print(name, "as a long program, differs in", found["as_long"][name] or "nothing", flush=True)

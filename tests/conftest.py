@@ -50,7 +50,7 @@ if not distributes_only():  # the imports take a process half a minute of checks
     prepare()
 
 
-MOST_RESIDENT_BYTES = 2 * 2**30
+MAX_RESIDENT_BYTES = 2 * 2**30
 """Memory of one process above which programs that earlier modules compiled are let go."""
 
 
@@ -58,7 +58,7 @@ MOST_RESIDENT_BYTES = 2 * 2**30
 def bounded_memory():
     """Compiled programs would add up to several gigabytes for each process of a test run."""
     yield
-    if sys.platform == "linux" and resident_bytes() > MOST_RESIDENT_BYTES:
+    if sys.platform == "linux" and resident_bytes() > MAX_RESIDENT_BYTES:
         jax.clear_caches()
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)

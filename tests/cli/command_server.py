@@ -21,7 +21,7 @@ PRELOADED = (
     *(f"rollmill.cli.{name}" for name in ("train", "evaluate", "resume", "export", "sweep", "plan", "listing")),
     *(f"rollmill.cli.{name}" for name in ("play", "explain", "doctor", "profile", "render", "plot", "gpu")),
 )
-LONGEST_ANSWER = 64
+MAX_ANSWER = 64
 
 
 class CommandServer:
@@ -49,7 +49,7 @@ class CommandServer:
             self._socket.settimeout(timeout)
             socket.send_fds(self._socket, [request], [output.fileno(), errors.fileno()])
             try:
-                code = int(self._socket.recv(LONGEST_ANSWER))
+                code = int(self._socket.recv(MAX_ANSWER))
             except TimeoutError:
                 self.close()
                 raise

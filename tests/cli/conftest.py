@@ -9,7 +9,7 @@ import pytest
 
 from cli.command_server import CommandServer
 
-LONGEST_SECONDS = 300
+MAX_SECONDS = 300
 
 
 @pytest.fixture(scope="session")
@@ -44,9 +44,9 @@ def rollmill(environment_variables, command_server, tmp_path):
 
         def __call__(self, *arguments, **options) -> subprocess.CompletedProcess:
             if not options:
-                return command_server.run([*map(str, arguments)], tmp_path, timeout=LONGEST_SECONDS)
+                return command_server.run([*map(str, arguments)], tmp_path, timeout=MAX_SECONDS)
             process = self.start(*arguments, **options)
-            output, errors = process.communicate(timeout=LONGEST_SECONDS)
+            output, errors = process.communicate(timeout=MAX_SECONDS)
             return subprocess.CompletedProcess(arguments, process.returncode, output, errors)
 
     return Command()

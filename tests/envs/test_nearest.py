@@ -31,7 +31,7 @@ def expected(places, points, where, exclude, count):
     ],
 )
 def test_whole_numbers_with_many_ties(num_points, count, most_pairs, monkeypatch):
-    monkeypatch.setattr(module, "MOST_PAIRS", most_pairs)
+    monkeypatch.setattr(module, "MAX_PAIRS", most_pairs)
     rng = np.random.default_rng(count)
     points = rng.integers(0, 4, size=(3, 2, num_points)).astype(np.float32)
     where = rng.random((3, num_points)) < 0.7

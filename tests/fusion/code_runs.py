@@ -14,7 +14,7 @@ from rollmill.fusion.backends.cpu.target import function_address, processor
 from rollmill.fusion.kernels.leaves import Leaf
 from rollmill.fusion.opt.schedule import schedule_of
 
-MOST_SAMPLES = 64
+MAX_SAMPLES = 64
 """Samples of a block; what is done with them is written out, vector by vector."""
 
 
@@ -26,7 +26,7 @@ def evaluate_by_code(program, inputs, uniforms, *, block):
     return [x[:block] for x in call(kernel_of(program, len(inputs), len(uniforms), whole), arrays)]
 
 
-def kernel_of(program, num_inputs, num_uniforms, whole, most=MOST_SAMPLES):
+def kernel_of(program, num_inputs, num_uniforms, whole, most=MAX_SAMPLES):
     """The kernel of a program for so many samples, a power of two, in blocks of `most`."""
     part, lanes = min(whole, most), min(processor().lanes, whole)
     count = num_inputs + num_uniforms

@@ -95,7 +95,7 @@ def lowered_case(case: Case) -> LoweredFunction:
     """The program of a case."""
     with pytest.MonkeyPatch.context() as patch:
         if case.keeps_loops:
-            for name in ("SHORT", "MOST_NODES", "MOST_NODES_SHORT"):
+            for name in ("SHORT", "MAX_NODES", "MAX_NODES_SHORT"):
                 patch.setattr(control, name, -1)
         return lowered_for(function_of(case.outputs), (case.arguments,))
 

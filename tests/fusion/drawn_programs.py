@@ -91,7 +91,7 @@ def _function(part: Expr, own: tuple[int, ...], variables: Mapping[int, Any]) ->
 
 SHAPES = ((), (), (3,), (4,), (4,), (2,), (2, 3), (3, 2))
 WIDE = Type("float32", (40,))
-FEW_DRAWS, MOST_VARIANTS = 8, 100
+FEW_DRAWS, MAX_VARIANTS = 8, 100
 """Draws of one type that find an operation's forms; those that round have one type alone."""
 
 
@@ -154,7 +154,7 @@ def forms() -> tuple[Form, ...]:
     found: dict[tuple, dict[Type, None]] = {}
     for name, own in OPERATIONS.items():
         for wanted in [Type("float32")] if own.kind == "rounded" else of_all:
-            for _ in range(MOST_VARIANTS if own.kind == "rounded" else FEW_DRAWS):
+            for _ in range(MAX_VARIANTS if own.kind == "rounded" else FEW_DRAWS):
                 drawn = own.draw(draw, wanted)
                 if drawn is not None:
                     found.setdefault((name, variant(drawn[0])), {})[wanted] = None

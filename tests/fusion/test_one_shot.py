@@ -9,7 +9,7 @@ from rollmill.fusion.backends.triton.one_shot import (
     FLAG_BYTES,
     LANE,
     LANE_BYTES,
-    MOST_RANKS,
+    MAX_RANKS,
     lanes_of,
     mean_kernel,
 )
@@ -29,4 +29,4 @@ def test_the_kernel_compiles_for_a_gpu(size, ranks):
 
 
 def test_flags_of_all_ranks_fit_beside_the_number_of_the_exchange():
-    assert 4 * (1 + MOST_RANKS) <= FLAG_BYTES and LANE_BYTES % 128 == 0
+    assert 4 * (1 + MAX_RANKS) <= FLAG_BYTES and LANE_BYTES % 128 == 0

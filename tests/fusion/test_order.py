@@ -59,7 +59,7 @@ def test_a_guard_has_all_that_nothing_needs_where_its_condition_fails(environmen
 def test_a_long_program_takes_turns_between_rows_and_scalars(monkeypatch, environment):
     nodes = program_of(environment).nodes()
     assert [stretch.nodes for stretch in segments.segments_of(nodes)] == [nodes]  # it is short
-    monkeypatch.setattr(segments, "MOST_NODES", len(nodes) - 1)
+    monkeypatch.setattr(segments, "MAX_NODES", len(nodes) - 1)
     found = segments.segments_of(nodes)
     assert 2 <= len(found) <= 5
     written = set()

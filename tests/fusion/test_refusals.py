@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rollmill.fusion import CannotFuse, lower_function
-from rollmill.fusion.lower.values import MOST_SCALARS
+from rollmill.fusion.lower.values import MAX_SCALARS
 
 VECTOR = jax.ShapeDtypeStruct((4,), jnp.float32)
 IMAGE = jax.ShapeDtypeStruct((16, 16, 3), jnp.float32)
@@ -93,7 +93,7 @@ CASES = {
     "fft": (transform, VECTOR, "convert_element_type", "# transforms", "complex64"),
     "gamma": (draw_gamma, VECTOR, "random_gamma", "# draws", "nothing like it"),
     "rbg": (use_other_generator, VECTOR, "random_seed", "# makes a key", "threefry2x32"),
-    "large": (fill_an_array, VECTOR, "add", "# too many", f"at most {MOST_SCALARS}"),
+    "large": (fill_an_array, VECTOR, "add", "# too many", f"at most {MAX_SCALARS}"),
     "long sort": (sort_much, VECTOR, "sort", "# sorts", "at most 64"),
     "long scan": (hold_history, NUMBER, "scan", "# holds", "at most 128"),
 }

@@ -169,7 +169,7 @@ def test_the_numbers_of_a_long_leaf_leave_side_by_side(num_envs, condition):
 @by_triton
 def test_in_long_programs_triton_places_nothing_and_products_stand_apart(monkeypatch):
     """As a program of one node more than a long one is written; the branch is not there in the end."""
-    monkeypatch.setattr(segments, "MOST_NODES", 0)
+    monkeypatch.setattr(segments, "MAX_NODES", 0)
     kernel, arrays = kernel_of(graph_on("Acrobot-v1", GRU, num_envs=40), "tf32", Launch(32, 1))
     vectors = re.sub(r"tl\.load\(uniform\d+ \+ \d+\)", "", kernel.source)  # Triton need not place single numbers
     assert "tl.load(" not in vectors and "tl.store(" not in vectors

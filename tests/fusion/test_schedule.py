@@ -99,8 +99,8 @@ def test_a_condition_that_only_another_region_reads_is_outside_of_it():
 def test_long_programs_are_cut_into_segments(monkeypatch):
     program = lower_rollout(graph_of("CartPole-v1")).program
     assert not any(isinstance(item, Segment) for item in schedule_of(program, segmented=True).items)  # it is short
-    monkeypatch.setattr(segments, "MOST_NODES", 10)
-    monkeypatch.setattr(schedule, "LEAST_SEGMENT", 5)
+    monkeypatch.setattr(segments, "MAX_NODES", 10)
+    monkeypatch.setattr(schedule, "MIN_SEGMENT", 5)
     cut = schedule_of(program, segmented=True)
     check(cut)
     parts = [item for item in cut.items if isinstance(item, Segment)]

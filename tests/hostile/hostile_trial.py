@@ -16,7 +16,7 @@ from rollmill.cli.main import _code_of
 
 LIMIT = 30.0
 """Seconds after which a case is said to wait for ever."""
-MOST_PRINTED = 3000
+MAX_PRINTED = 3000
 """Characters that an error may have."""
 EVIL = "evil_tool"
 """A module beside the files that nothing may import."""
@@ -62,7 +62,7 @@ def tried(case: Case, root: Path) -> Outcome:
     if EVIL in sys.modules:
         faults.append("imported a module")
         del sys.modules[EVIL]
-    if "\x1b" in text + printed.getvalue() or "Traceback" in text or len(text) > MOST_PRINTED:
+    if "\x1b" in text + printed.getvalue() or "Traceback" in text or len(text) > MAX_PRINTED:
         faults.append(f"printed {text[:300]!r}")
     if any(MARKUP in page.read_text() for page in got.glob("*.html") if page.is_file()):
         faults.append("wrote markup into a page")

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from manual.snippets import ROOT, Snippet, commands_of, snippets_of
 
-LONGEST_SECONDS = 400
+MAX_SECONDS = 400
 FORK = multiprocessing.get_context("fork")
 PRELOADED = (
     *("train", "evaluate", "resume", "export", "sweep", "plan", "listing"),
@@ -129,7 +129,7 @@ def run_command(command: str, log: Path, one: Snippet) -> str | None:
         return run_in_shell(command, log, one)
     process = FORK.Process(target=rollmill_process, args=(words[1:], path, log))
     process.start()
-    process.join(LONGEST_SECONDS)
+    process.join(MAX_SECONDS)
     if process.exitcode is None:
         process.kill()
         return f"{one.place}: {command!r} did not end"
@@ -163,7 +163,7 @@ def run_in_shell(text: str, log: Path, one: Snippet) -> str | None:
                 stdin=subprocess.DEVNULL,
                 stdout=opened,
                 stderr=opened,
-                timeout=LONGEST_SECONDS,
+                timeout=MAX_SECONDS,
             )
         except subprocess.TimeoutExpired:
             return f"{one.place}: {text!r} did not end"
@@ -185,7 +185,7 @@ class Program:
             self._process.start()
             theirs.close()
         self._ours.send(one)
-        if not self._ours.poll(LONGEST_SECONDS):
+        if not self._ours.poll(MAX_SECONDS):
             self._process.kill()
             return f"{one.place} did not end"
         try:

@@ -83,7 +83,7 @@ def test_a_missing_library_is_named_with_its_extra(tmp_path, monkeypatch):
 
 
 def test_more_frames_than_memory_should_hold_are_refused(monkeypatch):
-    monkeypatch.setattr(written, "MOST_BYTES", 3 * frames()[0].nbytes)
+    monkeypatch.setattr(written, "MAX_BYTES", 3 * frames()[0].nbytes)
     assert len(gathered(frames(3))) == 3
     with pytest.raises(UsageError, match="first 4 frames"):
         gathered(frames(5))

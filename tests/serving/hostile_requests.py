@@ -26,7 +26,7 @@ DOCUMENT = {"observation": [0.1, 0.2, 0.3, 0.4]}
 BATCH = {"observations": [[0.1, 0.2, 0.3, 0.4]]}
 LIMIT = 2.0
 """Seconds in which the owner is answered."""
-MOST_READ = 2**20
+MAX_READ = 2**20
 
 METHODS = (
     *(b"GET POST PUT DELETE HEAD OPTIONS TRACE CONNECT PATCH get".split()),
@@ -264,6 +264,6 @@ def _read(connection: socket.socket) -> bytes:
     """All that comes until the server closes the connection."""
     received = b""
     with contextlib.suppress(OSError):
-        while len(received) < MOST_READ and (part := connection.recv(2**16)):
+        while len(received) < MAX_READ and (part := connection.recv(2**16)):
             received += part
     return received

@@ -52,7 +52,7 @@ def test_iterations_that_are_reported_together_lasted_equally_long(tmp_path):
 
 @pytest.mark.slow
 def test_long_trainings_write_a_limited_number_of_lines(tmp_path, monkeypatch):
-    monkeypatch.setattr(recorder, "MOST_LINES", 3)
+    monkeypatch.setattr(recorder, "MAX_LINES", 3)
     assert [line["iteration"] for line in trained(tmp_path, "run", iterations=7)] == [3, 6, 7]
 
 

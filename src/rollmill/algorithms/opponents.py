@@ -19,7 +19,7 @@ from rollmill.core.errors import UsageError
 from rollmill.core.types import Environment, Key, Memory, Observation, Params, State
 from rollmill.dataflow import Decide, Decision
 
-MOST_LINES = 2**16
+MAX_LINES = 2**16
 """A search looks at no more sequences of actions than these."""
 
 LOOKAHEAD = "lookahead-"
@@ -50,7 +50,7 @@ def opponent(env: Environment, name: str) -> tuple[Decide, Callable[[Environment
     if int(plies) > most:
         raise UsageError(
             f"{name} would look at {_num_actions(planned)}^{plies} sequences of actions in every position of "
-            f"{env.name}, of at most {MOST_LINES}. hint: {LOOKAHEAD}{most}."
+            f"{env.name}, of at most {MAX_LINES}. hint: {LOOKAHEAD}{most}."
         )
     return partial(_best_move, planned, int(plies)), position
 
@@ -61,7 +61,7 @@ def _num_actions(env: Environment) -> int:
 
 
 def _most_plies(env: Environment) -> int:
-    return max(1, int(math.log(MOST_LINES, max(2, _num_actions(env)))))
+    return max(1, int(math.log(MAX_LINES, max(2, _num_actions(env)))))
 
 
 def _legal_actions_only(env: Environment, state: State, params: Params) -> Position:

@@ -11,7 +11,7 @@ from rollmill.core.text import compact, number, printable
 from rollmill.plotting.curves import METRIC, plot
 from rollmill.plotting.groups import Curves
 
-MOST_LINES = 20
+MAX_LINES = 20
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def run(arguments: list[str]) -> int:
 def _lines(curves: Curves) -> list[str]:
     """Returns a line for each group, the highest last values first."""
     lines = []
-    for group in curves.groups[:MOST_LINES]:
+    for group in curves.groups[:MAX_LINES]:
         last = (group.last.mean(), group.last.min(), group.last.max())
         mean, low, high = (number(float(value)) for value in last)
         seeds = f", {len(group.runs)} seeds from {low} to {high}" if len(group.runs) > 1 else ""

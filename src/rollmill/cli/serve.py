@@ -43,7 +43,7 @@ GAVE_UP = 1
 
 GAVE_UP_SENTENCE = "rollmill: the server gave up: batches failed one after the other."
 
-MOST_WORKERS = 256
+MAX_WORKERS = 256
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Serve:
 
     def check(self) -> None:
         """Checks the numbers."""
-        bounds = {"port": (0, 65535), "workers": (1, MOST_WORKERS), "max_sessions": (1, 2**20)}
+        bounds = {"port": (0, 65535), "workers": (1, MAX_WORKERS), "max_sessions": (1, 2**20)}
         for name, (least, most) in bounds.items():
             if not least <= (value := getattr(self, name)) <= most:
                 option = name.replace("_", "-")

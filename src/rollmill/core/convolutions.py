@@ -20,10 +20,11 @@ from jaxlib.mlir.dialects import stablehlo
 from jaxtyping import Array
 
 Convolve: TypeAlias = Callable[[Array, Array], Array]
-"""From the operands of one convolution, with its parameters, to its result."""
+"""Maps the operands of one convolution, with its parameters, to its result."""
 
 OwnCode: TypeAlias = Callable[[Any, Any, dict[str, Any]], Convolve | None]
-"""From shapes and dtypes of the operands, and the parameters, to a function that computes it, or to None."""
+"""Maps shapes and dtypes of the operands, and the parameters, to a function that computes the result, or to
+None."""
 
 
 def by_xla(lhs: Any, rhs: Any, params: dict[str, Any]) -> None:
@@ -31,7 +32,7 @@ def by_xla(lhs: Any, rhs: Any, params: dict[str, Any]) -> None:
 
 
 _ordered = core.Primitive("ordered_convolution")
-"""A convolution of `[batch, *space, inputs]` by `[*space, inputs, outputs]` to `[batch, *space, outputs]`."""
+"""Convolves `[batch, *space, inputs]` with `[*space, inputs, outputs]` to `[batch, *space, outputs]`."""
 
 
 def order_convolutions(own: OwnCode = by_xla) -> None:

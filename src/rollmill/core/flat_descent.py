@@ -1,8 +1,10 @@
-"""A step of an optimiser that sees all gradients as one flat vector, as an operation of its own.
+"""Optimiser steps on all gradients as one flat vector, as an operation of its own.
 
-Written with JAX's operations it goes through memory several times: to join the gradients, for each of the
-optimiser's moments, and to add the step to the weights. On CPUs, code of this process may compute it all at once
-(`compute_descents_by`). Elsewhere, and for several trainings side by side, the operation is the same as its parts.
+Composed of JAX's operations, a step reads and writes memory several times: to concatenate the gradients, for
+each
+moment, and to add the step to the weights. On CPUs, machine code may compute it in one pass
+(`compute_descents_by`).
+Elsewhere, and under `vmap`, the operation lowers to its parts.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,11 +20,12 @@ from jaxlib.mlir import ir
 from jaxtyping import Array, Float, PyTree
 
 FlatUpdate: TypeAlias = Callable[[Float[Array, " numbers"], PyTree[Array]], tuple[Array, PyTree[Array]]]
-"""From flat gradients and a state to the flat step and the next state."""
+"""Maps flat gradients and a state to the flat step and the next state."""
 
 OwnDescent: TypeAlias = Callable[[Sequence[Any], core.ClosedJaxpr, int], Callable[..., Sequence[Array]] | None]
-"""From the operands' shapes and dtypes, the program of a flat update, and the number of leaves of the weights, to
-a function of the operands, or to None. Operands are the leaves of weights, of gradients and of the state."""
+"""Maps the operands' shapes and dtypes, the program of a flat update, and the number of leaves of the weights to
+a
+function of the operands, or to None. Operands are the leaves of weights, of gradients and of the state."""
 
 _descent = core.Primitive("flat_descent")
 _descent.multiple_results = True
@@ -31,7 +34,7 @@ _descent.multiple_results = True
 def descend_flat(
     update: FlatUpdate, weights: PyTree[Array], state: PyTree[Array], gradients: PyTree[Array]
 ) -> tuple[PyTree[Array], PyTree[Array]]:
-    """Adds the step of an update to weights; returns them, and the next state."""
+    """Adds the step of an update to the weights. Returns the new weights and the next state."""
     leaves, structure = jax.tree.flatten(weights)
     states, state_structure = jax.tree.flatten(state)
     flat = jax.eval_shape(_joined, leaves)
@@ -48,7 +51,7 @@ def descend_flat(
 
 
 def compute_descents_by(own: OwnDescent) -> None:
-    """From now on, programs that this process compiles for CPUs have own code for such steps, if there is any."""
+    """Registers machine code for steps in programs that this process compiles for CPUs."""
 
     def rule(context: mlir.LoweringRuleContext, *operands: ir.Value, program: Any, count: int) -> Sequence[Any]:
         is_exported = context.module_context.lowering_parameters.for_export
@@ -60,7 +63,7 @@ def compute_descents_by(own: OwnDescent) -> None:
 
 
 def _in_parts(*operands: Array, program: core.ClosedJaxpr, count: int) -> list[Array]:
-    """Weights and state after a step."""
+    """Computes weights and state after a step, by JAX's operations."""
     weights, gradients, states = operands[:count], operands[count : 2 * count], operands[2 * count :]
     step, *states = core.jaxpr_as_fun(program)(_joined(gradients), *states)
     steps = jnp.split(step, _ends(weights))
@@ -72,7 +75,7 @@ def _joined(leaves: Sequence[Array]) -> Float[Array, " numbers"]:
 
 
 def _ends(leaves: Sequence[Any]) -> list[int]:
-    """Where leaves end in the flat vector, but for the last."""
+    """Returns the end of each leaf in the flat vector, except for the last."""
     ends = []
     for leaf in leaves[:-1]:
         ends.append((ends[-1] if ends else 0) + leaf.size)

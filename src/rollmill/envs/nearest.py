@@ -15,10 +15,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-MOST_TAKEN = 16
+MAX_TAKEN = 16
 """Largest number of neighbours found by tournament; more are found by `top_k`."""
 
-MOST_PAIRS = 2**18
+MAX_PAIRS = 2**18
 """Largest number of distances in memory at once, for one environment."""
 
 
@@ -52,7 +52,7 @@ def nearest(
     places, points = jax.lax.optimization_barrier((places, points))
     num_places, num_pairs = places[0].size, places[0].size * points[0].size
     exclude = jnp.full(num_places, -1) if exclude is None else exclude
-    num_blocks = -(-num_pairs // MOST_PAIRS)
+    num_blocks = -(-num_pairs // MAX_PAIRS)
     if num_blocks == 1:
         return _search(places, points, where, exclude, count)
     size = -(-num_places // num_blocks)
@@ -73,7 +73,7 @@ def _search(
     number = jax.lax.broadcasted_iota(exclude.dtype, dx.shape, 0)
     counts = where[:, None] & (number != exclude[None])
     distance = jnp.where(counts, jnp.square(dx) + jnp.square(dy), jnp.inf)
-    if count > MOST_TAKEN:
+    if count > MAX_TAKEN:
         closeness, index = jax.lax.top_k(-distance.T, count)
         return Nearest(index, closeness > -jnp.inf, -closeness)
     # If it were computed in two kernels, a distance might be rounded differently; the barrier makes it one value.

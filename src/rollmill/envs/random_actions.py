@@ -11,7 +11,7 @@ from rollmill.core.types import Action, Environment, HostEnvironment, Key
 
 
 def random_action(key: Key, env: Environment | HostEnvironment, mask: PyTree[Bool[Array, "..."]]) -> Action:
-    """A random action, uniform over the legal ones; a `Box` side without a bound extends one unit."""
+    """Draws a random action, uniform over the legal ones. Unbounded sides of a `Box` extend by one unit."""
     action = sample(key, env.action_space)
     if not env.agents:
         return action if isinstance(mask, tuple) else _draw_legal(key, env.action_space, mask)
@@ -25,7 +25,7 @@ def random_action(key: Key, env: Environment | HostEnvironment, mask: PyTree[Boo
 
 
 def _draw_legal(key: Key, space: Any, mask: Bool[Array, "..."]) -> Action:
-    """A random choice in a `Discrete` or `MultiDiscrete` space, uniform over those that `mask` allows."""
+    """Draws from a `Discrete` or `MultiDiscrete` space, uniformly over the choices that `mask` allows."""
     possible = possible_choices(space)
     assert possible is not None
     pick = jax.random.categorical(key, jnp.where(mask & possible, 0.0, -jnp.inf))

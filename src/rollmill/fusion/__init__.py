@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rollmill.fusion.backends.triton.gradients import GradientLaunch, run_gradients_kernel
     from rollmill.fusion.backends.triton.one_shot import (
         LANE_BYTES,
-        MOST_RANKS,
+        MAX_RANKS,
         compile_one_shot_mean,
         lanes_of,
         one_shot_mean,
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CHIPS",
     "LANE_BYTES",
-    "MOST_RANKS",
+    "MAX_RANKS",
     "Backend",
     "CannotFuse",
     "Chip",
@@ -132,7 +132,7 @@ _MODULES = {
     ),
     "rollmill.fusion.backends.triton.one_shot": (
         "LANE_BYTES",
-        "MOST_RANKS",
+        "MAX_RANKS",
         "compile_one_shot_mean",
         "lanes_of",
         "one_shot_mean",

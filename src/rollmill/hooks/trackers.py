@@ -24,10 +24,10 @@ STEP = "env_steps"
 RUN_TAG = "rollmill.run"
 """Tag of an MLflow run: the path of its run directory."""
 
-MOST_PARAMETERS = 100
+MAX_PARAMETERS = 100
 """Parameters, or metrics, that MLflow takes at once."""
 
-MOST_CHARACTERS = 500
+MAX_CHARACTERS = 500
 """Length of a parameter that every version of MLflow takes."""
 
 
@@ -93,14 +93,14 @@ def mlflow_log(experiment: str = "rollmill", *, tracking_uri: str | None = None)
             case MetricsLogged() | PolicyEvaluated():
                 now, step = int(time.time() * 1000), event.env_steps
                 metrics = [mlflow.entities.Metric(name, value, now, step) for name, value in numbers_of(event.row)]
-                for first in range(0, len(metrics), MOST_PARAMETERS):
-                    client.log_batch(run_id, metrics=metrics[first : first + MOST_PARAMETERS])
+                for first in range(0, len(metrics), MAX_PARAMETERS):
+                    client.log_batch(run_id, metrics=metrics[first : first + MAX_PARAMETERS])
             case TrainingFinished():
                 for name, value in _flat(event.summary):
                     client.set_tag(run_id, f"summary.{name}", value)
                 client.set_terminated(run_id, "FINISHED" if event.status == "finished" else "KILLED")
             case FailureReported(ends=True) if run_id:
-                client.set_tag(run_id, "failure", event.message[:MOST_CHARACTERS])
+                client.set_tag(run_id, "failure", event.message[:MAX_CHARACTERS])
                 client.set_terminated(run_id, "FAILED")
 
     return named("mlflow_log", hook)
@@ -135,7 +135,7 @@ def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
         if isinstance(part, Mapping):
             yield from _flat(part, f"{prefix}{name}.")
         else:
-            yield f"{prefix}{name}", str(part)[:MOST_CHARACTERS]
+            yield f"{prefix}{name}", str(part)[:MAX_CHARACTERS]
 
 
 def _imported(package: str) -> ModuleType:

@@ -15,7 +15,7 @@ from rollmill.core.types import Observation
 
 ImageLayout: TypeAlias = Literal["auto", "channels_first", "channels_last"]
 
-MOST_CHANNELS = 16
+MAX_CHANNELS = 16
 """Longest first axis that `auto` takes for channels."""
 
 
@@ -95,9 +95,9 @@ def has_channels_first(shape: tuple[int, ...], layout: ImageLayout = "auto") -> 
         return layout == "channels_first"
     channels, height, width = shape
     return (
-        channels <= MOST_CHANNELS
+        channels <= MAX_CHANNELS
         and channels < min(height, width)
-        and (height == width or min(height, width) > MOST_CHANNELS)
+        and (height == width or min(height, width) > MAX_CHANNELS)
     )
 
 

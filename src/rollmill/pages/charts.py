@@ -9,12 +9,12 @@ from typing import NamedTuple
 from rollmill.core.text import compact
 from rollmill.pages.page import escaped_name
 
-LEAST_RANGE = 1e-300
+MIN_RANGE = 1e-300
 
 
 def ticks(low: float, high: float) -> list[float]:
     """Returns about five round numbers in a range: multiples of 1, 2 or 5 times a power of ten."""
-    if not LEAST_RANGE < high - low < math.inf:
+    if not MIN_RANGE < high - low < math.inf:
         return [low]
     power = 10.0 ** math.floor(math.log10((high - low) / 5))
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= (high - low) / 5)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from rollmill.core.text import cut, one_line
 
-LONGEST_TEXT, LONGEST_NAME = 800, 50
+MAX_TEXT, MAX_NAME = 800, 50
 """Characters of a paragraph and of a name, after which they are cut: pages stay small for any profile."""
 
 
@@ -24,7 +24,7 @@ class BarPart(NamedTuple):
     is_hatched: bool = False
 
 
-def escaped(text: str, *, most: int = LONGEST_TEXT) -> str:
+def escaped(text: str, *, most: int = MAX_TEXT) -> str:
     """Text that is safe in a page and in quoted attributes, cut at so many characters or twice as many bytes."""
     shown = one_line(cut(text, most))
     made = escape(shown)
@@ -33,7 +33,7 @@ def escaped(text: str, *, most: int = LONGEST_TEXT) -> str:
 
 def escaped_name(name: str) -> str:
     """Returns a name that is safe in a page, cut if it is long."""
-    return escaped(name, most=LONGEST_NAME)
+    return escaped(name, most=MAX_NAME)
 
 
 def page(title: str, body: Iterable[str], *, script: str = "") -> str:
@@ -85,7 +85,7 @@ def tiles(figures: Iterable[tuple[str, str]]) -> str:
 
 
 def legend(
-    colours: Mapping[str, str] | Sequence[tuple[str, str]], *, hatched: str = "", most: int = LONGEST_NAME
+    colours: Mapping[str, str] | Sequence[tuple[str, str]], *, hatched: str = "", most: int = MAX_NAME
 ) -> str:
     """Names and their colours.
 
@@ -113,7 +113,7 @@ def bar(parts: Iterable[BarPart], *, kind: str = "") -> str:
 def _part(part: BarPart) -> str:
     hatch = ' class="hatch"' if part.is_hatched else ""
     style = f"width:{min(part.share, 1.0) * 100:.2f}%;background-color:var(--{part.colour})"
-    return f'<i{hatch} style="{style}" title="{escaped(part.title, most=2 * LONGEST_NAME)}"></i>'
+    return f'<i{hatch} style="{style}" title="{escaped(part.title, most=2 * MAX_NAME)}"></i>'
 
 
 def bar_row(
@@ -149,7 +149,7 @@ def table(
     rows: Iterable[Sequence[str]],
     *,
     left: Sequence[int] = (),
-    most: int = LONGEST_NAME,
+    most: int = MAX_NAME,
 ) -> str:
     """A table that scrolls sideways where it does not fit.
 

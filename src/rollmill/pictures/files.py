@@ -16,7 +16,7 @@ from rollmill.core.errors import StorageError, UsageError
 from rollmill.core.installation import install_command
 from rollmill.pictures.raster import Picture
 
-MOST_BYTES = 2**31
+MAX_BYTES = 2**31
 """Bytes of the pictures that are held at once."""
 
 GIF_TICKS = 100
@@ -28,7 +28,7 @@ SLOWEST = 0.05
 FASTEST = 240
 COLOURS, EXACT_COLOURS = 256, 64
 """Colours of a GIF's palette, and of these the ones that are taken as they are."""
-LEAST_APART = 8
+MIN_APART = 8
 """Difference of two colours of a palette, in the part in which they differ most."""
 SUFFIXES = (".gif", ".mp4")
 
@@ -79,9 +79,9 @@ def gathered(frames: Iterable[Picture]) -> list[Picture]:
     for frame in frames:
         kept.append(frame)
         size += frame.nbytes
-        if size > MOST_BYTES:
+        if size > MAX_BYTES:
             raise UsageError(
-                f"the first {len(kept):,} frames have more than {MOST_BYTES:,} bytes, too many to hold. "
+                f"the first {len(kept):,} frames have more than {MAX_BYTES:,} bytes, too many to hold. "
                 "hint: a smaller size, fewer steps or episodes, or an .mp4, which is written frame by frame."
             )
     return kept
@@ -142,7 +142,7 @@ def _apart(colours: Int[np.ndarray, "n 3"]) -> Int[np.ndarray, "m 3"]:
     """Drops colours close to an earlier one, since Pillow may take either for the other."""
     kept = [colours[0]]
     for colour in colours[1:]:
-        if np.abs(np.stack(kept) - colour).max(axis=1).min() >= LEAST_APART:
+        if np.abs(np.stack(kept) - colour).max(axis=1).min() >= MIN_APART:
             kept.append(colour)
     return np.stack(kept)
 

@@ -37,7 +37,7 @@ from rollmill.training.request import TrainingRequest
 
 END_SECONDS = 6.0
 """Seconds of a budget that are kept for the end of the last candidate's processes; at most a tenth of it."""
-MOST_INSTANCES = 4
+MAX_INSTANCES = 4
 """Most processes of one training that share a GPU under MPS; each number of them is one more candidate."""
 
 
@@ -93,7 +93,7 @@ def this_machine() -> Machine:
     devices = jax.local_devices()
     gpus = [device for device in devices if device.platform != "cpu"]
     memory = device_memory(gpus[0]) if gpus else None
-    shared = MOST_INSTANCES if gpus and find_mps() is None else 1
+    shared = MAX_INSTANCES if gpus and find_mps() is None else 1
     return Machine(usable_cores(), memory_bytes(), len(gpus), memory, max_instances=shared)
 
 

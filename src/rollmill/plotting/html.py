@@ -7,13 +7,13 @@ from rollmill.pages import charts
 from rollmill.pages.charts import ChartLine, chart
 from rollmill.pages.page import asset, escaped, folded, legend, page, section, table
 from rollmill.plotting.groups import CurveGroup, Curves
-from rollmill.plotting.words import AXIS_TITLES, COLOURED, LONGEST_LABEL, explanation, labels, metric_title
+from rollmill.plotting.words import AXIS_TITLES, COLOURED, MAX_LABEL, explanation, labels, metric_title
 
 GREY = "idle"
-MOST_FAINT = 200
-MOST_ROWS = 500
+MAX_FAINT = 200
+MAX_ROWS = 500
 """Groups of the table that are shown, those with the highest last values."""
-LONGEST = LONGEST_LABEL + 20
+LONGEST = MAX_LABEL + 20
 """Characters of a label with its number of seeds."""
 COLUMNS = ("group", "seeds", "last mean", "lowest", "highest", "steps", "seconds")
 
@@ -36,7 +36,7 @@ def curves_page(curves: Curves, axes: Sequence[str]) -> str:
     for axis in axes:
         figure = chart(_lines(curves, names, axis), across=AXIS_TITLES[axis], upwards=metric_title(curves))
         body.append(section(f"Over {AXIS_TITLES[axis]}", "", [legend(colours, most=LONGEST), figure]))
-    shown = curves.groups[:MOST_ROWS]
+    shown = curves.groups[:MAX_ROWS]
     how = "The last value of each seed, smoothed as the curves are."
     body.append(section("Last values", how, [table(COLUMNS, map(_row, names, shown), most=LONGEST)]))
     body.append(folded("runs of each group", ["<ul>", *map(_runs, names, shown), "</ul>"]))
@@ -51,7 +51,7 @@ def _subject(curves: Curves) -> str:
 
 
 def _lines(curves: Curves, names: Sequence[str], axis: str) -> list[ChartLine]:
-    groups = curves.groups[: COLOURED + MOST_FAINT]
+    groups = curves.groups[: COLOURED + MAX_FAINT]
     return [_line(index, names[index], group, axis) for index, group in enumerate(groups)]
 
 

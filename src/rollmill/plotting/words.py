@@ -9,17 +9,17 @@ from rollmill.plotting.groups import CurveGroup, Curves
 AXIS_TITLES = {"steps": "environment steps", "seconds": "seconds of training"}
 COLOURED = 8
 """Groups that have a colour of their own, the best ones; others are grey."""
-LONGEST_LABEL = 90
+MAX_LABEL = 90
 
 
 def metric_title(curves: Curves) -> str:
     """The metric in words: `episode return`."""
-    return one_line(cut(curves.metric.replace("/", " ").replace("_", " "), LONGEST_LABEL))
+    return one_line(cut(curves.metric.replace("/", " ").replace("_", " "), MAX_LABEL))
 
 
 def labels(groups: Sequence[CurveGroup]) -> list[str]:
     """The label of each group, with its number of seeds; of those that are cut to the same text, also a run."""
-    texts = [one_line(cut(group.label, LONGEST_LABEL)) for group in groups]
+    texts = [one_line(cut(group.label, MAX_LABEL)) for group in groups]
     counts = Counter(texts)
     return [
         _distinct(text, group) if counts[text] > 1 else text + _seeds(group)
@@ -29,8 +29,8 @@ def labels(groups: Sequence[CurveGroup]) -> list[str]:
 
 def _distinct(text: str, group: CurveGroup) -> str:
     """A label that ends with the name of a run, which no other group has."""
-    run = f" [{one_line(cut(group.runs[0], LONGEST_LABEL // 2))}]"
-    return cut(text, LONGEST_LABEL - len(run)) + run + _seeds(group)
+    run = f" [{one_line(cut(group.runs[0], MAX_LABEL // 2))}]"
+    return cut(text, MAX_LABEL - len(run)) + run + _seeds(group)
 
 
 def _seeds(group: CurveGroup) -> str:

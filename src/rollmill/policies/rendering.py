@@ -39,7 +39,7 @@ AnyEnvironment: TypeAlias = Environment | HostEnvironment | GymnasiumObject | st
 DEFAULT_SIZE, SMALLEST, LARGEST = 480, 16, 4096
 """Pixels of the longer side."""
 DEFAULT_FPS = 30.0
-MOST_FRAMES = 100_000
+MAX_FRAMES = 100_000
 WAY_OUT = "docs/extending.md shows how to give it one"
 
 
@@ -172,9 +172,9 @@ def _check_numbers(episodes: int, max_steps: int, size: int | None, seed: int) -
     check_seed(coerce("seed", int, seed))
     if episodes < 1 or max_steps < 1:
         raise UsageError(f"episodes={episodes} and max_steps={max_steps} must be at least 1.")
-    if episodes * (max_steps + 1) > MOST_FRAMES:
+    if episodes * (max_steps + 1) > MAX_FRAMES:
         raise UsageError(
-            f"episodes={episodes} of up to max_steps={max_steps} steps may have more than {MOST_FRAMES:,} frames. "
+            f"episodes={episodes} of up to max_steps={max_steps} steps may have more than {MAX_FRAMES:,} frames. "
             "hint: a smaller max_steps."
         )
     if size is not None and not SMALLEST <= coerce("size", int, size) <= LARGEST:

@@ -1,4 +1,4 @@
-"""When processes that are lost again and again are given up, and how those that are left are ended."""
+"""Limits on repeated losses of child processes, and the termination of children."""
 
 import signal
 import subprocess
@@ -11,7 +11,7 @@ class LossCounter:
     """Counts consecutive losses by name.
 
     Args:
-        settled_seconds: a loss after more than this time of work is the first one of a new row.
+        settled_seconds: work time after which a loss no longer counts as consecutive.
     """
 
     def __init__(self, settled_seconds: float = float("inf")) -> None:
@@ -19,24 +19,24 @@ class LossCounter:
         self._counts: Counter[str] = Counter()
 
     def add(self, name: str, *, worked_seconds: float = 0.0) -> int:
-        """Counts a loss, and returns the number of consecutive losses."""
+        """Counts a loss. Returns the number of consecutive losses."""
         if worked_seconds > self._settled_seconds:
             del self._counts[name]
         self._counts[name] += 1
         return self._counts[name]
 
     def clear(self) -> None:
-        """Starts all counts anew."""
+        """Resets all counts."""
         self._counts.clear()
 
 
 def ending(code: int) -> str:
-    """Says how a process ended, such as `was ended by SIGKILL` or `exited with 1`."""
+    """Describes how a process ended, such as `was ended by SIGKILL` or `exited with 1`."""
     return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
 
 
 def end_all(processes: Iterable[subprocess.Popen], *, patience: float | None = None) -> None:
-    """Terminates children and waits for their ends. Kills those that take longer than `patience` seconds."""
+    """Terminates children and waits for them. Kills those still running after `patience` seconds."""
     processes = list(processes)
     for process in processes:
         process.terminate()

@@ -23,7 +23,7 @@ from rollmill.profiling.breakdown import (
 from rollmill.profiling.results import Advice, OperationTime, ProcessTime, Profile
 from rollmill.profiling.text import about_percent, duration
 
-LEAST_SHARE = 0.1
+MIN_SHARE = 0.1
 """Share of the time below which no rule applies."""
 FUSED = 0.5
 """Fraction of the time between kernels that fusing them is predicted to save."""
@@ -99,7 +99,7 @@ def _fuse(profile: Profile, names: frozenset[str], title: str, options: str) -> 
     counted_between = between if between / kernels >= computing / 2 else 0.0
     short = fsum(operation.device for operation in operations if _has_short_kernels(operation))
     share = whole_time(profile).share(counted_between + short)
-    if share < LEAST_SHARE:
+    if share < MIN_SHARE:
         return None
     gaps = f", and {duration(between / kernels)} pass before the next one, in which the device is idle"
     costly = "The time between kernels, and that of kernels" if counted_between else "The time of kernels"
@@ -128,7 +128,7 @@ def fuse_on_cpu(profile: Profile) -> Advice | None:
     rollouts = fsum(one.device for one in _named(profile, ROLLOUT))
     gradients = fsum(one.device for one in _named(profile, GRADIENTS)) if depth == "full" else 0.0
     share = whole_time(profile).share(rollouts + gradients)
-    if share < LEAST_SHARE:
+    if share < MIN_SHARE:
         return None
     what = "Environment, policy and gradients" if gradients else "Environment and policy"
     beyond = "that is left when products are as fast as this machine has been measured to be"
@@ -167,10 +167,10 @@ def add_actors(profile: Profile) -> Advice | None:
     stepping = fsum(map(_stepping_alone, profile.processes))
     share = whole_time(profile).share(stepping)
     use, numbers = profile.cores, profile.training.possible_actors
-    if share < LEAST_SHARE or len(profile.processes) > 1 or use is None or not numbers:
+    if share < MIN_SHARE or len(profile.processes) > 1 or use is None or not numbers:
         return None
     waiting = _waiting_in_steps(profile, use, stepping)
-    if whole_time(profile).share(waiting) >= LEAST_SHARE and _on_cpu(profile):
+    if whole_time(profile).share(waiting) >= MIN_SHARE and _on_cpu(profile):
         return _wait_side_by_side(profile, use, waiting)
     if use.idle < ROOM:
         return None
@@ -229,7 +229,7 @@ def wait_less(profile: Profile) -> Advice | None:
     lost = fsum(map(_waiting_for_workers, workers)) / len(workers)
     lasted = fsum(duration_of(worker.overlap) for worker in workers) / len(workers)
     share = lost / lasted if lasted > 0 else 0.0
-    if share < LEAST_SHARE:
+    if share < MIN_SHARE:
         return None
     has_room = profile.cores is not None and profile.cores.idle >= 1.0
     goes_on = profile.training.can_be_asynchronous and has_room
@@ -261,7 +261,7 @@ def write_less(profile: Profile) -> Advice | None:
     waited_for = fsum(one.host for one in profile.operations if "/".join(one.path) in names)
     writing = min(waited_for, fsum(one.seconds for one in activities))
     share = whole_time(profile).share(writing)
-    if share < LEAST_SHARE or len(profile.processes) > 1:
+    if share < MIN_SHARE or len(profile.processes) > 1:
         return None
     checkpoints = fsum(one.seconds for one in activities if "checkpoint" in one.activity)
     mostly_checkpoints = checkpoints > fsum(one.seconds for one in activities) / 2
@@ -287,7 +287,7 @@ def enlarge_batches(profile: Profile) -> Advice | None:
     dispatching = fsum(map(_dispatching_alone, profile.processes))
     share = whole_time(profile).share(dispatching)
     computing = fsum(operation.device for operation in profile.operations)
-    if share < LEAST_SHARE or dispatching < computing / 2 or len(profile.processes) > 1:
+    if share < MIN_SHARE or dispatching < computing / 2 or len(profile.processes) > 1:
         return None
     twice = 2 * profile.training.num_envs
     return Advice(
@@ -317,7 +317,7 @@ def reduce_traffic(profile: Profile) -> Advice | None:
     device = fsum(one.device for one in operations)
     share = whole_time(profile).share(min(traffic, device))
     is_bound = MEMORY_BOUND * device <= traffic <= CACHED * device
-    if share < LEAST_SHARE or not is_bound or products > traffic:
+    if share < MIN_SHARE or not is_bound or products > traffic:
         return None
     is_timed = _fusion_is(profile, "full") or _fusion_is(profile, "auto")
     is_final = is_timed or profile.training.possible_fusion != "full"
@@ -343,7 +343,7 @@ def distrust_utilisation(profile: Profile) -> Advice | None:
     if not gaps:
         return None
     gap, device = max(gaps, key=lambda pair: pair[0])
-    if gap < LEAST_SHARE:
+    if gap < MIN_SHARE:
         return None
     active = (
         ""

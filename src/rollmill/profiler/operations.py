@@ -16,7 +16,7 @@ from rollmill.programs.compiled import CompiledProgram
 from rollmill.programs.kernel_parts import rollout_parts
 from rollmill.training.training import PreparedTraining
 
-MOST_UNNAMED = 0.01
+MAX_UNNAMED = 0.01
 """Share of the device's time that kernels of libraries may have without being divided among operations."""
 
 
@@ -57,7 +57,7 @@ def _not_divided(found: Sequence[OperationTime]) -> Iterator[str]:
 def _has_unnamed_kernels(found: Sequence[OperationTime]) -> bool:
     unnamed = sum(operation.device for operation in found if operation.path[0] == UNNAMED)
     whole = sum(operation.device for operation in found)
-    return jax.default_backend() != "cpu" and unnamed > MOST_UNNAMED * whole
+    return jax.default_backend() != "cpu" and unnamed > MAX_UNNAMED * whole
 
 
 def _with_libraries_divided(

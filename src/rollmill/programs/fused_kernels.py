@@ -1,4 +1,4 @@
-"""Chooses the kernels of a training by timing, if its steps can be lowered to kernels at all."""
+"""Chooses the kernels of a training run by timing, if its steps can be lowered."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -51,19 +51,14 @@ def choose_fused(
     launches: Launches | None,
     num_seeds: int,
 ) -> KernelChoice:
-    """Chooses kernels for a graph, or `plain` if it has none. Arguments are those of `choose_kernels`."""
+    """Chooses kernels for a graph, or returns `plain` if it has none. Arguments are those of `choose_kernels`."""
     backend = backend_of(devices[0], numerics)
     with Tuner(devices[0]) as tuner:
         return _choose(_Chooser(graph, fusion, backend, unroll, devices, launches, tuner), plain, num_seeds)
 
 
 def possible_fusion(graph: Graph, numerics: Numerics) -> Fusion:
-    """The deepest fusion that is worth trying on the first device; nothing is compiled, nor timed.
-
-    Args:
-        graph: what is trained.
-        numerics: precision of matrix products.
-    """
+    """Returns the deepest fusion worth trying on the first device, without compiling or timing."""
     backend = usable_backend(jax.devices()[0], numerics)
     try:
         if backend is None or backend.hopeless(pressure_of(lower_rollout(graph).program)) is not None:
@@ -78,7 +73,7 @@ def possible_fusion(graph: Graph, numerics: Numerics) -> Fusion:
 
 
 def usable_backend(device: Any, numerics: Numerics) -> Backend | None:
-    """Returns the backend of a device. None if it cannot make kernels, as a training that asks for them says."""
+    """Returns the backend of a device, or None if it cannot make kernels."""
     try:
         backend = backend_of(device, numerics)
         backend.check(device)
@@ -108,10 +103,10 @@ def _choose(choice: "_Chooser", plain: KernelChoice, num_seeds: int) -> KernelCh
 
 
 class _Candidates(NamedTuple):
-    """Kernels of one part, among which the fastest is sought."""
+    """Candidate kernels for one part."""
 
     step: RolloutStep | GradientStep
-    """The lowered step, from which all of them are made."""
+    """The lowered step that all candidates are compiled from."""
     find_launch: Callable[[], Tuned]
 
 
@@ -124,7 +119,7 @@ def _or_reason(make: Callable[[], _Candidates]) -> _Candidates | CannotFuse:
 
 @dataclass(frozen=True)
 class _Chooser:
-    """The options of a choice, and its devices."""
+    """Options of a choice, and its devices."""
 
     graph: Graph
     fusion: Fusion
@@ -135,14 +130,14 @@ class _Chooser:
     tuner: Tuner
 
     def check(self, num_seeds: int) -> None:
-        """Raises a UsageError where there can be no kernels at all."""
+        """Raises a UsageError if kernels are impossible here."""
         if num_seeds > 1:
             raise UsageError(f"num_seeds={num_seeds} trains several seeds in one program, and a kernel holds one")
         self.backend.check(self.devices[0])
         check_package(self.backend)
 
     def implementation(self, part: KernelPart, plain: Implementation) -> Implementation:
-        """The fused implementation of a part, or the plain one with the reason why.
+        """Returns the fused implementation of a part, or the plain one with the reason.
 
         The first call starts to compile the candidates of both kernels.
         """
@@ -156,11 +151,11 @@ class _Chooser:
             return plain._replace(note=f"{part} are not fused: {reason}")
 
     def _required(self, part: KernelPart) -> bool:
-        """Whether the options ask for this kernel, however long it takes."""
+        """Returns whether the options ask for this kernel, however long it takes to compile."""
         return self.fusion == "full" or (self.fusion == "rollout" and part == "rollouts")
 
     def _left_out(self, part: KernelPart) -> bool:
-        """Whether the run began without this kernel."""
+        """Returns whether the run began without this kernel."""
         return self.launches is not None and self.launches[part] is None and not self._required(part)
 
     def _fused(self, part: KernelPart, plain: Implementation) -> Implementation:
@@ -179,9 +174,9 @@ class _Chooser:
 
     @cached_property
     def _candidates(self) -> Mapping[KernelPart, "_Candidates | CannotFuse"]:
-        """The candidates of each kernel that is sought, or the reason why there are none.
+        """Returns the candidates of each kernel, or the reason why it has none.
 
-        All of them compile in the background from here on, so that they compile side by side.
+        All candidates compile in the background from here on, side by side.
         """
         sought: dict[KernelPart, Callable[[], _Candidates]] = {"rollouts": self._rollout_candidates}
         if self.fusion != "rollout":
@@ -204,7 +199,7 @@ class _Chooser:
         """Checks that a step is worth compiling as a kernel.
 
         Raises:
-            CannotFuse: if it is not, and nobody has asked for it.
+            CannotFuse: it is not, and the options do not ask for it.
         """
         if self.fusion != "auto" or self.launches is not None:
             return
@@ -238,7 +233,7 @@ class _Chooser:
         launches: Sequence[tuple[int, ...]],
         tune: Callable[[Sequence[tuple[int, ...]]], Callable[[], Tuned]],
     ) -> Callable[[], Tuned]:
-        """Finds the launch that the run began with, or the only one that there is, or else the fastest."""
+        """Returns the launch the run began with, or else the only one or the fastest."""
         launch = (self.launches or {}).get(part)
         if launch is not None:
             return lambda: Tuned(tuple(launch))
@@ -249,7 +244,7 @@ class _Chooser:
     def _faster(
         self, part: KernelPart, tuned: Tuned, plain: Implementation, fused: Implementation
     ) -> Implementation:
-        """The fused implementation, but for `auto` the plain one if that is faster."""
+        """Returns the fused implementation, or for `auto` the plain one if that is faster."""
         if tuned.gain is None:
             began = ", as when this run began" if self.launches is not None else ""
             return fused._replace(note=f"{part} are one kernel ({fused.note}){began}")
@@ -265,7 +260,7 @@ class _Chooser:
 
     @property
     def _minibatch(self) -> int:
-        """Samples of a minibatch."""
+        """Number of samples in a minibatch."""
         return self.graph.loops.batch_size // len(self.devices) // self.graph.loops.num_minibatches
 
     @cached_property
@@ -281,6 +276,6 @@ class _Chooser:
         return start(self.graph, jax.random.key(0), jnp.arange(self._share, dtype=jnp.int32))
 
     def _epoch(self, state: State) -> tuple[Learner, Batch, Array]:
-        """A learner, its first batch, and the rows of an epoch."""
+        """Returns a learner, its first batch, and the rows of an epoch."""
         rows = shuffled_rows(state.key, state.collector.index, self.graph.loops)
         return *first_batch(self.graph, state), rows

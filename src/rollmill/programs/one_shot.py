@@ -1,4 +1,4 @@
-"""The one-shot mean over the GPUs of a mesh, by a kernel that reads the memory of all GPUs."""
+"""One-shot mean over the GPUs of a mesh, by a kernel that reads the memory of all GPUs."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -12,7 +12,7 @@ from rollmill.core.errors import CannotFuse, UsageError
 from rollmill.dataflow import Reduce
 from rollmill.fusion import (
     LANE_BYTES,
-    MOST_RANKS,
+    MAX_RANKS,
     backend_of,
     check_package,
     compile_one_shot_mean,
@@ -23,14 +23,15 @@ from rollmill.programs.peer_memory import NoPeerMemory, agree, open_peer_memory
 from rollmill.programs.reductions import AXES, over_vectors
 
 ONE_SHOT_MEANS, SPARE_LANES = 4, 64
-"""Means of all parameters in one program that there is shared memory for, and lanes for small ones."""
+"""Number of parameter-sized means that a program has shared memory for, and of additional lanes for small ones."""
 
 
 def one_shot_means(mesh: Mesh, num_parameters: int) -> tuple[Callable[..., Reduce], Array]:
-    """Returns what makes the means of a program, and the shared memory that the program takes as an operand.
+    """Returns a function that computes the means of a program, and the shared memory the program takes as an
+    operand.
 
     Raises:
-        NoPeerMemory: the GPUs cannot reach each other's memory, or the kernel cannot be made.
+        NoPeerMemory: the GPUs cannot reach each other's memory, or the kernel cannot be compiled.
     """
     _check(mesh, num_parameters)
     lanes = ONE_SHOT_MEANS * lanes_of(num_parameters) + SPARE_LANES
@@ -42,13 +43,13 @@ def _check(mesh: Mesh, num_parameters: int) -> None:
         raise NoPeerMemory("it is for GPUs")
     if mesh.shape["instance"] > 1:
         raise NoPeerMemory("processes that share a GPU would wait for each other on it")
-    if mesh.size > MOST_RANKS:
-        raise NoPeerMemory(f"{mesh.size} GPUs are more than the {MOST_RANKS} that it is for")
+    if mesh.size > MAX_RANKS:
+        raise NoPeerMemory(f"{mesh.size} GPUs are more than the {MAX_RANKS} that it is for")
     agree(partial(_check_kernel, mesh, num_parameters))
 
 
 def _check_kernel(mesh: Mesh, num_parameters: int) -> None:
-    """Whether this process can make the kernel for its devices; a training would end where it cannot."""
+    """Checks that this process can compile the kernel. Otherwise a training run would fail at it."""
     try:
         for device in mesh.local_devices:
             backend = backend_of(device, "tf32")
@@ -60,10 +61,11 @@ def _check_kernel(mesh: Mesh, num_parameters: int) -> None:
 
 
 class _OneShotMeans:
-    """The one-shot means of one program, each with lanes of its own, because XLA may compute two at a time.
+    """One-shot means of one program. Each has lanes of its own, because XLA may compute two at a time.
 
-    Means that find no lanes any more, or are of another type than float32, are flat. All processes trace the same
-    program, so that they agree on the lanes.
+    Means without free lanes, or of another dtype than float32, are flat. All processes trace the same program,
+    and
+    therefore agree on the lanes.
     """
 
     def __init__(self, ranks: int, lanes: int, addresses: UInt32[Array, "1 A"]) -> None:
@@ -80,7 +82,7 @@ class _OneShotMeans:
     def _mean_of_batch(
         self, size: int, in_batched: Sequence[bool], vectors: Float[Array, "B N"], addresses: UInt32[Array, "1 A"]
     ) -> tuple[Float[Array, "B N"], bool]:
-        """The means of several vectors, as those of one: the rule by which JAX vectorises a mean."""
+        """Computes the means of several vectors as the mean of one. This is the batching rule."""
         return self._mean(addresses, vectors.reshape(-1)).reshape(vectors.shape), True
 
     def _mean_of_vector(self, vector: Float[Array, " N"], addresses: UInt32[Array, "1 A"]) -> Float[Array, " N"]:

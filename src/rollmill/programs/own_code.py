@@ -1,4 +1,4 @@
-"""Operations that programs on CPUs compute by machine code of this process, where LLVM is installed."""
+"""Machine code for operations of programs on CPUs, if LLVM is installed."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from rollmill.core.errors import CannotFuse
 
 
 def own_convolution(lhs: Any, rhs: Any, params: dict[str, Any]) -> Convolve | None:
-    """The function that computes a convolution on a CPU; None where XLA is to compute it."""
+    """Returns a function that computes a convolution on a CPU, or None to leave it to XLA."""
     try:
         from rollmill.fusion.backends.cpu.convolutions import machine_code_for
 
@@ -23,7 +23,7 @@ def own_convolution(lhs: Any, rhs: Any, params: dict[str, Any]) -> Convolve | No
 def own_descent(
     operands: Sequence[Any], program: core.ClosedJaxpr, count: int
 ) -> Callable[..., list[Array]] | None:
-    """The function that computes a step of an optimiser on a CPU; None where XLA is to compute it."""
+    """Returns a function that computes an optimiser step on a CPU, or None to leave it to XLA."""
     try:
         from rollmill.fusion.backends.cpu.descents import machine_code_for
 

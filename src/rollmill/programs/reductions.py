@@ -113,9 +113,9 @@ def algorithms_for(mesh: Mesh, num_parameters: int) -> Sequence[AllReduce]:
     """Returns the all-reduce algorithms worth timing on a mesh of GPUs."""
     if mesh.shape["instance"] > 1:
         return ["flat", "host"] if mesh.shape["gpu"] == 1 else ["flat", "hierarchical", "host"]
-    from rollmill.fusion import MOST_RANKS
+    from rollmill.fusion import MAX_RANKS
 
-    one_shot = 1 < mesh.size <= MOST_RANKS and num_parameters <= MAX_ONE_SHOT
+    one_shot = 1 < mesh.size <= MAX_RANKS and num_parameters <= MAX_ONE_SHOT
     return ["flat", "one-shot"] if one_shot else ["flat"]
 
 

@@ -13,8 +13,8 @@ from rollmill.core.errors import UsageError
 
 LOOPBACK = "127.0.0.1"
 BACKLOG = 1024
-FEWEST_TOKEN_CHARACTERS = 16
-LONGEST_TOKEN_FILE = 4096
+MIN_TOKEN_CHARACTERS = 16
+MAX_TOKEN_FILE = 4096
 
 
 @dataclass(frozen=True)
@@ -127,13 +127,13 @@ def read_token(path: Path | None, address: Address) -> bytes | None:
         with path.open("rb") as file:
             if os.fstat(file.fileno()).st_mode & 0o077:
                 raise UsageError(f"--token-file {path} can be read by other users. hint: chmod 600 {path}.")
-            token = file.read(LONGEST_TOKEN_FILE + 1).strip()
+            token = file.read(MAX_TOKEN_FILE + 1).strip()
     except OSError as error:
         raise UsageError(f"--token-file {path} cannot be read: {error.strerror}.") from error
     printable = all(33 <= byte <= 126 for byte in token)
-    if not (FEWEST_TOKEN_CHARACTERS <= len(token) <= LONGEST_TOKEN_FILE and printable):
+    if not (MIN_TOKEN_CHARACTERS <= len(token) <= MAX_TOKEN_FILE and printable):
         raise UsageError(
-            f"--token-file {path} has to hold one word of {FEWEST_TOKEN_CHARACTERS} to {LONGEST_TOKEN_FILE:,} "
+            f"--token-file {path} has to hold one word of {MIN_TOKEN_CHARACTERS} to {MAX_TOKEN_FILE:,} "
             "printable ASCII characters. hint: openssl rand -hex 32."
         )
     return token

@@ -12,7 +12,7 @@ from rollmill.core.errors import UsageError
 
 T = TypeVar("T")
 
-MOST_ROWS = 2**16
+MAX_ROWS = 2**16
 """Largest `max_batch`."""
 
 
@@ -94,10 +94,10 @@ def check_rule(rule: BatchingRule) -> BatchingRule:
         UsageError: the largest batch is no power of two, or the wait is negative or longer than a minute.
     """
     size = rule.max_batch
-    if not 1 <= size <= MOST_ROWS or size & (size - 1):
+    if not 1 <= size <= MAX_ROWS or size & (size - 1):
         raise UsageError(
-            f"--max-batch {size} has to be a power of two from 1 to {MOST_ROWS:,}, as batches are padded to one. "
-            f"hint: --max-batch {min(padded_size(max(size, 1)), MOST_ROWS)}."
+            f"--max-batch {size} has to be a power of two from 1 to {MAX_ROWS:,}, as batches are padded to one. "
+            f"hint: --max-batch {min(padded_size(max(size, 1)), MAX_ROWS)}."
         )
     if not 0 <= rule.max_wait <= 60:
         raise UsageError(f"--max-wait-ms {rule.max_wait * 1e3:g} has to lie between 0 and 60000.")

@@ -16,7 +16,7 @@ from rollmill.serving.decisions import BatchedPolicy, PolicyRows
 from rollmill.serving.refusal import Refusal
 from rollmill.serving.statistics import ServerStatistics
 
-MOST_FAILURES = 3
+MAX_FAILURES = 3
 """Batches that may fail in a row before the server gives up."""
 
 Answer = list[Any] | Refusal
@@ -133,7 +133,7 @@ class Engine:
             self._policy.forget()
         except Exception:  # the device cannot be used any more: the server gives up
             traceback.print_exc()
-            self.failures = MOST_FAILURES
+            self.failures = MAX_FAILURES
 
 
 def _divided(actions: PyTree[np.ndarray], counts: Sequence[int]) -> list[Answer]:

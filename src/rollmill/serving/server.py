@@ -14,7 +14,7 @@ from rollmill.serving.batching import BatchingRule
 from rollmill.serving.connection import HttpConnection
 from rollmill.serving.context import ConnectionContext
 from rollmill.serving.decisions import BatchedPolicy
-from rollmill.serving.engine import MOST_FAILURES
+from rollmill.serving.engine import MAX_FAILURES
 from rollmill.serving.limits import ServerLimits
 from rollmill.serving.refusal import Refusal
 from rollmill.serving.statistics import ServerStatistics
@@ -79,14 +79,14 @@ class Server:
         loop.add_reader(listener, self._accept, listener)
         ready()
         try:
-            while not stop() and self._application.failures < MOST_FAILURES:
+            while not stop() and self._application.failures < MAX_FAILURES:
                 await self._tick()
             await self._drain()
         finally:
             loop.remove_reader(listener)
             listener.close()
             self._application.close()
-        return self._application.failures < MOST_FAILURES
+        return self._application.failures < MAX_FAILURES
 
     async def _tick(self) -> None:
         await asyncio.sleep(TICK)

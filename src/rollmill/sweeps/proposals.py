@@ -18,7 +18,7 @@ from rollmill.sweeps.search_space import Axis, points, rounded
 
 SAMPLERS = ("tpe", "multivariate-tpe")
 """Optuna's tree-structured Parzen estimators, of each option alone or of all together."""
-MOST_ATTEMPTS = 20
+MAX_ATTEMPTS = 20
 """Times that a sampler is asked again if it proposes values that were tried before."""
 
 
@@ -59,7 +59,7 @@ def propose(axes: Sequence[Axis], trials: Sequence[PastTrial], *, sampler: str, 
         UsageError: Optuna is not there.
     """
     tried = [trial.point for trial in trials]
-    for attempt in range(MOST_ATTEMPTS):
+    for attempt in range(MAX_ATTEMPTS):
         source = random.Random(f"{seed} {len(trials)} {attempt}")
         point = _asked(axes, trials, _sampler(sampler, source.getrandbits(32)))
         if point not in tried:

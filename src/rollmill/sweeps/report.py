@@ -15,11 +15,11 @@ from rollmill.sweeps.spec import Trial, text_of
 
 REPORT = "report.html"
 WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 900, 420, 70, 14, 14, 46
-MOST_ROWS = 500
+MAX_ROWS = 500
 """Rows of the table that are shown with their curves, the best ones."""
-MOST_POINTS = 12_000
+MAX_POINTS = 12_000
 """Points of all curves together."""
-LEAST_OF_CURVE, MOST_OF_CURVE = 12, 120
+MIN_OF_CURVE, MAX_OF_CURVE = 12, 120
 """Points of one curve."""
 
 STYLE = """\
@@ -67,8 +67,8 @@ def write_report(sweep: SweepDirectory, rows: Sequence[Mapping[str, Any]], metri
         StorageError: the file cannot be written.
     """
     spec, trials = sweep.spec, {trial.name: trial for trial in sweep.trials()}
-    shown = rows[:MOST_ROWS]
-    each = min(MOST_OF_CURVE, max(LEAST_OF_CURVE, MOST_POINTS // max(1, len(shown))))
+    shown = rows[:MAX_ROWS]
+    each = min(MAX_OF_CURVE, max(MIN_OF_CURVE, MAX_POINTS // max(1, len(shown))))
     curves = [_curve_of_row(sweep, trials[row["trial"]], row, each) for row in shown]
     number = (
         f"{len(trials)} of {spec.num_trials} trials" if len(trials) < spec.num_trials else f"{len(trials)} trials"

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 from rollmill.core.errors import UsageError
 
-MOST_TRIALS = 100_000
+MAX_TRIALS = 100_000
 """More are a slip; a sweep's table is read by people."""
 
-MOST_NUMBERED = 2**62
+MAX_NUMBERED = 2**62
 """Combinations beyond which each is drawn without regard to those before: it is improbable that two are equal."""
 
 
@@ -94,8 +94,8 @@ def _is_integer(text: str) -> bool:
 
 
 def _integers(text: str, low: int, high: int) -> tuple[int, ...]:
-    if not low <= high < low + MOST_TRIALS:
-        raise UsageError(f"--over {text!r} has to be LOW..HIGH with at most {MOST_TRIALS:,} integers from LOW on.")
+    if not low <= high < low + MAX_TRIALS:
+        raise UsageError(f"--over {text!r} has to be LOW..HIGH with at most {MAX_TRIALS:,} integers from LOW on.")
     return tuple(range(low, high + 1))
 
 
@@ -133,8 +133,8 @@ def points(axes: Sequence[Axis], *, draws: int | None = None, seed: int = 0) -> 
             f"--over {continuous[0]}: a range of numbers cannot be listed. hint: --random N draws N combinations."
         )
     number = math.prod(len(axis.values) for axis in axes)
-    if number > MOST_TRIALS:
-        raise UsageError(f"These axes have {number:,} combinations, more than {MOST_TRIALS:,}. hint: --random N.")
+    if number > MAX_TRIALS:
+        raise UsageError(f"These axes have {number:,} combinations, more than {MAX_TRIALS:,}. hint: --random N.")
     return [
         dict(zip(names, values, strict=True)) for values in itertools.product(*(axis.choices for axis in axes))
     ]
@@ -147,7 +147,7 @@ def combinations(axes: Sequence[Axis]) -> int | None:
 
 def _random_points(axes: Sequence[Axis], draws: int, source: random.Random) -> list[dict[str, Any]]:
     number = combinations(axes)
-    if number is None or number > MOST_NUMBERED:
+    if number is None or number > MAX_NUMBERED:
         return [{axis.option: _drawn(axis, source) for axis in axes} for _ in range(draws)]
     drawn = []
     for index in source.sample(range(number), min(draws, number)):

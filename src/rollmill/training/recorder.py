@@ -41,10 +41,10 @@ from rollmill.training.recorded_progress import Episodes, read_progress
 from rollmill.training.runaway import TemperatureWatch
 from rollmill.workers.reports import MetricsRows, Row
 
-MOST_LINES = 10_000
+MAX_LINES = 10_000
 """Lines of metrics that a training writes where nobody says."""
 
-MOST_LINES_OF_REPLAY = 2_000
+MAX_LINES_OF_REPLAY = 2_000
 """The same for algorithms that learn from a replay memory, whose iterations are many and short."""
 
 ENDED, FAILED = "episodes/ended", "episodes/failed"
@@ -73,7 +73,7 @@ def open_checkpoints(run: RunDirectory, options: RunOptions) -> Checkpoints:
 
 def default_log_every(graph: Graph) -> int:
     """Iterations of a line of the log where nobody says."""
-    most = MOST_LINES if graph.replay is None else MOST_LINES_OF_REPLAY
+    most = MAX_LINES if graph.replay is None else MAX_LINES_OF_REPLAY
     return math.ceil(graph.loops.iterations / most)
 
 

@@ -17,7 +17,7 @@ from rollmill.gpus.jax_settings import standard_promotion
 
 Draw = Callable[[State, Params], Drawing]
 
-MOST_SQUARES = 2**14
+MAX_SQUARES = 2**14
 """Squares and channels up to which planes are drawn."""
 
 
@@ -32,7 +32,7 @@ def draw_of(name: str, source: Any, observation_space: spaces.Space) -> Draw | N
     if name in _CLASSIC:
         return _CLASSIC[name]
     shape = observation_space.shape if isinstance(observation_space, spaces.Box) else ()
-    if len(shape) not in (2, 3) or math.prod(shape) > MOST_SQUARES:
+    if len(shape) not in (2, 3) or math.prod(shape) > MAX_SQUARES:
         return None
 
     def draw(state: State, params: Params) -> Drawing:

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Num
 from rollmill.core.drawing import Circle, Drawing, Line, Shape, rectangle
 from rollmill.envs.drawings.colours import BLUE, FAINT, INK, RED, SOFT
 
-MOST_CELLS = 30
+MAX_CELLS = 30
 """Cells in a row up to which a grid is drawn."""
 
 
@@ -68,7 +68,7 @@ def draw_grid(
         num_taggers: `G`.
         cells: cells in a row.
     """
-    width = 0.02 if cells <= MOST_CELLS else 0.05
+    width = 0.02 if cells <= MAX_CELLS else 0.05
     lines = [Line(((at, 0), (at, cells)), width, FAINT) for at in range(cells + 1)]
     lines += [Line(((0, at), (cells, at)), width, FAINT) for at in range(cells + 1)]
     frame = Line(((0, 0), (cells, 0), (cells, cells), (0, cells), (0, 0)), 0.006 * cells, INK)
@@ -85,5 +85,5 @@ def draw_grid(
     ]
     taggers = [Circle((float(x[i]) + 0.5, float(y[i]) + 0.5), 0.4 * grow, RED) for i in range(num_taggers)]
     margin = 0.03 * cells
-    shapes = (*(lines if cells <= MOST_CELLS else []), frame, *runners, *taggers)
+    shapes = (*(lines if cells <= MAX_CELLS else []), frame, *runners, *taggers)
     return Drawing(-margin, -margin, cells + margin, cells + margin, shapes, fps=8.0)

@@ -11,7 +11,7 @@ from rollmill.fusion.errors import LoweringError
 from rollmill.fusion.ir import COMPARISONS, Node, Region
 from rollmill.fusion.lower.prologue import PrologueBuilder
 from rollmill.fusion.lower.values import (
-    MOST_COLUMNS,
+    MAX_COLUMNS,
     Concat,
     Const,
     KeyPair,
@@ -216,10 +216,10 @@ def _floats(array: np.ndarray) -> np.ndarray:
 
 def check_columns(shape: tuple[int, ...]) -> None:
     """Refuses to take apart what is too wide."""
-    if shape[-1] > MOST_COLUMNS:
+    if shape[-1] > MAX_COLUMNS:
         raise LoweringError(
             f"an array of shape {shape} is taken apart into single numbers, which is done for at most "
-            f"{MOST_COLUMNS} along the last axis"
+            f"{MAX_COLUMNS} along the last axis"
         )
 
 

@@ -26,7 +26,7 @@ from rollmill.fusion.lower.values import (
 FEW_PLACES = 8
 """A shared array in which a block has as many places at most is read by selects, and from memory otherwise."""
 
-MOST_SELECTS = 16384
+MAX_SELECTS = 16384
 """Selects that one access may cost."""
 
 Start: TypeAlias = int | Node
@@ -112,10 +112,10 @@ def select(ctx: Lowering, condition: Node, one: Node | KeyPair, other: Node | Ke
 
 def check_selects(count: int) -> None:
     """Refuses an access that costs too much."""
-    if count > MOST_SELECTS:
+    if count > MAX_SELECTS:
         raise LoweringError(
             f"an index that differs from environment to environment would take {count} selects, more than "
-            f"{MOST_SELECTS}; index smaller arrays, or such as all environments share"
+            f"{MAX_SELECTS}; index smaller arrays, or such as all environments share"
         )
 
 

@@ -23,7 +23,7 @@ from rollmill.fusion.lower.prologue import Prologue, PrologueBuilder, UniformArr
 from rollmill.fusion.lower.rules.products import materialised
 from rollmill.fusion.lower.rules.random import check_threefry
 from rollmill.fusion.lower.values import (
-    LEAST_ROW,
+    MIN_ROW,
     Concat,
     Const,
     KeyPair,
@@ -231,7 +231,7 @@ def _without_rows(traced: TracedFunction, assumed: ValueClasses) -> LoweredFunct
 
 def _is_row(leaf: jax.ShapeDtypeStruct) -> bool:
     is_number = not is_key(leaf.dtype) and is_float(np.dtype(leaf.dtype))
-    return is_number and len(leaf.shape) > 0 and leaf.shape[-1] >= LEAST_ROW
+    return is_number and len(leaf.shape) > 0 and leaf.shape[-1] >= MIN_ROW
 
 
 def _inputs(
@@ -305,6 +305,4 @@ def _side(ctx: Lowering, side: Value) -> Const | RowArray | ScalarArray:
 
 def _lies_in_rows(side: Value) -> bool:
     """Whether a side of a product is a row, and not single numbers."""
-    return isinstance(side, RowArray | Concat) or (
-        not isinstance(side, ScalarArray) and side.shape[-1] >= LEAST_ROW
-    )
+    return isinstance(side, RowArray | Concat) or (not isinstance(side, ScalarArray) and side.shape[-1] >= MIN_ROW)

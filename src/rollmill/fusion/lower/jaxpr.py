@@ -30,7 +30,7 @@ from rollmill.fusion.lower.values import (
 TYPES = ("bool", "int8", "int16", "int32", "uint8", "uint16", "uint32", "float16", "bfloat16", "float32")
 """Types of the numbers in a kernel."""
 
-MOST_NODES = 100_000
+MAX_NODES = 100_000
 """Operations of a program, with those that turn out not to be needed."""
 
 JAX = str(Path(jax.__file__).parent)
@@ -86,8 +86,8 @@ def lower_jaxpr(
         results = _results(equation, outputs, [value_of(atom) for atom in equation.invars], ctx)
         known.update(zip(equation.outvars, results, strict=True))
         # Checked while nodes are made: an unrolled loop would otherwise fill the memory before anyone counts.
-        if ctx.region.size > MOST_NODES:
-            too_long = f"a program of more than {MOST_NODES} operations is too long."
+        if ctx.region.size > MAX_NODES:
+            too_long = f"a program of more than {MAX_NODES} operations is too long."
             raise CannotFuse(too_long, user_frame_of(equation))
     pairs = zip(jaxpr.outvars, needed, strict=True)
     results = [value_of(atom) if need else calls.UNNEEDED for atom, need in pairs]

@@ -9,7 +9,7 @@ from rollmill.fusion.ir import Node
 from rollmill.fusion.lower.columns import slice_row
 from rollmill.fusion.lower.context import Lowering, check_columns
 from rollmill.fusion.lower.values import (
-    MOST_COLUMNS,
+    MAX_COLUMNS,
     NARROW,
     Concat,
     Const,
@@ -21,7 +21,7 @@ from rollmill.fusion.lower.values import (
     positions,
 )
 
-MOST_PIECES = 8
+MAX_PIECES = 8
 """Pieces of rows side by side; where there are more, rows are taken apart into scalars."""
 
 
@@ -109,7 +109,7 @@ def _of_rows(ctx: Lowering, value: RowArray | Concat, places: np.ndarray, fill: 
     # All rows of the result are cut at the same columns, so that each piece is rows, or scalars, throughout.
     cuts = _cuts(value, table)
     # Many short runs, as a transposition along columns gives: taking rows apart is cheaper than so many pieces.
-    if len(cuts) - 1 > max(MOST_PIECES, places.shape[-1] // NARROW):
+    if len(cuts) - 1 > max(MAX_PIECES, places.shape[-1] // NARROW):
         check_columns(value.shape)
         return _as_scalars(ctx, value, places, fill)
     pieces = [_piece(ctx, value, table[:, a], b - a, lead, fill) for a, b in zip(cuts, cuts[1:], strict=False)]
@@ -197,7 +197,7 @@ def _run(ctx: Lowering, value: RowArray | Concat, source: _Piece, width: int, fi
     try:
         return slice_row(ctx.region, row, source.first, width)
     except LoweringError:
-        if width > MOST_COLUMNS:
+        if width > MAX_COLUMNS:
             raise
         columns = [ctx.column(row, source.first + k) for k in range(width)]
         return ctx.region.emit("stack", *columns, dtype=value.dtype, width=width)

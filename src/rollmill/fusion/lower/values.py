@@ -17,16 +17,16 @@ from jaxtyping import Array
 from rollmill.fusion.errors import LoweringError
 from rollmill.fusion.ir import Node
 
-MOST_SCALARS = 1024
+MAX_SCALARS = 1024
 """Numbers of one array that are held as single nodes."""
 
-MOST_COLUMNS = 64
+MAX_COLUMNS = 64
 """Rows are taken apart into scalars up to this width."""
 
 NARROW = 8
 """Up to this width, what is cut out of rows, and what matrix products give, is scalars."""
 
-LEAST_ROW = 33
+MIN_ROW = 33
 """From this length on, vectors of floats that are handed in are rows."""
 
 
@@ -181,10 +181,10 @@ def alone(node: Node) -> NodeArray:
 def check_size(shape: tuple[int, ...], what: str = "an array") -> None:
     """Refuses what has too many numbers."""
     size = int(np.prod(shape))
-    if size > MOST_SCALARS:
+    if size > MAX_SCALARS:
         raise LoweringError(
             f"{what} of shape {shape} is {size} numbers of each environment, which do not fit on chip; at most "
-            f"{MOST_SCALARS} do. Keep less in the state, or make what is the same everywhere a parameter that all "
+            f"{MAX_SCALARS} do. Keep less in the state, or make what is the same everywhere a parameter that all "
             "environments share"
         )
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from rollmill.fusion.ir import ANYWHERE, Node
 
-LEAST_COST = 64
+MIN_COST = 64
 """Operations that are worth a branch."""
 
 
@@ -96,7 +96,7 @@ def _decided(selects: Sequence[Node], nodes: Sequence[Node]) -> set[Node]:
 
 
 def _is_worth_a_branch(nodes: set[Node]) -> bool:
-    return sum(map(_cost, nodes)) >= LEAST_COST
+    return sum(map(_cost, nodes)) >= MIN_COST
 
 
 def _region(

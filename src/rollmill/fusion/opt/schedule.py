@@ -12,7 +12,7 @@ from rollmill.fusion.ir import Loop, Node, Program, toposort
 from rollmill.fusion.opt.branches import GuardedRegion, guarded_regions
 from rollmill.fusion.opt.segments import segments_of
 
-LEAST_SEGMENT = 100
+MIN_SEGMENT = 100
 """Scalars of a long program that are worth a branch of their own."""
 
 
@@ -102,7 +102,7 @@ class _Scheduler:
             self._emit_each(self._nodes)
             return
         for segment in segments_of(self._nodes):
-            if segment.of_rows or len(segment.nodes) < LEAST_SEGMENT:
+            if segment.of_rows or len(segment.nodes) < MIN_SEGMENT:
                 self._emit_each(segment.nodes)
             else:
                 body, results = self._in_branch(lambda nodes=segment.nodes: self._emit_segment(nodes))

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from rollmill.fusion.ir import ANYWHERE, Node
 
-MOST_NODES = 5_000
+MAX_NODES = 5_000
 """Nodes of a program up to which the order does not matter."""
 
 
@@ -25,7 +25,7 @@ class ProgramSegment(NamedTuple):
 
 def needs_segments(num_nodes: int) -> bool:
     """Whether Triton's dependence analysis would take hours on a program of so many nodes."""
-    return num_nodes > MOST_NODES
+    return num_nodes > MAX_NODES
 
 
 def segments_of(nodes: Sequence[Node]) -> list[ProgramSegment]:

@@ -20,7 +20,7 @@ MAX_CROWDING = 8
 PROCESS_BYTES = 400_000_000
 """Memory of a process that steps environments of Python: JAX and Gymnasium take 300 to 350 MB there."""
 
-MOST_WIDENING = 10
+MAX_WIDENING = 10
 """Times that the number of environments is doubled at most."""
 
 
@@ -41,7 +41,7 @@ def candidates(machine: Machine, workload: Workload, objective: Objective = "kee
 
 def _widened(narrow: Sequence[Candidate], workload: Workload) -> Iterator[Candidate]:
     """All of these with each number of environments, the smallest first."""
-    for doublings in range(MOST_WIDENING + 1):
+    for doublings in range(MAX_WIDENING + 1):
         for each in narrow:
             yield replace(each, num_envs=workload.num_envs * 2**doublings)
 

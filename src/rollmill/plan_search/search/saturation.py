@@ -9,7 +9,7 @@ from typing import NamedTuple
 THRESHOLD = 0.1
 """Relative gain of throughput for the same relative growth of memory, below which a branch is saturated."""
 
-LEAST_GAIN = 0.02
+MIN_GAIN = 0.02
 """Relative gain of throughput below which a branch is saturated, even if it costs no memory."""
 
 
@@ -26,7 +26,7 @@ def saturation(narrow: Point, wide: Point, *, threshold: float = THRESHOLD) -> s
     """Why it does not pay to go beyond the wider of two points; None if it may."""
     gain = wide.steps_per_second / narrow.steps_per_second - 1
     growth = _growth(narrow, wide)
-    if gain > max(LEAST_GAIN, threshold * growth):
+    if gain > max(MIN_GAIN, threshold * growth):
         return None
     step = f"from {narrow.width:,} to {wide.width:,} throughput changed by {gain:+.0%}"
     return f"{step} for {growth:+.0%} memory" if growth else step

@@ -24,7 +24,7 @@ CHECKED_MARGIN = 1.15
 """The same once predictions of this kind were corrected by a measurement; also the noise of measurements."""
 CLOSE = 0.1
 """Candidates whose throughput is less than this share below the best are measured once more."""
-MOST_REPEATED = 3
+MAX_REPEATED = 3
 
 
 class CannotRun(Exception):
@@ -292,7 +292,7 @@ class _SearchState:
         close = [row for row in ranked if not row.reason and (row.measured_speed or 0.0) >= (1 - CLOSE) * best]
         if len(close) < 2:
             return
-        for row in close[:MOST_REPEATED]:
+        for row in close[:MAX_REPEATED]:
             if self.left() <= 0:
                 return
             self._repeat(row)

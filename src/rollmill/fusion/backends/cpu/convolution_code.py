@@ -1,8 +1,9 @@
-"""Convolutions of images, and gradients of their kernels, as machine code.
+"""Machine code for convolutions of images and for the gradients of their kernels.
 
-Sums are kept in registers: each number of an image that is read is multiplied by several vectors of outputs, and
-each vector by several numbers. A program goes through some of the images, one after the other, so that what it
-reads again lies in the nearest memory of its core.
+Sums stay in registers: each number of an image is multiplied by several vectors of outputs, and each vector by
+several
+numbers. A program processes its images one after the other, so that the data it reads again stays in the nearest
+cache of its core.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,34 +22,36 @@ from rollmill.fusion.backends.cpu.target import processor
 
 FLOAT = FLOATS["float32"]
 BYTES = 4
-"""Of a number."""
+"""Size of a number."""
 
 SUMS = {16: 24, 8: 12, 4: 24}
-"""Vectors of sums, by the lanes of a vector: other registers hold operands."""
+"""Number of vectors of sums, by the lanes of a vector. The other registers hold operands."""
 VECTORS = {16: 4, 8: 2, 4: 4}
-"""Vectors of outputs that are computed together, at most."""
+"""Maximum vectors of outputs computed together."""
 UNROLL = 4
-"""Products of a sum that are written out, at most."""
+"""Maximum unrolled products of a sum."""
 
 PROGRAM_OPERATIONS = 2e6
-"""Arithmetic of a program, at least: it takes longer than calling another core."""
+"""Minimum arithmetic of a program. Starting another core takes longer than less."""
 MAX_PARTS = 16
-"""Sums of a kernel's gradient that programs make, at most: it does not depend on the number of cores."""
+"""Maximum partial sums of a kernel's gradient, independent of the number of cores, so that results are too."""
 SUMMED_VECTORS = 8192
-"""Vectors that a program adds, at least."""
+"""Minimum vectors that a program adds."""
 TOGETHER_BYTES = 2**18
-"""Images whose products are summed before sums are stored: about as many as a core keeps near."""
+"""Size of the images processed before sums are stored, about the nearest cache of a core."""
 
 
 class Blocks(NamedTuple):
-    """Sums that are made at once, in registers: each number times each vector."""
+    """Sums held in registers at once: the product of each number with each vector."""
 
     numbers: int
     vectors: int
 
 
 def result_code(plan: ResultPlan) -> NativeKernel:
-    """The code of a convolution, from an image and the parts of the kernel that its phases use, flat."""
+    """Returns the code of a convolution. Its operands are the image, and the kernel's parts for each phase,
+    flat.
+    """
     programs = _programs(plan.batch, plan.operations)
     emit, (image, kernel, result), number, scratch = new_program(processor().lanes, 3)
     images, size = _Images(plan.image, plan.padding), _size(plan.result)
@@ -68,21 +71,21 @@ def result_code(plan: ResultPlan) -> NativeKernel:
 
 
 class _Line(NamedTuple):
-    """Places side by side that one row of a phase's taps is added to."""
+    """Adjacent places to which one row of a phase's taps is added."""
 
     width: int
-    """Numbers of a row of taps, of all inputs."""
+    """Size of a row of taps, over all inputs."""
     source: int
-    """From what one place reads to what the next one reads, in numbers."""
+    """Distance between the inputs of adjacent places."""
     place: int
-    """From one place to the next."""
+    """Distance between adjacent places."""
     outputs: int
 
 
 def _write_phase(
     emit: Emitter, plan: ResultPlan, phase: Phase, images: "_Images", source: Value, kernel: Value, result: Value
 ) -> None:
-    """Adds the products of a phase, one row of its taps after the other: a row stays in the core's memory."""
+    """Adds the products of a phase, one row of its taps at a time, because a row stays in the core's cache."""
     (_, _, inputs), (_, columns, outputs), lanes = plan.image, plan.result, emit.lanes
     line = _Line(len(phase.taps[1]) * inputs, plan.strides[1] * inputs, plan.spread[1] * outputs, outputs)
     vectors = _largest_divisor(outputs // lanes, VECTORS[lanes])
@@ -101,7 +104,7 @@ def _write_phase(
 def _write_line(
     emit: Emitter, line: _Line, places: int, vectors: int, source: Value, weights: Value, to: Value
 ) -> None:
-    """Adds products to a row of places: to as many at once as registers hold, or to one fewer."""
+    """Adds products to a row of places, as many at once as registers hold, or one fewer."""
     count = -(-places // (SUMS[emit.lanes] // vectors))
     width, wider = divmod(places, count)
     first = 0
@@ -133,7 +136,7 @@ def _write_places(emit: Emitter, line: _Line, blocks: Blocks, source: Value, wei
 
 
 def _spots(emit: Emitter, blocks: Blocks, pointer: Value, step: int) -> list[Value]:
-    """Where the sums of a block lie in memory."""
+    """Returns the addresses of a block's sums."""
     return [
         emit.at(pointer, number * step + vector * emit.lanes, FLOAT)
         for number in range(blocks.numbers)
@@ -144,7 +147,7 @@ def _spots(emit: Emitter, blocks: Blocks, pointer: Value, step: int) -> list[Val
 def _with_products(
     emit: Emitter, blocks: Blocks, numbers: Sequence[Value], row: Value, sums: Sequence[Value]
 ) -> list[Value]:
-    """The sums of a block with one more product each: of numbers at these places and the vectors of a row."""
+    """Adds one product to each sum of a block: the numbers at these places times the vectors of a row."""
     vectors = [emit.load(emit.at(row, vector * emit.lanes, FLOAT), FLOAT32) for vector in range(blocks.vectors)]
     held = [emit.broadcast(emit.load_number(number, FLOAT32)) for number in numbers]
     return [
@@ -158,7 +161,9 @@ def _with_products(
 
 
 def kernel_gradient_code(plan: KernelGradientPlan) -> NativeKernel:
-    """The code of sums over the images of each program, `[programs, size]`, from images and gradients."""
+    """Returns code that sums over each program's images, giving `[programs, size]`. Operands are images and
+    gradients.
+    """
     programs = min(_programs(plan.batch, plan.operations), MAX_PARTS)
     emit, (image, gradient, parts), number, scratch = new_program(processor().lanes, 3)
     images, gradient_size = _Images(plan.image, plan.padding), _size(plan.gradient)
@@ -184,7 +189,7 @@ def _write_products(
     own: Value,
     count: Value,
 ) -> None:
-    """Adds the products of so many images to a program's part."""
+    """Adds the products of `count` images to a program's part."""
     (_, _, inputs), (rows, columns, outputs), lanes = plan.image, plan.gradient, emit.lanes
     width, row = plan.kernel[1] * inputs, images.columns * inputs
     vectors = _largest_divisor(outputs // lanes, VECTORS[lanes])
@@ -213,7 +218,7 @@ def _write_products(
 
 
 def sum_code(parts: int, size: int) -> NativeKernel:
-    """The code of the sum of `[parts, size]` numbers over the parts, always in the same order."""
+    """Returns code that sums `[parts, size]` over the parts, always in the same order."""
     lanes = processor().lanes
     emit, (given, result), number, _ = new_program(lanes, 2)
     programs = max(1, parts * size // lanes // SUMMED_VECTORS)
@@ -233,7 +238,7 @@ def sum_code(parts: int, size: int) -> NativeKernel:
 
 
 class _Images:
-    """Images with zeros around them: if there are any, a copy in the memory of the core."""
+    """Images with zero padding. Padded images are copied to memory near the core."""
 
     def __init__(self, image: tuple[int, int, int], padding: tuple[Pair, Pair]) -> None:
         (above, below), (before, after) = padding
@@ -247,11 +252,11 @@ class _Images:
 
     @property
     def step(self) -> int:
-        """From one image to the next, in numbers."""
+        """Returns the distance between images."""
         return self.scratch // BYTES if self._is_copied else self.size
 
     def read(self, emit: Emitter, images: Value, scratch: Value, count: Value) -> Value:
-        """The pointer to so many images with their zeros."""
+        """Returns a pointer to `count` images with their padding."""
         if not self._is_copied:
             return images
         height, width, channels = self._image
@@ -269,7 +274,7 @@ class _Images:
 def _share(
     emit: Emitter, number: Value, programs: int, count: int, *, together: int = 1
 ) -> Iterator[tuple[Value, Value]]:
-    """A program's share of so many things, some at a time: the number of the first, and how many."""
+    """Returns the first item of a program and their number, in units of `together` items."""
     builder = emit.builder
     bound = lambda n: builder.udiv(builder.mul(n, emit.integer(count)), emit.integer(programs))
     first, end = bound(number), bound(builder.add(number, emit.integer(1)))
@@ -281,7 +286,7 @@ def _share(
 
 @contextmanager
 def _turns(emit: Emitter, count: int) -> Iterator[Value]:
-    """A loop; none if it has one turn."""
+    """Opens a loop, unless it would run once."""
     if count == 1:
         yield emit.integer(0)
         return
@@ -290,7 +295,7 @@ def _turns(emit: Emitter, count: int) -> Iterator[Value]:
 
 
 def _moved(emit: Emitter, pointer: Value, *steps: tuple[Value, int]) -> Value:
-    """The pointer to the number that lies so many times so many numbers further."""
+    """Returns the pointer moved by the sum of products of counts and distances."""
     for index, step in steps:
         pointer = emit.at(pointer, emit.builder.mul(index, emit.integer(step)), FLOAT)
     return pointer
@@ -312,7 +317,7 @@ def _size(shape: tuple[int, int, int]) -> int:
 
 
 def _programs(batch: int, operations: int) -> int:
-    """Enough that all cores have work until the end, and each program some."""
+    """Returns a number of programs that keeps all cores busy, with enough work for each."""
     return max(1, batch // max(1, round(PROGRAM_OPERATIONS / max(operations, 1))))
 
 

@@ -1,8 +1,10 @@
-"""Plans of convolutions: which part of a kernel meets which part of an image.
+"""Plans convolutions: which part of a kernel meets which part of an image.
 
-Images are `[batch, rows, columns, channels]` and kernels `[rows, columns, inputs, outputs]`. A result that is
-computed from an image with zeros between its numbers, as the gradient of a strided convolution's image is, has
-phases: every so many places the same part of the kernel meets numbers, and the rest of it zeros.
+Images are `[batch, rows, columns, channels]` and kernels `[rows, columns, inputs, outputs]`. The gradient of a
+strided
+convolution's image is a convolution of an image with zeros between its numbers. Its result has phases: at
+regularly
+spaced places the same taps of the kernel meet numbers, and the other taps meet zeros.
 """
 
 from collections.abc import Sequence
@@ -10,43 +12,43 @@ from itertools import product
 from typing import NamedTuple, TypeAlias
 
 Pair: TypeAlias = tuple[int, int]
-"""A number for rows and one for columns; or one before and one after."""
+"""One number for rows and one for columns, or one before and one after."""
 
 
 class Phase(NamedTuple):
-    """Places of a result that the same part of a kernel is summed for."""
+    """Places of a result that use the same taps of the kernel."""
 
     first: Pair
-    """Row and column of the first place; the next one is `ResultPlan.spread` further."""
+    """Row and column of the first place. The next is `ResultPlan.spread` further."""
     count: Pair
     source: Pair
-    """Row and column of the padded image that the sum of the first place begins at."""
+    """Row and column of the padded image where the sum of the first place begins."""
     taps: tuple[range, range]
     """Rows and columns of the kernel."""
 
 
 class ResultPlan(NamedTuple):
-    """A convolution without anything between the numbers of its image."""
+    """Plan of a convolution, after zeros between the image's numbers are removed."""
 
     batch: int
     image: tuple[int, int, int]
     padding: tuple[Pair, Pair]
     """Zeros before and after the rows, and the columns."""
     strides: Pair
-    """From the source of one place of a phase to that of the next."""
+    """Distance between the sources of adjacent places of a phase."""
     result: tuple[int, int, int]
     spread: Pair
     phases: tuple[Phase, ...]
 
     @property
     def operations(self) -> int:
-        """Multiplications and additions for one image."""
+        """Returns the multiplications and additions for one image."""
         each = (phase.count[0] * phase.count[1] * len(phase.taps[0]) * len(phase.taps[1]) for phase in self.phases)
         return 2 * sum(each) * self.image[2] * self.result[2]
 
 
 class KernelGradientPlan(NamedTuple):
-    """The gradient of a kernel, of an image and the gradient of the result."""
+    """Plan of a kernel's gradient, computed from the image and the result's gradient."""
 
     batch: int
     image: tuple[int, int, int]
@@ -55,17 +57,17 @@ class KernelGradientPlan(NamedTuple):
     """Rows, columns and channels of the result's gradient."""
     strides: Pair
     kernel: Pair
-    """Rows and columns."""
+    """Rows and columns of the kernel."""
 
     @property
     def operations(self) -> int:
-        """Multiplications and additions for one image."""
+        """Returns the multiplications and additions for one image."""
         rows, columns, outputs = self.gradient
         return 2 * rows * columns * outputs * self.kernel[0] * self.kernel[1] * self.image[2]
 
 
 class _Along(NamedTuple):
-    """A phase along one axis."""
+    """Part of a phase along one axis."""
 
     first: int
     count: int
@@ -111,12 +113,14 @@ def result_plan(
 
 
 def _length(length: int, taps: int, stride: int, padding: Pair, dilation: int) -> int:
-    """Of a result, along one axis."""
+    """Returns the length of a result along one axis."""
     return ((length - 1) * dilation + 1 + sum(padding) - taps) // stride + 1
 
 
 def _phases(length: int, taps: int, stride: int, padding: Pair, dilation: int) -> list[_Along]:
-    """The phases along one axis: at place `y`, tap `k` meets the number `(y * stride + k - before) / dilation`."""
+    """Returns the phases along one axis. At place `y`, tap `k` meets number `(y * stride + k - before) /
+    dilation`.
+    """
     if stride > 1 and dilation > 1:
         raise ValueError(f"stride {stride} and dilation {dilation} along one axis")
     out, before = _length(length, taps, stride, padding, dilation), padding[0]
@@ -129,7 +133,7 @@ def _phases(length: int, taps: int, stride: int, padding: Pair, dilation: int) -
 
 
 def _zeros_around(phases: Sequence[_Along], length: int, stride: int) -> Pair:
-    """How many numbers are read before and after those of an image, along one axis."""
+    """Returns the padding read before and after an image along one axis."""
     read = [phase for phase in phases if len(phase.taps)]
     before = max([0, *(-phase.source for phase in read)])
     ends = (phase.source + (phase.count - 1) * stride + len(phase.taps) for phase in read)

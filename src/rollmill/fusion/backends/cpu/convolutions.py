@@ -1,7 +1,8 @@
-"""Computes convolutions of JAX by machine code, those that it has code for.
+"""Replaces convolutions of JAX by machine code where it has any.
 
-There is code for the convolutions of two-dimensional images in float32 by kernels with a multiple of a vector's
-lanes of outputs, and for the gradients of such images and kernels, in the form in which JAX writes them.
+Code exists for float32 convolutions of two-dimensional images with a number of outputs that the lanes of a
+vector
+divide, and for the gradients of their images and kernels, in the form JAX writes them.
 """
 
 from collections.abc import Sequence
@@ -24,11 +25,11 @@ from rollmill.fusion.backends.cpu.ffi import call
 from rollmill.fusion.backends.cpu.target import processor
 
 MAX_AWAITED_CORES = 8
-"""With fewer images than cores, up to so many, XLA divides each image."""
+"""Maximum cores that code waits for. With fewer images than cores, XLA divides each image instead."""
 
 
 def machine_code_for(lhs: Any, rhs: Any, params: dict[str, Any]) -> Convolve | None:
-    """The machine code of a convolution; None if it is one that XLA computes as fast, or that there is none for.
+    """Returns the machine code of a convolution, or None if there is none or XLA is as fast.
 
     Args:
         lhs: the left operand, or its shape and dtype.
@@ -57,7 +58,7 @@ def _out_shape(lhs: Any, rhs: Any, params: dict[str, Any]) -> tuple[int, ...]:
 
 
 def _result(lhs: Any, rhs: Any, out: Sequence[int], params: dict[str, Any]) -> Convolve | None:
-    """A convolution of images in the left operand by kernels in the right one."""
+    """Returns code for images in the left operand and kernels in the right one."""
     lhs_axes, rhs_axes, out_axes = params["dimension_numbers"]
     image_axes, kernel_axes = (lhs_axes[0], *lhs_axes[2:], lhs_axes[1]), (*rhs_axes[2:], rhs_axes[1], rhs_axes[0])
     strides, dilation = params["window_strides"], params["lhs_dilation"]
@@ -85,7 +86,7 @@ def _convolved(plan: ResultPlan, image: Float[Array, "B H W I"], kernel: Float[A
 
 
 def _kernel_gradient(lhs: Any, rhs: Any, out: Sequence[int], params: dict[str, Any]) -> Convolve | None:
-    """A kernel's gradient, as JAX writes it: its images have their channels in the place of a batch."""
+    """Returns code for a kernel's gradient. JAX writes it with the images' channels as the batch axis."""
     lhs_axes, rhs_axes, out_axes = params["dimension_numbers"]
     image_axes, gradient_axes = (
         (lhs_axes[1], *lhs_axes[2:], lhs_axes[0]),
@@ -117,7 +118,7 @@ def _summed(plan: KernelGradientPlan, image: Float[Array, "B H W I"], gradient: 
 
 
 def _positions(axes: Sequence[int]) -> list[int]:
-    """The transposition that puts axes back to these places."""
+    """Returns the transposition that undoes `axes`."""
     return [int(axis) for axis in np.argsort(axes)]
 
 

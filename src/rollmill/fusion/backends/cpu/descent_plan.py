@@ -1,4 +1,4 @@
-"""Divides the program of a flat update into sums over all numbers, single numbers, and what each number needs."""
+"""Divides an optimiser's flat update into sums over all numbers, single numbers, and operations on each number."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -10,28 +10,30 @@ from jax.extend import core
 from rollmill.fusion.backends.cpu.elementwise import written
 
 CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "custom_jvp_call": "call_jaxpr"}
-"""Operations that call a program, and the parameter that holds it."""
+"""Operations that call a program, with the name of the parameter that holds it."""
 
 
 class DescentPlan(NamedTuple):
-    """The equations of an update. Its variables are wide, with a value for each number, or single."""
+    """Equations of an update, by group. A variable is wide if it has a value for each number, and otherwise
+    single.
+    """
 
     program: Any
-    """The jaxpr, without calls."""
+    """The jaxpr with its calls inlined."""
     before: list[Any]
-    """Wide equations that sums need; they need no single variable."""
+    """Wide equations needed by the sums. They use no single variable."""
     sums: list[Any]
     singles: list[Any]
     """Equations of single variables, in order."""
     wide: list[Any]
     given: list[Any]
-    """Single variables that wide equations need."""
+    """Single variables that wide equations use."""
     divisors: set[Any]
-    """Those of them that are divided by."""
+    """The given variables that are only divided by."""
 
 
 def plan_of(program: core.ClosedJaxpr) -> DescentPlan | None:
-    """Plans an update; None if an operation cannot be written, or a sum needs a single variable."""
+    """Plans an update. Returns None if an operation has no code, or a sum depends on a single variable."""
     flat = jax.make_jaxpr(lambda *values: _without_calls(program.jaxpr, program.consts, values))(*program.in_avals)
     length = flat.jaxpr.invars[0].aval.shape
     is_wide = lambda atom: atom.aval.shape == length
@@ -48,7 +50,7 @@ def plan_of(program: core.ClosedJaxpr) -> DescentPlan | None:
 
 
 def _kind(equation: Any, is_wide: Callable[[Any], bool]) -> str:
-    """The group of an equation in a plan; `other` if it cannot be written."""
+    """Returns the group of an equation, or `other` if it has no code."""
     if all(map(is_wide, equation.outvars)):
         return "wide" if _is_written(equation, is_wide) else "other"
     if not any(map(is_wide, equation.invars)):
@@ -58,13 +60,13 @@ def _kind(equation: Any, is_wide: Callable[[Any], bool]) -> str:
 
 
 def _singles(equations: Sequence[Any], is_wide: Callable[[Any], bool]) -> list[Any]:
-    """The single variables that equations need."""
+    """Returns the single variables that equations use."""
     atoms = [atom for equation in equations for atom in equation.invars]
     return list(dict.fromkeys(atom for atom in atoms if not _is_literal(atom) and not is_wide(atom)))
 
 
 def _divisors(equations: Sequence[Any], given: Sequence[Any]) -> set[Any]:
-    """The single variables that numbers are divided by, and that are used for nothing else."""
+    """Returns the single variables that equations divide by and use for nothing else."""
     divides = lambda equation, place: equation.primitive.name == "div" and place == 1
     uses = [(equation, place) for equation in equations for place in range(len(equation.invars))]
     others = [e.invars[n] for e, n in uses if not divides(e, n)]
@@ -76,7 +78,7 @@ def _is_literal(atom: Any) -> bool:
 
 
 def _is_written(equation: Any, is_wide: Callable[[Any], bool]) -> bool:
-    """Whether there is code for a wide equation, whose operands are wide or single numbers."""
+    """Returns whether a wide equation has code. Its operands may be wide or single."""
     atoms = [*equation.invars, *equation.outvars]
     types = {atom.aval.dtype for atom in atoms}
     fits = all(is_wide(atom) or atom.aval.shape == () for atom in atoms)
@@ -85,7 +87,7 @@ def _is_written(equation: Any, is_wide: Callable[[Any], bool]) -> bool:
 
 
 def _needed(equations: Sequence[Any], wanted: Sequence[Any]) -> list[Any]:
-    """The equations that these variables need."""
+    """Returns the equations that these variables depend on."""
     needed, found = {atom for atom in wanted if not _is_literal(atom)}, []
     for equation in reversed(equations):
         if needed.intersection(equation.outvars):
@@ -95,7 +97,7 @@ def _needed(equations: Sequence[Any], wanted: Sequence[Any]) -> list[Any]:
 
 
 def _without_calls(jaxpr: Any, consts: Sequence[Any], values: Sequence[Any]) -> list[Any]:
-    """Computes a program, and what it calls, operation by operation."""
+    """Evaluates a program one operation at a time, including the programs it calls."""
     known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *values], strict=True))
     read = lambda atom: atom.val if _is_literal(atom) else known[atom]
     for equation in jaxpr.eqns:
@@ -110,6 +112,6 @@ def _without_calls(jaxpr: Any, consts: Sequence[Any], values: Sequence[Any]) -> 
 
 
 def computed(equation: Any, operands: Sequence[Any]) -> list[Any]:
-    """The results of one equation."""
+    """Returns the results of one equation."""
     results = equation.primitive.bind(*operands, **equation.params)
     return list(results) if equation.primitive.multiple_results else [results]

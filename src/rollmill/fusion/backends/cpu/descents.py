@@ -1,4 +1,4 @@
-"""Computes steps of optimisers by machine code: each number of gradients, weights and moments is read once."""
+"""Machine code for optimiser steps that reads each gradient, weight and moment once."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -20,29 +20,31 @@ from rollmill.fusion.backends.cpu.target import processor
 
 FLOAT = FLOATS["float32"]
 MIN_NUMBERS = 2**17
-"""For fewer, XLA's operations stay in the memory of a core."""
+"""Minimum size of all weights. The operands of smaller steps stay in a core's cache, where XLA's operations are
+as fast."""
 PROGRAM_NUMBERS = 2**15
 MAX_PROGRAMS = 64
-"""Sums are made in as many parts at most, whatever the number of cores."""
+"""Maximum partial sums, independent of the number of cores, so that results are too."""
 
 
 class _FlatLeaf(NamedTuple):
-    """Numbers of one leaf."""
+    """Position of one leaf of the weights in the flat vector."""
 
     first: int
-    """In flat vectors."""
+    """Index of its first number."""
     count: int
 
 
 def machine_code_for(
     operands: Sequence[Any], program: core.ClosedJaxpr, count: int
 ) -> Callable[..., list[Array]] | None:
-    """The machine code of a step, a function of its operands; None for few numbers, or if there is none.
+    """Returns the machine code of a step as a function of its operands. None for small steps, and for those
+    without code.
 
     Args:
-        operands: shapes and dtypes of the leaves of weights, gradients and the state.
-        program: from flat gradients and the state to the flat step and the next state.
-        count: of the weights' leaves.
+        operands: shapes and dtypes of the leaves of weights, gradients and state.
+        program: maps flat gradients and the state to the flat step and the next state.
+        count: number of leaves of the weights.
     """
     leaves, first = [], 0
     for operand in operands[:count]:
@@ -85,7 +87,7 @@ def _programs(leaves: Sequence[_FlatLeaf]) -> int:
 
 
 def _sum_code(plan: DescentPlan, leaves: list[_FlatLeaf], flat: list[Any]) -> NativeKernel:
-    """The code of sums, `[programs, sums]`, from gradients and flat vectors."""
+    """Returns code that computes partial sums `[programs, sums]` from gradients and flat vectors."""
     programs, lanes = _programs(leaves), processor().lanes
     emit, pointers, number, _ = new_program(lanes, len(leaves) + len(flat) + 1)
     totals = [emit.slot(emit.vector(FLOAT32)) for _ in plan.sums]
@@ -112,7 +114,7 @@ def _sum_code(plan: DescentPlan, leaves: list[_FlatLeaf], flat: list[Any]) -> Na
 
 
 def _step_code(plan: DescentPlan, leaves: list[_FlatLeaf], flat: list[Any]) -> NativeKernel:
-    """The code of weights and flat vectors after a step, of single values, gradients, weights and flat vectors."""
+    """Returns code that computes weights and flat vectors after a step."""
     programs, jaxpr = _programs(leaves), plan.program
     step, *states = jaxpr.outvars
     wide = [atom for atom in states if _is_wide(plan, atom)]
@@ -139,7 +141,7 @@ def _step_code(plan: DescentPlan, leaves: list[_FlatLeaf], flat: list[Any]) -> N
 
 
 def _singles(emit: Emitter, plan: DescentPlan, given: Value) -> dict[Any, Value]:
-    """Single values in all lanes; of divisors, what is multiplied by."""
+    """Loads single values into all lanes. Divisors are loaded as their reciprocals."""
     found: dict[Any, Value] = {}
     given_atoms: list[Any] = plan.given
     for n, atom in enumerate(given_atoms, start=1):
@@ -152,7 +154,7 @@ def _singles(emit: Emitter, plan: DescentPlan, given: Value) -> dict[Any, Value]
 def _values(
     emit: Emitter, equations: Sequence[Any], values: dict[Any, Value], single: dict[Any, Value]
 ) -> Callable[[Any], Value]:
-    """The values of all variables of one vector."""
+    """Writes equations for one vector, and returns a function that reads their variables."""
     known = {**single, **values}
 
     def read(atom: Any) -> Value:
@@ -177,14 +179,14 @@ def _values(
 
 
 class _LeafVector:
-    """A vector of a leaf's numbers; the last one may be shorter."""
+    """A vector of a leaf's numbers. The last vector of a leaf may be shorter."""
 
     def __init__(self, emit: Emitter, first: Value, valid: int | None = None) -> None:
         self._emit, self._first = emit, first
         self._valid = None if valid is None else [lane < valid for lane in range(emit.lanes)]
 
     def load(self, pointer: Value, offset: int) -> Value:
-        """The numbers at this place; zeros beyond the last."""
+        """Loads the numbers at this position, with zeros past the end of the leaf."""
         emit, own = self._emit, self._spot(pointer, offset)
         if self._valid is None:
             return emit.load(own, FLOAT32)
@@ -192,7 +194,7 @@ class _LeafVector:
         return emit.call(f"llvm.masked.load.v{emit.lanes}f32.p0", *arguments, result=emit.vector(FLOAT32))
 
     def store(self, vector: Value, pointer: Value, offset: int) -> None:
-        """Writes numbers to this place."""
+        """Stores numbers at this position."""
         emit, own = self._emit, self._spot(pointer, offset)
         if self._valid is None:
             emit.store(vector, own, FLOAT32)
@@ -201,7 +203,7 @@ class _LeafVector:
             emit.call(f"llvm.masked.store.v{emit.lanes}f32.p0", *arguments, result=ir.VoidType())
 
     def where_valid(self, vector: Value) -> Value:
-        """A vector with zeros beyond the last number."""
+        """Sets lanes past the end of the leaf to zero."""
         return (
             vector
             if self._valid is None
@@ -218,7 +220,9 @@ class _LeafVector:
 
 
 def _vectors(emit: Emitter, leaf: _FlatLeaf, number: Value, programs: int) -> Iterator[_LeafVector]:
-    """The vectors of a leaf that a program computes, as the body of a loop; the last program has the rest."""
+    """Yields the vectors of a leaf that one program computes, inside of a loop. The last program also gets the
+    rest.
+    """
     builder, lanes = emit.builder, emit.lanes
     vectors, rest = divmod(leaf.count, lanes)
     if vectors:

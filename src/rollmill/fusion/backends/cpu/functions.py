@@ -175,7 +175,7 @@ def _expm1_series(emit: Emitter, r: Value) -> Value:
     return emit.fma(emit.multiply(r, r), tail, r)
 
 
-MOST_REDUCED = 2.0**48
+MAX_REDUCED = 2.0**48
 """Up to here an angle's quarter turns are counted exactly in double precision."""
 
 
@@ -184,7 +184,7 @@ def _any_angle(emit: Emitter, x: Value, by_c: str, *, quarter: int) -> Value:
     builder = emit.builder
     found = emit.slot(x.type)
     builder.store(_circular(emit, x, quarter=quarter), found)
-    great = builder.fcmp_ordered(">", emit.intrinsic("fabs", x), emit.constant(MOST_REDUCED))
+    great = builder.fcmp_ordered(">", emit.intrinsic("fabs", x), emit.constant(MAX_REDUCED))
     with builder.if_then(emit.any(great), likely=False):
         builder.store(builder.select(great, emit.each_lane(by_c, x), builder.load(found, typ=x.type)), found)
     return builder.load(found, typ=x.type)

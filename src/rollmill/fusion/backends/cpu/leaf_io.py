@@ -11,7 +11,7 @@ from rollmill.fusion.backends.cpu.control import BlockValue
 from rollmill.fusion.backends.cpu.memory import Matrix, Placed, pack, unpack
 from rollmill.fusion.kernels.leaves import Leaf
 
-MOST_TOGETHER = 8
+MAX_TOGETHER = 8
 """Numbers of a sample that are put beside each other in registers."""
 
 
@@ -57,7 +57,7 @@ def store_leaf(
 
 def _store_numbers(writer: CodeWriter, leaf: Leaf, numbers: Sequence[BlockValue], pointer: Value) -> None:
     emit, kind, size = writer.emit, memory_type(leaf.dtype), len(numbers)
-    together = size & (size - 1) == 0 and size <= MOST_TOGETHER
+    together = size & (size - 1) == 0 and size <= MAX_TOGETHER
     for group in range(writer.groups):
         own = [number[group] for number in numbers]  # pyright: ignore[reportOptionalSubscript]
         target = emit.at(pointer, group * emit.lanes * size, kind)

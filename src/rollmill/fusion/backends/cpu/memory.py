@@ -15,7 +15,7 @@ from rollmill.fusion.backends.cpu.builder import FLOAT32, INT64, POINTER, Emitte
 ALIGNMENT = 64
 """Bytes of a cache line, and of the widest vector."""
 
-MOST_BESIDE = 4
+MAX_BESIDE = 4
 """Vectors of a row that a product holds in registers at once."""
 
 
@@ -150,7 +150,7 @@ def tilings(rows: int, vectors: int, room: int) -> list[Tiling]:
     """The pieces that a product's vectors are cut into, for registers that hold so many."""
     # A tile is `rows x width` sums in registers; each turn loads `width` vectors and broadcasts `rows` numbers, so
     # that `rows * width` multiplications need `rows + width` loads.
-    widths = [(first, min(MOST_BESIDE, vectors - first)) for first in range(0, vectors, MOST_BESIDE)]
+    widths = [(first, min(MAX_BESIDE, vectors - first)) for first in range(0, vectors, MAX_BESIDE)]
     return [Tiling(first, width, min(rows, max(1, room // width))) for first, width in widths]
 
 

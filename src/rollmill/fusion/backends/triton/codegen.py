@@ -35,7 +35,7 @@ from rollmill.fusion.opt.skinny_matmul import (
 Beside: TypeAlias = Callable[[KernelSource, Sequence[str]], str]
 """Makes a row of scalars with these names, as many as a power of two."""
 
-MOST_SUMMED = 8
+MAX_SUMMED = 8
 """Products with as few rows or columns are sums on the ordinary units: cheaper than to fill a tensor core."""
 
 
@@ -235,7 +235,7 @@ class TritonWriter:
         """Finds skinny products; exact ones are sums where that is cheap."""
         exact = self.source.numerics == "float32"
         # Added to what was found before: a loop's body is a program of its own, with nodes of its own.
-        self._scattered |= scattered_stacks(nodes, outputs, MOST_SUMMED if exact else MAX_SKINNY)
+        self._scattered |= scattered_stacks(nodes, outputs, MAX_SUMMED if exact else MAX_SKINNY)
         if not exact:
             self._skinny = self._skinny.joined(find_skinny_matmuls(nodes, outputs, self._scattered))
 

@@ -14,13 +14,13 @@ from rollmill.fusion.backends.triton.memory import BY_TRITON, Memory
 from rollmill.fusion.backends.triton.operations import TYPES
 from rollmill.fusion.opt.skinny_matmul import MAX_SKINNY, ColumnDots
 
-FEWEST_COLUMNS = 16
+MIN_COLUMNS = 16
 """Tensor cores take no narrower operand."""
 
 
 def columns(width: int) -> int:
     """Columns of a row in a kernel."""
-    return max(FEWEST_COLUMNS, 2 ** math.ceil(math.log2(width)))
+    return max(MIN_COLUMNS, 2 ** math.ceil(math.log2(width)))
 
 
 class Hoisted:

@@ -17,7 +17,7 @@ from rollmill.fusion.opt.segments import needs_segments
 KernelOf: TypeAlias = Callable[..., tuple[Kernel, list[Any]]]
 """`(launch, *task) -> kernel, the arrays that it takes`."""
 
-LEAST_CAPABILITY = 8.0
+MIN_CAPABILITY = 8.0
 """Compute capability of a chip: from Ampere on."""
 
 ROLLOUTS = (
@@ -93,9 +93,9 @@ def hopeless_on_gpu(pressure: Pressure) -> str | None:
 
 def _check_chip(device: Any) -> None:
     capability = str(device.compute_capability)
-    if not capability.replace(".", "").isdigit() or float(capability) < LEAST_CAPABILITY:
+    if not capability.replace(".", "").isdigit() or float(capability) < MIN_CAPABILITY:
         raise UsageError(
-            f"kernels are for NVIDIA's chips from compute capability {LEAST_CAPABILITY} on; this one, "
+            f"kernels are for NVIDIA's chips from compute capability {MIN_CAPABILITY} on; this one, "
             f"{device.device_kind}, has {capability}"
         )
 

@@ -21,7 +21,7 @@ LANE = 1024
 FLAG_BYTES = 256
 """Bytes at the beginning of a lane: the number of its last exchange, and a flag of each rank."""
 LANE_BYTES = FLAG_BYTES + 2 * 4 * LANE
-MOST_RANKS = FLAG_BYTES // 4 - 1
+MAX_RANKS = FLAG_BYTES // 4 - 1
 
 SOURCE = """
 @triton.jit
@@ -80,7 +80,7 @@ def one_shot_mean(
     Args:
         vector: of float32; all GPUs have to come to their means in the same order.
         addresses: of the shared memory on each GPU, its low and its high 32 bits, and this GPU's rank at the end.
-        ranks: number of the GPUs, at most `MOST_RANKS`.
+        ranks: number of the GPUs, at most `MAX_RANKS`.
         first_lane: the first of the lanes that this mean uses, which no other may use at the same time.
     """
     return call(mean_kernel(vector.size, ranks, first_lane), [vector, addresses])[0]

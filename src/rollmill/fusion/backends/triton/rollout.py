@@ -23,7 +23,7 @@ from rollmill.fusion.lower.prologue import UniformArrays
 from rollmill.fusion.opt.schedule import schedule_of
 from rollmill.fusion.opt.segments import needs_segments
 
-MOST_REGISTERS = 255
+MAX_REGISTERS = 255
 """Registers of a thread. Without this limit a compiler may give large kernels a quarter of them."""
 
 
@@ -77,7 +77,7 @@ def rollout_kernel(
         constants,
         launch.num_warps,
         len(uniforms.slots),
-        registers=launch.registers or MOST_REGISTERS,
+        registers=launch.registers or MAX_REGISTERS,
     )
     return kernel, [*carried, keys, *uniforms.slots]
 

@@ -29,13 +29,13 @@ from rollmill.fusion.lower.values import (
 SHORT = 8
 """Loops of as many turns are written out unless their turns are very long."""
 
-MOST_NODES = 2000
+MAX_NODES = 2000
 """Nodes that a longer loop may come to when it is written out."""
 
-MOST_NODES_SHORT = 20_000
+MAX_NODES_SHORT = 20_000
 """Nodes that a short loop may come to."""
 
-MOST_HELD = 128
+MAX_HELD = 128
 """Numbers of an array that a loop of the program reads or writes one turn after the other."""
 
 
@@ -59,14 +59,14 @@ def _repeated(ctx: Lowering, body: Body, condition: Body, start: list[Value]) ->
     # Written out as long as the condition is known: such loops have a fixed number of turns, and each turn is then
     # folded with what it knows of its own number.
     first, now, turns = ctx.region.size, start, 0
-    while turns <= SHORT or ctx.region.size - first <= MOST_NODES:
+    while turns <= SHORT or ctx.region.size - first <= MAX_NODES:
         (goes_on,) = condition(ctx, now)
         if not isinstance(goes_on, Const):
             break
         if not goes_on.array:
             return now
         now, turns = body(ctx, now), turns + 1
-        if ctx.region.size - first > MOST_NODES_SHORT:
+        if ctx.region.size - first > MAX_NODES_SHORT:
             break
     return emit_loop(ctx, body, condition, start, None)
 
@@ -149,7 +149,7 @@ def _written_out(ctx: Lowering, scan: _Scan) -> list[Value] | None:
         made = ctx.region.size - begin
         # The first turn also makes what all turns share, so one turn alone says little of the others.
         expected = made / (turn + 1) * scan.length if turn else made
-        if expected > (MOST_NODES_SHORT if scan.length <= SHORT else MOST_NODES):
+        if expected > (MAX_NODES_SHORT if scan.length <= SHORT else MAX_NODES):
             return None
     columns = zip(*(given[::-1] if scan.reverse else given), strict=True)
     return [*now, *(stacked(ctx, column) for column in columns)]
@@ -207,10 +207,10 @@ def _element(ctx: Lowering, value: Value, place: Node) -> Value:
 
 def _check_held(shape: tuple[int, ...], what: str) -> None:
     size = int(np.prod(shape))
-    if size > MOST_HELD:
+    if size > MAX_HELD:
         raise LoweringError(
             f"a loop of {shape[0]} turns {what} an array of shape {shape} turn by turn, {size} numbers of each "
-            f"environment; at most {MOST_HELD} are held. Carry what is needed of it instead"
+            f"environment; at most {MAX_HELD} are held. Carry what is needed of it instead"
         )
 
 

@@ -16,7 +16,7 @@ from rollmill.fusion.lower.context import Lowering
 from rollmill.fusion.lower.movement import gather_static, transposed
 from rollmill.fusion.lower.rule import Equation, Rule
 from rollmill.fusion.lower.rules.products import (
-    MOST_UNROLLED,
+    MAX_UNROLLED,
     MatrixOperand,
     gathered,
     sum_of_products,
@@ -26,10 +26,10 @@ from rollmill.fusion.lower.rules.shapes import concatenated
 from rollmill.fusion.lower.rules.windows import spread, windows
 from rollmill.fusion.lower.values import NARROW, Const, ScalarArray, Uniform, Value, is_shared, no_nodes, positions
 
-MOST_MULTIPLIED = 4096
+MAX_MULTIPLIED = 4096
 """Multiplications of one convolution that is written out number by number."""
 
-MOST_PRODUCTS = 128
+MAX_PRODUCTS = 128
 """Places of a kernel with many channels, each of them a matrix product."""
 
 
@@ -81,11 +81,11 @@ def _taps(params: dict[str, Any], image: tuple[int, ...], weights: tuple[int, ..
 def _check_size(image: Value, weights: Value, groups: Sequence[_Taps], dtype: Any) -> None:
     places, taps = (int(prod(shape)) for shape in (groups[0].image.shape[:-2], groups[0].image.shape[-2:]))
     outs = groups[0].weights.shape[-1]
-    written_out = not is_shared(weights) or not is_float(dtype) or (outs <= NARROW and taps <= MOST_UNROLLED)
+    written_out = not is_shared(weights) or not is_float(dtype) or (outs <= NARROW and taps <= MAX_UNROLLED)
     count = places * len(groups) * (taps * outs if written_out else 1)
-    if count > (MOST_MULTIPLIED if written_out else MOST_PRODUCTS):
+    if count > (MAX_MULTIPLIED if written_out else MAX_PRODUCTS):
         what = "multiplications" if written_out else "matrix products, one for each place of the kernel,"
-        most = MOST_MULTIPLIED if written_out else MOST_PRODUCTS
+        most = MAX_MULTIPLIED if written_out else MAX_PRODUCTS
         raise LoweringError(
             f"a kernel of shape {weights.shape} over an array of shape {image.shape} is {count:,} {what} in each "
             f"environment; at most {most:,} are written out"

@@ -16,7 +16,7 @@ from rollmill.fusion.lower.rule import Equation, Rule
 from rollmill.fusion.lower.rules.reductions import is_better
 from rollmill.fusion.lower.values import NodeArray, ScalarArray, Value, no_nodes
 
-MOST_MULTIPLIED = 4096
+MAX_MULTIPLIED = 4096
 """Multiplications of one factorisation or solve, about: one matrix of 16 x 16, or eight of 8 x 8."""
 
 
@@ -24,11 +24,11 @@ def check_order(primitive: str, shape: Sequence[int], columns: int) -> None:
     """Refuses matrices of `shape`, with so many columns to work on, that are too large to be written out."""
     *batch, rows, _ = shape
     count = prod(batch) * rows * rows * columns
-    if count > MOST_MULTIPLIED:
+    if count > MAX_MULTIPLIED:
         many = f"{prod(batch)} matrices" if prod(batch) > 1 else "a matrix"
         raise LoweringError(
             f"{primitive} of {many} of {shape[-2]} x {shape[-1]} is about {count:,} multiplications in each "
-            f"environment; at most {MOST_MULTIPLIED:,} are written out, which is one matrix of 16 x 16"
+            f"environment; at most {MAX_MULTIPLIED:,} are written out, which is one matrix of 16 x 16"
         )
 
 

@@ -35,10 +35,10 @@ from rollmill.fusion.lower.values import (
     positions,
 )
 
-MOST_MULTIPLIED = 4096
+MAX_MULTIPLIED = 4096
 """Multiplications of one product that is written out number by number."""
 
-MOST_UNROLLED = 32
+MAX_UNROLLED = 32
 """Elements of a vector of scalars whose product with few columns is written out."""
 
 
@@ -178,7 +178,7 @@ def vector_matrix(ctx: Lowering, vector: Value, matrix: MatrixOperand, dtype: An
         return _of_parts(ctx, vector, matrix, dtype)
     # In this order: products that tensor cores cannot take (integers, a handful of numbers), those too narrow for
     # them, those of which a part is known, an outer product, and the rest.
-    few = isinstance(vector, ScalarArray) and matrix.summed <= MOST_UNROLLED
+    few = isinstance(vector, ScalarArray) and matrix.summed <= MAX_UNROLLED
     if not is_float(dtype) or (few and matrix.columns <= NARROW):
         return _written_out(ctx, vector, matrix, dtype)
     if matrix.columns <= NARROW:
@@ -332,9 +332,9 @@ def _product(ctx: Lowering, one: Node, other: Node, dtype: Any) -> Node:
 
 
 def _check_multiplied(count: int) -> None:
-    if count > MOST_MULTIPLIED:
+    if count > MAX_MULTIPLIED:
         raise LoweringError(
-            f"a matrix product of {count} multiplications in each environment; at most {MOST_MULTIPLIED} are "
+            f"a matrix product of {count} multiplications in each environment; at most {MAX_MULTIPLIED} are "
             "written out. Products with matrices that all environments share are not limited"
         )
 

@@ -164,12 +164,12 @@ RULES: dict[str, Rule] = {
     "iota": _iota,
 }
 
-MOST_PICKED = 64
+MAX_PICKED = 64
 """Uniform arrays up to this size, and vectors, are moved around while tracing; others by the program around."""
 
 
 def is_moved_here(value: Value) -> bool:
     """Whether the elements of a shared array are put in other places while tracing."""
     if isinstance(value, Uniform) and value.places is None:
-        return value.array.ndim <= 1 or value.array.size <= MOST_PICKED
+        return value.array.ndim <= 1 or value.array.size <= MAX_PICKED
     return True

@@ -11,7 +11,7 @@ from rollmill.fusion.lower.rule import Equation, Rule
 from rollmill.fusion.lower.rules.elementwise import ordered_bits
 from rollmill.fusion.lower.values import ScalarArray, Value, no_nodes
 
-MOST_SORTED = 64
+MAX_SORTED = 64
 """Elements along the axis of a sort."""
 
 FEW = 12
@@ -70,8 +70,8 @@ def _sorted(
     """The arrays in the order of the keys, along an axis."""
     moved = [np.moveaxis(array.nodes, axis, -1) for array in (*arrays, *keys)]
     size, own = moved[0].shape[-1], len(arrays)
-    if size > MOST_SORTED:
-        raise LoweringError(f"{size} elements are sorted; at most {MOST_SORTED} are, by a network of exchanges")
+    if size > MAX_SORTED:
+        raise LoweringError(f"{size} elements are sorted; at most {MAX_SORTED} are, by a network of exchanges")
     found = [nodes.copy() for nodes in moved[:own]]
     for at in np.ndindex(*moved[0].shape[:-1]):
         lines = [list(column) for column in zip(*(nodes[at] for nodes in moved), strict=True)]

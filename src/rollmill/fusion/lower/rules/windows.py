@@ -19,7 +19,7 @@ from rollmill.fusion.lower.values import ScalarArray, Value, alone, no_nodes, po
 POOLS = {"reduce_window_sum": "add", "reduce_window_max": "max", "reduce_window_min": "min"}
 """Primitive to the operation between two elements."""
 
-MOST_COMBINED = 4096
+MAX_COMBINED = 4096
 """Numbers, or rows, under all windows of one pooling."""
 
 
@@ -52,9 +52,9 @@ def _under_windows(params: dict[str, Any], shape: tuple[int, ...]) -> np.ndarray
     own = (params[name][:rank] for name in ("window_dimensions", "window_strides", "window_dilation"))
     under = windows(places, *own)
     under = under.reshape(*under.shape[:rank], prod(under.shape[rank:]))
-    if under.size > MOST_COMBINED:
+    if under.size > MAX_COMBINED:
         raise LoweringError(
-            f"{under[..., 0].size:,} windows of {under.shape[-1]:,} numbers; at most {MOST_COMBINED:,} numbers "
+            f"{under[..., 0].size:,} windows of {under.shape[-1]:,} numbers; at most {MAX_COMBINED:,} numbers "
             "under all windows are combined"
         )
     return under
