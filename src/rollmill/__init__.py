@@ -5,8 +5,9 @@ decides how they run, runs them, and records the results.
 """
 
 # Names are imported at their first use, so that `import rollmill` and `--help` do not wait for JAX.
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from rollmill.core.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from rollmill.algorithms import (
@@ -131,137 +132,39 @@ __all__ = [
     "vectorise",
 ]
 
-
 _MODULES = {
     "rollmill.algorithms": (
-        "A3CConfig",
-        "AlphaZeroConfig",
-        "DQNConfig",
-        "IMPALAConfig",
-        "MAPPOConfig",
-        "PPOConfig",
-        "SACConfig",
-        "TD3Config",
-        "a3c",
-        "alphazero",
-        "dqn",
-        "impala",
-        "ippo",
-        "mappo",
-        "position",
-        "ppo",
-        "sac",
-        "td3",
+        "A3CConfig AlphaZeroConfig DQNConfig IMPALAConfig MAPPOConfig PPOConfig SACConfig TD3Config a3c "
+        "alphazero dqn impala ippo mappo position ppo sac td3"
     ),
-    "rollmill.core.drawing": (
-        "Circle",
-        "Drawing",
-        "Line",
-        "Polygon",
-    ),
-    "rollmill.core.errors": ("RollmillError",),
-    "rollmill.core.interrupted": ("Interrupted",),
-    "rollmill.core.operations": ("operation",),
-    "rollmill.core.types": (
-        "AgentKind",
-        "Environment",
-        "HostEnvironment",
-        "Timestep",
-    ),
+    "rollmill.core.drawing": "Circle Drawing Line Polygon",
+    "rollmill.core.errors": "RollmillError",
+    "rollmill.core.interrupted": "Interrupted",
+    "rollmill.core.operations": "operation",
+    "rollmill.core.types": "AgentKind Environment HostEnvironment Timestep",
     "rollmill.envs": (
-        "auto_reset",
-        "check_environment",
-        "from_gymnasium",
-        "make",
-        "register",
-        "registered",
-        "time_limit",
-        "transform",
-        "vary",
-        "vectorise",
+        "auto_reset check_environment from_gymnasium make register registered time_limit transform vary vectorise"
     ),
-    "rollmill.hooks": (
-        "Checkpoint",
-        "Stop",
-    ),
-    "rollmill.networks": (
-        "ActorCritic",
-        "NetworkConfig",
-        "Output",
-        "actor_critic",
-        "register_network",
-    ),
-    "rollmill.plotting.curves": ("plot",),
-    "rollmill.policies.action_distribution": ("ActionDistribution",),
-    "rollmill.policies.exporting": (
-        "Export",
-        "export",
-    ),
-    "rollmill.policies.matches": ("match",),
-    "rollmill.policies.policies": (
-        "evaluate",
-        "load",
-    ),
-    "rollmill.policies.policy": ("Policy",),
-    "rollmill.policies.rendering": ("render",),
-    "rollmill.profiler.profiling": (
-        "ProfileOptions",
-        "profile",
-    ),
-    "rollmill.runs.algorithms": ("register_algorithm",),
-    "rollmill.runs.diagnosis": ("replay",),
-    "rollmill.runs.options": ("RunOptions",),
-    "rollmill.sweeps.call": (
-        "Sweep",
-        "sweep",
-    ),
-    "rollmill.training.resuming": ("resume",),
-    "rollmill.training.training": (
-        "Run",
-        "train",
-    ),
+    "rollmill.hooks": "Checkpoint Stop",
+    "rollmill.networks": "ActorCritic NetworkConfig Output actor_critic register_network",
+    "rollmill.plotting.curves": "plot",
+    "rollmill.policies.action_distribution": "ActionDistribution",
+    "rollmill.policies.exporting": "Export export",
+    "rollmill.policies.matches": "match",
+    "rollmill.policies.policies": "evaluate load",
+    "rollmill.policies.policy": "Policy",
+    "rollmill.policies.rendering": "render",
+    "rollmill.profiler.profiling": "ProfileOptions profile",
+    "rollmill.runs.algorithms": "register_algorithm",
+    "rollmill.runs.diagnosis": "replay",
+    "rollmill.runs.options": "RunOptions",
+    "rollmill.sweeps.call": "Sweep sweep",
+    "rollmill.training.resuming": "resume",
+    "rollmill.training.training": "Run train",
 }
-_ORIGIN = {name: module for module, names in _MODULES.items() for name in names}
 _PACKAGES = (
-    "algorithms",
-    "channels",
-    "cli",
-    "core",
-    "dataflow",
-    "envs",
-    "fusion",
-    "gpus",
-    "hooks",
-    "networks",
-    "pages",
-    "pictures",
-    "plan_search",
-    "planning",
-    "plotting",
-    "policies",
-    "processes",
-    "profiler",
-    "profiling",
-    "programs",
-    "recipes",
-    "record",
-    "runs",
-    "serving",
-    "sweeps",
-    "training",
-    "workers",
+    "algorithms channels cli core dataflow envs fusion gpus hooks networks pages pictures plan_search "
+    "planning plotting policies processes profiler profiling programs recipes record runs serving sweeps "
+    "training workers"
 )
-
-
-def __getattr__(name: str) -> Any:
-    if name in _PACKAGES:
-        return import_module(f"rollmill.{name}")
-    if name not in _ORIGIN:
-        raise AttributeError(f"module 'rollmill' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_ORIGIN[name]), name)
-    return value
-
-
-def __dir__() -> list[str]:
-    own = {name for name in globals() if name.startswith("__")}
-    return sorted({*own, *__all__, *_PACKAGES})
+__getattr__, __dir__ = lazy_names(__name__, _MODULES, packages=_PACKAGES)

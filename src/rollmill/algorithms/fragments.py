@@ -37,7 +37,6 @@ from rollmill.envs import (
     record_discounted_returns,
     record_episodes,
     record_final_mask,
-    step_struct,
     strongly_typed,
 )
 from rollmill.networks import ActorCritic, Distribution, Output
@@ -133,6 +132,8 @@ def host_functions(
         final_mask: whether the legal actions of final states are kept, if the environment tells them.
         view: arranges the arrays of a step for algorithms that extend the observation.
     """
+    from rollmill.envs import step_struct
+
     batched = view(step_struct(env, 1, discounted=gamma is not None))
     step = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), batched)
     info = dict(step.info)

@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from rollmill.core.errors import UsageError
 from rollmill.core.options import Arg
 from rollmill.envs import parse_options
-from rollmill.envs.named_transforms import OPTION, parse_transforms
-from rollmill.policies.policies import load_weights
-from rollmill.policies.policy import LoadedRun
+
+if TYPE_CHECKING:
+    from rollmill.policies.policy import LoadedRun
 
 Imports: TypeAlias = Annotated[
     tuple[str, ...],
@@ -71,9 +71,13 @@ def chosen_environment_options(env_options: Sequence[str], transforms: Sequence[
         UsageError: an option or transform is invalid, or transforms are given in both ways.
     """
     options = parse_env_options(env_options)
-    if transforms and OPTION in options:
+    if not transforms:
+        return options
+    from rollmill.envs.named_transforms import OPTION, parse_transforms
+
+    if OPTION in options:
         raise UsageError(f"--transform and --env-option {OPTION} give the same; leave one of them out.")
-    return {**options, OPTION: [str(parsed) for parsed in parse_transforms(transforms)]} if transforms else options
+    return {**options, OPTION: [str(parsed) for parsed in parse_transforms(transforms)]}
 
 
 @dataclass(frozen=True)
@@ -99,8 +103,10 @@ class PolicyOptions:
     imports: Imports = ()
     """Module to import first, because it registers the environment, the network or the algorithm."""
 
-    def load(self) -> LoadedRun:
+    def load(self) -> "LoadedRun":
         """Loads the run's graph and its policy's weights."""
+        from rollmill.policies.policies import load_weights
+
         return load_weights(
             self.run, checkpoint=self.checkpoint, seed=self.train_seed, imports=self.imports, trust=self.trust
         )

@@ -20,20 +20,9 @@ from rollmill.envs.check_run import (
     rollout,
 )
 from rollmill.envs.check_trace import (
-    Traced,
-    check_action_mask,
-    check_agents,
-    check_flags,
-    check_info,
-    check_kinds,
     check_no_callbacks,
-    check_observation_space,
-    check_params,
-    check_planning_state,
-    check_players,
     check_purity,
-    check_same_types,
-    trace_environment,
+    check_types,
     warn_of_promotion,
     warn_of_weak_types,
 )
@@ -94,28 +83,6 @@ def check_environment(
     if not ended:
         _warn_of_no_end(env.name, num_steps + more)
     print(f"{env.name} keeps the contract: {num_steps + more} random steps, {ended} episodes ended.")
-
-
-def check_types(env: Environment) -> Traced:
-    """The quick part of `check_environment`: the types of all results of reset and step.
-
-    Ignores weak types: see `strongly_typed`.
-
-    Raises:
-        ContractError: see `check_environment`.
-    """
-    check_params(env)
-    check_kinds(env)
-    traced = trace_environment(env)
-    check_same_types(env, traced)
-    check_flags(env, traced)
-    check_agents(env, traced)
-    check_info(env, traced)
-    check_observation_space(env, traced)
-    check_action_mask(env, traced)
-    check_players(env, traced)
-    check_planning_state(env, traced)
-    return traced
 
 
 def _check_by_tracing(env: Environment) -> None:

@@ -32,6 +32,28 @@ class Traced(NamedTuple):
     step_jaxpr: jax.extend.core.ClosedJaxpr
 
 
+def check_types(env: Environment) -> Traced:
+    """The quick part of `check_environment`: the types of all results of reset and step.
+
+    Ignores weak types: see `strongly_typed`.
+
+    Raises:
+        ContractError: see `check_environment`.
+    """
+    check_params(env)
+    check_kinds(env)
+    traced = trace_environment(env)
+    check_same_types(env, traced)
+    check_flags(env, traced)
+    check_agents(env, traced)
+    check_info(env, traced)
+    check_observation_space(env, traced)
+    check_action_mask(env, traced)
+    check_players(env, traced)
+    check_planning_state(env, traced)
+    return traced
+
+
 def trace_environment(env: Environment) -> Traced:
     """Traces reset, and step from the state that reset returns.
 

@@ -1,6 +1,7 @@
 """Environments by name: `CartPole-v1` (built in), and by the prefix of an adapter, such as `gymnax:...`.
 
-An adapter is imported at the first use of its prefix, so that the other packages need not be installed.
+An adapter is imported at the first use of its prefix, so that the other packages need not be installed. So are
+transforms by name, and what steps environments of the host.
 """
 
 import importlib
@@ -16,8 +17,6 @@ from gymnasium.vector import VectorEnv
 from rollmill.core.errors import UsageError
 from rollmill.core.registry import Registry
 from rollmill.core.types import NO_OPTIONS, Environment, HostEnvironment, Options
-from rollmill.envs.host import StartByName, batch_environment, host_environment
-from rollmill.envs.named_transforms import parse_transforms, transform
 from rollmill.envs.options import keyword_names, takes_any, unknown_option
 from rollmill.gpus.share import asked_memory
 
@@ -100,9 +99,9 @@ def make(name: str, *, transforms: Sequence[str] = (), **options: Any) -> Enviro
         UsageError: an unknown name, prefix, option or transform, an adapter's package is not installed, or a
             transform does not fit the environment.
     """
-    names = [str(parsed) for parsed in parse_transforms(transforms)]
+    names = _parsed(transforms)
     with asked_memory():  # an adapter may start JAX's backend
-        return transform(_made(name, options), *names)
+        return _transformed(_made(name, options), names)
 
 
 def check_name(name: str) -> None:
@@ -173,6 +172,8 @@ def from_gymnasium(
     elif not callable(source):
         env = as_environment(source)
     else:
+        from rollmill.envs.host import batch_environment, host_environment
+
         named = name or getattr(source, "__name__", type(source).__name__)
         options = importlib.import_module(_ADAPTERS["gymnasium"]).checked_reset_options(named, reset_options)
         if (keyword := _size_argument(source)) is not None:
@@ -181,8 +182,25 @@ def from_gymnasium(
             env = host_environment(named, partial(_one_more, named, source, []), reset_options=options)
     if not isinstance(env, HostEnvironment):
         raise UsageError(f"from_gymnasium takes Gymnasium's environments; {env.name} is one of JAX functions.")
-    transformed: Any = transform(env, *[str(parsed) for parsed in parse_transforms(transforms)])
+    transformed: Any = _transformed(env, _parsed(transforms))
     return transformed if name is None else transformed._replace(name=name)
+
+
+def _parsed(transforms: Sequence[str]) -> list[str]:
+    """Returns names of transforms as runs record them."""
+    if isinstance(transforms, list | tuple) and not transforms:
+        return []
+    from rollmill.envs.named_transforms import parse_transforms
+
+    return [str(parsed) for parsed in parse_transforms(transforms)]
+
+
+def _transformed(env: Environment | HostEnvironment, names: Sequence[str]) -> Environment | HostEnvironment:
+    if not names:
+        return env
+    from rollmill.envs.named_transforms import transform
+
+    return transform(env, *names)
 
 
 def _of_spec(env: gymnasium.Env | VectorEnv, options: Options) -> Environment | HostEnvironment:
@@ -273,6 +291,8 @@ def is_on_host(name: str) -> bool:
 
 def _named(env: Any, name: str, options: dict[str, Any]) -> Environment | HostEnvironment:
     if isinstance(env, HostEnvironment):
+        from rollmill.envs.host import StartByName
+
         return env._replace(name=name, options=options, start=StartByName(name, options, env.start))
     if isinstance(env, Environment):
         return env._replace(name=name, options=options)

@@ -6,8 +6,9 @@ kernels of a training. JAX's own functions run it as well (`evaluate`), which is
 """
 
 # Names are imported at their first use: most trainings need few of them.
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from rollmill.core.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from rollmill.core.errors import CannotFuse
@@ -118,101 +119,31 @@ __all__ = [
 ]
 
 _MODULES = {
-    "rollmill.core.errors": ("CannotFuse",),
-    "rollmill.core.numerics": ("Numerics",),
-    "rollmill.fusion.backends": ("backend_of",),
-    "rollmill.fusion.backends.base": (
-        "Backend",
-        "check_package",
-    ),
-    "rollmill.fusion.backends.cpu.launches": ("machine_code",),
-    "rollmill.fusion.backends.triton.gradients": (
-        "GradientLaunch",
-        "run_gradients_kernel",
-    ),
+    "rollmill.core.errors": "CannotFuse",
+    "rollmill.core.numerics": "Numerics",
+    "rollmill.fusion.backends": "backend_of",
+    "rollmill.fusion.backends.base": "Backend check_package",
+    "rollmill.fusion.backends.cpu.launches": "machine_code",
+    "rollmill.fusion.backends.triton.gradients": "GradientLaunch run_gradients_kernel",
     "rollmill.fusion.backends.triton.one_shot": (
-        "LANE_BYTES",
-        "MAX_RANKS",
-        "compile_one_shot_mean",
-        "lanes_of",
-        "one_shot_mean",
+        "LANE_BYTES MAX_RANKS compile_one_shot_mean lanes_of one_shot_mean"
     ),
-    "rollmill.fusion.backends.triton.rollout": (
-        "Launch",
-        "run_kernel",
-    ),
-    "rollmill.fusion.estimate.chips": (
-        "CHIPS",
-        "Chip",
-        "find_chip",
-    ),
-    "rollmill.fusion.estimate.pressure": (
-        "Pressure",
-        "pressure_of",
-    ),
-    "rollmill.fusion.explanation": (
-        "Explanation",
-        "Resources",
-        "compiled_resources",
-        "explain",
-        "resident",
-        "stages_of",
-    ),
-    "rollmill.fusion.ir": (
-        "Loop",
-        "Node",
-        "Program",
-        "Region",
-        "evaluate",
-        "program_text",
-    ),
+    "rollmill.fusion.backends.triton.rollout": "Launch run_kernel",
+    "rollmill.fusion.estimate.chips": "CHIPS Chip find_chip",
+    "rollmill.fusion.estimate.pressure": "Pressure pressure_of",
+    "rollmill.fusion.explanation": "Explanation Resources compiled_resources explain resident stages_of",
+    "rollmill.fusion.ir": "Loop Node Program Region evaluate program_text",
     "rollmill.fusion.kernels.gradients": (
-        "GradientStep",
-        "first_batch",
-        "fused_gradients",
-        "lower_gradients",
-        "run_gradients_reference",
+        "GradientStep first_batch fused_gradients lower_gradients run_gradients_reference"
     ),
-    "rollmill.fusion.kernels.minibatch_loop": ("fused_minibatch_loop",),
+    "rollmill.fusion.kernels.minibatch_loop": "fused_minibatch_loop",
     "rollmill.fusion.kernels.rollout": (
-        "RolloutStep",
-        "fused_collect",
-        "lower_rollout",
-        "pressure_of_rollout",
-        "rollout_step",
-        "run_reference",
+        "RolloutStep fused_collect lower_rollout pressure_of_rollout rollout_step run_reference"
     ),
-    "rollmill.fusion.lower.function": (
-        "LoweredFunction",
-        "lower_function",
-    ),
-    "rollmill.fusion.lower.prologue": (
-        "Prologue",
-        "UniformArrays",
-    ),
-    "rollmill.fusion.lower.rules": ("register_rule",),
-    "rollmill.fusion.tune.search": (
-        "minibatch_loop_search",
-        "rollout_search",
-        "rollouts_in_a_row",
-    ),
-    "rollmill.fusion.tune.timing": (
-        "Search",
-        "Tuned",
-        "compile_candidates",
-        "fastest",
-        "seconds_of_call",
-    ),
+    "rollmill.fusion.lower.function": "LoweredFunction lower_function",
+    "rollmill.fusion.lower.prologue": "Prologue UniformArrays",
+    "rollmill.fusion.lower.rules": "register_rule",
+    "rollmill.fusion.tune.search": "minibatch_loop_search rollout_search rollouts_in_a_row",
+    "rollmill.fusion.tune.timing": "Search Tuned compile_candidates fastest seconds_of_call",
 }
-_ORIGIN = {name: module for module, names in _MODULES.items() for name in names}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _ORIGIN:
-        raise AttributeError(f"module 'rollmill.fusion' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_ORIGIN[name]), name)
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(__name__, _MODULES)

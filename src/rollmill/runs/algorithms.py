@@ -6,26 +6,8 @@ from collections.abc import Callable
 from dataclasses import asdict, fields, is_dataclass, replace
 from typing import Any, NamedTuple
 
-from rollmill.algorithms import (
-    A3CConfig,
-    AlphaZeroConfig,
-    DQNConfig,
-    IMPALAConfig,
-    MAPPOConfig,
-    PPOConfig,
-    SACConfig,
-    TD3Config,
-    a3c,
-    alphazero,
-    dqn,
-    impala,
-    ippo,
-    mappo,
-    ppo,
-    sac,
-    settings_of,
-    td3,
-)
+from rollmill import algorithms
+from rollmill.algorithms.building import settings_of
 from rollmill.core.errors import RollmillError, UsageError, unknown_name
 from rollmill.core.json_data import writable
 from rollmill.core.registry import Registry
@@ -45,27 +27,44 @@ class Algorithm(NamedTuple):
     summary: str
 
 
-BUILTIN = {
-    "ppo": Algorithm(PPOConfig, ppo, "proximal policy optimisation (Schulman et al., 2017)"),
-    "a3c": Algorithm(A3CConfig, a3c, "advantage actor-critic (Mnih et al., 2016)"),
-    "impala": Algorithm(IMPALAConfig, impala, "actor-critic with V-trace (Espeholt et al., 2018)"),
-    "dqn": Algorithm(DQNConfig, dqn, "deep Q-networks (Mnih et al., 2015), with the usual extensions"),
-    "sac": Algorithm(SACConfig, sac, "soft actor-critic (Haarnoja et al., 2018), continuous or discrete"),
-    "td3": Algorithm(TD3Config, td3, "twin delayed deterministic policy gradients (Fujimoto et al., 2018)"),
-    "alphazero": Algorithm(
-        AlphaZeroConfig,
-        alphazero,
+class BuiltInAlgorithm(NamedTuple):
+    """An algorithm of Rollmill's own, whose module is imported when one of its parts is needed."""
+
+    config_name: str
+    """Name of the hyperparameters in `rollmill.algorithms`."""
+    build_name: str
+    summary: str
+
+    @property
+    def config(self) -> type:
+        """See `Algorithm`."""
+        return getattr(algorithms, self.config_name)
+
+    @property
+    def build(self) -> Callable[..., Graph]:
+        """See `Algorithm`."""
+        return getattr(algorithms, self.build_name)
+
+
+_SUMMARIES = {
+    "ppo": ("PPOConfig", "proximal policy optimisation (Schulman et al., 2017)"),
+    "a3c": ("A3CConfig", "advantage actor-critic (Mnih et al., 2016)"),
+    "impala": ("IMPALAConfig", "actor-critic with V-trace (Espeholt et al., 2018)"),
+    "dqn": ("DQNConfig", "deep Q-networks (Mnih et al., 2015), with the usual extensions"),
+    "sac": ("SACConfig", "soft actor-critic (Haarnoja et al., 2018), continuous or discrete"),
+    "td3": ("TD3Config", "twin delayed deterministic policy gradients (Fujimoto et al., 2018)"),
+    "alphazero": (
+        "AlphaZeroConfig",
         "tree search and self-play in games (Silver et al., 2018; Danihelka et al., 2022)",
     ),
-    "mappo": Algorithm(MAPPOConfig, mappo, "PPO for several agents, with a centralised critic (Yu et al., 2022)"),
-    "ippo": Algorithm(
-        MAPPOConfig, ippo, "PPO for several agents, each with its own critic (de Witt et al., 2020)"
-    ),
+    "mappo": ("MAPPOConfig", "PPO for several agents, with a centralised critic (Yu et al., 2022)"),
+    "ippo": ("MAPPOConfig", "PPO for several agents, each with its own critic (de Witt et al., 2020)"),
 }
-ALGORITHMS: Registry[Algorithm] = Registry("algorithm", BUILTIN)
+BUILTIN = {name: BuiltInAlgorithm(config, name, summary) for name, (config, summary) in _SUMMARIES.items()}
+ALGORITHMS: Registry[Algorithm | BuiltInAlgorithm] = Registry("algorithm", BUILTIN)
 
 
-def find_algorithm(name: str) -> Algorithm:
+def find_algorithm(name: str) -> Algorithm | BuiltInAlgorithm:
     """Returns the algorithm of a name that is built in, registered, or offered by an installed package.
 
     Raises:

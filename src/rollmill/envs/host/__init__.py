@@ -1,20 +1,26 @@
 """Batches of host environments: Python objects stepped in one process, and the arrays that they fill."""
 
-from rollmill.envs.host.actions import fit_to_space, replaced_by_legal
-from rollmill.envs.host.batch_simulator import MakeBatch, batch_environment
-from rollmill.envs.host.environment import (
-    StartByName,
-    StartPython,
-    check_indices,
-    evaluation_start,
-    host_environment,
-)
-from rollmill.envs.host.filming import Film, filmed
-from rollmill.envs.host.finite import find_non_finite, non_finite_error
-from rollmill.envs.host.layout import allocate, begin, copy_batch, step_struct
-from rollmill.envs.host.parallel import parallel_environment
-from rollmill.envs.host.running_sums import RunningSums
-from rollmill.envs.host.seeds import EVALUATION, environment_seed
+# Names are imported at their first use: most processes need few of them.
+from typing import TYPE_CHECKING
+
+from rollmill.core.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from rollmill.envs.host.actions import fit_to_space, replaced_by_legal
+    from rollmill.envs.host.batch_simulator import MakeBatch, batch_environment
+    from rollmill.envs.host.environment import (
+        StartByName,
+        StartPython,
+        check_indices,
+        evaluation_start,
+        host_environment,
+    )
+    from rollmill.envs.host.filming import Film, filmed
+    from rollmill.envs.host.finite import find_non_finite, non_finite_error
+    from rollmill.envs.host.layout import allocate, begin, copy_batch, step_struct
+    from rollmill.envs.host.parallel import parallel_environment
+    from rollmill.envs.host.running_sums import RunningSums
+    from rollmill.envs.host.seeds import EVALUATION, environment_seed
 
 __all__ = [
     "EVALUATION",
@@ -39,3 +45,16 @@ __all__ = [
     "replaced_by_legal",
     "step_struct",
 ]
+
+_MODULES = {
+    "rollmill.envs.host.actions": "fit_to_space replaced_by_legal",
+    "rollmill.envs.host.batch_simulator": "MakeBatch batch_environment",
+    "rollmill.envs.host.environment": "StartByName StartPython check_indices evaluation_start host_environment",
+    "rollmill.envs.host.filming": "Film filmed",
+    "rollmill.envs.host.finite": "find_non_finite non_finite_error",
+    "rollmill.envs.host.layout": "allocate begin copy_batch step_struct",
+    "rollmill.envs.host.parallel": "parallel_environment",
+    "rollmill.envs.host.running_sums": "RunningSums",
+    "rollmill.envs.host.seeds": "EVALUATION environment_seed",
+}
+__getattr__, __dir__ = lazy_names(__name__, _MODULES)

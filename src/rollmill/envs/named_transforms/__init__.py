@@ -1,6 +1,18 @@
 """Transforms by name: one definition of each, for environments of JAX functions and for Python objects."""
 
-from rollmill.envs.named_transforms.applying import OPTION, transform
-from rollmill.envs.named_transforms.notation import TRANSFORMS, parse_transforms
+# Names are imported at their first use: most trainings have no transform.
+from typing import TYPE_CHECKING
+
+from rollmill.core.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from rollmill.envs.named_transforms.applying import OPTION, transform
+    from rollmill.envs.named_transforms.notation import TRANSFORMS, parse_transforms
 
 __all__ = ["OPTION", "TRANSFORMS", "parse_transforms", "transform"]
+
+_MODULES = {
+    "rollmill.envs.named_transforms.applying": "OPTION transform",
+    "rollmill.envs.named_transforms.notation": "TRANSFORMS parse_transforms",
+}
+__getattr__, __dir__ = lazy_names(__name__, _MODULES)

@@ -1,0 +1,56 @@
+"""Names of a package that are imported at their first use."""
+
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+
+def lazy_names(
+    package: str, modules: Mapping[str, str], *, packages: str = ""
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Returns the functions `__getattr__` and `__dir__` of a package.
+
+    The package imports the same names under `TYPE_CHECKING` and lists them in `__all__`, for type checkers read no
+    table.
+
+    Args:
+        package: name of the package.
+        modules: names, with spaces between them, by the module that defines them.
+        packages: packages within it that are imported at their first use as well, with spaces between them.
+    """
+    inner = packages.split()
+    origins = {name: module for module, names in modules.items() for name in names.split()}
+    namespace = vars(sys.modules[package])
+    hidden = frozenset(name for name, module in origins.items() if module == f"{package}.{name}")
+    if hidden:
+        sys.modules[package].__class__ = _keeping(hidden)
+
+    def get(name: str) -> Any:
+        if name in inner:
+            return import_module(f"{package}.{name}")
+        if name not in origins:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = namespace[name] = getattr(import_module(origins[name]), name)
+        return value
+
+    def names() -> list[str]:
+        own = {name for name in namespace if name.startswith("__")}
+        return sorted({*own, *namespace["__all__"], *inner})
+
+    return get, names
+
+
+def _keeping(names: frozenset[str]) -> type[ModuleType]:
+    """Returns a class of packages with names that no module of theirs takes.
+
+    The import of the module `algorithms.ppo` sets an attribute `ppo` of its package, which is the function.
+    """
+
+    class Package(ModuleType):
+        def __setattr__(self, name: str, value: Any) -> None:
+            if not (name in names and isinstance(value, ModuleType)):
+                super().__setattr__(name, value)
+
+    return Package
