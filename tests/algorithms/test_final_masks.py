@@ -62,7 +62,9 @@ def test_masks_of_final_states_are_stored(algorithm):
     state, once = start(graph, jax.random.key(0), jnp.arange(2)), jax.jit(lambda state: iterate(graph, state)[0])
     for _ in range(6):
         state = once(state)
-    drawn = graph.replay.sample(graph, state.rings, jax.random.key(1), jnp.arange(2)).minibatch.samples
+    drawn = graph.replay.sample(
+        graph, state.rings, state.learner, jax.random.key(1), jnp.arange(2)
+    ).minibatch.samples
     for mask, seen in (
         (drawn.action_mask, drawn.observation),
         (drawn.next_action_mask, drawn.next_observation),

@@ -1,6 +1,7 @@
 """DQN, SAC and TD3: values that are known, moves of target networks, and what is refused."""
 
 import os
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -252,9 +253,7 @@ def test_exploration_falls_with_the_steps_of_all_environments():
     learner = graph.start_learner(jax.random.key(0))
     epsilon = []
     for steps in (0, 2_500, 5_000, 9_000):
-        now = DQNLearner(
-            learner.network, learner.target, learner.optimiser, StepCounts(jnp.int32(steps), jnp.int32(0))
-        )
+        now = replace(learner, progress=StepCounts(jnp.int32(steps), jnp.int32(0)))
         epsilon.append(float(graph.weights(now).epsilon))
     np.testing.assert_allclose(epsilon, [1.0, 0.55, 0.1, 0.1], rtol=1e-6)
 

@@ -18,7 +18,19 @@ from restless import restless
 import rollmill
 from rollmill.algorithms.fragments import NetworkPolicy, network_policy
 from rollmill.algorithms.on_policy import ActorCriticLearner, TrainingSamples, standardise_advantages
-from rollmill.dataflow import Batch, Graph, State, Trajectory, collect, identity, iterate, minibatch_gather, start
+from rollmill.dataflow import (
+    Batch,
+    Graph,
+    State,
+    Trajectory,
+    collect,
+    identity,
+    iterate,
+    minibatch_gather,
+    start,
+    with_hyperparameters,
+)
+from rollmill.programs.compiled import hyperparameters_of
 
 E, T = 16, 5
 NETWORKS = {
@@ -277,7 +289,8 @@ def test_gradients_are_those_of_a_loss_written_out(rollout):
     for clip_vloss in (True,) if rollout.policy.recurrent else (True, False):
         config = replace(rollout.config, clip_vloss=clip_vloss, ent_coef=0.05, vf_coef=0.7)
         graph = rollmill.ppo(restless(), config)
-        slopes, metrics = eqx.filter_jit(lambda m, graph=graph: graph.gradients(learner, m))(minibatch)
+        learner = with_hyperparameters(learner, hyperparameters_of(graph))
+        slopes, metrics = eqx.filter_jit(graph.gradients)(learner, minibatch)
         loss_and_slope = jax.value_and_grad(partial(by_hand, config=config), has_aux=True)
         (loss, expected_metrics), expected = eqx.filter_jit(loss_and_slope)(network)
         assert 0.1 < expected_metrics["losses/clip_fraction"] < 0.95

@@ -10,6 +10,7 @@ import rollmill
 from rollmill.dataflow import StepReply, flow, iterate, start
 
 WEIGHTS, OPTIMISER = ".weights.network", ".optimiser"
+HYPERPARAMETERS = ".hyperparameters"
 OBSERVATIONS, RETURNS = ".weights.observations", ".returns"
 TINY = rollmill.NetworkConfig(hidden_sizes=(3,))
 RECURRENT = rollmill.NetworkConfig(torso="gru", hidden_sizes=(3,), recurrent_size=3)
@@ -27,7 +28,7 @@ def names(flows, places):
 
 def rooms(flows, places):
     """Which parts of the learner the leaves at these places lie in."""
-    known = (WEIGHTS, OBSERVATIONS, RETURNS, OPTIMISER)
+    known = (WEIGHTS, OBSERVATIONS, RETURNS, OPTIMISER, HYPERPARAMETERS)
     return {room for room in known if any(name.startswith(room) for name in names(flows, places))}
 
 
@@ -51,7 +52,8 @@ def test_who_writes_what_of_the_learner_of_ppo(variant):
     assert rooms(flows, flows.updated) == {WEIGHTS, OPTIMISER}
     assert rooms(flows, flows.prepared) == statistics
     assert not flows.updated & flows.prepared
-    assert flows.updated | flows.prepared == every
+    constant = every - flows.updated - flows.prepared
+    assert rooms(flows, constant) == {HYPERPARAMETERS} and not constant & set(flows.parameters)
     # The optimiser's state is read by the update alone, so it does not travel, but for how far annealing is.
     travelling = names(flows, flows.parameters)
     annealing = {name for name in names(flows, every) if name.endswith((".whole", ".part"))}

@@ -115,7 +115,7 @@ def adding(graph):
 
 
 def draw(graph, rings, key, index):
-    return graph.replay.sample(graph, rings, key, index).minibatch.samples
+    return graph.replay.sample(graph, rings, None, key, index).minibatch.samples
 
 
 def filled(graph, history, rollouts):
@@ -187,7 +187,7 @@ def test_prioritised_draws_follow_errors_and_weights_correct_for_them():
 
     @jax.jit
     def again(rings, key):
-        sample = store.sample(graph, rings, key, index)
+        sample = store.sample(graph, rings, None, key, index)
         return store.update(graph, rings, None, sample), sample.minibatch.samples
 
     for n in range(400):

@@ -42,7 +42,7 @@ def test_the_newest_rollouts_of_each_environment_are_drawn_whole_and_nothing_els
     store, index, history = graph.replay, jnp.arange(ENVS), []
     contents = store.empty(graph, index)
     add = jax.jit(lambda contents, trajectory: store.add(graph, contents, trajectory))
-    sample = jax.jit(lambda contents, key: store.sample(graph, contents, key, index).minibatch.samples)
+    sample = jax.jit(lambda contents, key: store.sample(graph, contents, None, key, index).minibatch.samples)
     for n, trajectory in enumerate(rollouts(graph, 5)):
         contents = add(contents, trajectory)
         history.append(trajectory)
@@ -98,10 +98,10 @@ def test_halves_of_the_environments_draw_their_halves_of_a_minibatch():
     contents = store.empty(graph, index)
     for trajectory in rollouts(graph, 3):
         contents = store.add(graph, contents, trajectory)
-    whole = store.sample(graph, contents, key, index).minibatch
+    whole = store.sample(graph, contents, None, key, index).minibatch
+    part_of = lambda part: jax.tree.map(lambda leaf: leaf[part], contents)
     halves = [
-        store.sample(graph, jax.tree.map(lambda leaf: leaf[part], contents), key, index[part]).minibatch  # noqa: B023
-        for part in (slice(0, 2), slice(2, 4))
+        store.sample(graph, part_of(part), None, key, index[part]).minibatch for part in (slice(0, 2), slice(2, 4))
     ]
     for one, two, both in zip(*map(jax.tree.leaves, (*halves, whole)), strict=True):
         assert (jnp.concatenate([one, two]) == both).all()

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import jax
+import pytest
 
 import rollmill
 from rollmill.programs.cache import cache_directory
@@ -93,3 +94,42 @@ def test_a_training_with_workers_takes_its_programs_from_the_cache(tmp_path):
         assert jax.config.values[setting] == str(cache_directory())
     finally:
         jax.config.update(setting, before)
+
+
+OTHER_NUMBERS = """
+import sys
+from collections import Counter
+
+import jax
+
+import rollmill
+from rollmill.programs.cache import enable_compilation_cache
+
+enable_compilation_cache()
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+events = Counter()
+jax.monitoring.register_event_listener(lambda event, **_: events.update([event.rpartition("/")[2]]))
+
+
+def compiled(seed, iterations, **numbers):
+    events.clear()
+    sizes = {"num_envs": 4, "num_steps": 8, "num_minibatches": 2, "total_timesteps": 32 * iterations}
+    network = rollmill.NetworkConfig(hidden_sizes=(4,))
+    rollmill.train(rollmill.ppo("CartPole-v1", network=network, **sizes, **numbers), seed=seed, quiet=True)
+    return events["compile_requests_use_cache"], events["cache_misses"]
+
+
+asked, missed = compiled(0, 2)
+assert asked > 1 and missed == (asked if sys.argv[1] == "first" else 0), (asked, missed)
+numbers = {"learning_rate": 1e-3, "gamma": 0.9, "ent_coef": 0.1, "clip_coef": 0.3}
+asked, missed = compiled(1, 3, **numbers)
+assert asked > 1 and missed == 0, (asked, missed)
+"""
+
+
+@pytest.mark.parametrize("processes", [["first"], pytest.param(["first", "second"], marks=pytest.mark.slow)])
+def test_another_seed_length_or_number_compiles_nothing(processes, tmp_path, monkeypatch):
+    monkeypatch.setenv("ROLLMILL_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    for process in processes:
+        subprocess.run([sys.executable, "-c", OTHER_NUMBERS, process], check=True, timeout=240, cwd=tmp_path)

@@ -102,11 +102,11 @@ def a3c(
         parts,
         choices,
         loops,
-        scaling=optax.scale_by_rms(decay=config.rms_decay, eps=config.rms_eps),
-        prepare=partial(prepare, parts.policy, gamma=config.gamma, gae_lambda=config.gae_lambda),
+        scaling=lambda config: optax.scale_by_rms(decay=config.rms_decay, eps=config.rms_eps),
+        prepare=partial(prepare, parts.policy, config),
         appraise=parts.policy.appraisal,
         condense=parts.policy.condensation,
-        gradients=mean_gradients(parts.policy, partial(sample_loss, config)),
+        gradients=mean_gradients(parts.policy, sample_loss, config),
     )
 
 

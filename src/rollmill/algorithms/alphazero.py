@@ -15,7 +15,7 @@ terminates.
 Shape letters: `T` steps, `E` environments of this replica, `A` actions.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
@@ -42,9 +42,10 @@ from rollmill.algorithms.fragments import (
     legal_actions,
     network_policy,
 )
+from rollmill.algorithms.hyperparameters import PLANNED_UPDATES, current, numbers_of
 from rollmill.algorithms.losses import squared_value_loss
 from rollmill.algorithms.on_policy import ActorCriticLearner, start_learner, unconditioned, update
-from rollmill.algorithms.optimisers import rate_now
+from rollmill.algorithms.optimisers import planned_updates, rate_now
 from rollmill.algorithms.positions import Position, action_of, advance, plannable_parts, position
 from rollmill.algorithms.reports import GAMES, value_moments
 from rollmill.algorithms.returns import bootstrap_values, lambda_returns
@@ -78,6 +79,7 @@ from rollmill.dataflow import (
     Decision,
     ElementwiseUpdate,
     Graph,
+    Hyperparameters,
     MeanGradients,
     Metrics,
     PolicyOutputs,
@@ -88,6 +90,12 @@ from rollmill.dataflow import (
 )
 from rollmill.envs import strongly_typed
 from rollmill.networks import NetworkConfig, actor_critic
+
+OF_THE_SEARCH = (
+    *("gamma", "value_scale", "gumbel_scale"),
+    *("dirichlet_fraction", "dirichlet_alpha", "temperature"),
+)
+"""Hyperparameters that the search reads, which programs contain."""
 
 UNFUSED = "alphazero searches a tree before each move, and the trees of all games are larger than a kernel holds"
 
@@ -187,6 +195,10 @@ class Planner(NamedTuple):
     policy: NetworkPolicy
     config: AlphaZeroConfig
 
+    def now(self, learner: ActorCriticLearner) -> "Planner":
+        """Returns the planner with the hyperparameters that a learner holds."""
+        return self._replace(config=current(self.config, learner.hyperparameters))
+
     def predict(
         self, network: PyTree[Array], observation: Observation, action_mask: PyTree
     ) -> tuple[Float[Array, " A"], Float[Array, ""]]:
@@ -241,8 +253,8 @@ def alphazero(
     loops = loops_of(
         config, by_sequence=False, epochs=config.update_epochs, num_minibatches=config.num_minibatches
     )
-    scaling = optax.chain(optax.scale_by_adam(eps=1e-5), optax.add_decayed_weights(config.weight_decay))
-    optimiser = optimiser_of(choices, scaling, loops)
+    optimiser = optimiser_of(choices, _scaling, loops)
+    numbers = numbers_of(config, constant=OF_THE_SEARCH, **{PLANNED_UPDATES: planned_updates(loops)})
     return Graph(
         settings=settings_of("alphazero", env, config, custom=choices.made_in_python(params=params)),
         observation_space=env.observation_space,
@@ -254,23 +266,28 @@ def alphazero(
         update=ElementwiseUpdate(partial(update, optimiser)),
         start_environment=environment.start,
         start_memory=policy.start_memory,
-        start_learner=partial(start_learner, policy, optimiser, normalise_rewards=False),
+        start_learner=partial(start_learner, policy, optimiser, numbers, normalise_rewards=False),
         action_mask=environment.action_mask,
         weights=lambda learner: learner.weights,
         prepare=partial(prepare, planner),
         condition=unconditioned,
         greedy=partial(play_greedily, planner),
         elsewhere=partial(_elsewhere, choices),
-        report=partial(report, schedule_of(choices, loops), loops.batch_size),
+        report=partial(report, partial(schedule_of, choices, loops), loops.batch_size),
         outputs=PolicyOutputs(
             distribution=policy.distribution,
             value=lambda weights, memory, observation: planner.value(weights.network, observation),
             searches=planner.config.num_simulations > 0,
         ),
+        hyperparameters=numbers,
     )
 
 
 # --- checks -------------------------------------------------------------------------------------------
+
+
+def _scaling(config: AlphaZeroConfig) -> optax.GradientTransformation:
+    return optax.chain(optax.scale_by_adam(eps=1e-5), optax.add_decayed_weights(config.weight_decay))
 
 
 def _resolved(config: AlphaZeroConfig, env: Environment) -> AlphaZeroConfig:
@@ -405,7 +422,7 @@ def prepare(
         observation=steps.observation,
         action_mask=steps.action_mask.action_mask,
         action_weights=extras.action_weights,
-        target=value_targets(planner, network, trajectory),
+        target=value_targets(planner.now(learner), network, trajectory),
         value=extras.value,
         agrees=extras.agrees,
         games=_results(planner, steps),
@@ -455,13 +472,18 @@ def loss(
     logits, value = planner.predict(network, sample.observation, sample.action_mask)
     policy_loss = -jnp.sum(sample.action_weights * jax.nn.log_softmax(logits))
     value_loss = squared_value_loss(value, sample.target)
-    return policy_loss + planner.config.vf_coef * value_loss, {
+    return policy_loss + planner.now(learner).config.vf_coef * value_loss, {
         "losses/policy": policy_loss,
         "losses/value": value_loss,
     }
 
 
-def report(schedule: optax.Schedule, batch_size: int, learner: ActorCriticLearner, batch: Batch) -> Metrics:
+def report(
+    schedule: Callable[[Hyperparameters], optax.Schedule],
+    batch_size: int,
+    learner: ActorCriticLearner,
+    batch: Batch,
+) -> Metrics:
     """Metrics of an iteration: results of games as numbers of them, and how sure the search was.
 
     `search/entropy` is the mean entropy of the search's choices in nats; `search/agreement` the share of moves in
@@ -471,7 +493,7 @@ def report(schedule: optax.Schedule, batch_size: int, learner: ActorCriticLearne
     weights = samples.action_weights
     surprise = -jnp.log(jnp.maximum(weights, jnp.finfo(weights.dtype).tiny))
     return {
-        "learning_rate": rate_now(schedule, learner.optimiser),
+        "learning_rate": rate_now(schedule(learner.hyperparameters), learner.optimiser),
         "search/entropy": jnp.mean(jnp.sum(weights * surprise, axis=-1)),
         "search/agreement": jnp.mean(samples.agrees),
         **value_moments(samples.value, samples.target),

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import gymnasium
+import jax.numpy as jnp
 import optax
 
 from rollmill.algorithms.fragments import (
@@ -15,8 +16,10 @@ from rollmill.algorithms.fragments import (
     host_functions,
     network_policy,
 )
+from rollmill.algorithms.hyperparameters import OF_THE_LOOPS, PLANNED_UPDATES, current, numbers_of
 from rollmill.algorithms.on_policy import report, start_learner, unconditioned, update
 from rollmill.algorithms.optimisers import (
+    Optimiser,
     at_iteration_end,
     check_schedule,
     clipped_descent,
@@ -30,7 +33,7 @@ from rollmill.core.json_data import is_json
 from rollmill.core.machine import leave_device_memory
 from rollmill.core.schema import check_names, coerce, coerced
 from rollmill.core.types import Environment, GymnasiumObject, HostEnvironment, Params, StartHost
-from rollmill.dataflow import ElementwiseUpdate, Graph, Loops, choose_num_shards
+from rollmill.dataflow import ElementwiseUpdate, Graph, Hyperparameters, Loops, choose_num_shards
 from rollmill.envs import as_environment, is_on_host
 from rollmill.gpus.jax_settings import check_jax
 from rollmill.networks import TORSOS, NetworkConfig, actor_critic, is_network, resolve_layout
@@ -148,41 +151,48 @@ def _first_rate(schedule: Callable[[int], Any]) -> float:
 
 def optimiser_of(
     choices: Choices,
-    scaling: optax.GradientTransformation,
+    scaling: Callable[[Any], optax.GradientTransformation],
     loops: Loops,
     *,
-    learning_rate: float | None = None,
+    rate: str = "learning_rate",
     every: int = 1,
-) -> optax.GradientTransformationExtraArgs:
-    """The optimiser for these hyperparameters; a schedule replaces annealing.
+) -> Optimiser:
+    """Returns the optimiser for these hyperparameters. A schedule replaces annealing.
 
     Args:
         choices: the hyperparameters.
-        scaling: the optimiser's transformation.
+        scaling: makes the optimiser's transformation from the configuration.
         loops: of the training, without iterations that learn nothing.
-        learning_rate: instead of the hyperparameter `learning_rate`.
+        rate: name of the hyperparameter that is the learning rate.
         every: updates of the training for each one that this optimiser makes.
     """
     if choices.schedule is not None:
         check_schedule(choices.schedule, planned_updates(loops))
-    rate = _learning_rate(choices, loops, every)
-    if learning_rate is not None:
-        rate["learning_rate"] = learning_rate
-    return clipped_descent(scaling, max_grad_norm=choices.config.max_grad_norm, **rate)
+
+    def make(held: Hyperparameters) -> optax.GradientTransformation:
+        config, rates = current(choices.config, held), _learning_rate(choices, loops, every, held)
+        if rate != "learning_rate":
+            rates["learning_rate"] = getattr(config, rate)
+        return clipped_descent(scaling(config), max_grad_norm=config.max_grad_norm, **rates)
+
+    make({})  # refuses what it cannot count
+    return Optimiser(make)
 
 
-def schedule_of(choices: Choices, loops: Loops, *, every: int = 1) -> optax.Schedule:
+def schedule_of(choices: Choices, loops: Loops, held: Hyperparameters, *, every: int = 1) -> optax.Schedule:
     """The learning rate for these hyperparameters, by the number of updates of `optimiser_of`."""
-    return rate_schedule(**_learning_rate(choices, loops, every))
+    return rate_schedule(**_learning_rate(choices, loops, every, held))
 
 
-def _learning_rate(choices: Choices, loops: Loops, every: int) -> dict[str, Any]:
+def _learning_rate(choices: Choices, loops: Loops, every: int, held: Hyperparameters) -> dict[str, Any]:
     """The common arguments of `clipped_descent` and `rate_schedule`."""
-    config = choices.config
-    rate = choices.schedule or planned_rate(config.learning_rate, loops)
+    config, updates = current(choices.config, held), planned_updates(loops)
+    planned = held.get(PLANNED_UPDATES, updates)
+    rate = choices.schedule or planned_rate(config.learning_rate, loops, planned)
+    over = jnp.maximum(jnp.floor(planned / every), 1) if PLANNED_UPDATES in held else max(updates // every, 1)
     return {
         "learning_rate": _slowed(rate, every) if callable(rate) and every > 1 else rate,
-        "anneal_over": max(planned_updates(loops) // every, 1) if config.anneal_lr else None,
+        "anneal_over": over if config.anneal_lr else None,
     }
 
 
@@ -323,7 +333,7 @@ def settings_of(
 
 def end_iteration_of(choices: Choices, loops: Loops) -> Callable[[Any], Any] | None:
     """See `Graph.end_iteration`; None for a constant learning rate."""
-    rate = _learning_rate(choices, loops, every=1)
+    rate = _learning_rate(choices, loops, 1, {})
     if rate["anneal_over"] is None and not callable(rate["learning_rate"]):
         return None
     return partial(at_iteration_end, updates=loops.epochs * loops.num_minibatches)
@@ -335,7 +345,7 @@ def graph_of(
     choices: Choices,
     loops: Loops,
     *,
-    scaling: optax.GradientTransformation,
+    scaling: Callable[[Any], optax.GradientTransformation],
     prepare: Any,
     gradients: Any,
     condition: Any = unconditioned,
@@ -350,7 +360,8 @@ def graph_of(
         parts: environment and policy, from `parts_of`.
         choices: hyperparameters.
         loops: sizes of the loops.
-        scaling: the optimiser's transformation, such as `optax.scale_by_adam()`.
+        scaling: makes the optimiser's transformation from the configuration, such as
+            `lambda config: optax.scale_by_adam()`.
         prepare: see `Graph.prepare`.
         gradients: function of the fragment `Graph.gradients`.
         condition: see `Graph.condition`.
@@ -360,6 +371,7 @@ def graph_of(
     """
     policy, environment = parts.policy, parts.environment
     optimiser, rewards = optimiser_of(choices, scaling, loops), choices.config.normalize_rewards
+    numbers = numbers_of(parts.config, constant=OF_THE_LOOPS, **{PLANNED_UPDATES: planned_updates(loops)})
     return Graph(
         settings=settings_of(name, parts.env, parts.config, custom=parts.custom),
         observation_space=parts.env.observation_space,
@@ -371,7 +383,7 @@ def graph_of(
         update=ElementwiseUpdate(partial(update, optimiser)),
         start_environment=environment.start,
         start_memory=policy.start_memory,
-        start_learner=partial(start_learner, policy, optimiser, normalise_rewards=rewards),
+        start_learner=partial(start_learner, policy, optimiser, numbers, normalise_rewards=rewards),
         action_mask=environment.action_mask,
         weights=lambda learner: learner.weights,
         prepare=prepare,
@@ -382,6 +394,7 @@ def graph_of(
         end_iteration=end_iteration_of(choices, loops),
         appraise=appraise,
         condense=condense,
-        report=partial(report, schedule_of(choices, loops)),
+        report=partial(report, partial(schedule_of, choices, loops)),
         outputs=policy.outputs,
+        hyperparameters=numbers,
     )

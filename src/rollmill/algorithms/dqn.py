@@ -16,19 +16,19 @@ from typing import Annotated, Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import optax
 from gymnasium import spaces
 from jaxtyping import Array, Float, PyTree
 
+from rollmill.algorithms.hyperparameters import as_data, current
 from rollmill.algorithms.off_policy import (
     Module,
-    OffPolicyParts,
     StepCounts,
     adam,
     check_discrete,
     check_interval,
     counted,
     follow,
+    learner_numbers,
     module,
     off_policy_graph,
     off_policy_parts,
@@ -37,7 +37,7 @@ from rollmill.algorithms.off_policy import (
     start_progress,
     uniform_replay,
 )
-from rollmill.algorithms.optimisers import descend
+from rollmill.algorithms.optimisers import Optimiser, descend
 from rollmill.core.bounds import Count, Fraction, Positive, Range, Rate
 from rollmill.core.schema import check_fields
 from rollmill.core.types import (
@@ -54,6 +54,7 @@ from rollmill.dataflow import (
     Batch,
     Decision,
     Graph,
+    Hyperparameters,
     MeanGradients,
     Metrics,
     PolicyOutputs,
@@ -62,6 +63,12 @@ from rollmill.dataflow import (
     Transitions,
 )
 from rollmill.networks import MASKED_LOGIT, Categorical, NetworkConfig, action_values
+
+CONSTANT = ("exploration_fraction", "priority_exponent", "weight_exponent")
+"""Hyperparameters that programs contain, or that are part of another one."""
+
+EXPLORATION_STEPS = "exploration_steps"
+"""Environment steps over which the share of random actions falls."""
 
 STEPS_AN_UPDATE = 4
 """Environment steps of one update, unless the updates are set (Mnih et al., Nature 2015, table 1)."""
@@ -138,6 +145,8 @@ class DQNLearner(eqx.Module):
     target: PyTree[Array]
     optimiser: PyTree[Array]
     progress: StepCounts
+    hyperparameters: Hyperparameters = eqx.field(default_factory=dict)
+    """Numbers that the fragments read."""
 
 
 class EpsilonGreedy(NamedTuple):
@@ -188,20 +197,22 @@ def dqn(
     optimiser, rate = adam(parts), rate_metric(parts)
     error = partial(_error, agent, chosen)
     exponents = chosen.priority_exponent, chosen.weight_exponent
+    numbers = learner_numbers(parts, constant=CONSTANT, **{EXPLORATION_STEPS: _exploration_steps(chosen)})
     prioritised = PrioritisedReplay(parts.replay, *exponents, partial(_errors, error))
     return off_policy_graph(
         "dqn",
         parts,
         policy=partial(_explore, agent),
         greedy=partial(_act, agent),
-        start_learner=partial(_start, values, optimiser),
-        weights=lambda learner: EpsilonGreedy(learner.network, _epsilon(parts, learner.progress)),
+        start_learner=partial(_start, values, optimiser, numbers),
+        weights=lambda learner: EpsilonGreedy(learner.network, _epsilon(chosen, learner)),
         gradients=MeanGradients(partial(_loss, chosen, error), lambda learner: learner.network),
         update=partial(_update, chosen, optimiser),
         report=lambda learner, batch: {
-            **rate(learner.optimiser),
-            "exploration/epsilon": _epsilon(parts, learner.progress),
+            **rate(learner, learner.optimiser),
+            "exploration/epsilon": _epsilon(chosen, learner),
         },
+        hyperparameters=numbers,
         condition=scale_weights,
         outputs=PolicyOutputs(q_values=lambda weights, observation: values(weights.network, observation)),
         store=prioritised if chosen.prioritised else None,
@@ -263,15 +274,20 @@ def _act(
     return Decision(agent.distribution(values, action_mask).mode(), memory, ())
 
 
-def _start(values: Module, optimiser: optax.GradientTransformation, key: Key) -> DQNLearner:
-    network = values.start(key)
-    return DQNLearner(network, network, optimiser.init(network), start_progress())
+def _start(values: Module, optimiser: Optimiser, numbers: Mapping[str, float], key: Key) -> DQNLearner:
+    network, held = values.start(key), as_data(numbers)
+    return DQNLearner(network, network, optimiser.init(network), start_progress(), held)
 
 
-def _epsilon(parts: OffPolicyParts, progress: StepCounts) -> Float[Array, ""]:
-    config = parts.config
-    steps = max(config.exploration_fraction * config.total_timesteps, 1.0)
-    return config.start_epsilon + progress.share_of(steps) * (config.end_epsilon - config.start_epsilon)
+def _exploration_steps(config: DQNConfig) -> float:
+    """Environment steps until the share of random actions is the last one."""
+    return max(config.exploration_fraction * config.total_timesteps, 1.0)
+
+
+def _epsilon(config: DQNConfig, learner: DQNLearner) -> Float[Array, ""]:
+    config, steps = current(config, learner.hyperparameters), learner.hyperparameters[EXPLORATION_STEPS]
+    explored = learner.progress.share_of(steps)
+    return config.start_epsilon + explored * (config.end_epsilon - config.start_epsilon)
 
 
 def _error(
@@ -315,15 +331,15 @@ def _loss(
 
 def _update(
     config: DQNConfig,
-    optimiser: optax.GradientTransformation,
+    optimiser: Optimiser,
     learner: DQNLearner,
     gradients: PyTree[Array],
     *,
     share: float = 1.0,
 ) -> DQNLearner:
-    network, state = descend(optimiser, learner.network, learner.optimiser, gradients, share=share)
+    held = learner.hyperparameters
+    network, state = descend(optimiser, learner.network, learner.optimiser, gradients, held, share=share)
     progress = counted(learner.progress, interval=config.target_interval)
     is_due = progress.updates % config.target_interval == 0
-    return DQNLearner(
-        network, follow(learner.target, network, jnp.where(is_due, config.tau, 0.0)), state, progress
-    )
+    tau = jnp.where(is_due, current(config, held).tau, 0.0)
+    return DQNLearner(network, follow(learner.target, network, tau), state, progress, held)

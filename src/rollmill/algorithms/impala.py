@@ -25,6 +25,7 @@ from jaxtyping import Array, Bool, Float, PyTree
 
 from rollmill.algorithms.building import configured, graph_of, loops_of, parts_of
 from rollmill.algorithms.fragments import MakeNetwork, NetworkPolicy, PolicyWeights
+from rollmill.algorithms.hyperparameters import current
 from rollmill.algorithms.losses import approximate_kl, policy_gradient_loss, squared_value_loss
 from rollmill.algorithms.on_policy import ActorCriticLearner, beginnings, is_missing, update_learner_statistics
 from rollmill.algorithms.reports import value_moments
@@ -160,7 +161,7 @@ def impala(
         parts,
         choices,
         loops,
-        scaling=_scaling(config),
+        scaling=_scaling,
         prepare=partial(prepare, parts.policy),
         condense=parts.policy.condensation,
         gradients=partial(gradients, parts.policy, config),
@@ -204,6 +205,7 @@ def gradients(
     policy: NetworkPolicy, config: IMPALAConfig, learner: ActorCriticLearner, minibatch: Batch
 ) -> tuple[PyTree[Array], Metrics]:
     """Gradients of the mean loss over a minibatch of sequences, with respect to the network's weights."""
+    config = current(config, learner.hyperparameters)
 
     def mean_loss(network):
         weights = PolicyWeights(network, learner.weights.observations)

@@ -3,6 +3,8 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from rollmill.algorithms.hyperparameters import Number
+
 # Far beyond every clipping range; larger ratios would overflow, and their gradients be 0 * inf.
 _MAX_LOG_RATIO = 10.0
 
@@ -13,7 +15,7 @@ def policy_gradient_loss(log_prob: Float[Array, ""], advantage: Float[Array, ""]
 
 
 def clipped_policy_loss(
-    log_ratio: Float[Array, ""], advantage: Float[Array, ""], clip_coef: float
+    log_ratio: Float[Array, ""], advantage: Float[Array, ""], clip_coef: Number
 ) -> Float[Array, ""]:
     """PPO's clipped surrogate (Schulman et al., 2017, equation 7), to be minimised.
 
@@ -29,7 +31,7 @@ def squared_value_loss(value: Float[Array, ""], target: Float[Array, ""]) -> Flo
 
 
 def clipped_value_loss(
-    value: Float[Array, ""], old_value: Float[Array, ""], target: Float[Array, ""], clip_coef: float
+    value: Float[Array, ""], old_value: Float[Array, ""], target: Float[Array, ""], clip_coef: Number
 ) -> Float[Array, ""]:
     """PPO's clipped value loss: the maximum of the losses of the value and of the value clipped to the old one.
 

@@ -38,7 +38,9 @@ from rollmill.algorithms.building import (
     settings_of,
 )
 from rollmill.algorithms.fragments import EnvironmentFunctions
+from rollmill.algorithms.hyperparameters import OF_THE_LOOPS, PLANNED_UPDATES, numbers_of
 from rollmill.algorithms.multi_agent import condition, mean_gradients, prepare, report, start_learner, update
+from rollmill.algorithms.optimisers import planned_updates
 from rollmill.algorithms.ppo import sample_loss
 from rollmill.algorithms.sharing import ParameterSet, parameter_sets
 from rollmill.algorithms.sizes import check_fractions
@@ -189,7 +191,8 @@ def _assemble(
     loops: Loops,
 ) -> Graph:
     config: MAPPOConfig = choices.config
-    optimiser = optimiser_of(choices, optax.scale_by_adam(eps=1e-5), loops)
+    optimiser = optimiser_of(choices, lambda config: optax.scale_by_adam(eps=1e-5), loops)
+    numbers = numbers_of(config, constant=OF_THE_LOOPS, **{PLANNED_UPDATES: planned_updates(loops)})
     return Graph(
         settings=settings,
         observation_space=env.observation_space,
@@ -197,14 +200,14 @@ def _assemble(
         loops=loops,
         environment=environment.step,
         policy=policy.sample,
-        gradients=mean_gradients(policy, partial(sample_loss, config)),
+        gradients=mean_gradients(policy, sample_loss, config),
         update=partial(update, policy.sets, optimiser),
         start_environment=environment.start,
         start_memory=policy.start_memory,
-        start_learner=partial(start_learner, policy, optimiser, normalise_values=config.normalize_values),
+        start_learner=partial(start_learner, policy, optimiser, numbers, normalise_values=config.normalize_values),
         action_mask=environment.action_mask,
         weights=lambda learner: learner.weights,
-        prepare=partial(prepare, policy, gamma=config.gamma, gae_lambda=config.gae_lambda),
+        prepare=partial(prepare, policy, config),
         condition=partial(
             condition,
             policy.sets,
@@ -215,8 +218,9 @@ def _assemble(
         condense=policy.condensation,
         keep_learning=None if config.target_kl is None else partial(_all_below, config.target_kl),
         end_iteration=end_iteration_of(choices, loops),
-        report=partial(report, schedule_of(choices, loops)),
+        report=partial(report, partial(schedule_of, choices, loops)),
         outputs=PolicyOutputs(distribution=policy.distributions_of),
+        hyperparameters=numbers,
     )
 
 

@@ -12,6 +12,7 @@ Shape letters: `T` steps, `E` environments of this replica, `N` rows of a miniba
 """
 
 import math
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,13 +23,14 @@ import optax
 from jaxtyping import Array, Float, PyTree
 
 from rollmill.algorithms.agents import AgentPolicy, AgentView, AgentWeights
+from rollmill.algorithms.hyperparameters import Number, as_data, current
 from rollmill.algorithms.on_policy import IMAGES_AT_ONCE, SampleLoss, TrainingSamples, is_missing, over_steps
-from rollmill.algorithms.optimisers import descend, rate_now
+from rollmill.algorithms.optimisers import Optimiser, descend, rate_now
 from rollmill.algorithms.reports import value_moments
 from rollmill.algorithms.returns import Advantages, bootstrap_values, generalised_advantages
 from rollmill.algorithms.sharing import ParameterSet, set_of
 from rollmill.core.types import Key
-from rollmill.dataflow import Batch, MeanGradients, Metrics, Reduce, Step, Trajectory
+from rollmill.dataflow import Batch, Hyperparameters, MeanGradients, Metrics, Reduce, Step, Trajectory
 from rollmill.envs import RunningStatistics, denormalise, initial_statistics, normalise, update_statistics
 from rollmill.networks import Output
 
@@ -46,6 +48,8 @@ class AgentLearner(eqx.Module):
     """Statistics of each kind's value targets; None if values are not normalised."""
     returns: dict[str, Float[Array, ""]]
     """Mean return of each kind over the episodes of the last iteration in which any ended."""
+    hyperparameters: Hyperparameters = eqx.field(default_factory=dict)
+    """Numbers that the fragments read."""
 
 
 class SetRows(NamedTuple):
@@ -60,19 +64,24 @@ class SetRows(NamedTuple):
 
 
 def start_learner(
-    policy: AgentPolicy, optimiser: optax.GradientTransformation, key: Key, *, normalise_values: bool
+    policy: AgentPolicy,
+    optimiser: Optimiser,
+    numbers: Mapping[str, float],
+    key: Key,
+    *,
+    normalise_values: bool,
 ) -> AgentLearner:
     """The initial learner."""
-    weights = policy.start_weights(key)
-    start = {
-        group.name: jax.vmap(optimiser.init) if group.independent else optimiser.init for group in policy.sets
-    }
+    weights, held = policy.start_weights(key), as_data(numbers)
+    begin = optimiser.init
+    start = {group.name: jax.vmap(begin) if group.independent else begin for group in policy.sets}
     scalar = jax.ShapeDtypeStruct((), jnp.float32)
     return AgentLearner(
         weights,
         {name: init(weights.networks[name]) for name, init in start.items()},
         {kind.name: initial_statistics(scalar) for kind in policy.kinds} if normalise_values else None,
         {kind.name: jnp.float32(0) for kind in policy.kinds},
+        held,
     )
 
 
@@ -81,22 +90,24 @@ def start_learner(
 
 def prepare(
     policy: AgentPolicy,
+    config: Any,
     learner: AgentLearner,
     trajectory: Trajectory,
     *,
-    gamma: float,
-    gae_lambda: float,
     reduce: Reduce,
     replicas: int,
 ) -> tuple[AgentLearner, Batch]:
-    """Computes advantages and targets of a rollout, and updates the statistics for the next one."""
-    steps = trajectory.steps
+    """Computes advantages and targets of a rollout, and updates the statistics for the next one.
+
+    Uses `gamma` and `gae_lambda` of `config`.
+    """
+    steps, config = trajectory.steps, current(config, learner.hyperparameters)
     updated = _update_statistics(learner, steps, reduce=reduce, replicas=replicas)
     values, last_values, final_values = _values(policy, learner, trajectory)
     advantages = {}
     for name in values:
         raw_values = [_raw(learner, name, by_kind[name]) for by_kind in (values, last_values, final_values)]
-        advantages[name] = _advantages(steps, name, *raw_values, gamma=gamma, gae_lambda=gae_lambda)
+        advantages[name] = _advantages(steps, name, *raw_values, gamma=config.gamma, gae_lambda=config.gae_lambda)
     statistics, targets = _normalised_targets(learner, steps, advantages, reduce=reduce, replicas=replicas)
     rows = SetRows(
         view=policy.normalise(learner.weights, steps.observation),
@@ -105,7 +116,8 @@ def prepare(
         },
         weight={name: active.astype(jnp.float32) for name, active in steps.observation.active.items()},
     )
-    return AgentLearner(updated.weights, updated.optimisers, statistics, updated.returns), Batch(rows)
+    held = learner.hyperparameters
+    return AgentLearner(updated.weights, updated.optimisers, statistics, updated.returns, held), Batch(rows)
 
 
 def _samples(
@@ -138,9 +150,8 @@ def _update_statistics(learner: AgentLearner, steps: Step, *, reduce: Reduce, re
     if central is not None:
         central = update(central, view.central)
     returns = _returns(learner.returns, steps, reduce)
-    return AgentLearner(
-        AgentWeights(weights.networks, agents, central), learner.optimisers, learner.targets, returns
-    )
+    weights = AgentWeights(weights.networks, agents, central)
+    return AgentLearner(weights, learner.optimisers, learner.targets, returns, learner.hyperparameters)
 
 
 def _returns(previous: dict[str, Array], steps: Step, reduce: Reduce) -> dict[str, Float[Array, ""]]:
@@ -186,8 +197,8 @@ def _advantages(
     last_value: Float[Array, "E A"],
     final_value: Float[Array, "T E A"],
     *,
-    gamma: float,
-    gae_lambda: float,
+    gamma: Number,
+    gae_lambda: Number,
 ) -> Advantages:
     """Advantages and targets of a kind's agents, `[T, E, A]`; an agent's episode ends when it becomes inactive."""
     active, stays_active = steps.observation.active[name], steps.final_observation.active[name]
@@ -205,7 +216,7 @@ def _over_columns(function: Any, in_axes: Any) -> Any:
     return lift(lift(function))
 
 
-def report(schedule: optax.Schedule, learner: AgentLearner, batch: Batch) -> Metrics:
+def report(schedule: Callable[[Hyperparameters], optax.Schedule], learner: AgentLearner, batch: Batch) -> Metrics:
     """Metrics of an iteration: its first learning rate, and moments of the values of all active agents."""
     rows: SetRows = batch.samples
     concatenated = lambda leaves: jnp.concatenate([leaf.ravel() for leaf in leaves])
@@ -217,8 +228,8 @@ def report(schedule: optax.Schedule, learner: AgentLearner, batch: Batch) -> Met
             [rows.weight[name] for name in rows.agents],
         ),
     )
-    optimiser = next(iter(learner.optimisers.values()))
-    return {"learning_rate": rate_now(schedule, optimiser), **value_moments(value, target, weight)}
+    rate = rate_now(schedule(learner.hyperparameters), next(iter(learner.optimisers.values())))
+    return {"learning_rate": rate, **value_moments(value, target, weight)}
 
 
 # --- a minibatch --------------------------------------------------------------------------------------
@@ -314,22 +325,24 @@ def _share_of_set(sets: tuple[ParameterSet, ...], name: str, share: dict[str, Ar
     return sum(parts[1:], start=parts[0])
 
 
-def mean_gradients(policy: AgentPolicy, loss: SampleLoss) -> MeanGradients:
+def mean_gradients(policy: AgentPolicy, loss: SampleLoss, config: Any) -> MeanGradients:
     """The fragment `gradients`: of the sum over parameter sets of the mean losses of their active agents.
 
     Args:
         policy: the networks, and which agents share them.
         loss: of one agent in one environment step.
+        config: hyperparameters of the loss.
     """
     untried = "kernels of the gradients of several agents have not been compared with XLA on a GPU."
     return MeanGradients(
-        partial(_row_loss, policy, loss), lambda learner: learner.weights.networks, untried=untried
+        partial(_row_loss, policy, loss, config), lambda learner: learner.weights.networks, untried=untried
     )
 
 
 def _row_loss(
     policy: AgentPolicy,
     loss: SampleLoss,
+    config: Any,
     networks: dict[str, PyTree[Array]],
     learner: AgentLearner,
     row: SetRows,
@@ -339,12 +352,13 @@ def _row_loss(
 
     The returns of each kind are those that the learner holds, the same for every step.
     """
+    config = current(config, learner.hyperparameters)
     masks = {name: samples.action_mask for name, samples in row.agents.items()}
     distributions = policy.distributions(networks, row.view.agents, masks)
     values = policy.values(networks, row.view)
 
     def of_kind(name: str) -> tuple[Float[Array, ""], Metrics]:
-        agent_loss = lambda sample, distribution, value: loss(sample, Output(distribution, value, ()))
+        agent_loss = lambda sample, distribution, value: loss(config, sample, Output(distribution, value, ()))
         losses = jax.vmap(agent_loss)(row.agents[name], distributions[name], values[name])
         return jax.tree.map(partial(jnp.vdot, row.weight[name]), losses)
 
@@ -364,17 +378,17 @@ def _row_loss(
 
 def update(
     sets: tuple[ParameterSet, ...],
-    optimiser: optax.GradientTransformation,
+    optimiser: Optimiser,
     learner: AgentLearner,
     gradients: dict[str, PyTree[Array]],
     *,
     share: float = 1.0,
 ) -> AgentLearner:
     """One step of each parameter set's optimiser; `share` is the fraction of a minibatch behind the gradients."""
-    weights, networks, optimisers = learner.weights, {}, {}
+    weights, held, networks, optimisers = learner.weights, learner.hyperparameters, {}, {}
     for group in sets:
-        name, step = group.name, partial(descend, optimiser, share=share)
+        name, step = group.name, partial(descend, optimiser, held=held, share=share)
         step = jax.vmap(step) if group.independent else step
         networks[name], optimisers[name] = step(weights.networks[name], learner.optimisers[name], gradients[name])
     updated = AgentWeights(networks, weights.agents, weights.central)
-    return AgentLearner(updated, optimisers, learner.targets, learner.returns)
+    return AgentLearner(updated, optimisers, learner.targets, learner.returns, held)

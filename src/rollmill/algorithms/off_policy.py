@@ -4,8 +4,9 @@ Shape letter: `N` samples of a minibatch.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -26,8 +27,9 @@ from rollmill.algorithms.building import (
     with_layout,
 )
 from rollmill.algorithms.fragments import EnvironmentFunctions, weights_and_rest
+from rollmill.algorithms.hyperparameters import PLANNED_UPDATES, Number, numbers_of
 from rollmill.algorithms.on_policy import unconditioned
-from rollmill.algorithms.optimisers import rate_now
+from rollmill.algorithms.optimisers import Optimiser, planned_updates, rate_now
 from rollmill.algorithms.sizes import check_fractions, check_positive, iterations_for
 from rollmill.core.errors import UsageError
 from rollmill.core.types import Action, Environment, GymnasiumObject, HostEnvironment, Key, Params, StartHost
@@ -83,7 +85,7 @@ class StepCounts(eqx.Module):
     env_step_wraps: Integer[Array, ""] = eqx.field(default_factory=lambda: jnp.uint32(0))
     """How often `env_steps` has reached 2^32."""
 
-    def share_of(self, steps: float) -> Float[Array, ""]:
+    def share_of(self, steps: Number) -> Float[Array, ""]:
         """Environment steps so far, as a share of these `steps`; at most 1."""
         high, low = (word.astype(jnp.float32) for word in (self.env_step_wraps, self.env_steps))
         return jnp.minimum((high * float(_WORD) + low) / steps, 1)
@@ -167,8 +169,13 @@ def uniform_replay(config: Any) -> Replay:
         capacity=config.buffer_size // config.num_envs,
         minibatch_size=config.batch_size,
         learning_starts=config.learning_starts,
-        gamma=config.gamma,
+        gamma=partial(_gamma, config),
     )
+
+
+def _gamma(config: Any, learner: Learner) -> Float[Array, ""]:
+    """The discount factor that a learner holds, or that of the configuration where it holds none."""
+    return jnp.float32(getattr(learner, "hyperparameters", {}).get("gamma", config.gamma))
 
 
 def check_discrete(algorithm: str, space: spaces.Space, alternatives: str) -> spaces.Discrete:
@@ -206,6 +213,7 @@ def off_policy_graph(
     gradients: Any,
     update: Any,
     report: Any,
+    hyperparameters: Mapping[str, float] = MappingProxyType({}),
     condition: Any = unconditioned,
     outputs: PolicyOutputs = PolicyOutputs(),  # noqa: B008 - immutable
     store: ExperienceStore | None = None,
@@ -222,6 +230,7 @@ def off_policy_graph(
         gradients: the fragment.
         update: the fragment.
         report: see `Graph.report`.
+        hyperparameters: see `Graph.hyperparameters`; the learner has a field of this name then.
         condition: see `Graph.condition`.
         outputs: see `Graph.outputs`.
         store: replaces `parts.replay`.
@@ -247,6 +256,7 @@ def off_policy_graph(
         report=report,
         replay=store or parts.replay,
         outputs=outputs,
+        hyperparameters=hyperparameters,
     )
 
 
@@ -255,24 +265,30 @@ def start_progress() -> StepCounts:
     return StepCounts(jnp.uint32(0), jnp.uint32(0))
 
 
-def adam(
-    parts: OffPolicyParts, learning_rate: float | None = None, *, every: int = 1
-) -> optax.GradientTransformationExtraArgs:
+def learner_numbers(
+    parts: OffPolicyParts, *, constant: Collection[str] = (), **further: float | int
+) -> dict[str, float]:
+    """Returns the numbers that the learner holds: see `numbers_of`."""
+    planned = {PLANNED_UPDATES: planned_updates(_learning(parts))}
+    return numbers_of(parts.config, constant=constant, **planned, **further)
+
+
+def adam(parts: OffPolicyParts, rate: str = "learning_rate", *, every: int = 1) -> Optimiser:
     """Adam with clipping, as the hyperparameters say.
 
     Args:
         parts: parts of the algorithm.
-        learning_rate: instead of the hyperparameter `learning_rate`.
+        rate: name of the hyperparameter that is the learning rate.
         every: updates of the training for each one that this optimiser makes.
     """
-    scaling = optax.scale_by_adam(eps=parts.config.adam_eps)
-    return optimiser_of(parts.choices, scaling, _learning(parts), learning_rate=learning_rate, every=every)
+    scaling = lambda config: optax.scale_by_adam(eps=config.adam_eps)
+    return optimiser_of(parts.choices, scaling, _learning(parts), rate=rate, every=every)
 
 
-def rate_metric(parts: OffPolicyParts, *, every: int = 1) -> Callable[[PyTree[Array]], Metrics]:
-    """The metric of the hyperparameter `learning_rate`, by the state of the optimiser from `adam`."""
-    schedule = schedule_of(parts.choices, _learning(parts), every=every)
-    return lambda state: {"learning_rate": rate_now(schedule, state)}
+def rate_metric(parts: OffPolicyParts, *, every: int = 1) -> Callable[[Learner, PyTree[Array]], Metrics]:
+    """The metric of the hyperparameter `learning_rate`, by the learner and its state of `adam`."""
+    schedule = partial(schedule_of, parts.choices, _learning(parts), every=every)
+    return lambda learner, state: {"learning_rate": rate_now(schedule(learner.hyperparameters), state)}
 
 
 def _learning(parts: OffPolicyParts) -> Loops:
@@ -297,7 +313,7 @@ def random_action(space: spaces.Box | spaces.Discrete, key: Key, action_mask: Py
     return low + (high - low) * jax.random.uniform(key, space.shape)
 
 
-def follow(target: PyTree[Array], network: PyTree[Array], tau: float | Float[Array, ""]) -> PyTree[Array]:
+def follow(target: PyTree[Array], network: PyTree[Array], tau: Number) -> PyTree[Array]:
     """The target network moved towards the network by the fraction `tau` (Lillicrap et al., 2016)."""
     return jax.tree.map(lambda slow, fast: slow + tau * (fast - slow), target, network)
 

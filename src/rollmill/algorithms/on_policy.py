@@ -3,7 +3,7 @@
 Shape letters: `T` steps, `E` environments of this replica, `N` samples, or sequences, of a minibatch.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -14,11 +14,12 @@ import optax
 from jaxtyping import Array, Bool, Float, PyTree
 
 from rollmill.algorithms.fragments import NetworkPolicy, PolicyWeights
-from rollmill.algorithms.optimisers import descend, rate_now
+from rollmill.algorithms.hyperparameters import as_data, current
+from rollmill.algorithms.optimisers import Optimiser, descend, rate_now
 from rollmill.algorithms.reports import value_moments
 from rollmill.algorithms.returns import bootstrap_values, generalised_advantages
 from rollmill.core.types import Key, Memory
-from rollmill.dataflow import Batch, MeanGradients, Metrics, Reduce, Step, Trajectory
+from rollmill.dataflow import Batch, Hyperparameters, MeanGradients, Metrics, Reduce, Step, Trajectory
 from rollmill.envs import RunningStatistics, initial_statistics, scale, update_statistics
 from rollmill.networks import Output
 
@@ -35,6 +36,8 @@ class ActorCriticLearner(eqx.Module):
     """State of the optimiser."""
     returns: RunningStatistics | None
     """Statistics of the discounted return; None if rewards are not normalised."""
+    hyperparameters: Hyperparameters = eqx.field(default_factory=dict)
+    """Numbers that the fragments read."""
 
 
 class TrainingSamples(NamedTuple):
@@ -51,18 +54,23 @@ class TrainingSamples(NamedTuple):
     """True where an episode begins with this sample, so that the memory is reset; `()` without memory."""
 
 
-SampleLoss: TypeAlias = Callable[[Any, Output], tuple[Float[Array, ""], Metrics]]
-"""`(sample, network output) -> loss, metrics`."""
+SampleLoss: TypeAlias = Callable[[Any, Any, Output], tuple[Float[Array, ""], Metrics]]
+"""`(configuration, sample, network output) -> loss, metrics`."""
 
 
 def start_learner(
-    policy: NetworkPolicy, optimiser: optax.GradientTransformation, key: Key, *, normalise_rewards: bool
+    policy: NetworkPolicy,
+    optimiser: Optimiser,
+    numbers: Mapping[str, float],
+    key: Key,
+    *,
+    normalise_rewards: bool,
 ) -> ActorCriticLearner:
     """The initial learner."""
-    weights = policy.start_weights(key)
+    weights, held = policy.start_weights(key), as_data(numbers)
     scalar = jax.ShapeDtypeStruct((), jnp.float32)
     returns = initial_statistics(scalar) if normalise_rewards else None
-    return ActorCriticLearner(weights, optimiser.init(weights.network), returns)
+    return ActorCriticLearner(weights, optimiser.init(weights.network), returns, held)
 
 
 # --- a rollout, once an iteration ---------------------------------------------------------------------
@@ -70,15 +78,18 @@ def start_learner(
 
 def prepare(
     policy: NetworkPolicy,
+    config: Any,
     learner: ActorCriticLearner,
     trajectory: Trajectory,
     *,
-    gamma: float,
-    gae_lambda: float,
     reduce: Reduce,
     replicas: int,
 ) -> tuple[ActorCriticLearner, Batch]:
-    """Computes advantages and targets of a rollout, and updates the statistics for the next one."""
+    """Computes advantages and targets of a rollout, and updates the statistics for the next one.
+
+    Uses `gamma` and `gae_lambda` of `config`.
+    """
+    config = current(config, learner.hyperparameters)
     steps, weights = trajectory.steps, learner.weights
     learner, reward = update_learner_statistics(learner, steps, reduce=reduce, replicas=replicas)
     value, last_value, final_value = _values(policy, weights, trajectory)
@@ -86,7 +97,7 @@ def prepare(
         value, last_value, final_value, steps.terminated, steps.truncated
     )
     done = steps.terminated | steps.truncated
-    estimate = partial(generalised_advantages, gamma=gamma, gae_lambda=gae_lambda)
+    estimate = partial(generalised_advantages, gamma=config.gamma, gae_lambda=config.gae_lambda)
     advantage, target = jax.vmap(estimate, in_axes=1, out_axes=1)(reward, value, next_value, done)
     samples = TrainingSamples(
         observation=policy.normalise(weights, steps.observation),
@@ -113,7 +124,7 @@ def update_learner_statistics(
     if observations is not None:
         observations = update_statistics(observations, steps.observation, reduce=reduce, replicas=replicas)
     weights = PolicyWeights(learner.weights.network, observations)
-    return ActorCriticLearner(weights, learner.optimiser, returns), reward
+    return ActorCriticLearner(weights, learner.optimiser, returns, learner.hyperparameters), reward
 
 
 def beginnings(done: Bool[Array, "T ..."]) -> Bool[Array, "T ..."]:
@@ -158,9 +169,11 @@ def is_missing(value: PyTree[Array]) -> bool:
     return isinstance(value, tuple)
 
 
-def report(schedule: optax.Schedule, learner: ActorCriticLearner, batch: Batch) -> Metrics:
+def report(
+    schedule: Callable[[Hyperparameters], optax.Schedule], learner: ActorCriticLearner, batch: Batch
+) -> Metrics:
     """Metrics of an iteration: its first learning rate, and moments of values if the batch has values."""
-    rate = {"learning_rate": rate_now(schedule, learner.optimiser)}
+    rate = {"learning_rate": rate_now(schedule(learner.hyperparameters), learner.optimiser)}
     samples = batch.samples
     return (
         {**rate, **value_moments(samples.value, samples.target)} if isinstance(samples, TrainingSamples) else rate
@@ -190,27 +203,32 @@ def unconditioned(minibatch: Batch, reduce: Reduce) -> Batch:
     return minibatch
 
 
-def mean_gradients(policy: NetworkPolicy, loss: SampleLoss) -> MeanGradients:
+def mean_gradients(policy: NetworkPolicy, loss: SampleLoss, config: Any) -> MeanGradients:
     """Gradients of the mean loss over a minibatch, with respect to the network's weights."""
     loss_of_one = _sequence_loss if policy.recurrent else _sample_loss
-    return MeanGradients(partial(loss_of_one, policy, loss), lambda learner: learner.weights.network)
+    return MeanGradients(partial(loss_of_one, policy, loss, config), lambda learner: learner.weights.network)
 
 
 def _sample_loss(
     policy: NetworkPolicy,
     loss: SampleLoss,
+    config: Any,
     network: PyTree[Array],
     learner: ActorCriticLearner,
     sample: TrainingSamples,
     memory: Memory,
 ) -> tuple[Float[Array, ""], Metrics]:
-    weights = PolicyWeights(network, learner.weights.observations)
-    return loss(sample, policy.forward(weights, memory, sample.observation, sample.action_mask))
+    weights, config = (
+        PolicyWeights(network, learner.weights.observations),
+        current(config, learner.hyperparameters),
+    )
+    return loss(config, sample, policy.forward(weights, memory, sample.observation, sample.action_mask))
 
 
 def _sequence_loss(
     policy: NetworkPolicy,
     loss: SampleLoss,
+    config: Any,
     network: PyTree[Array],
     learner: ActorCriticLearner,
     samples: TrainingSamples,
@@ -218,23 +236,25 @@ def _sequence_loss(
 ) -> tuple[Float[Array, ""], Metrics]:
     """Mean loss of one environment's sequence `[T, ...]`, carrying the memory from step to step."""
     weights, reset_memory = PolicyWeights(network, learner.weights.observations), policy.start_memory()
+    config = current(config, learner.hyperparameters)
 
     def step(memory, sample):
         memory = jax.tree.map(partial(jnp.where, sample.begins), reset_memory, memory)
         output = policy.forward(weights, memory, sample.observation, sample.action_mask)
-        return output.memory, loss(sample, output)
+        return output.memory, loss(config, sample, output)
 
     _, losses = jax.lax.scan(step, start_memory, samples)
     return jax.tree.map(jnp.mean, losses)
 
 
 def update(
-    optimiser: optax.GradientTransformation,
+    optimiser: Optimiser,
     learner: ActorCriticLearner,
     gradients: PyTree[Array],
     *,
     share: float = 1.0,
 ) -> ActorCriticLearner:
     """One step of the optimiser; `share` is the fraction of a minibatch that the gradients come from."""
-    network, state = descend(optimiser, learner.weights.network, learner.optimiser, gradients, share=share)
-    return ActorCriticLearner(PolicyWeights(network, learner.weights.observations), state, learner.returns)
+    held = learner.hyperparameters
+    network, state = descend(optimiser, learner.weights.network, learner.optimiser, gradients, held, share=share)
+    return ActorCriticLearner(PolicyWeights(network, learner.weights.observations), state, learner.returns, held)

@@ -1,6 +1,7 @@
 """Optimisers of all algorithms: gradient clipping, scaling, and a step at an annealed learning rate."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -10,10 +11,11 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int, PyTree
 
+from rollmill.algorithms.hyperparameters import Number
 from rollmill.core.errors import UsageError
 from rollmill.core.flat_descent import descend_flat
 from rollmill.core.schedules import parse_schedule
-from rollmill.dataflow import Loops
+from rollmill.dataflow import Hyperparameters, Loops
 
 MAX_UPDATES = 2**31 - 1
 """Updates are counted in 32 bits."""
@@ -39,16 +41,24 @@ def planned_updates(loops: Loops) -> int:
     return loops.iterations * loops.epochs * loops.num_minibatches
 
 
-def planned_rate(learning_rate: float | str | optax.Schedule, loops: Loops) -> float | optax.Schedule:
+def planned_rate(
+    learning_rate: Number | str | optax.Schedule, loops: Loops, planned: Number | None = None
+) -> Number | optax.Schedule:
     """A learning rate, where it is a schedule as text as a function of the number of updates.
+
+    Args:
+        learning_rate: a number, a schedule as text, or as a function.
+        loops: sizes of the training.
+        planned: its number of updates, which may be traced. Default: that of the sizes.
 
     Raises:
         UsageError: the text is no schedule, or the training makes more updates than the optimiser counts.
     """
     if not isinstance(learning_rate, str):
         return learning_rate
-    schedule, count = parse_schedule("learning_rate", learning_rate), planned_updates(loops)
-    _check_count(count)
+    schedule, updates = parse_schedule("learning_rate", learning_rate), planned_updates(loops)
+    _check_count(updates)
+    count = updates if planned is None else planned
 
     def rate(updates: Any) -> Any:
         return schedule.at(updates / count)
@@ -59,13 +69,13 @@ def planned_rate(learning_rate: float | str | optax.Schedule, loops: Loops) -> f
 def clipped_descent(
     scaling: optax.GradientTransformation,
     *,
-    learning_rate: float | optax.Schedule,
-    max_grad_norm: float,
-    anneal_over: int | None = None,
+    learning_rate: Number | optax.Schedule,
+    max_grad_norm: Number,
+    anneal_over: Number | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Gradient descent with clipping and scaling, on the gradients as one flat vector.
 
-    Its `update` has the argument `share` of `descend`.
+    Its `update` has the argument `share` of `descend`. Numbers may be traced, which are not checked.
 
     Args:
         scaling: the optimiser's transformation, such as `optax.scale_by_adam()`.
@@ -78,19 +88,20 @@ def clipped_descent(
     """
     initial = learning_rate(0) if callable(learning_rate) else learning_rate
     for name, number in {"learning_rate": initial, "max_grad_norm": max_grad_norm}.items():
-        if not number >= 0:
+        if isinstance(number, float | int) and not number >= 0:
             raise UsageError(f"{name}={number} must be at least 0.")
     if anneal_over is None and not callable(learning_rate):
-        step = optax.scale(-learning_rate)
+        step = _constant_rate(learning_rate)
     else:
         step = _scheduled(rate_schedule(learning_rate, anneal_over=anneal_over))
-    clipping = optax.clip_by_global_norm(max_grad_norm) if max_grad_norm < math.inf else optax.identity()
+    is_bounded = not isinstance(max_grad_norm, float | int) or max_grad_norm < math.inf
+    clipping = optax.clip_by_global_norm(max_grad_norm) if is_bounded else optax.identity()
     inner = optax.with_extra_args_support(optax.chain(clipping, scaling, step))
     flat = optax.flatten(inner)
     return optax.GradientTransformationExtraArgs(flat.init, _FlatUpdate(inner, flat, _reads_weights(inner)))
 
 
-def rate_schedule(learning_rate: float | optax.Schedule, *, anneal_over: int | None = None) -> optax.Schedule:
+def rate_schedule(learning_rate: Number | optax.Schedule, *, anneal_over: Number | None = None) -> optax.Schedule:
     """The learning rate as a function of the number of updates; for the arguments, see `clipped_descent`.
 
     Raises:
@@ -100,8 +111,15 @@ def rate_schedule(learning_rate: float | optax.Schedule, *, anneal_over: int | N
         return learning_rate
     if anneal_over is None:
         return optax.constant_schedule(learning_rate)
-    _check_count(anneal_over)
-    return optax.linear_schedule(learning_rate, 0.0, anneal_over)
+    if isinstance(anneal_over, int):
+        _check_count(anneal_over)
+    return partial(_annealed, learning_rate, anneal_over)
+
+
+def _annealed(first: Number, over: Number, updates: Any) -> Float[Array, ""]:
+    """Returns a rate that falls linearly from `first` to zero over a number of updates."""
+    left = 1 - jnp.clip(updates, 0, over) / over
+    return jnp.float32(first * left)
 
 
 def check_schedule(schedule: optax.Schedule, updates: int) -> None:
@@ -142,6 +160,11 @@ def _rate_at(schedule: optax.Schedule, updates: int) -> float:
         ) from error
 
 
+def _constant_rate(rate: Number) -> optax.GradientTransformation:
+    """Scales updates by minus a learning rate."""
+    return optax.stateless(lambda updates, _: jax.tree.map(lambda u: -jnp.asarray(rate, u.dtype) * u, updates))
+
+
 def _check_count(updates: int) -> None:
     if updates > MAX_UPDATES:
         raise UsageError(
@@ -163,29 +186,58 @@ def rate_now(schedule: optax.Schedule, state: PyTree[Array]) -> Float[Array, ""]
     return jnp.mean(jnp.asarray(schedule(updates), jnp.float32))
 
 
+@dataclass(frozen=True)
+class Optimiser:
+    """Optimiser that reads its numbers from the learner, or from the configuration if the learner holds none."""
+
+    at: Callable[[Hyperparameters], optax.GradientTransformation]
+    """Returns the optimiser for the hyperparameters that a learner holds."""
+
+    def init(self, weights: PyTree[Array]) -> PyTree[Array]:
+        """Returns the state before the first step, which depends on no number."""
+        return self.at({}).init(weights)
+
+
 def descend(
-    optimiser: optax.GradientTransformation,
+    optimiser: optax.GradientTransformation | Optimiser,
     weights: PyTree[Array],
     state: PyTree[Array],
     gradients: PyTree[Array],
+    held: Hyperparameters | None = None,
     *,
     share: float = 1.0,
 ) -> tuple[PyTree[Array], PyTree[Array]]:
     """One step of the optimiser: returns the new weights and optimiser state.
 
     Args:
-        optimiser: from `clipped_descent`.
+        optimiser: from `clipped_descent`, or one that reads its numbers from `held`.
         weights: weights to update.
         state: the optimiser's state.
         gradients: gradients of a minibatch's mean loss with respect to the weights.
+        held: hyperparameters of the learner.
         share: fraction of a minibatch that the gradients come from. If the gradients of K workers are applied
             separately, a training makes K times as many updates as planned, each with a share of 1 / K.
     """
+    make = optimiser.at if isinstance(optimiser, Optimiser) else lambda held: optimiser
+    held = {} if held is None else held
     with jax.numpy_dtype_promotion("standard"):  # Optax counts steps in integers and relies on promotion
-        if isinstance(optimiser.update, _FlatUpdate) and not optimiser.update.reads_weights:
-            return descend_flat(partial(optimiser.update.of_vector, share=share), weights, state, gradients)
-        steps, state = optax.with_extra_args_support(optimiser).update(gradients, state, weights, share=share)
+        now = make(held)
+        if isinstance(now.update, _FlatUpdate) and not now.update.reads_weights:
+            # The hyperparameters go in beside the state, so that the operation closes over no traced number.
+            of_vector = partial(_vector_step, make, share)
+            weights, (state, _) = descend_flat(of_vector, weights, (state, held), gradients)
+            return weights, state
+        steps, state = optax.with_extra_args_support(now).update(gradients, state, weights, share=share)
     return optax.apply_updates(weights, steps), state
+
+
+def _vector_step(
+    make: Callable[[Hyperparameters], Any], share: float, gradients: Float[Array, " numbers"], given: Any
+) -> Any:
+    """The flat step, and the next state with the hyperparameters, as `descend_flat` takes them."""
+    state, held = given
+    step, state = make(held).update.of_vector(gradients, state, share=share)  # type: ignore[attr-defined]
+    return step, (state, held)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from rollmill.algorithms.hyperparameters import Number
+
 UNROLLED = 32
 """Steps of a rollout unrolled in one iteration of the scan; on a GPU each iteration costs four launches."""
 
@@ -55,8 +57,8 @@ def generalised_advantages(
     next_value: Float[Array, " T"],
     done: Bool[Array, " T"],
     *,
-    gamma: float,
-    gae_lambda: float,
+    gamma: Number,
+    gae_lambda: Number,
 ) -> Advantages:
     """Generalised advantage estimation (Schulman et al., ICLR 2016, equation 16).
 
@@ -75,7 +77,7 @@ def lambda_returns(
     discount: Float[Array, " T"],
     done: Bool[Array, " T"],
     *,
-    td_lambda: float,
+    td_lambda: Number,
 ) -> Float[Array, " T"]:
     """Returns in which each step has its own discount (Sutton and Barto, 2018, section 12.2).
 
@@ -102,10 +104,10 @@ def vtrace(
     next_value: Float[Array, " T"],
     done: Bool[Array, " T"],
     *,
-    gamma: float,
-    clip_rho: float = 1.0,
-    clip_c: float = 1.0,
-    trace_decay: float = 1.0,
+    gamma: Number,
+    clip_rho: Number = 1.0,
+    clip_c: Number = 1.0,
+    trace_decay: Number = 1.0,
 ) -> Advantages:
     """V-trace, for a rollout of another (behaviour) policy (Espeholt et al., "IMPALA", ICML 2018, section 4).
 

@@ -14,10 +14,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from gymnasium import spaces
 from jaxtyping import Array, Bool, Float, PyTree
 
+from rollmill.algorithms.hyperparameters import as_data, current
 from rollmill.algorithms.off_policy import (
     Module,
     OffPolicyParts,
@@ -26,6 +26,7 @@ from rollmill.algorithms.off_policy import (
     counted,
     explores_at_random,
     follow,
+    learner_numbers,
     module,
     off_policy_graph,
     off_policy_parts,
@@ -33,12 +34,12 @@ from rollmill.algorithms.off_policy import (
     rate_metric,
     start_progress,
 )
-from rollmill.algorithms.optimisers import descend
+from rollmill.algorithms.optimisers import Optimiser, descend
 from rollmill.core.bounds import Count, Fraction, Positive, Range, Rate
 from rollmill.core.errors import UsageError
 from rollmill.core.schema import check_fields
 from rollmill.core.types import Environment, GymnasiumObject, HostEnvironment, Key, Memory, Observation, Params
-from rollmill.dataflow import Decision, Graph, MeanGradients, Metrics, PolicyOutputs, Transitions
+from rollmill.dataflow import Decision, Graph, Hyperparameters, MeanGradients, Metrics, PolicyOutputs, Transitions
 from rollmill.networks import NetworkConfig, action_critic, action_values, stochastic_actor
 
 DISCRETE_ENTROPY = 0.89
@@ -113,6 +114,8 @@ class SACLearner(eqx.Module):
     """The two critics that targets are computed with."""
     optimisers: SACNetworks
     progress: StepCounts
+    hyperparameters: Hyperparameters = eqx.field(default_factory=dict)
+    """Numbers that the fragments read."""
 
 
 class SACWeights(NamedTuple):
@@ -147,19 +150,21 @@ def sac(
     """
     parts = off_policy_parts(SACConfig, env, config, overrides, params=params, network=network)
     agent = _agent_of(parts)
-    optimisers = _SACOptimisers(adam(parts), adam(parts, parts.config.critic_learning_rate))
+    optimisers = _SACOptimisers(adam(parts), adam(parts, "critic_learning_rate"))
+    numbers = learner_numbers(parts, constant=("initial_temperature",))
     return off_policy_graph(
         "sac",
         parts,
         policy=partial(_explore, agent),
         greedy=partial(_act, agent),
-        start_learner=partial(_start, agent, optimisers),
+        start_learner=partial(_start, agent, optimisers, numbers),
         weights=lambda learner: SACWeights(
             learner.networks.actor, explores_at_random(parts.config, learner.progress)
         ),
         gradients=MeanGradients(partial(_loss, agent), lambda learner: learner.networks),
         update=partial(_update, agent, optimisers),
         report=partial(_report, rate_metric(parts)),
+        hyperparameters=numbers,
         outputs=PolicyOutputs(
             distribution=lambda weights, memory, observation, action_mask: agent.distribution(
                 weights.actor, observation, action_mask
@@ -175,6 +180,10 @@ class _SoftAgent(NamedTuple):
     critic: Module
     action_space: spaces.Box | spaces.Discrete
     config: SACConfig
+
+    def now(self, learner: SACLearner) -> "_SoftAgent":
+        """Returns the agent with the hyperparameters that a learner holds."""
+        return self._replace(config=current(self.config, learner.hyperparameters))
 
     @property
     def is_discrete(self) -> bool:
@@ -203,8 +212,8 @@ class _SoftAgent(NamedTuple):
 
 
 class _SACOptimisers(NamedTuple):
-    actor: optax.GradientTransformation
-    others: optax.GradientTransformation
+    actor: Optimiser
+    others: Optimiser
 
 
 def _agent_of(parts: OffPolicyParts) -> _SoftAgent:
@@ -245,8 +254,8 @@ def _act(
     return Decision(agent.distribution(weights.actor, observation, action_mask).mode(), memory, ())
 
 
-def _start(agent: _SoftAgent, optimisers: _SACOptimisers, key: Key) -> SACLearner:
-    actor_key, first_key, second_key = jax.random.split(key, 3)
+def _start(agent: _SoftAgent, optimisers: _SACOptimisers, numbers: Mapping[str, float], key: Key) -> SACLearner:
+    held, (actor_key, first_key, second_key) = as_data(numbers), jax.random.split(key, 3)
     critics = agent.critic.start(first_key), agent.critic.start(second_key)
     temperature = jnp.log(jnp.float32(agent.config.initial_temperature))
     networks = SACNetworks(agent.actor.start(actor_key), critics, temperature)
@@ -255,14 +264,14 @@ def _start(agent: _SoftAgent, optimisers: _SACOptimisers, key: Key) -> SACLearne
         optimisers.others.init(networks.critics),
         optimisers.others.init(temperature),
     )
-    return SACLearner(networks, critics, states, start_progress())
+    return SACLearner(networks, critics, states, start_progress(), held)
 
 
 def _loss(
     agent: _SoftAgent, networks: SACNetworks, learner: SACLearner, sample: Transitions, sequence: PyTree[Array]
 ) -> tuple[Float[Array, ""], Metrics]:
     """The losses of ONE transition: each has gradients with respect to its own network alone."""
-    next_key, key = jax.random.split(sample.key)
+    agent, (next_key, key) = agent.now(learner), jax.random.split(sample.key)
     constant: SACNetworks = jax.lax.stop_gradient(networks)
     temperature = jnp.exp(constant.log_temperature)
     evaluate = _discrete_values if agent.is_discrete else _continuous_values
@@ -333,17 +342,20 @@ def _update(
     *,
     share: float = 1.0,
 ) -> SACLearner:
-    steps = SACNetworks(optimisers.actor, optimisers.others, optimisers.others)
+    steps, held = SACNetworks(optimisers.actor, optimisers.others, optimisers.others), learner.hyperparameters
     moved = [
-        descend(optimiser, network, state, slopes, share=share)
+        descend(optimiser, network, state, slopes, held, share=share)
         for optimiser, network, state, slopes in zip(
             steps, learner.networks, learner.optimisers, gradients, strict=True
         )
     ]
     networks, states = (SACNetworks(*parts) for parts in zip(*moved, strict=True))
-    targets = follow(learner.targets, networks.critics, agent.config.tau)
-    return SACLearner(networks, targets, states, counted(learner.progress))
+    targets = follow(learner.targets, networks.critics, agent.now(learner).config.tau)
+    return SACLearner(networks, targets, states, counted(learner.progress), held)
 
 
-def _report(rate: Callable[[PyTree[Array]], Metrics], learner: SACLearner, batch: Any) -> Metrics:
-    return {**rate(learner.optimisers.actor), "losses/temperature": jnp.exp(learner.networks.log_temperature)}
+def _report(rate: Callable[[SACLearner, PyTree[Array]], Metrics], learner: SACLearner, batch: Any) -> Metrics:
+    return {
+        **rate(learner, learner.optimisers.actor),
+        "losses/temperature": jnp.exp(learner.networks.log_temperature),
+    }

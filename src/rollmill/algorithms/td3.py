@@ -13,10 +13,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from gymnasium import spaces
 from jaxtyping import Array, Bool, Float, PyTree
 
+from rollmill.algorithms.hyperparameters import as_data, current
 from rollmill.algorithms.off_policy import (
     Module,
     OffPolicyParts,
@@ -27,6 +27,7 @@ from rollmill.algorithms.off_policy import (
     counted,
     explores_at_random,
     follow,
+    learner_numbers,
     module,
     off_policy_graph,
     off_policy_parts,
@@ -34,7 +35,7 @@ from rollmill.algorithms.off_policy import (
     rate_metric,
     start_progress,
 )
-from rollmill.algorithms.optimisers import descend
+from rollmill.algorithms.optimisers import Optimiser, descend
 from rollmill.core.bounds import Count, Fraction, NonNegative, Positive, Range, Rate
 from rollmill.core.schema import check_fields
 from rollmill.core.types import (
@@ -47,7 +48,7 @@ from rollmill.core.types import (
     Observation,
     Params,
 )
-from rollmill.dataflow import COMPUTED, Decision, Graph, MeanGradients, Metrics, Transitions
+from rollmill.dataflow import COMPUTED, Decision, Graph, Hyperparameters, MeanGradients, Metrics, Transitions
 from rollmill.networks import NetworkConfig, action_critic, deterministic_actor
 
 OF_THE_ACTOR = ("losses/policy", "losses/total", "losses/gradient_norm")
@@ -119,6 +120,8 @@ class TD3Learner(eqx.Module):
     targets: TD3Networks
     optimisers: TD3Networks
     progress: StepCounts
+    hyperparameters: Hyperparameters = eqx.field(default_factory=dict)
+    """Numbers that the fragments read."""
 
 
 class TD3Weights(NamedTuple):
@@ -127,6 +130,8 @@ class TD3Weights(NamedTuple):
     actor: PyTree[Array]
     is_random: Bool[Array, ""]
     """Whether actions are random still."""
+    exploration_noise: Float[Array, ""]
+    """Standard deviation of the noise of an action."""
 
 
 def td3(
@@ -155,19 +160,22 @@ def td3(
     agent, delay = _agent_of(parts), parts.config.policy_delay
     check_interval("policy_delay", delay)
     optimisers = _TD3Optimisers(adam(parts, every=delay), adam(parts))
-    rate = rate_metric(parts, every=delay)
+    rate, numbers = rate_metric(parts, every=delay), learner_numbers(parts)
     return off_policy_graph(
         "td3",
         parts,
         policy=partial(_explore, agent),
         greedy=partial(_act, agent),
-        start_learner=partial(_start, agent, optimisers),
+        start_learner=partial(_start, agent, optimisers, numbers),
         weights=lambda learner: TD3Weights(
-            learner.networks.actor, explores_at_random(parts.config, learner.progress)
+            learner.networks.actor,
+            explores_at_random(parts.config, learner.progress),
+            learner.hyperparameters["exploration_noise"],
         ),
         gradients=MeanGradients(partial(_loss, agent), lambda learner: learner.networks),
         update=partial(_update, agent, optimisers),
-        report=lambda learner, batch: rate(learner.optimisers.actor),
+        report=lambda learner, batch: rate(learner, learner.optimisers.actor),
+        hyperparameters=numbers,
     )
 
 
@@ -188,8 +196,8 @@ class _DeterministicAgent(NamedTuple):
 
 
 class _TD3Optimisers(NamedTuple):
-    actor: optax.GradientTransformation
-    critics: optax.GradientTransformation
+    actor: Optimiser
+    critics: Optimiser
 
 
 def _agent_of(parts: OffPolicyParts) -> _DeterministicAgent:
@@ -217,7 +225,7 @@ def _explore(
     """The policy's action with noise; a random one before learning begins."""
     noise_key, random_key = jax.random.split(key)
     action = agent.actor(weights.actor, observation)
-    noise = agent.config.exploration_noise * jax.random.normal(noise_key, action.shape)
+    noise = weights.exploration_noise * jax.random.normal(noise_key, action.shape)
     random = random_action(agent.action_space, random_key, action_mask)
     return Decision(jnp.where(weights.is_random, random, agent.disturbed(action, noise)), memory, ())
 
@@ -234,12 +242,14 @@ def _act(
     return Decision(agent.actor(weights.actor, observation), memory, ())
 
 
-def _start(agent: _DeterministicAgent, optimisers: _TD3Optimisers, key: Key) -> TD3Learner:
-    actor_key, first_key, second_key = jax.random.split(key, 3)
+def _start(
+    agent: _DeterministicAgent, optimisers: _TD3Optimisers, numbers: Mapping[str, float], key: Key
+) -> TD3Learner:
+    held, (actor_key, first_key, second_key) = as_data(numbers), jax.random.split(key, 3)
     critics = agent.critic.start(first_key), agent.critic.start(second_key)
     networks = TD3Networks(agent.actor.start(actor_key), critics)
     states = TD3Networks(optimisers.actor.init(networks.actor), optimisers.critics.init(networks.critics))
-    return TD3Learner(networks, networks, states, start_progress())
+    return TD3Learner(networks, networks, states, start_progress(), held)
 
 
 def _loss(
@@ -250,7 +260,7 @@ def _loss(
     sequence: PyTree[Array],
 ) -> tuple[Float[Array, ""], Metrics]:
     """The losses of ONE transition: each has gradients with respect to its own network alone."""
-    config, targets = agent.config, learner.targets
+    config, targets = current(agent.config, learner.hyperparameters), learner.targets
     next_action = agent.actor(targets.actor, sample.next_observation)
     noise = config.target_noise * jax.random.normal(sample.key, next_action.shape)
     noise = jnp.clip(noise, -config.target_noise_clip, config.target_noise_clip)
@@ -286,15 +296,15 @@ def _update(
     *,
     share: float = 1.0,
 ) -> TD3Learner:
-    before, states = learner.networks, learner.optimisers
+    before, states, held = learner.networks, learner.optimisers, learner.hyperparameters
     critics, critics_state = descend(
-        optimisers.critics, before.critics, states.critics, gradients.critics, share=share
+        optimisers.critics, before.critics, states.critics, gradients.critics, held, share=share
     )
-    moved = descend(optimisers.actor, before.actor, states.actor, gradients.actor, share=share)
+    moved = descend(optimisers.actor, before.actor, states.actor, gradients.actor, held, share=share)
     moves = _moves_actor(agent.config, learner)
     if_due = lambda new, old: jax.tree.map(partial(jnp.where, moves), new, old)
     actor, actor_state = if_due(moved, (before.actor, states.actor))
     networks = TD3Networks(actor, critics)
-    targets = if_due(follow(learner.targets, networks, agent.config.tau), learner.targets)
+    targets = if_due(follow(learner.targets, networks, current(agent.config, held).tau), learner.targets)
     progress = counted(learner.progress, interval=agent.config.policy_delay)
-    return TD3Learner(networks, targets, TD3Networks(actor_state, critics_state), progress)
+    return TD3Learner(networks, targets, TD3Networks(actor_state, critics_state), progress, held)

@@ -22,6 +22,7 @@ from rollmill.dataflow.graph import (
     Decision,
     ExperienceStore,
     Graph,
+    Hyperparameters,
     Learner,
     Loops,
     Metrics,
@@ -45,7 +46,7 @@ from rollmill.dataflow.learning import (
     report,
     unlearned,
 )
-from rollmill.dataflow.loops import iterate, start, start_learner
+from rollmill.dataflow.loops import iterate, start, start_learner, with_hyperparameters
 from rollmill.dataflow.minibatch_loop import (
     COMPUTED,
     MakeGradients,
@@ -125,6 +126,7 @@ __all__ = [
     "RemoteEnvironment",
     "Flow",
     "Graph",
+    "Hyperparameters",
     "Group",
     "Handlers",
     "Interface",
@@ -209,6 +211,7 @@ __all__ = [
     "walk",
     "walk_leaves",
     "widened",
+    "with_hyperparameters",
     "with_remote_environment",
     "with_remote_update",
     "UnfusedPolicy",

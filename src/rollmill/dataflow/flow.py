@@ -127,7 +127,7 @@ def flow(graph: Graph) -> Flow:
 def _minibatch(graph: Graph, index: Array, state: State, batch: Batch) -> Batch:
     """Draws a minibatch from the batch or from the experience store."""
     if graph.replay is not None:
-        return graph.replay.sample(graph, state.rings, state.key, index).minibatch
+        return graph.replay.sample(graph, state.rings, state.learner, state.key, index).minibatch
     loops = graph.loops
     rows = loops.num_envs * loops.rows_each // loops.num_minibatches
     return minibatch_gather(batch, loops)(jnp.zeros(rows, jnp.uint32))

@@ -16,6 +16,7 @@ Shape letters: `T` steps of a rollout, `E` environments, `N` samples of a miniba
 """
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import equinox as eqx
@@ -30,6 +31,9 @@ Learner: TypeAlias = PyTree[Array | np.ndarray]
 
 Weights: TypeAlias = PyTree[Array | np.ndarray]
 """Part of the learner that the policy needs: the edge *weights*."""
+
+Hyperparameters: TypeAlias = dict[str, Float[Array | np.ndarray, "..."]]
+"""Numbers by name that a learner holds, in its field `hyperparameters`."""
 
 Metrics: TypeAlias = Mapping[str, Float[Array, "..."]]
 """Named scalars, stacked by the loops around them."""
@@ -256,10 +260,13 @@ class ExperienceStore(Protocol):
         """Returns whether enough is stored to begin learning. The answer is the same on every replica."""
         ...
 
-    def sample(self, graph: "Graph", contents: PyTree[Array], key: Key, index: Int[Array, " E"], /) -> Sample:
+    def sample(
+        self, graph: "Graph", contents: PyTree[Array], learner: Learner, key: Key, index: Int[Array, " E"], /
+    ) -> Sample:
         """Draws the part of one minibatch that belongs to the environments held here.
 
-        `index` holds their global indices, which are whole logical shards.
+        `index` holds their global indices, which are whole logical shards. Of the learner, a store may read what
+        updates do not write, such as hyperparameters.
         """
         ...
 
@@ -355,3 +362,5 @@ class Graph(NamedTuple):
     whole."""
     outputs: PolicyOutputs = PolicyOutputs()
     """Outputs of the policy besides its action, for use after training."""
+    hyperparameters: Mapping[str, float] = MappingProxyType({})
+    """Numbers that the learner holds in its field `hyperparameters`, so that no program contains them."""

@@ -174,7 +174,7 @@ def learn_sample(
     """Makes one update with a sample of the experience store, then updates the store."""
     assert graph.replay is not None
     with traced("draw"):
-        sample = graph.replay.sample(graph, rings, key, index)
+        sample = graph.replay.sample(graph, rings, learner, key, index)
     advanced, metrics = learn_minibatch(graph, learner, sample.minibatch, reduce=reduce)
     return advanced, graph.replay.update(graph, rings, learner, sample), metrics
 

@@ -8,6 +8,7 @@ Shape letter: `E` environments held here.
 
 from collections.abc import Callable
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
@@ -16,22 +17,38 @@ from rollmill.core.operations import traced
 from rollmill.core.types import Key
 from rollmill.dataflow.collecting import collect, start_collector
 from rollmill.dataflow.experience import empty_experience
-from rollmill.dataflow.graph import Collector, Graph, Learner, Metrics, Reduce, State, Trajectory
+from rollmill.dataflow.graph import Collector, Graph, Hyperparameters, Learner, Metrics, Reduce, State, Trajectory
 from rollmill.dataflow.keys import COLLECT, LEARN, START, iteration_key
 from rollmill.dataflow.learning import learn_from
 from rollmill.dataflow.minibatch_loop import MakeMinibatchLoop, identity
 
 
-def start(graph: Graph, key: Key, index: Int[Array, " E"]) -> State:
+def start(
+    graph: Graph, key: Key, index: Int[Array, " E"], hyperparameters: Hyperparameters | None = None
+) -> State:
     """Returns the training state before the first iteration, for the environments with these global indices."""
-    collector, learner = start_collector(graph, key, index), start_learner(graph, key)
+    collector, learner = start_collector(graph, key, index), start_learner(graph, key, hyperparameters)
     return State(collector, learner, key, jnp.int32(0), empty_experience(graph, index))
 
 
-def start_learner(graph: Graph, key: Key) -> Learner:
-    """Returns the learner before the first iteration. `key` is the root key."""
+def start_learner(graph: Graph, key: Key, hyperparameters: Hyperparameters | None = None) -> Learner:
+    """Returns the learner before the first iteration.
+
+    Args:
+        graph: graph to train.
+        key: root key.
+        hyperparameters: numbers that the learner holds, as inputs of a compiled program. Default: the graph's.
+    """
     learner_key, _ = jax.random.split(jax.random.fold_in(key, START))
-    return graph.start_learner(learner_key)
+    learner = graph.start_learner(learner_key)
+    return learner if hyperparameters is None else with_hyperparameters(learner, hyperparameters)
+
+
+def with_hyperparameters(learner: Learner, hyperparameters: Hyperparameters) -> Learner:
+    """Returns the learner with these numbers in its field `hyperparameters`, where it has any."""
+    if not hyperparameters:
+        return learner
+    return eqx.tree_at(lambda learner: learner.hyperparameters, learner, dict(hyperparameters))
 
 
 def iterate(

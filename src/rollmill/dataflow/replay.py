@@ -141,8 +141,8 @@ class Replay(NamedTuple):
     """Transitions of a minibatch, over all environments."""
     learning_starts: int
     """Environment steps to store before learning begins."""
-    gamma: float
-    """Discount factor of returns over several steps."""
+    gamma: float | Callable[[Learner], Float[Array, ""]]
+    """Discount factor of returns over several steps, or a function that reads it from the learner."""
     n_step: int = 1
     """Maximum number of steps of a transition's return."""
 
@@ -169,12 +169,20 @@ class Replay(NamedTuple):
         # Steps of ONE environment: those of all may be more than 32 bits count.
         return rings.steps[0] >= -(-self.first_learning(loops) // loops.num_envs)
 
-    def sample(self, graph: Graph, rings: ReplayRing, key: Key, index: Int[Array, " E"], /) -> Sample:
+    def sample(
+        self, graph: Graph, rings: ReplayRing, learner: Learner, key: Key, index: Int[Array, " E"], /
+    ) -> Sample:
         """See `ExperienceStore`. Each ring must hold at least two steps."""
-        return self.sample_by(_draw_uniformly, graph, rings, key, index)
+        return self.sample_by(_draw_uniformly, graph, rings, learner, key, index)
 
     def sample_by(
-        self, draw: ChooseSteps, graph: Graph, rings: ReplayRing, key: Key, index: Int[Array, " E"]
+        self,
+        draw: ChooseSteps,
+        graph: Graph,
+        rings: ReplayRing,
+        learner: Learner,
+        key: Key,
+        index: Int[Array, " E"],
     ) -> Sample:
         """Draws a minibatch of `Transitions` that begin with the steps chosen by `draw`."""
         width = graph.loops.num_envs // graph.loops.num_shards
@@ -187,7 +195,8 @@ class Replay(NamedTuple):
         environment += jnp.arange(len(shards), dtype=jnp.int32)[:, None] * width
         environment, step = environment.reshape(-1), step.reshape(-1)
         sample_keys = jax.vmap(partial(jax.random.split, num=count))(sample_keys).reshape(-1)
-        transitions = self._transitions(graph, rings, environment, step, weight.reshape(-1), sample_keys)
+        gamma = jnp.float32(self.gamma(learner) if callable(self.gamma) else self.gamma)
+        transitions = self._transitions(graph, rings, gamma, environment, step, weight.reshape(-1), sample_keys)
         return Sample(Batch(transitions), RingRows(environment, step % self.capacity))
 
     def update(self, graph: Graph, rings: ReplayRing, learner: Learner, sample: Sample, /) -> ReplayRing:
@@ -210,6 +219,7 @@ class Replay(NamedTuple):
         self,
         graph: Graph,
         rings: ReplayRing,
+        gamma: Float[Array, ""],
         environment: Int[Array, " N"],
         step: Int[Array, " N"],
         weight: Float[Array, " N"],
@@ -225,14 +235,14 @@ class Replay(NamedTuple):
             return from_rows(jax.tree.map(lambda leaf: leaf[places], flat), struct)
 
         begin: Outcome = take(rings.outcomes, outcome_struct, step)
-        last, reward, factor = begin, begin.reward, jnp.full(len(step), self.gamma, jnp.float32)
+        last, reward, factor = begin, begin.reward, jnp.broadcast_to(gamma, len(step))
         newest = rings.steps[environment] - 1
         for n in range(1, self.n_step):
             following: Outcome = take(rings.outcomes, outcome_struct, step + n)
             # A return ends with its episode, or before the newest step, whose next observation is not stored yet.
             goes_on = (last.end == RUNNING) & (step + n < newest)
             reward += jnp.where(goes_on, factor * following.reward, 0)
-            factor = jnp.where(goes_on, factor * self.gamma, factor)
+            factor = jnp.where(goes_on, factor * gamma, factor)
             last = jax.tree.map(partial(_where, goes_on), following, last)
         now: View = take(rings.views, view_struct, begin.slot)
         after: View = take(rings.views, view_struct, last.slot + 1)
@@ -285,7 +295,9 @@ class PrioritisedReplay(NamedTuple):
         """See `ExperienceStore`."""
         return self.ring.is_ready(rings, loops)
 
-    def sample(self, graph: Graph, rings: ReplayRing, key: Key, index: Int[Array, " E"], /) -> Sample:
+    def sample(
+        self, graph: Graph, rings: ReplayRing, learner: Learner, key: Key, index: Int[Array, " E"], /
+    ) -> Sample:
         """See `ExperienceStore`. Each ring must hold at least two steps."""
 
         def draw(key: Key, shard: ReplayRing, *, count: int):
@@ -300,7 +312,7 @@ class PrioritisedReplay(NamedTuple):
                 weight_exponent=self.weight_exponent,
             )
 
-        return self.ring.sample_by(draw, graph, rings, key, index)
+        return self.ring.sample_by(draw, graph, rings, learner, key, index)
 
     def update(self, graph: Graph, rings: ReplayRing, learner: Learner, sample: Sample, /) -> ReplayRing:
         """See `ExperienceStore`. Priorities follow the errors of the sample."""

@@ -93,7 +93,9 @@ class SequenceReplay(NamedTuple):
         """See `ExperienceStore`."""
         return ring.count[0] >= -(-self.first_learning(loops) // loops.batch_size)
 
-    def sample(self, graph: Graph, ring: SequenceRing, key: Key, index: Int[Array, " E"], /) -> Sample:
+    def sample(
+        self, graph: Graph, ring: SequenceRing, learner: Learner, key: Key, index: Int[Array, " E"], /
+    ) -> Sample:
         """See `ExperienceStore`. The minibatch's samples are `Sequence`s."""
         width = graph.loops.num_envs // graph.loops.num_shards
         shards = index[::width] // width

@@ -17,7 +17,7 @@ from rollmill.envs import as_environment
 from rollmill.envs.host import evaluation_start
 from rollmill.policies.policy import LoadedRun, Policy
 from rollmill.policies.rules import Rule, find_rule, graph_of_rule, names_rule, refuse_for_rule, shown_rule
-from rollmill.programs.compiled import state_shapes
+from rollmill.programs.compiled import held_leaves, state_shapes
 from rollmill.programs.evaluation.compiled import evaluator
 from rollmill.programs.evaluation.episodes import EvaluationEpisodes, Evaluator
 from rollmill.programs.evaluation.on_host import evaluator_on_host
@@ -128,7 +128,9 @@ def restore_run(
     with Checkpoints(run.checkpoints, read_only=True) as checkpoints:
         chosen = _iteration(run, checkpoints, checkpoint)
         check = lambda iteration, metadata: check_identity(run, metadata, iteration)
-        restored = checkpoints.restore(state_shapes(graph, options.seeds), iteration=chosen, check=check)
+        shapes = state_shapes(graph, options.seeds)
+        given = held_leaves(graph, shapes.key.shape)
+        restored = checkpoints.restore(shapes, iteration=chosen, check=check, given=given)
     if restored is None:
         raise CheckpointError(f"{run.root} has no checkpoint yet; `{run.command('resume')}` starts it over.")
     return RestoredRun(run, graph, options.seeds, restored)

@@ -1,18 +1,19 @@
 """Evaluations of a run's checkpoints as they appear, while another process trains it."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import jax
+import numpy as np
 
 from rollmill.core.errors import CheckpointError
 from rollmill.core.types import NO_OPTIONS, Options
 from rollmill.dataflow import State
 from rollmill.envs import as_environment
 from rollmill.policies.policies import evaluator_on, weights_of_seed
-from rollmill.programs.compiled import state_shapes
+from rollmill.programs.compiled import held_leaves, state_shapes
 from rollmill.programs.evaluation.episodes import EvaluationEpisodes
 from rollmill.record.checkpoints import Checkpoints
 from rollmill.record.run_directory import RunDirectory
@@ -58,9 +59,10 @@ def watch(
     other = None if env is None else as_environment(env, env_options)
     play = evaluator_on(graph, weights, other, episodes=episodes, seed=seed, stochastic=stochastic)
     shapes = state_shapes(graph, options.seeds)
+    given = held_leaves(graph, shapes.key.shape)
     with Checkpoints(run.checkpoints, read_only=True) as checkpoints:
         for iteration in _appearing(run, checkpoints):
-            state = _restored(run, checkpoints, shapes, iteration)
+            state = _restored(run, checkpoints, shapes, given, iteration)
             if state is not None:
                 yield WatchedCheckpoint(iteration, play(own_weights(state)))
 
@@ -79,11 +81,17 @@ def _appearing(run: RunDirectory, checkpoints: Checkpoints) -> Iterator[int]:
             time.sleep(LOOK_SECONDS)
 
 
-def _restored(run: RunDirectory, checkpoints: Checkpoints, shapes: State, iteration: int) -> State | None:
+def _restored(
+    run: RunDirectory,
+    checkpoints: Checkpoints,
+    shapes: State,
+    given: Mapping[str, np.ndarray],
+    iteration: int,
+) -> State | None:
     """Returns the state of a checkpoint. None if it was deleted in the meantime."""
     check = lambda number, metadata: check_identity(run, metadata, number)
     try:
-        restored = checkpoints.restore(shapes, iteration=iteration, check=check)
+        restored = checkpoints.restore(shapes, iteration=iteration, check=check, given=given)
     except CheckpointError:
         if iteration in checkpoints.iterations():
             raise

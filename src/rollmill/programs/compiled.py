@@ -15,12 +15,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Int, PyTree
+from jaxtyping import Array, Int, PyTree, UInt32
 
 from rollmill.core.errors import CannotFuse, UsageError
 from rollmill.core.machine import keep_freed_memory
 from rollmill.core.numerics import Numerics
-from rollmill.dataflow import Graph, Loops, Reduce, State, is_flag, iterate, num_shards_for, start
+from rollmill.core.types import Key
+from rollmill.dataflow import (
+    Graph,
+    Hyperparameters,
+    Learner,
+    Loops,
+    Reduce,
+    State,
+    is_flag,
+    iterate,
+    num_shards_for,
+    start,
+    start_learner,
+)
 from rollmill.planning.plan import AllReduce
 from rollmill.programs.compiler_options import CompilerOptions, options_for, program_options
 from rollmill.programs.kernels import Fusion, KernelChoice, Launches, choose_kernels, without_kernels
@@ -46,8 +59,8 @@ def unroll_for(platform: str) -> int:
 class CompiledProgram(NamedTuple):
     """A graph compiled for a place; calling it cannot compile anything more."""
 
-    start: jax.stages.Compiled
-    """`() -> State` before the first iteration."""
+    start: Callable[[], State]
+    """Returns the state before the first iteration."""
     step: jax.stages.Compiled
     """`State -> (State, PackedMetrics)`: one iteration; with several seeds metrics have one more axis, the first.
     With a replay memory `(State, count) -> (State, PackedMetrics)`: `count` iterations, and the sums of their
@@ -146,9 +159,7 @@ def lower(
     shapes = state_shapes(graph, seeds)
     specs = _specs(shapes, has_seeds=len(seeds) > 1)
     shardings = jax.tree.map(partial(NamedSharding, mesh), specs)
-    compiled_start = (
-        jax.jit(partial(_start, graph, seeds), out_shardings=shardings).lower().compile(program_options())
-    )
+    begin = partial(_compile_start(graph, seeds, shardings), *start_inputs(graph, seeds))
     placed = jax.tree.map(lambda s, at: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=at), shapes, shardings)
     options = {**options_for(mesh), **(compiler_options or {})}
     mean = mean or mesh_all_reduce(mesh)
@@ -165,7 +176,7 @@ def lower(
         compiled_step, names = compile_with(kernels)
     seconds = time.perf_counter() - began
     return CompiledProgram(
-        start=compiled_start,
+        start=begin,
         step=compiled_step,
         metric_names=names,
         compile_seconds=seconds,
@@ -201,9 +212,30 @@ def _compile_step(
     return traced.lower().compile(dict(options)), traced.out_info[1].names
 
 
+def _compile_start(graph: Graph, seeds: Sequence[int], shardings: PyTree[NamedSharding]) -> jax.stages.Compiled:
+    """Compiles the start of a training, with seeds and hyperparameters as inputs."""
+    inputs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), start_inputs(graph, seeds))
+    return jax.jit(partial(_start, graph), out_shardings=shardings).lower(*inputs).compile(program_options())
+
+
+def start_inputs(graph: Graph, seeds: Sequence[int]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Returns the seeds, and each hyperparameter of the learner for each seed: the inputs of a start."""
+    numbers = {name: np.full(len(seeds), value, np.float32) for name, value in graph.hyperparameters.items()}
+    return np.asarray(seeds, np.uint32), numbers
+
+
+def held_leaves(graph: Graph, shape: tuple[int, ...] = ()) -> dict[str, np.ndarray]:
+    """Returns the hyperparameters as leaves of the training state, by path. A restored state gets these.
+
+    `shape` is that of the state's key: `(S,)` for several seeds.
+    """
+    held = hyperparameters_of(graph)
+    return {f"learner.hyperparameters.{name}": np.full(shape, value) for name, value in held.items()}
+
+
 def state_shapes(graph: Graph, seeds: Sequence[int] = (0,)) -> PyTree[jax.ShapeDtypeStruct]:
     """Shapes and dtypes of the training state; nothing is computed."""
-    return jax.eval_shape(partial(_start, graph, seeds))
+    return jax.eval_shape(partial(_start, graph), *start_inputs(graph, seeds))
 
 
 def reuses_memory(graph: Graph, state: PyTree[jax.ShapeDtypeStruct], *, devices: int) -> bool:
@@ -223,7 +255,17 @@ def _bytes_of(tree: PyTree[jax.ShapeDtypeStruct]) -> int:
 
 def start_state(graph: Graph, seeds: Sequence[int] = (0,)) -> State:
     """Makes the training state before the first iteration, on the default device."""
-    return jax.jit(partial(_start, graph, seeds))()
+    return jax.jit(partial(_start, graph))(*start_inputs(graph, seeds))
+
+
+def begin_learner(graph: Graph, key: Key) -> Learner:
+    """Makes the learner before the first iteration, on the default device. `key` is the root key."""
+    return jax.jit(partial(start_learner, graph))(key, hyperparameters_of(graph))
+
+
+def hyperparameters_of(graph: Graph) -> dict[str, np.ndarray]:
+    """Returns the hyperparameters of a graph, as inputs of a program."""
+    return {name: np.asarray(value, np.float32) for name, value in graph.hyperparameters.items()}
 
 
 def check_devices(loops: Loops, num_devices: int) -> None:
@@ -243,12 +285,13 @@ def _over_seeds(function, seeds: Sequence[int]):
     return jax.vmap(function) if len(seeds) > 1 else function
 
 
-def _start(graph: Graph, seeds: Sequence[int]) -> State:
+def _start(graph: Graph, seeds: UInt32[Array | np.ndarray, " S"], hyperparameters: Hyperparameters) -> State:
     index = jnp.arange(graph.loops.num_envs, dtype=jnp.int32)
-    begin = lambda seed: start(graph, jax.random.key(seed), index)
-    numbers = np.asarray(seeds, np.uint32)
+    begin = lambda seed, numbers: start(graph, jax.random.key(seed), index, numbers)
     # Mapped, not vmapped: each seed begins with the weights that it would have alone, to the last bit.
-    return jax.lax.map(begin, numbers) if len(seeds) > 1 else begin(numbers[0])
+    if len(seeds) > 1:
+        return jax.lax.map(lambda inputs: begin(*inputs), (seeds, hyperparameters))
+    return begin(*jax.tree.map(lambda leaf: leaf[0], (seeds, hyperparameters)))
 
 
 def _specs(state: State, *, has_seeds: bool) -> PyTree[PartitionSpec]:

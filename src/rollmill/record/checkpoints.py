@@ -146,6 +146,7 @@ class Checkpoints:
         *,
         iteration: int | None = None,
         check: Callable[[int, dict[str, Any]], None] | None = None,
+        given: Mapping[str, np.ndarray] | None = None,
     ) -> Restored | None:
         """Reads the newest intact checkpoint, or that of `iteration`, or returns None if there is none.
 
@@ -157,6 +158,7 @@ class Checkpoints:
                 with a sharding (and committed arrays) determine the placement of the restored ones.
             iteration: one of `iterations()`, for instance `best()`; no other is tried.
             check: called with a checkpoint's iteration and metadata before its arrays are read; may raise.
+            given: leaves by path that replace those of a checkpoint, or that it does not have.
 
         Raises:
             CheckpointError: no checkpoint is intact, `iteration` is missing or damaged, or a checkpoint holds the
@@ -170,7 +172,7 @@ class Checkpoints:
         reasons = []
         for candidate in reversed(present) if iteration is None else [iteration]:
             try:
-                return self._load(candidate, abstract_state, check)
+                return self._load(candidate, abstract_state, check, given or {})
             except (DamageError, ForeignFileError, DataError, OSError) as damage:
                 reasons.append(f"checkpoint {candidate} in {self.directory} is damaged ({_reason(damage)})")
             if iteration is None:
@@ -253,6 +255,7 @@ class Checkpoints:
         iteration: int,
         abstract_state: PyTree,
         check: Callable[[int, dict[str, Any]], None] | None,
+        given: Mapping[str, np.ndarray],
     ) -> Restored:
         folder = self._folder.inner(str(iteration))
         record = read_record(folder)
@@ -260,13 +263,16 @@ class Checkpoints:
             raise self._misplaced(iteration, record)
         if check is not None:
             check(iteration, record.metadata)
-        if lines := differences(record.types, leaf_types(abstract_state)):
+        places = {_parent(path) for path in given}
+        stored = {path: kind for path, kind in record.types.items() if _parent(path) not in places}
+        wanted = {path: kind for path, kind in leaf_types(abstract_state).items() if path not in given}
+        if lines := differences(stored, wanted):
             raise self._other_state(iteration, record.metadata, lines)
         arrays = read_arrays(folder, record.types)
         if digest(record.types, arrays) != record.sha256:
             raise DamageError("its content does not match its digest")
         fields = {"iteration": record.iteration, "score": record.score, "sha256": record.sha256}
-        return Restored(iteration, from_host(arrays, abstract_state), record.metadata | fields)
+        return Restored(iteration, from_host({**arrays, **given}, abstract_state), record.metadata | fields)
 
     def _prepare(self) -> None:
         try:
@@ -406,3 +412,7 @@ def _free_bytes(directory: Path) -> int:
         return shutil.disk_usage(directory).free
     except OSError as error:
         raise StorageError(f"{directory} cannot be written: {error.strerror or error}.") from error
+
+
+def _parent(path: str) -> str:
+    return path.rpartition(".")[0]

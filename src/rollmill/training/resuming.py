@@ -16,7 +16,7 @@ from rollmill.hooks import Hook
 from rollmill.planning.choose import settings_of
 from rollmill.planning.placement import PLACEMENT, PlacementOptions
 from rollmill.planning.plan import Plan
-from rollmill.programs.compiled import state_shapes
+from rollmill.programs.compiled import held_leaves, state_shapes
 from rollmill.programs.kernels import Fusion
 from rollmill.record.checkpoints import Checkpoints, Restored
 from rollmill.record.display import Display, choose_display
@@ -184,7 +184,8 @@ def _restore(
     run: RunDirectory, checkpoints: Checkpoints, reopened: _Reopened, options: RunOptions
 ) -> Restored | None:
     check = partial(_check_checkpoint, run, reopened.graph, reopened.values)
-    return checkpoints.restore(state_shapes(reopened.graph, options.seeds), check=check)
+    shapes = state_shapes(reopened.graph, options.seeds)
+    return checkpoints.restore(shapes, check=check, given=held_leaves(reopened.graph, shapes.key.shape))
 
 
 def _check_checkpoint(

@@ -7,7 +7,6 @@ states and counts of updates begin anew.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +16,7 @@ from jaxtyping import Array, PyTree
 
 from rollmill.core.errors import UsageError
 from rollmill.dataflow import Graph, State, start_learner
-from rollmill.programs.compiled import start_state, state_shapes
+from rollmill.programs.compiled import begin_learner, start_state, state_shapes
 from rollmill.runs.options import RunOptions
 
 ANEW = ("optimiser", "optimisers", "progress")
@@ -98,7 +97,7 @@ def begin_with(graph: Graph, seeds: Sequence[int], given: GivenWeights, state: S
 def _learner_alone(graph: Graph, seeds: Sequence[int]) -> State:
     """Returns a state whose environments have not begun: zeros in their places."""
     empty, key = jax.tree.map(_zeros, state_shapes(graph, seeds)), jax.random.key(seeds[0])
-    return dataclasses.replace(empty, key=key, learner=jax.jit(partial(start_learner, graph))(key))
+    return dataclasses.replace(empty, key=key, learner=begin_learner(graph, key))
 
 
 def _zeros(shape: jax.ShapeDtypeStruct) -> Array:

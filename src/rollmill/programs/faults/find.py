@@ -37,7 +37,7 @@ from rollmill.dataflow import (
     minibatch_gather,
     shuffled_rows,
 )
-from rollmill.programs.compiled import CompiledProgram
+from rollmill.programs.compiled import CompiledProgram, held_leaves
 from rollmill.programs.compiler_options import program_options
 from rollmill.programs.dispatch import Window
 from rollmill.record.checkpoints import Checkpoints
@@ -119,7 +119,7 @@ def stop_at_fault(graph: Graph, program: CompiledProgram, window: Window, direct
     bad = next((i for i, metrics in enumerate(window.metrics) if not is_finite(metrics)), None)
     if bad is None:
         return None
-    before = _state_before(program, window, window.first + bad, directory)
+    before = _state_before(graph, program, window, window.first + bad, directory)
     if before is None:
         return stop_at_nonfinite(window.first, window.metrics, NO_CHECKPOINT)
     seed_index, state = _failing_seed(before, window.metrics[bad])
@@ -136,7 +136,9 @@ def stop_at_fault(graph: Graph, program: CompiledProgram, window: Window, direct
     )
 
 
-def _state_before(program: CompiledProgram, window: Window, iteration: int, directory: Folder) -> PyTree | None:
+def _state_before(
+    graph: Graph, program: CompiledProgram, window: Window, iteration: int, directory: Folder
+) -> PyTree | None:
     """Computes the state after some iterations again, from the state before the window.
 
     If that is gone, because the program `donates_state`, from the newest checkpoint; None if there is none.
@@ -147,7 +149,7 @@ def _state_before(program: CompiledProgram, window: Window, iteration: int, dire
             leaf.delete()
         try:
             with Checkpoints(RunDirectory(directory.root).checkpoints, read_only=True) as checkpoints:
-                restored = checkpoints.restore(program.state)
+                restored = checkpoints.restore(program.state, given=held_leaves(graph, program.state.key.shape))
         except CheckpointError:
             restored = None
         if restored is None or restored.iteration > iteration:

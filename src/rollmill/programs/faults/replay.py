@@ -14,7 +14,7 @@ from rollmill.core.folder import Folder
 from rollmill.core.schema import read_as
 from rollmill.core.user_frame import user_frame
 from rollmill.dataflow import COLLECT, Collector, Graph, State, identity, iteration_key, step_one
-from rollmill.programs.compiled import state_shapes
+from rollmill.programs.compiled import held_leaves, state_shapes
 from rollmill.programs.faults.find import Fault, LearningStep, bad_rows, learning_steps, roll_out
 from rollmill.record.checkpoints import Checkpoints
 from rollmill.record.json_files import read_json
@@ -50,7 +50,7 @@ def replay_fault(graph: Graph, directory: Folder) -> Replayed:
         raise CheckpointError(_nothing_to_replay(directory))
     fault = _read_fault(graph, directory)
     with Checkpoints(directory, read_only=True) as checkpoints:
-        restored = checkpoints.restore(state_shapes(graph))
+        restored = checkpoints.restore(state_shapes(graph), given=held_leaves(graph))
     if restored is None:
         raise CheckpointError(f"{directory.path} holds no state to replay from.")
     rollout = fault.fragment in ("environment", "policy")

@@ -4,17 +4,17 @@ import contextlib
 import socket
 import time
 from collections.abc import Iterable, Mapping
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rollmill.dataflow import Graph, Owned, Role, State, empty_experience, roles_of, share, start, start_learner
+from rollmill.dataflow import Graph, Owned, Role, State, empty_experience, roles_of, share, start
 from rollmill.planning.plan import AllReduce
 from rollmill.processes.jobs import Job
 from rollmill.programs.compile_clock import CompileTimes, Interval, union
+from rollmill.programs.compiled import begin_learner, hyperparameters_of
 from rollmill.workers.protocol import Begin
 from rollmill.workers.replica.snapshots import share_of
 from rollmill.workers.reports import Durations, Saved
@@ -172,8 +172,8 @@ def initial_host_state(graph: Graph, shapes: State, key: Any) -> State:
     """Makes a state at the beginning. Python environments are zeros, because no state holds them."""
     index = jnp.arange(graph.loops.num_envs, dtype=jnp.int32)
     if graph.host is None:
-        return jax.jit(lambda key: start(graph, key, index))(key)
-    learner = jax.jit(partial(start_learner, graph))(key)  # the learner's own program, which its workers cache
+        return jax.jit(lambda key, held: start(graph, key, index, held))(key, hyperparameters_of(graph))
+    learner = begin_learner(graph, key)  # the learner's own program, which its workers cache
     zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes.collector)
     rings = jax.jit(lambda: empty_experience(graph, index))()
     return State(zeros, learner, key, jnp.int32(0), rings)

@@ -188,9 +188,10 @@ class CutLearner:
         leaves, structure = jax.tree.flatten(learner)
         step, metrics = partial(_learn_sample, graph, mean, structure), []
         for n in range(loops.num_minibatches):
-            sample = self._sample(rings, np.int32(iteration), np.int32(n))
+            now = jax.tree.unflatten(structure, leaves)
+            sample = self._sample(rings, now, np.int32(iteration), np.int32(n))
             last = n + 1 == loops.num_minibatches
-            rings = self._follow(rings, jax.tree.unflatten(structure, leaves), sample)
+            rings = self._follow(rings, now, sample)
             leaves, found = self._run("minibatch", step, leaves, sample.minibatch, last=last)
             metrics.append(jax.tree.map(float, found))
         summary = self._over_epochs(_stacked(metrics, loops.num_minibatches), np.ones(1, np.float32))
@@ -220,11 +221,13 @@ def _minibatches(loops: Loops, key: Key, index: np.ndarray, batch: Batch, iterat
         return jax.lax.map(minibatch_gather(batch, loops), shuffled_rows(epoch_key, jnp.asarray(index), loops))
 
 
-def _sample(graph: Graph, key: Key, index: np.ndarray, rings: PyTree[Any], iteration: Any, n: Any) -> Sample:
+def _sample(
+    graph: Graph, key: Key, index: np.ndarray, rings: PyTree[Any], learner: Learner, iteration: Any, n: Any
+) -> Sample:
     assert graph.replay is not None
     with traced("learn"), traced("draw"):
         sample_key = jax.random.fold_in(iteration_key(key, iteration, LEARN), n)
-        return graph.replay.sample(graph, rings, sample_key, jnp.asarray(index))
+        return graph.replay.sample(graph, rings, learner, sample_key, jnp.asarray(index))
 
 
 def _learn_sample(graph: Graph, mean: Reduce, structure: Any, leaves: list[Any], minibatch: Batch):

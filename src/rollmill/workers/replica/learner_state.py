@@ -5,7 +5,8 @@ from functools import partial
 import jax
 import numpy as np
 
-from rollmill.dataflow import Learner, Trajectory, Weights, empty_experience, start_learner
+from rollmill.dataflow import Learner, Trajectory, Weights, empty_experience
+from rollmill.programs.compiled import begin_learner
 from rollmill.workers.replica.context import IterationState, ReplicaContext, StageRun, lag_metrics
 from rollmill.workers.replica.layouts import ring_shapes
 from rollmill.workers.replica.learner import CompiledLearner, CutLearner
@@ -20,7 +21,7 @@ class LearnerState:
     def __init__(self, context: ReplicaContext) -> None:
         self._context, graph = context, context.graph
         restored = restored_learner(context)
-        self.tree: Learner = jax.jit(partial(start_learner, graph))(context.key) if restored is None else restored
+        self.tree: Learner = begin_learner(graph, context.key) if restored is None else restored
         rings = restored_rings(context, ring_shapes(context.flow, len(context.index)))
         self._rings = jax.jit(partial(empty_experience, graph))(context.index) if rings is None else rings
         self._parameters = ParameterClient(context) if context.role.has_channel("parameters") else None

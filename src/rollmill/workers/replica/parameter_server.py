@@ -14,7 +14,8 @@ import numpy as np
 
 from rollmill.channels.errors import ChannelClosed, TimedOut
 from rollmill.channels.protocols import ReceivedMessage, Receiver
-from rollmill.dataflow import Learner, end_iteration, start_learner
+from rollmill.dataflow import Learner, end_iteration
+from rollmill.programs.compiled import begin_learner
 from rollmill.workers.protocol import IterationMetrics, send
 from rollmill.workers.replica.context import Lag, ReplicaContext, StartReport
 from rollmill.workers.replica.layouts import gradients_layout, parameters_layout
@@ -70,7 +71,7 @@ class _Server:
         graph, senders = context.graph, context.role.partner("gradients")
         self._context, self._requests = context, SnapshotRequests(context.control)
         self._ending = StopParticipant(context.control, begun=context.begin.first, planned=graph.loops.iterations)
-        self._learner = jax.jit(partial(start_learner, graph))(context.key) if learner is None else learner
+        self._learner = begin_learner(graph, context.key) if learner is None else learner
         self._asynchronous = not senders.synchronous
         self._share = 1.0 / senders.replicas if self._asynchronous else 1.0
         self._rows_each = senders.replicas if self._asynchronous else 1
