@@ -64,6 +64,7 @@ def graph_of(*, shared, num_steps=16, **changes):
         num_minibatches=4 * num_steps // ROWS,
         update_epochs=1,
         network=network,
+        normalize_values=True,
         **changes,
     )
 
@@ -107,6 +108,7 @@ def sequences_graph(num_envs=4, num_steps=16, **changes):
         num_minibatches=num_envs // 2,
         network=NETWORK,
         num_shards=1,
+        normalize_values=True,
         **changes,
     )
 

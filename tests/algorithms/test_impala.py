@@ -16,6 +16,7 @@ import rollmill
 from rollmill.algorithms.fragments import NetworkPolicy, network_policy
 from rollmill.algorithms.on_policy import ActorCriticLearner
 from rollmill.dataflow import Batch, Graph, Trajectory, collect, identity, iterate, learn, minibatch_gather, start
+from rollmill.envs import RunningStatistics
 from rollmill.runs.specification import describe, rebuild_graph
 
 E, T = 16, 5
@@ -28,7 +29,14 @@ SETTINGS = {"clip_rho": 1.4, "clip_c": 0.9, "vtrace_lambda": 0.8, "ent_coef": 0.
 
 def configure(network="mlp", **overrides):
     small = {"num_envs": E, "num_steps": T, "total_timesteps": 10 * E * T, "normalize_observations": True}
+    small |= {"normalize_values": True, "norm_adv": True}
     return rollmill.IMPALAConfig(**(small | overrides), network=NETWORKS[network])
+
+
+def with_units(learner):
+    """Statistics of targets that differ much from those after the next rollout."""
+    units = RunningStatistics(jnp.float32(-3), jnp.float32(6), jnp.float32(100))
+    return eqx.tree_at(lambda whole: whole.weights.values, learner, units)
 
 
 class Rollout(NamedTuple):
@@ -39,6 +47,8 @@ class Rollout(NamedTuple):
     policy: NetworkPolicy
     learner: ActorCriticLearner
     trajectory: Trajectory
+    prepared: ActorCriticLearner
+    """The learner with the statistics after the rollout."""
     minibatch: Batch
 
 
@@ -47,7 +57,7 @@ def rollout(request):
     config = configure(request.param, **SETTINGS)
     graph = rollmill.impala(restless(), config)
     make = partial(rollmill.actor_critic, config=config.network)
-    policy = network_policy(restless(), make, normalise_observations=True)
+    policy = network_policy(restless(), make, normalise_observations=True, normalise_values=True)
 
     def run(key):
         state, _ = iterate(graph, start(graph, key, jnp.arange(E, dtype=jnp.int32)))
@@ -56,9 +66,10 @@ def rollout(request):
             eqx.tree_at(lambda whole: whole.weights.network, state.learner, disturbed_network(network, seed))
             for seed in (1, 2)
         )
+        learner = with_units(learner)
         _, trajectory = collect(graph, graph.weights(behaviour), state.collector, jax.random.key(7))
-        _, batch = graph.prepare(learner, trajectory, reduce=identity, replicas=1)
-        return learner, trajectory, minibatch_gather(batch, graph.loops)(jnp.arange(E, dtype=jnp.uint32))
+        prepared, batch = graph.prepare(learner, trajectory, reduce=identity, replicas=1)
+        return learner, trajectory, prepared, minibatch_gather(batch, graph.loops)(jnp.arange(E, dtype=jnp.uint32))
 
     found = Rollout(config, graph, policy, *eqx.filter_jit(run)(jax.random.key(3)))
     steps = found.trajectory.steps
@@ -80,12 +91,23 @@ def said_of(rollout, weights):
     return lifted(seen, steps.action, final, done, rollout.trajectory.start_memory)
 
 
-def vtrace_by_hand(rollout):
-    """Targets, advantages and ratios `[T, E]`; all values are the learner's, and none the actor's."""
+def deviation(statistics):
+    return np.sqrt(float(statistics.variance) + 1e-8)
+
+
+def vtrace_by_hand(rollout, statistics):
+    """Targets, advantages and ratios `[T, E]`; all values are the learner's, and none the actor's.
+
+    Values are those of the network in the units of rewards, by these statistics of targets.
+    """
     config, steps, weights = rollout.config, rollout.trajectory.steps, rollout.learner.weights
     said, last_memory = eqx.filter_jit(partial(said_of, rollout))(weights)
-    last = jax.vmap(partial(rollout.policy.value, weights))(last_memory, rollout.trajectory.observation)
-    value, ratio = np.asarray(said.value, np.float64), np.exp(np.asarray(said.log_prob - steps.extras.log_prob))
+    raw = lambda x: np.asarray(x, np.float64) * deviation(statistics) + float(statistics.mean)
+    observation = normalise_by_hand(weights.observations, rollout.trajectory.observation)
+    output_of = jax.vmap(lambda m, x: rollout.policy.forward(weights, m, x, ()).value)
+    last = raw(output_of(last_memory, jnp.asarray(observation, jnp.float32)))
+    value, final_value = raw(said.value), raw(said.final_value)
+    ratio = np.exp(np.asarray(said.log_prob - steps.extras.log_prob))
     targets, advantages = np.zeros((T, E)), np.zeros((T, E))
     for e in range(E):
         for t in reversed(range(T)):
@@ -93,7 +115,7 @@ def vtrace_by_hand(rollout):
             if t + 1 < T:
                 following = targets[t + 1, e]
             if steps.truncated[t, e]:
-                following = next_value = float(said.final_value[t, e])
+                following = next_value = final_value[t, e]
             if steps.terminated[t, e]:
                 following = next_value = 0.0
             rho, reward = min(config.clip_rho, ratio[t, e]), float(steps.reward[t, e])
@@ -106,8 +128,11 @@ def vtrace_by_hand(rollout):
 
 def test_gradients_are_those_of_a_loss_written_out(rollout):
     """The loss is the mean over steps; no gradient goes through targets, advantages or bootstraps."""
-    config, learner = rollout.config, rollout.learner
-    targets, advantages, ratio = vtrace_by_hand(rollout)
+    config, learner = rollout.config, rollout.prepared
+    before, after = rollout.learner.weights.values, learner.weights.values
+    raw_targets, advantages, ratio = vtrace_by_hand(rollout, before)
+    targets = (raw_targets - float(after.mean)) / deviation(after)
+    advantages = (advantages - advantages.mean()) / advantages.std()
     assert (ratio > config.clip_rho).mean() > 0.1 and (ratio < config.clip_c).mean() > 0.1
     targets, advantages = jnp.asarray(targets, jnp.float32), jnp.asarray(advantages, jnp.float32)
 
@@ -130,12 +155,25 @@ def test_gradients_are_those_of_a_loss_written_out(rollout):
     losses = {name: metric for name, metric in metrics.items() if name.startswith("losses/")}
     assert_close(losses, expected_metrics, rtol=1e-3, atol=1e-4)
     assert_close(slopes, expected, rtol=1e-3, atol=1e-4)
-    assert float(metrics["values/target"]) == pytest.approx(float(targets.mean()), rel=1e-3)
-    assert float(metrics["values/error_square"]) == pytest.approx(2 * float(losses["losses/value"]), rel=1e-3)
+    assert float(metrics["values/target"]) == pytest.approx(float(raw_targets.mean()), rel=1e-3)
+    value = np.asarray(eqx.filter_jit(partial(said_of, rollout))(learner.weights)[0].value)
+    error = raw_targets - value * deviation(before) - float(before.mean)
+    assert float(metrics["values/error_square"]) == pytest.approx((error**2).mean(), rel=1e-3)
+
+
+def test_statistics_of_targets_take_in_the_rollout_once(rollout):
+    before, after = rollout.learner.weights.values, rollout.prepared.weights.values
+    targets, _, _ = vtrace_by_hand(rollout, before)
+    count, n = float(before.count), targets.size
+    mean = (count * float(before.mean) + targets.sum()) / (count + n)
+    square = count * (float(before.variance) + float(before.mean) ** 2) + (targets**2).sum()
+    np.testing.assert_allclose(after.count, count + n)
+    np.testing.assert_allclose(after.mean, mean, rtol=1e-3)
+    np.testing.assert_allclose(after.variance, square / (count + n) - mean**2, rtol=1e-3)
 
 
 def test_the_mean_over_equal_parts_is_the_gradient_of_the_whole(rollout):
-    run = eqx.filter_jit(partial(rollout.graph.gradients, rollout.learner))
+    run = eqx.filter_jit(partial(rollout.graph.gradients, rollout.prepared))
     halves = [run(jax.tree.map(lambda x, i=i: x[i * E // 2 :][: E // 2], rollout.minibatch)) for i in range(2)]
     mean = jax.tree.map(lambda a, b: (a + b) / 2, *halves)
     assert_close(mean, run(rollout.minibatch), rtol=1e-3, atol=1e-5)
@@ -163,6 +201,7 @@ def test_executed_synchronously_all_ratios_are_one(network):
 def test_executed_synchronously_it_is_a3c(network):
     """The same weights after every iteration: V-trace with ratios of one, and returns up to the rollout's end."""
     sizes = {"num_envs": E, "num_steps": T, "total_timesteps": 10 * E * T, "normalize_rewards": True}
+    sizes |= {"normalize_values": True, "norm_adv": True}
     graphs = [
         make_graph(restless(), **sizes, network=NETWORKS[network])
         for make_graph in (rollmill.a3c, rollmill.impala)

@@ -69,7 +69,7 @@ class Rollout(NamedTuple):
 
 @pytest.fixture(scope="module", params=["mlp", pytest.param("gru", marks=pytest.mark.slow)])
 def rollout(request):
-    config = configure(request.param, normalize_observations=True, normalize_rewards=True)
+    config = configure(request.param, normalize_observations=True, normalize_rewards=True, normalize_values=True)
     graph = rollmill.ppo(restless(), config)
 
     def run(key):
@@ -132,9 +132,25 @@ def test_the_ratio_would_not_be_one_under_the_statistics_after_the_rollout(rollo
     np.testing.assert_allclose(rollout.batch.samples.observation, expected, rtol=1e-4, atol=1e-5)
 
 
+def raw_by_hand(rollout, value):
+    """Values in the units of rewards, by the statistics from before the rollout."""
+    statistics = rollout.before.learner.weights.values
+    return np.asarray(value, np.float64) * np.sqrt(float(statistics.variance) + 1e-8) + float(statistics.mean)
+
+
 def test_values_are_those_of_the_network_step_by_step(rollout):
     said, _ = said_of(rollout)
     np.testing.assert_allclose(rollout.batch.samples.value, said.value, **LOOSE)
+
+
+def test_values_told_outside_are_in_the_units_of_rewards(rollout):
+    weights, (steps, start_memory, *_) = rollout.before.learner.weights, rollout.trajectory
+    told = jax.jit(jax.vmap(partial(rollout.graph.outputs.value, weights)))(
+        start_memory, jax.tree.map(lambda leaf: leaf[0], steps.observation)
+    )
+    expected = raw_by_hand(rollout, said_of(rollout)[0].value)[0]
+    assert np.abs(expected - np.asarray(said_of(rollout)[0].value)[0]).min() > 0.1, "the units are nearly equal"
+    np.testing.assert_allclose(told, expected, rtol=1e-3, atol=1e-4)
 
 
 def test_advantages_and_targets_are_those_of_plain_loops(rollout):
@@ -145,11 +161,12 @@ def test_advantages_and_targets_are_those_of_plain_loops(rollout):
     ):
         np.testing.assert_allclose(ours, by_hand, **LOOSE)
     weights = rollout.before.learner.weights
-    value_of = eqx.filter_jit(jax.vmap(partial(rollout.policy.value, weights)))
-    last_value = np.asarray(value_of(last_memory, rollout.trajectory.observation))
+    observation = normalise_by_hand(weights.observations, rollout.trajectory.observation)
+    output_of = eqx.filter_jit(jax.vmap(lambda m, x: rollout.policy.forward(weights, m, x, ()).value))
+    last_value = raw_by_hand(rollout, output_of(last_memory, jnp.asarray(observation, jnp.float32)))
     variance = np.asarray(rollout.learner.returns.variance)
     reward = np.asarray(steps.reward, np.float64) / np.sqrt(variance + 1e-8)
-    value, final_value = np.asarray(said.value), np.asarray(said.final_value)
+    value, final_value = raw_by_hand(rollout, said.value), raw_by_hand(rollout, said.final_value)
     advantage = np.zeros((T, E))
     for e in range(E):
         following = 0.0
@@ -164,8 +181,21 @@ def test_advantages_and_targets_are_those_of_plain_loops(rollout):
             delta = reward[t, e] + config.gamma * next_value - value[t, e]
             following = delta + config.gamma * config.gae_lambda * following
             advantage[t, e] = following
-    np.testing.assert_allclose(rollout.batch.samples.advantage, advantage, rtol=1e-3, atol=1e-4)
-    np.testing.assert_allclose(rollout.batch.samples.target, advantage + value, rtol=1e-3, atol=1e-4)
+    count, mean, variance = merged(rollout.before.learner.weights.values, (advantage + value).ravel())
+    after, samples = rollout.learner.weights.values, rollout.batch.samples
+    np.testing.assert_allclose((after.count, after.mean, after.variance), (count, mean, variance), rtol=1e-3)
+    deviation = np.sqrt(variance + 1e-8)
+    np.testing.assert_allclose(samples.advantage, advantage, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(samples.target, (advantage + value - mean) / deviation, rtol=1e-3, atol=1e-3)
+
+
+def test_moments_of_values_are_in_the_units_of_rewards(rollout):
+    found = rollout.graph.report(rollout.learner, rollout.batch)
+    statistics, samples = rollout.learner.weights.values, rollout.batch.samples
+    raw = lambda x: np.asarray(x, np.float64) * np.sqrt(float(statistics.variance)) + float(statistics.mean)
+    np.testing.assert_allclose(found["values/target"], raw(samples.target).mean(), rtol=1e-4)
+    error = raw(samples.target) - raw(samples.value)
+    np.testing.assert_allclose(found["values/error_square"], (error**2).mean(), rtol=1e-4)
 
 
 def merged(before, values):
@@ -381,6 +411,7 @@ def test_an_update_leaves_the_statistics_alone(rollout):
     update = eqx.filter_jit(rollout.graph.update)
     after = update(rollout.learner, fill(rollout.learner, 0.1))
     assert_close(after.weights.observations, rollout.learner.weights.observations, rtol=0)
+    assert_close(after.weights.values, rollout.learner.weights.values, rtol=0)
     assert_close(after.returns, rollout.learner.returns, rtol=0)
     assert not np.array_equal(after.weights.network.critic.bias, rollout.learner.weights.network.critic.bias)
 

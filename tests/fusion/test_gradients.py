@@ -49,7 +49,7 @@ CASES = {
     "shared": Case("CartPole-v1"),
     "separate": Case("CartPole-v1", SEPARATE),
     "no-hidden-layer": Case("CartPole-v1", LINEAR),
-    "continuous": Case("Pendulum-v1", settings={"normalize_observations": True}),
+    "continuous": Case("Pendulum-v1", settings={"normalize_observations": True, "normalize_values": True}),
     "state-dependent-std": Case("Pendulum-v1", STATE_STD),
     "plain-losses": Case("Acrobot-v1", settings={"clip_vloss": False, "norm_adv": False}),
     "masked": Case("Probe-ActionMask-v0"),

@@ -3,6 +3,7 @@
 import re
 from functools import partial
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +12,7 @@ from gymnasium import spaces
 
 import rollmill
 from rollmill.dataflow import collect, prepare, start
-from rollmill.envs import registered
+from rollmill.envs import RunningStatistics, registered
 from rollmill.fusion import Launch, fused_collect, lower_rollout, run_reference
 from rollmill.fusion.backends.triton.compile import compiled
 from rollmill.fusion.backends.triton.control import ALWAYS
@@ -33,12 +34,20 @@ def graph_on(environment, network=SHARED, num_envs=16):
     env = env._replace(num_players=1, to_move=None)
     if environment.startswith("Tag"):
         return rollmill.mappo(env, **sizes, num_minibatches=1)
-    return rollmill.ppo(env, **sizes, num_minibatches=1, network=network)
+    return rollmill.ppo(env, **sizes, num_minibatches=1, network=network, normalize_values=True)
 
 
 def begun(graph):
     state = jax.jit(partial(start, graph))(jax.random.key(3), jnp.arange(graph.loops.num_envs, dtype=jnp.int32))
-    return graph.weights(state.learner), state.collector
+    return in_other_units(graph.weights(state.learner)), state.collector
+
+
+def in_other_units(weights):
+    """Weights whose values are not in the units of rewards, as after an iteration."""
+    if getattr(weights, "values", None) is None:
+        return weights
+    units = RunningStatistics(jnp.float32(-7), jnp.float32(4), jnp.float32(100))
+    return eqx.tree_at(lambda whole: whole.values, weights, units)
 
 
 def appraised(graph, weights, trajectory):
@@ -49,9 +58,10 @@ def appraised(graph, weights, trajectory):
 def test_what_a_rollout_appraises_is_what_the_learner_would_compute():
     graph = graph_on("CartPole-v1")
     state = jax.jit(partial(start, graph))(jax.random.key(3), jnp.arange(16, dtype=jnp.int32))
-    weights = graph.weights(state.learner)
+    weights = in_other_units(graph.weights(state.learner))
+    learner = eqx.tree_at(lambda whole: whole.weights, state.learner, weights)
     _, trajectory = jax.jit(partial(collect, graph))(weights, state.collector, jax.random.key(1))
-    learn_from = jax.jit(lambda trajectory: prepare(graph, state.learner, trajectory, state.collector.index))
+    learn_from = jax.jit(lambda trajectory: prepare(graph, learner, trajectory, state.collector.index))
     mine, right = learn_from(appraised(graph, weights, trajectory)), learn_from(trajectory)
     assert int(trajectory.steps.truncated.sum()) > 0
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), mine, right)

@@ -32,14 +32,20 @@ def weights(state):
 # At CleanRL's learning rate. At ten times that, the rounding of one update grows visibly in the next ones.
 VARIANTS = {
     "discrete": {},
-    "normalised": {"normalize_observations": True, "normalize_rewards": True},
+    "normalised": {"normalize_observations": True, "normalize_rewards": True, "normalize_values": True},
     "recurrent": {"network": rollmill.NetworkConfig(torso="gru")},
     "continuous": {"env": "Pendulum-v1"},
-    "a3c": {"make_graph": rollmill.a3c, "normalize_observations": True, "normalize_rewards": True},
+    "a3c": {
+        "make_graph": rollmill.a3c,
+        "normalize_observations": True,
+        "normalize_rewards": True,
+        "normalize_values": True,
+    },
     "impala": {
         "make_graph": rollmill.impala,
         "num_minibatches": 2,
         "update_epochs": 2,
+        "normalize_values": True,
         "network": rollmill.NetworkConfig(torso="gru"),
     },
 }

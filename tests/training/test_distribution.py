@@ -40,7 +40,7 @@ TINY = rollmill.NetworkConfig(hidden_sizes=(8,))
 COARSE, FINE = "single-learner-coarse", "single-learner-fine"
 
 ALGORITHMS = {
-    "ppo": (rollmill.ppo, "CartPole-v1", {"normalize_observations": True}),
+    "ppo": (rollmill.ppo, "CartPole-v1", {"normalize_observations": True, "normalize_values": True}),
     "mappo": (rollmill.mappo, "TagGridWorld-Small-v0", {"normalize_observations": True}),
     "ippo": (rollmill.ippo, "TagGridWorld-Small-v0", {}),
 }

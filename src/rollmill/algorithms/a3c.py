@@ -19,7 +19,13 @@ from jaxtyping import Array, Float
 from rollmill.algorithms.building import configured, graph_of, loops_of, parts_of
 from rollmill.algorithms.fragments import MakeNetwork
 from rollmill.algorithms.losses import policy_gradient_loss, squared_value_loss
-from rollmill.algorithms.on_policy import TrainingSamples, mean_gradients, prepare
+from rollmill.algorithms.on_policy import (
+    TrainingSamples,
+    mean_gradients,
+    prepare,
+    standardise_advantages,
+    unconditioned,
+)
 from rollmill.algorithms.sizes import check_fractions
 from rollmill.core.bounds import Count, Fraction, NonNegative, Positive, Range, Rate
 from rollmill.core.schema import check_fields
@@ -50,6 +56,8 @@ class A3CConfig:
     """Discount factor."""
     gae_lambda: Fraction = 1.0
     """Decay of generalised advantage estimation; 1, as published, sums rewards to the end of the rollout."""
+    norm_adv: bool = False
+    """Standardise the advantages of each update."""
     ent_coef: NonNegative = 0.01
     """Weight of the entropy bonus."""
     vf_coef: NonNegative = 0.5
@@ -60,6 +68,8 @@ class A3CConfig:
     """Standardise observations by running statistics, which are part of the training state."""
     normalize_rewards: bool = False
     """Divide rewards by the running standard deviation of the discounted return."""
+    normalize_values: bool = False
+    """Standardise the critic's targets by running statistics, which are part of the training state."""
     num_shards: Count | None = None
     """Logical shards of the environments, a multiple of the device count. Default: automatic."""
     network: NetworkConfig = field(default_factory=NetworkConfig)
@@ -107,6 +117,7 @@ def a3c(
         appraise=parts.policy.appraisal,
         condense=parts.policy.condensation,
         gradients=mean_gradients(parts.policy, sample_loss, config),
+        condition=standardise_advantages if config.norm_adv else unconditioned,
     )
 
 

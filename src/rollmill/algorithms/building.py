@@ -221,7 +221,12 @@ def parts_of(
     env, environment, host = environment_parts(env, params=params, num_envs=choices.config.num_envs, gamma=gamma)
     config = with_layout(choices.config, env)
     make_network = choices.network or partial(actor_critic, config=config.network)
-    policy = network_policy(env, make_network, normalise_observations=config.normalize_observations)
+    policy = network_policy(
+        env,
+        make_network,
+        normalise_observations=config.normalize_observations,
+        normalise_values=config.normalize_values,
+    )
     return Parts(env, environment, host, policy, config, choices.made_in_python(params=params))
 
 

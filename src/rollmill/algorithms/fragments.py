@@ -1,5 +1,6 @@
 """The environment and policy fragments that on-policy algorithms share, for ONE environment."""
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -31,6 +32,7 @@ from rollmill.envs import (
     RunningStatistics,
     auto_reset,
     check_types,
+    denormalise,
     initial_statistics,
     normalise,
     normalised_struct,
@@ -182,10 +184,21 @@ def clip_to_space(space: spaces.Space, action: Action) -> Action:
 
 
 class PolicyWeights(eqx.Module):
-    """Network weights of the policy, and the statistics that normalise observations (None: not normalised)."""
+    """Network weights of the policy, and the statistics that normalise what it sees and predicts, or None."""
 
     network: PyTree[Array]
     observations: RunningStatistics | None
+    """Statistics of observations."""
+    values: RunningStatistics | None = None
+    """Statistics of the critic's targets, by which the network's values are normalised."""
+
+    def raw_value(self, value: Float[Array, "..."]) -> Float[Array, "..."]:
+        """Converts values of the network to the units of rewards."""
+        return value if self.values is None else denormalise(self.values, value)
+
+    def normalised_value(self, value: Float[Array, "..."]) -> Float[Array, "..."]:
+        """Converts values in the units of rewards to those of the network."""
+        return value if self.values is None else normalise(self.values, value, clip=math.inf)
 
 
 class Extras(NamedTuple):
@@ -194,9 +207,9 @@ class Extras(NamedTuple):
     log_prob: Float[Array, "..."]
     """Log-probability of the action."""
     value: PyTree[Float[Array, "..."]]
-    """Value of the observation, for recurrent policies, whose critic has to see every step in order, and for large
-    observations, where actor and critic share a torso. Otherwise `()`: computing all values of a trajectory at
-    once takes fewer and larger matrix products; or `appraise` adds them in a kernel."""
+    """Value of the observation in the units of rewards, for recurrent policies, whose critic has to see every
+    step in order, and for large observations, where actor and critic share a torso. Otherwise `()`: computing all
+    values of a trajectory at once takes fewer and larger matrix products; or `appraise` adds them in a kernel."""
     final_value: PyTree[Float[Array, "..."]] = ()
     """Value after a truncated step, zero elsewhere; `()` unless `appraise` or `condense` has added it."""
 
@@ -214,12 +227,15 @@ class NetworkPolicy(NamedTuple):
     """Shapes of the observations; None if they are not normalised."""
     is_large: bool
     """True if an observation has a large leaf (`dataflow.is_large`), such as an image."""
+    normalises_values: bool = False
+    """True if the network predicts values that are normalised by statistics of their targets."""
 
     def start_weights(self, key: Key) -> PolicyWeights:
         """Initial weights."""
         shapes = self.normalised_struct
-        statistics = None if shapes is None else initial_statistics(shapes)
-        return PolicyWeights(eqx.filter(self.make(key), eqx.is_inexact_array), statistics)
+        observations = None if shapes is None else initial_statistics(shapes)
+        values = initial_statistics(jax.ShapeDtypeStruct((), jnp.float32)) if self.normalises_values else None
+        return PolicyWeights(eqx.filter(self.make(key), eqx.is_inexact_array), observations, values)
 
     def start_memory(self) -> Memory:
         """The memory at the start of an episode; `()` for a network without memory."""
@@ -239,14 +255,14 @@ class NetworkPolicy(NamedTuple):
     def forward(
         self, weights: PolicyWeights, memory: Memory, observation: Observation, action_mask: PyTree
     ) -> Output:
-        """The network's output for a normalised observation."""
+        """The network's output for a normalised observation; its value may be normalised, too."""
         network = eqx.combine(weights.network, self.static)
         return network(observation, memory, None if isinstance(action_mask, tuple) else action_mask)
 
     def value(self, weights: PolicyWeights, memory: Memory, observation: Observation) -> Float[Array, ""]:
-        """The value of a raw observation."""
+        """The value of a raw observation, in the units of rewards."""
         network = eqx.combine(weights.network, self.static)
-        return network.value(self.normalise(weights, observation), memory)
+        return weights.raw_value(network.value(self.normalise(weights, observation), memory))
 
     def distribution(
         self, weights: PolicyWeights, memory: Memory, observation: Observation, action_mask: PyTree
@@ -304,7 +320,7 @@ class NetworkPolicy(NamedTuple):
         """Samples an action for a raw observation."""
         output = self.forward(weights, memory, self.normalise(weights, observation), action_mask)
         action, log_prob = output.distribution.sample_and_log_prob(key)
-        return self._decision(output, action, log_prob)
+        return self._decision(weights, output, action, log_prob)
 
     def greedy(
         self, weights: PolicyWeights, key: Key, memory: Memory, observation: Observation, action_mask: PyTree
@@ -312,14 +328,21 @@ class NetworkPolicy(NamedTuple):
         """The most likely action, for a raw observation."""
         output = self.forward(weights, memory, self.normalise(weights, observation), action_mask)
         action = output.distribution.mode()
-        return self._decision(output, action, output.distribution.log_prob(action))
+        return self._decision(weights, output, action, output.distribution.log_prob(action))
 
-    def _decision(self, output: Output, action: Action, log_prob: Float[Array, ""]) -> Decision:
-        return Decision(action, output.memory, Extras(log_prob, output.value if self.keeps_values else ()))
+    def _decision(
+        self, weights: PolicyWeights, output: Output, action: Action, log_prob: Float[Array, ""]
+    ) -> Decision:
+        value = weights.raw_value(output.value) if self.keeps_values else ()
+        return Decision(action, output.memory, Extras(log_prob, value))
 
 
 def network_policy(
-    env: Environment | HostEnvironment, make_network: MakeNetwork, *, normalise_observations: bool
+    env: Environment | HostEnvironment,
+    make_network: MakeNetwork,
+    *,
+    normalise_observations: bool,
+    normalise_values: bool = False,
 ) -> NetworkPolicy:
     """Makes the policy of an environment from a function that makes its network."""
 
@@ -329,7 +352,7 @@ def network_policy(
     skeleton, static = weights_and_rest(make)
     normalised = normalised_struct(env.observation_space) if normalise_observations else None
     large = any(map(is_large, jax.tree.leaves(struct(env.observation_space))))
-    policy = NetworkPolicy(make, skeleton, static, normalised, large)
+    policy = NetworkPolicy(make, skeleton, static, normalised, large, normalise_values)
     _check_types(policy, struct(env.observation_space))
     return policy
 

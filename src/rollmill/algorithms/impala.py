@@ -14,7 +14,7 @@ Shape letters: `T` steps, `E` environments of this replica, `N` sequences of a m
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -27,7 +27,15 @@ from rollmill.algorithms.building import configured, graph_of, loops_of, parts_o
 from rollmill.algorithms.fragments import MakeNetwork, NetworkPolicy, PolicyWeights
 from rollmill.algorithms.hyperparameters import current
 from rollmill.algorithms.losses import approximate_kl, policy_gradient_loss, squared_value_loss
-from rollmill.algorithms.on_policy import ActorCriticLearner, beginnings, is_missing, update_learner_statistics
+from rollmill.algorithms.on_policy import (
+    IMAGES_AT_ONCE,
+    ActorCriticLearner,
+    beginnings,
+    is_missing,
+    moments_of,
+    update_learner_statistics,
+    update_value_statistics,
+)
 from rollmill.algorithms.reports import value_moments
 from rollmill.algorithms.returns import Advantages, bootstrap_values, vtrace
 from rollmill.algorithms.sizes import check_fractions
@@ -73,6 +81,8 @@ class IMPALAConfig:
     """Bound on the ratios that propagate errors back in time (c-bar)."""
     vtrace_lambda: Fraction = 1.0
     """Decay of the trace; 1 as published."""
+    norm_adv: bool = False
+    """Standardise the advantages of each batch, as they are before it is learned from."""
     ent_coef: NonNegative = 0.01
     """Weight of the entropy bonus."""
     vf_coef: NonNegative = 0.5
@@ -83,6 +93,8 @@ class IMPALAConfig:
     """Standardise observations by running statistics, which are part of the training state."""
     normalize_rewards: bool = False
     """Divide rewards by the running standard deviation of the discounted return."""
+    normalize_values: bool = False
+    """Standardise the critic's targets by running statistics, which are part of the training state."""
     num_shards: Count | None = None
     """Logical shards within which sequences are shuffled, a multiple of the device count. Default: automatic."""
     network: NetworkConfig = field(default_factory=NetworkConfig)
@@ -116,6 +128,10 @@ class Ends(NamedTuple):
     """Memory of the behaviour policy before the first step."""
     last_observation: Observation
     """Observation after the last step."""
+    units: PyTree[Array] = ()
+    """Statistics of targets from before the batch, for each sequence; `()` unless values are normalised."""
+    moments: PyTree[Array] = ()
+    """`Moments` of the batch's advantages, for each sequence; `()` unless they are standardised."""
 
 
 class Outputs(NamedTuple):
@@ -162,7 +178,7 @@ def impala(
         choices,
         loops,
         scaling=_scaling,
-        prepare=partial(prepare, parts.policy),
+        prepare=partial(prepare, parts.policy, config),
         condense=parts.policy.condensation,
         gradients=partial(gradients, parts.policy, config),
     )
@@ -180,9 +196,19 @@ def _scaling(config: IMPALAConfig) -> optax.GradientTransformation:
 
 
 def prepare(
-    policy: NetworkPolicy, learner: ActorCriticLearner, trajectory: Trajectory, *, reduce: Reduce, replicas: int
+    policy: NetworkPolicy,
+    config: IMPALAConfig,
+    learner: ActorCriticLearner,
+    trajectory: Trajectory,
+    *,
+    reduce: Reduce,
+    replicas: int,
 ) -> tuple[ActorCriticLearner, Batch]:
-    """Makes a batch of sequences, and updates the statistics for the next rollout; `gradients` computes values."""
+    """Makes a batch of sequences, and updates the statistics for the next rollout.
+
+    `gradients` computes values. They are computed here as well for statistics of targets and advantages.
+    """
+    config = current(config, learner.hyperparameters)
     steps, weights = trajectory.steps, learner.weights
     learner, reward = update_learner_statistics(learner, steps, reduce=reduce, replicas=replicas)
     final_value = steps.extras.final_value
@@ -197,29 +223,75 @@ def prepare(
         final_observation=policy.normalise(weights, steps.final_observation) if is_missing(final_value) else (),
         final_value=final_value,
     )
-    ends = Ends(trajectory.start_memory, policy.normalise(weights, trajectory.observation))
-    return learner, Batch(samples, ends)
+    batch = Batch(samples, Ends(trajectory.start_memory, policy.normalise(weights, trajectory.observation)))
+    if weights.values is None and not config.norm_adv:
+        return learner, batch
+    found, units, moments = _estimates(policy, config, weights, batch), (), ()
+    if weights.values is not None:
+        units, learner = (
+            weights.values,
+            update_value_statistics(learner, found.target, reduce=reduce, replicas=replicas),
+        )
+    if config.norm_adv:
+        moments = moments_of(found.advantage, reduce)
+    each = lambda leaf: jnp.broadcast_to(leaf, (len(found.target),))
+    units, moments = jax.tree.map(each, (units, moments))
+    return learner, batch._replace(sequences=batch.sequences._replace(units=units, moments=moments))
+
+
+def _estimates(policy: NetworkPolicy, config: IMPALAConfig, weights: PolicyWeights, batch: Batch) -> Advantages:
+    """V-trace advantages and targets of a rollout, `[E, T]`, of few sequences at a time if they are large."""
+
+    def estimate(minibatch: Batch) -> Advantages:
+        return _vtrace(policy, config, weights, minibatch, _outputs(policy, weights, minibatch))
+
+    def estimate_of(env: Array) -> Advantages:
+        sequence = jax.tree.map(lambda leaf: leaf[None, :, env], batch.samples)
+        ends = jax.tree.map(lambda leaf: leaf[None, env], batch.sequences)
+        return jax.tree.map(lambda leaf: leaf[0], estimate(Batch(sequence, ends)))
+
+    num_steps, num_envs = batch.samples.reward.shape
+    if policy.is_large:  # another copy of all images would take as much memory as the trajectory
+        at_once = max(1, IMAGES_AT_ONCE // num_steps)
+        return jax.lax.map(estimate_of, jnp.arange(num_envs), batch_size=at_once)
+    by_sequence = jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), batch.samples)
+    return estimate(Batch(by_sequence, batch.sequences))
 
 
 def gradients(
     policy: NetworkPolicy, config: IMPALAConfig, learner: ActorCriticLearner, minibatch: Batch
 ) -> tuple[PyTree[Array], Metrics]:
     """Gradients of the mean loss over a minibatch of sequences, with respect to the network's weights."""
-    config = current(config, learner.hyperparameters)
+    config, (_, _, units, moments) = current(config, learner.hyperparameters), minibatch.sequences
 
     def mean_loss(network):
-        weights = PolicyWeights(network, learner.weights.observations)
-        outputs = jax.vmap(partial(_unroll, policy, weights))(minibatch.samples, minibatch.sequences.start_memory)
-        constant_weights = jax.lax.stop_gradient(weights)
-        advantages = jax.lax.stop_gradient(_vtrace(policy, config, constant_weights, minibatch, outputs))
+        weights = replace(learner.weights, network=network)
+        outputs = _outputs(policy, weights, minibatch)
+        in_units = replace(jax.lax.stop_gradient(weights), values=_of_all(units))
+        advantages = jax.lax.stop_gradient(_vtrace(policy, config, in_units, minibatch, outputs))
+        normalised = Advantages(
+            _of_all(moments).standardise(advantages.advantage) if moments else advantages.advantage,
+            learner.weights.normalised_value(advantages.target),
+        )
         losses = jax.vmap(jax.vmap(partial(_loss, config)))(
-            outputs.log_prob, outputs.entropy, outputs.value, minibatch.samples.log_prob, advantages
+            outputs.log_prob, outputs.entropy, outputs.value, minibatch.samples.log_prob, normalised
         )
         loss, metrics = jax.tree.map(jnp.mean, losses)
-        return loss, {**metrics, **value_moments(jax.lax.stop_gradient(outputs.value), advantages.target)}
+        value = in_units.raw_value(jax.lax.stop_gradient(outputs.value))
+        return loss, {**metrics, **value_moments(value, advantages.target)}
 
     (total, metrics), slopes = jax.value_and_grad(mean_loss, has_aux=True)(learner.weights.network)
     return slopes, {"losses/total": total, **metrics}
+
+
+def _of_all(same: PyTree[Array]) -> Any:
+    """Returns what is the same for each sequence, once. None for nothing."""
+    return jax.tree.map(lambda leaf: leaf[0], same) if jax.tree.leaves(same) else None
+
+
+def _outputs(policy: NetworkPolicy, weights: PolicyWeights, minibatch: Batch) -> Outputs:
+    """Outputs for each sequence `[N, T]` of a minibatch."""
+    return jax.vmap(partial(_unroll, policy, weights))(minibatch.samples, minibatch.sequences.start_memory)
 
 
 def _unroll(policy: NetworkPolicy, weights: PolicyWeights, steps: StepValues, start_memory: Memory) -> Outputs:
@@ -245,12 +317,15 @@ def _unroll(policy: NetworkPolicy, weights: PolicyWeights, steps: StepValues, st
 def _vtrace(
     policy: NetworkPolicy, config: IMPALAConfig, weights: PolicyWeights, minibatch: Batch, outputs: Outputs
 ) -> Advantages:
-    """V-trace advantages and targets of each sequence `[N, T]`.
+    """V-trace advantages and targets of each sequence `[N, T]`, in the units of rewards.
 
     Final observations are evaluated only if an episode of the minibatch was truncated.
     """
     steps: StepValues = minibatch.samples
-    value_n = jax.vmap(lambda memory, observation: policy.forward(weights, memory, observation, ()).value)
+    raw_value = lambda memory, observation: weights.raw_value(
+        policy.forward(weights, memory, observation, ()).value
+    )
+    value_n, value = jax.vmap(raw_value), weights.raw_value(outputs.value)
     final_value = steps.final_value
     if is_missing(final_value):
         final_value = jax.lax.cond(
@@ -261,7 +336,7 @@ def _vtrace(
     last_memory = jax.tree.map(lambda leaf: leaf[:, -1], outputs.memory)
     last_value = value_n(last_memory, minibatch.sequences.last_observation)
     bootstrap = jax.vmap(bootstrap_values)
-    next_value = bootstrap(outputs.value, last_value, final_value, steps.terminated, steps.truncated)
+    next_value = bootstrap(value, last_value, final_value, steps.terminated, steps.truncated)
     estimate = partial(
         vtrace,
         gamma=config.gamma,
@@ -271,7 +346,7 @@ def _vtrace(
     )
     done = steps.terminated | steps.truncated
     log_ratio = outputs.log_prob - steps.log_prob
-    return jax.vmap(estimate)(log_ratio, steps.reward, outputs.value, next_value, done)
+    return jax.vmap(estimate)(log_ratio, steps.reward, value, next_value, done)
 
 
 def _loss(

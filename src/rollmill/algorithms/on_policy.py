@@ -4,6 +4,7 @@ Shape letters: `T` steps, `E` environments of this replica, `N` samples, or sequ
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -48,8 +49,11 @@ class TrainingSamples(NamedTuple):
     action: PyTree[Array]
     log_prob: Float[Array, "..."]
     value: Float[Array, "..."]
+    """The network's value, which may be normalised."""
     advantage: Float[Array, "..."]
+    """In the units of rewards, until it is standardised."""
     target: Float[Array, "..."]
+    """Target of the network's value, normalised as it is."""
     begins: PyTree[Bool[Array, "..."]]
     """True where an episode begins with this sample, so that the memory is reset; `()` without memory."""
 
@@ -99,14 +103,15 @@ def prepare(
     done = steps.terminated | steps.truncated
     estimate = partial(generalised_advantages, gamma=config.gamma, gae_lambda=config.gae_lambda)
     advantage, target = jax.vmap(estimate, in_axes=1, out_axes=1)(reward, value, next_value, done)
+    learner = update_value_statistics(learner, target, reduce=reduce, replicas=replicas)
     samples = TrainingSamples(
         observation=policy.normalise(weights, steps.observation),
         action_mask=steps.action_mask,
         action=steps.action,
         log_prob=steps.extras.log_prob,
-        value=value,
+        value=weights.normalised_value(value),
         advantage=advantage,
-        target=target,
+        target=learner.weights.normalised_value(target),
         begins=beginnings(done) if policy.recurrent else (),
     )
     return learner, Batch(samples, trajectory.start_memory)
@@ -123,8 +128,19 @@ def update_learner_statistics(
     observations = learner.weights.observations
     if observations is not None:
         observations = update_statistics(observations, steps.observation, reduce=reduce, replicas=replicas)
-    weights = PolicyWeights(learner.weights.network, observations)
-    return ActorCriticLearner(weights, learner.optimiser, returns, learner.hyperparameters), reward
+    weights = replace(learner.weights, observations=observations)
+    return replace(learner, weights=weights, returns=returns), reward
+
+
+def update_value_statistics(
+    learner: ActorCriticLearner, target: Float[Array, "..."], *, reduce: Reduce, replicas: int
+) -> ActorCriticLearner:
+    """Updates the statistics of the critic's targets, if it has some, with targets in the units of rewards."""
+    values = learner.weights.values
+    if values is None:
+        return learner
+    values = update_statistics(values, target, reduce=reduce, replicas=replicas)
+    return replace(learner, weights=replace(learner.weights, values=values))
 
 
 def beginnings(done: Bool[Array, "T ..."]) -> Bool[Array, "T ..."]:
@@ -135,8 +151,8 @@ def beginnings(done: Bool[Array, "T ..."]) -> Bool[Array, "T ..."]:
 def _values(policy: NetworkPolicy, weights: PolicyWeights, trajectory: Trajectory):
     """Values of observations `[T, E]`, of the observation after the last step `[E]`, of final ones `[T, E]`.
 
-    Values added by `appraise` or `condense` are reused. Otherwise those of final observations are computed only
-    in iterations in which an episode was truncated.
+    They are in the units of rewards. Values added by `appraise` or `condense` are reused. Otherwise those of final
+    observations are computed only in iterations in which an episode was truncated.
     """
     steps, extras = trajectory.steps, trajectory.steps.extras
     value_e = jax.vmap(partial(policy.value, weights))
@@ -175,26 +191,42 @@ def report(
     """Metrics of an iteration: its first learning rate, and moments of values if the batch has values."""
     rate = {"learning_rate": rate_now(schedule(learner.hyperparameters), learner.optimiser)}
     samples = batch.samples
-    return (
-        {**rate, **value_moments(samples.value, samples.target)} if isinstance(samples, TrainingSamples) else rate
-    )
+    if not isinstance(samples, TrainingSamples):
+        return rate
+    value, target = map(learner.weights.raw_value, (samples.value, samples.target))
+    return {**rate, **value_moments(value, target)}
 
 
 # --- a minibatch --------------------------------------------------------------------------------------
 
 
-def standardise_advantages(minibatch: Batch, reduce: Reduce) -> Batch:
-    """Scales advantages to mean 0 and standard deviation 1 over the minibatch of all replicas.
+class Moments(NamedTuple):
+    """Mean and standard deviation of advantages."""
+
+    mean: Float[Array, ""]
+    deviation: Float[Array, ""]
+
+    def standardise(self, advantage: Float[Array, "..."]) -> Float[Array, "..."]:
+        """Scales advantages to mean 0 and standard deviation 1, or to 0 if all are equal."""
+        return (advantage - self.mean) / (self.deviation + 1e-8)
+
+
+def moments_of(advantage: Float[Array, "..."], reduce: Reduce) -> Moments:
+    """Returns the moments of the advantages of all replicas.
 
     One reduction is enough (Chan et al., 1979): the total variance is the mean of the parts' variances plus the
     variance of their means.
     """
-    advantage = minibatch.samples.advantage
     local_mean = jnp.mean(advantage)
     local_variance = jnp.mean(jnp.square(advantage - local_mean))
     mean, square, variance = reduce((local_mean, jnp.square(local_mean), local_variance))
-    deviation = jnp.sqrt(variance + jnp.maximum(square - jnp.square(mean), 0))
-    standardised = (advantage - mean) / (deviation + 1e-8)
+    return Moments(mean, jnp.sqrt(variance + jnp.maximum(square - jnp.square(mean), 0)))
+
+
+def standardise_advantages(minibatch: Batch, reduce: Reduce) -> Batch:
+    """Scales advantages to mean 0 and standard deviation 1 over the minibatch of all replicas."""
+    advantage = minibatch.samples.advantage
+    standardised = moments_of(advantage, reduce).standardise(advantage)
     return minibatch._replace(samples=minibatch.samples._replace(advantage=standardised))
 
 
@@ -218,10 +250,7 @@ def _sample_loss(
     sample: TrainingSamples,
     memory: Memory,
 ) -> tuple[Float[Array, ""], Metrics]:
-    weights, config = (
-        PolicyWeights(network, learner.weights.observations),
-        current(config, learner.hyperparameters),
-    )
+    weights, config = replace(learner.weights, network=network), current(config, learner.hyperparameters)
     return loss(config, sample, policy.forward(weights, memory, sample.observation, sample.action_mask))
 
 
@@ -235,7 +264,7 @@ def _sequence_loss(
     start_memory: Memory,
 ) -> tuple[Float[Array, ""], Metrics]:
     """Mean loss of one environment's sequence `[T, ...]`, carrying the memory from step to step."""
-    weights, reset_memory = PolicyWeights(network, learner.weights.observations), policy.start_memory()
+    weights, reset_memory = replace(learner.weights, network=network), policy.start_memory()
     config = current(config, learner.hyperparameters)
 
     def step(memory, sample):
@@ -257,4 +286,4 @@ def update(
     """One step of the optimiser; `share` is the fraction of a minibatch that the gradients come from."""
     held = learner.hyperparameters
     network, state = descend(optimiser, learner.weights.network, learner.optimiser, gradients, held, share=share)
-    return ActorCriticLearner(PolicyWeights(network, learner.weights.observations), state, learner.returns, held)
+    return replace(learner, weights=replace(learner.weights, network=network), optimiser=state)

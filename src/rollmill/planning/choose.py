@@ -114,7 +114,9 @@ def _refuse_beside_plan(options: PlacementOptions) -> None:
 def _without_statistics(graph: Graph) -> str:
     """How a graph can be trained where nothing but gradients reaches the learner."""
     config = graph.settings["config"]
-    used = [name for name in ("normalize_observations", "normalize_rewards") if config.get(name)]
+    used = [
+        name for name in ("normalize_observations", "normalize_rewards", "normalize_values") if config.get(name)
+    ]
     if used:
         return f"leave out {' and '.join(used)}, or let it be synchronous"
     return "let it be synchronous, or choose another policy, such as single-learner-coarse"
