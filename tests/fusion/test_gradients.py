@@ -170,8 +170,9 @@ def kernel_of(case, numerics, launch):
 
 
 def an_epoch(graph, make_minibatch_loop, learner, batch, rows):
-    loop = make_minibatch_loop(graph, batch, identity)
-    after, metrics = loop.epoch(loop.begin(learner), first(loop.shuffled(rows[None])))
+    loop = make_minibatch_loop(graph, identity)
+    samples = loop.samples(batch)
+    after, metrics = loop.epoch(loop.begin(learner), samples, first(loop.shuffled(samples, rows[None])))
     return loop.end(after), metrics
 
 

@@ -17,7 +17,7 @@ from rollmill.fusion.tune.timing import Tuned
 from rollmill.programs import fused_kernels as choosing
 from rollmill.programs import tuning
 from rollmill.programs.compiled import lower
-from rollmill.programs.kernels import plain_kernels
+from rollmill.programs.kernels import KernelPlace, plain_kernels
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_triton_kernels_of_all_launches_are_made_from_one_lowering(lowered, tmp_
         gradients=backend.gradients._replace(launches=sizes, compile_ahead=nothing_ahead),
     )
     with tuning.Tuner(jax.devices()[0]) as tuner:
-        chooser = choosing._Chooser(graph, "full", backend, 1, jax.devices()[:1], None, tuner)
+        chooser = choosing._Chooser(graph, "full", backend, 1, KernelPlace(jax.devices()[0], 1), None, tuner)
         plain = plain_kernels(1)
         ways = [
             chooser.implementation("rollouts", plain.rollouts),

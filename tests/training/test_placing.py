@@ -16,7 +16,11 @@ SIZES = {"num_envs": 8, "num_steps": 8, "num_minibatches": 2, "total_timesteps":
     ("environment", "options", "message"),
     [
         ("gymnasium:CartPole-v1", {"place": "mesh"}, "place=mesh steps environments in JAX"),
-        ("CartPole-v1", {"place": "threads", "fusion": "rollout"}, "fusion=rollout makes kernels of one program"),
+        (
+            "CartPole-v1",
+            {"distribution": "multi-learner", "fusion": "rollout"},
+            "has them in different groups; use distr",
+        ),
         ("gymnasium:CartPole-v1", {"fusion": "full"}, "fusion=full: these environments are stepped by Python"),
     ],
 )

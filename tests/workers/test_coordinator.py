@@ -395,7 +395,7 @@ def test_all_processes_of_a_mesh_get_the_kernels_of_the_first():
     def script(workers):
         assert [fields["launches"] for _, fields, _ in workers.take("Begin")] == [None, None]
         yield [workers.says("all/0", "KernelsChosen", {"launches": launches})]
-        assert workers.take("KernelsChosen") == [("all/1", {"launches": launches}, {})]
+        assert workers.take("KernelsChosen") == [("all/1", {"launches": launches, "notes": ()}, {})]
         compiled = {"launches": launches, "notes": ["one kernel"]}
         yield [workers.says("all/0", "MeshCompiled", compiled)]
         yield [workers.lost("all/1")]

@@ -49,7 +49,6 @@ from rollmill.dataflow.learning import (
 from rollmill.dataflow.loops import iterate, start, start_learner, with_hyperparameters
 from rollmill.dataflow.minibatch_loop import (
     COMPUTED,
-    MakeGradients,
     MakeMinibatchLoop,
     MinibatchLoop,
     all_finite,
@@ -65,6 +64,7 @@ from rollmill.dataflow.minibatches import (
     flat_samples,
     minibatch_gather,
     num_shards_for,
+    rows_of_epochs,
     shuffled_rows,
 )
 from rollmill.dataflow.packing import TOGETHER, Packed, is_large, pack
@@ -134,7 +134,6 @@ __all__ = [
     "Loops",
     "LossOfOne",
     "MakeMinibatchLoop",
-    "MakeGradients",
     "MeanGradients",
     "Metrics",
     "ResetReply",
@@ -198,6 +197,7 @@ __all__ = [
     "roles_of",
     "rollout_one",
     "share",
+    "rows_of_epochs",
     "shuffled_rows",
     "start",
     "start_collector",

@@ -26,7 +26,7 @@ from rollmill.dataflow.minibatch_loop import (
     learn_minibatch,
     plain_minibatch_loop,
 )
-from rollmill.dataflow.minibatches import shuffled_rows
+from rollmill.dataflow.minibatches import rows_of_epochs
 
 
 class _Progress(NamedTuple):
@@ -103,16 +103,16 @@ def learn(
 
     Rows of all epochs are shuffled at once, which takes 4 bytes for each sample and epoch.
     """
-    loop = (make_minibatch_loop or plain_minibatch_loop)(graph, batch, reduce)
+    loop = (make_minibatch_loop or plain_minibatch_loop)(graph, reduce)
+    samples = loop.samples(batch)
 
     def epoch_step(progress: _Progress, shuffled) -> tuple[_Progress, tuple[Metrics, Float[Array, ""]]]:
-        after, metrics = loop.epoch(progress.carried, shuffled)
+        after, metrics = loop.epoch(progress.carried, samples, shuffled)
         return _after_epoch(graph, progress, after, metrics), (metrics, progress.learning.astype(jnp.float32))
 
     begin = _Progress(loop.begin(learner), jnp.asarray(True))
-    rows_of = lambda epoch: shuffled_rows(jax.random.fold_in(key, epoch), index, graph.loops)
     with traced("shuffle"):
-        shuffled = loop.shuffled(jax.vmap(rows_of)(jnp.arange(graph.loops.epochs)))
+        shuffled = loop.shuffled(samples, rows_of_epochs(key, index, graph.loops))
     end, (metrics, learned) = jax.lax.scan(epoch_step, begin, shuffled)
     return end_iteration(graph, loop.end(end.carried)), over_epochs(metrics, learned)
 

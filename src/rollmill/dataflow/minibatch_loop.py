@@ -8,31 +8,36 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PyTree, UInt32
+from jaxtyping import Array, Float, Int, PyTree, UInt32
 
 from rollmill.core.operations import traced
 from rollmill.dataflow.graph import Batch, Graph, Learner, Metrics, Reduce, Weights
-from rollmill.dataflow.minibatches import minibatch_gather
+from rollmill.dataflow.minibatches import MinibatchGather, minibatch_gather
 
 
 class MinibatchLoop(NamedTuple):
-    """Functions of a loop over the epochs of a batch. The carry may have any structure."""
+    """Functions of a loop over the epochs of a batch. Carry, samples and inputs may have any structure.
+
+    No function holds arrays, so that each can be a program of its own. Replicas that reduce over channels run the
+    minibatches one by one, and one program runs whole epochs.
+    """
 
     begin: Callable[[Learner], Any]
     """Maps the learner to the initial carry."""
-    shuffled: Callable[[UInt32[Array, "epochs M N"]], PyTree[Array]]
-    """Maps the shuffled rows of all epochs to the inputs of `epoch`, with leaves `[epochs, ...]`."""
-    epoch: Callable[[Any, PyTree[Array]], tuple[Any, Metrics]]
-    """Maps the carry and the input of one epoch to the next carry and metrics `[M]`."""
+    samples: Callable[[Batch], Any]
+    """Maps the batch to what all of its minibatches read."""
+    shuffled: Callable[[Any, UInt32[Array, "epochs M N"]], PyTree[Array]]
+    """Maps the samples and the shuffled rows of all epochs to the epochs' inputs, with leaves `[epochs, ...]`."""
+    minibatch: Callable[[Any, Any, PyTree[Array], Int[Array, ""]], tuple[Any, Metrics]]
+    """Maps the carry, the samples, an epoch's input and a minibatch's number to the next carry and metrics."""
+    epoch: Callable[[Any, Any, PyTree[Array]], tuple[Any, Metrics]]
+    """Maps the carry, the samples and an epoch's input to the next carry and metrics `[M]`."""
     end: Callable[[Any], Learner]
     """Maps the final carry to the learner."""
 
 
-MakeMinibatchLoop: TypeAlias = Callable[[Graph, Batch, Reduce], MinibatchLoop]
-"""Makes the loop for a batch and a mean over replicas, like `plain_minibatch_loop`."""
-
-MakeGradients: TypeAlias = Callable[[Graph, Batch, Reduce], Callable[..., tuple[Weights, Metrics]]]
-"""Makes a function from a learner and rows of a batch to gradients and metrics, like `gradients_of_rows`."""
+MakeMinibatchLoop: TypeAlias = Callable[[Graph, Reduce], MinibatchLoop]
+"""Makes the loop for a mean over replicas, like `plain_minibatch_loop`."""
 
 
 def identity(tree: PyTree[Array]) -> PyTree[Array]:
@@ -40,20 +45,20 @@ def identity(tree: PyTree[Array]) -> PyTree[Array]:
     return tree
 
 
-def plain_minibatch_loop(
-    graph: Graph, batch: Batch, reduce: Reduce, *, gradients: MakeGradients | None = None
-) -> MinibatchLoop:
-    """Returns a loop that carries the learner. `gradients` is `gradients_of_rows` or an equivalent function."""
-    gradients_of = (gradients or gradients_of_rows)(graph, batch, reduce)
+def plain_minibatch_loop(graph: Graph, reduce: Reduce) -> MinibatchLoop:
+    """Returns a loop that carries the learner, and gathers each minibatch."""
 
-    def minibatch_step(learner: Learner, rows: UInt32[Array, " N"]) -> tuple[Learner, Metrics]:
-        with traced("gradients"):
-            found = reduce(gradients_of(learner, rows))
-        return _updated(graph, learner, *found)
+    def of_rows(learner: Learner, take: MinibatchGather, rows: UInt32[Array, " N"]) -> tuple[Learner, Metrics]:
+        return learn_minibatch(graph, learner, take(rows), reduce=reduce)
 
-    unchanged = lambda tree: tree
-    epoch = lambda learner, rows: jax.lax.scan(minibatch_step, learner, rows)
-    return MinibatchLoop(unchanged, unchanged, epoch, unchanged)
+    return MinibatchLoop(
+        begin=identity,
+        samples=lambda batch: minibatch_gather(batch, graph.loops),
+        shuffled=lambda take, rows: rows,
+        minibatch=lambda learner, take, rows, number: of_rows(learner, take, rows[number]),
+        epoch=lambda learner, take, rows: jax.lax.scan(lambda now, some: of_rows(now, take, some), learner, rows),
+        end=identity,
+    )
 
 
 def learn_minibatch(

@@ -8,9 +8,10 @@ Shape letters: `T` steps, `E` environments held here, `S` shards held here, `N` 
 """
 
 import math
-from collections.abc import Callable
+from abc import abstractmethod
 from functools import partial
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, PyTree, Shaped, UInt32
@@ -18,7 +19,7 @@ from jaxtyping import Array, Int, PyTree, Shaped, UInt32
 from rollmill.core.errors import UsageError
 from rollmill.core.types import Key
 from rollmill.dataflow.graph import Batch, Loops
-from rollmill.dataflow.packing import is_large, pack
+from rollmill.dataflow.packing import Packed, is_large, pack
 from rollmill.dataflow.shuffle import permutation
 
 
@@ -73,27 +74,54 @@ def shuffled_rows(key: Key, index: Int[Array, " E"], loops: Loops) -> UInt32[Arr
     return by_minibatch.reshape(loops.num_minibatches, -1)
 
 
-def minibatch_gather(batch: Batch, loops: Loops) -> Callable[[UInt32[Array, " N"]], Batch]:
-    """Returns a function from rows to their minibatch."""
+def rows_of_epochs(key: Key, index: Int[Array, " E"], loops: Loops) -> UInt32[Array, "epochs num_minibatches N"]:
+    """Returns the shuffled rows of all epochs. `key` is that of the iteration's learning."""
+    of_epoch = lambda epoch: shuffled_rows(jax.random.fold_in(key, epoch), index, loops)
+    return jax.vmap(of_epoch)(jnp.arange(loops.epochs))
+
+
+class MinibatchGather(eqx.Module):
+    """The samples of a batch, laid out to be taken by rows. Calling it returns the minibatch of some rows."""
+
+    @abstractmethod
+    def __call__(self, rows: UInt32[Array, " N"]) -> Batch:
+        """Returns the minibatch of these rows."""
+
+
+def minibatch_gather(batch: Batch, loops: Loops) -> MinibatchGather:
+    """Returns a function from rows to their minibatch. Its arrays are leaves of a tree, as those of any batch."""
     if loops.cut == "samples":
-        packed = pack(flat_samples(batch))
-        return lambda rows: Batch(packed.take(rows))
-    pick = lambda tree, rows: jax.tree.map(lambda leaf: leaf[rows], tree)
-    takers = jax.tree.map(_sequences, batch.samples)
-    return lambda rows: Batch(jax.tree.map(lambda take: take(rows), takers), pick(batch.sequences, rows))
+        return _Samples(pack(flat_samples(batch)))
+    transposed = lambda leaf: leaf if _stays(leaf) else leaf.swapaxes(0, 1)
+    return _Sequences(jax.tree.map(transposed, batch.samples), batch.sequences)
 
 
-def _sequences(leaf: Shaped[Array, "T E ..."]) -> Callable[[UInt32[Array, " N"]], Shaped[Array, "N T ..."]]:
-    """Returns a function from environments to their sequences.
+class _Samples(MinibatchGather):
+    packed: Packed
 
-    Small leaves are transposed once. Large leaves are transposed as they are taken, since a copy would double
-    the
+    def __call__(self, rows: UInt32[Array, " N"]) -> Batch:
+        return Batch(self.packed.take(rows))
+
+
+class _Sequences(MinibatchGather):
+    """Sequences of environments.
+
+    Small leaves are transposed once. Large leaves are transposed as they are taken, since a copy would double the
     memory of a batch.
     """
-    if is_large(jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype)):
-        return lambda rows: leaf[:, rows].swapaxes(0, 1)
-    by_sequence = leaf.swapaxes(0, 1)
-    return lambda rows: by_sequence[rows]
+
+    samples: PyTree[Array]
+    """Leaves `[E, T, ...]`, and large ones `[T, E, ...]`."""
+    sequences: PyTree[Array]
+
+    def __call__(self, rows: UInt32[Array, " N"]) -> Batch:
+        take = lambda leaf: leaf[:, rows].swapaxes(0, 1) if _stays(leaf) else leaf[rows]
+        return Batch(jax.tree.map(take, self.samples), jax.tree.map(lambda leaf: leaf[rows], self.sequences))
+
+
+def _stays(leaf: Shaped[Array, "T E ..."]) -> bool:
+    """Returns whether a leaf is too large to be transposed."""
+    return is_large(jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype))
 
 
 def flat_samples(batch: Batch) -> PyTree[Array]:

@@ -4,7 +4,7 @@ Shape letters: `R` rows, one for each sample; `W` words of a row; `N` rows to ta
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -19,15 +19,20 @@ LARGE_BYTES = 4096
 """Size of a leaf of one sample above which it is not packed, and is processed in chunks."""
 
 
-class Packed(NamedTuple):
+class Packed(eqx.Module):
     """Samples as a table of 32-bit words, with the leaves that do not fit beside it."""
 
     table: UInt32[Array, "R W"]
     leaves: list[Array]
     """Leaves of the samples, `[R, ...]`."""
-    columns: list[int | None]
+    columns: tuple[int | None, ...] = eqx.field(static=True)
     """First word of each leaf in a row, or None for a leaf outside the table."""
-    structure: Any
+    structure: Any = eqx.field(static=True)
+
+    @property
+    def samples(self) -> PyTree[Array]:
+        """The samples as they were, with leaves `[R, ...]`."""
+        return jax.tree.unflatten(self.structure, self.leaves)
 
     def take(self, rows: UInt32[Array, " N"]) -> PyTree[Array]:
         """Returns the samples of these rows, with leaves `[N, ...]`."""
@@ -86,7 +91,7 @@ def pack(samples: PyTree[Array]) -> Packed:
         width += words_of(leaf) if _fits(leaf) else 0
     words = [_to_words(leaf) for leaf in leaves if _fits(leaf)]
     empty = jnp.zeros((len(leaves[0]), -width % TOGETHER), jnp.uint32)
-    return Packed(jnp.concatenate([*words, empty], axis=1), leaves, columns, structure)
+    return Packed(jnp.concatenate([*words, empty], axis=1), leaves, tuple(columns), structure)
 
 
 def is_large(leaf: jax.ShapeDtypeStruct) -> bool:

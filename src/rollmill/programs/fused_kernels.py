@@ -35,8 +35,10 @@ from rollmill.programs.kernels import (
     Implementation,
     KernelChoice,
     KernelPart,
+    KernelPlace,
     Launches,
     impossible_fusion,
+    sought_parts,
 )
 from rollmill.programs.tuning import Tuner
 
@@ -47,14 +49,14 @@ def choose_fused(
     fusion: Fusion,
     numerics: Numerics,
     unroll: int,
-    devices: Sequence[Any],
+    place: KernelPlace,
     launches: Launches | None,
     num_seeds: int,
 ) -> KernelChoice:
     """Chooses kernels for a graph, or returns `plain` if it has none. Arguments are those of `choose_kernels`."""
-    backend = backend_of(devices[0], numerics)
-    with Tuner(devices[0]) as tuner:
-        return _choose(_Chooser(graph, fusion, backend, unroll, devices, launches, tuner), plain, num_seeds)
+    backend = backend_of(place.device, numerics)
+    with Tuner(place.device) as tuner:
+        return _choose(_Chooser(graph, fusion, backend, unroll, place, launches, tuner), plain, num_seeds)
 
 
 def possible_fusion(graph: Graph, numerics: Numerics) -> Fusion:
@@ -70,6 +72,24 @@ def possible_fusion(graph: Graph, numerics: Numerics) -> Fusion:
     except CannotFuse:
         return "rollout"
     return "full"
+
+
+def check_kernels(graph: Graph, fusion: Fusion, numerics: Numerics, place: KernelPlace) -> None:
+    """Checks that the kernels of a place can be made, without compiling them.
+
+    Raises:
+        FusionError: one of them cannot be made.
+    """
+    lower: dict[KernelPart, Callable[[Graph], object]] = {"rollouts": lower_rollout, "gradients": lower_gradients}
+    for part in sought_parts(fusion):
+        if part in place.parts:
+            try:
+                backend = backend_of(place.device, numerics)
+                backend.check(place.device)
+                check_package(backend)
+                lower[part](graph)
+            except (UsageError, CannotFuse) as reason:
+                raise impossible_fusion(fusion, reason, part) from reason
 
 
 def usable_backend(device: Any, numerics: Numerics) -> Backend | None:
@@ -92,11 +112,13 @@ def _choose(choice: "_Chooser", plain: KernelChoice, num_seeds: int) -> KernelCh
             raise impossible_fusion(fusion, reason, "rollouts") from reason
         return plain.with_note(f"nothing is fused: {reason}")
     rollouts = choice.implementation("rollouts", plain.rollouts)
-    if fusion == "rollout":
+    if "gradients" not in choice.parts:
         return plain._replace(rollouts=rollouts)
     try:
         gradients = choice.implementation("gradients", plain.gradients)
     except FusionError as reason:
+        if "rollouts" not in choice.parts:
+            raise
         hint = "hint: fusion=rollout is possible: policy and environment are one kernel"
         raise FusionError(f"{reason}\n  {hint}", reason.depths) from reason
     return plain._replace(rollouts=rollouts, gradients=gradients)
@@ -119,21 +141,27 @@ def _or_reason(make: Callable[[], _Candidates]) -> _Candidates | CannotFuse:
 
 @dataclass(frozen=True)
 class _Chooser:
-    """Options of a choice, and its devices."""
+    """Options of a choice, and its place."""
 
     graph: Graph
     fusion: Fusion
     backend: Backend
     unroll: int
-    devices: Sequence[Any]
+    place: KernelPlace
     launches: Launches | None
     tuner: Tuner
+
+    @property
+    def parts(self) -> Sequence[KernelPart]:
+        """Parts that a kernel may compute here."""
+        sought = sought_parts(self.fusion)
+        return [part for part in self.place.parts if part in sought]
 
     def check(self, num_seeds: int) -> None:
         """Raises a UsageError if kernels are impossible here."""
         if num_seeds > 1:
             raise UsageError(f"num_seeds={num_seeds} trains several seeds in one program, and a kernel holds one")
-        self.backend.check(self.devices[0])
+        self.backend.check(self.place.device)
         check_package(self.backend)
 
     def implementation(self, part: KernelPart, plain: Implementation) -> Implementation:
@@ -141,7 +169,7 @@ class _Chooser:
 
         The first call starts to compile the candidates of both kernels.
         """
-        if self._left_out(part):
+        if part not in self.parts or self._left_out(part):
             return plain
         try:
             return self._fused(part, plain)
@@ -152,11 +180,11 @@ class _Chooser:
 
     def _required(self, part: KernelPart) -> bool:
         """Returns whether the options ask for this kernel, however long it takes to compile."""
-        return self.fusion == "full" or (self.fusion == "rollout" and part == "rollouts")
+        return self.fusion != "auto" and part in self.parts
 
     def _left_out(self, part: KernelPart) -> bool:
         """Returns whether the run began without this kernel."""
-        return self.launches is not None and self.launches[part] is None and not self._required(part)
+        return self.launches is not None and self.launches.get(part) is None and not self._required(part)
 
     def _fused(self, part: KernelPart, plain: Implementation) -> Implementation:
         candidates = self._candidates[part]
@@ -178,10 +206,11 @@ class _Chooser:
 
         All candidates compile in the background from here on, side by side.
         """
-        sought: dict[KernelPart, Callable[[], _Candidates]] = {"rollouts": self._rollout_candidates}
-        if self.fusion != "rollout":
-            sought["gradients"] = self._gradient_candidates
-        return {part: _or_reason(make) for part, make in sought.items() if not self._left_out(part)}
+        sought: dict[KernelPart, Callable[[], _Candidates]] = {
+            "rollouts": self._rollout_candidates,
+            "gradients": self._gradient_candidates,
+        }
+        return {part: _or_reason(sought[part]) for part in self.parts if not self._left_out(part)}
 
     def _rollout_candidates(self) -> "_Candidates":
         step = lower_rollout(self.graph)
@@ -192,7 +221,7 @@ class _Chooser:
 
     def _gradient_candidates(self) -> "_Candidates":
         step = lower_gradients(self.graph)
-        launches = self.backend.gradients.launches(self._minibatch, self.devices[0])
+        launches = self.backend.gradients.launches(self._minibatch, self.place.device)
         return _Candidates(step, self._launch("gradients", launches, partial(self._tune_gradients, step)))
 
     def _check_pressure(self, pressure: Pressure) -> None:
@@ -208,7 +237,7 @@ class _Chooser:
             raise CannotFuse(f"{reason}. fusion=rollout makes one all the same")
 
     def _tune_rollouts(self, step: RolloutStep, launches: Sequence[tuple[int, ...]]) -> Callable[[], Tuned]:
-        shapes, device = self._example_shapes, self.devices[0]
+        shapes, device = self._example_shapes, self.place.device
         search = rollout_search(self.graph, shapes, self.backend, launches, device, unroll=self.unroll, step=step)
 
         def arguments() -> tuple[Weights, Collector, Key]:
@@ -219,7 +248,7 @@ class _Chooser:
 
     def _tune_gradients(self, step: GradientStep, launches: Sequence[tuple[int, ...]]) -> Callable[[], Tuned]:
         shapes = jax.eval_shape(self._epoch, self._example_shapes)
-        search = minibatch_loop_search(self.graph, shapes, self.backend, launches, self.devices[0], step=step)
+        search = minibatch_loop_search(self.graph, shapes, self.backend, launches, self.place.device, step=step)
 
         def prepare() -> Callable[[], tuple[Learner, Batch, Array]]:
             epoch = self.tuner.compile(self._epoch, self._example_shapes)
@@ -256,16 +285,16 @@ class _Chooser:
 
     @property
     def _share(self) -> int:
-        return self.graph.loops.num_envs // len(self.devices)
+        return self.graph.loops.num_envs // self.place.shares
 
     @property
     def _minibatch(self) -> int:
         """Number of samples in a minibatch."""
-        return self.graph.loops.batch_size // len(self.devices) // self.graph.loops.num_minibatches
+        return self.graph.loops.batch_size // self.place.shares // self.graph.loops.num_minibatches
 
     @cached_property
     def _example(self) -> State:
-        with jax.default_device(self.devices[0]):
+        with jax.default_device(self.place.device):
             return jax.jit(self._start)()
 
     @cached_property

@@ -1,6 +1,6 @@
 """Chooses how deep a training is fused: how policy and environment become a rollout, and samples gradients."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -10,7 +10,7 @@ from rollmill.core.errors import CannotFuse, FusionError
 from rollmill.core.machine import describe_processor
 from rollmill.core.numerics import Numerics
 from rollmill.core.types import Key
-from rollmill.dataflow import Collector, Graph, Trajectory, Weights, collect, plain_minibatch_loop
+from rollmill.dataflow import Collector, Graph, Group, Trajectory, Weights, collect, plain_minibatch_loop
 
 Fusion: TypeAlias = Literal["auto", "off", "rollout", "full"]
 """How deep a training is fused."""
@@ -31,7 +31,10 @@ class Implementation(NamedTuple):
 
 
 Launches: TypeAlias = Mapping[str, Any]
-"""Launches of the kernels for `rollouts` and `gradients`, None where there is none, on a `device` of this kind."""
+"""Launches of the kernels for `rollouts` and `gradients`, None where there is none, on a `device` of this kind.
+
+Those of a training in groups are `{"groups": {group: launches}}`.
+"""
 
 MIN_STEPS_TO_TUNE = {"gpu": 100_000_000, "cpu": 10_000_000}
 """Environment steps of a training from which on it pays to make kernels and to time them, by what computes it."""
@@ -39,6 +42,9 @@ MIN_STEPS_TO_TUNE = {"gpu": 100_000_000, "cpu": 10_000_000}
 
 KernelPart: TypeAlias = Literal["rollouts", "gradients"]
 """Part of an iteration that a kernel may compute."""
+
+PARTS: tuple[KernelPart, ...] = ("rollouts", "gradients")
+"""Parts of a whole iteration."""
 
 
 class KernelChoice(NamedTuple):
@@ -77,6 +83,8 @@ def choose_kernels(
     devices: Sequence[Any],
     num_seeds: int,
     launches: Launches | None = None,
+    parts: Collection[KernelPart] = PARTS,
+    shares: int | None = None,
 ) -> KernelChoice:
     """Chooses how the rollouts and gradients of a graph are computed on these devices.
 
@@ -90,6 +98,8 @@ def choose_kernels(
         devices: which share the environments.
         num_seeds: trainings side by side.
         launches: as they were found when the run began; on devices of the same kind, nothing is timed then.
+        parts: computed here; the others are left to XLA.
+        shares: equal parts that the environments are divided into; one for each device if left out.
 
     Raises:
         UsageError: if a kernel was asked for and cannot be had.
@@ -97,16 +107,44 @@ def choose_kernels(
     plain = plain_kernels(unroll)
     if fusion == "off" or (fusion == "auto" and devices[0].platform not in MIN_STEPS_TO_TUNE):
         return plain
-    device, steps = devices[0], graph.loops.iterations * graph.loops.batch_size
-    plain = plain._replace(device=describe_processor() if device.platform == "cpu" else device.device_kind)
+    device = devices[0]
+    plain = plain._replace(device=device_name(device))
     if launches is not None and launches.get("device") != plain.device:
         launches = None
-    if fusion == "auto" and launches is None and steps < MIN_STEPS_TO_TUNE[device.platform]:
-        note = f"nothing is fused: for {steps:,} environment steps it does not pay to find the fastest kernels"
+    if fusion == "auto" and launches is None and is_too_short(graph, device.platform):
+        steps = f"{_steps(graph):,} environment steps"
+        note = f"nothing is fused: for {steps} it does not pay to find the fastest kernels"
         return plain if device.platform == "cpu" else plain.with_note(f"{note}; fusion=full does so all the same")
     from rollmill.programs.fused_kernels import choose_fused  # most trainings do without the compiler
 
-    return choose_fused(graph, plain, fusion, numerics, unroll, devices, launches, num_seeds)
+    place = KernelPlace(device, shares or len(devices), parts)
+    return choose_fused(graph, plain, fusion, numerics, unroll, place, launches, num_seeds)
+
+
+class KernelPlace(NamedTuple):
+    """The part of a training that kernels are sought for."""
+
+    device: Any
+    """The device that they are timed on."""
+    shares: int
+    """Equal parts that the environments are divided into, one of them on this device."""
+    parts: Collection[KernelPart] = PARTS
+    """Parts of an iteration that are computed there."""
+
+
+def device_name(device: Any) -> str:
+    """Returns the name of a device under which a run keeps its launches."""
+    return describe_processor() if device.platform == "cpu" else device.device_kind
+
+
+def is_too_short(graph: Graph, platform: str) -> bool:
+    """Returns whether `auto` makes no kernels for a training because timing them takes longer than it is worth."""
+    return platform not in MIN_STEPS_TO_TUNE or _steps(graph) < MIN_STEPS_TO_TUNE[platform]
+
+
+def _steps(graph: Graph) -> int:
+    """Returns the environment steps of a training."""
+    return graph.loops.iterations * graph.loops.batch_size
 
 
 def backend_beside_training(graph: Graph, fusion: Fusion, numerics: Numerics) -> Any:
@@ -114,8 +152,8 @@ def backend_beside_training(graph: Graph, fusion: Fusion, numerics: Numerics) ->
 
     Only on GPUs, where small steps wait for each other's launches; a CPU loses nothing by them.
     """
-    device, steps = jax.devices()[0], graph.loops.iterations * graph.loops.batch_size
-    if device.platform != "gpu" or fusion == "off" or (fusion == "auto" and steps < MIN_STEPS_TO_TUNE["gpu"]):
+    device = jax.devices()[0]
+    if device.platform != "gpu" or fusion == "off" or (fusion == "auto" and is_too_short(graph, "gpu")):
         return None
     from rollmill.programs.fused_kernels import usable_backend
 
@@ -139,6 +177,18 @@ def plain_kernels(unroll: int) -> KernelChoice:
         Implementation(partial(collect, unroll=unroll), fused=False),
         Implementation(plain_minibatch_loop, fused=False),
     )
+
+
+def kernel_parts(group: Group) -> Sequence[KernelPart]:
+    """Returns the parts of an iteration that may be kernels in a group because it holds their fragments."""
+    rollouts: Sequence[KernelPart] = ("rollouts",) if group.has("environment", "policy") else ()
+    return (*rollouts, "gradients") if group.has("gradients") else rollouts
+
+
+def sought_parts(fusion: Fusion) -> Sequence[KernelPart]:
+    """Returns the parts of an iteration that may be kernels at this depth."""
+    depths: Mapping[Fusion, Sequence[KernelPart]] = {"off": (), "rollout": ("rollouts",)}
+    return depths.get(fusion, PARTS)
 
 
 def impossible_fusion(fusion: Fusion, reason: Exception, part: KernelPart) -> FusionError:

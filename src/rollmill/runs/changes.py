@@ -168,10 +168,17 @@ def note_option(run: RunDirectory, name: str, value: Any) -> None:
 
 
 def note_launches(run: RunDirectory, launches: Mapping[str, Any]) -> None:
-    """Writes down the first launches of kernels that workers have chosen, for when the run is resumed."""
+    """Writes down the first launches of kernels that workers have chosen, for when the run is resumed.
+
+    Groups choose one after the other, and each keeps its first launches.
+    """
     config = run.read_config()
-    if config.get("launches") is None:
-        rewrite_config(run, {**config, "launches": launches})
+    before = config.get("launches") or {}
+    kept = {**launches, **before}
+    if "groups" in launches:
+        kept["groups"] = {**launches["groups"], **before.get("groups", {})}
+    if kept != before:
+        rewrite_config(run, {**config, "launches": kept})
 
 
 def _annealing_note(before: Mapping[str, Any], after: Mapping[str, Any], graph: Graph, done: int) -> str | None:

@@ -44,12 +44,22 @@ class Change:
 
 
 @dataclass(frozen=True)
-class SavedLaunches:
-    """How the kernels of a run were launched."""
+class GroupLaunches:
+    """How the kernels of a group were launched."""
 
     device: str
     rollouts: tuple[int, ...] | None = None
     gradients: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class SavedLaunches:
+    """How the kernels of a run were launched: those of one program, or of each group."""
+
+    device: str | None = None
+    rollouts: tuple[int, ...] | None = None
+    gradients: tuple[int, ...] | None = None
+    groups: dict[str, GroupLaunches] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -107,13 +117,26 @@ def read_saved(run: RunDirectory) -> SavedConfig:
     graph = _known(GraphSettings, saved.graph, where, field="graph")
     if graph.algorithm in ALGORITHMS and not graph.custom:
         config_from_json(ALGORITHMS[graph.algorithm].config, graph.config, where=where, field="graph.config")
-    for name in ("rollouts", "gradients"):
-        for number in getattr(saved.launches, name, None) or ():
-            if not 0 <= number <= MAX_LAUNCH:
-                raise CheckpointError(
-                    f"{where}: launches.{name} holds {number}; at most {MAX_LAUNCH} is a launch."
-                )
+    _check_launches(saved.launches, where)
     return saved
+
+
+def _check_launches(launches: SavedLaunches | None, where: str) -> None:
+    """Checks that the numbers of launches are within limits.
+
+    Raises:
+        CheckpointError: one of them is not.
+    """
+    if launches is None:
+        return
+    found = {"launches": launches, **{f"launches.groups.{name}": each for name, each in launches.groups.items()}}
+    for place, each in found.items():
+        for name in ("rollouts", "gradients"):
+            for number in getattr(each, name) or ():
+                if not 0 <= number <= MAX_LAUNCH:
+                    raise CheckpointError(
+                        f"{where}: {place}.{name} holds {number}; at most {MAX_LAUNCH} is a launch."
+                    )
 
 
 def read_options(run: RunDirectory) -> RunOptions:

@@ -183,10 +183,10 @@ def _check(plan: Plan, graph: Graph, options: RunOptions) -> None:
                 f"fusion={options.fusion}: these environments are stepped by Python on the host and cannot be "
                 "part of a kernel; leave fusion out."
             )
-        if plan.place != "mesh":
+        if options.fusion == "rollout" and plan.partition.holder("environment") != plan.partition.holder("policy"):
             raise UsageError(
-                f"fusion={options.fusion} makes kernels of one program's parts, and place={plan.place} has "
-                f"several programs; {_ways_out(graph, options, 'program', 'mesh')}leave fusion out."
+                f"fusion=rollout makes a kernel of environment and policy, and distribution={plan.partition.name} "
+                f"has them in different groups; {_ways_out(graph, options, 'program', 'mesh')}leave fusion out."
             )
     if plan.place == "ray":
         from rollmill.processes.cluster.joining import check_cluster

@@ -18,7 +18,7 @@ from rollmill.programs.all_reduce_choice import choose_all_reduce
 from rollmill.programs.cache import enable_compilation_cache
 from rollmill.programs.compiled import CompiledProgram, check_devices, lower
 from rollmill.programs.devices import explain_out_of_memory, take_devices
-from rollmill.programs.kernels import Launches
+from rollmill.programs.kernels import KernelPlace, Launches, is_too_short, kernel_parts
 from rollmill.programs.memory_needs import claim_before_compiling, claim_compiled
 from rollmill.programs.reductions import mesh_of
 from rollmill.programs.replay_size import check_message_size, check_replay_size, replay_size
@@ -106,6 +106,8 @@ def prepare(planned: PlannedTraining, restored: Restored | None, display: Displa
     _note_replay_size(graph, plan, options, display)
     evaluation = prepare_evaluation(graph, described, options, display)
     program, launches = None, planned.launches
+    if plan.place not in ("program", "mesh"):
+        _check_group_kernels(graph, plan, options, display)
     if plan.place == "program":
         program = _compile(graph, plan, options, display, launches)
         options = replace(options, reduction=program.reduction) if program.reduction else options
@@ -141,7 +143,7 @@ def run_spec(
         unroll=options.unroll,
         checksums=options.checksums,
         kernels=KernelSettings(
-            fusion=options.fusion if plan.place == "mesh" else "off",
+            fusion=options.fusion,
             numerics=options.numerics,
             launches=dict(launches) if launches else None,
         ),
@@ -182,6 +184,36 @@ def _compile(
     where = f"{len(devices)} x {devices[0].device_kind}"
     display.note(f"compiled in {program.compile_seconds:.1f} s for {where}")
     return program._replace(reduction=means.way)
+
+
+def _check_group_kernels(graph: Graph, plan: Plan, options: RunOptions, display: Display) -> None:
+    """Checks that the groups of a plan can have the kernels that were asked for; notes what none of them can have.
+
+    Raises:
+        FusionError: a kernel cannot be made.
+    """
+    if options.fusion == "off" or (options.fusion == "auto" and is_too_short(graph, jax.default_backend())):
+        return
+    if graph.host is not None:
+        display.note(
+            "nothing is fused: these environments are stepped by Python on the host, and kernels are made of "
+            "functions of JAX. hint: an environment written in JAX (docs/environments.md)"
+        )
+        return
+    groups = plan.partition.groups
+    if not any(group.has("environment", "policy") for group in groups):
+        display.note(
+            f"rollouts are not fused: {plan.partition.name} has environment and policy in different groups. "
+            "hint: distribution=single-learner-coarse"
+        )
+    if options.fusion == "auto" or plan.place == "ray":  # whose nodes have other devices than this host
+        return
+    from rollmill.programs.fused_kernels import check_kernels  # most trainings do without the compiler
+
+    for group in groups:
+        device = jax.devices("cpu" if group.device == "cpu" else None)[0]
+        place = KernelPlace(device, group.replicas, kernel_parts(group))
+        check_kernels(graph, options.fusion, options.numerics, place)
 
 
 def _note_replay_size(graph: Graph, plan: Plan, options: RunOptions, display: Display) -> None:

@@ -217,17 +217,17 @@ def _plan_elsewhere(
 ) -> tuple[Plan, RunOptions]:
     """Chooses the plan of a run that goes on in another place, and returns its options there.
 
-    Several programs have no kernels, so that those of the run are left out there, unless the user asks for them.
+    Kernels that are impossible there are left out, unless the user asks for them.
     """
-    optional = keeps_fusion and options.fusion in ("rollout", "full")
-    without = replace(options, fusion="auto") if optional else options
+    without = replace(options, fusion="auto") if keeps_fusion else options
     plan = choose_plan(graph, without)
-    if optional and plan.place not in ("program", "mesh"):
-        display.note(
-            f"note: fusion={options.fusion} needs one program or a mesh; this run goes on without kernels"
-        )
+    try:
+        return choose_plan(graph, options), options
+    except UsageError:
+        if not keeps_fusion:
+            raise
+        display.note(f"note: fusion={options.fusion} is impossible here; this run goes on with fusion=auto")
         return plan, without
-    return plan, options
 
 
 def reset_placement(placement: dict[str, Any]) -> dict[str, Any]:

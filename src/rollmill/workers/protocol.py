@@ -43,7 +43,7 @@ class Begin(NamedTuple):
     rendezvous_address: str = ""
     """Where the processes of a mesh find each other."""
     launches: Mapping[str, Any] | None = None
-    """Launches of the kernels of a mesh, where they have been chosen."""
+    """Launches of the kernels of the replica's group, where they have been chosen."""
     reduction: AllReduce | None = None
     """How the mesh takes means, where it has been chosen."""
     arrays: Mapping[str, np.ndarray] = NOTHING
@@ -120,10 +120,12 @@ class Process(NamedTuple):
 
 
 class KernelsChosen(NamedTuple):
-    """The kernels that the first process of a mesh has chosen; the coordinator passes it on to the others."""
+    """The kernels that the first replica of a group has chosen; the coordinator passes it on to the others."""
 
     launches: Mapping[str, Any] | None
     """None: no kernels were sought, and XLA computes all."""
+    notes: Sequence[str] = ()
+    """Notes for the user; a mesh sends its notes once it has compiled."""
 
 
 class MeshCompiled(NamedTuple):

@@ -31,13 +31,13 @@ class GraphRecipe:
 
 @dataclass(frozen=True)
 class KernelSettings:
-    """The kernels of a mesh. Other workers compute parts of iterations by XLA."""
+    """The kernels of workers. Each group chooses those of the fragments that it holds."""
 
     fusion: Fusion = "off"
     numerics: Numerics = "tf32"
     """Precision of matrix products."""
     launches: dict[str, Any] | None = None
-    """Launches of the kernels, if the run has chosen them before."""
+    """Launches of the kernels, if the run has chosen them before. Those of several groups are in `groups`."""
 
 
 @dataclass(frozen=True)

@@ -153,40 +153,23 @@ Run: TypeAlias = Callable[[GradientStep, Minibatch], Float[Array, " size"]]
 """The means over a minibatch of a step's results that are computed, one after the other."""
 
 
-class BatchSamples:
-    """The samples of a batch, prepared for all epochs."""
-
-    def __init__(self, graph: Graph, batch: Batch, reduce: Reduce) -> None:
-        self._graph, self._reduce = graph, reduce
-        self._samples = flat_samples(batch)
-        self._packed = pack(self._samples)
-
-    @property
-    def shapes(self) -> PyTree[jax.ShapeDtypeStruct]:
-        """Shapes of ONE sample."""
-        return each_struct(self._samples)
-
-    def shuffled(self, rows: UInt32[Array, "epochs M N"]) -> Shuffled:
-        """The rows of all epochs, with the leaves that conditioning a minibatch changes."""
-        condition = partial(_conditioned_leaves, self._graph, self._samples, reduce=self._reduce)
-        return Shuffled(rows, jax.vmap(jax.vmap(condition))(rows))
-
-    def minibatch(self, shuffled: Shuffled, number: Int[Array, ""], uniforms: UniformArrays) -> Minibatch:
-        """A minibatch of an epoch."""
-        return Minibatch(number, self._packed, shuffled, uniforms)
+def shuffle_samples(graph: Graph, packed: Packed, rows: UInt32[Array, "epochs M N"], reduce: Reduce) -> Shuffled:
+    """Returns the rows of all epochs, with the leaves that conditioning a minibatch changes."""
+    condition = partial(_conditioned_leaves, graph, packed.samples, reduce=reduce)
+    return Shuffled(rows, jax.vmap(jax.vmap(condition))(rows))
 
 
 def fused_gradients(
     graph: Graph, batch: Batch, reduce: Reduce, *, run: Run, step: GradientStep | None = None
 ) -> Callable[[Learner, UInt32[Array, " N"]], tuple[Weights, Metrics]]:
     """Computes `dataflow.gradients_of_rows` by `run`; the graph's `step` is lowered here where it is left out."""
-    samples = BatchSamples(graph, batch, reduce)
+    packed = pack(flat_samples(batch))
 
     def gradients(learner: Learner, rows: UInt32[Array, " N"]) -> tuple[Weights, Metrics]:
-        known = step or gradient_step(graph, learner, samples.shapes)
-        only = jax.tree.map(lambda leaf: leaf[0], samples.shuffled(rows[None, None]))
+        known = step or gradient_step(graph, learner, each_struct(packed.samples))
+        only = jax.tree.map(lambda leaf: leaf[0], shuffle_samples(graph, packed, rows[None, None], reduce))
         uniforms = known.prologue(learner)
-        return results_of(known, uniforms, run(known, samples.minibatch(only, jnp.int32(0), uniforms)))
+        return results_of(known, uniforms, run(known, Minibatch(jnp.int32(0), packed, only, uniforms)))
 
     return gradients
 

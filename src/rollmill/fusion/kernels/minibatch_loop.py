@@ -6,8 +6,7 @@ the last: the kernel reads its weights there, and the optimiser takes one step, 
 Shape letters: `M` minibatches of an epoch, `N` rows of each.
 """
 
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -22,104 +21,140 @@ from rollmill.dataflow import (
     Learner,
     Metrics,
     MinibatchLoop,
+    Packed,
     Reduce,
+    Weights,
+    flat_samples,
     gradient_metrics,
     identity,
-    plain_minibatch_loop,
+    pack,
 )
 from rollmill.fusion.kernels.gradients import (
-    BatchSamples,
     GradientStep,
     Minibatch,
     Run,
     Shuffled,
-    fused_gradients,
-    gradient_step,
+    lower_gradients,
     mean_gradients,
     results_of,
+    shuffle_samples,
 )
-from rollmill.fusion.kernels.vector import as_vector, can_be_vector, cut
+from rollmill.fusion.kernels.vector import Vector, as_vector, can_be_vector, cut
 
 UNROLLED = 4
 """Minibatches that are compiled as one turn of the loop: a turn costs about as much as a launch."""
 
 
 def fused_minibatch_loop(
-    graph: Graph, batch: Batch, reduce: Reduce, *, run: Run, step: GradientStep | None = None
+    graph: Graph, reduce: Reduce, *, run: Run, step: GradientStep | None = None
 ) -> MinibatchLoop:
-    """The loop over minibatches whose gradients are computed by `run`.
+    """Returns the loop over minibatches whose gradients are computed by `run`.
 
     The program of a sample is `step`, the graph's, which is lowered here where it is left out.
     """
-    samples, learner = BatchSamples(graph, batch, reduce), jax.eval_shape(graph.start_learner, jax.random.key(0))
-    step = step or gradient_step(graph, learner, samples.shapes)
-    network = jax.eval_shape(mean_gradients(graph).network, learner)
-    if isinstance(graph.update, ElementwiseUpdate) and can_be_vector(network):
-        whole = _OneVector(graph, samples, network, reduce, run, step)
-        return MinibatchLoop(whole.begin, whole.samples.shuffled, whole.epoch, whole.end)
-    return plain_minibatch_loop(graph, batch, reduce, gradients=partial(fused_gradients, run=run, step=step))
+    loop = _FusedLoop(graph, reduce, run, step or lower_gradients(graph))
+    return MinibatchLoop(loop.begin, loop.samples, loop.shuffled, loop.minibatch, loop.epoch, loop.end)
 
 
 def example_minibatch(
     graph: Graph, step: GradientStep, learner: Learner, batch: Batch, rows: UInt32[Array, "M N"]
 ) -> Minibatch:
     """The first minibatch of an epoch, as the loop hands it to a kernel."""
-    samples, network = BatchSamples(graph, batch, identity), mean_gradients(graph).network(learner)
-    vector = None
-    if isinstance(graph.update, ElementwiseUpdate) and can_be_vector(network):
-        network, vector = cut(as_vector(network), jax.eval_shape(lambda: network))
-        learner = eqx.tree_at(mean_gradients(graph).network, learner, network)
-    shuffled = jax.tree.map(lambda leaf: leaf[0], samples.shuffled(rows[None]))
-    minibatch = samples.minibatch(shuffled, jnp.int32(0), step.prologue(learner))
-    return minibatch._replace(vector=vector)
+    packed, carried = pack(flat_samples(batch)), _carried(graph)
+    shuffled = jax.tree.map(lambda leaf: leaf[0], shuffle_samples(graph, packed, rows[None], identity))
+    learner, vector = carried.learner(carried.begin(learner))
+    return Minibatch(jnp.int32(0), packed, shuffled, step.prologue(learner), vector)
 
 
-class _OneVector:
-    """A learner whose network is one vector."""
+class _Carried(NamedTuple):
+    """How a learner is carried from minibatch to minibatch: as it is."""
 
-    def __init__(
-        self,
-        graph: Graph,
-        samples: BatchSamples,
-        like: PyTree[jax.ShapeDtypeStruct],
-        reduce: Reduce,
-        run: Run,
-        step: GradientStep,
-    ) -> None:
-        self.samples = samples
-        self._graph, self._like, self._reduce = graph, like, reduce
-        self._run, self._step = run, step
-        self._network = mean_gradients(graph).network
+    graph: Graph
 
-    def begin(self, learner: Learner) -> Learner:
+    def begin(self, learner: Learner) -> Any:
+        """Returns the carry of a learner."""
+        return learner
+
+    def learner(self, carried: Any) -> tuple[Learner, Vector | None]:
+        """Returns the learner of a carry, and the vector that its network is a part of."""
+        return carried, None
+
+    def gradients(self, tree: Weights) -> Any:
+        """Returns gradients in the structure of the carried network."""
+        return tree
+
+
+class _OneVector(_Carried):
+    """Carries a learner whose network is one vector."""
+
+    def begin(self, learner: Learner) -> Any:
         return self._with_network(learner, as_vector(self._network(learner)))
 
-    def end(self, flat: Learner) -> Learner:
-        return self._with_network(flat, cut(self._network(flat), self._like)[0])
+    def learner(self, carried: Any) -> tuple[Learner, Vector | None]:
+        # Slices of the vector: the kernel recognises them, and reads its weights from the vector itself.
+        network, vector = cut(self._network(carried), _network_shapes(self.graph))
+        return self._with_network(carried, network), vector
 
-    def epoch(self, flat: Learner, shuffled: Shuffled) -> tuple[Learner, Metrics]:
+    def gradients(self, tree: Weights) -> Any:
+        return as_vector(tree)
+
+    def _network(self, learner: Learner) -> Any:
+        return mean_gradients(self.graph).network(learner)
+
+    def _with_network(self, learner: Learner, network: Any) -> Learner:
+        return eqx.tree_at(mean_gradients(self.graph).network, learner, network)
+
+
+def _network_shapes(graph: Graph) -> PyTree[jax.ShapeDtypeStruct]:
+    learner = jax.eval_shape(graph.start_learner, jax.random.key(0))
+    return jax.eval_shape(mean_gradients(graph).network, learner)
+
+
+def _carried(graph: Graph) -> _Carried:
+    """Returns how the loop carries the learner: with one vector if the optimiser treats all numbers alike."""
+    one = isinstance(graph.update, ElementwiseUpdate) and can_be_vector(_network_shapes(graph))
+    return _OneVector(graph) if one else _Carried(graph)
+
+
+class _FusedLoop:
+    """The functions of a `MinibatchLoop` by kernels."""
+
+    def __init__(self, graph: Graph, reduce: Reduce, run: Run, step: GradientStep) -> None:
+        self._graph, self._reduce, self._run, self._step = graph, reduce, run, step
+        self._carried = _carried(graph)
+        self.begin = self._carried.begin
+
+    def samples(self, batch: Batch) -> Packed:
+        return pack(flat_samples(batch))
+
+    def shuffled(self, packed: Packed, rows: UInt32[Array, "epochs M N"]) -> Shuffled:
+        return shuffle_samples(self._graph, packed, rows, self._reduce)
+
+    def minibatch(
+        self, carried: Any, packed: Packed, shuffled: Shuffled, number: Int[Array, ""]
+    ) -> tuple[Any, Metrics]:
+        learner, vector = self._carried.learner(carried)
+        with traced("gradients"):
+            uniforms = self._step.prologue(learner)
+            means = self._reduce(self._run(self._step, Minibatch(number, packed, shuffled, uniforms, vector)))
+            tree, metrics = results_of(self._step, uniforms, means)
+            gradients = self._carried.gradients(tree)
+        with traced("update"):
+            advanced = self._graph.update(carried, gradients)
+        return advanced, {**metrics, **gradient_metrics(gradients, metrics)}
+
+    def epoch(self, carried: Any, packed: Packed, shuffled: Shuffled) -> tuple[Any, Metrics]:
         names: list[str] = []
 
-        def minibatch_step(flat: Learner, number: Int[Array, ""]) -> tuple[Learner, Float[Array, " metrics"]]:
-            # Slices of the vector: the kernel recognises them, and reads its weights from the vector itself.
-            network, vector = cut(self._network(flat), self._like)
-            learner = self._with_network(flat, network)
-            with traced("gradients"):
-                uniforms = self._step.prologue(learner)
-                minibatch = self.samples.minibatch(shuffled, number, uniforms)._replace(vector=vector)
-                means = self._reduce(self._run(self._step, minibatch))
-                tree, metrics = results_of(self._step, uniforms, means)
-                gradients = as_vector(tree)
-            with traced("update"):
-                advanced = self._graph.update(flat, gradients)
-            metrics = {**metrics, **gradient_metrics(gradients, metrics)}
+        def minibatch_step(carried: Any, number: Int[Array, ""]) -> tuple[Any, Float[Array, " metrics"]]:
+            advanced, metrics = self.minibatch(carried, packed, shuffled, number)
             # Set while the body is traced; a scan can only hand out arrays.
             names[:] = metrics
             return advanced, jnp.stack(list(metrics.values()))
 
         numbers = jnp.arange(len(shuffled.rows), dtype=jnp.int32)
-        flat, metrics = jax.lax.scan(minibatch_step, flat, numbers, unroll=min(UNROLLED, len(shuffled.rows)))
-        return flat, {name: metrics[:, n] for n, name in enumerate(names)}
+        carried, metrics = jax.lax.scan(minibatch_step, carried, numbers, unroll=min(UNROLLED, len(shuffled.rows)))
+        return carried, {name: metrics[:, n] for n, name in enumerate(names)}
 
-    def _with_network(self, learner: Learner, network: Any) -> Learner:
-        return eqx.tree_at(self._network, learner, network)
+    def end(self, carried: Any) -> Learner:
+        return self._carried.learner(carried)[0]

@@ -115,10 +115,12 @@ def minibatch_loop_search(
         return trace_abstractly(make, *shapes)
 
     def epochs(learner: Learner, batch: Batch, rows: Array, *, make: MakeMinibatchLoop) -> tuple[Learner, Metrics]:
-        loop = make(graph, batch, identity)
+        loop = make(graph, identity)
+        samples = loop.samples(batch)
         # Several epochs in a row, so that the device never waits for the host.
-        shuffled = loop.shuffled(jnp.broadcast_to(rows, (backend.timed_repeats, *rows.shape)))
-        after, metrics = jax.lax.scan(loop.epoch, loop.begin(learner), shuffled)
+        shuffled = loop.shuffled(samples, jnp.broadcast_to(rows, (backend.timed_repeats, *rows.shape)))
+        epoch = lambda carried, shuffled: loop.epoch(carried, samples, shuffled)
+        after, metrics = jax.lax.scan(epoch, loop.begin(learner), shuffled)
         return loop.end(after), metrics
 
     what = [

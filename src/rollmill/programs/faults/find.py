@@ -215,7 +215,8 @@ def learning_steps(graph: Graph, state: State, trajectory: Trajectory) -> Iterat
     loops = graph.loops
     prepare = jax.jit(partial(graph.prepare, reduce=identity, replicas=1))
     learner, batch = prepare(state.learner, trajectory)
-    take, learn = jax.jit(minibatch_gather(batch, loops)), jax.jit(partial(learn_minibatch, graph))
+    gather, learn = minibatch_gather(batch, loops), jax.jit(partial(learn_minibatch, graph))
+    take = jax.jit(lambda rows: gather(rows))  # a tree of arrays has no hash, which `jit` needs
     for epoch in range(loops.epochs):
         for number, rows in enumerate(_rows_of_epoch(graph, state, epoch)):
             advanced, metrics = learn(learner, take(rows))

@@ -105,6 +105,8 @@ class Coordinator:
         self._replacing: set[str] = set()
         """Lost replicas whose replacements have not begun yet."""
         self._finished: set[str] = set()
+        self._reported: set[str] = set()
+        """Notes of workers on their programs."""
         self._stop_asked_at: float | None = None
         self._slow_stop_reported = False
         self._done = False
@@ -293,27 +295,39 @@ class Coordinator:
                     self._replacing.remove(job.name)
                     yield Notice(f"{job.name} was replaced; the training goes on")
             case KernelsChosen():
-                self._pass_on(job, message)
+                yield from self._pass_on(job, message)
             case MeshCompiled():
-                yield from self._keep_choices(message)
+                yield from self._keep_choices(job, message)
             case CompileTimes() if self._is_starting_up(job):
                 yield StartedUp(self._start_up.add(message))
 
-    def _pass_on(self, sender: Job, message: KernelsChosen) -> None:
+    def _pass_on(self, sender: Job, chosen: KernelsChosen) -> Iterator[Report]:
+        """Keeps the kernels that the first replica of a group has chosen, and tells the others of its group."""
+        self._starts.keep_launches(sender, chosen.launches)
         for job in self._workers.jobs:
-            if job.name != sender.name:
-                send_to(self._workers, job, message)
+            if job.group == sender.group and job.name != sender.name:
+                send_to(self._workers, job, KernelsChosen(chosen.launches))
+        yield from self._report_once(chosen.notes)
+        if chosen.launches is not None and not self._starts.mesh:
+            yield LaunchesChosen(self._starts.launches)
+
+    def _report_once(self, notes: Sequence[str]) -> Iterator[Notice]:
+        """Reports the notes of workers that no other worker has sent, and no earlier start."""
+        new = [note for note in notes if note not in self._reported]
+        self._reported.update(new)
+        yield from map(Notice, new)
 
     def _is_starting_up(self, job: Job) -> bool:
         """Whether this replica's start belongs to the training's, as all do until the first new iteration."""
         is_first = not (self._starts.restarts or self._starts.attempts(job))
         return is_first or self._pace.furthest == self._pace.first
 
-    def _keep_choices(self, compiled: MeshCompiled) -> Iterator[Report]:
+    def _keep_choices(self, job: Job, compiled: MeshCompiled) -> Iterator[Report]:
         """Reports what the processes of a mesh have chosen by timing, and keeps it for the next common start."""
         launches, reduction, notes = compiled
-        yield from map(Notice, notes if self._starts.restarts == 0 else ())
-        self._starts.keep_choices(launches, reduction)
+        yield from self._report_once(notes)
+        self._starts.keep_launches(job, launches)
+        self._starts.keep_reduction(reduction)
         if launches is not None:
             yield LaunchesChosen(launches)
         if reduction is not None:

@@ -15,6 +15,7 @@ from rollmill.planning.plan import AllReduce
 from rollmill.processes.jobs import Job
 from rollmill.programs.compile_clock import CompileTimes, Interval, union
 from rollmill.programs.compiled import begin_learner, hyperparameters_of
+from rollmill.programs.kernels import Launches
 from rollmill.workers.protocol import Begin
 from rollmill.workers.replica.snapshots import share_of
 from rollmill.workers.reports import Durations, Saved
@@ -65,7 +66,8 @@ class Starts:
         """The newest state that was assembled."""
         self.restarts = 0
         """How often all replicas have begun again."""
-        self._num_envs, self._launches = graph.loops.num_envs, spec.kernels.launches
+        self._num_envs = graph.loops.num_envs
+        self._launches = _by_group(spec.kernels.launches, self.roles, mesh=self.mesh)
         self._reduction: AllReduce | None = None
         self._port = RendezvousPort() if self.mesh else None
         self._generation = 1 if restored else 0
@@ -89,10 +91,19 @@ class Starts:
         """Keeps an assembled state for the next common start."""
         self.saved, self._has_saved = saved, True
 
-    def keep_choices(self, launches: Mapping[str, Any] | None, reduction: AllReduce | None) -> None:
-        """Keeps the kernels and the all-reduce that a mesh has chosen by timing."""
-        self._launches = self._launches if launches is None else dict(launches)
+    def keep_launches(self, job: Job, launches: Launches | None) -> None:
+        """Keeps the kernels that the first replica of a group has chosen."""
+        if launches is not None:
+            self._launches[job.group] = launches
+
+    def keep_reduction(self, reduction: AllReduce | None) -> None:
+        """Keeps the all-reduce that a mesh has chosen by timing."""
         self._reduction = reduction or self._reduction
+
+    @property
+    def launches(self) -> Launches:
+        """The launches of all groups that have chosen, for the run to keep."""
+        return next(iter(self._launches.values())) if self.mesh else {"groups": dict(self._launches)}
 
     def replace(self, job: Job) -> None:
         """Counts a replica that takes the place of a lost one."""
@@ -130,7 +141,7 @@ class Starts:
             generation=self._generation,
             resets_environments=not restores_environments,
             rendezvous_address=self._port.address if self._port else "",
-            launches=self._launches,
+            launches=self._launches.get(job.group),
             reduction=self._reduction,
             arrays=arrays,
         )
@@ -139,6 +150,13 @@ class Starts:
     def _keeps_environments(self) -> bool:
         """Whether states hold the environments. Asynchronous ones and Python objects begin anew."""
         return any(Owned.ENVIRONMENTS in role.owned for role in self.roles.values())
+
+
+def _by_group(launches: Launches | None, groups: Iterable[str], *, mesh: bool) -> dict[str, Launches]:
+    """Returns the launches that a run has kept, by the names of its groups."""
+    if launches is None:
+        return {}
+    return dict.fromkeys(groups, launches) if mesh else dict(launches.get("groups", {}))
 
 
 class StartUp:

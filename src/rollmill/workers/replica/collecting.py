@@ -1,10 +1,9 @@
 """The stage that collects rollouts, with policy and environments in one replica or joined over channels."""
 
-import jax
 import numpy as np
 
 from rollmill.dataflow import Collector, Graph, with_remote_environment
-from rollmill.programs.compiled import unroll_for
+from rollmill.programs.kernels import KernelChoice
 from rollmill.workers.replica.context import IterationState, ReplicaContext, StageRun
 from rollmill.workers.replica.env_client import EnvLink, LocalEnvs, RemoteEnvs, start_environments
 from rollmill.workers.replica.env_server import host_stepper
@@ -28,9 +27,9 @@ from rollmill.workers.replica.snapshots import collector_part, restored_collecto
 class Collect(StageRun):
     """Collects a rollout, with weights that were received or the replica's own."""
 
-    def __init__(self, context: ReplicaContext, learner: LearnerState | None) -> None:
+    def __init__(self, context: ReplicaContext, learner: LearnerState | None, kernels: KernelChoice) -> None:
         self._context, self._learner = context, learner
-        self._rollout = _rollout(context)
+        self._rollout = _rollout(context, kernels)
 
     def run(self, state: IterationState) -> IterationState:
         """Adds the trajectory."""
@@ -45,13 +44,13 @@ class Collect(StageRun):
         return collector_part(self._context, self._rollout.collector)
 
 
-def _rollout(context: ReplicaContext) -> CompiledRollout | RemoteEnvsRollout:
+def _rollout(context: ReplicaContext, kernels: KernelChoice) -> CompiledRollout | RemoteEnvsRollout:
     graph, here = context.graph, context.role.steps_environments
     if here and graph.host is None:
         collector = restored_collector(context, collector_shapes(context.flow, len(context.index)))
         if collector is None:
             collector = start_environments(graph, context.start_key, context.index)
-        return CompiledRollout(graph, context.key, collector, unroll=_unroll(context))
+        return CompiledRollout(graph, context.key, collector, kernels.rollouts.function)
     graph = graph if graph.host is not None else with_remote_environment(graph, context.flow)
     if here:
         link = LocalEnvs(host_stepper(context, context.index.tolist()))
@@ -59,10 +58,6 @@ def _rollout(context: ReplicaContext) -> CompiledRollout | RemoteEnvsRollout:
             graph, context.key, [link], [collector_from_reset(graph, context.index, link.open())]
         )
     return RemoteEnvsRollout(graph, context.key, *_remote_links(context, graph))
-
-
-def _unroll(context: ReplicaContext) -> int:
-    return context.spec.unroll or unroll_for(jax.default_backend())
 
 
 def _remote_links(context: ReplicaContext, graph: Graph) -> tuple[list[EnvLink], list[Collector]]:

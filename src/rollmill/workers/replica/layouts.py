@@ -44,8 +44,12 @@ def ring_shapes(flow: Flow, width: int) -> PyTree[jax.ShapeDtypeStruct]:
 
 def trajectory_layout(flow: Flow, width: int) -> Layout:
     """Returns the layout of the edge *trajectory* for `width` environments."""
-    parts = [_resized(part, axis, width) for axis, part in zip(AXES, flow.trajectory, strict=True)]
-    return Layout.of(Trajectory(*parts))
+    return Layout.of(trajectory_shapes(flow, width))
+
+
+def trajectory_shapes(flow: Flow, width: int) -> Trajectory:
+    """Returns the shapes of a rollout of `width` environments."""
+    return Trajectory(*(_resized(part, axis, width) for axis, part in zip(AXES, flow.trajectory, strict=True)))
 
 
 def request_layout(flow: Flow, width: int) -> Layout:

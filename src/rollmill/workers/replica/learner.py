@@ -28,8 +28,9 @@ from rollmill.dataflow import (
     Flow,
     Graph,
     Learner,
-    Loops,
+    MakeMinibatchLoop,
     Metrics,
+    MinibatchLoop,
     Reduce,
     Sample,
     Trajectory,
@@ -40,12 +41,11 @@ from rollmill.dataflow import (
     iteration_key,
     learn_from,
     learn_minibatch,
-    minibatch_gather,
     over_epochs,
     prepare,
     remote_reduce,
     report,
-    shuffled_rows,
+    rows_of_epochs,
     unlearned,
     with_remote_update,
 )
@@ -61,9 +61,9 @@ Exchange = Callable[[PyTree[Any]], PyTree[Any]]
 class CompiledLearner:
     """Gradients and update in one program."""
 
-    def __init__(self, graph: Graph, key: Key, index: np.ndarray) -> None:
+    def __init__(self, graph: Graph, key: Key, index: np.ndarray, make_minibatch_loop: MakeMinibatchLoop) -> None:
         # A replay memory is changed in its place: a copy would cost more than what is learned from it.
-        learn = partial(_learn, graph, key, index)
+        learn = partial(_learn, graph, key, index, make_minibatch_loop)
         self._program = jax.jit(learn, donate_argnums=0, compiler_options=program_options())
         self._learn: Callable[..., Any] | None = None
 
@@ -89,6 +89,7 @@ def _learn(
     graph: Graph,
     key: Key,
     index: np.ndarray,
+    make_minibatch_loop: MakeMinibatchLoop,
     rings: PyTree[Any],
     learner: Learner,
     trajectory: Trajectory,
@@ -96,7 +97,15 @@ def _learn(
 ):
     learn_key = iteration_key(key, iteration, LEARN)
     with traced("learn"):
-        learner, rings, metrics = learn_from(graph, learner, rings, trajectory, learn_key, jnp.asarray(index))
+        learner, rings, metrics = learn_from(
+            graph,
+            learner,
+            rings,
+            trajectory,
+            learn_key,
+            jnp.asarray(index),
+            make_minibatch_loop=make_minibatch_loop,
+        )
         return learner, rings, packed(metrics)
 
 
@@ -109,6 +118,7 @@ class CutLearner:
         flow: Flow,
         key: Key,
         index: np.ndarray,
+        make_minibatch_loop: MakeMinibatchLoop,
         *,
         reduce: Exchange | None = None,
         update: Callable[[PyTree[Any], bool], PyTree[Any]] | None = None,
@@ -121,15 +131,16 @@ class CutLearner:
             flow: dataflow of the graph.
             key: the training's root key.
             index: global indices of the environments held here.
+            make_minibatch_loop: `plain_minibatch_loop` or an equivalent function.
             reduce: the mean over replicas.
             update: takes gradients, and whether the iteration ends; returns parameters.
             skip: tells where updates are made that an iteration has none.
         """
         self._graph = graph if update is None else with_remote_update(graph, flow)
-        self._index = index
-        self._reduce = reduce
+        self._key, self._index = key, index
+        self._reduce, self._mean = reduce, identity if reduce is None else remote_reduce
         self._update, self._skip = update, skip
-        self._minibatches = jax.jit(partial(_minibatches, graph.loops, key, index))
+        self._loop = make_minibatch_loop(self._graph, self._mean) if graph.replay is None else None
         self._over_epochs = jax.jit(over_epochs)
         end = partial(end_iteration, graph)
         self._end_iteration = end if graph.keep_learning is None else jax.jit(end)
@@ -145,34 +156,38 @@ class CutLearner:
         self, learner: Learner, rings: PyTree[Any], trajectory: Trajectory, iteration: int
     ) -> tuple[Learner, PyTree[Any], Row]:
         """Learns from a trajectory; also returns the replay memory, which is no longer usable as it was given."""
-        mean = identity if self._reduce is None else remote_reduce
-        prepared = self._run("prepare", partial(_prepare, self._graph, mean, self._index), learner, trajectory)
-        learner, batch, reported = prepared
-        if self._graph.replay is None:
-            learner, metrics = self._learn(learner, batch, iteration, mean)
+        graph, mean, index = self._graph, self._mean, self._index
+        if self._loop is not None:
+            ready = partial(_ready, graph, self._loop, mean, self._key, index)
+            task, reported = self._run("prepare", ready, learner, trajectory, np.int32(iteration))
+            learner, metrics = self._learn(self._loop, *task)
         else:
+            learner, reported = self._run("prepare", partial(_prepare, graph, mean, index), learner, trajectory)
             learner, rings, metrics = self._learn_from_replay(learner, rings, trajectory, iteration, mean)
-        collect = partial(_collected, self._graph, mean, self._index)
+        collect = partial(_collected, graph, mean, index)
         collected = self._run("collected", collect, trajectory, learner, {**reported, **_fill(self._graph, rings)})
         return learner, rings, {**_row(collected), **metrics}
 
-    def _learn(self, learner: Learner, batch: Batch, iteration: int, mean: Reduce) -> tuple[Learner, Row]:
-        """Epochs of minibatches of the iteration's batch."""
+    def _learn(
+        self, loop: MinibatchLoop, carried: PyTree[Any], samples: PyTree[Any], shuffled: PyTree[Any]
+    ) -> tuple[Learner, Row]:
+        """Runs the epochs of the iteration's batch, minibatch by minibatch."""
         graph, loops = self._graph, self._graph.loops
-        leaves, structure = jax.tree.flatten(learner)  # and not at every minibatch
-        step = partial(_learn_one, graph, mean, structure)
+        leaves, structure = jax.tree.flatten(carried)  # and not at every minibatch
+        step = partial(_learn_one, loop, structure)
         metrics, learned, found = [], [], {}
         for epoch in range(loops.epochs):
-            minibatches = self._minibatches(batch, np.int32(iteration), np.int32(epoch))
             for n in range(loops.num_minibatches):
                 last = epoch + 1 == loops.epochs and n + 1 == loops.num_minibatches
-                leaves, found = self._run("minibatch", step, leaves, minibatches, np.int32(n), last=last)
+                place = np.int32(epoch), np.int32(n)
+                leaves, found = self._run("minibatch", step, leaves, samples, shuffled, *place, last=last)
                 metrics.append(jax.tree.map(float, found))
             learned.append(1.0)
             if graph.keep_learning is not None and not graph.keep_learning(jax.tree.map(jnp.asarray, found)):
                 break
         summary = self._over_epochs(_stacked(metrics, loops.num_minibatches), np.asarray(learned, np.float32))
-        return self._end_iteration(jax.tree.unflatten(structure, leaves)), _row(summary)
+        learner = self._run("end", loop.end, jax.tree.unflatten(structure, leaves))
+        return self._end_iteration(learner), _row(summary)
 
     def _learn_from_replay(
         self, learner: Learner, rings: PyTree[Any], trajectory: Trajectory, iteration: int, mean: Reduce
@@ -209,16 +224,31 @@ class CutLearner:
 
 
 def _prepare(graph: Graph, mean: Reduce, index: np.ndarray, learner: Learner, trajectory: Trajectory):
+    """Prepares the learner for samples of the experience store."""
     with traced("learn"), traced("prepare"):
         learner, batch = prepare(graph, learner, trajectory, jnp.asarray(index), reduce=mean)
-        return learner, batch, report(graph, learner, batch)
+        return learner, report(graph, learner, batch)
 
 
-def _minibatches(loops: Loops, key: Key, index: np.ndarray, batch: Batch, iteration: Any, epoch: Any) -> Batch:
-    """Stacks all minibatches of one epoch."""
-    epoch_key = jax.random.fold_in(iteration_key(key, iteration, LEARN), epoch)
-    with traced("learn"), traced("shuffle"):
-        return jax.lax.map(minibatch_gather(batch, loops), shuffled_rows(epoch_key, jnp.asarray(index), loops))
+def _ready(
+    graph: Graph,
+    loop: MinibatchLoop,
+    mean: Reduce,
+    key: Key,
+    index: np.ndarray,
+    learner: Learner,
+    trajectory: Trajectory,
+    iteration: Any,
+):
+    """Prepares the batch, and shuffles it for all epochs. Returns the arguments of `CutLearner._learn`."""
+    with traced("learn"):
+        with traced("prepare"):
+            learner, batch = prepare(graph, learner, trajectory, jnp.asarray(index), reduce=mean)
+            reported, samples = report(graph, learner, batch), loop.samples(batch)
+        with traced("shuffle"):
+            rows = rows_of_epochs(iteration_key(key, iteration, LEARN), jnp.asarray(index), graph.loops)
+            shuffled = loop.shuffled(samples, rows)
+    return (loop.begin(learner), samples, shuffled), reported
 
 
 def _sample(
@@ -242,12 +272,20 @@ def _fill(graph: Graph, rings: PyTree[Any]) -> Metrics:
     return {} if graph.replay is None else {FILL: graph.replay.fill(rings)}
 
 
-def _learn_one(graph: Graph, mean: Reduce, structure: Any, leaves: list[Any], minibatches: Batch, n: Any):
-    """Learns from one minibatch, from leaves of the learner to such leaves."""
+def _learn_one(
+    loop: MinibatchLoop,
+    structure: Any,
+    leaves: list[Any],
+    samples: PyTree[Any],
+    shuffled: PyTree[Any],
+    epoch: Any,
+    number: Any,
+):
+    """Learns from one minibatch, from leaves of the carry to such leaves."""
     with traced("learn"):
-        minibatch = jax.tree.map(lambda leaf: leaf[n], minibatches)
-        learner, metrics = learn_minibatch(graph, jax.tree.unflatten(structure, leaves), minibatch, reduce=mean)
-    return jax.tree.leaves(learner), metrics
+        of_epoch = jax.tree.map(lambda leaf: leaf[epoch], shuffled)
+        carried, metrics = loop.minibatch(jax.tree.unflatten(structure, leaves), samples, of_epoch, number)
+    return jax.tree.leaves(carried), metrics
 
 
 def _collected(

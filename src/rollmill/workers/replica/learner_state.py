@@ -7,6 +7,7 @@ import numpy as np
 
 from rollmill.dataflow import Learner, Trajectory, Weights, empty_experience
 from rollmill.programs.compiled import begin_learner
+from rollmill.programs.kernels import KernelChoice
 from rollmill.workers.replica.context import IterationState, ReplicaContext, StageRun, lag_metrics
 from rollmill.workers.replica.layouts import ring_shapes
 from rollmill.workers.replica.learner import CompiledLearner, CutLearner
@@ -18,14 +19,14 @@ from rollmill.workers.reports import Row
 class LearnerState:
     """A learner, and the program that learns with it. A parameter server may make its parameters."""
 
-    def __init__(self, context: ReplicaContext) -> None:
+    def __init__(self, context: ReplicaContext, kernels: KernelChoice) -> None:
         self._context, graph = context, context.graph
         restored = restored_learner(context)
         self.tree: Learner = begin_learner(graph, context.key) if restored is None else restored
         rings = restored_rings(context, ring_shapes(context.flow, len(context.index)))
         self._rings = jax.jit(partial(empty_experience, graph))(context.index) if rings is None else rings
         self._parameters = ParameterClient(context) if context.role.has_channel("parameters") else None
-        self._learn = self._program()
+        self._learn = self._program(kernels)
 
     @property
     def weights(self) -> Weights:
@@ -50,16 +51,17 @@ class LearnerState:
         """Returns the arrays that this replica contributes to a snapshot."""
         return learner_part(self._context, self.tree) | rings_part(self._context, self._rings)
 
-    def _program(self) -> CompiledLearner | CutLearner:
+    def _program(self, kernels: KernelChoice) -> CompiledLearner | CutLearner:
         context = self._context
         reduces = context.role.has_channel("mean")
         if self._parameters is None and not reduces:
-            return CompiledLearner(context.graph, context.key, context.index)
+            return CompiledLearner(context.graph, context.key, context.index, kernels.gradients.function)
         return CutLearner(
             context.graph,
             context.flow,
             context.key,
             context.index,
+            kernels.gradients.function,
             reduce=MeanOverReplicas(context) if reduces else None,
             update=self._parameters,
             skip=None if self._parameters is None else self._parameters.skip,

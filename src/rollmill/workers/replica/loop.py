@@ -19,6 +19,7 @@ from rollmill.workers.replica.exchange import (
     ReceiveWeights,
     SendTrajectories,
 )
+from rollmill.workers.replica.kernels import replica_kernels
 from rollmill.workers.replica.learner_state import FetchParameters, Learn, LearnerState
 from rollmill.workers.replica.mesh import run_on_mesh
 from rollmill.workers.replica.parameter_server import run_parameter_server
@@ -38,11 +39,12 @@ def run(context: ReplicaContext) -> None:
 
 def _stages(context: ReplicaContext) -> list[StageRun]:
     """Makes the stages of this replica's role. Opening their channels may wait for other replicas."""
-    learner = LearnerState(context) if context.role.learns else None
+    kernels = replica_kernels(context)
+    learner = LearnerState(context, kernels) if context.role.learns else None
     makers: dict[Stage, Callable[[], StageRun]] = {
         Stage.SERVE: partial(EnvServer, context),
         Stage.RECEIVE_WEIGHTS: partial(ReceiveWeights, context),
-        Stage.COLLECT: partial(Collect, context, learner),
+        Stage.COLLECT: partial(Collect, context, learner, kernels),
         Stage.SEND_TRAJECTORIES: partial(SendTrajectories, context),
         Stage.RECEIVE_TRAJECTORIES: partial(ReceiveTrajectories, context),
     }

@@ -27,13 +27,13 @@ from rollmill.dataflow import (
     StepReply,
     Trajectory,
     Weights,
-    collect,
     cut,
     is_large,
     iteration_key,
     step_all,
 )
 from rollmill.programs.compiler_options import program_options
+from rollmill.programs.kernels import Collect
 from rollmill.workers.replica.env_client import EnvLink
 from rollmill.workers.replica.pieces import CompiledPieces
 
@@ -44,10 +44,10 @@ ALIGNMENT = 64
 class CompiledRollout:
     """Policy and environment in one program."""
 
-    def __init__(self, graph: Graph, key: Key, collector: Collector, *, unroll: int) -> None:
+    def __init__(self, graph: Graph, key: Key, collector: Collector, collect: Collect) -> None:
         self.collector = collector
         self._key = key
-        self._collect = jax.jit(partial(_collect, graph, unroll), compiler_options=program_options())
+        self._collect = jax.jit(partial(_collect, graph, collect), compiler_options=program_options())
 
     def __call__(self, weights: Weights, iteration: int) -> Trajectory:
         """Collects one rollout."""
@@ -55,9 +55,9 @@ class CompiledRollout:
         return trajectory
 
 
-def _collect(graph: Graph, unroll: int, weights: Weights, collector: Collector, key: Key, iteration: Any):
+def _collect(graph: Graph, collect: Collect, weights: Weights, collector: Collector, key: Key, iteration: Any):
     with traced("collect"):
-        return collect(graph, weights, collector, iteration_key(key, iteration, COLLECT), unroll=unroll)
+        return collect(graph, weights, collector, iteration_key(key, iteration, COLLECT))
 
 
 def _step(graph: Graph, *arguments: PyTree):

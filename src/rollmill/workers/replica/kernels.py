@@ -1,0 +1,119 @@
+"""Chooses the kernels of a replica: the first replica of a group chooses, and the others follow it."""
+
+from functools import partial
+
+import jax
+
+from rollmill.core.errors import CannotFuse, UnfitHost, UsageError
+from rollmill.dataflow import Graph, learn_from
+from rollmill.programs.compiled import unroll_for
+from rollmill.programs.kernels import (
+    KernelChoice,
+    Launches,
+    choose_kernels,
+    device_name,
+    kernel_parts,
+    plain_kernels,
+    sought_parts,
+    without_kernels,
+)
+from rollmill.workers.protocol import KernelsChosen, send, wait
+from rollmill.workers.replica.context import ReplicaContext
+from rollmill.workers.replica.layouts import collector_shapes, trajectory_shapes
+
+
+def replica_kernels(context: ReplicaContext) -> KernelChoice:
+    """Chooses how this replica computes its rollouts and gradients, the same in all replicas of its group.
+
+    Raises:
+        UnfitHost: a kernel was asked for and cannot be made here.
+    """
+    parts = kernel_parts(context.group)
+    if not parts:
+        return plain_kernels(unroll=1)  # without asking for a device, which replicas of Python objects do without
+    unroll = context.spec.unroll or unroll_for(jax.default_backend())
+    if context.graph.host is not None or not {*sought_parts(context.spec.kernels.fusion)}.intersection(parts):
+        return plain_kernels(unroll)
+    context.control.at("choosing kernels", expect=3 * context.spec.tolerances.start_seconds)
+    try:
+        return _first_choice(context, unroll) if context.replica == 0 else _followed_choice(context, unroll)
+    except UsageError as error:
+        raise UnfitHost(str(error)) from error
+
+
+def _first_choice(context: ReplicaContext, unroll: int) -> KernelChoice:
+    """Chooses for the group, and tells the other replicas."""
+    kernels = _find(context, unroll, context.begin.launches)
+    try:
+        _trace(context, kernels)
+    except CannotFuse as reason:
+        kernels = without_kernels(context.spec.kernels.fusion, unroll, reason)
+    send(context.control, KernelsChosen(kernels.launches, kernels.notes))
+    return kernels
+
+
+def _followed_choice(context: ReplicaContext, unroll: int) -> KernelChoice:
+    """Makes the kernels that the first replica has chosen.
+
+    Raises:
+        UsageError: they are for another device, and kernels were asked for.
+    """
+    begin, fusion, mine = context.begin, context.spec.kernels.fusion, device_name(jax.devices()[0])
+    launches = begin.launches
+    if launches is None or (launches.get("device") != mine and not begin.attempt):
+        # Those that the run began with may be for another machine. The first replica then chooses anew.
+        context.control.at(
+            "waiting for the kernels of the group", expect=3 * context.spec.tolerances.start_seconds
+        )
+        launches = wait(context.control, KernelsChosen).launches
+    other = None if launches is None else launches.get("device")
+    if launches is None or (other != mine and fusion == "auto"):
+        return plain_kernels(unroll)
+    if other != mine:
+        raise UsageError(
+            f"fusion={fusion}: the hosts of group {context.group.name} have different devices, "
+            f"{other} and {mine}, but all have to run the same kernels. hint: fusion=off, or hosts of "
+            "one kind."
+        )
+    return _find(context, unroll, launches)
+
+
+def _find(context: ReplicaContext, unroll: int, launches: Launches | None) -> KernelChoice:
+    settings = context.spec.kernels
+    return choose_kernels(
+        _graph(context),
+        fusion=settings.fusion,
+        numerics=settings.numerics,
+        unroll=unroll,
+        devices=jax.devices()[:1],
+        num_seeds=1,
+        launches=launches,
+        parts=kernel_parts(context.group),
+        shares=context.group.replicas,
+    )
+
+
+def _graph(context: ReplicaContext) -> Graph:
+    """Returns the graph that kernels are made of.
+
+    What a kernel adds to the steps of a rollout stays in the group: trajectories that are sent have the shapes
+    of the edge, whoever computes them.
+    """
+    return context.graph if context.group.has("gradients") else context.graph._replace(appraise=None)
+
+
+def _trace(context: ReplicaContext, kernels: KernelChoice) -> None:
+    """Traces the parts that are kernels, with this replica's shapes.
+
+    Raises:
+        CannotFuse: one of them turns out to be impossible.
+    """
+    graph, flow, width = context.graph, context.flow, len(context.index)
+    trajectory = trajectory_shapes(flow, width)
+    key, index = jax.random.key(0), jax.ShapeDtypeStruct((width,), context.index.dtype)
+    if kernels.rollouts.fused:
+        rollout = partial(kernels.rollouts.function, _graph(context))
+        _, trajectory = jax.eval_shape(rollout, flow.weights, collector_shapes(flow, width), key)
+    if kernels.gradients.fused:
+        learn = partial(learn_from, graph, make_minibatch_loop=kernels.gradients.function)
+        jax.eval_shape(learn, flow.state.learner, (), trajectory, key, index)
