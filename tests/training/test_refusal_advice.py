@@ -84,8 +84,6 @@ def test_advice_is_accepted(graph, distribution, asynchronous):
 def test_places_that_the_policy_rules_out_are_not_advised():
     graph = ALGORITHMS["ppo"]()
     with pytest.raises(UsageError) as refused:
-        choose_plan(graph, rollmill.RunOptions(distribution="single-learner-coarse", actors=2, fusion="full"))
+        choose_plan(graph, rollmill.RunOptions(distribution="multi-learner", learners=2, fusion="rollout"))
     assert "place=program" not in str(refused.value)
-    assert "use distribution=gpu-only without --actors, or leave fusion out" in str(refused.value)
-    with pytest.raises(UsageError, match="use place=program or place=mesh, or leave fusion out"):
-        choose_plan(graph, rollmill.RunOptions(place="processes", fusion="full"))
+    assert "use distribution=gpu-only without --learners, or leave fusion out" in str(refused.value)
