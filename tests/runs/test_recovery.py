@@ -136,12 +136,12 @@ def test_a_run_goes_on_without_the_kernels_that_it_began_with(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_with_kernels_goes_on_in_several_programs_without_them(tmp_path, capsys):
+def test_a_run_with_kernels_goes_on_without_them_where_they_are_impossible(tmp_path, capsys):
     run = rollmill.train(small(), run_dir=tmp_path / "run", fusion="rollout", **QUIET)
     later = {"total_timesteps": 2 * run.summary["total_env_steps"]}
-    elsewhere = {"distribution": "single-learner-coarse", "place": "threads"}
-    with pytest.raises(UsageError, match="fusion=full makes kernels of one program"):
-        rollmill.resume(run.directory, changes=later, fusion="full", quiet=True, **elsewhere)
+    elsewhere = {"distribution": "multi-learner", "place": "threads"}
+    with pytest.raises(UsageError, match="fusion=rollout makes a kernel of environment and policy"):
+        rollmill.resume(run.directory, changes=later, fusion="rollout", quiet=True, **elsewhere)
     resumed = rollmill.resume(run.directory, changes=later, **elsewhere)
     assert resumed.summary["total_env_steps"] == later["total_timesteps"]
-    assert "this run goes on without kernels" in capsys.readouterr().err
+    assert "fusion=rollout is impossible here; this run goes on with fusion=auto" in capsys.readouterr().err
