@@ -1,16 +1,30 @@
-"""A training imports what its plan and its names need, and no more."""
+"""A training imports what its plan and its names need, and traces an environment once."""
 
 import subprocess
 import sys
 
+import pytest
+
 TRAINS = """
 import sys
 from rollmill.cli.main import main
+from rollmill.envs import cartpole
+
+def counted(name):
+    function = getattr(cartpole, name)
+    def call(*args):
+        calls.append(name)
+        return function(*args)
+    return call
+
+calls = []
+cartpole.reset, cartpole.step = counted("reset"), counted("step")
 try:
     sizes = "--num-envs 2 --num-steps 4 --total-timesteps 8 --num-minibatches 1 --update-epochs 1"
     main(["train", "ppo", "CartPole-v1", *sizes.split(), "--run-dir", "run", "--quiet", "--no-tensorboard"])
 except SystemExit as end:
     assert end.code == 0, end.code
+print("calls", *calls)
 print("modules", *sorted(name for name in sys.modules if name.partition(".")[0] == "rollmill"))
 """
 
@@ -29,12 +43,22 @@ OTHERS = (
 """Modules that a training by another algorithm, on another environment or with kernels needs."""
 
 
-def test_a_training_in_one_program_imports_neither_workers_nor_the_compiler(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", TRAINS], cwd=tmp_path, capture_output=True, text=True, timeout=600
-    )
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory):
+    """Returns the words of each line that a training prints at its end."""
+    folder = tmp_path_factory.mktemp("training")
+    done = subprocess.run([sys.executable, "-c", TRAINS], cwd=folder, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
-    modules = done.stdout.splitlines()[-1].split()[1:]
+    lines = (line.split() for line in done.stdout.splitlines()[-2:])
+    return {name: words for name, *words in lines}
+
+
+def test_a_training_in_one_program_imports_neither_workers_nor_the_compiler(printed):
+    modules = printed["modules"]
     assert len(modules) <= MAX_MODULES, modules
     assert not {name.split(".")[1] for name in modules if "." in name} & {*UNNEEDED}
     assert not {f"rollmill.{name}" for name in OTHERS} & {*modules}
+
+
+def test_a_start_calls_the_functions_of_its_environment_once(printed):
+    assert sorted(printed["calls"]) == ["reset", "step"]

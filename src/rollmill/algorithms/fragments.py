@@ -11,8 +11,10 @@ import jax.numpy as jnp
 from gymnasium import spaces
 from jaxtyping import Array, Bool, Float, Int, PyTree, Shaped
 
+from rollmill.core.checked_parts import are_checked
 from rollmill.core.errors import ContractError, UsageError
 from rollmill.core.spaces import box_bounds, struct
+from rollmill.core.traced_once import TracedOnce
 from rollmill.core.types import (
     FINAL_MASK,
     Action,
@@ -91,7 +93,9 @@ def environment_functions(
             environment with all transforms, its state and its parameters. Default: its legal actions.
     """
     env = strongly_typed(env)
-    check_types(env)
+    env = env._replace(reset=TracedOnce(env.reset), step=TracedOnce(env.step))
+    if are_checked():
+        check_types(env, params_vary=False)
     env = view(env)
     env = record_final_mask(env) if final_mask and env.action_mask is not None else env
     env = record_episodes(auto_reset(env))
@@ -353,7 +357,8 @@ def network_policy(
     normalised = normalised_struct(env.observation_space) if normalise_observations else None
     large = any(map(is_large, jax.tree.leaves(struct(env.observation_space))))
     policy = NetworkPolicy(make, skeleton, static, normalised, large, normalise_values)
-    _check_types(policy, struct(env.observation_space))
+    if are_checked():
+        _check_types(policy, struct(env.observation_space))
     return policy
 
 
@@ -370,7 +375,9 @@ def condensed(leaf: Shaped[Array, "E ..."]) -> PyTree[Array]:
 def _check_types(policy: NetworkPolicy, observation: PyTree[jax.ShapeDtypeStruct]) -> None:
     """Checks the network's output types here, where errors can name its author's line."""
     with attribute_to_user_code("the network"):
-        weights = jax.eval_shape(policy.start_weights, jax.random.key(0))
+        shapes = policy.normalised_struct
+        statistics = None if shapes is None else jax.eval_shape(partial(initial_statistics, shapes))
+        weights = PolicyWeights(policy.skeleton, statistics)
         memory = jax.eval_shape(policy.start_memory)
         output = jax.eval_shape(lambda w, m, o: policy.forward(w, m, o, ()), weights, memory, observation)
         value = jax.eval_shape(policy.value, weights, memory, observation)

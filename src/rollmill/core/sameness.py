@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from gymnasium import Space
 
+from rollmill.core.traced_once import TracedOnce
+
 NOT_OF_A_SPACE = {"_np_random", "low_repr", "high_repr"}
 """Attributes of a space that are filled when it is sampled or printed, and decide nothing of it."""
 
@@ -110,6 +112,11 @@ def _(function: FunctionType) -> _Taken | None:
     # Equal code reads the same names, and finds the same under them in the same module.
     label = (function.__code__, id(function.__globals__))
     return _Taken(label, (function.__defaults__, function.__kwdefaults__, held))
+
+
+@_taken_apart.register
+def _(function: TracedOnce) -> _Taken:
+    return _Taken("traced once", (function.function,))
 
 
 def _holds_more(value: Any) -> bool:

@@ -34,6 +34,7 @@ from rollmill.dataflow.graph import (
     Trajectory,
     Weights,
 )
+from rollmill.dataflow.graph_traces import traces_of
 from rollmill.dataflow.interfaces import EDGES, Edge, Interface, interfaces, widened
 from rollmill.dataflow.keys import COLLECT, LEARN, iteration_key
 from rollmill.dataflow.learning import (
@@ -202,6 +203,7 @@ __all__ = [
     "start",
     "start_collector",
     "start_learner",
+    "traces_of",
     "start_one",
     "step_all",
     "step_one",

@@ -17,12 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from rollmill.core.types import Key
-from rollmill.dataflow.collecting import collect
+from rollmill.dataflow.collecting import step_one
 from rollmill.dataflow.graph import Graph, State
-from rollmill.dataflow.keys import COLLECT, LEARN, iteration_key
-from rollmill.dataflow.learning import learn_from
-from rollmill.dataflow.loops import start
+from rollmill.dataflow.graph_traces import traces_of
 
 NAMES_ONLY = {("jit", "name"), ("jit", "ctx_mesh"), ("name", "name")}
 """Parameters of primitives that do not affect results."""
@@ -30,10 +27,13 @@ NAMES_ONLY = {("jit", "name"), ("jit", "ctx_mesh"), ("name", "name")}
 
 def fingerprint(graph: Graph) -> str:
     """Returns the digest of a graph: its traced program, sizes, spaces, and how it starts host environments."""
-    program = jax.make_jaxpr(functools.partial(_whole, graph))(jax.random.key(0))
+    traces = traces_of(graph)
+    programs = (traces.start.program, traces.iterate.program, *_decisions(graph, traces.start.result))
+    digests = _Digests()
     host = None if graph.host is None else _without_addresses(repr(graph.host))
-    around = (tuple(graph.loops), repr(graph.observation_space), repr(graph.action_space), host)
-    return _sha256(f"{_Digests().of_closed(program)}{around}")
+    numbers = sorted((name, np.float32(value).item()) for name, value in graph.hyperparameters.items())
+    around = (tuple(graph.loops), numbers, repr(graph.observation_space), repr(graph.action_space), host)
+    return _sha256(f"{[digests.of_closed(program) for program in programs]}{around}")
 
 
 def fragment_fingerprints(graph: Graph) -> dict[str, str]:
@@ -57,19 +57,16 @@ def fragment_fingerprints(graph: Graph) -> dict[str, str]:
     return {"environment": _sha256(f"{digest(environment)}{host}"), "policy": digest(policy)}
 
 
-def _whole(graph: Graph, key: Key) -> Any:
-    """Computes the first state, the state after one iteration, and a greedy decision."""
-    begin = start(graph, key, jnp.arange(graph.loops.num_envs, dtype=jnp.int32))
-    weights = graph.weights(begin.learner)
-    collect_key, learn_key = (iteration_key(key, begin.iteration, use) for use in (COLLECT, LEARN))
-    collector, trajectory = collect(graph, weights, begin.collector, collect_key)
-    learner, rings, metrics = learn_from(graph, begin.learner, begin.rings, trajectory, learn_key, collector.index)
-    step = jax.tree.map(lambda leaf: leaf[0, 0], trajectory.steps)
-    greedy = graph.greedy(weights, key, step.final_memory, step.observation, step.action_mask)
-    if graph.condense is not None:  # kernels appraise whole steps: an observation stands for the final one
-        step = step._replace(final_observation=step.observation)
-    appraised = None if graph.appraise is None else graph.appraise(weights, step)
-    return begin, State(collector, learner, key, begin.iteration, rings), metrics, greedy, appraised
+def _decisions(graph: Graph, begin: State) -> list[core.ClosedJaxpr]:
+    """Returns the programs of a greedy decision in ONE environment and, if there is one, of its appraisal."""
+    key = begin.key
+    weights = jax.eval_shape(graph.weights, begin.learner)
+    one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), begin.collector)
+    programs = [jax.make_jaxpr(graph.greedy)(weights, key, one.memory, one.observation, one.action_mask)]
+    if graph.appraise is not None:
+        _, step = jax.eval_shape(functools.partial(step_one, graph), weights, one, key, 0)
+        programs.append(jax.make_jaxpr(graph.appraise)(weights, step))
+    return programs
 
 
 class _Digests:

@@ -32,17 +32,22 @@ class Traced(NamedTuple):
     step_jaxpr: jax.extend.core.ClosedJaxpr
 
 
-def check_types(env: Environment) -> Traced:
+def check_types(env: Environment, *, params_vary: bool = True) -> Traced:
     """The quick part of `check_environment`: the types of all results of reset and step.
 
     Ignores weak types: see `strongly_typed`.
+
+    Args:
+        env: the environment.
+        params_vary: whether reset and step have to take parameters of any values. A training traces the
+            environment's own parameters as constants.
 
     Raises:
         ContractError: see `check_environment`.
     """
     check_params(env)
     check_kinds(env)
-    traced = trace_environment(env)
+    traced = trace_environment(env, params_vary=params_vary)
     check_same_types(env, traced)
     check_flags(env, traced)
     check_agents(env, traced)
@@ -54,19 +59,24 @@ def check_types(env: Environment) -> Traced:
     return traced
 
 
-def trace_environment(env: Environment) -> Traced:
-    """Traces reset, and step from the state that reset returns.
+def trace_environment(env: Environment, *, params_vary: bool = True) -> Traced:
+    """Traces reset, and step from the state that reset returns; `params_vary` as for `check_types`.
 
     Raises:
         ContractError: one of them cannot be traced or returns the wrong number of values.
     """
-    reset_jaxpr, returned = _trace(env, "reset", env.reset, _key(), env.params)
+    if params_vary:
+        reset, step, params = env.reset, env.step, (env.params,)
+    else:
+        reset, step = (lambda *args, of=of: of(*args, env.params) for of in (env.reset, env.step))
+        params = ()
+    reset_jaxpr, returned = _trace(env, "reset", reset, _key(), *params)
     if not isinstance(returned, tuple) or len(returned) != 2:
         raise ContractError(
             f"{env.name}: reset returned {outline(returned)}, expected the tuple (observation, state)."
         )
     observation, state = returned
-    step_jaxpr, timestep = _trace(env, "step", env.step, _key(), state, _action(env), env.params)
+    step_jaxpr, timestep = _trace(env, "step", step, _key(), state, _action(env), *params)
     return Traced(observation, state, as_timestep(env.name, timestep), reset_jaxpr, step_jaxpr)
 
 

@@ -28,11 +28,12 @@ from rollmill.dataflow import (
     Loops,
     Reduce,
     State,
+    identity,
     is_flag,
     iterate,
     num_shards_for,
-    start,
     start_learner,
+    traces_of,
 )
 from rollmill.planning.plan import AllReduce
 from rollmill.programs.compiler_options import CompilerOptions, options_for, program_options
@@ -235,7 +236,10 @@ def held_leaves(graph: Graph, shape: tuple[int, ...] = ()) -> dict[str, np.ndarr
 
 def state_shapes(graph: Graph, seeds: Sequence[int] = (0,)) -> PyTree[jax.ShapeDtypeStruct]:
     """Shapes and dtypes of the training state; nothing is computed."""
-    return jax.eval_shape(partial(_start, graph), *start_inputs(graph, seeds))
+    state = traces_of(graph).start.result
+    if len(seeds) == 1:
+        return state
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((len(seeds), *leaf.shape), leaf.dtype), state)
 
 
 def reuses_memory(graph: Graph, state: PyTree[jax.ShapeDtypeStruct], *, devices: int) -> bool:
@@ -286,8 +290,8 @@ def _over_seeds(function, seeds: Sequence[int]):
 
 
 def _start(graph: Graph, seeds: UInt32[Array | np.ndarray, " S"], hyperparameters: Hyperparameters) -> State:
-    index = jnp.arange(graph.loops.num_envs, dtype=jnp.int32)
-    begin = lambda seed, numbers: start(graph, jax.random.key(seed), index, numbers)
+    trace = traces_of(graph).start
+    begin = lambda seed, numbers: trace(jax.random.key(seed), numbers)
     # Mapped, not vmapped: each seed begins with the weights that it would have alone, to the last bit.
     if len(seeds) > 1:
         return jax.lax.map(lambda inputs: begin(*inputs), (seeds, hyperparameters))
@@ -348,6 +352,9 @@ def _iterate_often(
 def _iterate_packed(
     graph: Graph, reduce: Reduce, kernels: KernelChoice, state: State
 ) -> tuple[State, PackedMetrics]:
+    if reduce is identity and kernels.are_plain:
+        state, metrics = traces_of(graph).iterate(state)
+        return state, packed(metrics)
     collect_with, make_minibatch_loop = kernels.rollouts.function, kernels.gradients.function
     state, metrics = iterate(
         graph, state, reduce=reduce, collect_with=collect_with, make_minibatch_loop=make_minibatch_loop

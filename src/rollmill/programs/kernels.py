@@ -57,6 +57,14 @@ class KernelChoice(NamedTuple):
     device: str | None = None
     """The device that kernels were sought for."""
 
+    unroll: int = 1
+    """Steps of the loop that are compiled as one, without a kernel."""
+
+    @property
+    def are_plain(self) -> bool:
+        """Whether an iteration is computed as `dataflow.iterate` does by default."""
+        return not self.rollouts.fused and not self.gradients.fused and self.unroll == 1
+
     @property
     def notes(self) -> list[str]:
         """Notes for the user."""
@@ -176,6 +184,7 @@ def plain_kernels(unroll: int) -> KernelChoice:
     return KernelChoice(
         Implementation(partial(collect, unroll=unroll), fused=False),
         Implementation(plain_minibatch_loop, fused=False),
+        unroll=unroll,
     )
 
 

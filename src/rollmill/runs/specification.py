@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from rollmill.core.checked_parts import without_checks
 from rollmill.core.errors import CheckpointError, RollmillError, UsageError
 from rollmill.core.imports import ImportRefused, import_named
 from rollmill.core.json_data import parse_json, writable
@@ -96,12 +97,13 @@ def _changed(graph: Graph, settings: dict[str, Any]) -> list[str]:
     except RollmillError:
         return ["environment"]
     try:
-        rebuilt = _graph_on(env, saved)
+        with without_checks():
+            rebuilt = _graph_on(env, saved)
+        same_parts = certainly_same(graph._replace(settings={}), rebuilt._replace(settings={}))
+        if same_parts or fingerprint(rebuilt) == settings["fingerprint"]:
+            return []
     except RollmillError:
         return ["algorithm"]
-    same_parts = certainly_same(graph._replace(settings={}), rebuilt._replace(settings={}))
-    if same_parts or fingerprint(rebuilt) == settings["fingerprint"]:
-        return []
     if rebuilt.settings["config"] != graph.settings["config"]:
         return ["hyperparameters"]
     mine, named = fragment_fingerprints(graph), fragment_fingerprints(rebuilt)

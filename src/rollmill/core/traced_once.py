@@ -1,0 +1,75 @@
+"""Functions that are traced once, and replayed from their traces afterwards."""
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import jax
+from jax.extend import core
+
+
+class TracedFunction:
+    """The trace of a function of arrays, which is computed as the function itself would be.
+
+    Args:
+        function: the function. It is called here, and not again.
+        *args: its arguments, or their types.
+    """
+
+    def __init__(self, function: Callable[..., Any], *args: Any) -> None:
+        self.program, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
+        """Its operations, a `ClosedJaxpr`."""
+        types = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in self.program.out_avals]
+        self.result: Any = jax.tree.unflatten(jax.tree.structure(shapes), types)
+        """Types of its result."""
+
+    def __call__(self, *args: Any) -> Any:
+        """Computes the result for arguments of the same types."""
+        leaves = core.jaxpr_as_fun(self.program)(*jax.tree.leaves(args))
+        return jax.tree.unflatten(jax.tree.structure(self.result), leaves)
+
+
+class TracedOnce:
+    """A function that is traced at its first call with arguments of a kind, and replayed at the next ones.
+
+    The start of a training traces the functions of an environment for their checks, for the fingerprint and for
+    every program. Values that are not traced, such as numbers in an environment's parameters, stay constants, so
+    each program has the operations that the function itself would give it. Calls outside of a trace run the
+    function, so a fault is found in plain Python.
+
+    Args:
+        function: a pure function.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self._traces: dict[Hashable, tuple[TracedFunction, list[Any]]] = {}
+
+    def __call__(self, *args: Any) -> Any:
+        """Computes what the function returns."""
+        leaves, structure = jax.tree.flatten(args)
+        traced = [leaf for leaf in leaves if isinstance(leaf, jax.core.Tracer)]
+        if not traced or jax.config.jax_disable_jit:
+            return self.function(*args)
+        settings = jax.config.jax_enable_x64, jax.config.jax_numpy_dtype_promotion
+        kind = structure, settings, tuple(map(_kind, leaves))
+        if kind not in self._traces:
+            trace = TracedFunction(lambda *traced: self.function(*_with(structure, leaves, traced)), *traced)
+            if any(isinstance(constant, jax.core.Tracer) for constant in trace.program.consts):
+                return trace(*traced)  # the function closes over a value of this trace alone
+            # Values are told by their addresses, so they must not be freed.
+            self._traces[kind] = trace, [leaf for leaf in leaves if not isinstance(leaf, jax.core.Tracer)]
+        return self._traces[kind][0](*traced)
+
+
+def _kind(leaf: Any) -> Hashable:
+    if isinstance(leaf, jax.core.Tracer):
+        return jax.typeof(leaf)
+    return (type(leaf), repr(leaf)) if isinstance(leaf, bool | int | float) else id(leaf)
+
+
+def _with(structure: Any, leaves: list[Any], traced: tuple[Any, ...]) -> Any:
+    """Returns the arguments with other values in the places of the traced leaves."""
+    others = iter(traced)
+    return jax.tree.unflatten(
+        structure, [next(others) if isinstance(leaf, jax.core.Tracer) else leaf for leaf in leaves]
+    )

@@ -1,0 +1,53 @@
+"""Traces of a graph that its fingerprint and its programs share."""
+
+from functools import cached_property, partial
+
+import jax
+import jax.numpy as jnp
+
+from rollmill.core.traced_once import TracedFunction
+from rollmill.core.types import Key
+from rollmill.dataflow.graph import Graph, Hyperparameters, State
+from rollmill.dataflow.loops import iterate, start
+
+
+class GraphTraces:
+    """The first state and an iteration of a graph, each traced when it is needed first.
+
+    Args:
+        graph: the graph, with all its environments and one replica.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+
+    @cached_property
+    def start(self) -> TracedFunction:
+        """`(root key, hyperparameters) -> State`: the state before the first iteration."""
+        number = jax.ShapeDtypeStruct((), jnp.float32)
+        numbers = dict.fromkeys(self.graph.hyperparameters, number)
+        return TracedFunction(partial(_start, self.graph), jax.eval_shape(jax.random.key, 0), numbers)
+
+    @cached_property
+    def iterate(self) -> TracedFunction:
+        """`(State) -> (State, Metrics)`: one iteration, as `iterate` computes it without other arguments."""
+        return TracedFunction(partial(iterate, self.graph), self.start.result)
+
+
+_newest: GraphTraces | None = None
+
+
+def traces_of(graph: Graph) -> GraphTraces:
+    """Returns the traces of a graph.
+
+    Those of one graph are kept, the last that was asked for: a training asks for its own again and again.
+    """
+    global _newest
+    traces = _newest
+    if traces is None or traces.graph is not graph:
+        traces = _newest = GraphTraces(graph)
+    return traces
+
+
+def _start(graph: Graph, key: Key, hyperparameters: Hyperparameters) -> State:
+    return start(graph, key, jnp.arange(graph.loops.num_envs, dtype=jnp.int32), hyperparameters)
