@@ -4,6 +4,7 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 import jax
+from jax.core import Tracer
 from jax.extend import core
 
 
@@ -47,22 +48,27 @@ class TracedOnce:
     def __call__(self, *args: Any) -> Any:
         """Computes what the function returns."""
         leaves, structure = jax.tree.flatten(args)
-        traced = [leaf for leaf in leaves if isinstance(leaf, jax.core.Tracer)]
-        if not traced or jax.config.jax_disable_jit:
+        traced = [leaf for leaf in leaves if isinstance(leaf, Tracer)]
+        if not traced or _setting("jax_disable_jit"):
             return self.function(*args)
-        settings = jax.config.jax_enable_x64, jax.config.jax_numpy_dtype_promotion
+        settings = _setting("jax_enable_x64"), _setting("jax_numpy_dtype_promotion")
         kind = structure, settings, tuple(map(_kind, leaves))
         if kind not in self._traces:
             trace = TracedFunction(lambda *traced: self.function(*_with(structure, leaves, traced)), *traced)
-            if any(isinstance(constant, jax.core.Tracer) for constant in trace.program.consts):
+            if any(isinstance(constant, Tracer) for constant in trace.program.consts):
                 return trace(*traced)  # the function closes over a value of this trace alone
             # Values are told by their addresses, so they must not be freed.
-            self._traces[kind] = trace, [leaf for leaf in leaves if not isinstance(leaf, jax.core.Tracer)]
+            self._traces[kind] = trace, [leaf for leaf in leaves if not isinstance(leaf, Tracer)]
         return self._traces[kind][0](*traced)
 
 
+def _setting(name: str) -> Any:
+    """Returns a setting of JAX, as it is in this thread."""
+    return getattr(jax.config, name)
+
+
 def _kind(leaf: Any) -> Hashable:
-    if isinstance(leaf, jax.core.Tracer):
+    if isinstance(leaf, Tracer):
         return jax.typeof(leaf)
     return (type(leaf), repr(leaf)) if isinstance(leaf, bool | int | float) else id(leaf)
 
@@ -70,6 +76,4 @@ def _kind(leaf: Any) -> Hashable:
 def _with(structure: Any, leaves: list[Any], traced: tuple[Any, ...]) -> Any:
     """Returns the arguments with other values in the places of the traced leaves."""
     others = iter(traced)
-    return jax.tree.unflatten(
-        structure, [next(others) if isinstance(leaf, jax.core.Tracer) else leaf for leaf in leaves]
-    )
+    return jax.tree.unflatten(structure, [next(others) if isinstance(leaf, Tracer) else leaf for leaf in leaves])

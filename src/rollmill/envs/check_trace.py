@@ -3,6 +3,7 @@
 import re
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -65,10 +66,9 @@ def trace_environment(env: Environment, *, params_vary: bool = True) -> Traced:
     Raises:
         ContractError: one of them cannot be traced or returns the wrong number of values.
     """
-    if params_vary:
-        reset, step, params = env.reset, env.step, (env.params,)
-    else:
-        reset, step = (lambda *args, of=of: of(*args, env.params) for of in (env.reset, env.step))
+    reset, step, params = env.reset, env.step, (env.params,)
+    if not params_vary:
+        reset, step = (partial(_with_own_params, env, function) for function in (env.reset, env.step))
         params = ()
     reset_jaxpr, returned = _trace(env, "reset", reset, _key(), *params)
     if not isinstance(returned, tuple) or len(returned) != 2:
@@ -78,6 +78,10 @@ def trace_environment(env: Environment, *, params_vary: bool = True) -> Traced:
     observation, state = returned
     step_jaxpr, timestep = _trace(env, "step", step, _key(), state, _action(env), *params)
     return Traced(observation, state, as_timestep(env.name, timestep), reset_jaxpr, step_jaxpr)
+
+
+def _with_own_params(env: Environment, function: Callable, *args: Any) -> Any:
+    return function(*args, env.params)
 
 
 def check_params(env: Environment) -> None:
