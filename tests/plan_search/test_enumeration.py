@@ -144,11 +144,13 @@ def test_values_that_the_user_has_chosen_narrow_the_list():
     ]
 
 
-def test_processes_fuse_nothing_and_a_mesh_chooses_its_own_depth():
+def test_processes_and_a_mesh_choose_their_own_depth_and_processes_may_fuse_nothing():
     found = candidates(TWO_CORES, WORK)
     places = {fusion: {each.place for each in restricted(found, {"fusion": fusion})} for fusion in ("off", "full")}
     assert places == {"off": {"program", "processes"}, "full": {"program"}}
     assert {each.place for each in restricted(found, {"fusion": "auto"})} == {"program", "processes", "mesh"}
+    unfused = restricted(found, {"fusion": "off"})
+    assert {each.fusion for each in unfused} == {"off"} and all("--fusion off" in " ".join(e.words) for e in unfused)
 
 
 def test_a_branch_holds_all_but_its_width():

@@ -94,7 +94,7 @@ class ProcessTrials:
             check_devices(graph.loops, candidate.devices)
         settings = PlanSettings(
             devices=candidate.devices if in_program else None,
-            fusion=candidate.fusion if in_program else None,  # type: ignore[arg-type]  # a name of a depth
+            fusion=candidate.fusion,  # type: ignore[arg-type]  # a name of a depth
             num_envs=graph.loops.num_envs,
         )
         return replace(plan, settings=settings)

@@ -107,7 +107,7 @@ def prepare(planned: PlannedTraining, restored: Restored | None, display: Displa
     evaluation = prepare_evaluation(graph, described, options, display)
     program, launches = None, planned.launches
     if plan.place not in ("program", "mesh"):
-        _check_group_kernels(graph, plan, options, display)
+        check_group_kernels(graph, plan, options, display)
     if plan.place == "program":
         program = _compile(graph, plan, options, display, launches)
         options = replace(options, reduction=program.reduction) if program.reduction else options
@@ -186,7 +186,7 @@ def _compile(
     return program._replace(reduction=means.way)
 
 
-def _check_group_kernels(graph: Graph, plan: Plan, options: RunOptions, display: Display) -> None:
+def check_group_kernels(graph: Graph, plan: Plan, options: RunOptions, display: Display) -> None:
     """Checks that the groups of a plan can have the kernels that were asked for; notes what none of them can have.
 
     Raises:

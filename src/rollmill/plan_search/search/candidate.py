@@ -1,7 +1,7 @@
 """A candidate: one way to run a training, as options of `rollmill train`."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from rollmill.planning.plan import Place
@@ -100,12 +100,15 @@ def width_of(candidate: Candidate, width: str) -> int:
 
 
 def restricted(found: list[Candidate], fixed: Mapping[str, Any]) -> list[Candidate]:
-    """Returns the candidates that have these values."""
-    return [each for each in found if all(_has(each, name, value) for name, value in fixed.items())]
+    """Returns the candidates that have these values. Processes that are to have no kernels say so."""
+    chosen = [each for each in found if all(_has(each, name, value) for name, value in fixed.items())]
+    if fixed.get("fusion") != "off":
+        return chosen
+    return [replace(each, fusion="off") if each.fusion is None else each for each in chosen]
 
 
 def _has(candidate: Candidate, name: str, value: Any) -> bool:
-    """True if it has the value; where fusion is left open, processes fuse nothing, and a mesh chooses."""
+    """True if it has the value. Where fusion is left open, processes and a mesh choose, and processes may have none."""
     own = getattr(candidate, name)
     if name == "fusion" and own is None:
         return value == "auto" or (value == "off" and candidate.place == "processes")
