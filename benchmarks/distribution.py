@@ -1,10 +1,14 @@
 """Distribution policies beside each other, and PPO and IMPALA beside RLlib's, on one machine.
 
     python benchmarks/distribution.py policies
+    python benchmarks/distribution.py kernels
     python benchmarks/distribution.py rllib --rllib .rllib/bin/python
 
 `policies`: every distribution policy, synchronous and asynchronous, on a light environment (CartPole-v1,
 Rollmill's own and Gymnasium's) and a heavy one (HalfCheetah-v5, which needs MuJoCo).
+
+`kernels`: plans of several groups with kernels in all of them and by XLA alone, in pairs: the one that comes first
+changes from pair to pair, and a ratio is the median over pairs.
 
 `rllib`: RLlib 2.60 in a Python of its own, with `ray[rllib]==2.60.0`, PyTorch for CPUs and `gymnasium[mujoco]`.
 Both sides have the same network, batch, minibatches, epochs and number of environments. First a few layouts of
@@ -25,6 +29,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 from measure import HERE, Failed, count_lines, lines_of, one_of, options, rate, spread, words, write_result
@@ -88,6 +93,10 @@ ASYNCHRONOUS = {
     "central, asynchronous": "--distribution central --actors 2 --asynchronous",
 }
 LAYOUTS = POLICIES | ASYNCHRONOUS
+FUSED = ("gpu-only, 2 processes", "single-learner-coarse", "central", "multi-learner")
+"""Policies that are measured with kernels."""
+FUSED_WORK = Work("ppo", "CartPole-v1", 1024, 64, 4, 4, 1e-3, 10**9)
+"""Work for kernels: rollouts and minibatches so large that processes compute more than they wait."""
 TRIED = ("gpu-only", "gpu-only, 2 processes", "single-learner-fine", "single-learner-coarse")
 """Layouts that compete with RLlib; asynchronous ones too where the algorithm corrects for the lag."""
 
@@ -241,6 +250,26 @@ def compare_policies(work: Work, environment: str, times: Times) -> dict[str, An
     return {"work": endless, "environment": environment, "policies": policies, "figures": rows}
 
 
+# --- kernels in groups ------------------------------------------------------------------------------------
+
+
+def compare_kernels(name: str, times: Times) -> dict[str, Any]:
+    """Measures one policy with kernels and without, in pairs."""
+    pairs: list[dict[str, Steady]] = []
+    for number in range(times.rounds):
+        pair: dict[str, Steady] = {}
+        for fusion in ("off", "full") if number % 2 else ("full", "off"):
+            layout = f"{POLICIES[name]} --fusion {fusion}"
+            attempt = partial(train_briefly, FUSED_WORK, FUSED_WORK.environment, layout, times)
+            for run in attempted(f"{name} {fusion}", attempt):
+                pair[fusion] = run
+        pairs += [pair] if len(pair) == 2 else []
+    ratios = [pair["full"].steps_per_second / pair["off"].steps_per_second for pair in pairs]
+    print(f"{name}: {median(ratios):.2f} x\n", flush=True)
+    figures = {fusion: figures_of([pair[fusion] for pair in pairs]) for fusion in ("off", "full")}
+    return {"policy": name, "layout": POLICIES[name], "figures": figures, "ratio": spread(ratios)}
+
+
 # --- beside RLlib ------------------------------------------------------------------------------------------
 
 
@@ -316,7 +345,7 @@ def compare_with_rllib(work: Work, python: str, times: Times) -> dict[str, Any]:
 def main() -> None:
     chosen = options(
         __doc__,
-        {"what": one_of("policies", "rllib")},
+        {"what": one_of("policies", "kernels", "rllib")},
         rllib=(str, "a Python with ray[rllib]==2.60.0"),
         algorithms=["ppo", "impala"],
         environments=["CartPole-v1", "HalfCheetah-v5"],
@@ -330,6 +359,8 @@ def main() -> None:
     works = [w for w in WORKS if w.algorithm in chosen.algorithms and w.environment in chosen.environments]
     if chosen.what == "policies":
         rows = [compare_policies(work, name, times) for work in works for name in work.homes]
+    elif chosen.what == "kernels":
+        rows = [{**compare_kernels(name, times), "work": asdict(FUSED_WORK)} for name in FUSED]
     else:
         short = [replace(work, total_timesteps=6 * work.batch) for work in works]
         rows = [compare_with_rllib(work, chosen.rllib, times) for work in (short if chosen.quick else works)]

@@ -150,7 +150,9 @@ def test_processes_and_a_mesh_choose_their_own_depth_and_processes_may_fuse_noth
     assert places == {"off": {"program", "processes"}, "full": {"program"}}
     assert {each.place for each in restricted(found, {"fusion": "auto"})} == {"program", "processes", "mesh"}
     unfused = restricted(found, {"fusion": "off"})
-    assert {each.fusion for each in unfused} == {"off"} and all("--fusion off" in " ".join(e.words) for e in unfused)
+    assert {each.fusion for each in unfused} == {"off"} and all(
+        "--fusion off" in " ".join(e.words) for e in unfused
+    )
 
 
 def test_a_branch_holds_all_but_its_width():

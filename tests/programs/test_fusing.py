@@ -136,6 +136,16 @@ def test_a_run_keeps_the_launches_that_it_began_with(monkeypatch):
     assert ways.launches == {**launches, "rollouts": (32, 1)}
 
 
+@pytest.mark.parametrize("part", ["rollouts", "gradients"])
+def test_a_group_has_the_kernels_of_its_own_parts(part):
+    launches = {"device": "H200", "rollouts": None, "gradients": None, part: [1, 32, 1]}
+    graph = graph_on(rollmill.make("CartPole-v1"))
+    choice = choose_kernels(graph, fusion="full", launches=launches, **CHOICE, parts=(part,), shares=2)
+    other = choice.gradients if part == "rollouts" else choice.rollouts
+    assert getattr(choice, part).launch == (1, 32, 1) and not other.fused and len(choice.notes) == 1
+    assert choice.launches == {**launches, part: (1, 32, 1)}
+
+
 def test_launches_of_another_device_are_not_kept():
     launches = {"device": "A100", "rollouts": [32, 1], "gradients": None}
     ways = choose_kernels(graph_on(rollmill.make("CartPole-v1")), fusion="auto", launches=launches, **CHOICE)
