@@ -12,7 +12,7 @@ from typing import NamedTuple, NoReturn
 from rollmill.cli.output import code_after_output, open_streams
 from rollmill.core.errors import RollmillError, unknown_name
 from rollmill.core.interruption import Interruption
-from rollmill.core.machine import leave_device_memory, versions
+from rollmill.core.machine import leave_device_memory, versions, without_collection
 from rollmill.core.text import printable, shortened
 from rollmill.gpus.device_errors import known_device_error
 
@@ -137,7 +137,8 @@ def _find(name: str) -> Callable[[list[str]], int]:
     if name not in COMMANDS:
         raise unknown_name("command", name, COMMANDS, hint="`rollmill --help` describes them.")
     command = COMMANDS[name]
-    run = import_module(f"rollmill.cli.{command.module}").run
+    with without_collection():
+        run = import_module(f"rollmill.cli.{command.module}").run
     if command.only_acts:
         leave_device_memory()
     return run

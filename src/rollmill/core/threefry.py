@@ -46,4 +46,5 @@ def threefry(key_0: jax.Array, key_1: jax.Array, count_0: jax.Array, count_1: ja
 
 def unroll_threefry() -> None:
     """Makes programs compiled for CPUs from now on draw random numbers without loops."""
-    mlir.register_lowering(threefry2x32_p, mlir.lower_fun(threefry, multiple_results=True), platform="cpu")
+    traced_once = jax.jit(threefry, inline=True)  # for equal shapes in all programs of a process
+    mlir.register_lowering(threefry2x32_p, mlir.lower_fun(traced_once, multiple_results=True), platform="cpu")

@@ -7,7 +7,9 @@ waits for the host; metrics leave as one small vector.
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -160,7 +162,6 @@ def lower(
     shapes = state_shapes(graph, seeds)
     specs = _specs(shapes, has_seeds=len(seeds) > 1)
     shardings = jax.tree.map(partial(NamedSharding, mesh), specs)
-    begin = partial(_compile_start(graph, seeds, shardings), *start_inputs(graph, seeds))
     placed = jax.tree.map(lambda s, at: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=at), shapes, shardings)
     options = {**options_for(mesh), **(compiler_options or {})}
     mean = mean or mesh_all_reduce(mesh)
@@ -170,11 +171,13 @@ def lower(
     sums_iterations = graph.replay is not None
     donates_state = reuses_memory(graph, shapes, devices=mesh.size)
     compile_with = partial(compile_with, donates_state=donates_state, sums_iterations=sums_iterations)
-    try:
-        compiled_step, names = compile_with(kernels)
-    except CannotFuse as reason:
-        kernels = without_kernels(fusion, unroll, reason)
-        compiled_step, names = compile_with(kernels)
+    with _compiled_beside(_lower_start(graph, seeds, shardings), mesh) as compiled_start:
+        try:
+            compiled_step, names = compile_with(kernels)
+        except CannotFuse as reason:
+            kernels = without_kernels(fusion, unroll, reason)
+            compiled_step, names = compile_with(kernels)
+        begin = partial(compiled_start.result(), *start_inputs(graph, seeds))
     seconds = time.perf_counter() - began
     return CompiledProgram(
         start=begin,
@@ -213,10 +216,26 @@ def _compile_step(
     return traced.lower().compile(dict(options)), traced.out_info[1].names
 
 
-def _compile_start(graph: Graph, seeds: Sequence[int], shardings: PyTree[NamedSharding]) -> jax.stages.Compiled:
-    """Compiles the start of a training, with seeds and hyperparameters as inputs."""
+def _lower_start(graph: Graph, seeds: Sequence[int], shardings: PyTree[NamedSharding]) -> jax.stages.Lowered:
+    """Lowers the start of a training, with seeds and hyperparameters as inputs."""
     inputs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), start_inputs(graph, seeds))
-    return jax.jit(partial(_start, graph), out_shardings=shardings).lower(*inputs).compile(program_options())
+    return jax.jit(partial(_start, graph), out_shardings=shardings).lower(*inputs)
+
+
+@contextmanager
+def _compiled_beside(lowered: jax.stages.Lowered, mesh: Mesh) -> Iterator[Future[jax.stages.Compiled]]:
+    """Compiles a program in a thread while the caller compiles another, if they run on CPUs.
+
+    For GPUs it is compiled first, because XLA chooses some of their operations by timing.
+    """
+    pool = ThreadPoolExecutor(1)
+    try:
+        compiling = pool.submit(lowered.compile, program_options())
+        if mesh.devices.flat[0].platform != "cpu":
+            compiling.result()
+        yield compiling
+    finally:
+        pool.shutdown(wait=False)
 
 
 def start_inputs(graph: Graph, seeds: Sequence[int]) -> tuple[np.ndarray, dict[str, np.ndarray]]:

@@ -3,13 +3,12 @@
 import sys
 import time
 from collections.abc import Callable
-from typing import NamedTuple, Protocol, runtime_checkable
-
-from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn
-from rich.text import Text
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from rollmill.core.text import compact, printable
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
 
 LINE_SECONDS = 5.0
 """Seconds between two plain lines."""
@@ -127,12 +126,17 @@ class Bar:
     """A progress bar that stays at the bottom of the terminal."""
 
     def __init__(self) -> None:
-        columns: list[ProgressColumn] = [BarColumn(bar_width=24), TextColumn("{task.description}")]
+        from rich.console import Console  # which nothing but a terminal needs
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        columns = BarColumn(bar_width=24), TextColumn("{task.description}")
         self._progress = Progress(*columns, console=Console(stderr=True), refresh_per_second=8)
         self._task: TaskID | None = None
 
     def note(self, text: str) -> None:
         """Prints the line above the bar."""
+        from rich.text import Text
+
         self._progress.console.print(Text(printable(text)))
 
     def update(self, status: Status) -> None:

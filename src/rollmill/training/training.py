@@ -9,6 +9,7 @@ from typing import Any
 from rollmill.core.errors import UsageError
 from rollmill.core.interrupted import pass_on_interrupt
 from rollmill.core.local_paths import local_path
+from rollmill.core.machine import without_collection
 from rollmill.core.schema import check_names
 from rollmill.dataflow import Graph
 from rollmill.gpus.jax_settings import check_compiled
@@ -71,6 +72,7 @@ def train(
     return pass_on_interrupt(begin_training(prepared, hooks))
 
 
+@without_collection()
 def prepare_training(
     algorithm: Graph,
     options: RunOptions | Mapping[str, Any] | None = None,
