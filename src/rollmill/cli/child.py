@@ -27,6 +27,7 @@ def _handle_order() -> int:
     from rollmill.cli.plan import write_found
     from rollmill.cli.train import report
     from rollmill.plan_search.orders import read_order
+    from rollmill.training.population import train_population
     from rollmill.training.request import train_request
     from rollmill.training.resuming import resume
 
@@ -35,6 +36,8 @@ def _handle_order() -> int:
         return write_found(order.search)
     if order.resume is not None:
         return report(resume(order.resume))
+    if order.together:
+        return max(report(run) for run in train_population(order.together))
     return report(train_request(order.trained))
 
 

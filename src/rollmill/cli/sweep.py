@@ -23,6 +23,7 @@ from rollmill.sweeps.ranking import OVER_SEEDS
 from rollmill.sweeps.running import run_sweep
 from rollmill.sweeps.search_space import parse_axis
 from rollmill.sweeps.spec import text_of
+from rollmill.sweeps.together import Together
 
 USAGE = """\
 usage: rollmill sweep ALGORITHM ENVIRONMENT --over OPTION=VALUES ... [OPTIONS]
@@ -47,6 +48,8 @@ SWEEP/table.csv compares them, SWEEP/report.html shows their learning curves. Al
                          GPUs' memory; one for each slice of MIG; one for each GPU in turns)
   --gpu-sharing WAY      how trials share a GPU: mps (kernels side by side), mig (slices that exist), turns, or
                          auto (default)
+  --together WAY         auto: trials that differ in seeds and hyperparameters alone share a program (default);
+                         off: each trial is a process of its own
   --metric NAME          column by which trials are compared, by its mean over seeds where these vary: {metrics}
                          (default: final_return)
   --sweep-dir SWEEP      directory of the sweep (default: runs/sweep- with algorithm, environment and time)
@@ -79,6 +82,7 @@ class _New:
     grace_steps: int | None = None
     group_seeds: Annotated[bool, Arg(only_on=True)] = False
     at_once: int | None = None
+    together: Together = "auto"
     metric: TrialResult = "final_return"
     sweep_dir: Path | None = None
 
@@ -92,6 +96,7 @@ class _Resumed:
     all: Annotated[bool, Arg(only_on=True)] = False
     at_once: int | None = None
     gpu_sharing: GpuSharing = "auto"
+    together: Together = "auto"
     metric: TrialResult | None = None
     imports: Imports = ()
 
@@ -129,7 +134,7 @@ def _created(arguments: list[str]) -> int:
             directory=new.sweep_dir,
         )
     )
-    return _run(sweep, at_once=new.at_once, sharing=sharing, metric=new.metric)
+    return _run(sweep, at_once=new.at_once, sharing=sharing, together=new.together, metric=new.metric)
 
 
 _ONLY_RESUMED = {
@@ -149,7 +154,14 @@ def _resumed(arguments: list[str]) -> int:
     if own.all and sweep.spec.early_stopping is None:
         raise UsageError(f"--all: no trial of {sweep.root} is stopped early.")
     metric = own.metric or sweep.spec.metric
-    return _run(sweep, at_once=own.at_once, sharing=own.gpu_sharing, metric=metric, also_stopped=own.all)
+    return _run(
+        sweep,
+        at_once=own.at_once,
+        sharing=own.gpu_sharing,
+        together=own.together,
+        metric=metric,
+        also_stopped=own.all,
+    )
 
 
 def _parsed_resume(arguments: Sequence[str]) -> Parsed:
@@ -172,7 +184,13 @@ def _check_how(at_once: int | None, sharing: GpuSharing) -> None:
 
 
 def _run(
-    sweep: SweepDirectory, *, at_once: int | None, sharing: GpuSharing, metric: str, also_stopped: bool = False
+    sweep: SweepDirectory,
+    *,
+    at_once: int | None,
+    sharing: GpuSharing,
+    together: Together,
+    metric: str,
+    also_stopped: bool = False,
 ) -> int:
     """Runs the trials, prints the table, and returns the exit code."""
     print(f"sweep: {sweep.root}", flush=True)
@@ -183,12 +201,14 @@ def _run(
         metric=metric,
         say=lambda line: print(printable(line), flush=True),
         imports=code_of(sweep).modules,
+        together=together,
         also_stopped=also_stopped,
     )
     _print_table(sweep, metric)
     if code > 128 and (sweep.unfinished() or sweep.remaining):
         how = [] if at_once is None else ["--at-once", str(at_once)]
         how += [] if sharing == "auto" else ["--gpu-sharing", sharing]
+        how += [] if together == "auto" else ["--together", together]
         imports = sorted(code_of(sweep).modules)
         print(f"stopped; go on with\n  {command('sweep', '--resume', sweep.root, *how, imports=imports)}")
     return code

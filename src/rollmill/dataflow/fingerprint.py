@@ -26,13 +26,15 @@ NAMES_ONLY = {("jit", "name"), ("jit", "ctx_mesh"), ("name", "name")}
 
 
 def fingerprint(graph: Graph) -> str:
-    """Returns the digest of a graph: its traced program, sizes, spaces, and how it starts host environments."""
+    """Returns the digest of a graph: its traced program, sizes, spaces, and how it starts host environments.
+
+    Hyperparameters that are data are inputs of the program, and no part of the digest.
+    """
     traces = traces_of(graph)
     programs = (traces.start.program, traces.iterate.program, *_decisions(graph, traces.start.result))
     digests = _Digests()
     host = None if graph.host is None else _without_addresses(repr(graph.host))
-    numbers = sorted((name, np.float32(value).item()) for name, value in graph.hyperparameters.items())
-    around = (tuple(graph.loops), numbers, repr(graph.observation_space), repr(graph.action_space), host)
+    around = (tuple(graph.loops), repr(graph.observation_space), repr(graph.action_space), host)
     return _sha256(f"{[digests.of_closed(program) for program in programs]}{around}")
 
 

@@ -1,4 +1,6 @@
-"""Orders to child processes of a command: to train, to go on with a run, or to search for a plan."""
+"""Orders to child processes of a command: to train, alone or side by side, to go on with a run, or to search for a
+plan.
+"""
 
 import json
 import os
@@ -43,6 +45,8 @@ class Order:
     resume: str | None = None
     """The directory of the run to go on with."""
     search: SearchOrder | None = None
+    together: tuple[TrainingRequest, ...] = ()
+    """Trainings to run side by side in one program."""
 
     @property
     def trained(self) -> TrainingRequest:

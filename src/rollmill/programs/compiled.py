@@ -113,6 +113,7 @@ def lower(
     graph: Graph,
     *,
     seeds: Sequence[int] = (0,),
+    lanes: Sequence[Graph] | None = None,
     devices: Sequence[Any] | None = None,
     instances: int = 1,
     mean: MeshAllReduce | None = None,
@@ -128,6 +129,8 @@ def lower(
     Args:
         graph: what to compile.
         seeds: one training each; several are trained side by side in the one program.
+        lanes: graphs whose hyperparameters the trainings have, one for each seed; they are the same in all else.
+            Default: those of `graph`.
         devices: the mesh to run on, in the order of `mesh_of`; the first device of the default platform if left
             out.
         instances: devices of the mesh that share a GPU.
@@ -177,7 +180,7 @@ def lower(
         except CannotFuse as reason:
             kernels = without_kernels(fusion, unroll, reason)
             compiled_step, names = compile_with(kernels)
-        begin = partial(compiled_start.result(), *start_inputs(graph, seeds))
+        begin = partial(compiled_start.result(), *start_inputs(graph, seeds, lanes))
     seconds = time.perf_counter() - began
     return CompiledProgram(
         start=begin,
@@ -238,9 +241,15 @@ def _compiled_beside(lowered: jax.stages.Lowered, mesh: Mesh) -> Iterator[Future
         pool.shutdown(wait=False)
 
 
-def start_inputs(graph: Graph, seeds: Sequence[int]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Returns the seeds, and each hyperparameter of the learner for each seed: the inputs of a start."""
-    numbers = {name: np.full(len(seeds), value, np.float32) for name, value in graph.hyperparameters.items()}
+def start_inputs(
+    graph: Graph, seeds: Sequence[int], lanes: Sequence[Graph] | None = None
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Returns the seeds, and each hyperparameter of the learner for each seed: the inputs of a start.
+
+    The hyperparameters are those of the graph, or of `lanes`, a graph for each seed.
+    """
+    held = [lane.hyperparameters for lane in lanes or [graph] * len(seeds)]
+    numbers = {name: np.asarray([each[name] for each in held], np.float32) for name in graph.hyperparameters}
     return np.asarray(seeds, np.uint32), numbers
 
 

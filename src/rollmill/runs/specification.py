@@ -99,6 +99,8 @@ def _changed(graph: Graph, settings: dict[str, Any]) -> list[str]:
     try:
         with without_checks():
             rebuilt = _graph_on(env, saved)
+        if dict(rebuilt.hyperparameters) != dict(graph.hyperparameters):
+            return ["hyperparameters"]
         same_parts = certainly_same(graph._replace(settings={}), rebuilt._replace(settings={}))
         if same_parts or fingerprint(rebuilt) == settings["fingerprint"]:
             return []

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from rollmill.sweeps.creation import NewSweep, code_of, create_sweep, typed_axis
 from rollmill.sweeps.directory import TRIAL_RESULTS
 from rollmill.sweeps.running import run_sweep
 from rollmill.sweeps.search_space import Axis, listed_axis, option_name, parse_axis
+from rollmill.sweeps.together import Together
 from rollmill.training.request import NETWORK, TrainingRequest, coerced_setting, find_own_algorithm, setting_name
 
 
@@ -55,6 +56,7 @@ def sweep(
     group_seeds: bool = False,
     at_once: int | None = None,
     gpu_sharing: GpuSharing = "auto",
+    together: Together = "auto",
     metric: str = "final_return",
     sweep_dir: str | Path | None = None,
     env_options: Mapping[str, Any] | None = None,
@@ -86,6 +88,8 @@ def sweep(
         group_seeds: train all seeds of `over["seed"]`, integers in a row, in one program.
         at_once: most trials at a time; as many as suit the machine if left out.
         gpu_sharing: how trials share a GPU.
+        together: `auto` lets trials that differ in seeds and hyperparameters alone share a program; with `off`
+            each trial is a process of its own.
         metric: result by which trials are compared; the largest is the best.
         sweep_dir: directory of the sweep; named by algorithm, environment and time under runs/ if left out.
         env_options: options of the environment of all trials.
@@ -101,6 +105,8 @@ def sweep(
             exception's `result` is the `Sweep`.
     """
     _check_names(algorithm, environment, gpu_sharing, metric)
+    if together not in get_args(Together):
+        raise unknown_name("together", str(together), get_args(Together))
     numbers = {
         "trials": trials,
         "random": random,
@@ -141,7 +147,9 @@ def sweep(
     say = (lambda line: None) if quiet else (lambda line: print(line, flush=True))
     say(f"sweep: {made.root}")
     allowed = code_of(made).modules
-    code = run_sweep(made, at_once=at_once, sharing=gpu_sharing, metric=metric, say=say, imports=allowed)
+    code = run_sweep(
+        made, at_once=at_once, sharing=gpu_sharing, metric=metric, say=say, imports=allowed, together=together
+    )
     rows = [_with_names(row, axes, over) for row in made.rows(metric)]
     return pass_on_interrupt(Sweep(made.root, rows, code))
 

@@ -223,6 +223,10 @@ class SweepDirectory:
         stopped = self.stopping().stopped
         return [trial for trial in self.trials() if not (trial.name in stopped or self.is_finished(trial))]
 
+    def has_begun(self, trial: Trial) -> bool:
+        """Returns whether there is a run of the trial, or what is left of one."""
+        return self.trials_folder.has(trial.name)
+
     def order(self, trial: Trial) -> Order:
         """What a process does to begin a trial, or to go on with it if there is a checkpoint.
 

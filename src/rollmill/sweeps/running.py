@@ -3,11 +3,12 @@
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from rollmill.core.errors import DeviceMemoryError
 from rollmill.core.machine import GpuSharing
-from rollmill.gpus.machine_parts import MachineParts, divide_machine
+from rollmill.gpus.machine_parts import MachinePart, MachineParts, divide_machine
 from rollmill.processes.logs import last_line
 from rollmill.processes.restarts import LossCounter, end_all
 from rollmill.record.run_directory import RunDirectory
@@ -17,7 +18,8 @@ from rollmill.sweeps.early_stopping import EarlyStopping, described, goes_on
 from rollmill.sweeps.halving import Judgement
 from rollmill.sweeps.results import SweepResults
 from rollmill.sweeps.spec import Trial
-from rollmill.sweeps.trial_processes import RunningTrial, how_lost, start_trial
+from rollmill.sweeps.together import Together, trials_together
+from rollmill.sweeps.trial_processes import RunningTrial, how_lost, start_trials
 
 LOOK_SECONDS = 0.1
 """Time between two looks at running trials."""
@@ -39,6 +41,8 @@ class _Schedule:
     """Trials that ended for want of a GPU's memory, and wait until fewer run at a time."""
     without_memory: dict[str, int] = field(default_factory=dict)
     """How often trials ended so."""
+    alone: set[str] = field(default_factory=set)
+    """Trials whose shared program has failed, so that each gets one of its own."""
 
 
 def run_sweep(
@@ -49,6 +53,7 @@ def run_sweep(
     metric: str,
     say: Callable[[str], None],
     imports: Collection[str],
+    together: Together = "auto",
     also_stopped: bool = False,
 ) -> int:
     """Runs the trials that are neither finished nor stopped early; returns the exit code.
@@ -64,6 +69,7 @@ def run_sweep(
         metric: column of the table by which trials are compared.
         say: prints a line.
         imports: modules that trials may import by their names.
+        together: whether trials that differ in seeds and hyperparameters alone may share a program.
         also_stopped: go on with trials that were stopped early, and stop none any more.
 
     Returns:
@@ -85,7 +91,8 @@ def run_sweep(
                     total = sweep.spec.num_trials
                     ended = f"{total - open_trials} of them {'ended' if rule else 'finished'}"
                     say(f"{total} trials, {ended}; {len(parts)} at a time, {parts.note}")
-                    _run_all(sweep, schedule, parts, early, stop, say, results, imports)
+                    shares = together == "auto" and early is None
+                    _run_all(sweep, schedule, parts, early, stop, say, results, imports, shares=shares)
                 at_once = max(parts.least, len(parts) // 2)
                 schedule.waiting, schedule.too_large = schedule.too_large, []
             if schedule.without_memory:
@@ -105,23 +112,51 @@ def _run_all(
     say: Callable[[str], None],
     results: SweepResults,
     imports: Collection[str],
+    *,
+    shares: bool,
 ) -> None:
     while (schedule.waiting or schedule.running or sweep.remaining) and not stop.requested:
         free = sorted(set(range(len(parts))) - {running.part for running in schedule.running})
-        for part, trial in zip(free, _next_trials(sweep, schedule, early, say), strict=False):
-            sweep.note_failure(trial, failed=False)
-            process = start_trial(sweep, trial, parts.each[part], imports)
-            schedule.running.append(RunningTrial(trial, process, part))
-            say(f"trial {trial} started")
+        for number, part in enumerate(free):
+            trials = _next_together(sweep, schedule, len(free) - number) if shares else []
+            trials = trials or list(islice(_next_trials(sweep, schedule, early, say), 1))
+            if trials:
+                schedule.running.append(_started(sweep, trials, parts.each[part], part, imports, say))
         ended = [running for running in schedule.running if running.process.poll() is not None]
         if early:
             _stop_early(schedule, early)
         for running in ended:
             schedule.running.remove(running)
-            say(_outcome(sweep, schedule, running, alone=len(parts) <= parts.least))
-        results.write_if_due([running.trial.name for running in schedule.running])
+            for trial in running.trials:
+                say(_outcome(sweep, schedule, running, trial, alone=len(parts) <= parts.least))
+        results.write_if_due([trial.name for running in schedule.running for trial in running.trials])
         if not ended:
             time.sleep(LOOK_SECONDS)
+
+
+def _next_together(sweep: SweepDirectory, schedule: _Schedule, places: int) -> list[Trial]:
+    """Takes trials that share a program from those that wait; none if the next trial is to run alone."""
+    trials = trials_together(sweep, schedule.waiting, schedule.alone, places=places)
+    schedule.waiting = [trial for trial in schedule.waiting if trial not in trials]
+    return trials
+
+
+def _started(
+    sweep: SweepDirectory,
+    trials: list[Trial],
+    part: MachinePart,
+    number: int,
+    imports: Collection[str],
+    say: Callable[[str], None],
+) -> RunningTrial:
+    for trial in trials:
+        sweep.note_failure(trial, failed=False)
+    process = start_trials(sweep, trials, part, imports)
+    first, *others = trials
+    for trial in others:
+        say(f"trial {trial} starts in the program of trial {first.name}")
+    say(f"trial {first} started")
+    return RunningTrial(first, process, number, others)
 
 
 def _next_trials(
@@ -152,22 +187,29 @@ def _stop_early(schedule: _Schedule, early: EarlyStopping) -> None:
             running.process.terminate()  # without effect on one that has ended
 
 
-def _outcome(sweep: SweepDirectory, schedule: _Schedule, running: RunningTrial, *, alone: bool) -> str:
+def _outcome(
+    sweep: SweepDirectory, schedule: _Schedule, running: RunningTrial, trial: Trial, *, alone: bool
+) -> str:
     """A sentence on a trial that has ended; one that is to be tried again is put back among the waiting.
 
     Args:
         sweep: the directory.
         schedule: changed by this.
-        running: the trial.
+        running: its process.
+        trial: the trial.
         alone: it shared its GPU with no other.
     """
-    trial, code = running.trial, running.process.returncode
+    code = running.process.returncode
     if sweep.is_finished(trial):
         summary = sweep.summary(trial)
         return f"trial {trial} finished in {running.seconds:.0f} s, final return {_short(summary['final_return'])}"
     if trial.name in schedule.stopped:
         return f"trial {trial} was stopped early {described(schedule.stopped[trial.name])}"
-    last = last_line(sweep.log(trial))
+    last = last_line(sweep.log(running.trial))
+    if running.beside and code != 0:
+        schedule.alone.add(trial.name)
+        schedule.waiting.append(trial)
+        return f"trial {trial} goes on alone, because the program that it shared ended: {last}"
     if code == DeviceMemoryError.exit_code:
         schedule.without_memory[trial.name] = schedule.without_memory.get(trial.name, 0) + 1
         if not alone:

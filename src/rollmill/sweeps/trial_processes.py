@@ -3,13 +3,13 @@
 import os
 import subprocess
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from rollmill.core.errors import DeviceLostError
 from rollmill.core.imports import only_importing
 from rollmill.gpus.machine_parts import MachinePart
-from rollmill.plan_search.orders import start_child
+from rollmill.plan_search.orders import Order, start_child
 from rollmill.processes.restarts import ending
 from rollmill.record.signals import CAUGHT
 from rollmill.sweeps.directory import SweepDirectory
@@ -18,13 +18,21 @@ from rollmill.sweeps.spec import Trial
 
 @dataclass
 class RunningTrial:
-    """A trial that has a process."""
+    """A trial that has a process, alone or with others."""
 
     trial: Trial
+    """The first one, whose log the process writes."""
     process: subprocess.Popen
     part: int
     """Number of the part of the machine that it runs on."""
+    beside: Sequence[Trial] = ()
+    """Other trials in the same program."""
     began: float = field(default_factory=time.monotonic)
+
+    @property
+    def trials(self) -> Sequence[Trial]:
+        """All trials of the process."""
+        return (self.trial, *self.beside)
 
     @property
     def seconds(self) -> float:
@@ -32,14 +40,14 @@ class RunningTrial:
         return time.monotonic() - self.began
 
 
-def start_trial(
-    sweep: SweepDirectory, trial: Trial, part: MachinePart, imports: Collection[str]
+def start_trials(
+    sweep: SweepDirectory, trials: Sequence[Trial], part: MachinePart, imports: Collection[str]
 ) -> subprocess.Popen:
-    """Starts the process of a trial in its part of the machine.
+    """Starts the process of a trial, or of several in one program, in its part of the machine.
 
     Args:
         sweep: the directory.
-        trial: the trial.
+        trials: the trials. The process writes the log of the first one.
         part: its part of the machine.
         imports: the modules that it may import by their names.
 
@@ -47,10 +55,12 @@ def start_trial(
         CheckpointError: a link, or something else, is in the place of its log or its run.
         StorageError: its log cannot be opened.
     """
-    with os.fdopen(sweep.open_log(trial), "ab") as log:
+    orders = [sweep.order(trial) for trial in trials]
+    order = orders[0] if len(orders) == 1 else Order(together=tuple(each.trained for each in orders))
+    with os.fdopen(sweep.open_log(trials[0]), "ab") as log:
         return start_child(
-            sweep.order(trial),
-            name=str(sweep.run(trial).root),
+            order,
+            name=str(sweep.run(trials[0]).root),
             cores=part.cores,
             stdout=log,
             stderr=subprocess.STDOUT,

@@ -82,13 +82,20 @@ class PreparedTraining:
     """The checkpoint that it goes on from. None at the beginning."""
 
 
-def prepare(planned: PlannedTraining, restored: Restored | None, display: Display) -> PreparedTraining:
+def prepare(
+    planned: PlannedTraining,
+    restored: Restored | None,
+    display: Display,
+    *,
+    shared: CompiledProgram | None = None,
+) -> PreparedTraining:
     """Places and compiles a training, and shows notes on it.
 
     Args:
         planned: the training.
         restored: the checkpoint that it goes on from. None at the beginning.
         display: shows the notes.
+        shared: program that computes it together with others. Default: one of its own is compiled.
 
     Raises:
         UsageError: the training cannot run in this way.
@@ -109,7 +116,7 @@ def prepare(planned: PlannedTraining, restored: Restored | None, display: Displa
     if plan.place not in ("program", "mesh"):
         check_group_kernels(graph, plan, options, display)
     if plan.place == "program":
-        program = _compile(graph, plan, options, display, launches)
+        program = shared or compile_program(graph, plan, options, display, launches)
         options = replace(options, reduction=program.reduction) if program.reduction else options
         launches = program.launches
     config = run_config(described, options, modules, plan, launches, planned.recipe)
@@ -153,23 +160,42 @@ def run_spec(
     )
 
 
-def _compile(
-    graph: Graph, plan: Plan, options: RunOptions, display: Display, launches: Launches | None
+def compile_program(
+    graph: Graph,
+    plan: Plan,
+    options: RunOptions,
+    display: Display,
+    launches: Launches | None = None,
+    *,
+    seeds: Sequence[int] | None = None,
+    lanes: Sequence[Graph] | None = None,
 ) -> CompiledProgram:
-    """Compiles an iteration for the devices of a plan with one group."""
+    """Compiles an iteration for the devices of a plan with one group.
+
+    Args:
+        graph: what is trained.
+        plan: where it runs.
+        options: how it runs.
+        display: shows notes.
+        launches: launches of the kernels, if the run has chosen them before.
+        seeds: trainings side by side, in place of those of the options.
+        lanes: graphs with the hyperparameters of these trainings.
+    """
+    seeds = options.seeds if seeds is None else seeds
     enable_compilation_cache()
     replicas = plan.partition.groups[0].replicas
     devices = take_devices(replicas if replicas > 1 else options.devices)
     check_devices(graph.loops, len(devices))
     for note in memory_notes():
         display.note(note)
-    claim_before_compiling(graph, seeds=options.seeds, devices=devices)
+    claim_before_compiling(graph, seeds=seeds, devices=devices)
     display.note("compiling ...")
     with explain_out_of_memory(graph.loops):
-        means = choose_all_reduce(graph, mesh_of(devices), "flat" if options.num_seeds > 1 else options.reduction)
+        means = choose_all_reduce(graph, mesh_of(devices), "flat" if len(seeds) > 1 else options.reduction)
         program = lower(
             graph,
-            seeds=options.seeds,
+            seeds=seeds,
+            lanes=lanes,
             devices=devices,
             mean=means.mean,
             unroll=options.unroll,

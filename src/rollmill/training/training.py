@@ -82,18 +82,34 @@ def prepare_training(
     **overrides: Any,
 ) -> PreparedTraining:
     """Checks and compiles a new training without writing anything; arguments and errors are those of `train`."""
+    planned = plan_training(algorithm, chosen_options(options, overrides), imports=imports, recipe=recipe)
+    return prepare(planned, None, choose_display(quiet=planned.options.quiet))
+
+
+def plan_training(
+    algorithm: Graph,
+    options: RunOptions,
+    *,
+    imports: Sequence[str] = (),
+    recipe: str | None = None,
+    described: dict[str, Any] | None = None,
+) -> PlannedTraining:
+    """Checks a new training, and chooses its plan; arguments and errors are those of `train`.
+
+    `described` is the graph's description. Default: it is made, which traces the graph.
+    """
     check_compiled()
     check_algorithm(algorithm)
-    options = _settled(chosen_options(options, overrides))
+    options = _settled(options)
     if options.run_dir is not None:
         RunDirectory.refuse_occupied(options.run_dir)
     plan = choose_plan(algorithm, options)
     refuse_unread(plan, options)
     given = given_weights(algorithm, options, imports)
-    described = describe(algorithm)  # which traces the graph: options that cannot be used are refused before it
+    # Tracing the graph takes long: options that cannot be used are refused before it.
+    described = describe(algorithm) if described is None else described
     RunDirectory.check_parent(run_root(described, options))
-    planned = PlannedTraining(algorithm, described, options, plan, tuple(imports), recipe, given)
-    return prepare(planned, None, choose_display(quiet=options.quiet))
+    return PlannedTraining(algorithm, described, options, plan, tuple(imports), recipe, given)
 
 
 def begin_training(

@@ -1,0 +1,59 @@
+"""Trials that share a program: those that differ in seeds and hyperparameters that are data."""
+
+import math
+from collections.abc import Collection, Sequence
+from typing import Any, Literal, TypeAlias
+
+from rollmill.envs import is_on_host
+from rollmill.programs.kernels import MIN_STEPS_TO_TUNE
+from rollmill.sweeps.directory import SweepDirectory
+from rollmill.sweeps.spec import Trial
+from rollmill.training.request import with_types
+
+Together: TypeAlias = Literal["auto", "off"]
+"""Whether trials may share a program."""
+
+MAX_TRIALS = 16
+"""Maximum number of trials in one program: more of them are divided into several."""
+
+MAX_STEPS = min(MIN_STEPS_TO_TUNE.values())
+"""Environment steps from which on a training may be fused, and then has a program of its own."""
+
+
+def trials_together(
+    sweep: SweepDirectory, waiting: Sequence[Trial], alone: Collection[str], *, places: int
+) -> list[Trial]:
+    """Returns the trials that can start in one program, the first that waits among them. Fewer than two: none.
+
+    Args:
+        sweep: the directory.
+        waiting: trials that wait, in their order.
+        alone: names of trials that need a program of their own, because one that they shared has failed.
+        places: parts of the machine that are free, among which the trials are divided.
+    """
+    fresh = [trial for trial in waiting if trial.name not in alone and not sweep.has_begun(trial)]
+    if not fresh or fresh[0] is not waiting[0]:
+        return []
+    alike = [trial for trial in fresh if _constants(trial) == _constants(fresh[0])]
+    count = min(MAX_TRIALS, math.ceil(len(alike) / places))
+    return alike[:count] if count > 1 and _may_share(fresh[0]) else []
+
+
+def _may_share(trial: Trial) -> bool:
+    """Returns whether a trial may share a program at all.
+
+    Kernels hold one training, and those of long trainings are faster than a shared program.
+    """
+    resolved = with_types(trial.request)
+    options, is_short = resolved.options, resolved.total_timesteps < MAX_STEPS
+    own = (options.evaluate_every, options.stop_at_return, options.start_from)
+    unfused = options.fusion == "off" or (options.fusion == "auto" and is_short)
+    return unfused and options.num_seeds == 1 and not any(own) and not is_on_host(trial.request.environment)
+
+
+def _constants(trial: Trial) -> tuple[Any, ...]:
+    """Returns what has to be equal in trials that share a program."""
+    request, config = trial.request, with_types(trial.request).config
+    numbers = {name for name, value in request.settings.items() if isinstance(getattr(config, name, None), float)}
+    settings = {name: value for name, value in request.settings.items() if name not in numbers | {"seed"}}
+    return request.algorithm, request.environment, settings, sorted(numbers), request.environment_options
