@@ -313,8 +313,20 @@ def check_devices(loops: Loops, num_devices: int) -> None:
         )
 
 
-def _over_seeds(function, seeds: Sequence[int]):
-    return jax.vmap(function) if len(seeds) > 1 else function
+def _over_seeds(
+    function: Callable[[State], Any], graph: Graph, seeds: Sequence[int], platform: str
+) -> Callable[[State], Any]:
+    """Returns the function for all seeds.
+
+    A GPU computes them side by side. A CPU computes one after the other, where each has the speed and the numbers
+    that it has alone: batched products of small matrices are slower there. A replay memory is too large to be
+    taken out of the stack of all seeds for each iteration.
+    """
+    if len(seeds) == 1:
+        return function
+    if platform == "cpu" and graph.replay is None:
+        return partial(jax.lax.map, function)
+    return jax.vmap(function)
 
 
 def _start(graph: Graph, seeds: UInt32[Array | np.ndarray, " S"], hyperparameters: Hyperparameters) -> State:
@@ -349,7 +361,8 @@ def _step(
 
     def step(state: State, *arguments: Array) -> tuple[State, PackedMetrics]:
         count, operands = arguments[: len(counts)], arguments[len(counts) :]
-        once = _over_seeds(partial(_iterate_packed, graph, mean.reduce(*operands), kernels), seeds)
+        iterate_once = partial(_iterate_packed, graph, mean.reduce(*operands), kernels)
+        once = _over_seeds(iterate_once, graph, seeds, mesh.devices.flat[0].platform)
         return _iterate_often(once, state, *count) if count else once(state)
 
     if mesh.size == 1:
