@@ -11,7 +11,7 @@ from rollmill.core.errors import CheckpointError, UsageError
 from rollmill.core.imports import ONLY, ImportRefused, import_named, only_importing
 from rollmill.gpus.machine_parts import MachinePart
 from rollmill.sweeps.directory import SweepDirectory
-from rollmill.sweeps.trial_processes import start_trial
+from rollmill.sweeps.trial_processes import start_trials
 from rollmill.training.named_code import named_by
 from rollmill.training.request import TrainingRequest, resolve
 
@@ -66,7 +66,7 @@ def test_a_link_in_place_of_a_log_or_a_run_is_not_written_through(name, tmp_path
     (root / "trials" / name).symlink_to(target)
     sweep = SweepDirectory.open(root)
     with pytest.raises(CheckpointError, match="is a link"):
-        start_trial(sweep, sweep.trials()[0], MachinePart((), {}), ())
+        start_trials(sweep, sweep.trials()[:1], MachinePart((), {}), ())
     assert precious.read_text() == "precious"
 
 
@@ -75,7 +75,7 @@ def test_a_pipe_in_place_of_a_log_blocks_nobody(tmp_path):
     os.mkfifo(root / "trials" / "0.log")
     sweep = SweepDirectory.open(root)
     with pytest.raises(CheckpointError, match="is a pipe"):
-        start_trial(sweep, sweep.trials()[0], MachinePart((), {}), ())
+        start_trials(sweep, sweep.trials()[:1], MachinePart((), {}), ())
 
 
 NAMING = {

@@ -17,8 +17,8 @@ MEMORY, LOST = DeviceMemoryError.exit_code, DeviceLostError.exit_code
 class Processes:
     """Trials that end at once; each with the code that is next in its list, and 0 after that."""
 
-    def __init__(self, codes, fits=100):
-        self.codes, self.fits = codes, fits
+    def __init__(self, codes, fits=100, ended_together=0):
+        self.codes, self.fits, self.ended_together = codes, fits, ended_together
         self.sizes, self.started = [], []
 
     @contextlib.contextmanager
@@ -27,7 +27,10 @@ class Processes:
         self.sizes.append(count)
         yield MachineParts([MachinePart((), {}) for _ in range(count)], "on a GPU", least=1)
 
-    def start(self, sweep, trial, part, imports):
+    def start(self, sweep, trials, part, imports):
+        trial = trials[0]
+        if len(trials) > 1:
+            return self.start_together(sweep, trials)
         self.started.append(trial.name)
         codes = self.codes.get(trial.name, [])
         code = codes.pop(0) if codes else (0 if self.sizes[-1] <= self.fits else MEMORY)
@@ -35,6 +38,14 @@ class Processes:
         if code == 0:
             end(sweep, trial, "finished", 1.0)
         return Ended(code)
+
+    def start_together(self, sweep, trials):
+        """Ends the first trials of a shared program, and fails."""
+        self.started.append("+".join(trial.name for trial in trials))
+        sweep.log(trials[0]).write_text("rollmill: a number is not finite\n")
+        for trial in trials[: self.ended_together]:
+            end(sweep, trial, "finished", 1.0)
+        return Ended(0 if self.ended_together == len(trials) else 1)
 
 
 class Ended(subprocess.Popen):
@@ -55,12 +66,20 @@ class Ended(subprocess.Popen):
 
 @pytest.fixture
 def sweep_of(monkeypatch, tmp_path):
-    def run(processes, trials=6):
+    def run(processes, trials=6, together="off"):
         monkeypatch.setattr(module, "divide_machine", processes.divide)
-        monkeypatch.setattr(module, "start_trial", processes.start)
+        monkeypatch.setattr(module, "start_trials", processes.start)
         said = []
         sweep = made(tmp_path / "sweep", trials=trials)
-        code = run_sweep(sweep, at_once=None, sharing="auto", metric="final_return", say=said.append, imports=())
+        code = run_sweep(
+            sweep,
+            at_once=None,
+            sharing="auto",
+            metric="final_return",
+            say=said.append,
+            imports=(),
+            together=together,
+        )
         return code, said
 
     return run
@@ -105,3 +124,15 @@ def test_words_in_a_log_are_no_lost_gpu(sweep_of, monkeypatch):
     monkeypatch.setattr(module, "last_line", lambda log: "my test of CUDA_ERROR handling failed")
     code, _ = sweep_of(processes, trials=1)
     assert code == 1 and processes.started == ["0"]
+
+
+def test_trials_of_a_program_that_fails_go_on_alone(sweep_of):
+    processes = Processes({}, ended_together=1)
+    code, said = sweep_of(processes, trials=6, together="auto")
+    # Four parts for six trials: two programs of two, and two trials by themselves.
+    assert code == 0
+    assert processes.started[:4] == ["0+1", "2+3", "4", "5"]
+    assert sorted(processes.started[4:]) == ["1", "3"]
+    assert (
+        sum("goes on alone, because the program that it shared ended: rollmill: a number" in s for s in said) == 2
+    )

@@ -1,0 +1,90 @@
+"""Which trials of a sweep share a program."""
+
+import pytest
+
+from rollmill.core.errors import UsageError
+from rollmill.sweeps.directory import SweepDirectory
+from rollmill.sweeps.search_space import listed_axis
+from rollmill.sweeps.spec import SweepSpec
+from rollmill.sweeps.together import MAX_TRIALS, trials_together
+from rollmill.training.population import train_population
+from rollmill.training.request import TrainingRequest
+
+SETTINGS = {
+    "num_envs": 4,
+    "num_steps": 8,
+    "num_minibatches": 2,
+    "total_timesteps": 64,
+    "network.hidden_sizes": (4,),
+}
+
+
+def sweep_over(root, settings=(), environment="CartPole-v1", **values):
+    """A sweep over all combinations of values."""
+    axes = tuple(listed_axis(option.replace("_", "-"), list(listed)) for option, listed in values.items())
+    points = [()]
+    for listed in values.values():
+        points = [(*point, value) for point in points for value in listed]
+    request = TrainingRequest("ppo", environment, {**SETTINGS, **dict(settings)})
+    return SweepDirectory.create(root, SweepSpec(request, axes, len(points), tuple(points)))
+
+
+def names_together(sweep, places=1, alone=()):
+    return [trial.name for trial in trials_together(sweep, sweep.trials(), alone, places=places)]
+
+
+def test_trials_with_other_numbers_and_seeds_share_a_program(tmp_path):
+    sweep = sweep_over(tmp_path / "sweep", learning_rate=[1e-3, 2e-3], seed=[0, 1, 2])
+    assert names_together(sweep) == ["0", "1", "2", "3", "4", "5"]
+    assert names_together(sweep, places=2) == ["0", "1", "2"]
+    assert names_together(sweep, alone={"1", "2"}) == ["0", "3", "4", "5"]
+    assert names_together(sweep, alone={"0"}) == []  # the first one goes on alone, and then the others together
+
+
+def test_what_a_program_contains_keeps_trials_apart(tmp_path):
+    sweep = sweep_over(tmp_path / "sweep", num_steps=[8, 16], anneal_lr=[True, False], gamma=[0.9, 0.99])
+    assert names_together(sweep) == ["0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "environment"),
+    [
+        ({"evaluate_every": 1}, "CartPole-v1"),
+        ({"stop_at_return": 100.0}, "CartPole-v1"),
+        ({"fusion": "full"}, "CartPole-v1"),
+        ({"total_timesteps": 20_000_000}, "CartPole-v1"),
+        ({"num_seeds": 2}, "CartPole-v1"),
+        ({}, "gymnasium:CartPole-v1"),
+    ],
+)
+def test_trials_that_need_a_program_of_their_own(settings, environment, tmp_path):
+    sweep = sweep_over(tmp_path / "sweep", settings, environment, seed=[0, 1])
+    assert names_together(sweep) == []
+
+
+def test_a_program_holds_a_limited_number_of_trials(tmp_path):
+    sweep = sweep_over(tmp_path / "sweep", seed=range(MAX_TRIALS + 3))
+    assert len(names_together(sweep)) == MAX_TRIALS
+
+
+def test_trials_that_have_begun_go_on_alone(tmp_path):
+    sweep = sweep_over(tmp_path / "sweep", seed=[0, 1, 2])
+    sweep.run(sweep.trials()[1]).root.mkdir()
+    assert names_together(sweep) == ["0", "2"]
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"num_steps": 16}, "that differ in loops, num_steps cannot share"),
+        ({"anneal_lr": False}, "that differ in anneal_lr cannot share a program"),
+        ({"evaluate_every": 1}, "a training with evaluate_every has a program of its own"),
+        ({"num_seeds": 2}, "one seed each"),
+    ],
+)
+def test_trainings_that_cannot_share_a_program_are_refused(other, message, tmp_path):
+    first = TrainingRequest("ppo", "CartPole-v1", {**SETTINGS, "run_dir": str(tmp_path / "0"), "quiet": True})
+    second = first.changed({"run_dir": str(tmp_path / "1"), **other})
+    with pytest.raises(UsageError, match=message):
+        train_population([first, second])
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,72 @@
+"""Trainings side by side in one program: each is the run that it would be alone."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import rollmill
+from rollmill.training.population import train_population
+from rollmill.training.request import TrainingRequest, train_request
+from rollmill.training.resuming import resume
+
+SIZES = {
+    "ppo": {"num_envs": 4, "num_steps": 8, "num_minibatches": 2, "total_timesteps": 256},
+    "dqn": {"num_envs": 2, "num_steps": 4, "total_timesteps": 128, "buffer_size": 100}
+    | {"learning_starts": 40, "batch_size": 16},
+}
+
+
+def requests_in(root: Path, algorithm: str, **options) -> list[TrainingRequest]:
+    """Requests with other numbers and seeds."""
+    settings = {**SIZES[algorithm], "network.hidden_sizes": (4,), "tensorboard": False, "quiet": True, **options}
+    numbers = [{"learning_rate": 1e-2, "gamma": 0.9, "seed": 1}, {"learning_rate": 1e-3, "gamma": 0.99, "seed": 5}]
+    return [
+        TrainingRequest(algorithm, "CartPole-v1", {**settings, **each, "run_dir": str(root / str(number))})
+        for number, each in enumerate(numbers)
+    ]
+
+
+def digests(directory: Path) -> dict[int, str]:
+    records = directory.glob("checkpoints/*/record.json")
+    return {int(path.parent.name): json.loads(path.read_text())["sha256"] for path in records}
+
+
+def lines_of(directory: Path) -> list[dict]:
+    timed = ("seconds", "steps_per_second")
+    lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if not name.startswith(timed)} for line in lines]
+
+
+def test_each_training_is_the_run_that_it_would_be_alone(tmp_path):
+    runs = train_population(requests_in(tmp_path / "together", "ppo", checkpoint_iterations=3))
+    assert [run.exit_code for run in runs] == [0, 0]
+    for number, request in enumerate(requests_in(tmp_path / "alone", "ppo", checkpoint_iterations=3)):
+        alone = train_request(request).directory
+        mine = tmp_path / "together" / str(number)
+        assert digests(mine) == digests(alone) and len(digests(mine)) > 1
+        assert lines_of(mine) == lines_of(alone)
+        assert json.loads((mine / "config.json").read_text())["graph"] == rollmill_graph(alone)
+    assert digests(tmp_path / "together" / "0") != digests(tmp_path / "together" / "1")
+
+
+def rollmill_graph(directory: Path) -> dict:
+    return json.loads((directory / "config.json").read_text())["graph"]
+
+
+@pytest.mark.slow
+def test_a_training_of_a_population_goes_on_alone(tmp_path):
+    runs = train_population(requests_in(tmp_path / "together", "ppo"))
+    more = [resume(run.directory, changes={"total_timesteps": 512}, quiet=True) for run in runs]
+    assert [run.summary["status"] for run in more] == ["finished", "finished"]
+    _, request = requests_in(tmp_path / "alone", "ppo", total_timesteps=512)
+    assert more[1].summary["total_env_steps"] == train_request(request).summary["total_env_steps"] == 512
+
+
+@pytest.mark.slow
+def test_trainings_with_a_replay_memory_share_a_program(tmp_path):
+    runs = train_population(requests_in(tmp_path / "together", "dqn"))
+    returns = [run.summary["final_return"] for run in runs]
+    alone = [train_request(request).summary["final_return"] for request in requests_in(tmp_path / "alone", "dqn")]
+    assert returns == pytest.approx(alone, rel=0.3)
+    assert rollmill.load(runs[0].directory) is not None
