@@ -169,7 +169,7 @@ def test_a_failed_trial_does_not_stop_the_others(tmp_path):
     done = subprocess.run(sweep(*words, "--sweep-dir", tmp_path / "sweep"), capture_output=True, text=True)
     assert done.returncode == 1, done.stderr
     assert (
-        "trial 1 (environment=gymnasium:Nothing-v0, learning-rate=1e-3) failed with exit code 2: rollmill:"
+        "trial 1 (environment=gymnasium:Nothing-v0, learning-rate=0.001) failed with exit code 2: rollmill:"
         in done.stdout
     )
     first, second = table(tmp_path / "sweep")
@@ -256,7 +256,7 @@ def test_trials_are_stopped_early_and_go_on_if_asked(tmp_path):
     how = [*ASHA, "--reduction-factor", "2", "--grace-steps", "65536"]
     done = subprocess.run(sweep(*words, *how), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "trial 1 (learning-rate=1e-9) was stopped early at 65,536 steps, where its return of" in done.stdout
+    assert "trial 1 (learning-rate=1e-09) was stopped early at 65,536 steps, where its return of" in done.stdout
     assert [row["status"] for row in table(tmp_path / "sweep")] == ["finished", "stopped early"]
     run = tmp_path / "sweep/trials/1"
     assert json.loads((run / "summary.json").read_text())["status"] == "stopped" and checkpoints(run)[-1] > 0
