@@ -1,10 +1,8 @@
 """Optimiser steps on all gradients as one flat vector, as an operation of its own.
 
-Composed of JAX's operations, a step reads and writes memory several times: to concatenate the gradients, for
-each
+Composed of JAX's operations, a step reads and writes memory several times: to concatenate the gradients, for each
 moment, and to add the step to the weights. On CPUs, machine code may compute it in one pass
-(`compute_descents_by`).
-Elsewhere, and under `vmap`, the operation lowers to its parts.
+(`compute_descents_by`). Elsewhere, and under `vmap`, the operation lowers to its parts.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,8 +21,7 @@ FlatUpdate: TypeAlias = Callable[[Float[Array, " numbers"], PyTree[Array]], tupl
 """Maps flat gradients and a state to the flat step and the next state."""
 
 OwnDescent: TypeAlias = Callable[[Sequence[Any], core.ClosedJaxpr, int], Callable[..., Sequence[Array]] | None]
-"""Maps the operands' shapes and dtypes, the program of a flat update, and the number of leaves of the weights to
-a
+"""Maps the operands' shapes and dtypes, the program of a flat update, and the number of leaves of the weights to a
 function of the operands, or to None. Operands are the leaves of weights, of gradients and of the state."""
 
 _descent = core.Primitive("flat_descent")

@@ -1,7 +1,6 @@
 """Computes a digest of everything a graph computes. Equal code gives equal digests in every process.
 
-The graph is traced but not compiled. The digest covers the first state, one whole iteration (environment,
-policy,
+The graph is traced but not compiled. The digest covers the first state, one whole iteration (environment, policy,
 prepare, condition, gradients, update and the end of learning) and the greedy policy. Two graphs with equal
 fingerprints train the same weights. A graph rebuilt from names is therefore the intended one if both agree.
 """

@@ -1,7 +1,6 @@
 """Derives the data flow of a graph from its functions, by tracing them.
 
-Tracing gives the shapes on each edge. It also shows which leaves of the learner each function passes on
-unchanged,
+Tracing gives the shapes on each edge. It also shows which leaves of the learner each function passes on unchanged,
 and thus the part of the learner that has to travel between groups. Nothing is computed.
 
 Shape letters: `T` steps, `E` all environments.

@@ -4,13 +4,10 @@ them.
     collect = num_steps x {policy, environment}
     learn   = prepare once, then epochs x num_minibatches x {condition, gradients, update}
 
-Fragments are functions of ONE environment, one sequence or one minibatch. `dataflow.collecting` lifts those of
-an
-environment, and `dataflow.gradients` the loss of a sample. They are independent of hardware. A distribution
-policy
+Fragments are functions of ONE environment, one sequence or one minibatch. `dataflow.collecting` lifts those of an
+environment, and `dataflow.gradients` the loss of a sample. They are independent of hardware. A distribution policy
 partitions the fragments into groups (Zhu et al., "MSRL: Distributed Reinforcement Learning with Dataflow
-Fragments",
-USENIX ATC 2023).
+Fragments", USENIX ATC 2023).
 
 Shape letters: `T` steps of a rollout, `E` environments, `N` samples of a minibatch.
 """
@@ -42,8 +39,7 @@ ActionMask: TypeAlias = PyTree[Array]
 """Knowledge of the environment's state that the policy has besides the observation.
 
 Usually legal actions, as booleans in the shape of its logits, or `()` if every action is legal. A policy that
-plans
-also gets the state to plan from.
+plans also gets the state to plan from.
 """
 
 Reduce: TypeAlias = Callable[[PyTree[Array]], PyTree[Array]]
@@ -92,9 +88,8 @@ class Trajectory(NamedTuple):
 class Batch(NamedTuple):
     """Samples of an iteration or of a minibatch.
 
-    In a batch, `samples` has leaves `[T, E, ...]` and `sequences` has leaves `[E, ...]`. In a minibatch,
-    `samples` has
-    leaves `[N, ...]`, or `[N, T, ...]` for minibatches of sequences.
+    In a batch, `samples` has leaves `[T, E, ...]` and `sequences` has leaves `[E, ...]`. In a minibatch, `samples`
+    has leaves `[N, ...]`, or `[N, T, ...]` for minibatches of sequences.
     """
 
     samples: PyTree[Array]
@@ -175,8 +170,7 @@ class Gradients(Protocol):
     """Fragment `gradients`: gradients of the mean loss over a minibatch.
 
     Gradients and metrics must be means over samples. The mean over equal parts of a minibatch (chunks, devices,
-    workers)
-    is then the result for the whole.
+    workers) is then the result for the whole.
     """
 
     def __call__(self, learner: Learner, minibatch: Batch, /) -> tuple[Weights, Metrics]:
@@ -189,8 +183,7 @@ class Update(Protocol):
     """Fragment `update`: one optimiser step.
 
     `share` is the fraction of a minibatch that the gradients cover, and schedules advance by it. It is 1 / K if
-    the
-    gradients of K workers are applied one by one.
+    the gradients of K workers are applied one by one.
     """
 
     def __call__(self, learner: Learner, gradients: Weights, /, *, share: float = 1.0) -> Learner:
@@ -212,8 +205,7 @@ class Prepare(Protocol):
             trajectory: rollout of the environments held here.
             reduce: mean over replicas.
             replicas: number of replicas that share the environments. Counts and sums are scaled by it, so that
-                their
-                mean over replicas is the total.
+                their mean over replicas is the total.
 
         Returns:
             The learner with its new statistics, and the batch to learn from.
@@ -298,8 +290,7 @@ class PolicyOutputs(NamedTuple):
 
     distribution: Callable[[Weights, Memory, Observation, ActionMask], PyTree] | None = None
     """Action distribution (`networks.Distribution`) under a mask of legal actions. For several agents, a
-    dictionary by kind
-    with a leading axis of agents."""
+    dictionary by kind with a leading axis of agents."""
     value: Callable[[Weights, Memory, Observation], Float[Array, ""]] | None = None
     """Expected return, in the units of the rewards used for learning."""
     q_values: Callable[[Weights, Observation], Float[Array, " n"]] | None = None
@@ -355,8 +346,7 @@ class Graph(NamedTuple):
     """Where steps are stored for learning, in place of the iteration's own batch."""
     elsewhere: Callable[[Environment], "Graph"] | None = None
     """Builds the same algorithm for another environment with equal spaces. Needed if more than the environment
-    fragment
-    depends on the environment."""
+    fragment depends on the environment."""
     report: Callable[[Learner, Batch], Metrics] | None = None
     """Computes further metrics from the result of `prepare`. Their mean over replicas is the metric of the
     whole."""

@@ -2,8 +2,7 @@
 
 Fragments of one group become one program, and an edge between two groups becomes a channel (Zhu et al., "MSRL:
 Distributed Reinforcement Learning with Dataflow Fragments", USENIX ATC 2023). Replicas of a group hold equal
-ranges
-of the environments' global indices.
+ranges of the environments' global indices.
 """
 
 from collections.abc import Iterator

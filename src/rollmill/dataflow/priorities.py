@@ -1,7 +1,6 @@
 """Prioritised experience replay (Schaul et al., ICLR 2016): sampling in proportion to priorities.
 
-Priorities lie in blocks with stored sums. A draw reads all sums and one block. A change recomputes the sums of
-the
+Priorities lie in blocks with stored sums. A draw reads all sums and one block. A change recomputes the sums of the
 blocks it touches exactly, so that rounding errors do not accumulate.
 
 Shape letters: `C` steps kept of each environment, `W` environments of a shard, `B` samples drawn from a shard.

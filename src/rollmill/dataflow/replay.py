@@ -2,20 +2,15 @@
 rings.
 
 Rings are part of the training state and lie with the group that computes gradients. Minibatches are drawn inside
-the
-logical shards of the environments, each with its own key, so that any placement that keeps shards whole draws
-the
-same transitions.
+the logical shards of the environments, each with its own key, so that any placement that keeps shards whole draws
+the same transitions.
 
 Each observation is stored once: the slot of a step holds the observation its action was chosen for, and the next
-slot
-holds the following one. Only a truncated episode takes one slot more, for the final observation that
-bootstrapping
-needs.
+slot holds the following one. Only a truncated episode takes one slot more, for the final observation that
+bootstrapping needs.
 
 Shape letters: `T` steps, `E` environments held here, `C` steps kept of each, `S` shards, `W` environments of a
-shard,
-`N` samples of a minibatch held here, `B` those of one shard.
+shard, `N` samples of a minibatch held here, `B` those of one shard.
 """
 
 import math
@@ -75,9 +70,8 @@ class Outcome(NamedTuple):
 class ReplayRing(eqx.Module):
     """The newest steps of ONE environment.
 
-    Slots and steps are numbered from the start of training, and number `n` lies in row `n % C`. Numbers fall
-    back by a
-    multiple of `C` before they overflow, which leaves every row in place.
+    Slots and steps are numbered from the start of training, and number `n` lies in row `n % C`. Numbers fall back
+    by a multiple of `C` before they overflow, which leaves every row in place.
     """
 
     views: Rows
@@ -398,8 +392,7 @@ def _written(into: Rows, rows: Rows, places: Int[Array, "N E T"]) -> Rows:
     ignored.
 
     A single row is written twice. XLA would turn a scatter of one row into the update of a slice, recompute it
-    wherever
-    it is used, and copy the whole table each time.
+    wherever it is used, and copy the whole table each time.
     """
     num_envs, capacity = into.words.shape[:2]
     first = jnp.arange(num_envs, dtype=jnp.int32)[None, :, None] * capacity

@@ -13,10 +13,8 @@ def permutation(key: Key, size: int) -> UInt32[Array, " size"]:
     """Returns a pseudo-random permutation of `0 .. size - 1`.
 
     The swap-or-not shuffle (Hoang, Morris and Rogaway, "An Enciphering Scheme Based on a Card Shuffle", CRYPTO
-    2012)
-    pairs `x` with `k - x mod size` in each round, and swaps the pair if a hashed bit of it is set. Each round is
-    a
-    bijection for any size.
+    2012) pairs `x` with `k - x mod size` in each round, and swaps the pair if a hashed bit of it is set. Each
+    round is a bijection for any size.
     """
     if size == 1:  # XLA's CPU compiler (jaxlib 0.10.2) fails on the rounds below where all is modulo 1
         return jnp.zeros(1, jnp.uint32)

@@ -162,9 +162,8 @@ class DiagonalGaussian(eqx.Module):
 class TanhGaussian(eqx.Module):
     """A diagonal Gaussian `x`, squashed and rescaled into bounds.
 
-    `action = low + (high - low) (tanh(x) + 1) / 2`, with the change of variables of Haarnoja et al.
-    (2018), "Soft Actor-Critic", appendix C, in the stable form
-    `log(1 - tanh(x)**2) = 2 (log 2 - x - softplus(-2 x))`.
+    `action = low + (high - low) (tanh(x) + 1) / 2`, with the change of variables of Haarnoja et al. (2018), "Soft
+    Actor-Critic", appendix C, in the stable form `log(1 - tanh(x)**2) = 2 (log 2 - x - softplus(-2 x))`.
 
     `x` is clipped to [-6, 6], both when sampled and when recovered from an action, as float32 cannot
     distinguish larger values after the tanh. So a stored action has the log-probability that it was sampled

@@ -130,8 +130,7 @@ class ThreadSupervisor:
 
         Raises:
             WorkerFailed: a job's function raised an error; all workers were stopped.
-        EnvironmentFailed: that error was one.
-        NonFiniteError: likewise.
+        EnvironmentFailed: that error was one. NonFiniteError: likewise.
         """
         deadline = float("inf") if timeout is None else time.monotonic() + timeout
         with self._changed:

@@ -63,8 +63,7 @@ def _check_kernel(mesh: Mesh, num_parameters: int) -> None:
 class _OneShotMeans:
     """One-shot means of one program. Each has lanes of its own, because XLA may compute two at a time.
 
-    Means without free lanes, or of another dtype than float32, are flat. All processes trace the same program,
-    and
+    Means without free lanes, or of another dtype than float32, are flat. All processes trace the same program, and
     therefore agree on the lanes.
     """
 

@@ -1,9 +1,8 @@
 """Machine code for convolutions of images and for the gradients of their kernels.
 
 Sums stay in registers: each number of an image is multiplied by several vectors of outputs, and each vector by
-several
-numbers. A program processes its images one after the other, so that the data it reads again stays in the nearest
-cache of its core.
+several numbers. A program processes its images one after the other, so that the data it reads again stays in the
+nearest cache of its core.
 """
 
 from collections.abc import Iterator, Sequence

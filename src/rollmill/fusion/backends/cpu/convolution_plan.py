@@ -1,10 +1,8 @@
 """Plans convolutions: which part of a kernel meets which part of an image.
 
 Images are `[batch, rows, columns, channels]` and kernels `[rows, columns, inputs, outputs]`. The gradient of a
-strided
-convolution's image is a convolution of an image with zeros between its numbers. Its result has phases: at
-regularly
-spaced places the same taps of the kernel meet numbers, and the other taps meet zeros.
+strided convolution's image is a convolution of an image with zeros between its numbers. Its result has phases: at
+regularly spaced places the same taps of the kernel meet numbers, and the other taps meet zeros.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,6 @@
 """Replaces convolutions of JAX by machine code where it has any.
 
-Code exists for float32 convolutions of two-dimensional images with a number of outputs that the lanes of a
-vector
+Code exists for float32 convolutions of two-dimensional images with a number of outputs that the lanes of a vector
 divide, and for the gradients of their images and kernels, in the form JAX writes them.
 """
 
