@@ -408,6 +408,31 @@ def test_all_processes_of_a_mesh_get_the_kernels_of_the_first():
     assert told.count(Notice("one kernel")) == 1  # not again after the loss
 
 
+def test_replicas_of_a_group_get_the_kernels_of_its_first_one():
+    actors = {"device": "chip", "rollouts": [16, 0], "gradients": None}
+    learner = {"device": "chip", "rollouts": None, "gradients": [32, 2]}
+
+    def script(workers):
+        assert [fields["launches"] for _, fields, _ in workers.take("Begin")] == [None, None, None]
+        yield [workers.says("actor/0", "KernelsChosen", {"launches": actors, "notes": ["one kernel", "why"]})]
+        assert workers.take("KernelsChosen") == [("actor/1", {"launches": actors, "notes": ()}, {})]
+        yield [workers.says("learner/0", "KernelsChosen", {"launches": learner, "notes": ["why"]})]
+        assert not workers.take("KernelsChosen")
+        yield [workers.lost("actor/1")]
+        assert [(to, fields["launches"]) for to, fields, _ in workers.take("Begin")] == [("actor/1", actors)]
+        yield [workers.lost("learner/0")]
+        begun = {to: fields["launches"] for to, fields, _ in workers.take("Begin")}
+        assert begun == {"actor/0": actors, "actor/1": actors, "learner/0": learner}
+        yield [workers.says("actor/0", "KernelsChosen", {"launches": actors, "notes": ["as when it began"]})]
+        yield from ends_at(100, workers)
+
+    told = coordinate(script)
+    groups = [chosen.launches["groups"] for chosen in of_kind(told, LaunchesChosen)]
+    assert groups == [{"actor": actors}, *[{"actor": actors, "learner": learner}] * 2]
+    notices = [notice.text for notice in of_kind(told, Notice)]
+    assert [text for text in notices if text in ("one kernel", "why", "as when it began")] == ["one kernel", "why"]
+
+
 def test_failures_of_environments_are_told_and_counted():
     failure = {"index": 7, "doing": "step", "error": "ValueError: no", "line": "env.py:3: raise"}
 

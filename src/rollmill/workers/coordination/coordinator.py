@@ -105,8 +105,8 @@ class Coordinator:
         self._replacing: set[str] = set()
         """Lost replicas whose replacements have not begun yet."""
         self._finished: set[str] = set()
-        self._reported: set[str] = set()
-        """Notes of workers on their programs."""
+        self._noted: dict[str, Sequence[str]] = {}
+        """Notes on the kernels of each group."""
         self._stop_asked_at: float | None = None
         self._slow_stop_reported = False
         self._done = False
@@ -307,15 +307,15 @@ class Coordinator:
         for job in self._workers.jobs:
             if job.group == sender.group and job.name != sender.name:
                 send_to(self._workers, job, KernelsChosen(chosen.launches))
-        yield from self._report_once(chosen.notes)
+        yield from self._report_kernels(sender, chosen.notes)
         if chosen.launches is not None and not self._starts.mesh:
             yield LaunchesChosen(self._starts.launches)
 
-    def _report_once(self, notes: Sequence[str]) -> Iterator[Notice]:
-        """Reports the notes of workers that no other worker has sent, and no earlier start."""
-        new = [note for note in notes if note not in self._reported]
-        self._reported.update(new)
-        yield from map(Notice, new)
+    def _report_kernels(self, sender: Job, notes: Sequence[str]) -> Iterator[Notice]:
+        """Reports notes on the kernels of a group at its first start, and what several groups note once."""
+        if notes and sender.group not in self._noted:
+            yield from (Notice(note) for note in notes if not any(note in said for said in self._noted.values()))
+            self._noted[sender.group] = notes
 
     def _is_starting_up(self, job: Job) -> bool:
         """Whether this replica's start belongs to the training's, as all do until the first new iteration."""
@@ -325,7 +325,7 @@ class Coordinator:
     def _keep_choices(self, job: Job, compiled: MeshCompiled) -> Iterator[Report]:
         """Reports what the processes of a mesh have chosen by timing, and keeps it for the next common start."""
         launches, reduction, notes = compiled
-        yield from self._report_once(notes)
+        yield from self._report_kernels(job, notes)
         self._starts.keep_launches(job, launches)
         self._starts.keep_reduction(reduction)
         if launches is not None:
