@@ -1,0 +1,131 @@
+"""What a user waits for before the first iteration of a training in one process.
+
+    python benchmarks/start.py [--algorithm ppo] [--environment CartPole-v1] [--repeats 5] [--source before=FOLDER]
+        [--output FOLDER]
+
+Each start is `rollmill train` in a process of its own, from its beginning to the end of its first iteration: cold,
+with an empty cache of compiled programs, and warm, with what the cold start left there. Bytecode of Python is
+always there. `--source NAME=FOLDER` starts other sources as well (a folder `src`), in turns with these. Phases are
+wall-clock times. Those with two spaces in front are parts of others, and times of XLA overlap where it compiles in
+several threads. Processor seconds are those of the whole process. Writes results/start-cpu.json.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from measure import HERE, Failed, in_turns, options, platform, write_result
+
+START = """
+import functools, json, os, sys, time
+
+began, phases = float(sys.argv[1]), {}
+from rollmill.cli.main import main
+import rollmill.cli.train
+phases["imports"] = time.time() - began
+
+import jax
+from rollmill.algorithms import fragments
+from rollmill.runs import specification
+from rollmill.training import preparing, request
+from rollmill.workers import program_training, reports
+
+def timed(owner, name, phase):
+    function = getattr(owner, name)
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        since = time.perf_counter()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            phases[phase] = phases.get(phase, 0.0) + time.perf_counter() - since
+    setattr(owner, name, call)
+
+timed(request.ResolvedRequest, "graph", "graph")
+timed(fragments, "check_types", "  checks of the environment")
+timed(fragments, "network_policy", "  network")
+timed(specification, "fingerprint", "fingerprint")
+timed(preparing, "lower", "program")
+timed(jax.stages.Traced, "lower", "  lowering")
+timed(jax.stages.Lowered, "compile", "  XLA")
+
+run = program_training.ProgramTraining.run
+def until_first(self, stopping):
+    since = time.perf_counter()
+    for report in run(self, stopping):
+        if isinstance(report, reports.MetricsRows):
+            phases["first iteration"] = time.perf_counter() - since
+            used = os.times()
+            whole = {"seconds": time.time() - began, "processor": used.user + used.system}
+            print(json.dumps({**whole, "phases": phases}), flush=True)
+            os._exit(0)
+        yield report
+program_training.ProgramTraining.run = until_first
+main(["train", *sys.argv[2:], "--quiet", "--no-tensorboard"])
+"""
+
+
+def start(source: Path, cache: Path, words: list[str]) -> dict[str, Any]:
+    """Starts a training, and returns the durations of its phases."""
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    variables |= {
+        "PYTHONPATH": str(source),
+        "PYTHONPYCACHEPREFIX": str(cache.parent.parent / "bytecode"),
+        "ROLLMILL_CACHE_DIR": str(cache),
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-c", START, repr(time.time()), *words, "--run-dir", str(Path(folder, "run"))]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=variables, cwd=folder)
+    if done.returncode:
+        raise Failed(f"{source}: exit code {done.returncode}\n{done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def both(name: str, source: Path, folder: Path, words: list[str]) -> dict[str, dict[str, Any]]:
+    """Starts with an empty cache of compiled programs, and again."""
+    with tempfile.TemporaryDirectory(dir=folder) as cache:
+        (Path(cache) / "programs").mkdir()
+        found = {kind: start(source, Path(cache) / "programs", words) for kind in ("cold", "warm")}
+    for kind, each in found.items():
+        print(f"{name}, {kind}: {each['seconds']:.1f} s, {each['processor']:.1f} s of processors", flush=True)
+    return found
+
+
+def medians(starts: list[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns the medians of the starts' durations, beside all of their totals."""
+    phases = list(starts[0]["phases"])
+    return {
+        "seconds": median(each["seconds"] for each in starts),
+        "processor": median(each["processor"] for each in starts),
+        "phases": {name: median(each["phases"][name] for each in starts) for name in phases},
+        "runs": [[each["seconds"], each["processor"]] for each in starts],
+    }
+
+
+def main() -> None:
+    """Measures and writes the result."""
+    chosen = options(__doc__, algorithm="ppo", environment="CartPole-v1", repeats=5, source=[[str]])
+    pairs = [pair.partition("=") for given in chosen.source or [] for pair in given]
+    sources = {name: Path(folder).resolve() for name, _, folder in pairs}
+    sources["now"] = HERE.parent / "src"
+    words = [chosen.algorithm, chosen.environment]
+    with tempfile.TemporaryDirectory() as folder:
+        sides = {name: partial(both, name, source, Path(folder), words) for name, source in sources.items()}
+        runs = in_turns(sides, chosen.repeats, warm_up=1)
+    result = {
+        name: {kind: medians([each[kind] for each in own]) for kind in ("cold", "warm")}
+        for name, own in runs.items()
+    }
+    write_result(f"start-{platform()}", result, chosen.output)
+
+
+if __name__ == "__main__":
+    main()
