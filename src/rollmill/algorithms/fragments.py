@@ -394,12 +394,11 @@ def _check_types(policy: NetworkPolicy, observation: PyTree[jax.ShapeDtypeStruct
 
 def weights_and_rest(make: Callable[[Key], PyTree]) -> tuple[PyTree, PyTree]:
     """Splits a network into its weights, as shapes, and all else: functions, sizes, constant arrays."""
-    key = jax.random.key(0)
     with attribute_to_user_code("making the network"):
-        network = eqx.filter_eval_shape(make, key)
+        network = eqx.filter_eval_shape(make, jax.eval_shape(jax.random.key, 0))
     is_struct = lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct)
     is_weight = lambda leaf: is_struct(leaf) and jnp.issubdtype(leaf.dtype, jnp.inexact)
     weights, rest = eqx.partition(network, is_weight)
     if any(map(is_struct, jax.tree.leaves(rest))):  # constant arrays: their values are needed, not only shapes
-        rest = eqx.filter(make(key), eqx.is_inexact_array, inverse=True)
+        rest = eqx.filter(make(jax.random.key(0)), eqx.is_inexact_array, inverse=True)
     return weights, rest

@@ -155,7 +155,8 @@ def _values(policy: NetworkPolicy, weights: PolicyWeights, trajectory: Trajector
     observations are computed only in iterations in which an episode was truncated.
     """
     steps, extras = trajectory.steps, trajectory.steps.extras
-    value_e = jax.vmap(partial(policy.value, weights))
+    # A function, for JAX writes the whole policy down to name a method of it.
+    value_e = jax.vmap(lambda memory, observation: policy.value(weights, memory, observation))
     value_te = partial(over_steps, value_e, at_once=IMAGES_AT_ONCE if policy.is_large else None)
     last_value = value_e(trajectory.memory, trajectory.observation)
     value = value_te(steps.final_memory, steps.observation) if is_missing(extras.value) else extras.value

@@ -5,6 +5,8 @@ CPU. A training draws many small arrays, for each of which that loop runs some f
 other; without the loop it is one fused operation.
 """
 
+from functools import cache
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -30,7 +32,7 @@ def threefry(key_0: jax.Array, key_1: jax.Array, count_0: jax.Array, count_1: ja
     # Operations of `lax`, for tracing operators of arrays takes several times longer, and programs draw often.
     shape = jnp.broadcast_shapes(key_0.shape, key_1.shape, count_0.shape, count_1.shape)
     spread = lambda word: word if word.shape == shape else jnp.broadcast_to(word, shape)
-    number = lambda value: lax.full(shape, value, jnp.uint32)
+    number = cache(lambda value: lax.full(shape, value, jnp.uint32))
     key_0, key_1 = lax.optimization_barrier((key_0, key_1))
     keys = (key_0, key_1, key_0 ^ key_1 ^ jnp.uint32(PARITY))
     x, y = lax.add(spread(count_0), spread(key_0)), lax.add(spread(count_1), spread(key_1))

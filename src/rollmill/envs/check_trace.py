@@ -322,8 +322,8 @@ def _trace(env: Environment, what: str, function: Callable, *args: Any) -> tuple
     return program, jax.tree.unflatten(jax.tree.structure(shapes), types)
 
 
-def _key() -> jax.Array:
-    return jax.random.key(0)
+def _key() -> jax.ShapeDtypeStruct:
+    return jax.eval_shape(jax.random.key, 0)
 
 
 def _action(env: Environment) -> Any:
