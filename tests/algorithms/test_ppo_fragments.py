@@ -198,6 +198,16 @@ def test_moments_of_values_are_in_the_units_of_rewards(rollout):
     np.testing.assert_allclose(found["values/error_square"], (error**2).mean(), rtol=1e-4)
 
 
+def test_metrics_hold_what_statistics_of_values_take_in(rollout):
+    """So that asynchronous workers need send nothing else."""
+    metrics = rollout.graph.report(rollout.learner, rollout.batch)
+    found = rollout.graph.absorb(rollout.before.learner, metrics, share=1.0)
+    assert_close(found.weights.values, rollout.learner.weights.values, rtol=1e-3, atol=1e-4)
+    half = rollout.graph.absorb(rollout.before.learner, metrics, share=0.5)
+    before = rollout.before.learner.weights.values
+    np.testing.assert_allclose(half.weights.values.count - before.count, E * T / 2)
+
+
 def merged(before, values):
     """Count, mean and variance after these values, from those before (all values as one sum)."""
     values = np.asarray(values, np.float64)

@@ -16,7 +16,8 @@ GRAPH = rollmill.ppo(
     num_minibatches=2,
     network=rollmill.NetworkConfig(hidden_sizes=(2,)),
 )
-WEIGHTS = 4 * (2 * 10 + 6 + 3)
+PARAMETERS = 4 * (2 * 10 + 6 + 3)
+WEIGHTS = PARAMETERS + 4 * 3  # and the statistics of values
 # An environment's answer: two observations of 16, reward 4, flags 2, return and length 8;
 # asked by key 8, action 4.
 # A step of the trajectory: those observations, reward, flags, return and length, action 4 and log-probability 4.
@@ -49,7 +50,7 @@ def test_everything_apart_at_a_thousand_iterations_a_second():
     text = draw(apart, GRAPH, steps_per_second=40_000.0)
     assert text.startswith("mine (processes), 8 environments\n")
     assert "at 40,000 steps/s, 1,000.00 iterations/s:" in text
-    assert (TIMESTEP, ACTION, TRAJECTORY, WEIGHTS) == (1840, 480, 2288, 116)
+    assert (TIMESTEP, ACTION, TRAJECTORY, PARAMETERS, WEIGHTS) == (1840, 480, 2288, 116, 128)
     assert rates(text) == [
         ("environment -> policy", "timestep", "1.8 MB/s", "(1.8 kB an iteration)"),
         ("policy -> environment", "action", "480.0 kB/s", "(480 B an iteration)"),
@@ -58,7 +59,7 @@ def test_everything_apart_at_a_thousand_iterations_a_second():
         ("learner -> update", "gradients", "696.0 kB/s", "(696 B an iteration)"),
         ("update -> learner", "parameters", "1.5 MB/s", "(1.5 kB an iteration)"),
         # Once an iteration, to each of the policies.
-        ("learner -> policy", "weights", "232.0 kB/s", "(232 B an iteration)"),
+        ("learner -> policy", "weights", "256.0 kB/s", "(256 B an iteration)"),
         # And gradients of each learner in every mean.
         ("learner = learner", "reduction", "1.4 MB/s", "(1.4 kB an iteration)"),
     ]

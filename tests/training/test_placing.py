@@ -93,7 +93,7 @@ def test_of_another_policy_nothing_is_kept_that_was_said_of_the_old_one():
 @pytest.mark.parametrize(
     ("algorithm", "settings", "hint"),
     [
-        ("ppo", {"normalize_observations": True}, "leave out normalize_observations, or let it be synchronous"),
+        ("ppo", {"normalize_observations": True}, "turn off normalize_observations, or let it be synchronous"),
         ("dqn", {}, "or choose another policy, such as single-learner-coarse"),
     ],
 )

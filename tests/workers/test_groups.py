@@ -342,8 +342,10 @@ def test_asynchronous_trainings_end_tell_their_lag_and_learn(algorithm, policy):
         assert row["episodes/ended"] == 64  # one-step episodes
     assert _mean_return(trained.rows[:3]) < 0.6
     assert _mean_return(trained.rows[-10:]) > 0.9
-    network = trained.state.learner.weights.network
+    network, values = trained.state.learner.weights.network, trained.state.learner.weights.values
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(network))
+    assert float(values.count) == pytest.approx(iterations * 64, rel=0.05)  # each batch once, whoever prepared it
+    assert 0.5 < float(values.mean) < 1
 
 
 class FinalOrder:

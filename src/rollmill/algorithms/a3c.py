@@ -56,7 +56,7 @@ class A3CConfig:
     """Discount factor."""
     gae_lambda: Fraction = 1.0
     """Decay of generalised advantage estimation; 1, as published, sums rewards to the end of the rollout."""
-    norm_adv: bool = False
+    norm_adv: bool = True
     """Standardise the advantages of each update."""
     ent_coef: NonNegative = 0.01
     """Weight of the entropy bonus."""
@@ -68,7 +68,7 @@ class A3CConfig:
     """Standardise observations by running statistics, which are part of the training state."""
     normalize_rewards: bool = False
     """Divide rewards by the running standard deviation of the discounted return."""
-    normalize_values: bool = False
+    normalize_values: bool = True
     """Standardise the critic's targets by running statistics, which are part of the training state."""
     num_shards: Count | None = None
     """Logical shards of the environments, a multiple of the device count. Default: automatic."""

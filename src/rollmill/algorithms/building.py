@@ -17,7 +17,7 @@ from rollmill.algorithms.fragments import (
     network_policy,
 )
 from rollmill.algorithms.hyperparameters import OF_THE_LOOPS, PLANNED_UPDATES, current, numbers_of
-from rollmill.algorithms.on_policy import report, start_learner, unconditioned, update
+from rollmill.algorithms.on_policy import absorb, report, start_learner, unconditioned, update
 from rollmill.algorithms.optimisers import (
     Optimiser,
     at_iteration_end,
@@ -401,5 +401,6 @@ def graph_of(
         condense=condense,
         report=partial(report, partial(schedule_of, choices, loops)),
         outputs=policy.outputs,
+        absorb=partial(absorb, loops.batch_size) if choices.config.normalize_values else None,
         hyperparameters=numbers,
     )

@@ -81,7 +81,7 @@ class IMPALAConfig:
     """Bound on the ratios that propagate errors back in time (c-bar)."""
     vtrace_lambda: Fraction = 1.0
     """Decay of the trace; 1 as published."""
-    norm_adv: bool = False
+    norm_adv: bool = True
     """Standardise the advantages of each batch, as they are before it is learned from."""
     ent_coef: NonNegative = 0.01
     """Weight of the entropy bonus."""
@@ -93,7 +93,7 @@ class IMPALAConfig:
     """Standardise observations by running statistics, which are part of the training state."""
     normalize_rewards: bool = False
     """Divide rewards by the running standard deviation of the discounted return."""
-    normalize_values: bool = False
+    normalize_values: bool = True
     """Standardise the critic's targets by running statistics, which are part of the training state."""
     num_shards: Count | None = None
     """Logical shards within which sequences are shuffled, a multiple of the device count. Default: automatic."""

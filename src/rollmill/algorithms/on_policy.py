@@ -17,11 +17,11 @@ from jaxtyping import Array, Bool, Float, PyTree
 from rollmill.algorithms.fragments import NetworkPolicy, PolicyWeights
 from rollmill.algorithms.hyperparameters import as_data, current
 from rollmill.algorithms.optimisers import Optimiser, descend, rate_now
-from rollmill.algorithms.reports import value_moments
+from rollmill.algorithms.reports import MOMENTS, value_moments
 from rollmill.algorithms.returns import bootstrap_values, generalised_advantages
 from rollmill.core.types import Key, Memory
 from rollmill.dataflow import Batch, Hyperparameters, MeanGradients, Metrics, Reduce, Step, Trajectory
-from rollmill.envs import RunningStatistics, initial_statistics, scale, update_statistics
+from rollmill.envs import RunningStatistics, initial_statistics, merge_moments, scale, update_statistics
 from rollmill.networks import Output
 
 IMAGES_AT_ONCE = 256
@@ -140,6 +140,17 @@ def update_value_statistics(
     if values is None:
         return learner
     values = update_statistics(values, target, reduce=reduce, replicas=replicas)
+    return replace(learner, weights=replace(learner.weights, values=values))
+
+
+def absorb(
+    batch_size: int, learner: ActorCriticLearner, metrics: Metrics, *, share: float = 1.0
+) -> ActorCriticLearner:
+    """Updates the statistics of the critic's targets by their moments, which are metrics (see `Graph.absorb`)."""
+    mean, square = metrics[f"{MOMENTS}target"], metrics[f"{MOMENTS}target_square"]
+    values = learner.weights.values
+    assert values is not None
+    values = merge_moments(values, mean, jnp.maximum(square - jnp.square(mean), 0), share * batch_size)
     return replace(learner, weights=replace(learner.weights, values=values))
 
 

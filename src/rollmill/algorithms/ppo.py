@@ -80,7 +80,7 @@ class PPOConfig:
     """Standardise observations by running statistics, which are part of the training state."""
     normalize_rewards: bool = False
     """Divide rewards by the running standard deviation of the discounted return."""
-    normalize_values: bool = False
+    normalize_values: bool = True
     """Standardise the critic's targets by running statistics, which are part of the training state."""
     num_shards: Count | None = None
     """Logical shards within which samples are shuffled, a multiple of the device count. Default: automatic."""

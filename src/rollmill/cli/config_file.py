@@ -18,6 +18,7 @@ from rollmill.core.folder import read_named
 from rollmill.core.json_data import check_limits, parse_object, short_json
 from rollmill.core.options import Option
 from rollmill.record.run_directory import RunDirectory
+from rollmill.runs.earlier_versions import with_added
 from rollmill.runs.options import RunOptions
 from rollmill.runs.trust import CLUSTER, trusted_modules
 from rollmill.training.named_code import named_by
@@ -183,7 +184,7 @@ def _of_run(config: Mapping[str, Any], *, where: str) -> dict[str, Any]:
         raise UsageError(f"{where}: graph.config={short_json(settings)} must be an object.")
     return {
         **{name: graph.get(name) for name in POSITIONAL},
-        **settings,
+        **with_added(graph.get("algorithm"), settings),
         **{name: value for name, value in options.items() if value != _listed(getattr(default, name, None))},
         "env-option": graph.get("environment_options", {}),
         "import": config.get("imports", []),

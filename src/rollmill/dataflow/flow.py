@@ -68,8 +68,18 @@ class Flow(NamedTuple):
     """Positions of the learner's leaves written by the update, such as weights and optimiser state."""
     prepared: frozenset[int]
     """Positions of the learner's leaves written by `prepare`, such as running statistics."""
+    absorbed: frozenset[int]
+    """Positions of the learner's leaves written by `absorb`."""
     parameters: tuple[int, ...]
     """Positions of the learner's leaves that the update writes and other functions read: the edge *parameters*."""
+
+    def by_metrics(self) -> "Flow":
+        """Returns the flow where only gradients and metrics reach the update, which writes what it absorbs."""
+        return self._replace(
+            updated=self.updated | self.absorbed,
+            prepared=self.prepared - self.absorbed,
+            parameters=tuple(sorted({*self.parameters, *self.absorbed})),
+        )
 
     def pick_parameters(self, learner: PyTree[Any]) -> list[Any]:
         """Returns the leaves at `parameters`, of a learner or of its shapes."""
@@ -106,6 +116,7 @@ def flow(graph: Graph) -> Flow:
         *(_read(program, count) for program in (batch_program, gradients_program, weights_program, report_program))
     )
     updated = _written(update_program, count)
+    names = tuple(sorted({*collected, *reported, *learned, *LEARNED, *replayed}))
     return Flow(
         state=state,
         trajectory=trajectory,
@@ -115,12 +126,21 @@ def flow(graph: Graph) -> Flow:
         reply=_reply(whole),
         gradients=gradients,
         weights=weights,
-        metric_names=tuple(sorted({*collected, *reported, *learned, *LEARNED, *replayed})),
+        metric_names=names,
         learned_names=tuple(sorted({*learned, *LEARNED})),
         updated=updated,
         prepared=_written(prepare_program, count),
+        absorbed=_absorbed(graph, state.learner, names),
         parameters=tuple(sorted(updated & read)),
     )
+
+
+def _absorbed(graph: Graph, learner: PyTree[Any], names: Sequence[str]) -> frozenset[int]:
+    if graph.absorb is None:
+        return frozenset()
+    metrics = {name: jax.ShapeDtypeStruct((), jnp.float32) for name in names}
+    program, _ = _traced(graph.absorb, learner, metrics)
+    return _written(program, len(jax.tree.leaves(learner)))
 
 
 def _minibatch(graph: Graph, index: Array, state: State, batch: Batch) -> Batch:

@@ -352,5 +352,11 @@ class Graph(NamedTuple):
     whole."""
     outputs: PolicyOutputs = PolicyOutputs()
     """Outputs of the policy besides its action, for use after training."""
+    absorb: Callable[..., Learner] | None = None
+    """Updates statistics by the metrics of a worker's iteration: `(learner, metrics, share=1.0) -> learner`.
+
+    Optional. Asynchronous workers that send gradients and metrics alone cannot advance what `prepare` writes
+    otherwise.
+    """
     hyperparameters: Mapping[str, float] = MappingProxyType({})
     """Numbers that the learner holds in its field `hyperparameters`, so that no program contains them."""

@@ -53,6 +53,11 @@ class Partition(NamedTuple):
         return all(group.synchronous for group in self.groups)
 
     @property
+    def sends_gradients_alone(self) -> bool:
+        """Returns whether the update gets gradients and metrics alone, from replicas that are not in step."""
+        return self.apart("gradients", "update") and not self.holder("gradients").synchronous
+
+    @property
     def cut_edges(self) -> tuple[Edge, ...]:
         """Returns the edges between fragments of different groups."""
         return tuple(edge for edge in EDGES if self.apart(edge.source, edge.target))

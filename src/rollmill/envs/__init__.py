@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         RunningStatistics,
         denormalise,
         initial_statistics,
+        merge_moments,
         normalise,
         normalised_struct,
         scale,
@@ -59,6 +60,7 @@ __all__ = [
     "initial_statistics",
     "joint_spaces",
     "make",
+    "merge_moments",
     "normalise",
     "normalised_struct",
     "parse_options",
@@ -88,7 +90,8 @@ _MODULES = {
     "rollmill.envs.host": "host_environment step_struct",
     "rollmill.envs.named_transforms": "TRANSFORMS transform",
     "rollmill.envs.normalisation": (
-        "RunningStatistics denormalise initial_statistics normalise normalised_struct scale update_statistics"
+        "RunningStatistics denormalise initial_statistics merge_moments normalise normalised_struct scale "
+        "update_statistics"
     ),
     "rollmill.envs.options": "parse_options",
     "rollmill.envs.random_actions": "random_action",

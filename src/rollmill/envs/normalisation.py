@@ -103,7 +103,7 @@ def update_statistics(
     mean = jax.tree.map(lambda m: m / share, mean)
     variance = reduce(average(_over_floats(lambda x, m: jnp.square(x - _spread(m, x)), values, mean)))
     variance = jax.tree.map(lambda v: v / share, variance)
-    return _merge(statistics, mean, variance, share * (math.prod(leading) * replicas))
+    return merge_moments(statistics, mean, variance, share * (math.prod(leading) * replicas))
 
 
 def normalise(statistics: RunningStatistics, value: PyTree[Array], *, clip: float = 10.0) -> PyTree[Array]:
@@ -169,9 +169,10 @@ def _share(where: Bool[Array, "..."]) -> Float[Array, ""]:
     return jnp.maximum(jnp.mean(where.astype(jnp.float32)), 1e-12)
 
 
-def _merge(
-    statistics: RunningStatistics, mean: PyTree, variance: PyTree, batch_count: Float[Array, ""] | int
+def merge_moments(
+    statistics: RunningStatistics, mean: PyTree, variance: PyTree, batch_count: Float[Array, ""] | float
 ) -> RunningStatistics:
+    """Merges a batch's mean and variance into the running ones, with its number of values as weight."""
     count = statistics.count + batch_count
     w = batch_count / count
 

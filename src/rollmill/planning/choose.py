@@ -114,12 +114,16 @@ def _refuse_beside_plan(options: PlacementOptions) -> None:
 def _without_statistics(graph: Graph) -> str:
     """How a graph can be trained where nothing but gradients reaches the learner."""
     config = graph.settings["config"]
-    used = [
-        name for name in ("normalize_observations", "normalize_rewards", "normalize_values") if config.get(name)
-    ]
+    used = [name for name in ("normalize_observations", "normalize_rewards") if config.get(name)]
     if used:
-        return f"leave out {' and '.join(used)}, or let it be synchronous"
+        return f"turn off {' and '.join(used)}, or let it be synchronous"
     return "let it be synchronous, or choose another policy, such as single-learner-coarse"
+
+
+def _drifting(graph: Graph, partition: Partition) -> frozenset[int]:
+    """Returns the leaves of the learner that asynchronous workers would each write for themselves."""
+    flows = flow(graph)
+    return flows.by_metrics().prepared if partition.sends_gradients_alone else flows.prepared
 
 
 def _check(plan: Plan, graph: Graph, options: PlacementOptions) -> None:
@@ -131,7 +135,7 @@ def _check(plan: Plan, graph: Graph, options: PlacementOptions) -> None:
     if plan.place == "program":
         return
     partition = plan.partition
-    if partition.apart("gradients", "update") and not partition.synchronous and flow(graph).prepared:
+    if partition.apart("gradients", "update") and not partition.synchronous and _drifting(graph, partition):
         raise UsageError(
             f"{partition.name}, asynchronous, sends gradients to the update and nothing else, so what "
             f"{graph.settings['algorithm']} counts or averages while it prepares a batch would drift apart. "

@@ -22,6 +22,7 @@ def pong() -> Recipe:
         ent_coef=0.01,
         vf_coef=0.5,
         max_grad_norm=0.5,
+        normalize_values=False,
         network=NetworkConfig(torso="cnn", hidden_sizes=(512,), activation="relu", shared_torso=True),
     )
     return Recipe("ppo", "ale:Pong", config, "Pong in 10 million steps; fits other Atari games too")

@@ -33,19 +33,34 @@ def cartpole_two_cores() -> Recipe:
         num_minibatches=4,
         learning_rate=2.5e-3,
         clip_vloss=False,
+        normalize_values=False,
     )
     return Recipe("ppo", "CartPole-v1", config, "CartPole-v1 in a few seconds on two cores")
 
 
 def a3c_cartpole() -> Recipe:
     """CartPole-v1 by A3C, with settings that tolerate gradients of weights some updates old."""
-    config = A3CConfig(total_timesteps=500_000, num_envs=16, num_steps=16, learning_rate=3e-3)
+    config = A3CConfig(
+        total_timesteps=500_000,
+        num_envs=16,
+        num_steps=16,
+        learning_rate=3e-3,
+        norm_adv=False,
+        normalize_values=False,
+    )
     return Recipe("a3c", "CartPole-v1", config, "CartPole-v1 by A3C, in one program or by workers")
 
 
 def impala_cartpole() -> Recipe:
     """CartPole-v1 by IMPALA, with settings that tolerate trajectories of weights some updates old."""
-    config = IMPALAConfig(total_timesteps=500_000, num_envs=16, num_steps=16, learning_rate=3e-3)
+    config = IMPALAConfig(
+        total_timesteps=500_000,
+        num_envs=16,
+        num_steps=16,
+        learning_rate=3e-3,
+        norm_adv=False,
+        normalize_values=False,
+    )
     return Recipe("impala", "CartPole-v1", config, "CartPole-v1 by IMPALA, in one program or from actors")
 
 
@@ -74,6 +89,7 @@ def rejax_pendulum() -> Recipe:
         gamma=0.995,
         ent_coef=0.0,
         normalize_observations=True,
+        normalize_values=False,
         network=NetworkConfig(activation="swish"),
     )
     return Recipe("ppo", "Pendulum-v1", config, "Rejax's hyperparameters for Pendulum-v1")
@@ -86,6 +102,7 @@ def t_maze_gru() -> Recipe:
         num_envs=64,
         num_steps=64,
         learning_rate=1e-3,
+        normalize_values=False,
         network=NetworkConfig(torso="gru"),
     )
     return Recipe("ppo", "TMaze-v0", config, "TMaze-v0, which only a policy with memory solves")
@@ -100,6 +117,7 @@ def _rejax_small(**overrides: Any) -> PPOConfig:
         num_minibatches=5,
         learning_rate=7.5e-4,
         anneal_lr=False,
+        normalize_values=False,
         **overrides,
     )
 

@@ -20,6 +20,7 @@ def half_cheetah() -> Recipe:
         ent_coef=0.0,
         normalize_observations=True,
         normalize_rewards=True,
+        normalize_values=False,
     )
     return Recipe("ppo", "gymnasium:HalfCheetah-v5", config, "HalfCheetah-v5 in a million steps")
 

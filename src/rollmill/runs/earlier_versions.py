@@ -1,12 +1,26 @@
-"""Says where a run goes on with packages of other major versions than those that it was made with."""
+"""Runs of earlier versions: the hyperparameters that they did not have, and packages of other major versions."""
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from rollmill.core.machine import versions
 from rollmill.record.run_directory import RunDirectory
 
 VERSION = re.compile(r"(?P<first>\d{1,9})(\.(?P<second>\d{1,9}))?[\w.+!-]{0,60}", re.ASCII)
+
+ADDED: dict[str, dict[str, Any]] = {
+    "ppo": {"normalize_values": False},
+    "a3c": {"norm_adv": False, "normalize_values": False},
+    "impala": {"norm_adv": False, "normalize_values": False},
+}
+"""Hyperparameters of an algorithm that were added later, with the values by which it trained before."""
+
+
+def with_added(algorithm: Any, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the stored hyperparameters of a run, and those that its version did not have if there are any."""
+    added = ADDED.get(algorithm, {}) if isinstance(algorithm, str) and config else {}
+    return {**added, **config}
 
 
 def note_of_versions(run: RunDirectory) -> str | None:

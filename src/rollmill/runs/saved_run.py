@@ -10,6 +10,7 @@ from rollmill.core.schema import read_as
 from rollmill.record.json_files import plain
 from rollmill.record.run_directory import RunDirectory
 from rollmill.runs.algorithms import ALGORITHMS
+from rollmill.runs.earlier_versions import with_added
 from rollmill.runs.options import RunOptions
 from rollmill.runs.specification import config_from_json
 
@@ -115,6 +116,8 @@ def read_saved(run: RunDirectory) -> SavedConfig:
         raise CheckpointError(f"{where} has no {', '.join(sorted(missing))}; is it a run of Rollmill?")
     saved = _known(SavedConfig, config, where)
     graph = _known(GraphSettings, saved.graph, where, field="graph")
+    graph = replace(graph, config=with_added(graph.algorithm, graph.config))
+    saved = replace(saved, graph={**saved.graph, "config": graph.config})
     if graph.algorithm in ALGORITHMS and not graph.custom:
         config_from_json(ALGORITHMS[graph.algorithm].config, graph.config, where=where, field="graph.config")
     _check_launches(saved.launches, where)

@@ -39,7 +39,8 @@ class ReplicaContext:
     @cached_property
     def flow(self) -> Flow:
         """The dataflow of the graph. Deriving it takes seconds for a large graph, so a mesh does without."""
-        return flow(self.graph) if self.shared_flow is None else self.shared_flow
+        found = flow(self.graph) if self.shared_flow is None else self.shared_flow
+        return found.by_metrics() if self.spec.read_plan().partition.sends_gradients_alone else found
 
     @property
     def group(self) -> Group:

@@ -76,6 +76,8 @@ class _Server:
         self._share = 1.0 / senders.replicas if self._asynchronous else 1.0
         self._rows_each = senders.replicas if self._asynchronous else 1
         self._update = jax.jit(partial(graph.update, share=self._share))
+        absorb = graph.absorb
+        self._absorb = None if absorb is None else jax.jit(partial(absorb, share=self._share))
         self._end_iteration = jax.jit(partial(end_iteration, graph))
         self._rows: list[np.ndarray] = []
         self._lag = Lag()
@@ -118,6 +120,9 @@ class _Server:
 
     def _count(self, metrics: np.ndarray) -> None:
         """Collects metrics of one worker; reports the mean once as many came as workers share an iteration."""
+        if self._absorb is not None:
+            row = dict(zip(self._context.flow.metric_names, metrics, strict=True))
+            self._learner = self._absorb(self._learner, row)
         self._rows.append(metrics)
         if len(self._rows) < self._rows_each:
             return
