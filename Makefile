@@ -20,7 +20,7 @@ UNCHECKED := $(addprefix tests/,cli fusion gpus hostile manual plan_search plott
 	serving sweeps training workers) tests/core/test_extending.py \
 	tests/dataflow/test_replay.py tests/dataflow/test_loops.py tests/core/test_algorithm_pages.py \
 	$(addprefix tests/envs/test_,check.py named_transforms.py pgx.py tag.py tag_parity.py) \
-	$(addprefix tests/algorithms/test_,a3c.py alphazero.py final_masks.py images.py impala.py long_counts.py \
+	$(addprefix tests/algorithms/test_,a3c.py alphazero.py final_masks.py hyperparameters.py images.py impala.py long_counts.py \
 	mappo_fragments.py mappo_probes.py memory.py off_policy.py own_files.py ppo_fragments.py probes.py \
 	schedule_progress.py search.py)
 
