@@ -57,14 +57,15 @@ def orthonormal_columns(matrix: Float[Array, "N M"]) -> Float[Array, "N M"]:
 
 def _orthonormal_panel(panel: Float[Array, "N W"]) -> Float[Array, "N W"]:
     """Orthonormal columns of a few; a column of zeros, which fills the last panel, stays as it is."""
+    return jax.lax.fori_loop(0, 2 * panel.shape[1], _project_column, panel)
+
+
+def _project_column(turn: Int[Array, ""], panel: Float[Array, "N W"]) -> Float[Array, "N W"]:
+    """Normalises a column and projects those after it. One function, so that JAX traces it once for each shape."""
     width = panel.shape[1]
     number = jnp.arange(width, dtype=jnp.int32)[None]
-
-    def project(turn: Int[Array, ""], panel: Float[Array, "N W"]) -> Float[Array, "N W"]:
-        column = jax.lax.dynamic_slice_in_dim(panel, turn % width, 1, axis=1)
-        square = jnp.sum(jnp.square(column))
-        column = column * jax.lax.rsqrt(jnp.where(square > 0, square, 1.0))
-        without = panel - column * jnp.sum(panel * column, axis=0, keepdims=True)
-        return jnp.where(number > turn % width, without, jnp.where(number == turn % width, column, panel))
-
-    return jax.lax.fori_loop(0, 2 * width, project, panel)
+    column = jax.lax.dynamic_slice_in_dim(panel, turn % width, 1, axis=1)
+    square = jnp.sum(jnp.square(column))
+    column = column * jax.lax.rsqrt(jnp.where(square > 0, square, 1.0))
+    without = panel - column * jnp.sum(panel * column, axis=0, keepdims=True)
+    return jnp.where(number > turn % width, without, jnp.where(number == turn % width, column, panel))
