@@ -83,3 +83,21 @@ def test_two_of_the_same_function_are_the_same(counted):
     jax.make_jaxpr(lambda x: one(x, {"third": 1.0}))(jnp.float32(1))
     assert certainly_same(one, other)
     assert not certainly_same(one, TracedOnce(jnp.sin))
+
+
+@pytest.mark.parametrize(
+    "constant", [False, 3, 0.5, np.bool_(True), np.float32(2), jnp.asarray(False), jnp.uint8(7)]
+)
+def test_a_constant_result_is_an_array_of_its_type(constant):
+    once, types = TracedOnce(lambda x: (x, jnp.asarray(constant))), []
+
+    def seen(x):
+        types.append([jax.typeof(leaf) for leaf in once(x)])
+        return x
+
+    for _ in range(2):
+        jax.make_jaxpr(seen)(jnp.float32(1))
+    expected = jax.eval_shape(lambda: jnp.asarray(constant))
+    assert types[0] == types[1]
+    assert (types[0][1].shape, types[0][1].dtype) == (expected.shape, expected.dtype)
+    assert types[0][1].weak_type == expected.weak_type

@@ -4,6 +4,7 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.core import Tracer
 from jax.extend import core
 
@@ -26,7 +27,8 @@ class TracedFunction:
     def __call__(self, *args: Any) -> Any:
         """Computes the result for arguments of the same types."""
         leaves = core.jaxpr_as_fun(self.program)(*jax.tree.leaves(args))
-        return jax.tree.unflatten(jax.tree.structure(self.result), leaves)
+        arrays = map(_as_array, leaves, self.program.out_avals)
+        return jax.tree.unflatten(jax.tree.structure(self.result), list(arrays))
 
 
 class TracedOnce:
@@ -60,6 +62,13 @@ class TracedOnce:
             # Values are told by their addresses, so they must not be freed.
             self._traces[kind] = trace, [leaf for leaf in leaves if not isinstance(leaf, Tracer)]
         return self._traces[kind][0](*traced)
+
+
+def _as_array(leaf: Any, kind: Any) -> Any:
+    """Returns a result as an array: a constant is a number of Python where a program is replayed."""
+    if hasattr(leaf, "dtype"):
+        return leaf
+    return jnp.asarray(leaf) if kind.weak_type else jnp.asarray(leaf, kind.dtype)
 
 
 def _setting(name: str) -> Any:
