@@ -2,8 +2,8 @@
 
     python benchmarks/defaults.py [ppo a3c impala dqn sac td3]
 
-All seeds of a row train in one program. The return is that of the last policy with its most likely action, the mean of
-100 episodes. Rows of other algorithms stay in results/defaults.json, each with its commit.
+All seeds of a row train in one program. The return is that of the last policy with its most likely action, as the
+mean of 100 episodes. Rows of other algorithms stay in results/defaults.json, each with its commit.
 """
 
 import math

@@ -94,6 +94,10 @@ def dqn_of(form: Form) -> Graph:
         end_epsilon=END_EPSILON,
         target_interval=100,
         learning_rate=5e-4,
+        anneal_lr=False,
+        max_grad_norm=float("inf"),
+        tau=1.0,
+        n_step=1,
         network=rollmill.NetworkConfig(activation="relu", hidden_sizes=(64, 64)),
     )
 

@@ -53,14 +53,29 @@ PENDULUM |= {"network": {"hidden_sizes": (64, 64), "activation": "relu"}}
 CHEETAH = {"total_timesteps": 1_000_000, "num_envs": 8, "gradient_steps": 8, "buffer_size": 1_000_000}
 CHEETAH |= {"batch_size": 256, "learning_rate": 3e-4}
 CHEETAH |= {"network": {"hidden_sizes": (256, 256), "activation": "relu"}}
-CARTPOLE = {"total_timesteps": 500_000, "num_envs": 1, "num_steps": 10, "gradient_steps": 1, "buffer_size": 10_000}
+PUBLISHED = {"anneal_lr": False, "max_grad_norm": float("inf"), "tau": 1.0, "n_step": 1}
+"""Hyperparameters of DQN that differ from the defaults, as published."""
+CARTPOLE = PUBLISHED | {
+    "total_timesteps": 500_000,
+    "num_envs": 1,
+    "num_steps": 10,
+    "gradient_steps": 1,
+    "buffer_size": 10_000,
+}
 CARTPOLE |= {"batch_size": 128, "learning_starts": 10_000, "learning_rate": 2.5e-4, "target_interval": 50}
 CARTPOLE |= {"exploration_fraction": 0.5, "end_epsilon": 0.05, "double": False}
 CARTPOLE |= {"network": {"hidden_sizes": (120, 84), "activation": "relu"}}
 SAME = {"total_timesteps": 300_000, "num_envs": 1, "buffer_size": 100_000, "batch_size": 100}
 SAME |= {"learning_rate": 5e-4, "exploration_fraction": 0.5, "gamma": 1.0}
 """Hyperparameters of Breakout with the same names on both sides."""
-BREAKOUT = {**SAME, "gradient_steps": 1, "learning_starts": 20_000, "target_interval": 1_000, "end_epsilon": 0.05}
+BREAKOUT = {
+    **PUBLISHED,
+    **SAME,
+    "gradient_steps": 1,
+    "learning_starts": 20_000,
+    "target_interval": 1_000,
+    "end_epsilon": 0.05,
+}
 BREAKOUT |= {"double": False, "network": {"torso": "mlp", "hidden_sizes": (64, 64), "activation": "tanh"}}
 REJAX_BREAKOUT = {**SAME, "env": "Breakout-MinAtar", "agent_kwargs": {"activation": "tanh"}, "eval_freq": 50_000}
 REJAX_BREAKOUT |= {"num_epochs": 1, "fill_buffer": 20_000, "max_grad_norm": 10, "target_update_freq": 1_000}

@@ -25,6 +25,8 @@ SIZES = {
     "learning_starts": 20_000,
     "network": NetworkConfig(hidden_sizes=(4,)),
 }
+UNPLANNED = {"anneal_lr": False, "exploration_fraction": 0.5}
+"""More updates than an annealed learning rate counts."""
 
 
 def after(graph, steps):
@@ -37,7 +39,7 @@ def after(graph, steps):
 
 def test_exploration_falls_beyond_the_steps_that_32_bits_count():
     """From 1 to 0.05 over 5e9 steps: 2^31 of them are 0.4294967 of the way, 2^32 are 0.8589935."""
-    graph = rollmill.dqn("CartPole-v1", total_timesteps=10_000_000_000, **SIZES)
+    graph = rollmill.dqn("CartPole-v1", total_timesteps=10_000_000_000, **SIZES, **UNPLANNED)
     epsilon = [float(graph.weights(after(graph, steps)).epsilon) for steps in (ENVS, 2**31, 2**32, 2**32 + 2**31)]
     np.testing.assert_allclose(epsilon, [1, 1 - 0.95 * 0.4294967, 1 - 0.95 * 0.8589935, 0.05], rtol=1e-6)
 
@@ -72,7 +74,7 @@ def test_intervals_of_updates_go_on_where_the_count_starts_again(interval):
 
 
 def test_learning_goes_on_where_an_environment_has_made_many_steps():
-    graph = rollmill.dqn("CartPole-v1", total_timesteps=10_000_000_000, **SIZES)
+    graph = rollmill.dqn("CartPole-v1", total_timesteps=10_000_000_000, **SIZES, **UNPLANNED)
     rings = empty_experience(graph, jnp.arange(ENVS))
     filled = [
         bool(graph.replay.is_ready(eqx.tree_at(lambda ring: ring.steps, rings, rings.steps + each), graph.loops))

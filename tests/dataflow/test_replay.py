@@ -286,7 +286,14 @@ def test_observations_without_numbers_are_stored():
     nothing, two = spaces.Box(-1, 1, (0,), np.float32), spaces.Discrete(2)
     env = rollmill.Environment("Bandit-v0", lambda key, params: (jnp.zeros(0), jnp.int32(0)), step, nothing, two)
     graph = rollmill.dqn(
-        env, num_envs=2, num_steps=3, buffer_size=40, batch_size=8, learning_starts=12, total_timesteps=24
+        env,
+        num_envs=2,
+        num_steps=3,
+        buffer_size=40,
+        batch_size=8,
+        learning_starts=12,
+        total_timesteps=24,
+        n_step=1,
     )
     state, once = start(graph, jax.random.key(0), jnp.arange(2)), jax.jit(partial(iterate, graph))
     for _ in range(3):

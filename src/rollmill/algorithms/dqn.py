@@ -2,8 +2,8 @@
 
 All four are options (van Hasselt et al., 2016; Wang et al., 2016; Schaul et al., 2016; Hessel et al., 2018).
 
-Departures from the paper: Adam instead of RMSProp, a squared loss unless `huber` is set, and double estimates by
-default.
+Departures from the paper: Adam instead of RMSProp, a squared loss unless `huber` is set, and, by default, double
+estimates, returns over three steps, and a target network that follows at every update.
 
 Shape letter: `N` samples of a minibatch.
 """
@@ -91,33 +91,33 @@ class DQNConfig:
     """Steps that the replay memory holds, over all environments."""
     batch_size: Count = 128
     """Transitions of one update."""
-    learning_starts: Count = 10_000
+    learning_starts: Count = 1_000
     """Environment steps to store before learning begins."""
-    learning_rate: Rate = 2.5e-4
+    learning_rate: Rate = 1e-3
     """Learning rate of Adam; the initial one if it is annealed."""
-    anneal_lr: bool = False
+    anneal_lr: bool = True
     """Anneal the learning rate linearly to zero over all planned updates."""
     adam_eps: Positive = 1e-8
     """Epsilon of Adam."""
-    max_grad_norm: Annotated[float, Range(0, finite=False)] = float("inf")
+    max_grad_norm: Annotated[float, Range(0, finite=False)] = 10.0
     """Largest global norm of gradients; longer ones are scaled down to it."""
     gamma: Fraction = 0.99
     """Discount factor."""
-    tau: Fraction = 1.0
+    tau: Fraction = 0.02
     """Fraction by which the target network moves towards the network: 1 copies it."""
-    target_interval: Count = 500
+    target_interval: Count = 1
     """Updates between two moves of the target network."""
     start_epsilon: Fraction = 1.0
     """Share of random actions at the beginning."""
     end_epsilon: Fraction = 0.05
     """Share of random actions after exploration."""
-    exploration_fraction: Fraction = 0.5
+    exploration_fraction: Fraction = 0.3
     """Fraction of the training over which the share of random actions falls linearly."""
     double: bool = True
     """Let the network choose, and the target network value, the next action."""
     duelling: bool = False
     """Compute values of actions as the state's value and their advantages."""
-    n_step: Count = 1
+    n_step: Count = 3
     """Most steps of a transition's return."""
     huber: bool = False
     """Bound the slope of the loss at 1, instead of a squared loss."""
