@@ -28,6 +28,7 @@ from rollmill.runs.creation import run_config
 from rollmill.runs.options import RunOptions
 from rollmill.runs.own_names import note_of_unknown, only_here, with_own_modules
 from rollmill.training.evaluations import PeriodicEvaluation, prepare_evaluation
+from rollmill.training.known_failures import note_on_known_failure
 from rollmill.training.placing import place_parts
 from rollmill.training.starting import GivenWeights
 from rollmill.workers.run_spec import (
@@ -106,8 +107,8 @@ def prepare(
     custom = only_here(described, modules)
     plan = place_parts(planned.plan, options, custom, display, saved=planned.goes_on_in_place)
     given = planned.given if restored is None else None
-    far_actions = notes_on_far_actions(graph) if restored is None else ()
-    for note in (note_of_unknown(described, modules), given and str(given), *far_actions):
+    of_new = (note_on_known_failure(graph), *notes_on_far_actions(graph)) if restored is None else ()
+    for note in (note_of_unknown(described, modules), given and str(given), *of_new):
         if note:
             display.note(note)
     _note_replay_size(graph, plan, options, display)
