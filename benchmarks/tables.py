@@ -283,6 +283,7 @@ def distribution() -> str:
     return titled(
         {
             "Every policy at the same work": policies(read_result("distribution-policies")["rows"]),
+            "Kernels in groups": group_kernels(read_result("distribution-kernels")["rows"]),
             "Beside RLlib 2.60, steps a second": rllib(read_result("distribution-rllib")["rows"]),
             "Packages between two processes": channels(read_result("channels-cpu")["rows"]),
             "Tag with random actions": tag(read_result("tag-cpu")["rows"]),
@@ -301,6 +302,17 @@ def policies(rows: list[dict[str, Any]]) -> str:
     head = ["Thousand steps/s", *(f"{row['work']['algorithm']}, {row['environment']}" for row in rows)]
     names = dict.fromkeys(name for column in columns for name in column)
     return table_of(head, [[name, *(cell(column, name) for column in columns)] for name in names])
+
+
+def group_kernels(rows: list[dict[str, Any]]) -> str:
+    cell = lambda row, fusion: f"{row['figures'][fusion]['steps_per_second']['median'] / 1e3:,.0f}"
+    found = [
+        [row["policy"], cell(row, "off"), cell(row, "full"), f"{row['ratio']['median']:.2f} x"] for row in rows
+    ]
+    work = rows[0]["work"]
+    size = f"{work['num_envs']:,} x {work['num_steps']}"
+    head = f"Thousand steps/s, {work['algorithm']} on {work['environment']}, {size}"
+    return table_of([head, "XLA", "kernels", "ratio of pairs"], found)
 
 
 def rllib(rows: list[dict[str, Any]]) -> str:
