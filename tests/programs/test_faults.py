@@ -88,11 +88,12 @@ def test_the_failing_run_stops_at_the_same_place_when_resumed(tmp_path):
 @pytest.mark.slow
 def test_an_infinite_reward_that_only_the_gradients_see(tmp_path):
     huge = lambda age, params: jnp.where((age == 9) & (params > 0), 3e38, 0.0)
+    unscaled = algorithm(huge, norm_adv=False, normalize_values=False)
     with pytest.raises(
         NonFiniteError, match=r"fragment 'gradients' at iteration 2, epoch 0, minibatch \d"
     ) as caught:
-        rollmill.train(algorithm(huge, norm_adv=False), run_dir=tmp_path / "run", **OPTIONS)
-    shown = replay_fault(algorithm(huge, norm_adv=False), Folder(tmp_path / "run", ("fault",)))
+        rollmill.train(unscaled, run_dir=tmp_path / "run", **OPTIONS)
+    shown = replay_fault(unscaled, Folder(tmp_path / "run", ("fault",)))
     assert shown.fault.fragment == "gradients" and str(shown.fault) in str(caught.value)
     assert set(shown.fault.environments) <= {2, 5}
     assert not np.isfinite(shown.outputs["losses/value"])
