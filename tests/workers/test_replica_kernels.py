@@ -47,6 +47,6 @@ def test_a_learner_of_several_replicas_has_the_gradient_kernel_of_a_gpu():
     for one, other in zip(jax.tree.leaves(mine), jax.tree.leaves(right), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
     assert row.keys() == plain_row.keys()
-    # Statistics of the minibatches of all epochs are reduced at once, gradients and metrics once a minibatch.
-    assert (count, plain_count) == (1 + 4 + 1, 4 + 4 + 1)
+    # Statistics of the four minibatches of all epochs are reduced at once, and not each by itself.
+    assert count == plain_count - 3
     assert len(kernels) == 1 and compiled(*kernels[0], 90).asm["cubin"]
