@@ -199,6 +199,22 @@ def learning() -> str:
     return "\n".join(lines)
 
 
+def defaults() -> str:
+    """Returns what algorithms learned at their defaults."""
+    rows = [
+        [
+            f"`{row['command']}`",
+            f"{row['steps']:,}",
+            str(row["seeds"]),
+            f"{row['mean']:,.1f} ± {row['half_interval']:,.1f}",
+            f"{row['threshold']:g}",
+            "yes" if row["met"] else "no",
+        ]
+        for row in read_result("defaults")["rows"]
+    ]
+    return table_of(["Command", "Steps", "Seeds", "Return", "Threshold", "Met"], rows, numbers=(1, 2, 3, 4))
+
+
 def tag_learning() -> str:
     head = "| Environment | Taggers | Runners | Taggers' return, seeds 0 to 2 | Mean | Target | Met |"
     lines = [head, "|---|---|---|---|---:|---|---|"]
@@ -702,6 +718,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "results of impala": lambda: placed_study("impala-cartpole"),
     **{f"results of {name}": lambda name=name: replay_studies(name) for name in ("dqn", "sac", "td3")},
     "learning": learning,
+    "defaults": defaults,
     "tag learning": tag_learning,
     "strength": strength,
     "self-play": self_play,
