@@ -89,8 +89,7 @@ PROCESSES = {
 IMPORTS = {
     "core/imports.py": "the door",
     "core/registry.py": "modules that installed packages offer",
-    "__init__.py": "the package's own modules",
-    "fusion/__init__.py": "the package's own modules",
+    "core/lazy_names.py": "the package's own modules",
     "cli/main.py": "the package's own modules",
     "envs/registry.py": "the package's own modules",
     "envs/adapters/importing.py": "packages that adapters name",

@@ -377,7 +377,7 @@ def _check_types(policy: NetworkPolicy, observation: PyTree[jax.ShapeDtypeStruct
     with attribute_to_user_code("the network"):
         shapes = policy.normalised_struct
         statistics = None if shapes is None else jax.eval_shape(partial(initial_statistics, shapes))
-        weights = PolicyWeights(policy.skeleton, statistics)
+        weights = jax.eval_shape(PolicyWeights, policy.skeleton, statistics)
         memory = jax.eval_shape(policy.start_memory)
         output = jax.eval_shape(lambda w, m, o: policy.forward(w, m, o, ()), weights, memory, observation)
         value = jax.eval_shape(policy.value, weights, memory, observation)

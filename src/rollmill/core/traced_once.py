@@ -9,8 +9,8 @@ from jax.core import Tracer
 from jax.extend import core
 
 
-class TracedFunction:
-    """The trace of a function of arrays, which is computed as the function itself would be.
+class ReplayedTrace:
+    """Trace of a function of arrays, which is computed as the function itself would be.
 
     Args:
         function: the function. It is called here, and not again.
@@ -45,7 +45,7 @@ class TracedOnce:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
-        self._traces: dict[Hashable, tuple[TracedFunction, list[Any]]] = {}
+        self._traces: dict[Hashable, tuple[ReplayedTrace, list[Any]]] = {}
 
     def __call__(self, *args: Any) -> Any:
         """Computes what the function returns."""
@@ -56,7 +56,7 @@ class TracedOnce:
         settings = _setting("jax_enable_x64"), _setting("jax_numpy_dtype_promotion")
         kind = structure, settings, tuple(map(_kind, leaves))
         if kind not in self._traces:
-            trace = TracedFunction(lambda *traced: self.function(*_with(structure, leaves, traced)), *traced)
+            trace = ReplayedTrace(lambda *traced: self.function(*_with(structure, leaves, traced)), *traced)
             if any(isinstance(constant, Tracer) for constant in trace.program.consts):
                 return trace(*traced)  # the function closes over a value of this trace alone
             # Values are told by their addresses, so they must not be freed.
@@ -65,8 +65,8 @@ class TracedOnce:
 
 
 def _as_array(leaf: Any, kind: Any) -> Any:
-    """Returns a result as an array: a constant is a number of Python where a program is replayed."""
-    if hasattr(leaf, "dtype"):
+    """Returns a result as an array. Constants of a replayed program are numbers of Python or NumPy."""
+    if isinstance(leaf, jax.Array):
         return leaf
     return jnp.asarray(leaf) if kind.weak_type else jnp.asarray(leaf, kind.dtype)
 

@@ -5,7 +5,7 @@ from functools import cached_property, partial
 import jax
 import jax.numpy as jnp
 
-from rollmill.core.traced_once import TracedFunction
+from rollmill.core.traced_once import ReplayedTrace
 from rollmill.core.types import Key
 from rollmill.dataflow.graph import Graph, Hyperparameters, State
 from rollmill.dataflow.loops import iterate, start
@@ -22,16 +22,16 @@ class GraphTraces:
         self.graph = graph
 
     @cached_property
-    def start(self) -> TracedFunction:
+    def start(self) -> ReplayedTrace:
         """`(root key, hyperparameters) -> State`: the state before the first iteration."""
         number = jax.ShapeDtypeStruct((), jnp.float32)
         numbers = dict.fromkeys(self.graph.hyperparameters, number)
-        return TracedFunction(partial(_start, self.graph), jax.eval_shape(jax.random.key, 0), numbers)
+        return ReplayedTrace(partial(_start, self.graph), jax.eval_shape(jax.random.key, 0), numbers)
 
     @cached_property
-    def iterate(self) -> TracedFunction:
+    def iterate(self) -> ReplayedTrace:
         """`(State) -> (State, Metrics)`: one iteration, as `iterate` computes it without other arguments."""
-        return TracedFunction(partial(iterate, self.graph), self.start.result)
+        return ReplayedTrace(partial(iterate, self.graph), self.start.result)
 
 
 _newest: GraphTraces | None = None

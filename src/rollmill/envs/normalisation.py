@@ -170,7 +170,7 @@ def _share(where: Bool[Array, "..."]) -> Float[Array, ""]:
 
 
 def merge_moments(
-    statistics: RunningStatistics, mean: PyTree, variance: PyTree, batch_count: Float[Array, ""] | float
+    statistics: RunningStatistics, mean: PyTree, variance: PyTree, batch_count: Float[Array, ""] | int | float
 ) -> RunningStatistics:
     """Merges a batch's mean and variance into the running ones, with its number of values as weight."""
     count = statistics.count + batch_count
