@@ -41,7 +41,7 @@ class Rollout(NamedTuple):
 
 @pytest.fixture(scope="module", params=["mlp", pytest.param("gru", marks=pytest.mark.slow)])
 def rollout(request):
-    config = configure(request.param, ent_coef=0.05, vf_coef=0.7)
+    config = configure(request.param, ent_coef=0.05, vf_coef=0.7, norm_adv=False, normalize_values=False)
     graph = rollmill.a3c(restless(), config)
     make = partial(rollmill.actor_critic, config=config.network)
     policy = network_policy(restless(), make, normalise_observations=True)

@@ -14,7 +14,7 @@ from jaxtyping import Array, Int
 
 import rollmill
 from rollmill.core.types import AgentKind, Environment, Timestep
-from rollmill.dataflow import collect, empty_experience, minibatch_gather, start
+from rollmill.dataflow import collect, empty_experience, minibatch_gather, plain_minibatch_loop, start
 from rollmill.networks import NetworkConfig
 from rollmill.programs.compiled import lower
 from rollmill.workers.replica.learner import CompiledLearner
@@ -223,7 +223,9 @@ def test_a_learner_beside_environments_on_the_host_leaves_no_convolution_to_a_li
     state = jax.eval_shape(lambda: start(graph, key, jnp.arange(4)))
     weights = graph.weights(state.learner)
     trajectory = jax.eval_shape(partial(collect, graph), weights, state.collector, key)[1]
-    program = CompiledLearner(graph, key, index)._compiled((), state.learner, trajectory, np.int32(0))
+    program = CompiledLearner(graph, key, index, plain_minibatch_loop)._compiled(
+        (), state.learner, trajectory, np.int32(0)
+    )
     called = set(re.findall(r"kind=kCustom, calls=(%[\w.]+)", program.as_text()))
     of_libraries = (part for part in re.split(r"\n(?=%|ENTRY)", program.as_text()) if part.split(" ")[0] in called)
     assert " convolution(" in program.as_text() or "rollmill_" in program.as_text()

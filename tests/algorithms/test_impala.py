@@ -286,6 +286,8 @@ def test_a_bandits_value_is_that_of_the_policy_in_between(clip_rho, expected):
         learning_rate=0.03,
         clip_rho=clip_rho,
         rms_eps=0.1,
+        norm_adv=False,
+        normalize_values=False,
     )
     make = lambda *_: Fixed(logit(0.8), jnp.float32(0.0))
     graph = rollmill.impala(rollmill.make("Probe-ActionReward-v0"), config, network=make)

@@ -131,9 +131,14 @@ def test_truncation_bootstraps_from_where_the_episode_was_cut(algorithm, torso):
     returns), taking the cut for the end 2.5: both are refused by name below.
     """
     network = rollmill.NetworkConfig(hidden_sizes=(16,), torso=torso, recurrent_size=16)
-    settings = {"clip_vloss": False} if algorithm == "ppo" else {}
+    settings = {"clip_vloss": False} if algorithm == "ppo" else {"norm_adv": False}
     policy, weights, _ = learn(
-        "Probe-Truncation-v0", algorithm=algorithm, iterations=500, network=network, **settings
+        "Probe-Truncation-v0",
+        algorithm=algorithm,
+        iterations=500,
+        network=network,
+        normalize_values=False,
+        **settings,
     )
     memory, found = policy.start_memory(), []
     for shown in (0.0, 1.0, 1.0, 1.0, 1.0):  # as an episode shows them; the last is where it is cut

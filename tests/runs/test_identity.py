@@ -1,5 +1,6 @@
 """A run trains, evaluates and goes on with the graph that was asked for, or says that it cannot."""
 
+import math
 import subprocess
 import sys
 from functools import partial
@@ -85,10 +86,24 @@ def test_a_part_that_was_changed_in_python_is_noticed(change, plain):
     assert described["custom"] == [part] and plain["custom"] == []
 
 
-def test_hyperparameters_are_part_of_the_fingerprint(plain):
-    for change in ({"learning_rate": 1e-3}, {"gamma": 0.5}, {"clip_coef": 0.1}, {"total_timesteps": 80}):
+def test_hyperparameters_that_programs_contain_are_part_of_the_fingerprint(plain):
+    for change in (
+        {"clip_vloss": False},
+        {"target_kl": 0.1},
+        {"max_grad_norm": math.inf},
+        {"total_timesteps": 80},
+    ):
         described = describe(small(**change))
         assert described["custom"] == [] and described["fingerprint"] != plain["fingerprint"], change
+    for change in ({"learning_rate": 1e-3}, {"gamma": 0.5}, {"clip_coef": 0.1}):  # data, which the learner holds
+        described = describe(small(**change))
+        assert described["custom"] == [] and described["fingerprint"] == plain["fingerprint"], change
+
+
+def test_numbers_that_the_settings_do_not_name_are_noticed():
+    graph = small()
+    changed = graph._replace(hyperparameters={**graph.hyperparameters, "gamma": 0.5})
+    assert describe(changed)["custom"] == ["hyperparameters"]
 
 
 def test_constants_of_a_compiled_function_are_part_of_the_fingerprint():

@@ -318,8 +318,8 @@ def _over_seeds(
 ) -> Callable[[State], Any]:
     """Returns the function for all seeds.
 
-    A GPU computes them side by side. A CPU computes one after the other, where each has the speed and the numbers
-    that it has alone: batched products of small matrices are slower there. A replay memory is too large to be
+    A GPU computes them side by side. A CPU computes one after the other, where each has the speed that it has
+    alone: batched products of small matrices are slower there. A replay memory is too large to be
     taken out of the stack of all seeds for each iteration.
     """
     if len(seeds) == 1:
