@@ -1,6 +1,7 @@
 """Trainings side by side in one program: each is the run that it would be alone."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,8 @@ def digests(directory: Path) -> dict[int, str]:
 def lines_of(directory: Path) -> list[dict]:
     timed = ("seconds", "steps_per_second")
     lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in line.items() if not name.startswith(timed)} for line in lines]
+    kept = [{name: value for name, value in line.items() if not name.startswith(timed)} for line in lines]
+    return [{name: math.nan if value is None else value for name, value in line.items()} for line in kept]
 
 
 def test_each_training_is_the_run_that_it_would_be_alone(tmp_path):
