@@ -208,6 +208,7 @@ def test_a_stored_step_of_two_agents_takes_little_more_than_their_images(algorit
     assert 2 * IMAGE_BYTES <= each <= 1.3 * 2 * IMAGE_BYTES
 
 
+@pytest.mark.slow
 def test_a_stored_step_of_a_sequence_takes_little_more_than_its_image():
     """Minibatches are of two sequences, however many environments there are."""
     few, many = (program_bytes(sequences_graph(num_envs, num_steps=64)) for num_envs in (8, 16))

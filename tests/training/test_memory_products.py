@@ -169,7 +169,7 @@ CASES = [
     for name, placement in itertools.product(learners(), placements())
     if plan_of(learners()[name], placement) is not None
 ]
-FAST = {("dqn, prioritised", "single-learner-coarse"), ("sequences", "gpu-only")}
+FAST = {("dqn, prioritised", "single-learner-coarse")}
 
 
 def trained(name, placement, folder, **more):
