@@ -188,7 +188,7 @@ def clip_to_space(space: spaces.Space, action: Action) -> Action:
 
 
 class PolicyWeights(eqx.Module):
-    """Network weights of the policy, and the statistics that normalise what it sees and predicts, or None."""
+    """Weights of the policy's network, with running statistics of observations and values, or None for each."""
 
     network: PyTree[Array]
     observations: RunningStatistics | None
@@ -201,7 +201,7 @@ class PolicyWeights(eqx.Module):
         return value if self.values is None else denormalise(self.values, value)
 
     def normalised_value(self, value: Float[Array, "..."]) -> Float[Array, "..."]:
-        """Converts values in the units of rewards to those of the network."""
+        """Normalises values in the units of rewards, as the network predicts them."""
         return value if self.values is None else normalise(self.values, value, clip=math.inf)
 
 

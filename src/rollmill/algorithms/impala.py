@@ -285,7 +285,7 @@ def gradients(
 
 
 def _of_all(same: PyTree[Array]) -> Any:
-    """Returns what is the same for each sequence, once. None for nothing."""
+    """Returns the first of equal leaves `[N, ...]`, or None if there are no leaves."""
     return jax.tree.map(lambda leaf: leaf[0], same) if jax.tree.leaves(same) else None
 
 

@@ -174,7 +174,7 @@ def uniform_replay(config: Any) -> Replay:
 
 
 def _gamma(config: Any, learner: Learner) -> Float[Array, ""]:
-    """The discount factor that a learner holds, or that of the configuration where it holds none."""
+    """Returns the discount factor of the learner, or the configured one if it holds no hyperparameters."""
     return jnp.float32(getattr(learner, "hyperparameters", {}).get("gamma", config.gamma))
 
 

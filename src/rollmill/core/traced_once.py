@@ -48,7 +48,7 @@ class TracedOnce:
         self._traces: dict[Hashable, tuple[ReplayedTrace, list[Any]]] = {}
 
     def __call__(self, *args: Any) -> Any:
-        """Computes what the function returns."""
+        """Returns the result of the function for these arguments, from its trace if there is one."""
         leaves, structure = jax.tree.flatten(args)
         traced = [leaf for leaf in leaves if isinstance(leaf, Tracer)]
         if not traced or _setting("jax_disable_jit"):
