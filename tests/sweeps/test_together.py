@@ -3,12 +3,14 @@
 import pytest
 
 from rollmill.core.errors import UsageError
+from rollmill.programs.replay_size import replay_size
 from rollmill.sweeps.directory import SweepDirectory
 from rollmill.sweeps.search_space import listed_axis
 from rollmill.sweeps.spec import SweepSpec
 from rollmill.sweeps.together import MAX_TRIALS, trials_together
+from rollmill.training import preparing
 from rollmill.training.population import train_population
-from rollmill.training.request import TrainingRequest
+from rollmill.training.request import TrainingRequest, resolve
 
 SETTINGS = {
     "num_envs": 4,
@@ -87,4 +89,25 @@ def test_trainings_that_cannot_share_a_program_are_refused(other, message, tmp_p
     second = first.changed({"run_dir": str(tmp_path / "1"), **other})
     with pytest.raises(UsageError, match=message):
         train_population([first, second])
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_replay_memories_of_all_trainings_have_to_fit(tmp_path, monkeypatch):
+    sizes = []
+
+    def refuse(size, **_):
+        sizes.append(size)
+        raise UsageError("too large")
+
+    monkeypatch.setattr(preparing, "check_replay_size", refuse)
+    stored = {"num_envs": 2, "num_steps": 4, "total_timesteps": 128, "buffer_size": 100, "learning_starts": 40}
+    settings = {**stored, "batch_size": 16, "network.hidden_sizes": (4,), "quiet": True}
+    requests = [
+        TrainingRequest("dqn", "CartPole-v1", {**settings, "seed": seed, "run_dir": str(tmp_path / str(seed))})
+        for seed in range(3)
+    ]
+    with pytest.raises(UsageError, match="too large"):
+        train_population(requests)
+    graph = resolve(requests[0]).graph()
+    assert sizes == [replay_size(graph, num_seeds=3)] and sizes[0] != replay_size(graph)
     assert not list(tmp_path.iterdir())

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Collection, Sequence
+from itertools import islice
 from typing import Any, Literal, TypeAlias
 
 from rollmill.envs import is_on_host
@@ -31,12 +32,14 @@ def trials_together(
         alone: names of trials that need a program of their own, because one that they shared has failed.
         places: parts of the machine that are free, among which the trials are divided.
     """
-    fresh = [trial for trial in waiting if trial.name not in alone and not sweep.has_begun(trial)]
-    if not fresh or fresh[0] is not waiting[0]:
+    is_fresh = lambda trial: trial.name not in alone and not sweep.has_begun(trial)
+    if not waiting or not is_fresh(waiting[0]) or not _may_share(waiting[0]):
         return []
-    alike = [trial for trial in fresh if _constants(trial) == _constants(fresh[0])]
-    count = min(MAX_TRIALS, math.ceil(len(alike) / places))
-    return alike[:count] if count > 1 and _may_share(fresh[0]) else []
+    constants = _constants(waiting[0])
+    found = (trial for trial in waiting if is_fresh(trial) and _constants(trial) == constants)
+    alike = list(islice(found, MAX_TRIALS * places))  # no more can start now, however many wait
+    count = math.ceil(len(alike) / places)
+    return alike[:count] if count > 1 else []
 
 
 def _may_share(trial: Trial) -> bool:

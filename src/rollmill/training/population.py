@@ -23,7 +23,13 @@ from rollmill.record.signals import StopRequest, stop_on_signals
 from rollmill.runs.creation import create_run
 from rollmill.training.hook_calls import HookCalls
 from rollmill.training.placing import prepare_devices
-from rollmill.training.preparing import PlannedTraining, PreparedTraining, compile_program, prepare
+from rollmill.training.preparing import (
+    PlannedTraining,
+    PreparedTraining,
+    compile_program,
+    note_replay_size,
+    prepare,
+)
 from rollmill.training.recorder import Recorder, Run, default_log_every, open_checkpoints
 from rollmill.training.request import TrainingRequest, resolve
 from rollmill.training.training import plan_training
@@ -60,6 +66,7 @@ def train_population(requests: Sequence[TrainingRequest]) -> list[Run]:
     display = choose_display(quiet=True)
     planned = _planned(requests)
     first = planned[0]
+    note_replay_size(first.graph, first.plan, display, num_seeds=len(planned))
     program = compile_program(
         first.graph,
         first.plan,

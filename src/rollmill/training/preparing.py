@@ -96,7 +96,8 @@ def prepare(
         planned: the training.
         restored: the checkpoint that it goes on from. None at the beginning.
         display: shows the notes.
-        shared: program that computes it together with others. Default: one of its own is compiled.
+        shared: program that computes it together with others, whose common notes and size of a replay memory the
+            caller sees to. Default: one of its own is compiled.
 
     Raises:
         UsageError: the training cannot run in this way.
@@ -107,11 +108,13 @@ def prepare(
     custom = only_here(described, modules)
     plan = place_parts(planned.plan, options, custom, display, saved=planned.goes_on_in_place)
     given = planned.given if restored is None else None
-    of_new = (note_on_known_failure(graph), *notes_on_far_actions(graph)) if restored is None else ()
+    is_new = restored is None and shared is None
+    of_new = (note_on_known_failure(graph), *notes_on_far_actions(graph)) if is_new else ()
     for note in (note_of_unknown(described, modules), given and str(given), *of_new):
         if note:
             display.note(note)
-    _note_replay_size(graph, plan, options, display)
+    if shared is None:
+        note_replay_size(graph, plan, display, num_seeds=len(options.seeds))
     evaluation = prepare_evaluation(graph, described, options, display)
     program, launches = None, planned.launches
     if plan.place not in ("program", "mesh"):
@@ -243,9 +246,13 @@ def check_group_kernels(graph: Graph, plan: Plan, options: RunOptions, display: 
         check_kernels(graph, options.fusion, options.numerics, place)
 
 
-def _note_replay_size(graph: Graph, plan: Plan, options: RunOptions, display: Display) -> None:
-    """Shows how much memory a replay memory takes, before anything is compiled."""
-    size = replay_size(graph, num_seeds=len(options.seeds))
+def note_replay_size(graph: Graph, plan: Plan, display: Display, *, num_seeds: int) -> None:
+    """Shows how much memory the replay memories of all seeds take, before anything is compiled.
+
+    Raises:
+        UsageError: they do not fit.
+    """
+    size = replay_size(graph, num_seeds=num_seeds)
     if size is None:
         return
     replicas = plan.partition.holder("gradients").replicas
