@@ -59,8 +59,7 @@ rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().s
 rows = [row for row in rows if "env_steps" in row]
 late = [row for row in rows if row["env_steps"] >= rows[-1]["env_steps"] / 2]
 rate = (late[-1]["env_steps"] - late[0]["env_steps"]) / (late[-1]["seconds"] - late[0]["seconds"])
-returns = [row["return/mean"] for row in rows if row.get("return/mean") is not None]
-print(json.dumps({"steps_per_second": rate, "env_steps": rows[-1]["env_steps"], "last_return": returns[-1:]}))
+print(json.dumps({"steps_per_second": rate, "env_steps": rows[-1]["env_steps"]}))
 """
 
 
