@@ -23,11 +23,7 @@ class BatchLayout:
 
     @staticmethod
     def of(message: Layout, axis: int | PyTree[int], count: int) -> "BatchLayout":
-        """Returns the layout of a batch of messages.
-
-        Raises:
-            UsageError: a leaf does not have the axis.
-        """
+        """Returns the layout of a batch of messages. Raises a `UsageError` if a leaf does not have the axis."""
         axis_tree = jax.tree.broadcast(axis, jax.tree.unflatten(message.structure, range(len(message.leaves))))
         axes = tuple(map(_positive, message.leaves, jax.tree.leaves(axis_tree)))
         leaves, offset = [], 0

@@ -58,8 +58,7 @@ class Layout:
     def of(tree: PyTree) -> "Layout":
         """Returns the layout of a tree of arrays or of `jax.ShapeDtypeStruct`, such as `jax.eval_shape` returns.
 
-        Raises:
-            UsageError: a leaf is not an array of numbers; typed random keys are not supported.
+        Raises a `UsageError` if a leaf is not an array of numbers; typed random keys are not supported.
         """
         named, structure = jax.tree.flatten_with_path(tree)
         leaves, offset = [], 0
@@ -93,10 +92,9 @@ class Layout:
             np.copyto(view, leaf, casting="no")
 
     def on_host(self, tree: PyTree) -> list[np.ndarray]:
-        """Returns the leaves of `tree` as NumPy arrays, without copying those in host memory.
+        """Returns the leaves of `tree`, checked as by `pack`, as NumPy arrays.
 
-        Raises:
-            UsageError: see `pack`.
+        Those on the host are not copied.
         """
         leaves, structure = jax.tree.flatten(tree)
         if structure != self.structure:

@@ -56,9 +56,7 @@ class Waiter:
     def until(self, ready: Callable[[], T | None], *, timeout: float | None) -> T:
         """Waits for the first value of `ready` that is not None.
 
-        Raises:
-            TimedOut: `timeout` seconds passed.
-            Abandoned: the run is being stopped.
+        Raises `TimedOut` after `timeout` seconds, and `Abandoned` if the run is being stopped.
         """
         if (value := ready()) is not None:
             return value
@@ -77,12 +75,7 @@ class Waiter:
 
 
 def check_waiting(deadline: Deadline, abandon: Abandon, what: str) -> None:
-    """Raises when waiting has to end.
-
-    Raises:
-        TimedOut: the deadline passed.
-        Abandoned: the run is being stopped.
-    """
+    """Raises `TimedOut` if the deadline has passed, and `Abandoned` if the run is being stopped."""
     if abandon():
         raise Abandoned(f"{what} was given up, because the run is being stopped.")
     if deadline.left() <= 0:

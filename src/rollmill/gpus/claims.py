@@ -56,18 +56,12 @@ _own: _Own | None = None
 
 
 def claim_memory(need: int, *, what: str, devices: int, folder: Path | None = None) -> None:
-    """Claims memory of the first visible GPUs for this process, in place of what it has claimed before.
+    """Claims `need` bytes of each of the first visible GPUs, in place of this process's earlier claim.
 
-    Does nothing where nobody tells how much is free, or no folder can be had.
-
-    Args:
-        need: bytes of each GPU, beside what this process has already.
-        what: the beginning of the sentence of the error.
-        devices: number of GPUs.
-        folder: of claims; default: one of this user in the folder of temporary files.
-
-    Raises:
-        DeviceMemoryError: so much is not free; names the processes that hold it or have claimed it.
+    They are bytes beside those that this process has already. Does nothing where nobody reports how much is free,
+    or without a folder for claims, by default one of this user among the temporary files. Raises a
+    `DeviceMemoryError`, whose message begins with `what`, if there is less, and names the processes that hold or
+    have claimed it.
     """
     release_claim()
     with contextlib.suppress(OSError, ForeignFileError), _locked(folder or _default_folder()) as claims:

@@ -38,10 +38,8 @@ def known_device_error(
 ) -> RollmillError | None:
     """Translates an error of JAX about a device, or returns None for any other error.
 
-    Args:
-        error: an exception.
-        what: the beginning of the sentence, if it is about memory.
-        starting: JAX's backend was being started, of which JAX raises errors of Python's own class.
+    If it is about memory, the message begins with `what`. JAX raises errors of Python's own classes while its
+    backend is `starting`.
     """
     if not (starting or _is_of_jax(error)):
         return None

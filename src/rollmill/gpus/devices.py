@@ -57,11 +57,7 @@ def driver_is_there() -> bool:
 
 @contextlib.contextmanager
 def open_nvml() -> Iterator[Any]:
-    """Opens the driver's management library.
-
-    Raises:
-        UsageError: the driver, or the package that calls it, is not there.
-    """
+    """Opens the driver's management library. Raises a `UsageError` without the driver or the package for it."""
     try:
         import pynvml
     except ImportError as error:
@@ -87,16 +83,7 @@ def read_gpus(nvml: Any) -> tuple[Gpu, ...]:
 
 
 def find_gpus(nvml: Any, *, visible: str | None = None) -> tuple[Gpu, ...]:
-    """Returns the GPUs that this process may use, in its order.
-
-    Args:
-        nvml: the driver's management library.
-        visible: default: `$CUDA_VISIBLE_DEVICES`; all if it is not set. As for CUDA, the list ends at the first
-            entry that is no GPU.
-
-    Raises:
-        UsageError: there is none.
-    """
+    """Returns the GPUs that this process may use (see `chosen_gpus`). Raises a `UsageError` if there is none."""
     gpus = chosen_gpus(read_gpus(nvml), visible)
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES") if visible is None else visible
     if not gpus:
@@ -105,12 +92,10 @@ def find_gpus(nvml: Any, *, visible: str | None = None) -> tuple[Gpu, ...]:
 
 
 def chosen_gpus(gpus: Sequence[Gpu], visible: str | None = None) -> tuple[Gpu, ...]:
-    """Selects the GPUs that this process may use, in its order.
+    """Selects those of a host's GPUs that this process may use, in its order.
 
-    Args:
-        gpus: all GPUs of the host.
-        visible: default: `$CUDA_VISIBLE_DEVICES`; all if it is not set. As for CUDA, the list ends at the first
-            entry that is no GPU.
+    `visible` is `$CUDA_VISIBLE_DEVICES` by default, and all if that is not set. As for CUDA, the list ends at the
+    first entry that is no GPU.
     """
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES") if visible is None else visible
     return tuple(gpus) if chosen is None else _chosen(gpus, [word.strip() for word in chosen.split(",")])
@@ -119,8 +104,7 @@ def chosen_gpus(gpus: Sequence[Gpu], visible: str | None = None) -> tuple[Gpu, .
 def find_computing_gpus(nvml: Any) -> tuple[Gpu, ...]:
     """Returns the GPUs that this process may use, except those that MIG left without slices.
 
-    Raises:
-        UsageError: there is none.
+    Raises a `UsageError` if there is none.
     """
     gpus = find_gpus(nvml)
     computing = tuple(gpu for gpu in gpus if gpu.slices or not gpu.mig)

@@ -14,8 +14,7 @@ from rollmill.gpus.share import asked_memory
 def check_jax() -> None:
     """Checks precision and platform, and starts JAX's backend.
 
-    Raises:
-        UsageError: 64-bit numbers are enabled, or the platform is not available.
+    Raises a `UsageError` if 64-bit numbers are enabled, or if the platform is not available.
     """
     if jax.config.values["jax_enable_x64"]:
         raise UsageError(
@@ -28,9 +27,8 @@ def check_jax() -> None:
 def check_platform() -> None:
     """Starts JAX's backend, with a part of the GPUs' memory that is free.
 
-    Raises:
-        UsageError: JAX is configured for a platform that it does not have.
-        DeviceMemoryError: a GPU has too little free memory.
+    Raises a `UsageError` if JAX is configured for a platform that it does not have, and a `DeviceMemoryError` if a
+    GPU has too little free memory.
     """
     try:
         with asked_memory():
@@ -48,11 +46,7 @@ def check_platform() -> None:
 
 
 def check_compiled() -> None:
-    """Checks that compilation is enabled.
-
-    Raises:
-        UsageError: JAX_DISABLE_JIT is set, so every operation would be interpreted.
-    """
+    """Raises a `UsageError` if JAX_DISABLE_JIT is set, so that every operation would be interpreted."""
     if jax.config.values["jax_disable_jit"]:
         raise UsageError(
             "JAX_DISABLE_JIT is set, so that each operation would run by itself, thousands of times slower. "

@@ -43,16 +43,11 @@ class MachineParts:
 
 @contextlib.contextmanager
 def divide_machine(wanted: int | None, most: int, sharing: GpuSharing) -> Iterator[MachineParts]:
-    """Divides the machine; daemons that share its GPUs run until the context ends.
+    """Divides the machine into parts, at most `most`; daemons that share its GPUs run until the context ends.
 
-    Args:
-        wanted: number of parts; default: one for each core, and under MPS no more than fit into the GPUs' memory,
-            but at least one for each GPU; with MIG one for each slice; in turns one for each GPU.
-        most: more parts than these are of no use.
-        sharing: how processes share a GPU.
-
-    Raises:
-        UsageError: the GPUs cannot be shared so.
+    By default there is one for each core; under MPS no more than fit into the GPUs' memory, but at least one for
+    each GPU; with MIG one for each slice; in turns one for each GPU. Raises a `UsageError` if the GPUs cannot be
+    shared so.
     """
     gpus = _gpus(sharing)
     if not gpus:
@@ -104,8 +99,7 @@ def _parts_on(instances: Sequence[Instance]) -> list[MachinePart]:
 def _gpus(sharing: GpuSharing) -> tuple[Gpu, ...]:
     """Returns the GPUs to share. Empty if the user asked for no sharing.
 
-    Raises:
-        UsageError: there is none, though a way is named, or the driver cannot be asked.
+    Raises a `UsageError` if there is none though a way to share is named, or if the driver gives no answer.
     """
     found = _usable_gpus(required=sharing != "auto")
     if sharing != "auto" and not found:
@@ -114,13 +108,9 @@ def _gpus(sharing: GpuSharing) -> tuple[Gpu, ...]:
 
 
 def _usable_gpus(*, required: bool) -> tuple[Gpu, ...]:
-    """Returns the GPUs that processes will use, or none if JAX computes elsewhere.
+    """Returns the GPUs that processes will use, or none if JAX computes elsewhere and they are not `required`.
 
-    Args:
-        required: ask the driver wherever there is one, because the user says how GPUs are shared.
-
-    Raises:
-        UsageError: the driver cannot be asked.
+    Raises a `UsageError` if the driver gives no answer.
     """
     first = os.environ.get("JAX_PLATFORMS", "").split(",")[0].strip() or "cuda"
     if first not in ("cuda", "gpu") or not driver_is_there():

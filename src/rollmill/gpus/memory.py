@@ -100,8 +100,7 @@ def ask_gpu_memory() -> tuple[GpuMemory, ...]:
 def memory_by_nvml(nvml: Any) -> tuple[GpuMemory, ...]:
     """Reads the memory of each visible device from the driver's management library.
 
-    Raises:
-        UsageError: there is no visible GPU.
+    Raises a `UsageError` if there is no visible GPU.
     """
     return tuple(_of_device(nvml, gpu, *device) for gpu in find_gpus(nvml) for device in _devices(nvml, gpu))
 

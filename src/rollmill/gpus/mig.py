@@ -30,11 +30,7 @@ class MigLayout(NamedTuple):
 
 
 def check_slices(slices: int) -> None:
-    """Checks a number of slices.
-
-    Raises:
-        UsageError: MIG divides no GPU into so many.
-    """
+    """Raises a `UsageError` if MIG divides no GPU into this number of slices."""
     if not 1 <= slices <= MAX_SLICES:
         raise UsageError(
             f"--slices {slices} has to be from 1 to {MAX_SLICES}, which is what MIG divides a GPU into."
@@ -42,10 +38,9 @@ def check_slices(slices: int) -> None:
 
 
 def mig_layout(nvml: Any, gpu: Gpu, slices: int) -> MigLayout:
-    """Returns the largest slices of which a GPU holds the given number.
+    """Returns the largest slices of a GPU that holds the given number of them.
 
-    Raises:
-        UsageError: the GPU has no MIG, or holds fewer.
+    Raises a `UsageError` if the GPU has no MIG, or holds fewer.
     """
     check_slices(slices)
     layouts = list(_layouts(nvml, gpu, slices))

@@ -85,14 +85,10 @@ def daemon_answers(environment: Mapping[str, str]) -> bool:
 
 @contextlib.contextmanager
 def shared_mps(gpu: str, *, root: Path | None = None) -> Iterator[MpsDaemon]:
-    """Uses the daemon of a GPU meanwhile, and starts it if none runs.
+    """Uses the daemon of a GPU, by its UUID, for the duration of the context, and starts it if none runs.
 
-    Args:
-        gpu: UUID of the GPU.
-        root: folder of the daemons; default: one of this user in the folder of temporary files.
-
-    Raises:
-        MpsUnavailable: there is none and none can be started, with the reason.
+    The folder of the daemons is by default one of this user among the temporary files. Raises `MpsUnavailable`
+    with the reason if none can be started.
     """
     if (reason := find_mps()) is not None:
         raise MpsUnavailable(f"{reason}.")
@@ -152,11 +148,7 @@ def _locked(folder: Path) -> int | None:
 
 
 def _make_private(root: Path) -> None:
-    """Creates this user's folder.
-
-    Raises:
-        UsageError: it is somebody else's, or a link.
-    """
+    """Creates this user's folder. Raises a `UsageError` if it belongs to another user, or is a link."""
     with contextlib.suppress(FileExistsError):
         root.mkdir(mode=0o700)
     facts = root.lstat()

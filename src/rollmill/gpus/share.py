@@ -39,8 +39,7 @@ _memory: tuple[GpuMemory, ...] = ()
 def choose_fraction(fraction: float) -> None:
     """Chooses the share of each GPU's memory that this process takes at once when JAX's backend starts.
 
-    Raises:
-        UsageError: it comes too late, there is no GPU, or a variable says otherwise.
+    Raises a `UsageError` if it comes too late, if there is no GPU, or if a variable says otherwise.
     """
     global _chosen
     name = f"memory_fraction={fraction:g}"
@@ -59,10 +58,9 @@ def choose_fraction(fraction: float) -> None:
 
 @contextlib.contextmanager
 def asked_memory() -> Iterator[None]:
-    """JAX's backend, if it starts inside, takes no more memory of GPUs than is free; unless the user has chosen.
+    """Limits a JAX backend that starts inside to the free memory of GPUs, unless the user has chosen.
 
-    Raises:
-        DeviceMemoryError: a GPU has too little free memory; names the processes that hold it.
+    Raises a `DeviceMemoryError` if there is too little, and names the processes that hold it.
     """
     if backend_has_started() or not takes_gpus():
         yield
@@ -82,15 +80,10 @@ def asked_memory() -> Iterator[None]:
 def memory_variables(
     memory: Sequence[GpuMemory], environment: Mapping[str, str], fraction: float | None = None
 ) -> dict[str, str]:
-    """Variables by which JAX takes what is free, those left out that the user has set.
+    """Returns variables by which JAX takes the free memory, or a `fraction` of it, except those set by the user.
 
-    Args:
-        memory: of the GPUs that JAX will use; empty if nobody knows.
-        environment: the variables of this process.
-        fraction: share of each GPU that is taken at once, by an option.
-
-    Raises:
-        DeviceMemoryError: too little is free.
+    `memory` is that of the GPUs that JAX will use, or empty if unknown. Raises a `DeviceMemoryError` if too little
+    is free.
     """
     for each in memory:
         if each.free < MIN_FREE:
@@ -116,10 +109,9 @@ def memory_variables(
 
 
 def check_fraction(name: str, fraction: float, memory: Sequence[GpuMemory]) -> None:
-    """Checks that a share of each GPU is free, and the memory besides that no process starts without.
+    """Checks that a share of each GPU is free, and beside it the memory that every process needs to start.
 
-    Raises:
-        DeviceMemoryError: it is not; names the processes that hold the rest.
+    Raises a `DeviceMemoryError` otherwise, and names the processes that hold the rest.
     """
     for each in memory:
         if fraction * each.total > each.free - MIN_FREE / 2:

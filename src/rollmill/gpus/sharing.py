@@ -79,24 +79,14 @@ class SharedGpus(NamedTuple):
     def divide(
         self, instances: int, *, share: float | None = None, limits: Mapping[str, int] | None = None
     ) -> list[Instance]:
-        """Instances, of every GPU in turns, each with an equal part of its GPU's free memory.
-
-        Args:
-            instances: number of them in all.
-            share: share of the multiprocessors that each may use at most.
-            limits: most instances of each GPU or slice, by UUID, in all at least so many; None: any number.
-
-        Raises:
-            UsageError: more than MPS can serve.
-        """
+        """Divides these GPUs as `divide_gpus` does."""
         return divide_gpus(self.gpus, instances, way=self.way, daemons=self.daemons, share=share, limits=limits)
 
 
 def choose_sharing(gpus: Sequence[Gpu], wanted: GpuSharing) -> tuple[Way, str]:
-    """Chooses how GPUs are shared, and says why.
+    """Chooses how GPUs are shared, and gives the reason.
 
-    Raises:
-        UsageError: they cannot be shared as wanted.
+    Raises a `UsageError` if they cannot be shared as wanted.
     """
     sliced, missing = any(gpu.slices for gpu in gpus), find_mps()
     if wanted == "mig" and not sliced:
@@ -117,11 +107,8 @@ def choose_sharing(gpus: Sequence[Gpu], wanted: GpuSharing) -> tuple[Way, str]:
 def shared_gpus(gpus: Sequence[Gpu], wanted: GpuSharing) -> Iterator[SharedGpus]:
     """Lets processes share GPUs; daemons of MPS run until the context ends.
 
-    Where MPS was not asked for and its daemon does not start, processes take turns.
-
-    Raises:
-        UsageError: the GPUs cannot be shared as wanted.
-        MpsUnavailable: MPS was asked for, and a daemon does not start.
+    Where MPS was not requested and its daemon does not start, processes take turns; where it was, `MpsUnavailable`
+    is raised. Raises a `UsageError` if the GPUs cannot be shared as wanted.
     """
     way, reason = choose_sharing(gpus, wanted)
     with contextlib.ExitStack() as stack:
@@ -146,18 +133,11 @@ def divide_gpus(
     share: float | None = None,
     limits: Mapping[str, int] | None = None,
 ) -> list[Instance]:
-    """Instances, of every GPU in turns, each with an equal part of its GPU's free memory.
+    """Divides GPUs into instances, of every GPU in turns, each with an equal part of its GPU's free memory.
 
-    Args:
-        gpus: to divide.
-        instances: number of them in all.
-        way: how processes share each.
-        daemons: daemons of the GPUs, by UUID.
-        share: share of the multiprocessors that each may use at most.
-        limits: most instances of each GPU or slice, by UUID, in all at least so many; None: any number.
-
-    Raises:
-        UsageError: more than MPS can serve.
+    Daemons and the `limits`, the maximum instances of each GPU or slice, are by UUID; limits add up to `instances`
+    at least. `share` is the fraction of the multiprocessors that each may use at most. Raises a `UsageError` if
+    MPS cannot serve as many.
     """
     devices = [(gpu, *device) for gpu in gpus for device in _devices(gpu, way)]
     most = dict.fromkeys((device for _, device, *_ in devices), instances) if limits is None else limits

@@ -53,12 +53,9 @@ class _Side(NamedTuple):
 
 
 def chart(lines: Sequence[ChartLine], *, across: str, upwards: str) -> str:
-    """Draws a figure as HTML.
+    """Draws a figure as HTML, whose first line lies on top. At least one line has a point.
 
-    Args:
-        lines: the first lies on top; at least one has a point.
-        across: title of the horizontal axis, plain text.
-        upwards: title of the vertical axis, plain text.
+    `across` and `upwards` are the titles of the horizontal and the vertical axis, in plain text.
     """
     x = _side([value for line in lines for value in line.x], margin=0.0)
     y = _side([value for line in lines for values in (line.low, line.high) for value in values], margin=0.04)

@@ -37,14 +37,10 @@ def escaped_name(name: str) -> str:
 
 
 def page(title: str, body: Iterable[str], *, script: str = "") -> str:
-    """Returns a whole page.
+    """Returns a whole page, of a plain title and parts in HTML.
 
     Its policy lets a browser load nothing and run no script but the page's own, even if text were not escaped.
-
-    Args:
-        title: plain text.
-        body: parts in HTML.
-        script: its own code. Without it the page is complete, but not interactive.
+    Without the script the page is complete, but not interactive.
     """
     style = asset(__name__, "page.css")
     digest = b64encode(sha256(script.encode()).digest()).decode()
@@ -87,12 +83,9 @@ def tiles(figures: Iterable[tuple[str, str]]) -> str:
 def legend(
     colours: Mapping[str, str] | Sequence[tuple[str, str]], *, hatched: str = "", most: int = MAX_NAME
 ) -> str:
-    """Names and their colours.
+    """Draws names, cut to `most` characters, and their colours, which may be equal in a sequence.
 
-    Args:
-        colours: the page's colour of each name; names need not differ in a sequence.
-        hatched: a name whose area is hatched in the colour of the device.
-        most: characters of a name.
+    The area of the name `hatched` is hatched in the colour of the device.
     """
     marks = [
         f'<span><i style="background:var(--{colour})"></i>{escaped(name, most=most)}</span>'
@@ -125,15 +118,9 @@ def bar_row(
     is_outer: bool = False,
     below: Iterable[BarPart] | None = None,
 ) -> str:
-    """A line of a chart.
+    """Draws a line of a chart: its name, indented by `depth` steps, one or two bars and their value as text.
 
-    Args:
-        name: plain text.
-        parts: parts of its bar.
-        value: its figure as text.
-        depth: by how many steps the name is indented.
-        is_outer: whether the name stands out.
-        below: parts of a second bar.
+    The names of outer lines (`is_outer`) stand out.
     """
     bars = bar(parts) if below is None else bar(parts, kind="thin") + bar(below, kind="thin")
     kind = " outer" if is_outer else ""
@@ -151,13 +138,10 @@ def table(
     left: Sequence[int] = (),
     most: int = MAX_NAME,
 ) -> str:
-    """A table that scrolls sideways where it does not fit.
+    """Draws a table of plain text, which scrolls sideways where it does not fit.
 
-    Args:
-        columns: titles.
-        rows: cells as plain text; leading blanks of the first one indent it.
-        left: indices of further columns that are text.
-        most: characters of a name in the first column.
+    Leading blanks of a row's first cell, cut to `most` characters, indent it. The other columns are numbers,
+    except those at the indices `left`.
     """
     sides = [' class="left"' if index in left else "" for index in range(len(columns))]
     head = "".join(f"<th{side}>{escaped_name(name)}</th>" for name, side in zip(columns, sides, strict=True))

@@ -31,8 +31,7 @@ class _Cover(NamedTuple):
 def size_of(drawing: Drawing, longer_side: int) -> tuple[int, int]:
     """Returns rows and columns of a drawing by its longer side, both even, as videos need.
 
-    Raises:
-        UsageError: the drawing has no area.
+    Raises a `UsageError` if the drawing has no area.
     """
     width, height = drawing.right - drawing.left, drawing.top - drawing.bottom
     if not (0 < width < np.inf and 0 < height < np.inf):

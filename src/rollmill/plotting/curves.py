@@ -62,11 +62,7 @@ def plot(
 
 
 def axes_of(x: str) -> tuple[str, ...]:
-    """The axes of a figure.
-
-    Raises:
-        UsageError: there is no such axis.
-    """
+    """Returns the axes of a figure. Raises a `UsageError` if `x` names none."""
     if x not in (*AXES, "both"):
         raise UsageError(f"x={x!r} has to be {', '.join(AXES)} or both.")
     return AXES if x == "both" else (x,)
@@ -168,10 +164,9 @@ def _without(run: RunDirectory, metric: str) -> UsageError:
 
 
 def check_output(path: Path, *, force: bool) -> None:
-    """Checks where a figure is to be written, before anything is read.
+    """Checks where a figure is written, before anything is read.
 
-    Raises:
-        UsageError: the name has another ending, or something is there already.
+    Raises a `UsageError` if the name has another ending, or if something is there already.
     """
     if path.suffix not in SUFFIXES:
         raise UsageError(f"{path} has to end in .html or .png.")
@@ -181,12 +176,7 @@ def check_output(path: Path, *, force: bool) -> None:
 
 
 def write_curves(path: Path, curves: Curves, axes: Sequence[str]) -> None:
-    """Writes curves as a page or a PNG, by the ending of the name.
-
-    Raises:
-        StorageError: the file cannot be written.
-        UsageError: matplotlib, which draws PNGs, is not installed.
-    """
+    """Writes curves as a page or as a PNG, for which matplotlib has to be installed, by the ending of the name."""
     try:
         with replacing_named(path) as file:
             if path.suffix == ".png":

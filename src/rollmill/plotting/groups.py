@@ -90,10 +90,9 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def object_in(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """An object in an object of a recorded configuration; empty where it is missing or null.
+    """Returns an object inside a recorded configuration, empty where it is missing or null.
 
-    Raises:
-        DataError: it is something else.
+    Raises a `DataError` if something else is there.
     """
     value = values.get(name)
     if value is None:

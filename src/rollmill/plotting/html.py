@@ -19,12 +19,7 @@ COLUMNS = ("group", "seeds", "last mean", "lowest", "highest", "steps", "seconds
 
 
 def curves_page(curves: Curves, axes: Sequence[str]) -> str:
-    """The page.
-
-    Args:
-        curves: at least one group.
-        axes: `steps` and `seconds`, or one of them; a figure for each.
-    """
+    """Returns a page with at least one group, and a figure for each axis: `steps`, `seconds` or both."""
     title = f"{metric_title(curves).capitalize()} of {_subject(curves)}"
     names = labels(curves.groups)
     colours = [(name, f"c{index}") for index, name in enumerate(names[:COLOURED])]

@@ -14,11 +14,7 @@ WIDTH, HEIGHT = 8.0, 4.2
 
 
 def write_png(file: IO[bytes], curves: Curves, axes: Sequence[str]) -> None:
-    """Writes the figure, with one part below the other for each axis.
-
-    Raises:
-        UsageError: matplotlib is not installed.
-    """
+    """Writes the figure, with one part for each axis. Raises a `UsageError` if matplotlib is not installed."""
     figure = new_figure(WIDTH, HEIGHT * len(axes))
     for number, axis in enumerate(axes, 1):
         _draw(figure.add_subplot(len(axes), 1, number), curves, axis)

@@ -99,15 +99,9 @@ def match_runs(
 
 
 def game_of(loaded: LoadedRun, env: Environment | str | None, env_options: Options = NO_OPTIONS) -> Environment:
-    """Returns the game for two players that a run's policy plays.
+    """Returns the game for two players that a run's policy plays: `env`, or by default that of the run.
 
-    Args:
-        loaded: the run.
-        env: another game, or its id. Default: that of the run.
-        env_options: options of a game that is given by its id.
-
-    Raises:
-        UsageError: it is no game for two players.
+    Raises a `UsageError` if it is not such a game.
     """
     settings = loaded.graph.settings
     if env is None:

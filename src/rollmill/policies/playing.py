@@ -15,18 +15,10 @@ from rollmill.policies.policies import LoadedRun, check_same_spaces, on_environm
 
 
 class GameAgainstPolicy:
-    """A game for two players, of a person and a trained policy.
+    """A game for two players, of a person and a trained policy: `env`, or by default that of the run.
 
-    Args:
-        loaded: the run.
-        env: the game, instead of that of the run.
-        env_options: options of a game that is given by its id.
-        person_first: the person makes the first move.
-        stochastic: draw the policy's actions as in training, instead of the most likely ones.
-        seed: seed of the game, and of the policy if it draws.
-
-    Raises:
-        UsageError: it is no game for two players, or one that cannot be shown as text.
+    A `stochastic` policy draws its actions as in training, instead of taking the most likely ones. Raises a
+    `UsageError` if the game is not for two players, or cannot be shown as text.
     """
 
     def __init__(
@@ -95,11 +87,7 @@ class GameAgainstPolicy:
         return int(self._decision().action)
 
     def move(self, action: int) -> None:
-        """Makes the person's move.
-
-        Raises:
-            UsageError: it is illegal; names the legal ones.
-        """
+        """Makes the person's move. Raises a `UsageError` with the legal moves if it is illegal."""
         legal = self.legal_actions
         if action not in legal:
             raise UsageError(f"{action} is no legal move. Legal: {', '.join(map(str, legal))}.")

@@ -67,12 +67,7 @@ def load_weights(
     imports: Sequence[str] = (),
     trust: bool = False,
 ) -> LoadedRun:
-    """Returns the graph of a run and its policy's weights; arguments are those of `load`.
-
-    Raises:
-        CheckpointError: if the directory is no run, or has no whole checkpoint.
-        UsageError: if that seed was not trained.
-    """
+    """Returns the graph of a run and its policy's weights; arguments and errors are those of `load`."""
     found = restore_run(run_dir, checkpoint=checkpoint, algorithm=algorithm, imports=imports, trust=trust)
     weights_of = weights_of_seed(found.run, found.graph, found.seeds, seed)
     weights = weights_of(found.restored.state)
@@ -82,16 +77,9 @@ def load_weights(
 def weights_of_seed(
     run: RunDirectory, graph: Graph, seeds: Sequence[int], seed: int | None
 ) -> Callable[[State], Weights]:
-    """Returns the function from a run's training state to the weights of the policy of one seed.
+    """Returns the function from a run's training state to the weights of one seed's policy, by default the first.
 
-    Args:
-        run: the run, for messages.
-        graph: its graph.
-        seeds: those that it trained.
-        seed: one of them; None: the first.
-
-    Raises:
-        UsageError: that seed was not trained.
+    Raises a `UsageError` if `seed` is not one of those trained.
     """
     if seed is not None and seed not in seeds:
         raise UsageError(f"seed={seed} was not trained in {run.root}; there: {', '.join(map(str, seeds))}.")
@@ -120,8 +108,7 @@ def restore_run(
 ) -> RestoredRun:
     """Returns a run's graph and the training state of a checkpoint; arguments are those of `load`.
 
-    Raises:
-        CheckpointError: if the directory is no run, or has no whole checkpoint.
+    Raises a `CheckpointError` if the directory is not a run, or has no complete checkpoint.
     """
     run = RunDirectory.open(coerce("run_dir", Path, run_dir))
     graph, options = reopen(run, algorithm=algorithm, imports=imports, trust=trust)
@@ -219,18 +206,10 @@ def evaluate_rule(
     seed: int = 0,
     imports: Sequence[str] = (),
 ) -> EvaluationEpisodes:
-    """Plays episodes with a policy that is a function; the environments are those that a run would play in.
+    """Plays episodes with a policy that is a function: the function, `random` or `MODULE:FUNCTION`.
 
-    Args:
-        policy: a function, `random` or `MODULE:FUNCTION`.
-        env: the environment, or its id.
-        env_options: options of an environment that is given by its id.
-        episodes: how many.
-        seed: seed of the environments and of the policy's keys.
-        imports: modules to import first, because they register the environment.
-
-    Raises:
-        UsageError: there is no environment, or no such function.
+    The environments are those that a run would play in, and `imports` the modules that register them. Raises a
+    `UsageError` without an environment, or if there is no such function.
     """
     if env is None:
         raise UsageError(
@@ -255,15 +234,8 @@ def evaluate_run(
 ) -> EvaluationEpisodes:
     """Plays episodes with a run's policy, on the environment that it was trained on or another of its spaces.
 
-    Args:
-        loaded: from `load_weights`.
-        env: another environment, or its id, `gymnasium:CartPole-v1` for one.
-        env_options: options of an environment that is given by its id; the run's own has those that it was trained
-            with.
-        episodes: how many.
-        seed: seed of the environments and, where it is stochastic, of the policy.
-        stochastic: draw actions instead of taking the most likely one.
-        imports: modules to import first, because they register the environment, network or algorithm.
+    The other environment may be an id such as `gymnasium:CartPole-v1`, with `env_options`; modules in `imports`
+    register it. A `stochastic` policy draws its actions, instead of taking the most likely one.
     """
     play = {"episodes": episodes, "seed": seed, "stochastic": stochastic}
     if env is None:
@@ -286,18 +258,12 @@ def evaluator_on(
     backend: Any = None,
     **play: Any,
 ) -> Evaluator:
-    """Compiles the evaluation of a graph's policies on an environment.
+    """Compiles the evaluation of a graph's policies on an environment, from their weights or the shapes of them.
 
-    Args:
-        graph: with the policy.
-        weights: of it, or their shapes.
-        env: environment of the same spaces. None: the graph's own, whose name may mean another one in this
-            process.
-        backend: makes a kernel of the steps of a JAX environment, where they can be one; None: XLA computes them.
-        **play: `episodes`, `seed` and `stochastic`, as for `evaluate_run`.
-
-    Raises:
-        UsageError: the environment has other spaces.
+    Without `env` it is the graph's own, whose name may mean another one in this process. `backend` makes a kernel
+    of the steps of a JAX environment, where they can be one; without it XLA computes them. `play` holds
+    `episodes`, `seed` and `stochastic`, as for `evaluate_run`. Raises a `UsageError` if the environment has other
+    spaces.
     """
     if env is not None:
         check_same_spaces(graph, env)
@@ -323,11 +289,7 @@ def on_environment(graph: Graph, env: Environment) -> Graph:
 
 
 def check_same_spaces(graph: Graph, env: Environment | HostEnvironment) -> None:
-    """Checks that a policy can act in an environment.
-
-    Raises:
-        UsageError: the environment has other observations or actions.
-    """
+    """Raises a `UsageError` if the environment has other observations or actions than the policy."""
     pairs = {
         "observations": (graph.observation_space, env.observation_space),
         "actions": (graph.action_space, env.action_space),

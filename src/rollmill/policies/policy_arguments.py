@@ -45,15 +45,11 @@ def possible_mask(space: spaces.Space) -> PyTree[jax.ShapeDtypeStruct]:
 
 
 def batched(name: str, expected: PyTree[jax.ShapeDtypeStruct], given: Any) -> tuple[PyTree, Shape]:
-    """Arrays in the dtypes of one element, and the leading axes that all of them have.
+    """Returns arrays in the dtypes of one element, and the leading axes shared by all of them.
 
-    Args:
-        name: in messages, such as `the observation`.
-        expected: shapes and dtypes of one element: nested dictionaries and tuples.
-        given: arrays of JAX or NumPy, lists or numbers, with leading axes of any number.
-
-    Raises:
-        UsageError: another structure, shape or kind of number; names what is expected.
+    `expected` holds the shapes and dtypes of one element, in nested dictionaries and tuples. `given` has arrays of
+    JAX or NumPy, lists or numbers, with any number of leading axes. A `UsageError` about another structure, shape
+    or kind of number calls them `name`, such as `the observation`.
     """
     shapes: dict[str, Shape] = {}
     arrays = _over(name, expected, given, shapes)
@@ -64,11 +60,7 @@ def batched(name: str, expected: PyTree[jax.ShapeDtypeStruct], given: Any) -> tu
 
 
 def same_batch(name: str, expected: PyTree[jax.ShapeDtypeStruct], given: Any, batch: Shape) -> PyTree:
-    """Arrays as `batched` makes them, of one element for each observation.
-
-    Raises:
-        UsageError: they have other leading axes than the observation.
-    """
+    """Returns arrays as `batched` does, and checks that there is one element for each observation."""
     arrays, found = batched(name, expected, given)
     if found != batch and jax.tree.leaves(expected):
         raise UsageError(
@@ -78,14 +70,9 @@ def same_batch(name: str, expected: PyTree[jax.ShapeDtypeStruct], given: Any, ba
 
 
 def check_finite(name: str, tree: PyTree) -> None:
-    """Checks that no number is NaN or infinite; passes over leaves that are traced, whose values are not known.
+    """Raises a `UsageError` with place and value if a number is NaN or infinite, unless it is traced.
 
-    Args:
-        name: in messages, such as `the observation`.
-        tree: arrays of JAX or NumPy.
-
-    Raises:
-        UsageError: one is; names its place and value.
+    The error calls the arrays `name`, such as `the observation`.
     """
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if isinstance(leaf, jax.core.Tracer) or not jnp.issubdtype(leaf.dtype, jnp.floating):
@@ -104,8 +91,7 @@ def check_finite(name: str, tree: PyTree) -> None:
 def given_key(key: Key | None, seed: Any) -> Key | None:
     """Returns the random key of a call that takes a key or a seed.
 
-    Raises:
-        UsageError: both are given, or a seed that is no number of 32 bits.
+    Raises a `UsageError` if both are given, or a seed that is no number of 32 bits.
     """
     if key is not None and seed is not None:
         raise UsageError("both key and seed are given; one of them decides what is drawn.")

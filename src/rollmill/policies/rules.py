@@ -39,14 +39,9 @@ def shown_rule(policy: str | Path | Rule) -> str:
 
 
 def refuse_for_rule(policy: str | Path | Rule, names: Sequence[str]) -> None:
-    """Refuses arguments that are about runs.
+    """Raises a `UsageError` if arguments about runs were given with a function.
 
-    Args:
-        policy: a function, or the name of one.
-        names: arguments that were given, as the user writes them.
-
-    Raises:
-        UsageError: there is one.
+    `names` are the user's words for them.
     """
     for name in names:
         raise UsageError(
@@ -55,14 +50,9 @@ def refuse_for_rule(policy: str | Path | Rule, names: Sequence[str]) -> None:
 
 
 def find_rule(policy: str | Path | Rule, env: Environment | HostEnvironment) -> Rule:
-    """Returns the function itself, or the one of a name.
+    """Returns the policy of a function, of `MODULE:FUNCTION`, or of `random`, which draws from the legal actions.
 
-    Args:
-        policy: a function, `random` or `MODULE:FUNCTION`.
-        env: the environment, whose legal actions `random` draws from.
-
-    Raises:
-        UsageError: the module cannot be imported, or has no such function.
+    Raises a `UsageError` if the module cannot be imported, or has no such function.
     """
     if callable(policy):
         return policy

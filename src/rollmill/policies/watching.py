@@ -46,11 +46,7 @@ def watch(
     """Evaluates the checkpoints of a run that are there and each new one, by one compiled program, oldest first.
 
     It ends when no process trains the run and all checkpoints were evaluated. One that the training deletes before
-    its turn, because it keeps newer ones, is left out. Arguments are those of `evaluate`.
-
-    Raises:
-        CheckpointError: the directory is no run, or a checkpoint is damaged.
-        UsageError: the environment has other spaces, or that seed was not trained.
+    its turn, because it keeps newer ones, is left out. Arguments and errors are those of `evaluate`.
     """
     run = RunDirectory.open(run_dir)
     graph, options = reopen(run, imports=imports, trust=trust)

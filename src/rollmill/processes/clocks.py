@@ -53,8 +53,7 @@ class ClockWatch:
     def take(self, fields: Mapping[str, Any]) -> WorkerMessage | None:
         """Takes an answer at the moment when it comes; returns the next question, or None after the last.
 
-        Raises:
-            Damaged: it is no answer.
+        Raises `Damaged` if it is malformed.
         """
         measured = _measured(fields, time.monotonic_ns(), time.time_ns())
         with self._changing:

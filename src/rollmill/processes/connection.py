@@ -50,11 +50,7 @@ class WorkerConnection:
         self._counting = threading.Lock()
 
     def send(self, frame: Frame) -> None:
-        """Queues a frame.
-
-        Raises:
-            TimedOut: the worker has left gigabytes unread.
-        """
+        """Queues a frame. Raises `TimedOut` if the worker has left gigabytes unread."""
         nbytes = _size(frame)
         with self._counting:
             if nbytes > SMALL and self._unsent_bytes + nbytes > MAX_UNSENT:

@@ -21,11 +21,9 @@ class Control(Protocol):
     ) -> None:
         """Sends a message, after all that this worker sent before; arrays may be reused at once.
 
-        Waits while the coordinator has much unread.
-
-        Raises:
-            Abandoned: the coordinator is gone or wants this worker to stop, and did not take the message.
-            UsageError: the message is too large, or is no JSON and arrays of numbers.
+        Waits while the coordinator has much unread. Raises `Abandoned` if the coordinator is gone or wants this
+        worker to stop, and did not take the message, and a `UsageError` if the message is too large, or does not
+        consist of JSON and arrays of numbers.
         """
         ...
 
@@ -34,32 +32,25 @@ class Control(Protocol):
         ...
 
     def wait(self, kind: str, timeout: Seconds | None = None) -> WorkerMessage:
-        """Waits for the oldest message of that kind that was not taken yet.
+        """Waits, for at most `timeout` seconds, for the oldest message of that kind that was not taken yet.
 
-        A worker that waits here is idle, not hung. `timeout` is in seconds.
-
-        Raises:
-            Abandoned: the coordinator wants this worker to stop.
-            TimedOut: none came in time.
+        A worker that waits here is idle, not hung. Raises `Abandoned` if the coordinator wants this worker to
+        stop, and `TimedOut` if none came in time.
         """
         ...
 
     def answer(self, kind: str, reply: Callable[[WorkerMessage], Mapping[str, Any]]) -> None:
         """Answers each message of that kind at once from now on, whatever the worker's main thread does.
 
-        Args:
-            kind: kind of the messages, and of the answers.
-            reply: the fields of an answer. It is called in another thread, and should not wait.
+        `reply` returns the fields of an answer. It is called in another thread, and should not wait.
         """
         ...
 
     def at(self, note: str, *, expect: Seconds = 0.0) -> None:
-        """Notes what the worker's main thread is about to do, and that it is not hung. Takes about a microsecond.
+        """Notes the next act of the worker's main thread, such as `waiting for weights`, as a sign of progress.
 
-        Args:
-            note: such as `waiting for weights`.
-            expect: seconds for which nothing need be noted after this, where that is longer than usual
-                (compiling, for one).
+        Nothing need be noted for `expect` seconds after this, where that is longer than usual, as for compiling.
+        Takes about a microsecond.
         """
         ...
 

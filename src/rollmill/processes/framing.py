@@ -50,8 +50,7 @@ class _Place(NamedTuple):
 def encode(message: WorkerMessage, limits: Limits = LIMITS) -> list[bytes | memoryview]:
     """Encodes a message as the parts of a frame. The arrays are views.
 
-    Raises:
-        UsageError: it is larger than the limits.
+    Raises a `UsageError` if it is larger than the limits.
     """
     arrays = [[name, array.dtype.name, array.shape] for name, array in message.arrays.items()]
     text = json.dumps({"kind": message.kind, "fields": message.fields, "arrays": arrays}).encode()
@@ -77,8 +76,7 @@ def receive_frame(
 ) -> WorkerMessage | None:
     """Receives the next message, or None if the peer has closed the connection between two messages.
 
-    Raises:
-        Damaged: what comes is no such frame, is larger than the limits, or ends in its middle.
+    Raises `Damaged` if the data is not such a frame, is larger than the limits, or ends in the middle of one.
     """
     prefix = bytearray(PREFIX.size)
     if not _fill(peer, memoryview(prefix), heard, may_end=True):

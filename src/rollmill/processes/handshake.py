@@ -34,11 +34,7 @@ class Identity(NamedTuple):
 
 
 def claim_of(admission: Admission) -> Identity:
-    """Reads the identity that an authenticated peer claims.
-
-    Raises:
-        Damaged: its claim makes no sense.
-    """
+    """Reads the identity that an authenticated peer claims. Raises `Damaged` if the claim is malformed."""
     fields = parse_object(admission.claim, where="a worker's claim", error=Damaged)
     match fields:
         case {"name": str(name), "attempt": int(attempt)}:
@@ -47,12 +43,7 @@ def claim_of(admission: Admission) -> Identity:
 
 
 def other_code(code: CodeIdentity | None, host: str) -> str:
-    """Returns the reason to refuse a worker with other code than this process. Empty if the code is the same.
-
-    Args:
-        code: that of the worker.
-        host: address of its host; empty for this one.
-    """
+    """Returns the reason to refuse a worker of a host with other code than this process, or an empty text."""
     where = f"on {host}" if host else "in its process"
     if code is None:
         return f"the rollmill {where} does not say which code it is: it is an older version"
@@ -76,10 +67,8 @@ def refuse(peer: socket.socket, admission: Admission, reason: str) -> None:
 def connect_as(address: str, token: bytes, job: Job, **details: Any) -> tuple[socket.socket, dict[str, Any]]:
     """Connects a worker to its coordinator; returns the connection and the settings that the coordinator sent.
 
-    Raises:
-        Refused: the coordinator does not take it, or does not know the token itself.
-        Damaged: the other side speaks another language.
-        OSError: nobody is there, or answers in time.
+    Raises `Refused` if the coordinator rejects it, or does not know the token itself, `Damaged` if the other side
+    speaks another protocol, and an `OSError` if nobody answers in time.
     """
     code = own_code()._asdict()
     claim = json.dumps({"name": job.name, "attempt": job.attempt, "code": code, **details}).encode()

@@ -11,10 +11,9 @@ from rollmill.core.errors import UsageError
 
 @dataclass(frozen=True)
 class Job:
-    """The job of one worker: to import `module` and call `function(job, control)`.
+    """The job of one worker: to import the module of `entry` and call `function(job, control)`.
 
-    Raises:
-        UsageError: `entry` names no module of its own, or a setting has no JSON form.
+    Raises a `UsageError` if `entry` names no importable module, or if a setting has no JSON form.
     """
 
     name: str
@@ -55,11 +54,7 @@ class Job:
 
 
 def function_of(job: Job) -> Callable[..., Any]:
-    """Imports what the job names.
-
-    Raises:
-        UsageError: the module has no such function.
-    """
+    """Imports the function of a job. Raises a `UsageError` if its module lacks it."""
     module, _, name = job.entry.partition(":")
     function = getattr(importlib.import_module(module), name, None)
     if not callable(function):

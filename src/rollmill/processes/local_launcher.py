@@ -49,10 +49,8 @@ class LocalHandle:
 class LocalLauncher:
     """A `Launcher` for this host; as a context manager it closes itself.
 
-    Args:
-        fork: forks workers off a process that has imported `preload`, where that is safe; else each is a
-            fresh interpreter.
-        preload: modules whose import starts no thread and no JAX backend; where one does, workers are fresh.
+    With `fork`, workers are forked off a process that has imported `preload`, where that is safe. Otherwise, and
+    if the import of one of these modules starts a thread or a JAX backend, each is a fresh interpreter.
     """
 
     def __init__(self, *, fork: bool = True, preload: Sequence[str] = ("rollmill",)) -> None:

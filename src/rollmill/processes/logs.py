@@ -32,10 +32,8 @@ UNPRINTABLE = {code: "\N{REPLACEMENT CHARACTER}" for code in [*range(9), *range(
 class WorkerLog:
     """Takes the bytes that one worker writes, and makes lines of them that a terminal can show.
 
-    Args:
-        job: whose lines they are.
-        show: is given each line, marked with the job's name.
-        folder: gets a file named after the job; lines of later attempts follow those of earlier ones.
+    `show` gets each line, marked with the job's name. The folder gets a file named after the job; lines of later
+    attempts follow those of earlier ones.
     """
 
     def __init__(self, job: Job, show: Callable[[str], None], folder: Path | Folder | None) -> None:

@@ -28,9 +28,8 @@ def main() -> None:
 def run_as_worker(assignment: dict[str, Any]) -> int:
     """Does the job of a worker; returns its exit code.
 
-    Args:
-        assignment: `job` (its JSON), `address`, `token` (in hexadecimal), `environment` (all of it), `path`
-            (`sys.path`), `folder` (the working directory).
+    The assignment has `job` (its JSON), `address`, `token` (in hexadecimal), `environment` (all of it), `path`
+    (`sys.path`) and `folder` (the working directory).
     """
     leave_signals_to_coordinator()
     take_environment(assignment["environment"])

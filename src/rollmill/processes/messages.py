@@ -24,8 +24,7 @@ class WorkerMessage(NamedTuple):
 def outgoing(kind: str, fields: Mapping[str, Any], arrays: Mapping[str, Any]) -> WorkerMessage:
     """Makes a message with its arrays on the host. Arrays that were on the host are shared with the caller.
 
-    Raises:
-        UsageError: the kind is one of Rollmill's own, the fields have no JSON form, or an array is not of numbers.
+    Raises a `UsageError` if the kind is reserved, the fields have no JSON form, or an array is not of numbers.
     """
     if not kind or kind.startswith("."):
         raise UsageError(f"a message has kind={kind!r}: kinds that start with a dot are kept for Rollmill itself.")

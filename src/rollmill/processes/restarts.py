@@ -8,11 +8,7 @@ from collections.abc import Iterable
 
 
 class LossCounter:
-    """Counts consecutive losses by name.
-
-    Args:
-        settled_seconds: work time after which a loss no longer counts as consecutive.
-    """
+    """Counts losses by name, consecutive ones with less than `settled_seconds` of work between them."""
 
     def __init__(self, settled_seconds: float = float("inf")) -> None:
         self._settled_seconds = settled_seconds

@@ -97,11 +97,7 @@ class Supervision(Protocol):
 
 
 def by_name(jobs: Sequence[Job]) -> dict[str, Job]:
-    """Returns the jobs by their names.
-
-    Raises:
-        UsageError: two share one.
-    """
+    """Returns the jobs by their names. Raises a `UsageError` if two share one."""
     named = {job.name: job for job in jobs}
     if len(named) != len(jobs):
         raise UsageError(f"{len(jobs)} jobs have only {len(named)} names; give each its own.")
@@ -109,11 +105,7 @@ def by_name(jobs: Sequence[Job]) -> dict[str, Job]:
 
 
 def addressed(jobs: Iterable[Job], to: Job | str) -> list[str]:
-    """Returns the names of the addressed jobs (see `Supervision.send`).
-
-    Raises:
-        UsageError: nobody has that name.
-    """
+    """Returns the names of the addressed jobs (see `Supervision.send`). Raises a `UsageError` without any."""
     jobs = list(jobs)
     to = to.name if isinstance(to, Job) else to
     names = [job.name for job in jobs if to in (ALL, job.name, job.group)]
@@ -123,11 +115,7 @@ def addressed(jobs: Iterable[Job], to: Job | str) -> list[str]:
 
 
 def named(jobs: Iterable[Job], job: Job | str) -> str:
-    """Returns the name of one job.
-
-    Raises:
-        UsageError: there is no such job.
-    """
+    """Returns the name of one job. Raises a `UsageError` if there is no such job."""
     name, names = job.name if isinstance(job, Job) else job, [job.name for job in jobs]
     if name not in names:
         raise unknown_name("worker", name, names)

@@ -36,21 +36,15 @@ TERMINATE_SECONDS = 2.0
 
 
 class Supervisor:
-    """`Supervision` of worker processes.
+    """`Supervision` of worker processes, one for each job.
 
-    Args:
-        jobs: one worker each.
-        launcher: starts the processes, and is closed by the caller, so that it can serve several supervisors;
-            left out, a `LocalLauncher` that is closed with this one.
-        heartbeat_seconds: how often workers give a sign of life.
-        hang_seconds: how long a worker may go without progress.
-        start_seconds: how long a worker may take until its function is called.
-        display: is given each line that workers write, from another thread.
-        log_folder: gets a file of these lines for each job.
-        address: where workers find the coordinator: `unix:`, or `tcp:host:0` for other hosts.
+    The caller closes the launcher, which can serve several supervisors; without one, it is a `LocalLauncher` that
+    is closed with this object. Workers send a heartbeat every `heartbeat_seconds`, may go without progress for
+    `hang_seconds`, and may take `start_seconds` until their function is called. `display` gets each line that
+    workers write, from another thread, and the log folder a file of them for each job. Workers find the
+    coordinator at the address: `unix:`, or `tcp:host:0` for other hosts.
 
-    Raises:
-        UsageError: two jobs share a name, or the address cannot be listened on.
+    Raises a `UsageError` if two jobs share a name, or if the address cannot be listened on.
     """
 
     def __init__(
@@ -135,11 +129,7 @@ class Supervisor:
         fields: Mapping[str, Any] = NOTHING,
         arrays: Mapping[str, np.ndarray] = NOTHING,
     ) -> None:
-        """See `Supervision`.
-
-        Raises:
-            TimedOut: one of the workers has left gigabytes of messages unread.
-        """
+        """See `Supervision`. Raises `TimedOut` if one of the workers has left gigabytes of messages unread."""
         self._send_to(addressed(self.jobs, to), snapshot(outgoing(kind, fields, arrays)))
 
     def replace(self, job: Job | str) -> Job:

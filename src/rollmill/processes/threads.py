@@ -93,13 +93,11 @@ class _Worker:
 
 
 class ThreadSupervisor:
-    """`Supervision` of threads. A worker that is lost takes all with it: they share their fate with the caller.
+    """`Supervision` of threads. A worker that is lost ends all others, since they share the process of the caller.
 
-    Where a job's function raises, all others are stopped, and `events` raises. A thread cannot be killed: one
-    that never asks whether it is to stop stays, as a daemon, until the process ends.
-
-    Raises:
-        UsageError: two jobs share a name, or one sets environment variables, which threads cannot have apart.
+    Where a job's function raises, all others are stopped, and `events` raises. A thread cannot be killed: one that
+    never polls for a stop stays, as a daemon, until the process ends. Raises a `UsageError` if two jobs share a
+    name, or if one sets environment variables, which threads cannot have apart.
     """
 
     def __init__(self, jobs: Sequence[Job], *, hang_seconds: float = 120.0) -> None:
@@ -126,11 +124,9 @@ class ThreadSupervisor:
             self._begin(job)
 
     def events(self, timeout: Seconds | None = None) -> list[Event]:
-        """See `Supervision`.
+        """See `Supervision`. If a job's function raised, all workers were stopped, and `WorkerFailed` is raised.
 
-        Raises:
-            WorkerFailed: a job's function raised an error; all workers were stopped.
-        EnvironmentFailed: that error was one. NonFiniteError: likewise.
+        An `EnvironmentFailed` or a `NonFiniteError` of the function is raised as it is.
         """
         deadline = float("inf") if timeout is None else time.monotonic() + timeout
         with self._changed:
@@ -174,11 +170,7 @@ class ThreadSupervisor:
             worker.mailbox.put(snapshot(message))
 
     def replace(self, job: Job | str) -> Job:
-        """See `Supervision`.
-
-        Raises:
-            UsageError: its thread still runs.
-        """
+        """See `Supervision`. Raises a `UsageError` if the thread still runs."""
         name = named(self.jobs, job)
         if name in self._workers:
             raise UsageError(f"worker {name!r} is a thread, which nobody can kill; use place=processes.")

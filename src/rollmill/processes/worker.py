@@ -39,9 +39,7 @@ STUCK_BEATS = 4.0
 def serve(job: Job, address: str, token: bytes) -> int:
     """Does the job in this process, from its main thread; returns the exit code.
 
-    Raises:
-        Refused: the coordinator at `address` does not take this worker.
-        OSError: nobody is there.
+    Raises `Refused` if the coordinator at `address` does not take this worker, and an `OSError` without one.
     """
     peer, settings = connect_as(address, token, job)
     control = SocketControl(peer)

@@ -28,14 +28,10 @@ def profile_of(
     error: Exception | None,
     command: str,
 ) -> results.Profile:
-    """The profile of a training, with advice.
+    """Returns the profile of a training, with advice, from its windows, at least one of which was read.
 
-    Args:
-        prepared: the training.
-        windows: its windows, of which one at least was read.
-        calibrate: whether the machine is measured again.
-        error: the error that ended the training.
-        command: the command line that profiles it again; this process's own if empty.
+    `calibrate` measures the machine again. `error` is the one that ended the training. `command` is the command
+    line that profiles it again, empty for that of this process.
     """
     notes = [f"The training ended with an error: {first_line(error)}"] if error else []
     notes += _notes(prepared, windows)

@@ -30,8 +30,7 @@ SEPARATE_INSTRUCTIONS: dict[str, str | bool] = {"xla_gpu_enable_command_buffer":
 def measure_library_shares(prepared: PreparedTraining, program: CompiledProgram) -> Shares:
     """Runs one iteration that learns, and attributes its library kernels to operations.
 
-    Raises:
-        jax.errors.JaxRuntimeError: for example, there is no memory for a second state.
+    JAX raises a `JaxRuntimeError` if there is no memory for a second state, for example.
     """
     options = prepared.options
     separate = lower(

@@ -27,16 +27,11 @@ def operations_of(
     iteration: float,
     notes: list[str],
 ) -> list[OperationTime]:
-    """The operations; kernels of libraries, and a rollout kernel, are divided among those that they work for.
+    """Returns the operations, with library kernels and a rollout kernel divided among the operations they compute.
 
     Where there are workers, the process that coordinates them waits, and has no part in the time of an iteration.
-
-    Args:
-        prepared: the training.
-        processes: its processes, with their windows.
-        costs: of events.
-        iteration: duration of an iteration without the profiler, in seconds.
-        notes: sentences about what is coarser than it could be, to which others are added.
+    `iteration` is its duration without the profiler, in seconds. Sentences about coarse figures are added to
+    `notes`.
     """
     found = operations(working_processes(processes), costs, iteration)
     if prepared.program is None:

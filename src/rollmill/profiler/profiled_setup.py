@@ -20,12 +20,7 @@ MAX_ACTORS = 8
 
 
 def setup_of(prepared: PreparedTraining, command: str) -> ProfiledSetup:
-    """The training that was profiled.
-
-    Args:
-        prepared: the training.
-        command: the command line that profiles it again; this process's own if empty.
-    """
+    """Describes the profiled training; an empty `command` stands for the command line of this process."""
     loops, described, options = prepared.algorithm.loops, prepared.config["graph"], prepared.options
     plan = prepared.spec.read_plan()
     return ProfiledSetup(

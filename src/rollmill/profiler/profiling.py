@@ -56,10 +56,8 @@ class NothingProfiled(RollmillError):
 class ProfilingStopped(RollmillError):
     """A signal or an error ended the training before all windows were done.
 
-    Args:
-        reason: the signal or the error.
-        code: the exit code: of a signal, 128 plus its number.
-        found: the profile by the windows that were done; None if none was.
+    `reason` names it, `code` is the exit code (128 plus the number of a signal), and `found` the profile by the
+    windows that were done, or None.
     """
 
     def __init__(self, reason: str, code: int, found: results.Profile | None) -> None:

@@ -370,8 +370,8 @@ class Windows:
     def _end_recordings(self, span: WindowSpan, *, read: bool) -> tuple[RecordedWindow | None, DeviceUse | None]:
         """Ends the recordings of all processes.
 
-        Returns:
-            this process's window if events are read, and the use of its accelerator, if it alone computes, on one.
+        Returns this process's window if events are read, and the use of its accelerator if it alone computes, on
+        one.
         """
         begin, end = span.begin.now, span.end.now
         if self._workers is None and jax.default_backend() != "cpu":

@@ -33,11 +33,7 @@ class Calibration:
 
 
 def calibrated(*, fresh: bool = False) -> Calibration:
-    """Returns the calibration of this machine, from the cache or by a measurement of some seconds.
-
-    Args:
-        fresh: measure again.
-    """
+    """Returns the calibration of this machine, from the cache or, if `fresh`, by a measurement of some seconds."""
     file, machine = cache_root() / "profiling" / "calibration.json", _machine()
     if not fresh and (kept := _read(file)) is not None and kept.machine == machine:
         return kept

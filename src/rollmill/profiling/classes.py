@@ -115,12 +115,9 @@ LaneState: TypeAlias = EventClass | KernelStart
 
 
 class Classifier:
-    """Classifies events, with a cache by name.
+    """Classifies events of a process's programs, with a cache by name.
 
-    Args:
-        programs: the compiled programs of the process.
-        accelerated: whether they run on an accelerator. Events of the host with names of instructions are then
-            launches.
+    On an accelerator (`accelerated`), events of the host with names of instructions are launches.
     """
 
     def __init__(self, programs: Programs, *, accelerated: bool = False) -> None:

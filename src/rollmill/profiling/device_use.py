@@ -38,12 +38,9 @@ class DeviceUse(NamedTuple):
 
 
 def device_use(data: Any, begin: int, end: int) -> DeviceUse:
-    """Returns the use of accelerators from nanosecond `begin` to `end` of the host's monotonic clock.
+    """Returns the use of accelerators in a `ProfileData`, from `begin` until before `end`.
 
-    Args:
-        data: a `jax.profiler.ProfileData`.
-        begin: the window's first nanosecond.
-        end: the nanosecond after its last.
+    Both are nanoseconds of the host's monotonic clock.
     """
     origin, length = begin - clock_offset(data), float(end - begin)
     streams = {

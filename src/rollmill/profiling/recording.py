@@ -68,8 +68,7 @@ class RecordedWindow(NamedTuple):
 class TraceRecorder:
     """Records windows of this process, one at a time, as JAX's profiler does.
 
-    Args:
-        most_events: number of a window's events beyond which only some intervals of it are read.
+    If a window has more than `most_events` events, only some intervals of it are read.
     """
 
     def __init__(self, *, most_events: int = MAX_EVENTS) -> None:

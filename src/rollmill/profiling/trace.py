@@ -91,13 +91,10 @@ def read_trace(
     window: tuple[int | float, int | float] = WHOLE,
     most_events: int = MAX_EVENTS,
 ) -> Trace:
-    """Reads a trace of JAX's profiler.
+    """Reads a `ProfileData` of JAX's profiler; `names` knows the instructions that need their program.
 
-    Args:
-        data: a `jax.profiler.ProfileData`.
-        names: knows the names of instructions that need their program.
-        window: first nanosecond, and the one after the last, on the host's monotonic clock.
-        most_events: number of events beyond which only some intervals of the window are read.
+    `window` has the first nanosecond and the one after the last, on the host's monotonic clock. If it has more
+    than `most_events` events, only some intervals of it are read.
     """
     offset = clock_offset(data)
     begin, end = (time - offset for time in window)

@@ -62,17 +62,11 @@ def assigned_programs(trace: bytes) -> list[AssignedProgram]:
 def known_program(
     name: str, module: bytes, temporary: int, programs: Iterable[AssignedProgram]
 ) -> AssignedProgram | None:
-    """Returns the program of a trace that is this one; None if there is none.
+    """Returns the program among those of a trace that is the given one, or None.
 
-    On a GPU a program has another number in traces than its executable has, and a few instructions that were
-    added last are in one of them only. So most of its instructions identify it, and its memory among programs
-    that differ in their shapes alone.
-
-    Args:
-        name: the program's name.
-        module: its serialized `HloModuleProto`.
-        temporary: bytes of its temporary memory.
-        programs: programs of a trace.
+    On a GPU a program has another number in traces than its executable has, and a few instructions that were added
+    last are in one of them only. So most of the instructions of `module`, a serialized `HloModuleProto`, identify
+    it, and its `temporary` memory in bytes tells it from programs that differ in their shapes alone.
     """
     names = {*instruction_names(module).values()}
     alike = [(_common(names, {*each.instructions.values()}), each) for each in programs if each.name == name]

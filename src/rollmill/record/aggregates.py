@@ -48,9 +48,8 @@ class RowSums:
     def means(self, weights: Mapping[str, str] = NO_WEIGHTS) -> dict[str, np.ndarray]:
         """Returns means over iterations, one number for each seed.
 
-        Args:
-            weights: for some metrics the name of the metric with the fraction of each iteration in which they
-                were computed. They are 0 in the rest, and their means are over what was computed, or NaN.
+        `weights` maps some metrics to the metric with the fraction of each iteration in which they were computed.
+        They are 0 in the rest, and their means are over the computed part, or NaN.
         """
         each = {name: self._sums[weights[name]] if name in weights else self.iterations for name in self._sums}
         with np.errstate(invalid="ignore"):

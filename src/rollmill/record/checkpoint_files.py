@@ -94,11 +94,7 @@ def write(folder: Folder, arrays: Mapping[str, np.ndarray], record: Mapping[str,
 
 
 def read_record(folder: Folder) -> CheckpointRecord:
-    """Reads the record of a checkpoint.
-
-    Raises:
-        DamageError: it is malformed, or does not match its digest.
-    """
+    """Reads the record of a checkpoint. Raises a `DamageError` if it is malformed or has another digest."""
     where = str(folder.path / RECORD)
     text = folder.read(RECORD, limit=MAX_HEADER_BYTES)
     value = parse_object(text, where=where, limit=MAX_HEADER_BYTES, error=DamageError)
@@ -111,8 +107,7 @@ def read_record(folder: Folder) -> CheckpointRecord:
 def read_arrays(folder: Folder, types: Mapping[str, LeafType]) -> dict[str, np.ndarray]:
     """Reads the arrays of a checkpoint, after checking that header and file size match their types.
 
-    Raises:
-        DamageError: the file holds other arrays, or another number of bytes.
+    Raises a `DamageError` if the file holds other arrays, or another number of bytes.
     """
     expected = {path: host_type(kind) for path, kind in types.items()}
     where = str(folder.path / ARRAYS)

@@ -59,20 +59,14 @@ class Restored(NamedTuple):
 class Checkpoints:
     """The checkpoints in one directory, of which the last `keep_last` and the best `keep_best` are kept.
 
-    Only one process may write a directory at a time (`RunDirectory.lock`); `read_only` changes nothing in it.
-    Use it as a context manager, or call `close`: a save still running when the interpreter exits is lost. The
-    disk needs space for one checkpoint more than are kept, because the oldest is deleted only when the newest
-    is complete.
+    Only one process may write a directory at a time (`RunDirectory.lock`); `read_only` changes nothing in it, and
+    suits a run that another process may be writing. Otherwise the directory is created if it is missing; in a
+    `Folder`, links below the root are refused. Use it as a context manager, or call `close`: a save still running
+    when the interpreter exits is lost. The disk needs space for one checkpoint more than are kept, because the
+    oldest is deleted only when the newest is complete.
 
-    Args:
-        directory: created if it is missing, unless `read_only`; in a `Folder`, links below the root are refused.
-        keep_last: number of newest checkpoints to keep, at least 1.
-        keep_best: number of checkpoints with the highest scores to keep besides.
-        read_only: for inspecting a run that another process may be writing.
-
-    Raises:
-        StorageError: the directory cannot be created or cleaned up.
-        ForeignFileError: the directory, or a checkpoint in it, is a link or a file.
+    Raises a `StorageError` if the directory cannot be created or cleaned up, and a `ForeignFileError` if it, or a
+    checkpoint in it, is a link or a file.
     """
 
     def __init__(
@@ -112,18 +106,13 @@ class Checkpoints:
     ) -> None:
         """Copies `state` to the host and writes it in the background. It blocks only on an earlier save.
 
+        The state is a pytree of arrays, typed random keys among them, all addressable by this process. Of scores
+        the larger is better; None and NaN count as worst. NaN and infinities in `metadata` become None.
         Checkpoints of later iterations are deleted once this one is complete, because the run went back. A
         checkpoint of the same iteration is replaced.
 
-        Args:
-            iteration: number of iterations that led to `state`, at least 0.
-            state: a pytree of arrays, typed random keys among them, all addressable by this process.
-            metadata: JSON values to store with it; NaN and infinities become None.
-            score: larger is better; None and NaN count as worst.
-
-        Raises:
-            StorageError: the disk has too little space for this save, or the previous save failed.
-            UsageError: a leaf of `state` is not an array of numbers.
+        Raises a `StorageError` if the disk has too little space for this save, or if the previous save failed, and
+        a `UsageError` if a leaf of `state` is not an array of numbers.
         """
         if self.read_only:
             raise UsageError(f"the checkpoints in {self.directory} were opened read_only.")
@@ -148,21 +137,16 @@ class Checkpoints:
         check: Callable[[int, dict[str, Any]], None] | None = None,
         given: Mapping[str, np.ndarray] | None = None,
     ) -> Restored | None:
-        """Reads the newest intact checkpoint, or that of `iteration`, or returns None if there is none.
+        """Reads the newest intact checkpoint, or only that of `iteration`, or returns None if there is none.
 
         A damaged checkpoint causes a `CheckpointWarning`, and the one before it is used. Bits, dtypes and shapes
-        are restored exactly, but weakly typed arrays become strongly typed.
+        are restored exactly, but weakly typed arrays become strongly typed. Leaves of `abstract_state` with a
+        sharding, and committed arrays, determine the placement of the restored ones. `check` is called with
+        iteration and metadata before arrays are read, and may raise. Leaves `given` by path replace those of a
+        checkpoint, or are missing in it.
 
-        Args:
-            abstract_state: a tree like the one saved, of arrays or `jax.ShapeDtypeStruct`; leaves
-                with a sharding (and committed arrays) determine the placement of the restored ones.
-            iteration: one of `iterations()`, for instance `best()`; no other is tried.
-            check: called with a checkpoint's iteration and metadata before its arrays are read; may raise.
-            given: leaves by path that replace those of a checkpoint, or that it does not have.
-
-        Raises:
-            CheckpointError: no checkpoint is intact, `iteration` is missing or damaged, or a checkpoint holds the
-                state of another algorithm, network or iteration.
+        Raises a `CheckpointError` if no checkpoint is intact, if `iteration` is missing or damaged, or if a
+        checkpoint holds the state of another algorithm, network or iteration.
         """
         self.wait()
         present = self.iterations()
@@ -189,8 +173,7 @@ class Checkpoints:
     def wait(self) -> None:
         """Blocks until no save is running.
 
-        Raises:
-            StorageError: the save failed; earlier checkpoints are unchanged.
+        Raises a `StorageError` if it failed; earlier checkpoints are unchanged.
         """
         pending, self._pending = self._pending, None
         if pending is not None:

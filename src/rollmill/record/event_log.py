@@ -20,13 +20,10 @@ class _Entry(NamedTuple):
 
 
 class EventLog:
-    """One TensorBoard event file, opened at the first entry.
+    """One TensorBoard event file, in a folder that is created at the first entry.
 
-    Its thread imports nothing: an import would hold up the training's own threads.
-
-    Args:
-        folder: folder of the event files, created at the first entry.
-        purge_step: on resuming, TensorBoard hides entries of earlier files from this step on.
+    On resuming, TensorBoard hides entries of earlier files from `purge_step` on. Its thread imports nothing: an
+    import would hold up the training's own threads.
     """
 
     def __init__(self, folder: Folder, *, purge_step: int | None = None) -> None:
@@ -39,8 +36,7 @@ class EventLog:
     def add(self, step: int, scalars: Mapping[str, float]) -> None:
         """Queues one entry at `step`, the x axis.
 
-        Raises:
-            StorageError: an earlier entry could not be written.
+        Raises a `StorageError` if an earlier entry could not be written.
         """
         self._raise_error()
         if self._thread is None:

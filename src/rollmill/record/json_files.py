@@ -43,10 +43,9 @@ MAX_BYTES = 2 * 2**20
 
 
 def plain(value: Any) -> Any:
-    """Converts `value` to JSON's types. Arrays become numbers or lists, paths strings, NaN and infinities None.
+    """Converts `value` to JSON's types, and raises a `TypeError` if a part of it has no such form.
 
-    Raises:
-        TypeError: a part of `value` has no JSON form.
+    Arrays become numbers or lists, paths strings, NaN and infinities None.
     """
     match value:
         case None | bool() | int():
@@ -69,8 +68,7 @@ def plain(value: Any) -> Any:
 def write_json(folder: Folder, name: str, value: Mapping[str, Any]) -> None:
     """Replaces a file atomically: a reader sees the old file or the new one.
 
-    Raises:
-        StorageError: the file cannot be written, and the old one is unchanged.
+    Raises a `StorageError` if the file cannot be written; the old one is unchanged then.
     """
     text = json.dumps(plain(value), indent=2, allow_nan=False) + "\n"
     try:
@@ -81,11 +79,7 @@ def write_json(folder: Folder, name: str, value: Mapping[str, Any]) -> None:
 
 
 def read_json(folder: Folder, name: str, *, limit: int = MAX_BYTES) -> dict[str, Any]:
-    """Reads the JSON object in a file of at most `limit` bytes.
-
-    Raises:
-        CheckpointError: the file is missing, unreadable, too large, not a regular file, or not one JSON object.
-    """
+    """Reads the JSON object in a file of at most `limit` bytes. A `CheckpointError` names a file without one."""
     path = folder.path / name
     try:
         text = folder.read(name, limit=limit)

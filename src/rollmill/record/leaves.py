@@ -31,10 +31,9 @@ class LeafType(NamedTuple):
 
 
 def leaf_types(tree: PyTree) -> dict[str, LeafType]:
-    """Returns the type of each leaf by path. `tree` may consist of `jax.ShapeDtypeStruct`.
+    """Returns the type of each leaf, an array or a `jax.ShapeDtypeStruct`, by path.
 
-    Raises:
-        UsageError: a leaf is not an array of numbers.
+    Raises a `UsageError` if a leaf is not an array of numbers.
     """
     return {path: _leaf_type(path, leaf) for path, leaf in _named_leaves(tree)}
 
@@ -81,10 +80,8 @@ def digest(types: Mapping[str, LeafType], arrays: Mapping[str, np.ndarray]) -> s
 def tree_digest(tree: PyTree) -> str:
     """Returns the hexadecimal SHA-256 of a tree of arrays by paths, dtypes, shapes and bits.
 
-    It depends neither on devices nor on the order of a dictionary.
-
-    Raises:
-        UsageError: a leaf is not an array of numbers.
+    It depends neither on devices nor on the order of a dictionary. Raises a `UsageError` if a leaf is not an array
+    of numbers.
     """
     return digest(leaf_types(tree), to_host(tree))
 

@@ -32,8 +32,7 @@ class MetricPoint(NamedTuple):
 def metric_curve(run: RunDirectory, metric: str) -> list[MetricPoint]:
     """Returns the finite values of a metric in order, without damaged lines.
 
-    Raises:
-        CheckpointError: the file cannot be read, or has a line beyond the limit.
+    Raises a `CheckpointError` if the file cannot be read, or has a line beyond the limit.
     """
     read = (_parsed(line, metric) for line in _lines(run))
     return [point for point in read if point is not None and point.seconds >= 0 and math.isfinite(point.value)]
@@ -52,12 +51,8 @@ def metric_names(run: RunDirectory) -> set[str]:
 def thinned_curve(run: RunDirectory, max_points: int, *, seed: int | None = None) -> list[MetricPoint]:
     """Returns at most `max_points` of a run's learning curve, evenly over its metrics, with the last one.
 
-    It reads only these lines, however long the file is.
-
-    Args:
-        run: the run.
-        max_points: maximum number of points.
-        seed: one of several seeds of the run. Default: the mean over all.
+    It reads only these lines, however long the file is. The curve is that of one `seed`, or by default the mean
+    over all.
     """
     metric = RETURN if seed is None else f"{RETURN}_seed{seed}"
     with _opened(run.folder, METRICS) as file:

@@ -36,15 +36,9 @@ class LineStart:
 class MetricsLog:
     """Appends to a run's `metrics.jsonl` and TensorBoard events. Close it, or use it as a context manager.
 
-    Args:
-        run: directory of the run.
-        tensorboard: write event files too.
-        resume_from: iteration that the run continues from, 0 in a new run. Lines of later iterations
-            and unreadable lines are cut (a `MetricsWarning` names the first unreadable one), and
-            TensorBoard is told to hide their entries.
-
-    Raises:
-        StorageError: `metrics.jsonl` cannot be written.
+    A run that continues from the iteration `resume_from` loses lines of later iterations and unreadable lines (a
+    `MetricsWarning` names the first unreadable one), and TensorBoard hides their entries. Raises a `StorageError`
+    if `metrics.jsonl` cannot be written.
     """
 
     def __init__(self, run: RunDirectory, *, resume_from: int, tensorboard: bool = True) -> None:
@@ -55,14 +49,9 @@ class MetricsLog:
     def write(self, iteration: int, env_steps: int, metrics: Mapping[str, Any]) -> dict[str, Any]:
         """Appends one line, completely or not at all, and returns it once it is in the file.
 
-        Args:
-            iteration: number of the iteration, from 1; a checkpoint of iteration `i` follows line `i`.
-            env_steps: environment steps so far, TensorBoard's x axis.
-            metrics: numbers on the host, by names such as `episode/return`; strings and None are left out of
-                TensorBoard, NaN and infinities become null.
-
-        Raises:
-            StorageError: the file cannot be written, for example because the disk is full.
+        Iterations count from 1, and a checkpoint of iteration `i` follows line `i`. Metrics are numbers on the
+        host, by names such as `episode/return`; strings and None are left out of TensorBoard, NaN and infinities
+        become null. Raises a `StorageError` if the file cannot be written, for example because the disk is full.
         """
         line = {"iteration": iteration, "env_steps": env_steps, **plain(metrics)}
         self._append(json.dumps(line, allow_nan=False).encode() + b"\n")
@@ -79,11 +68,7 @@ class MetricsLog:
             self._events = EventLog(self._folder, purge_step=purge_step)
 
     def close(self) -> None:
-        """Completes and closes both files.
-
-        Raises:
-            StorageError: TensorBoard's file could not be written.
-        """
+        """Completes and closes both files. Raises a `StorageError` if TensorBoard's file could not be written."""
         self._file.close()
         if self._events is not None:
             self._events.close()
@@ -123,8 +108,8 @@ class MetricsLog:
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Returns the lines of a `metrics.jsonl`, oldest first, without an incomplete last line.
 
-    Raises:
-        CheckpointError: the file is missing or not a regular file, or a line before the last is damaged.
+    Raises a `CheckpointError` if the file is missing or not a regular file, or if a line before the last is
+    damaged.
     """
     lines: list[dict[str, Any]] = []
     for parsed, _ in _lines(Folder(path.parent), path.name):
@@ -137,8 +122,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 def check_metrics(folder: Folder) -> tuple[int, str | None]:
     """Returns the number of intact lines, and the first problem with a line before the last.
 
-    Raises:
-        CheckpointError: the file is missing, or not a regular file.
+    Raises a `CheckpointError` if the file is missing, or not a regular file.
     """
     count, complaint = 0, None
     for parsed, _ in _lines(folder, METRICS):

@@ -91,8 +91,7 @@ class RunDirectory:
     def check_parent(root: Path) -> None:
         """Checks that a run can be created at `root`, by writing to the nearest folder that exists.
 
-        Raises:
-            UsageError: that folder cannot be written.
+        Raises a `UsageError` if that folder cannot be written.
         """
         parent = next(folder for folder in _linked(root).absolute().parents if os.path.lexists(folder))
         try:
@@ -107,10 +106,9 @@ class RunDirectory:
     def create(cls, root: Path, *, config: Mapping[str, Any], versions: Mapping[str, Any]) -> "RunDirectory":
         """Creates the directory of a new run, completely or not at all.
 
-        Raises:
-            UsageError: `root` is a run, is a file or holds other files, or its parent is not writable.
-            StorageError: the disk is full.
-            TypeError: a value in `config` or `versions` has no JSON form.
+        Raises a `UsageError` if `root` is a run, is a file or holds other files, or if its parent is not writable,
+        and a `StorageError` if the disk is full. A value in `config` or `versions` without a JSON form is a
+        `TypeError`.
         """
         root, config, versions = Path(root), plain(config), plain(versions)
         cls.refuse_occupied(root)
@@ -135,8 +133,7 @@ class RunDirectory:
     def open(cls, root: Path) -> "RunDirectory":
         """Opens the run in `root` and checks that its configuration is readable.
 
-        Raises:
-            CheckpointError: `root` is missing or not a run, or its configuration is damaged.
+        Raises a `CheckpointError` if `root` is missing or not a run, or if its configuration is damaged.
         """
         run = cls(Path(root))
         if not os.path.lexists(run.config_file):
@@ -162,12 +159,7 @@ class RunDirectory:
         return read_json(self.folder, SUMMARY) if self.folder.has(SUMMARY) else None
 
     def command(self, name: str, *words: str) -> str:
-        """Returns a shell command on this run, with the run's own `--import`s.
-
-        Args:
-            name: command, such as `resume`.
-            *words: arguments after the directory.
-        """
+        """Returns a shell command on this run, such as `resume`, with further words and the run's `--import`s."""
         try:
             imports = self.read_config().get("imports", [])
         except CheckpointError:
@@ -194,12 +186,9 @@ class RunDirectory:
     def lock(self) -> Iterator[None]:
         """Locks the run, so that no second process writes it, until the context or the process ends.
 
-        The lock excludes processes, not threads: enter it once within one process.
-
-        Raises:
-            UsageError: another process holds the lock.
-            StorageError: the lock file cannot be written.
-            ForeignFileError: the lock file is a link, or not a regular file.
+        The lock excludes processes, not threads: enter it once within one process. Raises a `UsageError` if
+        another process holds it, a `StorageError` if its file cannot be written, and a `ForeignFileError` if that
+        is a link or not a regular file.
         """
         try:
             descriptor = self.folder.open_to_append(LOCK)

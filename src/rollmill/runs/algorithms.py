@@ -67,8 +67,7 @@ ALGORITHMS: Registry[Algorithm | BuiltInAlgorithm] = Registry("algorithm", BUILT
 def find_algorithm(name: str) -> Algorithm | BuiltInAlgorithm:
     """Returns the algorithm of a name that is built in, registered, or offered by an installed package.
 
-    Raises:
-        UsageError: there is none, with the nearest names, or its package cannot be used.
+    Raises a `UsageError` with the nearest names if there is none, or if its package cannot be used.
     """
     hint = "One of your own: --import MODULE, of a module that calls rollmill.register_algorithm."
     return ALGORITHMS.find(name, hint=hint)

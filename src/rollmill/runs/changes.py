@@ -25,11 +25,7 @@ COUNTED = ("update_epochs", "num_minibatches")
 
 
 def parse_assignments(texts: Sequence[str]) -> dict[str, str]:
-    """`name=value` of the command line.
-
-    Raises:
-        UsageError: a text is none, or a name comes twice.
-    """
+    """Parses texts `name=value` of the command line. Raises a `UsageError` for other texts and repeated names."""
     values: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -46,13 +42,8 @@ def changed_settings(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the settings of a graph with other hyperparameters, and these as they are written down.
 
-    Args:
-        settings: settings of the graph, from config.json.
-        changes: values by name; text is read as the hyperparameter's type.
-        where: the file of the settings, for messages.
-
-    Raises:
-        UsageError: a name is unknown or not changeable, or a value does not fit.
+    Text is read as the hyperparameter's type. Raises a `UsageError` if a name is unknown or not changeable, or if
+    a value does not fit; it mentions `where` the settings came from.
     """
     if not changes:
         return dict(settings), {}
@@ -95,11 +86,7 @@ def _counts_updates(config: Any) -> bool:
 
 
 def check_end(loops: Loops, iteration: int, values: Mapping[str, Any]) -> None:
-    """Refuses an end of the training that lies behind it.
-
-    Raises:
-        UsageError: naming the steps that are done.
-    """
+    """Raises a `UsageError` if the training has already made more steps than `values` plan."""
     if "total_timesteps" in values and loops.iterations < iteration:
         done = iteration * loops.batch_size
         raise UsageError(
@@ -115,15 +102,9 @@ def note_changes(
     restored: Restored | None,
     display: Display,
 ) -> None:
-    """Writes down hyperparameters that are other from now on, and says so; what stays as it is changes nothing.
+    """Writes hyperparameters that change from now on to the run's configuration, and tells the display.
 
-    Args:
-        run: the run, which the caller holds.
-        described: the changed graph, as `describe` says.
-        graph: the changed graph.
-        values: the hyperparameters that were given.
-        restored: the checkpoint that the run goes on from.
-        display: is told.
+    `described` is the description of the changed graph. A value that stays as it is changes nothing.
     """
     if restored:
         _note_earlier_start(run, restored, display)

@@ -22,14 +22,9 @@ UNRECORDED = ("run_dir", "resume_if_exists", "quiet", "plan")
 
 
 def create_run(config: dict[str, Any], options: RunOptions) -> RunDirectory:
-    """Creates the directory of a run; a name that the user did not choose gives way to one that exists.
+    """Creates the directory of a run. If a name that the user did not choose is taken, it gets a number.
 
-    Args:
-        config: the content of config.json.
-        options: may name the directory.
-
-    Raises:
-        UsageError: the chosen directory is occupied.
+    Raises a `UsageError` if the chosen directory is occupied.
     """
     root, provenance = run_root(config["graph"], options), _provenance()
     names = (root.name, *(f"{root.name}-{n}" for n in range(2, 100))) if options.run_dir is None else ()

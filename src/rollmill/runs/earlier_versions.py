@@ -24,13 +24,10 @@ def with_added(algorithm: Any, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def note_of_versions(run: RunDirectory) -> str | None:
-    """A sentence about packages whose major version is another than when a run was made; None where all agree.
+    """Returns a sentence about packages with another major version than when the run was made, or None.
 
     A version `0.N` counts as major by its `N`. Only what looks like a version is repeated, as the file may be a
-    stranger's.
-
-    Raises:
-        CheckpointError: versions.json is damaged.
+    stranger's. Raises a `CheckpointError` if the file is damaged.
     """
     recorded: Any = run.read_versions().get("versions")
     if not isinstance(recorded, dict):

@@ -36,11 +36,7 @@ _REGISTRIES: dict[Kind, Registry] = {
 
 
 def own_names(described: dict[str, Any]) -> list[OwnName]:
-    """Returns the names of a graph that the user registered.
-
-    Args:
-        described: what `describe` returned.
-    """
+    """Returns the names that the user registered, from the description of a graph."""
     config = described["config"]
     networks = [config.get("network"), *(config.get("networks") or {}).values()]
     of_networks = {network["name"] for network in networks if isinstance(network, dict) and network.get("name")}
@@ -53,14 +49,10 @@ def own_names(described: dict[str, Any]) -> list[OwnName]:
 
 
 def modules_of_names(imports: Sequence[str], names: Sequence[tuple[Kind, str]]) -> tuple[str, ...]:
-    """The modules that processes import to know names: those that the user lists, and those that registered them.
+    """Returns the modules to import for names: those that the user lists, and those that registered them.
 
-    Args:
-        imports: modules that the user lists.
-        names: kinds and names; those that come with the package or a plug-in need no module.
-
-    Raises:
-        UsageError: a name was registered by the program that runs, and no module is listed.
+    Names that come with the package or a plug-in need no module. Raises a `UsageError` if a name was registered by
+    the program that runs, and no module is listed.
     """
     own = _own_of(names)
     here = [each for each in own if each.module is None]
@@ -83,11 +75,9 @@ def _own_of(names: Sequence[tuple[Kind, str]]) -> list[OwnName]:
 
 
 def with_own_modules(imports: Sequence[str], described: dict[str, Any]) -> tuple[str, ...]:
-    """Returns the modules that another process imports to make a graph.
+    """Returns the modules that another process imports to make a described graph.
 
-    Args:
-        imports: modules that the user names.
-        described: what `describe` returned; the modules that registered its names come last.
+    Those that the user names come first, and the modules that registered its names last.
     """
     return _with_modules(imports, own_names(described))
 
@@ -98,22 +88,15 @@ def _with_modules(imports: Sequence[str], names: Sequence[OwnName]) -> tuple[str
 
 
 def only_here(described: dict[str, Any], imports: Sequence[str]) -> list[str]:
-    """The parts of a described graph that other processes cannot make: custom ones, and names of this process.
+    """Returns the parts of a described graph that other processes cannot make, even after these imports.
 
-    Args:
-        described: what `describe` returned.
-        imports: modules that other processes import first, so that they know the names that these register.
+    They are custom parts, and names that only this process has registered.
     """
     return [*described["custom"], *map(str, _unknown_elsewhere(described, imports))]
 
 
 def note_of_unknown(described: dict[str, Any], imports: Sequence[str]) -> str | None:
-    """Says which names only this process knows, and what to do; None if there are none.
-
-    Args:
-        described: what `describe` returned.
-        imports: modules that other processes import first.
-    """
+    """Returns a sentence about names that other processes lack after these imports, with the way out, or None."""
     unknown = _unknown_elsewhere(described, imports)
     if not unknown:
         return None

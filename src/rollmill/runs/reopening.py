@@ -16,15 +16,10 @@ def reopen(
 ) -> tuple[Graph, RunOptions]:
     """Returns the algorithm and the options that a run was started with.
 
-    Args:
-        run: the run.
-        algorithm: the graph again; nothing that the run names is imported then.
-        imports: modules that the user names.
-        trust: let this directory's run import what it names, now and later.
-
-    Raises:
-        CheckpointError: if the configuration is damaged, or names modules that nobody allowed.
-        UsageError: if `algorithm` has other hyperparameters.
+    If the graph is passed again as `algorithm`, nothing that the run names is imported. Otherwise the modules in
+    `imports` are, and its own if they may be; `trust` allows it, now and later. Raises a `CheckpointError` if the
+    configuration is damaged or names modules that nobody allowed, and a `UsageError` if `algorithm` has other
+    hyperparameters.
     """
     saved, options = read_saved(run), read_options(run)
     modules = imports if algorithm else approved_imports(run, saved, imports=imports, trust=trust)
@@ -34,16 +29,10 @@ def reopen(
 def open_graph(
     settings: Mapping[str, Any], imported: Sequence[str], *, algorithm: Graph | None, modules: Sequence[str]
 ) -> Graph:
-    """Returns the graph of these settings, or the one that was passed again.
+    """Returns the graph of these settings, after importing `modules`, or the one that was passed again.
 
-    Args:
-        settings: settings of the graph, as config.json has them.
-        imported: modules that the run was started with, for messages.
-        algorithm: the graph again.
-        modules: to import first.
-
-    Raises:
-        UsageError: if `algorithm` has other hyperparameters.
+    Messages mention the modules that the run `imported` when it started. Raises a `UsageError` if `algorithm` has
+    other hyperparameters.
     """
     import_modules(modules)
     if algorithm is None:

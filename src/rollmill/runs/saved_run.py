@@ -106,11 +106,7 @@ class Summary:
 
 
 def read_saved(run: RunDirectory) -> SavedConfig:
-    """Returns the configuration of a run.
-
-    Raises:
-        CheckpointError: naming file, field and value, if it is not what Rollmill writes.
-    """
+    """Returns the configuration of a run. Raises a `CheckpointError` with file, field and value if it is wrong."""
     config, where = run.read_config(), str(run.config_file)
     if missing := {"graph", "options", "imports"} - config.keys():
         raise CheckpointError(f"{where} has no {', '.join(sorted(missing))}; is it a run of Rollmill?")
@@ -125,11 +121,7 @@ def read_saved(run: RunDirectory) -> SavedConfig:
 
 
 def _check_launches(launches: SavedLaunches | None, where: str) -> None:
-    """Checks that the numbers of launches are within limits.
-
-    Raises:
-        CheckpointError: one of them is not.
-    """
+    """Raises a `CheckpointError` if a number of launches is not within its limits."""
     if launches is None:
         return
     found = {"launches": launches, **{f"launches.groups.{name}": each for name, each in launches.groups.items()}}
@@ -145,9 +137,7 @@ def _check_launches(launches: SavedLaunches | None, where: str) -> None:
 def read_options(run: RunDirectory) -> RunOptions:
     """Returns the options that a run was started with.
 
-    Raises:
-        CheckpointError: if its configuration is not one of this version, or a value is not one that the option
-            may have.
+    Raises a `CheckpointError` if its configuration is of another version, or if an option cannot have its value.
     """
     where = str(run.config_file)
     options = config_from_json(RunOptions, read_saved(run).options, where=where, field="options")
@@ -155,10 +145,9 @@ def read_options(run: RunDirectory) -> RunOptions:
 
 
 def read_summary(run: RunDirectory) -> dict[str, Any] | None:
-    """Returns the summary of a run. None if it has none.
+    """Returns the summary of a run, or None.
 
-    Raises:
-        CheckpointError: naming file, field and value, if it is not what Rollmill writes.
+    Raises a `CheckpointError` with file, field and value if it is damaged.
     """
     summary, where = run.read_summary(), str(run.summary_file)
     if summary is not None:
@@ -187,12 +176,7 @@ def identity_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def flat(prefix: str, value: Any) -> dict[str, Any]:
-    """Nested objects as one object with dotted names; an empty one stays a value.
-
-    Args:
-        prefix: before each name.
-        value: JSON value.
-    """
+    """Flattens nested objects of JSON to one with dotted names after `prefix`; an empty object stays a value."""
     if not isinstance(value, dict) or not value:
         return {prefix: value}
     parts = {name: flat(f"{prefix}.{name}" if prefix else name, part) for name, part in value.items()}
@@ -212,16 +196,9 @@ def check_identity(
 ) -> None:
     """Refuses a checkpoint that was made with another configuration than the run's.
 
-    Where the configuration was changed on purpose, checkpoints from before the change belong to the run too.
-
-    Args:
-        run: the run.
-        metadata: metadata of the checkpoint.
-        iteration: iteration of the checkpoint.
-        given: hyperparameters that are being changed now, which may differ.
-
-    Raises:
-        CheckpointError: naming the fields, with the values of both.
+    Where the configuration was changed on purpose, checkpoints from before the change belong to the run too. The
+    hyperparameters `given` are being changed now, and may differ. The `CheckpointError` names the fields, with the
+    values of both.
     """
     changes = read_saved(run).changes  # and with it all types are checked
     saved, current = metadata.get(IDENTITY), identity_of(run.read_config())

@@ -37,9 +37,8 @@ def build_graph(algorithm: str, environment: str, config: Any, *, options: Optio
 def rebuild_graph(settings: dict[str, Any], *, imported: Sequence[str] = ()) -> Graph:
     """Returns a graph from the settings that a run was saved with.
 
-    Raises:
-        CheckpointError: if parts of it were made in Python and have no name.
-        UsageError: if the environment is not registered.
+    Raises a `CheckpointError` if parts of it were made in Python and have no name, and a `UsageError` if the
+    environment is not registered.
     """
     if custom := settings.get("custom"):
         raise CheckpointError(
@@ -113,11 +112,7 @@ def _changed(graph: Graph, settings: dict[str, Any]) -> list[str]:
 
 
 def check_same_config(graph: Graph, settings: dict[str, Any]) -> None:
-    """Checks that a graph that was passed again has the hyperparameters of the run.
-
-    Raises:
-        UsageError: naming those that differ.
-    """
+    """Raises a `UsageError` with the differences if a graph that was passed again has other hyperparameters."""
     given = plain(writable(graph.settings))
     for key, what in (("config", "hyperparameters"), ("environment_options", "options of its environment")):
         here, there = given.get(key, {}), settings.get(key, {})
@@ -133,17 +128,10 @@ def check_same_config(graph: Graph, settings: dict[str, Any]) -> None:
 def config_from_json(
     config: type, values: dict[str, Any], *, where: str = "the run's configuration", field: str = ""
 ) -> Any:
-    """Returns a configuration dataclass from its JSON form.
+    """Returns a configuration dataclass from its fields in JSON, the entry `field` of the file `where`.
 
-    Args:
-        config: the dataclass.
-        values: its fields.
-        where: the file they come from, for messages.
-        field: the entry of the file that they are.
-
-    Raises:
-        CheckpointError: naming a field that this version does not know, or that has another type or an
-            impossible value.
+    Raises a `CheckpointError` about a field that this version does not have, or that has another type or an
+    impossible value.
     """
     try:
         return read_as(config, values, where=where, field=field, error=CheckpointError)

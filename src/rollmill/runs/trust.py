@@ -67,9 +67,7 @@ def cluster_name(address: str) -> str:
 def named_modules(saved: SavedConfig, *, distribution: bool) -> list[NamedModule]:
     """Returns the modules that a configuration names.
 
-    Args:
-        saved: the configuration.
-        distribution: whether its distribution policy is going to be asked for a plan.
+    `distribution` adds that of its distribution policy, which is going to be asked for a plan.
     """
     environment, policy = saved.graph["environment"], saved.options.get("distribution", "")
     named = [NamedModule(module, "imports", True) for module in saved.imports]
@@ -90,13 +88,7 @@ def names_to_remember(saved: SavedConfig) -> list[str]:
 def check_cluster(run: RunDirectory, saved: SavedConfig, *, trust: bool) -> None:
     """Checks that the cluster that a configuration names by its address may be joined: its code runs here too.
 
-    Args:
-        run: the run.
-        saved: its configuration.
-        trust: remember that this directory may.
-
-    Raises:
-        CheckpointError: naming the address, if nobody allowed it.
+    `trust` remembers that this directory may. Raises a `CheckpointError` with the address if nobody allowed it.
     """
     addresses = _addresses(saved)
     if trust:
@@ -125,15 +117,9 @@ def approved_imports(
 ) -> tuple[str, ...]:
     """Returns the modules to import before a run is opened: the user's, and the run's own where they may be.
 
-    Args:
-        run: the run.
-        saved: its configuration.
-        imports: modules that the user names at this call.
-        trust: remember that this directory may import what it names.
-        distribution: whether its distribution policy is going to be asked for a plan.
-
-    Raises:
-        CheckpointError: naming the modules, if nobody allowed them.
+    `trust` remembers that this directory may import whatever it names. `distribution` says whether its
+    distribution policy is going to be asked for a plan. Raises a `CheckpointError` with the modules if nobody
+    allowed them.
     """
     named = named_modules(saved, distribution=distribution)
     if trust:
@@ -171,11 +157,7 @@ def trusted_modules(run: RunDirectory) -> set[str]:
 
 
 def rewrite_config(run: RunDirectory, config: Mapping[str, Any]) -> None:
-    """Replaces the configuration of a run, which may import afterwards what it might before.
-
-    Raises:
-        StorageError: the file cannot be written.
-    """
+    """Replaces the configuration of a run, which may import afterwards whatever it might before."""
     trusted = trusted_modules(run)
     run.write_config(config)
     remember(run, sorted(trusted))

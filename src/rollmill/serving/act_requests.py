@@ -52,11 +52,7 @@ class RequestSchema(NamedTuple):
 
 
 class ActRequestReader:
-    """Reads the bodies of `POST /act`.
-
-    Args:
-        schema: schema of the policy.
-    """
+    """Reads the bodies of `POST /act` by the policy's schema."""
 
     def __init__(self, schema: RequestSchema) -> None:
         self._schema = schema
@@ -76,10 +72,9 @@ class ActRequestReader:
         self._body = msgspec.json.Decoder(msgspec.defstruct("ActBody", fields, forbid_unknown_fields=True))
 
     def __call__(self, body: bytes) -> ActRequest:
-        """The request in a body.
+        """Returns the request in a body.
 
-        Raises:
-            Refusal: it is not JSON, has other fields or shapes, or values that the policy cannot be asked about.
+        Refuses other JSON, fields and shapes, and values that the policy cannot take.
         """
         document = self._parsed(body)
         single = document.observations is UNSET

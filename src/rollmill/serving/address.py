@@ -56,11 +56,7 @@ def listen(address: Address) -> socket.socket:
 
 
 def _check_host(address: Address) -> None:
-    """Checks that the host is an address, or a name that has one.
-
-    Raises:
-        UsageError: it is neither.
-    """
+    """Checks that the host is an address or a name that has one, and raises a `UsageError` otherwise."""
     try:
         socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     except (OSError, OverflowError, UnicodeError) as error:

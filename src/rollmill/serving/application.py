@@ -24,15 +24,9 @@ SESSION_PATH = "/sessions/"
 
 
 class PolicyApplication:
-    """Answers requests by a policy.
+    """Answers requests by a compiled policy, in batches gathered by `rule`.
 
-    Args:
-        policy: compiled.
-        rule: how requests are gathered into batches.
-        limits: limits of the queue and the sessions.
-        statistics: statistics of the server.
-        token: that clients have to send; None if everybody may ask.
-        clock: the time in seconds.
+    Clients have to send the `token` unless it is None. `clock` returns the time in seconds.
     """
 
     def __init__(

@@ -33,13 +33,10 @@ class _Waiting(NamedTuple, Generic[T]):
 
 
 class Batcher(Generic[T]):
-    """Requests in the order of their arrival.
+    """Queues requests in the order of their arrival, until a batch is due by `rule`.
 
     A request holds one observation or several, which stay together. A batch holds no session twice: the later
     request needs the memory that the earlier one leaves.
-
-    Args:
-        rule: when a batch is due.
     """
 
     def __init__(self, rule: BatchingRule) -> None:
@@ -115,12 +112,7 @@ def padded_sizes(max_batch: int) -> list[int]:
 
 
 def padded(parts: Sequence[PyTree[np.ndarray]], size: int) -> PyTree[np.ndarray]:
-    """The rows of all parts one after the other, and zeros up to `size` rows.
-
-    Args:
-        parts: pytrees of one structure; leaves `[rows, ...]`, of any number of rows.
-        size: rows of the result, at least those of all parts.
-    """
+    """Concatenates the rows of all parts, trees with leaves `[rows, ...]`, and adds zeros up to `size` rows."""
 
     def leaf(*arrays: Any) -> np.ndarray:
         result = np.zeros((size, *arrays[0].shape[1:]), arrays[0].dtype)

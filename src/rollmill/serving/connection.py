@@ -35,12 +35,7 @@ MAX_FRAMING = 8
 
 
 class HttpConnection(asyncio.Protocol):
-    """A client's connection; all limits hold for each one.
-
-    Args:
-        context: shared by all connections.
-        refusal: answered at once, instead of reading a request.
-    """
+    """Serves one client, within all limits. A `refusal` is answered at once, instead of reading a request."""
 
     def __init__(self, context: ConnectionContext, refusal: Refusal | None = None) -> None:
         self._context, self._limits = context, context.limits

@@ -33,13 +33,7 @@ class Application(Protocol):
 
 
 class ConnectionContext:
-    """The parts of a server that its connections share.
-
-    Args:
-        application: answers requests.
-        limits: of sizes and times.
-        statistics: where requests and answers are counted.
-    """
+    """Holds the parts of a server that its connections share."""
 
     def __init__(self, application: Application, limits: ServerLimits, statistics: ServerStatistics) -> None:
         self.application, self.limits, self.statistics = application, limits, statistics

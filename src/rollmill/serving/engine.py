@@ -31,13 +31,9 @@ class QueuedRequest(NamedTuple):
 
 
 class Engine:
-    """The device's side of a server.
+    """Computes the batches of a server on its device.
 
-    Args:
-        policy: compiled.
-        batcher: the requests that wait.
-        statistics: where batches are counted.
-        lost_memories: called in the event loop when a failure has destroyed the memories of all sessions.
+    `lost_memories` is called in the event loop when a failure has destroyed the memories of all sessions.
     """
 
     def __init__(

@@ -4,12 +4,10 @@ from rollmill.serving.limits import ServerLimits
 
 
 class Refusal(Exception):
-    """A request that is answered with an error.
+    """A request that is answered with an error: its HTTP `status`, and headers.
 
-    Attributes:
-        status: the HTTP status of the answer.
-        retry_after: seconds after which the same request may succeed; None if it never will.
-        allow: the methods that the path has, for status 405.
+    `retry_after` has the seconds after which the same request may succeed, or None if it never will. `allow` has
+    the methods of the path, for status 405.
     """
 
     def __init__(self, status: int, message: str, *, retry_after: int | None = None, allow: str = "") -> None:

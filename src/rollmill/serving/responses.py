@@ -40,13 +40,9 @@ def error_response(refusal: Refusal) -> Response:
 
 
 def encode(response: Response, *, keep_alive: bool, old: bool, without_body: bool) -> bytes:
-    """The response as it is sent.
+    """Returns the bytes of a response.
 
-    Args:
-        response: the answer.
-        keep_alive: the connection stays open.
-        old: the request was of HTTP/1.0, which has to be told that the connection stays open.
-        without_body: the request's method was HEAD.
+    A client of HTTP/1.0 (`old`) has to be told that the connection stays open. `HEAD` is answered `without_body`.
     """
     connection = b"" if keep_alive and not old else b"keep-alive" if keep_alive else b"close"
     line = b"Connection: %s\r\n" % connection if connection else b""

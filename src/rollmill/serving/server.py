@@ -56,15 +56,10 @@ class Server:
     def run(
         self, listener: socket.socket, stop: Callable[[], StopRequest | bool], *, ready: Callable[[], None]
     ) -> bool:
-        """Serves until `stop()` is true, then answers what is in flight.
+        """Serves until `stop()` is true, then answers what is in flight, and closes the listener.
 
-        Args:
-            listener: a listening socket; this server closes it.
-            stop: asked ten times a second.
-            ready: called once connections are accepted.
-
-        Returns:
-            False if the server gave up, because batches failed one after the other.
+        `stop` is called ten times a second, `ready` once connections are accepted. Returns False if the server
+        gave up because batches failed one after the other.
         """
         return asyncio.run(self._run(listener, stop, ready))
 

@@ -25,11 +25,7 @@ class Session:
 
 
 class Sessions:
-    """All sessions of a server; at most as many as there are slots.
-
-    Args:
-        limits: number of sessions, and the time after which an unused one may be given up.
-    """
+    """Holds the sessions of a server, at most one for each slot."""
 
     def __init__(self, limits: ServerLimits) -> None:
         self._limits = limits
@@ -40,11 +36,7 @@ class Sessions:
         return len(self._by_name)
 
     def open(self, now: float) -> Session:
-        """A new session.
-
-        Raises:
-            Refusal: all slots are in use.
-        """
+        """Opens a session. Refuses if all slots are in use."""
         self._give_up_unused(now)
         if not self._free:
             raise Refusal(
@@ -58,11 +50,7 @@ class Sessions:
         return session
 
     def find(self, name: str, now: float) -> Session:
-        """The session of that name, which counts as used now.
-
-        Raises:
-            Refusal: there is none.
-        """
+        """Returns the session of that name, which counts as used now. Refuses if there is none."""
         session = self._by_name.get(name)
         if session is None:
             raise Refusal(
@@ -75,10 +63,9 @@ class Sessions:
         return session
 
     def end(self, name: str, now: float) -> None:
-        """Ends a session, whose slot is then free for another.
+        """Ends a session and frees its slot.
 
-        Raises:
-            Refusal: there is none of that name, or it has requests in flight.
+        Refuses if there is none of that name, or if it has requests to answer.
         """
         session = self.find(name, now)
         if session.in_flight:

@@ -30,12 +30,7 @@ class Strangers:
         return len(self._hosts)
 
     def add(self, connection: Closable, peer: Any) -> None:
-        """Adds a new connection.
-
-        Args:
-            connection: to be remembered.
-            peer: the address of its other end, as a socket gives it.
-        """
+        """Adds a new connection, with the address of its other end as a socket gives it."""
         host = host_of(peer)
         self._hosts[connection] = host
         self._of_host.setdefault(host, {})[connection] = None

@@ -60,10 +60,9 @@ class _Workers:
         return worker
 
     def wait_until_ready(self) -> int | None:
-        """Waits for all workers; the exit code of one that ended instead, or None.
+        """Waits for all workers; returns the exit code of one that ended instead, or None.
 
-        Raises:
-            WorkersLost: a signal ended one, which could not say why.
+        Raises `WorkersLost` if a signal ended it, which gives no reason.
         """
         while not all(worker.ready_at is not None for worker in self.workers):
             self._read_pipes()
@@ -77,11 +76,7 @@ class _Workers:
         return None
 
     def look(self) -> None:
-        """Replaces workers that have ended.
-
-        Raises:
-            WorkersLost: too many have, one soon after the other.
-        """
+        """Replaces workers that have ended. Raises `WorkersLost` after too many losses in close succession."""
         self._read_pipes()
         for worker in [worker for worker in self.workers if worker.process.poll() is not None]:
             served = time.monotonic() - worker.ready_at if worker.ready_at is not None else 0.0

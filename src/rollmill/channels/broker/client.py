@@ -20,12 +20,8 @@ PATIENCE = 30.0
 class RemoteBroker:
     """Client of a `BrokerServer`; see `rollmill.channels.Broker`. Thread-safe.
 
+    Raises `Refused` for a wrong token, and `ChannelClosed` if nothing listens at the address or answers in time.
     Open channels keep working when the coordinator is gone; further requests then raise `ChannelClosed`.
-
-    Raises:
-        Refused: the token is not that of the run.
-        ChannelClosed: nothing listens at the address, or there is no answer in time.
-        UsageError: `address` is malformed.
     """
 
     def __init__(self, address: str, token: str, *, patience: float = REACH_SECONDS) -> None:

@@ -26,13 +26,10 @@ from rollmill.core.errors import RollmillError
 
 
 class BrokerServer:
-    """Serves a `LocalBroker` until it is closed.
+    """Serves a `LocalBroker`, which the coordinator uses directly, until it is closed.
 
-    Args:
-        broker: the coordinator's broker, which the coordinator uses directly.
-        token: the run's token, which clients must know.
-        host: address to listen on for processes of other hosts. None: only on a Unix socket.
-        port: port to listen on; 0 picks a free one.
+    Clients must know the run's token. Without a `host` it listens on a Unix socket only, otherwise on this address
+    for processes of other hosts too. Port 0 picks a free one.
     """
 
     def __init__(self, broker: LocalBroker, token: str, *, host: str | None = None, port: int = 0) -> None:

@@ -41,11 +41,7 @@ class Span(NamedTuple):
 
 
 def spans(layout: Layout) -> list[Span]:
-    """Divides the layout into as few spans as possible, each of one dtype.
-
-    Raises:
-        UsageError: a leaf is not of a floating-point type.
-    """
+    """Divides the layout, of floating-point types only, into as few spans as possible, each of one dtype."""
     merged: list[Span] = []
     ends = [leaf.offset for leaf in layout.leaves[1:]] + [layout.nbytes]
     for leaf, end in zip(layout.leaves, ends, strict=True):
@@ -61,13 +57,9 @@ def spans(layout: Layout) -> list[Span]:
 def mean_over(
     parts: Sequence[Sequence[np.ndarray]], out: Sequence[np.ndarray], *, share: int = 0, of: int = 1
 ) -> None:
-    """Writes the mean over ranks, or one share of its elements.
+    """Writes the mean over ranks of each span to `out`, or the share with index `share` of `of` equal ones.
 
-    Args:
-        parts: for each rank, in order, the arrays of all spans.
-        out: arrays that receive the mean of each span.
-        share: index of the share of each span to write.
-        of: number of shares.
+    `parts` has for each rank, in order, the arrays of all spans.
     """
     with np.errstate(all="ignore"):  # non-finite values are reported by the update, with their fragment
         for span, mean in enumerate(out):
@@ -102,11 +94,7 @@ def reduction_bytes(layout: Layout, size: int) -> int:
 
 
 class MemoryReduction:
-    """One rank's end; see `rollmill.channels.Reduction`.
-
-    Raises:
-        UsageError: this rank was opened before.
-    """
+    """One rank's end, which may be opened once; see `rollmill.channels.Reduction`."""
 
     def __init__(
         self,

@@ -48,13 +48,8 @@ class QueueReservation:
 class QueueSender:
     """One producer's end; see `rollmill.channels.Sender`.
 
-    Args:
-        writers: writers by rank of the target; `route` returns an index in their order.
-        layout: layout of one message.
-        route: chooses the next target.
-        waiter: waits for the doorbell that the targets ring.
-        on_close: called after this end was closed.
-        earlier: returns the number of messages to a target before its ring existed.
+    `writers` are by rank of the target, and `route` returns an index in their order. `earlier` returns the number
+    of messages to a target before its ring existed. The waiter waits for the doorbell that the targets ring.
     """
 
     def __init__(
@@ -135,13 +130,8 @@ class QueueSender:
 class QueueReceiver:
     """One consumer's end; see `rollmill.channels.Receiver`.
 
-    Args:
-        readers: readers by rank of the source.
-        layout: layout of one message.
-        waiter: waits for the doorbell that the sources ring.
-        name: name in error messages.
-        on_close: called after this end was closed.
-        earlier: returns the number of messages of a source before its ring existed.
+    `readers` are by rank of the source, and `earlier` returns the number of messages of a source before its ring
+    existed. The waiter waits for the doorbell that the sources ring. Errors mention `name`.
     """
 
     def __init__(

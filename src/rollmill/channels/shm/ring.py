@@ -140,11 +140,8 @@ class SingleProcessHolders:
 class Ring:
     """The memory of a ring: root, ledgers and sections.
 
-    Args:
-        memory: `ring_bytes(layout, capacity)` bytes, initially zero: the root, and the first ledger and section.
-        layout: layout of the payload.
-        capacity: number of slots.
-        holders: holders of its sides; None where both are in this process.
+    `memory` has `ring_bytes(layout, capacity)` bytes, initially zero: the root, the first ledger and the first
+    section. `holders` is None if both sides are in this process.
     """
 
     def __init__(self, memory: memoryview, layout: Layout, capacity: int, holders: Holders | None = None) -> None:
@@ -206,11 +203,7 @@ def section_bytes(layout: Layout, capacity: int) -> int:
 
 
 def ring_bytes(layout: Layout, capacity: int) -> int:
-    """Size of a ring in bytes.
-
-    Raises:
-        UsageError: `capacity` is less than 1.
-    """
+    """Returns the size of a ring in bytes. Raises a `UsageError` if `capacity` is less than 1."""
     if capacity < 1:
         raise UsageError(f"capacity={capacity} must be at least 1 message.")
     return 2 * LINE + section_bytes(layout, capacity)
@@ -254,10 +247,9 @@ class RingWriter:
         return self.published - self.released
 
     def has_room(self) -> bool:
-        """True if there is a free slot, so that `views` may be written.
+        """Returns whether a slot is free, so that `views` may be written.
 
-        Raises:
-            ChannelClosed: either end was closed, or this producer was replaced.
+        Raises `ChannelClosed` if either end was closed or this producer was replaced.
         """
         self._check_owner()
         gone = self._reader().words[GONE]
@@ -278,10 +270,9 @@ class RingWriter:
         return self._slot().payload
 
     def publish(self, version: int, iteration: int, flags: int) -> None:
-        """Publishes the next slot, whose payload is complete.
+        """Publishes the next slot, once its payload is complete.
 
-        Raises:
-            ChannelClosed: this producer was replaced.
+        Raises `ChannelClosed` if this producer was replaced.
         """
         checksum = zlib.crc32(self._slot().payload) if self._checksum else 0
         size = self._ring.layout.nbytes
@@ -420,9 +411,8 @@ class RingReader:
     def take(self) -> RingMessage | None:
         """Takes the next message, or returns None if there is none yet.
 
-        Raises:
-            ChannelClosed: this consumer was closed or replaced.
-            Damaged: the message is corrupt; it counts as taken.
+        Raises `ChannelClosed` if this consumer was closed or replaced, and `Damaged` for a corrupt message, which
+        counts as taken.
         """
         if self._words[GONE]:
             raise ChannelClosed(f"{self._name}: the receiver was closed.")
@@ -449,11 +439,7 @@ class RingReader:
         self._doorbell.ring()
 
     def check_owner(self) -> None:
-        """Checks that this consumer was not replaced.
-
-        Raises:
-            ChannelClosed: it was replaced, so slots that it holds may have been overwritten.
-        """
+        """Raises `ChannelClosed` if this consumer was replaced: slots that it holds may have been overwritten."""
         self._fence()
         if self._ring.root[CONSUMER] != self._owner:
             raise ChannelClosed(f"{self._name}: another receiver took this one's place.")

@@ -49,11 +49,9 @@ class BrokerHolders:
 
 
 class MemoryWire:
-    """A wire through shared memory; see `rollmill.channels.Wire`.
+    """A wire through shared memory, which the broker allocates; see `rollmill.channels.Wire`.
 
-    Args:
-        broker: allocates the memory.
-        abandon: returns True when the run is being stopped; ends that wait poll it about ten times a second.
+    Ends that wait call `abandon` about ten times a second, and stop once it returns True.
     """
 
     def __init__(self, broker: Broker, *, abandon: Abandon = never) -> None:

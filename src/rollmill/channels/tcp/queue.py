@@ -92,8 +92,7 @@ class ResumePoint:
     def wait(self, abandon: Abandon, what: str) -> int:
         """Blocks until the number of messages is known, and returns it.
 
-        Raises:
-            Abandoned: the run is being stopped.
+        Raises `Abandoned` if the run is being stopped.
         """
         while not self._known.wait(NAP_MS / 1000):
             if abandon():

@@ -39,15 +39,10 @@ class TcpWire:
     `send` returns before the message has left this process; if the process dies then, unsent messages are lost.
     The depth in a sender's statistics counts them.
 
-    Args:
-        broker: knows the addresses of ends.
-        token: the run's token; peers that do not know it are refused.
-        host: this host's address, as the other hosts reach it. The default is reached from this host only.
-        port: port to listen on; 0 picks a free one.
-        abandon: returns True when the run is being stopped; ends that wait poll it about ten times a second.
-
-    Raises:
-        UsageError: `host` and `port` cannot be listened on.
+    The broker knows the addresses of ends, and peers that do not know the token are refused. `host` is this host's
+    address, as the other hosts reach it; the default is reached from this host only. Port 0 picks a free one. Ends
+    that wait call `abandon` about ten times a second, and stop once it returns True. Raises a `UsageError` if host
+    and port cannot be listened on.
     """
 
     def __init__(

@@ -39,8 +39,7 @@ def listen(address: str) -> tuple[socket.socket, str]:
 def parse_address(address: str) -> tuple[socket.AddressFamily, Any]:
     """Returns the family of an address, and its form for `socket.connect`.
 
-    Raises:
-        UsageError: the text is not an address.
+    Raises a `UsageError` if the text is not an address.
     """
     kind, _, rest = address.partition(":")
     if kind == "unix" and rest:
@@ -54,9 +53,7 @@ def parse_address(address: str) -> tuple[socket.AddressFamily, Any]:
 def connect(address: str, *, timeout: float) -> socket.socket:
     """Returns a socket that is connected to an address, and watches the link to another host.
 
-    Raises:
-        UsageError: the text is not an address.
-        OSError: nobody listens there.
+    Raises a `UsageError` if the text is not an address, and an `OSError` if nobody listens there.
     """
     family, where = parse_address(address)
     peer = socket.socket(family)

@@ -68,9 +68,7 @@ class Connection:
     def check_silent(self) -> None:
         """Checks that the other end is connected and has sent nothing.
 
-        Raises:
-            ConnectionLost: the stream has ended.
-            Refused: there is data.
+        Raises `ConnectionLost` if the stream has ended, and `Refused` if there is data.
         """
         if self.receive_some(memoryview(bytearray(1))):
             raise Refused("the other end sent data out of turn.")
@@ -104,12 +102,9 @@ class Connection:
     def receive_json(
         self, *, limit: int = MAX_JSON_BYTES, timeout: float | None = None
     ) -> tuple[dict[str, Any], list[int]]:
-        """Receives an object of at most `limit` bytes, and the file descriptors sent with it.
+        """Receives an object of at most `limit` bytes, and file descriptors sent with it, which the caller closes.
 
-        The descriptors belong to the caller.
-
-        Raises:
-            Refused: the data is not a JSON object, or too long.
+        Raises `Refused` if the data is not a JSON object, or too long.
         """
         deadline = Deadline(timeout)
         first, descriptors = self._receive_descriptors(deadline)

@@ -37,23 +37,12 @@ class Backoff:
 def reach(
     connect: Callable[[], socket.socket], token: bytes, claim: bytes = b"", *, timeout: float = REACH_SECONDS
 ) -> socket.socket:
-    """Connects to a listener and completes the handshake.
+    """Connects to a listener and completes the handshake with the run's token and a claim.
 
     A listener that lacks room, time, threads or file descriptors closes the connection without an answer; only
-    then, and after a timeout, is there another attempt. Without a listener, or with a wrong token, waiting would
-    not help.
-
-    Args:
-        connect: opens a socket.
-        token: the run's token.
-        claim: see `handshake`.
-        timeout: seconds for all attempts together.
-
-    Raises:
-        Refused: the token is wrong.
-        ConnectionLost: the listener closed every connection without an answer.
-        TimedOut: the listener did not answer.
-        OSError: there is no listener.
+    then, and after a timeout, is there another attempt, until `timeout` seconds have passed. Then `ConnectionLost`
+    or `TimedOut` is raised. Without a listener (`OSError`), or with a wrong token (`Refused`), waiting would not
+    help.
     """
     deadline, backoff = Deadline(timeout), Backoff(FIRST_WAIT, MAX_WAIT)
     while True:

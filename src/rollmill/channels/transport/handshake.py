@@ -60,8 +60,7 @@ def new_token() -> str:
 def admit(token: bytes) -> Dialogue[Admission]:
     """Conducts the acceptor's side of the handshake.
 
-    Raises:
-        Refused: the dialler does not know the token, or its claim is too long.
+    Raises `Refused` if the dialler does not know the token, or if its claim is too long.
     """
     nonce = secrets.token_bytes(NONCE_BYTES)
     head = yield GREETING + nonce, NONCE_BYTES + PROOF_BYTES + LENGTH.size
@@ -79,8 +78,7 @@ def admit(token: bytes) -> Dialogue[Admission]:
 def present(token: bytes, claim: bytes = b"") -> Dialogue[None]:
     """Conducts the dialler's side of the handshake.
 
-    Raises:
-        Refused: the acceptor rejects the token, or does not know it itself.
+    Raises `Refused` if the acceptor rejects the token, or does not know it itself.
     """
     greeting = yield b"", len(GREETING) + NONCE_BYTES
     if not greeting.startswith(GREETING):
@@ -98,10 +96,8 @@ def present(token: bytes, claim: bytes = b"") -> Dialogue[None]:
 def converse(sock: socket.socket, dialogue: Dialogue[T], *, timeout: float) -> T:
     """Runs a dialogue to its end and returns its result; the timeout is for the whole dialogue.
 
-    Raises:
-        Refused: see the dialogue.
-        ConnectionLost: the other end closed the connection.
-        TimedOut: the dialogue took too long.
+    Raises `TimedOut` after it, `ConnectionLost` if the other end closed the connection, and `Refused` as the
+    dialogue does.
     """
     deadline, received = Deadline(timeout), b""
     try:

@@ -55,9 +55,7 @@ class Handshake:
     def advance(self) -> Admission | None:
         """Continues as far as possible without blocking; returns the result at the end, None before it.
 
-        Raises:
-            Refused: see `admit`.
-            OSError: the connection was lost.
+        Raises `Refused` as `admit` does, and an `OSError` if the connection was lost.
         """
         try:
             while True:
@@ -82,14 +80,11 @@ class Handshake:
 
 
 class Listener:
-    """Accepts connections until it is closed.
+    """Accepts connections of diallers that know the token, until it is closed.
 
-    Args:
-        sock: bound and listening socket, which the listener takes over.
-        token: the run's token, which diallers must know.
-        serve: called with each authenticated connection in a thread of its own; must first send the admission's
-            answer. When it returns or raises, the connection is closed.
-        show: called with sentences about refused connections, from the listener's thread.
+    It takes the bound and listening socket over. `serve` is called with each authenticated connection in a thread
+    of its own, and must first send the admission's answer. When it returns or raises, the connection is closed.
+    `show` gets sentences about refused connections, in the listener's thread.
     """
 
     def __init__(

@@ -72,10 +72,9 @@ class Cluster(NamedTuple):
 
 
 def check_cluster(name: str) -> None:
-    """Whether there may be a cluster of this name (see `joined`); Ray is not imported yet.
+    """Checks the name of a cluster (see `joined`) without importing Ray.
 
-    Raises:
-        UsageError: no cluster has such a name, or Ray is not installed.
+    Raises a `UsageError` if there can be none of this name, or if Ray is not installed.
     """
     if name not in NAMES and ":" not in name:
         raise UsageError(f"cluster={name!r} is none: write ray, auto, ray://HOST:PORT or HOST:PORT.")
@@ -84,11 +83,7 @@ def check_cluster(name: str) -> None:
 
 
 def find_ray() -> Any:
-    """Ray's module.
-
-    Raises:
-        UsageError: it cannot be imported.
-    """
+    """Imports Ray and returns its module. Raises a `UsageError` if it cannot be imported."""
     try:
         return importlib.import_module("ray")
     except Exception as error:  # a broken installation may raise anything
@@ -104,16 +99,13 @@ def joined(
 ) -> Iterator[Cluster]:
     """Connects to a cluster for the duration of the context. An earlier connection of the caller stays.
 
-    Args:
-        name: `ray`, the cluster that this machine belongs to, or else one of this machine alone that lives as
-            long as the connection; `auto`, only the former; `ray://HOST:PORT`, through Ray's client server;
-            `HOST:PORT`, the address of a cluster that this machine belongs to.
-        workers: how many will be placed; an instance of this machine alone gets room for them.
-        host: this host's address, as workers reach it; found out if left out.
-        show: shows a line to the user, from any thread.
+    `name` is `ray`, the cluster that this machine belongs to, or else one of this machine alone, with room for the
+    workers, that lives as long as the connection; `auto`, only the former; `ray://HOST:PORT`, through Ray's client
+    server; or `HOST:PORT`, the address of a cluster that this machine belongs to. `host` is this host's address,
+    as workers reach it; by default it is found out. `show` is called with lines for the user, from any thread.
 
-    Raises:
-        UsageError: Ray is not installed, there is no such cluster, or it does not let this process in.
+    Raises a `UsageError` if Ray is not installed, or if there is no such cluster or it does not let this process
+    in.
     """
     check_cluster(name)
     alone = name == "ray" and not _is_member()
@@ -138,9 +130,7 @@ def joined(
 def own_host(ray: Any, coordinator: str) -> str:
     """Returns the address of a worker's node, as others reach it.
 
-    Args:
-        ray: Ray's module.
-        coordinator: the coordinator's host; where that is on loopback, all are on one machine.
+    Where the coordinator's host is on loopback, all are on one machine.
     """
     return LOOPBACK if coordinator == LOOPBACK else ray.util.get_node_ip_address()
 
@@ -269,11 +259,7 @@ def _address_of(name: str) -> str | None:
 
 
 def _check_reachable(name: str, address: str | None) -> None:
-    """Ray itself would look for a cluster for minutes, without a word.
-
-    Raises:
-        UsageError: nobody listens at this address.
-    """
+    """Raises a `UsageError` if nobody listens at this address: Ray itself would try for minutes, in silence."""
     host, _, port = (address or "").rpartition(":")
     if not host or not port.isdigit():
         return
@@ -295,10 +281,9 @@ def _reachable_host(ray: Any) -> str:
 
 @contextlib.contextmanager
 def _keeping_signals() -> Iterator[None]:
-    """Ray takes SIGTERM to itself when it is joined, and would end this process without a last checkpoint.
+    """Raises `StoppedJoining` after a SIGTERM, which this process's own handler gets too.
 
-    Raises:
-        StoppedJoining: SIGTERM came meanwhile, and Ray exited; the handler of this process has had it, too.
+    Ray takes SIGTERM to itself when it is joined, and would end this process without a last checkpoint.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -75,14 +75,9 @@ class RayHandle:
 class RayLauncher:
     """A `Launcher` that leaves to Ray on which node a worker runs; as a context manager it closes itself.
 
-    Ray never restarts one by itself: that is the supervisor's decision.
-
-    Args:
-        cluster: that this process is connected with.
-        demands: demands of the workers of each group; those of other groups ask for one core.
-        run: names the actors: `rollmill-RUN-actor-2`.
-        modules: modules of the user that workers get if their hosts lack them.
-        show: is given lines for the user, from any thread.
+    Ray never restarts one by itself: that is the supervisor's decision. Workers of groups without a demand ask for
+    one core. Actors are named `rollmill-RUN-actor-2`. Workers get the user's modules if their hosts lack them.
+    `show` is called with lines for the user, from any thread.
     """
 
     def __init__(

@@ -113,10 +113,8 @@ def _origin_of(claim: Identity) -> Origin:
 def redirect_output(address: str, token: bytes, job: Job, host: str) -> None:
     """Redirects a worker's standard output and error to the coordinator.
 
-    Raises:
-        Refused: the coordinator expects nobody of that name, or does not know the token.
-        Damaged: somebody else listens there.
-        OSError: nobody is there.
+    Raises `Refused` if the coordinator expects no worker of that name or has another token, `Damaged` if something
+    else listens there, and an `OSError` if nothing does.
     """
     peer, _ = connect_as(address, token, job, host=host, pid=os.getpid())
     for descriptor in (1, 2):

@@ -49,12 +49,7 @@ def missing_here(sent: SentModules) -> list[str]:
 
 
 def unpack(sent: SentModules, names: Sequence[str]) -> TemporaryFolder:
-    """Makes modules importable in this process; returns the new folder that has them.
-
-    Args:
-        sent: modules.
-        names: those that are unpacked. They come first, whatever this host has.
-    """
+    """Makes the named modules importable in this process, before those of this host; returns their new folder."""
     folder = TemporaryFolder("modules")
     with zipfile.ZipFile(io.BytesIO(sent.archive)) as archive:
         members = [name for name in archive.namelist() if _top_of(name) in names]

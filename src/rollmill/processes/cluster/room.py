@@ -30,11 +30,7 @@ def room_of(nodes: Iterable[Mapping[str, float]]) -> Room:
 
 
 def check_room(partition: Partition, demands: Mapping[str, Demand], nodes: list[Mapping[str, float]]) -> None:
-    """Checks that all workers fit on the nodes at the same time.
-
-    Raises:
-        UsageError: they do not, however long they wait.
-    """
+    """Raises a `UsageError` if the workers can never fit on the nodes at the same time."""
     room = room_of(nodes)
     asked = sum(group.replicas for group in partition.groups)
     with_gpu = sum(group.replicas for group in partition.groups if demands[group.name].gpus)

@@ -230,11 +230,7 @@ def _sections(comparison: ProfileComparison) -> list[Section]:
 def _section(title: str, how: str, terminal: tuple[str, str, str], compared: Sequence[ComparedTime]) -> Section:
     """Returns a section of durations.
 
-    Args:
-        title: title on the page.
-        how: how to read its chart.
-        terminal: title, unit and first column in the terminal.
-        compared: the durations.
+    `how` explains its chart, `terminal` has title, unit and first column there.
     """
     heading, unit, first = terminal
     large = [one for one in compared if max(one.share_before, one.share_after) >= MIN_SHOWN]

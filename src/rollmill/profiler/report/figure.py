@@ -28,11 +28,7 @@ MIN_SHOWN, MAX_OPERATIONS, MAX_PROCESSES = 0.005, 30, 12
 
 
 def write_figure(file: IO[bytes], profile: Profile) -> None:
-    """Writes the figure.
-
-    Raises:
-        UsageError: matplotlib is not installed.
-    """
+    """Writes the figure. Raises a `UsageError` if matplotlib is not installed."""
     nodes, _ = longest_operations(profile, least=MIN_SHOWN, most=MAX_OPERATIONS)
     processes = first_of_each_kind(profile.processes, MAX_PROCESSES)
     heights = [LINE * max(1, len(nodes)) + MARGIN, LINE * max(1, len(processes)) + MARGIN]

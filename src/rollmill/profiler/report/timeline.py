@@ -84,15 +84,10 @@ def _lanes_of(process: ProcessTime) -> list[TimelineLane]:
 
 
 def merge_spans(spans: Sequence[TimelineSpan], end: float, most: int) -> tuple[TimelineSpan, ...]:
-    """At most so many spans that look the same.
+    """Merges the spans of one lane to at most `most` spans that look the same.
 
-    If there are more, time is divided into as many bins. A bin that is busy for half of its time or more belongs
-    to the name that takes most of it; neighbours of one name are one span.
-
-    Args:
-        spans: spans of one lane.
-        end: end of the window, in seconds.
-        most: number of spans.
+    If there are more, the time until `end`, in seconds, is divided into as many bins. A bin that is busy for half
+    of its time or more belongs to the name that takes most of it, and neighbours of one name become one span.
     """
     if len(spans) <= most or not spans:
         return tuple(spans)
