@@ -60,14 +60,10 @@ class ConfigFile:
     """True for the config.json of a run, which others may have written."""
 
     def check_code(self, given: Mapping[str, Any], *, with_environment: bool) -> None:
-        """Checks that a run's file names no code except what the user has allowed or names too.
+        """Raises a `UsageError` if a run's file names code that the user has neither allowed nor named.
 
-        Args:
-            given: values of the command's own options, by name.
-            with_environment: whether the environment is the run's.
-
-        Raises:
-            UsageError: it names another module or a cluster.
+        Code is a module or a cluster. `given` are values of the command's own options, by name. `with_environment`
+        says that the environment is the run's.
         """
         if not self.is_of_run:
             return
@@ -106,11 +102,7 @@ class ConfigFile:
         return POSITIONAL[len(named) :]
 
     def name(self, which: str) -> str:
-        """Returns the algorithm or the environment.
-
-        Raises:
-            UsageError: the file does not name it.
-        """
+        """Returns the algorithm or the environment. Raises a `UsageError` if the file does not name it."""
         if not isinstance(name := self.content.get(which), str):
             raise UsageError(
                 f"neither the command nor {self.path} names the {which}. hint: {which} = ... at the top of the "
@@ -121,8 +113,7 @@ class ConfigFile:
     def values(self, options: Sequence[Option], *, strict: bool = True) -> dict[str, Any]:
         """Returns the values of options by name. With `strict`, every entry of the file must be one of them.
 
-        Raises:
-            UsageError: the file has an unknown option, or a value that its option rejects.
+        Raises a `UsageError` if the file has an unknown option, or a value that its option rejects.
         """
         known = {option.name: option for option in options}
         entries = [entry for entry in _entries(self.content) if strict or entry.name in known]
@@ -146,8 +137,7 @@ class ConfigFile:
 def read_config_file(path: Path) -> ConfigFile:
     """Reads an option file.
 
-    Raises:
-        UsageError: it does not exist, or is neither TOML nor the config.json of a run.
+    Raises a `UsageError` if it does not exist, or is neither TOML nor a run's config.json.
     """
     try:
         text = read_named(path, limit=MAX_BYTES).decode()

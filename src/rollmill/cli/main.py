@@ -73,9 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run_and_exit(action: Callable[[], int], *, keeps_result: bool) -> NoReturn:
     """Runs `action` and exits with its exit code. Errors for users become one sentence and an exit code.
 
-    Args:
-        action: returns the exit code.
-        keeps_result: True if its result is on disk, so that losing its output is no error.
+    If it keeps its result on disk (`keeps_result`), losing its output is no error.
     """
     output, _ = open_streams()
     interruption = Interruption()

@@ -76,11 +76,8 @@ def _watch_memory(reports_file: TextIO, *, trained: int) -> None:
     """Reports the peak device memory of the training, if devices have memory of their own.
 
     It polls, because the allocator's own maximum includes what compiling took: XLA tries algorithms on arrays that
-    may be far larger than the training's.
-
-    Args:
-        reports_file: gets the reports.
-        trained: bytes of a device that the training's iterations have taken before; 0 if unknown.
+    may be far larger than the training's. `trained` has the bytes of a device that the training's iterations have
+    taken before; 0 if unknown.
     """
     import jax
 

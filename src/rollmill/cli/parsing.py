@@ -24,8 +24,7 @@ class Parsed(NamedTuple):
 def parse(kind: Any, arguments: Sequence[str], *, prog: str) -> Any:
     """Parses the options of a command to an instance of `kind`. `--help` prints them and exits.
 
-    Raises:
-        UsageError: an option is unknown, a value is invalid, or something is missing or left over.
+    Raises a `UsageError` if an option is unknown, a value is invalid, or something is missing or left over.
     """
     return parse_given(kind, arguments, prog=prog).options
 
@@ -35,11 +34,7 @@ def parse_given(
 ) -> Parsed:
     """Parses the options of a command, and returns which were given. Errors are those of `parse`.
 
-    Args:
-        kind: the command's dataclass.
-        arguments: its words.
-        prog: the command, for messages.
-        under: values of options by name, which the words override.
+    The words override the values in `under`, by name. Messages mention the command as `prog`.
     """
     options = options_of(kind)
     if HELP & set(arguments):

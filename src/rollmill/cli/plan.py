@@ -41,8 +41,7 @@ class Showing:
     def check(self, *, searches: bool) -> None:
         """Checks these options, before anything is searched for or compiled.
 
-        Raises:
-            UsageError: one is out of bounds, has no effect, or the file cannot be written.
+        Raises a `UsageError` if one is out of bounds or has no effect, or if the file cannot be written.
         """
         if self.rate <= 0:
             raise UsageError(f"rate={self.rate} steps a second must be greater than 0.")

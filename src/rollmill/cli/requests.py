@@ -47,15 +47,10 @@ class _Head:
 def parse_training(
     arguments: Sequence[str], *, command: str = "train", more: Field | None = None
 ) -> ParsedTraining:
-    """Parses the words of a training.
+    """Parses the words of a training: the algorithm, the environment and options.
 
-    Args:
-        arguments: the algorithm, the environment and options.
-        command: of `rollmill`.
-        more: a further field of the command's options.
-
-    Raises:
-        UsageError: words or the file of `--config` are wrong, or both name no algorithm or environment.
+    `more` is a further field of the command's options. Raises a `UsageError` if words or the file of `--config`
+    are wrong, or if neither names an algorithm and an environment.
     """
     named = list(takewhile(lambda word: not word.startswith("-"), arguments))
     head, file = _head(arguments[len(named) :], names_environment=len(named) > 1)
@@ -108,13 +103,9 @@ def _environment_in(words: Sequence[str]) -> str:
 def request_of(
     algorithm: str, parsed: Any, given: Mapping[str, Any], options: Sequence[Option]
 ) -> TrainingRequest:
-    """Returns the request of parsed options.
+    """Returns the request of parsed options, with fields such as `environment`, `env_options` and `imports`.
 
-    Args:
-        algorithm: its name.
-        parsed: the options, with fields such as `environment`, `env_options` and `imports`.
-        given: values of the given ones, by name.
-        options: all options of the command.
+    `given` has the values of the given ones, by name, and `options` all options of the command.
     """
     paths = {option.name: option.path for option in options}
     settings = {

@@ -29,11 +29,7 @@ class SearchOptions:
     """Search although there is a result of an earlier search."""
 
     def check(self, given: Collection[str]) -> None:
-        """Checks these options against the names of the `given` ones.
-
-        Raises:
-            UsageError: one is out of bounds, or has no effect.
-        """
+        """Raises a `UsageError` if an option is out of bounds, or has no effect with the `given` ones."""
         if not self.search_plan:
             for name in sorted({*given} & {*OWN}):
                 raise UsageError(
@@ -61,10 +57,8 @@ class PlanSearchFailed(RollmillError):
 def planned(request: TrainingRequest, searching: SearchOptions) -> Iterator[TrainingRequest]:
     """Yields the request, with the plan of a search if one was asked for.
 
-    The search runs in its own process, because it starts JAX with other devices than the training may need.
-
-    Raises:
-        PlanSearchFailed: the search failed, and has printed why.
+    The search runs in its own process, because it starts JAX with other devices than the training may need. Raises
+    `PlanSearchFailed` if it failed, after it has printed why.
     """
     if not searching.search_plan:
         yield request

@@ -12,14 +12,9 @@ from rollmill.core.json_data import parse_json
 def run(arguments: str, parent: str, listener: str, counts: str, index: str, cores: str, pipe: str) -> int:
     """Serves on a socket of the parent process as long as that process lives, and returns the exit code.
 
-    Args:
-        arguments: of `rollmill serve`, as a JSON list.
-        parent: process id of the parent.
-        listener: descriptor of the listening socket.
-        counts: descriptor of the file of statistics.
-        index: number of this worker.
-        cores: comma-separated cores that it runs on; empty: any.
-        pipe: descriptor through which it reports that it serves.
+    `arguments` are those of `rollmill serve`, as a JSON list. `listener`, `counts` (the file of statistics) and
+    `pipe` (through which it reports that it serves) are descriptors. It runs on the comma-separated `cores`, or on
+    any if empty.
     """
     if cores:
         os.sched_setaffinity(0, {int(core) for core in cores.split(",")})

@@ -67,8 +67,7 @@ def parse_env_options(texts: Sequence[str]) -> dict[str, Any]:
 def chosen_environment_options(env_options: Sequence[str], transforms: Sequence[str]) -> dict[str, Any]:
     """Returns the options of an environment, with its transforms.
 
-    Raises:
-        UsageError: an option or transform is invalid, or transforms are given in both ways.
+    Raises a `UsageError` if an option or transform is invalid, or if transforms are given in both ways.
     """
     options = parse_env_options(env_options)
     if not transforms:

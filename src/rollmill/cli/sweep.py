@@ -215,15 +215,9 @@ def _run(
 
 
 def _check_trust(sweep: SweepDirectory, named: set[str], *, trust: bool) -> None:
-    """Checks that the trials of a sweep may use the code that they name.
+    """Raises a `UsageError` if the trials of a sweep name code that was never allowed, by the user now or before.
 
-    Args:
-        sweep: the sweep.
-        named: modules that the user names at this call.
-        trust: remember that this directory may use all that it names.
-
-    Raises:
-        UsageError: it names code that was never allowed.
+    `trust` remembers that this directory may use all that it names.
     """
     run, code = RunDirectory(sweep.root), code_of(sweep)
     allowed = named | trusted_modules(run)

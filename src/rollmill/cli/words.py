@@ -27,16 +27,10 @@ class _Form(NamedTuple):
 
 
 def read_words(options: Sequence[Option], words: Sequence[str], *, prog: str, strict: bool = True) -> Read:
-    """Reads the words of a command.
+    """Reads the words of a command, which come after its name `prog`.
 
-    Args:
-        options: of the command.
-        words: after the command's name.
-        prog: the command, for messages.
-        strict: reject unknown options. Otherwise they are left out, and words after them count as positional.
-
-    Raises:
-        UsageError: an option is unknown, or its value is invalid.
+    `strict` rejects unknown options. Otherwise they are left out, and words after them count as positional. Raises
+    a `UsageError` if an option is unknown, or if its value is invalid.
     """
     named = [option for option in options if not option.arg.positional]
     forms = {option.name: _Form(option) for option in named}
@@ -63,8 +57,7 @@ def read_words(options: Sequence[Option], words: Sequence[str], *, prog: str, st
 def place_positional(options: Sequence[Option], words: Sequence[str], *, prog: str) -> dict[str, Any]:
     """Returns the values of a command's positional options.
 
-    Raises:
-        UsageError: one is missing, or there are too many words.
+    Raises a `UsageError` if one is missing or left over.
     """
     given: dict[str, Any] = {}
     rest = list(words)

@@ -25,12 +25,11 @@ TIMED_SECONDS = 0.3
 
 
 def describe_program(prepared: PreparedTraining) -> dict[str, Any] | None:
-    """Returns the memory of a training in one program, and what it is compiled to. None if workers train.
+    """Returns the memory of a training in one program, and the identity of that program. None if workers train.
 
-    Returns:
-        `bytes` of one device: arguments, temporary arrays, and the states that are held beside them; `process`,
-        bytes of this process beside them; `held`, bytes of a device with its own memory that are in use already;
-        `identity`, equal for equal programs.
+    `bytes` of one device are arguments, temporary arrays, and the states that are held beside them; `process` has
+    the bytes of this process beside them, and `held` those of a device with its own memory that are in use
+    already. Equal programs have an equal `identity`.
     """
     program = prepared.program
     if program is None:

@@ -80,8 +80,7 @@ class FoundPlan(NamedTuple):
 def leave_devices() -> dict[str, str]:
     """Lets this process take no more of an accelerator's memory than it needs, if JAX has not started yet.
 
-    Returns:
-        The environment for processes that train, which is as the user has set it.
+    Returns the environment for processes that train, as the user has set it.
     """
     environment = dict(os.environ)
     leave_device_memory()
@@ -115,8 +114,7 @@ def workload_of(graph: Graph, options: RunOptions, *, waiting: float = 0.0) -> W
 def list_candidates(request: SearchRequest, machine: Machine, workload: Workload) -> list[Candidate]:
     """Returns the candidates of a request.
 
-    Raises:
-        UsageError: none has the values that the user has chosen.
+    Raises a `UsageError` if none has the values that the user has chosen.
     """
     found = restricted(candidates(machine, workload, request.objective), request.fixed)
     if not found:
@@ -136,18 +134,12 @@ def find_plan(
     machine: Machine | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> FoundPlan:
-    """Searches for the fastest plan, or takes the result of an earlier search.
+    """Searches for the fastest plan on this machine or `machine`, or takes the result of an earlier search.
 
-    Args:
-        graph_of: the graph with a number of environments; None for the user's own.
-        request: what to search for.
-        environment: of processes that train.
-        machine: what they may use; this machine where it is left out.
-        say: gets a line for each candidate that is tried.
-
-    Raises:
-        UsageError: there is no candidate, or none can run.
-        SearchStopped: by a signal; all processes were ended.
+    `graph_of` returns the graph with a number of environments, or with the user's own for None. `environment` is
+    that of processes that train. `say` is called with a line for each candidate that is tried. Raises a
+    `UsageError` if there is no candidate, or none can run, and `SearchStopped` after a signal, when all processes
+    have ended.
     """
     graph_of = cache(graph_of)
     graph, machine = graph_of(None), machine or this_machine()

@@ -50,36 +50,21 @@ class Order:
 
     @property
     def trained(self) -> TrainingRequest:
-        """The training.
-
-        Raises:
-            UsageError: the order is another one, or none.
-        """
+        """Returns the training. Raises a `UsageError` if the order has none."""
         if self.train is None:
             raise UsageError(f"{SOURCE} says nothing.")
         return self.train
 
 
 def read_order(data: bytes) -> Order:
-    """Reads an order.
-
-    Raises:
-        UsageError: it is none.
-    """
+    """Reads an order. Raises a `UsageError` if the data holds none."""
     return read_as(Order, parse_json(data, where=SOURCE, error=UsageError), where=SOURCE, error=UsageError)
 
 
 def start_child(order: Order, *, name: str, cores: Sequence[int] = (), **options: Any) -> subprocess.Popen:
-    """Starts a process that does what an order says.
+    """Starts a process that does what an order says, with a name for lists of processes, on some or all cores.
 
-    Args:
-        order: the order.
-        name: shown in lists of processes.
-        cores: of the machine that it runs on; all if left out.
-        **options: arguments of `core.children.start_python`.
-
-    Raises:
-        OSError: no process can be started.
+    Options are those of `core.children.start_python`. Raises an `OSError` if no process can be started.
     """
     with tempfile.TemporaryFile() as file:
         file.write(json.dumps(plain(writable(asdict(order)))).encode())

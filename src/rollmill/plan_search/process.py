@@ -51,13 +51,10 @@ class MetricsPoint(NamedTuple):
 
 
 class CandidateProcess:
-    """A process of `rollmill.cli.measured`, with a temporary run directory.
+    """A process of `rollmill.cli.measured`, with a temporary run directory and its own environment variables.
 
-    It imports what it needs, which takes seconds, and waits for `prepare`.
-
-    Args:
-        check_stop: raises `SearchStopped` if a signal has come.
-        environment: variables of the process.
+    It imports what it needs, which takes seconds, and waits for `prepare`. `check_stop` raises `SearchStopped`
+    after a signal.
     """
 
     def __init__(self, *, check_stop: Callable[[], None], environment: dict[str, str]) -> None:
@@ -104,26 +101,19 @@ class CandidateProcess:
     def ask(self, command: str | None, name: str, *, seconds: float) -> Any:
         """Sends a command, if there is one, and waits for the report of this name.
 
-        Raises:
-            CannotRun: the process has ended, with the reason.
-            OutOfTime: there is no answer within the limit in seconds.
+        Raises `CannotRun` with the reason if the process has ended, and `OutOfTime` without an answer within
+        `seconds`.
         """
         if command is not None:
             self._send(command)
         return self._wait(lambda: self._report(name), seconds=seconds)[0]
 
     def measure(self, *, bound: float | None, seconds: float, seeds: int, learns_from: int) -> Measurement:
-        """Trains shortly.
+        """Trains for at most `seconds`, with `seeds` trainings side by side.
 
-        Args:
-            bound: steps a second that are to be reached; the training is stopped early once they cannot be.
-            seconds: for all of it.
-            seeds: trainings side by side.
-            learns_from: environment steps before which nothing is learned.
-
-        Raises:
-            CannotRun: the training ended with an error.
-            OutOfTime: too few iterations were done within these seconds.
+        It stops early once `bound` steps a second cannot be reached. Nothing is learned before `learns_from`
+        environment steps. Raises `CannotRun` if the training ended with an error, and `OutOfTime` after too few
+        iterations.
         """
         self._send("begin")
         memory = _PeakMemory(self.process.pid)
@@ -193,13 +183,10 @@ class CandidateProcess:
 def measured_between(
     points: Sequence[MetricsPoint], *, bound: float | None, learns_from: int, ended: bool
 ) -> Measurement | None:
-    """Returns the throughput that lines of metrics show. None if it is too early to tell.
+    """Returns the throughput by the lines of metrics so far. None if it is too early to tell.
 
-    Args:
-        points: the lines so far.
-        bound: steps a second that are to be reached.
-        learns_from: environment steps before which nothing is learned.
-        ended: whether no more lines will come.
+    A training that cannot reach `bound` steps a second is told early. Nothing is learned before `learns_from`
+    environment steps. `ended` says that no more lines will come.
     """
     warm = [point for point in points if point.env_steps >= learns_from]
     steady = [point for point in warm if point.seconds >= warm[0].seconds + WARM_SECONDS]

@@ -30,11 +30,7 @@ class StoredSearch:
 
 
 def file_for(what: Mapping[str, Any]) -> Path:
-    """Returns the file that keeps the result of a search.
-
-    Args:
-        what: everything that the result depends on, as JSON.
-    """
+    """Returns the file that keeps the result of a search; `what` it depends on is JSON."""
     digest = hashlib.sha256(json.dumps({"version": VERSION, **what}, sort_keys=True).encode()).hexdigest()
     return cache_root() / "plans" / f"{digest[:24]}.json"
 

@@ -82,11 +82,7 @@ class ProcessTrials:
             self._open = None
 
     def plan_of(self, candidate: Candidate) -> Plan:
-        """Returns the plan that carries a candidate out.
-
-        Raises:
-            UsageError: it cannot run.
-        """
+        """Returns the plan that carries a candidate out. Raises a `UsageError` if it cannot run."""
         graph = self.graph_of(candidate.num_envs)
         plan = choose_plan(graph, self._options_of(candidate))
         in_program = plan.place == "program"

@@ -12,8 +12,7 @@ from rollmill.planning.plan import Place, Plan, PlanSettings, read_plan
 def choose_plan(graph: Graph, options: PlacementOptions) -> Plan:
     """Returns the plan of these options, without settings: these are options of a training (`settings_of`).
 
-    Raises:
-        UsageError: if it does not fit the graph or the options.
+    Raises a `UsageError` if it does not fit the graph or the options.
     """
     if options.plan is not None:
         _refuse_beside_plan(options)
@@ -33,18 +32,10 @@ def choose_plan(graph: Graph, options: PlacementOptions) -> Plan:
 
 
 def place_custom(plan: Plan, options: PlacementOptions, custom: Sequence[str], *, saved: bool = False) -> Plan:
-    """The plan for a graph of which parts are made in Python and have no name: processes cannot build them.
+    """Plans for graphs with unregistered parts (`custom`), which worker processes cannot rebuild.
 
-    It stays in this process, in threads, where the options leave the choice.
-
-    Args:
-        plan: chosen by these options.
-        options: where to train.
-        custom: names of these parts.
-        saved: whether the plan is that of the run that goes on, and not chosen now.
-
-    Raises:
-        UsageError: naming the parts, if the options ask for other processes.
+    The training stays in this process, in threads, where the options leave the choice, and unless the plan is that
+    of a run that goes on (`saved`). Raises a `UsageError` with the parts if the options ask for other processes.
     """
     if not custom or plan.place in ("program", "threads"):
         return plan

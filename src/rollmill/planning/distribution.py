@@ -126,11 +126,7 @@ def list_distributions() -> dict[str, str]:
 
 
 def find_distribution(name: str) -> DistributionPolicy:
-    """Returns the policy of that name.
-
-    Raises:
-        UsageError: if there is none.
-    """
+    """Returns the policy of that name. Raises a `UsageError` if there is none."""
     if ":" in name:
         return _own(name)
     if name not in _POLICIES:

@@ -5,12 +5,9 @@ from rollmill.planning.plan import Plan
 
 
 def draw(plan: Plan, graph: Graph, *, steps_per_second: float) -> str:
-    """Groups with their roles, and for each edge the bytes a second that it carries.
+    """Draws groups with their roles, and for each edge the bytes a second that it carries.
 
-    Args:
-        plan: what to draw.
-        graph: whose shapes decide how much passes.
-        steps_per_second: environment steps, over all environments, that the rates are for.
+    They follow from the shapes of the graph, at `steps_per_second` steps of all environments together.
     """
     partition, edges = plan.partition, interfaces(graph)
     rate = steps_per_second / graph.loops.batch_size

@@ -68,16 +68,11 @@ PLACEMENT = tuple(field.name for field in fields(PlacementOptions))
 
 
 class Counts:
-    """The counts of `PlacementOptions` that a distribution policy gets, with the names of those that it has read.
+    """The counts of `PlacementOptions`, each at least 1, and the names of those read by a distribution policy.
 
-    Args:
-        workers: replicas of groups that hold the environment alone.
-        actors: replicas of groups that hold the policy, but not the update.
-        learners: replicas of groups that hold gradients and update together.
-        asynchronous: whether actors go on with the newest weights.
-
-    Raises:
-        UsageError: a count is less than 1.
+    `workers` are replicas of groups that hold the environment alone, `actors` of those that hold the policy, but
+    not the update, and `learners` of those that hold gradients and update together. With `asynchronous` actors go
+    on with the newest weights.
     """
 
     def __init__(
@@ -126,11 +121,7 @@ class Counts:
 
 
 def only_synchronous(counts: Counts, name: str) -> None:
-    """Refuses asynchronous actors where the policy and the update are in one group.
-
-    Raises:
-        UsageError: if they were asked for.
-    """
+    """Raises a `UsageError` for asynchronous actors, since policy and update are in one group."""
     if counts.asynchronous:
         raise UsageError(
             f"{name} has no asynchronous form, because its policy lies in the learner's group; use "

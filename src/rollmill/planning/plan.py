@@ -80,10 +80,9 @@ class Plan:
         return replace(self, settings=None)
 
     def check(self, loops: Loops | None = None) -> None:
-        """Checks that the plan can be run with the sizes of these loops.
+        """Checks that the plan can run with the sizes of these loops.
 
-        Raises:
-            UsageError: naming what does not fit, and what would.
+        A `UsageError` says what does not fit, and what would.
         """
         _check_place(self.place)
         check_partition(self.partition, loops)
@@ -107,8 +106,7 @@ class Plan:
     def from_json(value: Any) -> "Plan":
         """Returns the plan that `to_json` wrote, or that somebody edited.
 
-        Raises:
-            UsageError: naming the field that is missing, unknown, of another type, or does not fit.
+        Raises a `UsageError` with the field that is missing, unknown, of another type, or does not fit.
         """
         saved = read_as(SavedPlan, value, where="the plan", error=UsageError)
         if saved.version not in (VERSION, WITH_SETTINGS):
@@ -125,11 +123,7 @@ class Plan:
 
 
 def read_plan(path: Path) -> Plan:
-    """Returns the plan in a file.
-
-    Raises:
-        UsageError: if there is none, or it is no plan.
-    """
+    """Returns the plan in a file. Raises a `UsageError` if there is none, or if it holds something else."""
     try:
         with opened_named(path) as file:
             text = file.read(MAX_BYTES + 1)
@@ -143,11 +137,7 @@ def read_plan(path: Path) -> Plan:
 
 
 def write_plan(plan: Plan, path: Path) -> None:
-    """Writes a plan to a file.
-
-    Raises:
-        UsageError: if it cannot be written.
-    """
+    """Writes a plan to a file. Raises a `UsageError` if it cannot be written."""
     try:
         with replacing_named(path) as file:
             file.write((json.dumps(plan.to_json(), indent=2) + "\n").encode())

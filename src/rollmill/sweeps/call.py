@@ -228,8 +228,7 @@ def _environment_options(options: Any, transforms: Any) -> dict[str, Any]:
 def json_value(name: str, value: Any) -> Any:
     """Returns a value as JSON holds it: numbers of NumPy as Python's, tuples as lists, paths as text.
 
-    Raises:
-        UsageError: it has no such form.
+    Raises a `UsageError` if it has no such form.
     """
     plain = _plain(value)
     infinite = isinstance(plain, float) and plain in (float("inf"), -float("inf"))

@@ -64,8 +64,7 @@ class NewSweep:
 def create_sweep(asked: NewSweep) -> SweepDirectory:
     """Creates the directory of a sweep whose trials have all been checked.
 
-    Raises:
-        UsageError: something cannot be used; nothing was written then.
+    Raises a `UsageError`, with nothing written, if something cannot be used.
     """
     _check_request(asked)
     if asked.group_seeds:
@@ -101,8 +100,7 @@ def code_of(sweep: SweepDirectory) -> NamedCode:
 def typed_axis(algorithm: str, axis: Axis) -> Axis:
     """Returns an axis with its texts as values of its option.
 
-    Raises:
-        UsageError: there is no such option, or a text is no value of it.
+    A `UsageError` names a missing option or a wrong value.
     """
     if not axis.values:
         return axis

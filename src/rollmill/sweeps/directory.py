@@ -69,9 +69,7 @@ class SweepDirectory:
     def create(cls, root: Path, spec: SweepSpec) -> "SweepDirectory":
         """Creates the directory of a new sweep.
 
-        Raises:
-            UsageError: there are other files in it already.
-            StorageError: it cannot be written.
+        Raises a `UsageError` if it holds other files already, and a `StorageError` if it cannot be written.
         """
         check_is_text("--sweep-dir", root)
         if (root / SPECIFICATION).exists():
@@ -93,9 +91,7 @@ class SweepDirectory:
     def open(cls, root: Path) -> "SweepDirectory":
         """Opens a sweep.
 
-        Raises:
-            UsageError: the directory holds none.
-            CheckpointError: a file of it is damaged.
+        Raises a `UsageError` if the directory holds none, and a `CheckpointError` if a file is damaged.
         """
         if not root.is_dir() or not Folder(root).has(SPECIFICATION):
             raise UsageError(f"{root} holds no sweep: there is no {SPECIFICATION} in it.")
@@ -110,8 +106,7 @@ class SweepDirectory:
     def trials(self) -> list[Trial]:
         """Returns the trials so far, in the order in which they were given or proposed.
 
-        Raises:
-            CheckpointError: their values are damaged.
+        Raises a `CheckpointError` if their values are damaged.
         """
         points, file = self.spec.points, SPECIFICATION
         if self.spec.sampler is not None:
@@ -127,14 +122,7 @@ class SweepDirectory:
         return 0 if self.spec.sampler is None else max(0, self.spec.num_trials - len(self._proposed()))
 
     def propose(self, failed: Collection[str]) -> Trial:
-        """Returns the next trial of a sampler, which is written down before it begins.
-
-        Args:
-            failed: names of trials that have failed.
-
-        Raises:
-            StorageError: it cannot be written.
-        """
+        """Returns the next trial of a sampler, given those that failed, and writes it down before it begins."""
         past = [self._past(trial, failed) for trial in self.trials()]
         point = propose(self.spec.axes, past, sampler=self.spec.sampler or SAMPLERS[0], seed=self.spec.seed)
         points = (*self._proposed(), tuple(point[option] for option in self.spec.options_varied))
@@ -144,8 +132,7 @@ class SweepDirectory:
     def stopping(self) -> HalvingState:
         """Returns the results at rungs, and the trials that were stopped early.
 
-        Raises:
-            CheckpointError: the file is damaged.
+        Raises a `CheckpointError` if the file is damaged.
         """
         if not Folder(self.root).has(STOPPING):
             return HalvingState()
@@ -155,28 +142,19 @@ class SweepDirectory:
         return HalvingState({int(steps): found for steps, found in read.rungs.items()}, read.stopped, read.ended)
 
     def write_stopping(self, state: HalvingState) -> None:
-        """Writes the results at rungs, and the trials that were stopped early.
-
-        Raises:
-            StorageError: the file cannot be written.
-        """
+        """Writes the results at rungs, and the trials that were stopped early."""
         write_json(Folder(self.root), STOPPING, asdict(state))
 
     def failed(self) -> frozenset[str]:
-        """Names of the trials that failed and were not tried again.
+        """Returns the names of trials that failed and were not tried again.
 
-        Raises:
-            CheckpointError: the file is damaged.
+        Raises a `CheckpointError` if the file is damaged.
         """
         there = Folder(self.root).has(FAILURES)
         return frozenset(_read(self.root, FAILURES, _Failures).trials if there else ())
 
     def note_failure(self, trial: Trial, *, failed: bool) -> None:
-        """Notes that a trial failed, or that it is tried again.
-
-        Raises:
-            StorageError: the file cannot be written.
-        """
+        """Records that a trial failed, or that it is tried again."""
         before = self.failed()
         after = before | {trial.name} if failed else before - {trial.name}
         if after != before:
@@ -196,11 +174,10 @@ class SweepDirectory:
         return self.root / TRIALS / f"{trial.name}.log"
 
     def open_log(self, trial: Trial) -> int:
-        """Opens the file of what a trial's process prints, for appending; returns the descriptor.
+        """Opens the file with the output of a trial's process, for appending; returns the descriptor.
 
-        Raises:
-            CheckpointError: the file is a link, or no regular file.
-            StorageError: the file cannot be opened.
+        Raises a `CheckpointError` if the file is a link, or no regular file, and a `StorageError` if it cannot be
+        opened.
         """
         try:
             return self.trials_folder.open_to_append(self.log(trial).name)
@@ -228,11 +205,10 @@ class SweepDirectory:
         return self.trials_folder.has(trial.name)
 
     def order(self, trial: Trial) -> Order:
-        """What a process does to begin a trial, or to go on with it if there is a checkpoint.
+        """Returns the order to begin a trial, or to resume it if there is a checkpoint.
 
-        Raises:
-            CheckpointError: its run is a link or a file.
-            StorageError: what is left of a run without a checkpoint cannot be deleted.
+        Raises a `CheckpointError` if its run is a link or a file, and a `StorageError` if the rest of a run
+        without a checkpoint cannot be deleted.
         """
         run, trials = self.run(trial), self.trials_folder
         if any(name[:1].isdecimal() for name in trials.inner(trial.name).inner("checkpoints").kinds()):
@@ -244,14 +220,11 @@ class SweepDirectory:
         return Order(train=trial.request.changed({"run_dir": str(run.root)}))
 
     def rows(self, metric: str, *, running: Collection[str] = ()) -> list[dict[str, Any]]:
-        """A row for each trial: its values and results, the largest `metric` first, trials without one last.
+        """Returns a row for each trial: values and results, the largest `metric` first, trials without one last.
 
         Of trials that train several seeds in one program there is a row for each seed. A sweep over seeds is
-        sorted by the mean over the seeds of each point (`ranked`).
-
-        Args:
-            metric: a column.
-            running: names of trials that run now, whose summary is that of an earlier stop.
+        sorted by the mean over the seeds of each point (`ranked`). The summary of a `running` trial is that of an
+        earlier stop.
         """
         rows, stopped, failed = [], self.stopping().stopped, self.failed()
         for trial in self.trials():
@@ -270,11 +243,7 @@ class SweepDirectory:
         return ranked(rows, self.spec.options_varied, metric)
 
     def write_table(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Writes rows as CSV.
-
-        Raises:
-            StorageError: the file cannot be written.
-        """
+        """Writes rows as CSV. Raises a `StorageError` if the file cannot be written."""
         text = io.StringIO(newline="")
         more = OVER_SEEDS if SEED in self.spec.options_varied else ()
         writer = csv.DictWriter(text, ["trial", *self.spec.options_varied, "status", *TRIAL_RESULTS, *more])

@@ -7,14 +7,10 @@ from rollmill.sweeps.spec import Trial
 
 
 class EarlyStopping:
-    """Follows the learning curves of running trials.
+    """Follows the learning curves of running trials, and judges them at the rungs of a rule.
 
     Results at rungs and decisions are in a file of the sweep before a trial is told to stop, so they outlive this
-    process; what was read of a curve need not, as no trial is judged twice at a rung.
-
-    Args:
-        sweep: the directory.
-        rule: where the rungs are, and who goes on.
+    process. The curves read so far need not, as no trial is judged twice at a rung.
     """
 
     def __init__(self, sweep: SweepDirectory, rule: HalvingRule) -> None:
@@ -36,11 +32,7 @@ class EarlyStopping:
 
 
 def goes_on(sweep: SweepDirectory) -> None:
-    """Lets trials that were stopped early go on, and stops none from now on.
-
-    Raises:
-        StorageError: the decision cannot be written.
-    """
+    """Lets trials that were stopped early go on, and stops none from now on."""
     state = sweep.stopping()
     state.stopped, state.ended = {}, True
     sweep.write_stopping(state)

@@ -63,15 +63,11 @@ def default_grace_steps(total_steps: int, reduction_factor: int) -> int:
 
 
 def judge(rule: HalvingRule, rungs: Rungs, trial: str, curve: Sequence[CurvePoint]) -> list[Judgement]:
-    """Judges a trial at all rungs that it has come to, and was not judged at, up to one at which it has to stop.
+    """Judges a trial at all rungs that it has come to and was not judged at, up to one at which it has to stop.
 
-    The same trials with the same results in the same order are judged alike.
-
-    Args:
-        rule: where the rungs are.
-        rungs: the results so far; those of the trial itself say where it was judged.
-        trial: its name.
-        curve: results of the trial, by increasing steps; points from before a rung may be left out.
+    The same trials with the same results in the same order are judged alike. The rungs hold the results so far,
+    and where the trial itself was judged. Its curve has results by increasing steps; points from before a rung may
+    be left out.
     """
     judgements: list[Judgement] = []
     steps = rule.grace_steps

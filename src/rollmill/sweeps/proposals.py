@@ -34,11 +34,7 @@ class PastTrial(NamedTuple):
 
 
 def check_sampler(name: str) -> None:
-    """Checks that a sampler can be used.
-
-    Raises:
-        UsageError: there is none of that name, or Optuna is not there.
-    """
+    """Raises a `UsageError` if there is no sampler of that name, or if it needs Optuna, which is not installed."""
     if name not in SAMPLERS:
         raise UsageError(f"unknown sampler {name!r}. Known: grid, random, {', '.join(SAMPLERS)}.")
     _optuna()
@@ -47,16 +43,8 @@ def check_sampler(name: str) -> None:
 def propose(axes: Sequence[Axis], trials: Sequence[PastTrial], *, sampler: str, seed: int) -> dict[str, Any]:
     """Returns the values of the next trial; the same for the same arguments.
 
-    Values that were tried before are not proposed again while there are others.
-
-    Args:
-        axes: the options and their values.
-        trials: all trials so far, in the order in which they were proposed.
-        sampler: one of `SAMPLERS`.
-        seed: seed of the whole sweep.
-
-    Raises:
-        UsageError: Optuna is not there.
+    It depends on all trials so far, in the order in which they were proposed. Values that were tried before are
+    not proposed again while there are others. Raises a `UsageError` if Optuna is not installed.
     """
     tried = [trial.point for trial in trials]
     for attempt in range(MAX_ATTEMPTS):

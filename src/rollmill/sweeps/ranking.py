@@ -21,15 +21,10 @@ class _Point(NamedTuple):
 
 
 def ranked(rows: Sequence[dict[str, Any]], options: Sequence[str], metric: str) -> list[dict[str, Any]]:
-    """Rows with the best point first; of a point, the largest `metric` first.
+    """Returns rows, one for each trial or seed, with the best point first; of a point, the largest `metric` first.
 
-    Points with a result of every seed come before those that lack some, and these before points without any. If
-    seeds vary, each row has the columns `OVER_SEEDS` besides.
-
-    Args:
-        rows: one for each trial or seed.
-        options: columns with the values that vary.
-        metric: column with the result; None where there is none yet.
+    Points with a result of every seed come before those that lack some, and these before points without any.
+    Columns in `options` have the values that vary. If seeds do, each row has the columns `OVER_SEEDS` besides.
     """
     varies = SEED in options
     points = _points(rows, options, metric) if varies else {}

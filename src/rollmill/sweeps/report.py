@@ -56,16 +56,7 @@ class _Scale(NamedTuple):
 
 
 def write_report(sweep: SweepDirectory, rows: Sequence[Mapping[str, Any]], metric: str) -> None:
-    """Writes the report of a sweep.
-
-    Args:
-        sweep: the directory.
-        rows: rows of its table, the best trial first.
-        metric: by which they are sorted.
-
-    Raises:
-        StorageError: the file cannot be written.
-    """
+    """Writes the report of a sweep, whose rows are sorted by `metric`, the best trial first."""
     spec, trials = sweep.spec, {trial.name: trial for trial in sweep.trials()}
     shown = rows[:MAX_ROWS]
     each = min(MAX_OF_CURVE, max(MIN_OF_CURVE, MAX_POINTS // max(1, len(shown))))

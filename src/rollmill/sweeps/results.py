@@ -26,14 +26,10 @@ class SweepResults:
     """`time.monotonic()` from which on the files are out of date."""
 
     def write(self, running: Collection[str] = ()) -> None:
-        """Brings the files up to date.
+        """Brings the files up to date, while the trials with these names run.
 
-        Args:
-            running: names of trials that run now.
-
-        Raises:
-            StorageError: one cannot be written.
-            CheckpointError: the result of a trial is damaged.
+        Raises a `StorageError` if one cannot be written, and a `CheckpointError` if the result of a trial is
+        damaged.
         """
         rows = self.sweep.rows(self.metric, running=running)
         self.sweep.write_table(rows)

@@ -58,26 +58,16 @@ def run_sweep(
 ) -> int:
     """Runs the trials that are neither finished nor stopped early; returns the exit code.
 
-    A trial that fails does not stop the others. One whose process is killed is resumed. Those that ended for want
-    of a GPU's memory run at the end, half as many at a time, and in the end alone. A sampler proposes a trial when
-    there is room for it. On SIGINT or SIGTERM all running trials stop with a checkpoint.
+    At most `at_once` run at a time, by default the number that suits the machine. A trial that fails does not stop
+    the others. One with a killed process is resumed. Those that ended for want of a GPU's memory run at the end,
+    half as many at a time, and in the end alone. A sampler proposes a trial when there is room for it. With
+    `together`, trials that differ in seeds and hyperparameters alone may share a program. With `also_stopped`,
+    trials that were stopped early go on, and none is stopped any more. Trials may import the modules in `imports`
+    by their names. `say` prints a line. On SIGINT or SIGTERM all running trials stop with a checkpoint.
 
-    Args:
-        sweep: the directory.
-        at_once: most trials at a time; None: as many as suit the machine.
-        sharing: how trials share a GPU.
-        metric: column of the table by which trials are compared.
-        say: prints a line.
-        imports: modules that trials may import by their names.
-        together: whether trials that differ in seeds and hyperparameters alone may share a program.
-        also_stopped: go on with trials that were stopped early, and stop none any more.
-
-    Returns:
-        0 if all trials finished or were stopped early, 1 if one failed, and 128 and the number of a signal.
-
-    Raises:
-        UsageError: another process runs the sweep, or the GPUs cannot be shared as asked.
-        StorageError: the table or the report cannot be written at the end.
+    Returns 0 if all trials finished or were stopped early, 1 if one failed, and 128 plus the number of a signal.
+    Raises a `UsageError` if another process runs the sweep, or if the GPUs cannot be shared as requested, and a
+    `StorageError` if the table or the report cannot be written at the end.
     """
     with RunDirectory(sweep.root).lock(), stop_on_signals() as stop:
         if also_stopped:
@@ -190,14 +180,9 @@ def _stop_early(schedule: _Schedule, early: EarlyStopping) -> None:
 def _outcome(
     sweep: SweepDirectory, schedule: _Schedule, running: RunningTrial, trial: Trial, *, alone: bool
 ) -> str:
-    """A sentence on a trial that has ended; one that is to be tried again is put back among the waiting.
+    """Returns a sentence on a trial that has ended; one that is to be tried again goes back to the waiting trials.
 
-    Args:
-        sweep: the directory.
-        schedule: changed by this.
-        running: its process.
-        trial: the trial.
-        alone: it shared its GPU with no other.
+    `alone` says that it shared its GPU with no other.
     """
     code = running.process.returncode
     if sweep.is_finished(trial):

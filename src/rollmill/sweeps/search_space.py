@@ -44,10 +44,7 @@ class Axis(NamedTuple):
 def parse_axis(text: str) -> Axis:
     """Parses `OPTION=V1,V2,...`, `OPTION=1..8` (integers), `OPTION=0.1..0.9` or `OPTION=log:1e-5..1e-2`.
 
-    Values of a list stay text here, as their types are those of the option.
-
-    Raises:
-        UsageError: it is none of these.
+    Values of a list stay text here, as their types are those of the option. Other text is a `UsageError`.
     """
     option, equals, values = text.partition("=")
     option = option_name(option)
@@ -79,8 +76,7 @@ def option_name(text: str) -> str:
 def listed_axis(option: str, values: Sequence[Any]) -> Axis:
     """Returns the axis of an option with these values.
 
-    Raises:
-        UsageError: there are none, or one comes twice.
+    Raises a `UsageError` without values, or if one comes twice.
     """
     axis = Axis(option, tuple(values))
     if not values or len(set(axis.choices)) < len(values):
@@ -114,14 +110,9 @@ def _range(text: str, option: str, low: str, high: str, *, logarithmic: bool) ->
 def points(axes: Sequence[Axis], *, draws: int | None = None, seed: int = 0) -> list[dict[str, Any]]:
     """Returns the combinations of values that a sweep tries, each with a value for every axis.
 
-    Args:
-        axes: the axes.
-        draws: number of random combinations, instead of all. Where all values are listed, they differ, and are at
-            most as many as there are.
-        seed: seed of the draws.
-
-    Raises:
-        UsageError: an option has two axes, a range is to be listed in full, or there are too many combinations.
+    With `draws`, it is this number of random combinations. Where all values are listed, they differ, and there may
+    be fewer. Raises a `UsageError` if an option has two axes, if a range would have to be listed in full, or if
+    there are too many combinations.
     """
     names = [axis.option for axis in axes]
     if twice := sorted({name for name in names if names.count(name) > 1}):

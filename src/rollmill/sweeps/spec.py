@@ -63,11 +63,7 @@ class SweepSpec:
         return [Trial(f"{index:0{width}}", point, self.request_at(point)) for index, point in enumerate(named)]
 
     def request_at(self, point: Mapping[str, Any]) -> TrainingRequest:
-        """Returns the training at one combination of values.
-
-        Raises:
-            UsageError: seeds that are none.
-        """
+        """Returns the training at one combination of values. Raises a `UsageError` if its seeds are invalid."""
         return self.request.changed(QUIETLY).at(point)
 
     def to_json(self) -> dict[str, Any]:

@@ -24,13 +24,10 @@ MAX_STEPS = min(MIN_STEPS_TO_TUNE.values())
 def trials_together(
     sweep: SweepDirectory, waiting: Sequence[Trial], alone: Collection[str], *, places: int
 ) -> list[Trial]:
-    """Returns the trials that can start in one program, the first that waits among them. Fewer than two: none.
+    """Returns the trials that can start in one program, the first waiting one among them, or an empty list.
 
-    Args:
-        sweep: the directory.
-        waiting: trials that wait, in their order.
-        alone: names of trials that need a program of their own, because one that they shared has failed.
-        places: parts of the machine that are free, among which the trials are divided.
+    Trials with names in `alone` need a program of their own, because one that they shared has failed. Trials are
+    divided among the `places` parts of the machine that are free.
     """
     is_fresh = lambda trial: trial.name not in alone and not sweep.has_begun(trial)
     if not waiting or not is_fresh(waiting[0]) or not _may_share(waiting[0]):

@@ -45,15 +45,9 @@ def start_trials(
 ) -> subprocess.Popen:
     """Starts the process of a trial, or of several in one program, in its part of the machine.
 
-    Args:
-        sweep: the directory.
-        trials: the trials. The process writes the log of the first one.
-        part: its part of the machine.
-        imports: the modules that it may import by their names.
-
-    Raises:
-        CheckpointError: a link, or something else, is in the place of its log or its run.
-        StorageError: its log cannot be opened.
+    It writes the log of the first one, and may import the modules in `imports` by their names. Raises a
+    `CheckpointError` if a link, or something else, is in the place of the log or a run, and a `StorageError` if
+    the log cannot be opened.
     """
     orders = [sweep.order(trial) for trial in trials]
     order = orders[0] if len(orders) == 1 else Order(together=tuple(each.trained for each in orders))

@@ -23,12 +23,9 @@ RECORD = "workers.json"
 
 
 def tell_loaded(control: Control, spec: RunSpec, graph: Graph | None = None) -> None:
-    """Tells the coordinator which code this process has loaded.
+    """Reports to the coordinator which code this process has loaded, with the graph's fingerprint.
 
-    Args:
-        control: the line to the coordinator.
-        spec: specification of the run.
-        graph: its fingerprint is told; left out on the coordinator's host, where digests suffice.
+    On the coordinator's host digests suffice, without a graph.
     """
     send(
         control,
@@ -56,10 +53,9 @@ class LoadedCode:
         self.modules = digests_of(self.spec.graph.imports)
 
     def check(self, worker: str, loaded: Loaded, clock: Clock) -> None:
-        """Records what a replica has loaded, and its clock.
+        """Records the code of a replica and its clock.
 
-        Raises:
-            UnfitHost: it is not what the coordinator has loaded.
+        Raises `UnfitHost` if it is other code than the coordinator's.
         """
         self._record[worker] = {**loaded._asdict(), "clock": clock._asdict()}
         write_json(self.run.folder, RECORD, self._record)

@@ -11,17 +11,11 @@ from rollmill.workers.reports import Durations, MetricsRows, Report, Saved, Star
 
 
 class ProgramTraining:
-    """`Training` by one program.
+    """`Training` by one program, from a `state` after the `first` iterations on.
 
-    Args:
-        graph: what is trained.
-        program: its compiled iteration.
-        state: to begin with.
-        first: iterations that came before.
-        strides: the state after every multiple of each of them can be had, besides others.
-        pauses: when it waits, and for what.
-        span: iterations of a line of the log, whose metrics may be summed.
-        fault: gets what is needed to replay an iteration that is not finite.
+    Besides others, the state after every multiple of each stride can be had. The program waits at `pauses`. A line
+    of the log covers `span` iterations, whose metrics may be summed. `fault` gets what is needed to replay an
+    iteration with a number that is not finite.
     """
 
     def __init__(

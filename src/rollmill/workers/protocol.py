@@ -253,8 +253,7 @@ def latest(line: MessageLine, kind: type[MessageType]) -> MessageType | None:
 def wait(line: MessageLine, kind: type[MessageType]) -> MessageType:
     """Waits for the oldest message of that type that was not taken yet.
 
-    Raises:
-        Abandoned: the coordinator wants this replica to stop.
+    Raises `Abandoned` if this replica has to stop.
     """
     return parse(line.wait(kind.__name__))
 

@@ -101,11 +101,8 @@ class Training(Protocol):
     def run(self, stopping: Callable[[], bool]) -> Iterator[Report]:
         """Yields reports until the training ends, the last of them with its last state.
 
-        Args:
-            stopping: whether to end early; asked about twice a second or oftener.
-
-        Raises:
-            NonFiniteError: a number of an iteration is not finite.
+        `stopping` returns whether to end early; it is called about twice a second or more often. Raises
+        `NonFiniteError` if a number of an iteration is not finite.
         """
         ...
 

@@ -148,8 +148,7 @@ def _memory_wire(broker: LocalBroker | RemoteBroker) -> OpenWire:
 def _build(spec: RunSpec, control: Control, *, host: str = "") -> Graph:
     """Builds the graph.
 
-    Raises:
-        UnfitHost: it cannot be built on this host, so another attempt would fail too.
+    Raises `UnfitHost` if this host cannot build it, so that another attempt would fail too.
     """
     _prepare(spec, control)
     try:

@@ -38,8 +38,7 @@ def gpus_of_workers(
 ) -> Iterator[WorkerGpus]:
     """Divides the GPUs among workers: each has its own if there are enough, otherwise they share them.
 
-    Raises:
-        UsageError: the GPUs cannot be shared so, or means cannot be taken so.
+    Raises a `UsageError` if the GPUs cannot be shared as requested, or if the reduction is not possible.
     """
     names = visible_gpus()
     if reduction == "one-shot" and not (workers and names):
@@ -87,8 +86,8 @@ def _nccl_libraries() -> Iterator[str | None]:
 def _reduction_of(workers: int, gpus: int, wanted: AllReduceOption) -> tuple[AllReduceOption, str]:
     """Returns the all-reduce of workers that share GPUs, and why the requested one is not possible.
 
-    Raises:
-        UsageError: one-shot means were asked for, or those of an NCCL that cannot join processes of one GPU.
+    Raises a `UsageError` if one-shot means were requested, or means by an NCCL that cannot join processes of one
+    GPU.
     """
     if wanted == "one-shot":
         raise UsageError(

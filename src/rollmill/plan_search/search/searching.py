@@ -32,12 +32,7 @@ class CannotRun(Exception):
 
 
 class CannotBeFused(CannotRun):
-    """A candidate cannot be carried out, nor can any other that is fused as deeply.
-
-    Args:
-        reason: why.
-        depths: depths of fusion that are impossible.
-    """
+    """A candidate cannot be carried out, nor can any other that is fused to one of these depths."""
 
     def __init__(self, reason: str, depths: Sequence[str]) -> None:
         super().__init__(reason)
@@ -75,18 +70,12 @@ def search(
     clock: Callable[[], float] = time.monotonic,
     say: Callable[[str], None] = lambda line: None,
 ) -> PlanTable:
-    """Chooses the fastest of these candidates.
+    """Chooses the fastest of these candidates, which are tried in order; `trials` judge them.
 
-    The first candidate that can run is measured whatever the budget, so that there is a choice.
-
-    Args:
-        found: candidates, in the order in which they are tried.
-        trials: judge them.
-        budget_seconds: no measurement begins after this many seconds, and one that is under way ends with them.
-        memory_limit: bytes that a candidate may take.
-        threshold: limit of the saturation rule.
-        clock: seconds that the budget is counted in.
-        say: gets a line for each candidate that is tried.
+    The first candidate that can run is measured whatever the budget, so that there is a choice. No measurement
+    begins after `budget_seconds` of the clock, and one that is under way ends with them. A candidate may take
+    `memory_limit` bytes. `threshold` is the limit of the saturation rule. `say` is called with a line for each
+    candidate that is tried.
     """
     began = clock()
     state = _SearchState(trials, memory_limit, threshold, lambda: budget_seconds - (clock() - began))

@@ -68,16 +68,10 @@ SLOW_STOP_SECONDS = 2.0
 
 
 class Coordinator:
-    """Drives the workers of a partition from one iteration to another.
+    """Drives the workers of a partition, a job for each replica, from one iteration to another.
 
-    Args:
-        graph: graph to train.
-        spec: specification of the run.
-        workers: a job for each replica.
-        initial: a state at the beginning, on the host.
-        restored: the checkpoint to resume from. None at the beginning.
-        fault_advice: ends the message about a number that is not finite.
-        check_loaded: checks the code that a replica has loaded.
+    It resumes from the `restored` checkpoint, or begins with the `initial` state on the host. `fault_advice` ends
+    the message about a number that is not finite. `check_loaded` checks the code that a replica has loaded.
     """
 
     def __init__(
@@ -114,15 +108,12 @@ class Coordinator:
     def run(self, stopping: Callable[[], bool] = lambda: False) -> Iterator[Report]:
         """Yields reports until the training ends. Closing it early leaves the workers to their supervisor.
 
-        Args:
-            stopping: whether to `stop`. Called after each event, and about twice a second while nothing happens.
+        `stopping` returns whether to `stop`. It is called after each event, and about twice a second while nothing
+        happens.
 
-        Raises:
-            LostWorker: a worker was lost too many times in a row.
-            EnvironmentFailed: an environment failed too many times in a row.
-            UnfitHost: a replica's host has other code, or lacks some.
-            NonFiniteError: an environment gave a number that is not finite.
-            CheckpointError: a worker sent a state without a part that it owns.
+        Raises `LostWorker` and `EnvironmentFailed` after too many losses of a worker or failures of an environment
+        in a row, `UnfitHost` for a host with other code, or without some, `NonFiniteError` for a number of an
+        environment, and `CheckpointError` if a worker sent a state without a part that it owns.
         """
         with self._starts.closing():
             yield from self._run(stopping)
@@ -157,12 +148,9 @@ class Coordinator:
         return [job.name for job in self._workers.jobs if job.name not in self._finished]
 
     def stop_recording(self, number: int, begin: int, end: int) -> None:
-        """Has all workers stop recording. Each of them causes a `Recorded`.
+        """Stops recording in all workers. Each answers with a `Recorded` that repeats `number`.
 
-        Args:
-            number: number of this request, which the answers repeat.
-            begin: the window's first nanosecond on this host's monotonic clock.
-            end: the nanosecond after its last.
+        The window goes from `begin` until before `end`, in nanoseconds of this host's monotonic clock.
         """
         for job in self._workers.jobs:
             ahead = self._workers.clock(job).ahead_ns
@@ -212,11 +200,7 @@ class Coordinator:
             )
 
     def _check_alive(self) -> None:
-        """Checks that a state can still come.
-
-        Raises:
-            LostWorker: it cannot.
-        """
+        """Raises `LostWorker` if no state can come any more."""
         if len(self._finished) == len(self._workers.jobs):
             saved = self._starts.saved.iteration
             raise LostWorker(f"all workers ended, but no whole state came after iteration {saved}")
@@ -336,8 +320,7 @@ class Coordinator:
     def _report_metrics(self, first: int, rows: Sequence[Row]) -> Iterator[MetricsRows]:
         """Reports the metrics of iterations after the first `first` ones.
 
-        Raises:
-            NonFiniteError: one of them is not finite.
+        Raises `NonFiniteError` for one that is not finite.
         """
         if self._pace.advance(first + len(rows), len(rows)):
             self._recovery.advanced()  # a deterministic failure recurs, so only new progress resets the counts

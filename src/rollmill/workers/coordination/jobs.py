@@ -23,14 +23,9 @@ def jobs_of(
 ) -> Sequence[Job]:
     """Returns a job for each replica. Processes on CPUs are kept off accelerators.
 
-    Args:
-        partition: whose groups' replicas they are.
-        entry: what each of them calls.
-        settings: what each of them is told.
-        processes: whether they are processes, and no threads of one.
-        cores: number of cores of the host, if all share one: XLA starts as many threads in each as is its
-            part. With all cores in every worker, threads that wait for the others' work take turns on them.
-        gpus: environment variables of each of those that may compute on a GPU; empty where they need none.
+    Each replica calls `entry` with the settings. If all share a host with `cores` cores, XLA starts only its part
+    of the threads in each: with all cores in every worker, threads that wait for the others' work take turns on
+    them. `gpus` has environment variables of each replica that may compute on a GPU; empty where they need none.
     """
     replicas = list(partition.replicas)
     shared = {} if cores is None or THREADS in os.environ else {THREADS: str(max(1, cores // len(replicas)))}

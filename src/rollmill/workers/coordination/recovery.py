@@ -22,10 +22,9 @@ MIN_WORK_SECONDS = 60.0
 
 
 class Recovery:
-    """Counts the losses of each replica.
+    """Counts the losses of each replica. They are consecutive until it has worked for `enough_seconds`.
 
-    Args:
-        enough_seconds: time after which work counts as done, if longer than `MIN_WORK_SECONDS`.
+    The time is at least `MIN_WORK_SECONDS`.
     """
 
     def __init__(self, enough_seconds: float) -> None:

@@ -72,10 +72,9 @@ class SnapshotCollector:
         self._parts.clear()
 
     def complete(self, replicas: Set[str]) -> Saved | None:
-        """Assembles the first state of which all these replicas have sent their parts.
+        """Assembles the first state for which all these replicas have sent their parts.
 
-        Raises:
-            CheckpointError: a replica sent no part that it owns.
+        Raises a `CheckpointError` if a replica sent no part that it owns.
         """
         for iteration, parts in sorted(self._parts.items()):
             if replicas <= parts.keys():

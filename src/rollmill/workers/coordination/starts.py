@@ -160,13 +160,10 @@ def _by_group(launches: Launches | None, groups: Iterable[str], *, mesh: bool) -
 
 
 class StartUp:
-    """Combines the compile times of all workers.
+    """Combines the compile times of all workers, which were started at `began`, by `time.monotonic`.
 
     Workers build and compile side by side and after one another, so neither a sum nor a maximum over them says for
     how long nothing was learned. Each worker reports the times at which it compiled, and their union counts.
-
-    Args:
-        began: when workers were started, by `time.monotonic`.
     """
 
     def __init__(self, began: float) -> None:

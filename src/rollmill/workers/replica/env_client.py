@@ -79,10 +79,9 @@ class HostStepper:
         self._spare: HostStep | None = None
 
     def open(self) -> ResetReply:
-        """First observations.
+        """Returns the first observations.
 
-        Raises:
-            EnvironmentFailed: one of them failed too many times in a row.
+        Raises `EnvironmentFailed` after too many failures of one environment in a row.
         """
         with self._control.stepping("making environments", starts=True):
             first = self._vector.reset()
@@ -92,8 +91,7 @@ class HostStepper:
     def step(self, request: StepRequest) -> StepReply:
         """Returns the timesteps that follow the actions.
 
-        Raises:
-            EnvironmentFailed: one of them failed too many times in a row.
+        Raises `EnvironmentFailed` after too many failures of one environment in a row.
         """
         action = jax.tree.map(np.asarray, request.action)
         before = self._memory.before()
@@ -121,9 +119,7 @@ class HostStepper:
 class FailureStreaks:
     """Counts the failures of each environment since its last whole episode, one that ended without a failure.
 
-    Args:
-        index: numbers of the environments among those of the whole training.
-        max_failures: number of failures of one environment that the training survives; one more ends it.
+    `index` numbers the environments within the whole training. It survives `max_failures` failures of one of them.
     """
 
     def __init__(self, index: Sequence[int], max_failures: int) -> None:
@@ -131,14 +127,10 @@ class FailureStreaks:
         self._max_failures = max_failures
 
     def count(self, failures: Sequence[HostFailure], done: np.ndarray | None) -> None:
-        """Takes in what happened in one step, or in the first reset.
+        """Counts the failures of one step, or of the first reset, in order.
 
-        Args:
-            failures: in order.
-            done: whose episodes ended, `[n]`, those that failed in their step included; None for a reset.
-
-        Raises:
-            EnvironmentFailed: an environment failed too many times in a row.
+        `done` marks episodes that ended, `[n]`, including those that failed in their step; it is None for a reset.
+        Raises `EnvironmentFailed` after too many failures of one environment in a row.
         """
         if done is not None and done.any():
             cut = {failure.index for failure in failures if failure.doing == "step"}

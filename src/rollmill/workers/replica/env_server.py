@@ -57,8 +57,7 @@ class EnvServer(StageRun):
     def run(self, state: IterationState) -> IterationState:
         """Serves one iteration's steps to every client, or those that a replaced worker had not served.
 
-        Raises:
-            ClientClosed: the clients have ended.
+        Raises `ClientClosed` if the clients have ended.
         """
         for step in range(self._steps):
             for n in range(len(self._served)):

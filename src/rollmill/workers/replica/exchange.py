@@ -106,8 +106,7 @@ class ReceiveTrajectories(StageRun):
     def run(self, state: IterationState) -> IterationState:
         """Adds a batch: one rollout of each source, or of any if the senders are asynchronous.
 
-        Raises:
-            Damaged: a synchronous rollout is of another iteration.
+        Raises `Damaged` if a synchronous rollout is of another iteration.
         """
         self._context.control.at("waiting for trajectories")
         if self._synchronous:

@@ -25,8 +25,7 @@ from rollmill.workers.replica.layouts import collector_shapes, trajectory_shapes
 def replica_kernels(context: ReplicaContext) -> KernelChoice:
     """Chooses how this replica computes its rollouts and gradients, the same in all replicas of its group.
 
-    Raises:
-        UnfitHost: a kernel was asked for and cannot be made here.
+    Raises `UnfitHost` if a kernel was requested and cannot be made here.
     """
     parts = kernel_parts(context.group)
     if not parts:
@@ -55,8 +54,7 @@ def _first_choice(context: ReplicaContext, unroll: int) -> KernelChoice:
 def _followed_choice(context: ReplicaContext, unroll: int) -> KernelChoice:
     """Makes the kernels that the first replica has chosen.
 
-    Raises:
-        UsageError: they are for another device, and kernels were asked for.
+    Raises a `UsageError` if they are for another device, and kernels were requested.
     """
     begin, fusion, mine = context.begin, context.spec.kernels.fusion, device_name(jax.devices()[0])
     launches = begin.launches
@@ -105,8 +103,7 @@ def _graph(context: ReplicaContext) -> Graph:
 def _trace(context: ReplicaContext, kernels: KernelChoice) -> None:
     """Traces the parts that are kernels, with this replica's shapes.
 
-    Raises:
-        CannotFuse: one of them turns out to be impossible.
+    Raises `CannotFuse` if one is not possible.
     """
     graph, flow, width = context.graph, context.flow, len(context.index)
     trajectory = trajectory_shapes(flow, width)

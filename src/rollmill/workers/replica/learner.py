@@ -124,17 +124,11 @@ class CutLearner:
         update: Callable[[PyTree[Any], bool], PyTree[Any]] | None = None,
         skip: Callable[[], None] | None = None,
     ) -> None:
-        """Makes the programs of a replica.
+        """Makes the programs of a replica, which holds the environments with the global indices `index`.
 
-        Args:
-            graph: what is trained.
-            flow: dataflow of the graph.
-            key: the training's root key.
-            index: global indices of the environments held here.
-            make_minibatch_loop: `plain_minibatch_loop` or an equivalent function.
-            reduce: the mean over replicas.
-            update: takes gradients, and whether the iteration ends; returns parameters.
-            skip: tells where updates are made that an iteration has none.
+        `make_minibatch_loop` is `plain_minibatch_loop` or an equivalent function. `reduce` averages over replicas.
+        `update` takes gradients, and whether the iteration ends, and returns parameters. `skip` reports an
+        iteration without updates to whoever makes them.
         """
         self._graph = graph if update is None else with_remote_update(graph, flow)
         self._key, self._index = key, index

@@ -132,11 +132,7 @@ def _compiled(context: ReplicaContext, mesh: Mesh, means: AllReduceChoice) -> Co
 
 
 def _check_device(first: str, spec: RunSpec) -> None:
-    """Checks that kernels timed by the first process are for this process's device.
-
-    Raises:
-        UsageError: they are not.
-    """
+    """Raises a `UsageError` if kernels timed by the first process are not for this process's device."""
     device = jax.local_devices()[0]
     if (mine := backend_of(device, spec.kernels.numerics).device(device)) != first:
         raise UsageError(

@@ -91,11 +91,7 @@ class _Server:
         return jax.device_get(self._context.flow.pick_parameters(self._learner))
 
     def apply(self, message: ReceivedMessage) -> None:
-        """Makes one update.
-
-        Raises:
-            Ended: the training is over, and its last state was sent.
-        """
+        """Makes one update. Raises `Ended` if the training is over, and its last state was sent."""
         header = message.header
         if not self._asynchronous and header.iteration > self._iteration:
             self._iteration, self._whole = header.iteration, True
@@ -132,11 +128,7 @@ class _Server:
         self._iteration += 1
 
     def look_around(self) -> None:
-        """Serves snapshot requests while no gradients arrive, and ends after the last one.
-
-        Raises:
-            Ended: that was sent.
-        """
+        """Serves snapshot requests while no gradients arrive. Raises `Ended` after the last one."""
         self._context.control.at("waiting for gradients")
         if (wanted := self._requests.pending()) is None:
             return
@@ -146,11 +138,7 @@ class _Server:
             raise Ended
 
     def await_end(self) -> NoReturn:
-        """Serves snapshot requests after the last gradients, until the last one.
-
-        Raises:
-            Ended: it asked for the last state.
-        """
+        """Serves snapshot requests after the last gradients, until the last one raises `Ended`."""
         while True:
             self.look_around()
             self._requests.wait()

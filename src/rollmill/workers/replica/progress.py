@@ -29,9 +29,8 @@ UNRECORDED = ("compiling", "training")
 class ReplicaControl:
     """Control that suspends hang detection while its worker waits on a channel, since its peer may be stuck.
 
-    Args:
-        control: the worker's line, used from the thread that makes this object.
-        start_seconds: how long work may take that starts up: building, compiling, making environments.
+    It belongs to the thread that makes it. Work that starts up (building, compiling, making environments) may take
+    `start_seconds`.
     """
 
     def __init__(self, control: Control, *, start_seconds: Seconds) -> None:
@@ -63,12 +62,10 @@ class ReplicaControl:
 
     @contextmanager
     def stepping(self, note: str, *, starts: bool = False) -> Iterator[None]:
-        """While a user's environments run; the note of before holds again after it.
+        """Marks the time in which a user's environments run, after which the earlier note holds again.
 
-        Args:
-            note: as for `at`.
-            starts: whether they are made, which may take as long as any other start; else the limit is the
-                user's, whatever else this replica does at the same time.
+        Making them (`starts`) may take as long as any other start. Otherwise the limit is the user's, whatever
+        else this replica does at the same time.
         """
         before, expect = self._note, self._expect
         self.at(note, expect=self._start_seconds if starts else 0.0)

@@ -78,10 +78,7 @@ class StopParticipant:
     def admit(self, first: int, count: int = 1) -> int:
         """Returns how many of `count` iterations after the `first` ones may begin now; 0 at the training's end.
 
-        Waits while this replica is held.
-
-        Raises:
-            Abandoned: the coordinator wants this worker to stop.
+        Waits while this replica is held. Raises `Abandoned` if the coordinator wants it to stop.
         """
         if (end := latest(self._control, End)) is not None:
             self._release(end)

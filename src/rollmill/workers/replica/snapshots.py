@@ -86,16 +86,10 @@ def rings_part(context: ReplicaContext, rings: PyTree[Any]) -> dict[str, np.ndar
 
 
 def assemble(blank: State, iteration: int, parts: Sequence[StatePart]) -> State:
-    """Assembles the whole state from the parts of all replicas that own some.
+    """Assembles the whole state after `iteration` iterations from the parts of all replicas that own some.
 
-    Args:
-        blank: a state at the beginning. It gives the root key, and the environments if no group owns them because
-            they begin anew.
-        iteration: number of iterations that come before the state.
-        parts: parts from all replicas.
-
-    Raises:
-        CheckpointError: a part is missing or has another shape. A part with an owner is never filled from `blank`.
+    The `blank` state gives the root key, and the environments if no group owns them because they begin anew. A
+    part with an owner is never filled from it: a `CheckpointError` names one that is missing or has another shape.
     """
     whole = to_host(blank)
     _check_whole(whole, iteration, parts)
@@ -116,11 +110,7 @@ def assemble(blank: State, iteration: int, parts: Sequence[StatePart]) -> State:
 
 
 def _check_whole(whole: Mapping[str, np.ndarray], iteration: int, parts: Sequence[StatePart]) -> None:
-    """Checks that every replica sent all leaves that it owns.
-
-    Raises:
-        CheckpointError: naming the replica, the part of the state and the leaf.
-    """
+    """Raises a `CheckpointError` with replica, part and leaf if a replica did not send all leaves that it owns."""
     for part in parts:
         if foreign := sorted(part.arrays.keys() - whole.keys()):
             raise CheckpointError(
