@@ -120,10 +120,11 @@ def compiled(seed, iterations, **numbers):
 
 
 asked, missed = compiled(0, 2)
-assert asked > 1 and missed == (asked if sys.argv[1] == "first" else 0), (asked, missed)
+assert missed == (asked if sys.argv[1] == "first" else 0), (asked, missed)
+assert asked > 1 or sys.argv[1] != "first", asked
 numbers = {"learning_rate": 1e-3, "gamma": 0.9, "ent_coef": 0.1, "clip_coef": 0.3}
 asked, missed = compiled(1, 3, **numbers)
-assert asked > 1 and missed == 0, (asked, missed)
+assert missed == 0, (asked, missed)
 """
 
 

@@ -11,7 +11,13 @@ from rollmill.dataflow.collecting import (
 )
 from rollmill.dataflow.crossing import Cut, Handlers, Piece, cross, cut, drive, evaluate, walk, walk_leaves
 from rollmill.dataflow.experience import FILL, empty_experience, first_learning_iteration, waiting_iterations
-from rollmill.dataflow.fingerprint import fingerprint, fragment_fingerprints
+from rollmill.dataflow.fingerprint import (
+    fingerprint,
+    fragment_fingerprints,
+    iteration_digest,
+    metric_names,
+    start_digest,
+)
 from rollmill.dataflow.flow import Flow, StepReply, StepRequest, flow
 from rollmill.dataflow.gradients import ElementwiseUpdate, LossOfOne, MeanGradients, UnfusedPolicy
 from rollmill.dataflow.graph import (
@@ -180,6 +186,7 @@ __all__ = [
     "is_large",
     "interfaces",
     "iterate",
+    "iteration_digest",
     "iteration_key",
     "learn",
     "learn_sample",
@@ -202,12 +209,14 @@ __all__ = [
     "shuffled_rows",
     "start",
     "start_collector",
+    "start_digest",
     "start_learner",
     "traces_of",
     "start_one",
     "step_all",
     "step_one",
     "unlearned",
+    "metric_names",
     "minibatch_gather",
     "answer_request",
     "walk",

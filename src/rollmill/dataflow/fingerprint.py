@@ -6,22 +6,15 @@ fingerprints train the same weights. A graph rebuilt from names is therefore the
 """
 
 import functools
-import hashlib
-import re
-from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.extend import core
 
 from rollmill.dataflow.collecting import step_one
 from rollmill.dataflow.graph import Graph, State
 from rollmill.dataflow.graph_traces import traces_of
-
-NAMES_ONLY = {("jit", "name"), ("jit", "ctx_mesh"), ("name", "name")}
-"""Parameters of primitives that do not affect results."""
+from rollmill.dataflow.program_digests import Digests, sha256, without_addresses
 
 
 def fingerprint(graph: Graph) -> str:
@@ -31,10 +24,32 @@ def fingerprint(graph: Graph) -> str:
     """
     traces = traces_of(graph)
     programs = (traces.start.program, traces.iterate.program, *_decisions(graph, traces.start.result))
-    digests = _Digests()
-    host = None if graph.host is None else _without_addresses(repr(graph.host))
+    digests = traces.digests
+    host = None if graph.host is None else without_addresses(repr(graph.host))
     around = (tuple(graph.loops), repr(graph.observation_space), repr(graph.action_space), host)
-    return _sha256(f"{[digests.of_closed(program) for program in programs]}{around}")
+    return sha256(f"{[digests.of_closed(program) for program in programs]}{around}")
+
+
+def start_digest(graph: Graph) -> str | None:
+    """Returns the digest of the program that begins a training; None if it cannot cover all that is computed."""
+    traces = traces_of(graph)
+    return traces.digests.whole(traces.start.program)
+
+
+def iteration_digest(graph: Graph) -> str | None:
+    """Returns the digest of the program of an iteration and of the names of its metrics.
+
+    Programs compute the same if their digests are the same. None if the digest cannot cover all that is computed,
+    for example by a function of the host.
+    """
+    traces = traces_of(graph)
+    digest = traces.digests.whole(traces.iterate.program)
+    return digest and sha256(f"{digest}{metric_names(graph)}")
+
+
+def metric_names(graph: Graph) -> tuple[str, ...]:
+    """Returns the names of an iteration's metrics, sorted."""
+    return tuple(sorted(traces_of(graph).iterate.result[1]))
 
 
 def fragment_fingerprints(graph: Graph) -> dict[str, str]:
@@ -44,7 +59,7 @@ def fragment_fingerprints(graph: Graph) -> dict[str, str]:
     mask = jax.eval_shape(graph.action_mask, state)
     weights, memory = jax.eval_shape(lambda k: graph.weights(graph.start_learner(k)), key), graph.start_memory()
     decision = jax.eval_shape(graph.policy, weights, key, memory, observation, mask)
-    host = None if graph.host is None else _without_addresses(repr(graph.host))
+    host = None if graph.host is None else without_addresses(repr(graph.host))
     environment = (
         jax.make_jaxpr(graph.start_environment)(key, index),
         jax.make_jaxpr(graph.environment)(key, state, decision.action),
@@ -54,8 +69,8 @@ def fragment_fingerprints(graph: Graph) -> dict[str, str]:
         jax.make_jaxpr(function)(weights, key, memory, observation, mask)
         for function in (graph.policy, graph.greedy)
     )
-    digest = lambda programs: _sha256("".join(map(_Digests().of_closed, programs)))
-    return {"environment": _sha256(f"{digest(environment)}{host}"), "policy": digest(policy)}
+    digest = lambda programs: sha256("".join(map(Digests().of_closed, programs)))
+    return {"environment": sha256(f"{digest(environment)}{host}"), "policy": digest(policy)}
 
 
 def _decisions(graph: Graph, begin: State) -> list[core.ClosedJaxpr]:
@@ -68,76 +83,3 @@ def _decisions(graph: Graph, begin: State) -> list[core.ClosedJaxpr]:
         _, step = jax.eval_shape(functools.partial(step_one, graph), weights, one, key, 0)
         programs.append(jax.make_jaxpr(graph.appraise)(weights, step))
     return programs
-
-
-class _Digests:
-    """Digests of programs and of the objects their operations hold. Caches programs that occur more than once."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[Any, str]] = {}
-
-    def of_closed(self, program: core.ClosedJaxpr) -> str:
-        """Returns the digest of a program and its constants."""
-        if id(program) not in self._known:
-            constants = [self._value(constant) for constant in program.consts]
-            self._known[id(program)] = (program, _sha256(f"{constants}{self._program(program.jaxpr)}"))
-        return self._known[id(program)][1]
-
-    def _program(self, program: core.Jaxpr) -> str:
-        """Returns the digest of the operations in order. Variables are numbered by first use."""
-        numbers: dict[core.Var, int] = {}
-
-        def atom(atom: Any) -> str:
-            if isinstance(atom, core.Literal):
-                return f"{self._value(atom.val)}:{_type(atom.aval)}"
-            return f"v{numbers.setdefault(atom, len(numbers))}:{_type(atom.aval)}"
-
-        lines = [[atom(var) for var in (*program.constvars, *program.invars)]]
-        for equation in program.eqns:
-            operation = equation.primitive.name
-            parameters = [
-                f"{name}={self._value(value)}"
-                for name, value in sorted(equation.params.items())
-                if (operation, name) not in NAMES_ONLY
-            ]
-            lines.append([operation, *parameters, *map(atom, equation.invars), "->", *map(atom, equation.outvars)])
-        lines.append([atom(var) for var in program.outvars])
-        return _sha256("\n".join(map(" ".join, lines)))
-
-    def _value(self, value: Any) -> str:
-        match value:
-            case core.ClosedJaxpr():
-                return self.of_closed(value)
-            case core.Jaxpr():
-                return self._program(value)
-            case tuple() | list():
-                return f"[{','.join(map(self._value, value))}]"
-            case set() | frozenset():
-                return f"{{{','.join(sorted(map(self._value, value)))}}}"
-            case Mapping():
-                return f"{{{','.join(sorted(f'{key}:{self._value(part)}' for key, part in value.items()))}}}"
-            case jax.Array() | np.ndarray() | np.generic():
-                return _array(value)
-            case functools.partial():
-                return f"partial{self._value([value.func, value.args, value.keywords])}"
-        return _without_addresses(repr(value))
-
-
-def _array(value: Any) -> str:
-    if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
-        return f"key<{jax.random.key_impl(value)}>{_array(jax.random.key_data(value))}"
-    content = np.ascontiguousarray(np.asarray(value))
-    return f"{content.dtype}{content.shape}{hashlib.sha256(content.tobytes()).hexdigest()}"
-
-
-def _type(aval: Any) -> str:
-    return f"{getattr(aval, 'dtype', aval)}{getattr(aval, 'shape', '')}{getattr(aval, 'weak_type', '')}"
-
-
-def _without_addresses(text: str) -> str:
-    """Removes memory addresses, which differ between processes."""
-    return re.sub(r"\b(at )?0x[0-9a-f]+", "", text)
-
-
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()

@@ -9,6 +9,7 @@ from rollmill.core.traced_once import ReplayedTrace
 from rollmill.core.types import Key
 from rollmill.dataflow.graph import Graph, Hyperparameters, State
 from rollmill.dataflow.loops import iterate, start
+from rollmill.dataflow.program_digests import Digests
 
 
 class GraphTraces:
@@ -20,6 +21,7 @@ class GraphTraces:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
+        self.digests = Digests()
 
     @cached_property
     def start(self) -> ReplayedTrace:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -33,7 +34,10 @@ from rollmill.dataflow import (
     identity,
     is_flag,
     iterate,
+    iteration_digest,
+    metric_names,
     num_shards_for,
+    start_digest,
     start_learner,
     traces_of,
 )
@@ -41,6 +45,7 @@ from rollmill.planning.plan import AllReduce
 from rollmill.programs.compiler_options import CompilerOptions, options_for, program_options
 from rollmill.programs.kernels import Fusion, KernelChoice, Launches, choose_kernels, without_kernels
 from rollmill.programs.packed_metrics import PackedMetrics, packed
+from rollmill.programs.program_store import NO_STORE, Program, ProgramStore, store_for
 from rollmill.programs.reductions import AXES, MeshAllReduce, mesh_all_reduce, mesh_of
 
 LARGE_STATE_BYTES = 32 * 2**20
@@ -49,6 +54,10 @@ no burden, and leave the states around a window to whoever looks for a fault in 
 
 DIVIDED = ("collector", "rings")
 """Parts of the state that are divided among devices; the rest is whole on each."""
+
+PACKAGE = Path(__file__).parents[1]
+MAKERS = [PACKAGE / name for name in ("programs/compiled.py", "programs/packed_metrics.py", "core/traced_once.py")]
+"""Files that make programs of traces."""
 
 UNROLL = {"gpu": 4}
 """On a GPU the launches of a small step cost more than its arithmetic; `benchmarks/training.py --unroll` tells."""
@@ -168,24 +177,33 @@ def lower(
     placed = jax.tree.map(lambda s, at: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=at), shapes, shardings)
     options = {**options_for(mesh), **(compiler_options or {})}
     mean = mean or mesh_all_reduce(mesh)
-    compile_with = partial(
-        _compile_step, partial(_step, graph, seeds, mesh, mean, specs), placed, mean.operands, options
-    )
     sums_iterations = graph.replay is not None
     donates_state = reuses_memory(graph, shapes, devices=mesh.size)
-    compile_with = partial(compile_with, donates_state=donates_state, sums_iterations=sums_iterations)
-    with _compiled_beside(_lower_start(graph, seeds, shardings), mesh) as compiled_start:
+    counts = [jax.ShapeDtypeStruct((), jnp.int32)] if sums_iterations else []
+
+    def compile_with(kernels: KernelChoice) -> jax.stages.Compiled:
+        step = Program(
+            part="step",
+            function=_step(graph, seeds, mesh, mean, specs, kernels),
+            arguments=(placed, *counts, *mean.operands),
+            result=lambda: (shapes, PackedMetrics(np.zeros(()), metric_names(graph))),
+            options=options,
+            settings={"donate_argnums": 0} if donates_state else {},
+        )
+        return _step_store(graph, seeds, mesh, kernels).program(step)()
+
+    with _compiled_beside(_start_maker(graph, seeds, mesh, shapes, shardings), mesh) as compiled_start:
         try:
-            compiled_step, names = compile_with(kernels)
+            compiled_step = compile_with(kernels)
         except CannotFuse as reason:
             kernels = without_kernels(fusion, unroll, reason)
-            compiled_step, names = compile_with(kernels)
+            compiled_step = compile_with(kernels)
         begin = partial(compiled_start.result(), *start_inputs(graph, seeds, lanes))
     seconds = time.perf_counter() - began
     return CompiledProgram(
         start=begin,
         step=compiled_step,
-        metric_names=names,
+        metric_names=_names_of(compiled_step),
         compile_seconds=seconds,
         shardings=shardings,
         state=shapes,
@@ -202,38 +220,56 @@ def _own_first(devices: Iterable[Any]) -> list[Any]:
     return sorted(devices, key=lambda device: device.process_index != jax.process_index())
 
 
-def _compile_step(
-    step_with: Callable[[KernelChoice], Callable[..., Any]],
-    placed: PyTree[jax.ShapeDtypeStruct],
-    operands: Sequence[Array],
-    options: CompilerOptions,
-    kernels: KernelChoice,
-    *,
-    donates_state: bool,
-    sums_iterations: bool,
-) -> tuple[jax.stages.Compiled, tuple[str, ...]]:
-    """Compiles the step. Also returns the names of its metrics."""
-    counts = [jax.ShapeDtypeStruct((), jnp.int32)] if sums_iterations else []
-    step = jax.jit(step_with(kernels), donate_argnums=0 if donates_state else ())
-    traced = step.trace(placed, *counts, *operands)
-    return traced.lower().compile(dict(options)), traced.out_info[1].names
+def _names_of(step: jax.stages.Compiled) -> tuple[str, ...]:
+    """Returns the names of the metrics of a compiled step."""
+    returned = step.out_tree
+    return jax.tree.unflatten(returned, range(returned.num_leaves))[1].names
 
 
-def _lower_start(graph: Graph, seeds: Sequence[int], shardings: PyTree[NamedSharding]) -> jax.stages.Lowered:
-    """Lowers the start of a training, with seeds and hyperparameters as inputs."""
-    inputs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), start_inputs(graph, seeds))
-    return jax.jit(partial(_start, graph), out_shardings=shardings).lower(*inputs)
+def _step_store(graph: Graph, seeds: Sequence[int], mesh: Mesh, kernels: KernelChoice) -> ProgramStore:
+    """Returns the store for an iteration. Those of kernels and of several devices are not stored."""
+    if mesh.size > 1 or kernels.have_some or jax.process_count() > 1:
+        return NO_STORE
+    makers = MAKERS if kernels.are_plain else sorted(PACKAGE.rglob("*.py"))
+    return store_for(mesh.devices.flat[0], iteration_digest(graph), [len(seeds), kernels.unroll], makers)
+
+
+def _start_maker(
+    graph: Graph,
+    seeds: Sequence[int],
+    mesh: Mesh,
+    shapes: PyTree[jax.ShapeDtypeStruct],
+    shardings: PyTree[NamedSharding],
+) -> Callable[[], jax.stages.Compiled]:
+    """Returns a function that loads or compiles the start of a training.
+
+    Seeds and hyperparameters are inputs of the program.
+    """
+    start = Program(
+        part="start",
+        function=partial(_start, graph),
+        arguments=jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), start_inputs(graph, seeds)),
+        result=lambda: shapes,
+        options=program_options(),
+        settings={"out_shardings": shardings},
+    )
+    store = NO_STORE
+    if mesh.size == jax.process_count() == 1:
+        store = store_for(mesh.devices.flat[0], start_digest(graph), [len(seeds)], MAKERS)
+    return store.program(start)
 
 
 @contextmanager
-def _compiled_beside(lowered: jax.stages.Lowered, mesh: Mesh) -> Iterator[Future[jax.stages.Compiled]]:
-    """Compiles a program in a thread while the caller compiles another, if they run on CPUs.
+def _compiled_beside(
+    compiled: Callable[[], jax.stages.Compiled], mesh: Mesh
+) -> Iterator[Future[jax.stages.Compiled]]:
+    """Calls a function that compiles a program in a thread while the caller compiles another, if they run on CPUs.
 
     For GPUs it is compiled first, because XLA chooses some of their operations by timing.
     """
     pool = ThreadPoolExecutor(1)
     try:
-        compiling = pool.submit(lowered.compile, program_options())
+        compiling = pool.submit(compiled)
         if mesh.devices.flat[0].platform != "cpu":
             compiling.result()
         yield compiling

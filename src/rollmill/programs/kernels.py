@@ -63,7 +63,12 @@ class KernelChoice(NamedTuple):
     @property
     def are_plain(self) -> bool:
         """Whether an iteration is computed as `dataflow.iterate` does by default."""
-        return not self.rollouts.fused and not self.gradients.fused and self.unroll == 1
+        return not self.have_some and self.unroll == 1
+
+    @property
+    def have_some(self) -> bool:
+        """Whether a kernel computes a part of it."""
+        return self.rollouts.fused or self.gradients.fused
 
     @property
     def notes(self) -> list[str]:

@@ -1,0 +1,137 @@
+"""Digests of traced programs: equal operations give equal digests in every process."""
+
+import enum
+import functools
+import hashlib
+import re
+import sys
+from collections.abc import Mapping
+from types import FunctionType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core
+
+NAMES_ONLY = {("jit", "name"), ("jit", "ctx_mesh"), ("name", "name")}
+"""Parameters of primitives that do not affect results."""
+
+TRACED_BEFORE = {
+    ("custom_jvp_call", "jvp_jaxpr_fun"),
+    ("custom_vjp_call", "fwd_jaxpr_thunk"),
+    ("custom_vjp_call", "bwd"),
+}
+"""Parameters that say how a call is differentiated, which no longer matters once a program is traced."""
+
+OF_JAX = {"UnspecifiedValue", "Mesh", "AbstractMesh"}
+"""Names of JAX's types of parameters, likewise."""
+
+PLAIN = (type(None), bool, int, float, complex, str, bytes, enum.Enum, np.dtype, type)
+"""Types of parameters whose text says all of them."""
+
+
+class Digests:
+    """Digests of programs, with the objects that their operations hold. A program that occurs again is cached."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Any, str, bool]] = {}
+        self._is_whole = True
+
+    def of_closed(self, program: core.ClosedJaxpr) -> str:
+        """Returns the digest of a program and its constants."""
+        if id(program) not in self._known:
+            outer, self._is_whole = self._is_whole, True
+            constants = [self._value(constant) for constant in program.consts]
+            digest = sha256(f"{constants}{self._program(program.jaxpr)}")
+            self._is_whole &= not program.effects
+            self._known[id(program)] = program, digest, self._is_whole
+            self._is_whole = outer
+        _, digest, is_whole = self._known[id(program)]
+        self._is_whole &= is_whole
+        return digest
+
+    def whole(self, program: core.ClosedJaxpr) -> str | None:
+        """Returns the digest of a program if it covers all that the program computes.
+
+        It does not if an operation holds an object known by a text alone, such as a function of the host.
+        """
+        digest = self.of_closed(program)
+        return digest if self._known[id(program)][2] else None
+
+    def _program(self, program: core.Jaxpr) -> str:
+        """Returns the digest of the operations in order. Variables are numbered by first use."""
+        numbers: dict[core.Var, int] = {}
+
+        def atom(atom: Any) -> str:
+            if isinstance(atom, core.Literal):
+                return f"{self._value(atom.val)}:{_type(atom.aval)}"
+            return f"v{numbers.setdefault(atom, len(numbers))}:{_type(atom.aval)}"
+
+        lines = [[atom(var) for var in (*program.constvars, *program.invars)]]
+        for equation in program.eqns:
+            operation = equation.primitive.name
+            parameters = [
+                f"{name}={self._parameter(operation, name, value)}"
+                for name, value in sorted(equation.params.items())
+                if (operation, name) not in NAMES_ONLY
+            ]
+            lines.append([operation, *parameters, *map(atom, equation.invars), "->", *map(atom, equation.outvars)])
+            self._is_whole &= not (equation.ctx.compute_type or equation.ctx.xla_metadata)
+        lines.append([atom(var) for var in program.outvars])
+        return sha256("\n".join(map(" ".join, lines)))
+
+    def _parameter(self, operation: str, name: str, value: Any) -> str:
+        is_whole = self._is_whole
+        text = self._value(value)
+        if (operation, name) in TRACED_BEFORE:
+            self._is_whole = is_whole
+        return text
+
+    def _value(self, value: Any) -> str:
+        match value:
+            case core.ClosedJaxpr():
+                return self.of_closed(value)
+            case core.Jaxpr():
+                return self._program(value)
+            case tuple() | list():
+                return f"[{','.join(map(self._value, value))}]"
+            case set() | frozenset():
+                return f"{{{','.join(sorted(map(self._value, value)))}}}"
+            case Mapping():
+                return f"{{{','.join(sorted(f'{key}:{self._value(part)}' for key, part in value.items()))}}}"
+            case jax.Array() | np.ndarray() | np.generic():
+                return _array(value)
+            case functools.partial():
+                return f"partial{self._value([value.func, value.args, value.keywords])}"
+        self._is_whole &= isinstance(value, PLAIN) or _is_of_jax(value)
+        return without_addresses(repr(value))
+
+
+def _is_of_jax(value: Any) -> bool:
+    """Returns whether JAX's version and a value's text say all of the value."""
+    if isinstance(value, FunctionType):
+        named = getattr(sys.modules.get(value.__module__), value.__qualname__, None)
+        return value.__module__.partition(".")[0] == "jax" and named is value
+    return type(value).__module__.partition(".")[0] == "jax" and type(value).__qualname__ in OF_JAX
+
+
+def _array(value: Any) -> str:
+    if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        return f"key<{jax.random.key_impl(value)}>{_array(jax.random.key_data(value))}"
+    content = np.ascontiguousarray(np.asarray(value))
+    return f"{content.dtype}{content.shape}{hashlib.sha256(content.tobytes()).hexdigest()}"
+
+
+def _type(aval: Any) -> str:
+    return f"{getattr(aval, 'dtype', aval)}{getattr(aval, 'shape', '')}{getattr(aval, 'weak_type', '')}"
+
+
+def without_addresses(text: str) -> str:
+    """Removes memory addresses, which differ between processes."""
+    return re.sub(r"\b(at )?0x[0-9a-f]+", "", text)
+
+
+def sha256(text: str) -> str:
+    """Returns the digest of a text."""
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,163 @@
+"""Compiled programs are found by what they depend on, and by nothing else."""
+
+from collections import Counter
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rollmill
+from rollmill.dataflow import iteration_digest
+from rollmill.dataflow.program_digests import Digests
+from rollmill.programs import program_store
+from rollmill.programs.compiled import lower
+from rollmill.programs.program_store import calls_of, store_for
+
+SIZES = {"num_envs": 2, "num_steps": 4, "num_minibatches": 1, "update_epochs": 1, "total_timesteps": 8}
+LOWERED = "/jax/core/compile/jaxpr_to_mlir_module_duration"
+SCALE = 1.0
+
+
+@pytest.fixture
+def stored(tmp_path, monkeypatch):
+    """Returns the folder of stored programs, which is empty. No other test has compiled the same programs."""
+    monkeypatch.setenv("ROLLMILL_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TF_ONLY_HERE", str(tmp_path))
+    monkeypatch.setattr(program_store, "MIN_COMPILE_SECONDS", 0.0)
+    return tmp_path / program_store.FOLDER
+
+
+@pytest.fixture
+def lowerings():
+    """Counts programs that are lowered, by their names."""
+    counts = Counter()
+
+    def hear(event, seconds, fun_name="", **_):
+        counts.update([fun_name] if event == LOWERED else [])
+
+    jax.monitoring.register_event_duration_secs_listener(hear)
+    yield counts
+    jax.monitoring.unregister_event_duration_listener(hear)
+
+
+def of_training(lowerings):
+    return [name for name in lowerings if "start_" in name or "step_" in name]
+
+
+def graph_of(algorithm="ppo", environment="CartPole-v1", **options):
+    network = rollmill.NetworkConfig(hidden_sizes=(4,))
+    return getattr(rollmill, algorithm)(environment, network=network, **options)
+
+
+def leaves_after(program, count=2):
+    state = program.start()
+    for _ in range(count):
+        state, metrics = program.advance(state)
+    of_keys = partial(jax.dtypes.issubdtype, b=jax.dtypes.prng_key)
+    leaves = [jax.random.key_data(x) if of_keys(x.dtype) else x for x in jax.tree.leaves(state)]
+    return [*map(np.asarray, (*leaves, metrics))]
+
+
+SMALL_DQN = {
+    "num_envs": 2,
+    "num_steps": 4,
+    "total_timesteps": 64,
+    "buffer_size": 64,
+    "batch_size": 4,
+    "learning_starts": 8,
+}
+
+
+@pytest.mark.parametrize("settings", [SIZES, {"algorithm": "dqn", **SMALL_DQN}])
+def test_a_stored_program_is_neither_lowered_nor_another_one(settings, stored, lowerings):
+    compiled = lower(graph_of(**settings), seeds=(3,))
+    assert len(of_training(lowerings)) == 2 and len(list(stored.iterdir())) == 2
+    lowerings.clear()
+    loaded = lower(graph_of(**settings), seeds=(3,))
+    assert of_training(lowerings) == []
+    assert loaded.metric_names == compiled.metric_names and loaded.donates_state == compiled.donates_state
+    jax.tree.map(np.testing.assert_array_equal, leaves_after(compiled), leaves_after(loaded))
+
+
+def test_a_damaged_program_is_compiled_again(stored, lowerings):
+    graph = graph_of(**SIZES)
+    before = leaves_after(lower(graph))
+    for file in stored.iterdir():
+        file.write_bytes(file.read_bytes()[:-100])
+    lowerings.clear()
+    jax.tree.map(np.testing.assert_array_equal, before, leaves_after(lower(graph)))
+    assert len(of_training(lowerings)) == 2
+
+
+def environment(name="Scaled", host=False):
+    """Returns an environment that reads a global number, and may call a function of the host."""
+    cartpole = rollmill.make("CartPole-v1")
+
+    def step(key, state, action, params):
+        timestep = cartpole.step(key, state, action, params)
+        reward = timestep.reward * SCALE
+        if host:
+            reward = jax.pure_callback(
+                np.asarray, jax.ShapeDtypeStruct((), jnp.float32), reward, vmap_method="sequential"
+            )
+        return timestep._replace(reward=reward)
+
+    return cartpole._replace(name=name, step=step)
+
+
+def test_a_number_that_the_environment_reads_makes_another_program(monkeypatch):
+    first = iteration_digest(rollmill.ppo(environment(), **SIZES))
+    assert first == iteration_digest(rollmill.ppo(environment(), **SIZES))
+    monkeypatch.setitem(globals(), "SCALE", 2.0)
+    assert first != iteration_digest(rollmill.ppo(environment(), **SIZES))
+
+
+def test_a_program_that_calls_a_function_of_the_host_is_not_stored(stored):
+    graph = rollmill.ppo(environment(host=True), **SIZES)
+    assert iteration_digest(graph) is None
+    lower(graph)
+    assert [file.name.partition("-")[0] for file in stored.iterdir()] == ["start"]
+
+
+class Doubling:
+    """A rule with a text that tells nothing of it."""
+
+    def __repr__(self):
+        return "rule"
+
+
+def test_an_object_that_tells_nothing_of_itself_makes_a_digest_incomplete():
+    primitive = jax.extend.core.Primitive("held")
+    primitive.def_abstract_eval(lambda x, **_: x)
+    digest = lambda held: Digests().whole(jax.make_jaxpr(lambda x: primitive.bind(x, held=held))(1.0))
+    assert digest(Doubling()) is None and digest(lambda: 0) is None
+    assert digest("text") != digest("texts") and digest((1, None)) is not None
+
+
+def named(known=(), sources=(), digest="digest"):
+    return store_for(jax.devices()[0], digest, known, sources).name
+
+
+def test_the_place_of_a_program_depends_on_settings_variables_and_sources(tmp_path, monkeypatch):
+    source = tmp_path / "source.py"
+    source.write_text("1")
+    before = named(sources=[source])
+    monkeypatch.setenv("ROLLMILL_CACHE_DIR", "elsewhere")
+    monkeypatch.chdir(tmp_path)
+    assert named(sources=[source]) == before
+    with jax.default_matmul_precision("float32"):
+        assert named(sources=[source]) != before
+    with monkeypatch.context() as changed:
+        changed.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true")
+        assert named(sources=[source]) != before
+    assert named(["other"], [source]) != before and named(sources=[source], digest="other") != before
+    source.write_text("2")
+    assert named(sources=[source]) != before
+    assert named(digest=None) is None
+
+
+def test_calls_out_of_a_program_are_found():
+    solved = jax.jit(jnp.linalg.cholesky).lower(jnp.eye(3)).as_text()
+    assert calls_of(solved) and not calls_of(jax.jit(jnp.sin).lower(1.0).as_text())
