@@ -12,7 +12,7 @@ from agents_envs import crafts, crowd, numbered, opposed
 import rollmill
 from rollmill.core.errors import ContractError, UsageError
 from rollmill.policies.policies import load_weights
-from rollmill.recipes import RECIPES, tag
+from rollmill.recipes import RECIPES
 from rollmill.runs.algorithms import find_algorithm
 from rollmill.runs.specification import rebuild_graph
 
@@ -122,7 +122,7 @@ def test_a_network_of_ones_own():
     assert weight_shapes(graph) == weight_shapes(rollmill.mappo(crowd(), **SMALL, network=NETWORK))
 
 
-@pytest.mark.parametrize("name", tag.RECIPES)
+@pytest.mark.parametrize("name", ("tag-continuous", "tag-gridworld"))
 def test_recipes_fit_their_environments(name):
     recipe = RECIPES[name]()
     graph = find_algorithm(recipe.algorithm).build(rollmill.make(recipe.environment), recipe.config)

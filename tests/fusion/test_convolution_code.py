@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rollmill.core.convolutions import order_convolutions
-from rollmill.programs.own_code import own_convolution
+from rollmill.programs import own_convolution
 
 pytest.importorskip("llvmlite")
 pytestmark = pytest.mark.skipif(jax.default_backend() != "cpu", reason="machine code of CPUs")

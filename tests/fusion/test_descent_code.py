@@ -10,7 +10,7 @@ import pytest
 
 from rollmill.algorithms.optimisers import clipped_descent, descend
 from rollmill.core.flat_descent import compute_descents_by
-from rollmill.programs.own_code import own_descent
+from rollmill.programs import own_descent
 
 pytest.importorskip("llvmlite")
 pytestmark = pytest.mark.skipif(jax.default_backend() != "cpu", reason="machine code of CPUs")

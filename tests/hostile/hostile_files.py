@@ -20,7 +20,7 @@ from typing import Any
 from hostile_trial import EVIL, MARKUP, Case
 
 from rollmill.cli.main import _exit_code
-from rollmill.policies.exporting.files import check_place, write_files
+from rollmill.policies.exporting import check_place, write_files
 
 KINDS = ("link to a file", "link to a folder", "broken link", "link to itself", "endless device", "pipe", "folder")
 CONTENTS = {

@@ -7,8 +7,15 @@ import pytest
 
 from rollmill.plan_search.search.candidate import Candidate
 from rollmill.plan_search.search.rows import Measurement, MemoryEstimate, draw_table
-from rollmill.plan_search.search.saturation import Point, saturation
-from rollmill.plan_search.search.searching import CannotBeFused, CannotRun, OutOfTime, Trials, search
+from rollmill.plan_search.search.searching import (
+    CannotBeFused,
+    CannotRun,
+    OutOfTime,
+    Point,
+    Trials,
+    saturation,
+    search,
+)
 
 MB = 1e6
 

@@ -8,8 +8,7 @@ import pytest
 from rollmill.core.errors import UsageError
 from rollmill.dataflow import Group, Partition
 from rollmill.processes.cluster import joining
-from rollmill.processes.cluster.demands import demands_of
-from rollmill.processes.cluster.room import Room, autoscales, check_room, room_of
+from rollmill.processes.cluster.room import Room, autoscales, check_room, demands_of, room_of
 
 PARTITION = Partition(
     "any",

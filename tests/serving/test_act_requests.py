@@ -8,7 +8,7 @@ import pytest
 from gymnasium import spaces
 
 from rollmill.serving.act_requests import ActRequestReader, RequestSchema
-from rollmill.serving.refusal import Refusal
+from rollmill.serving.responses import Refusal
 
 BOX = spaces.Box(-1, 1, (4,), np.float32)
 IMAGE = spaces.Box(0, 255, (2, 2), np.uint8)

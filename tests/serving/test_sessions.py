@@ -3,7 +3,7 @@
 import pytest
 
 from rollmill.serving.limits import ServerLimits
-from rollmill.serving.refusal import Refusal
+from rollmill.serving.responses import Refusal
 from rollmill.serving.sessions import Sessions
 
 

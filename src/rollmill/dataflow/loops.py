@@ -15,10 +15,9 @@ from jaxtyping import Array, Int
 
 from rollmill.core.operations import traced
 from rollmill.core.types import Key
-from rollmill.dataflow.collecting import collect, start_collector
+from rollmill.dataflow.collecting import COLLECT, LEARN, START, collect, iteration_key, start_collector
 from rollmill.dataflow.experience import empty_experience
 from rollmill.dataflow.graph import Collector, Graph, Hyperparameters, Learner, Metrics, Reduce, State, Trajectory
-from rollmill.dataflow.keys import COLLECT, LEARN, START, iteration_key
 from rollmill.dataflow.learning import learn_from
 from rollmill.dataflow.minibatch_loop import MakeMinibatchLoop, identity
 

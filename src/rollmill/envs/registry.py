@@ -56,9 +56,9 @@ _BUILT_IN: dict[str, Factory | str] = {
     "Probe-ObservationReward-v0": "probes:observation_reward",
     "Probe-Truncation-v0": "probes:truncation",
     "TMaze-v0": "t_maze:t_maze",
-    "TagContinuous-Small-v0": "tag_small:tag_continuous_small",
+    "TagContinuous-Small-v0": "tag_continuous:tag_continuous_small",
     "TagContinuous-v0": "tag_continuous:tag_continuous",
-    "TagGridWorld-Small-v0": "tag_small:tag_gridworld_small",
+    "TagGridWorld-Small-v0": "tag_gridworld:tag_gridworld_small",
     "TagGridWorld-v0": "tag_gridworld:tag_gridworld",
     "TicTacToe-v0": "tic_tac_toe:tic_tac_toe",
 }

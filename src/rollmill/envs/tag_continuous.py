@@ -21,6 +21,7 @@ gets the end-of-game reward.
 Shape letters: `A` agents, `G` taggers before `R` runners; `F` features of an observation.
 """
 
+import dataclasses
 from functools import partial
 from typing import NamedTuple
 
@@ -380,3 +381,21 @@ def _scaled(state: TagContinuousState, params: TagContinuousParams) -> Float[Arr
 
 def _clock(rules: TagContinuousRules, state: TagContinuousState) -> Float[Array, ""]:
     return state.time.astype(jnp.float32) / rules.max_steps
+
+
+def tag_continuous_small() -> Environment:
+    """Three taggers hunt nine slower runners for 100 steps: TagContinuous-v0 on a square of side 10.
+
+    Runners are half as fast, there are 5 choices of acceleration and of turn, and each agent sees its 4
+    nearest neighbours.
+    """
+    env = tag_continuous(
+        num_taggers=3,
+        num_runners=9,
+        max_steps=100,
+        num_acceleration_levels=4,
+        num_turn_levels=4,
+        num_other_agents_observed=4,
+    )
+    params = dataclasses.replace(env.params, grid_length=10.0, skill_level_runner=0.5)
+    return env._replace(name="TagContinuous-Small-v0", params=params)

@@ -15,6 +15,7 @@ tagged, the taggers are rewarded for every tag of a step, and the episode ends w
 Shape letters: `A` agents, `num_taggers` taggers before `num_runners` runners; `F` features of an observation.
 """
 
+import dataclasses
 from functools import partial
 from typing import NamedTuple
 
@@ -261,3 +262,14 @@ def _types(rules: TagGridWorldRules) -> Float[Array, " A"]:
 
 def _clock(rules: TagGridWorldRules, state: TagGridWorldState) -> Float[Array, "1"]:
     return state.time.astype(jnp.float32)[None] / rules.max_steps
+
+
+def tag_gridworld_small() -> Environment:
+    """Four taggers hunt a runner on 21 x 21 cells: TagGridWorld-v0 with `grid_length` 20.
+
+    On the 101 x 101 cells of TagGridWorld-v0, a runner that stays in its corner cannot be reached in fewer than
+    the 100 steps of an episode.
+    """
+    env = tag_gridworld()
+    params = dataclasses.replace(env.params, grid_length=20)
+    return env._replace(name="TagGridWorld-Small-v0", params=params)

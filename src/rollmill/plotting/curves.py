@@ -68,11 +68,6 @@ def axes_of(x: str) -> tuple[str, ...]:
     return AXES if x == "both" else (x,)
 
 
-def read_curves(runs: Sequence[str | Path], *, metric: str = METRIC, smoothing: float = 0.0) -> Curves:
-    """The curves of a metric; arguments and errors are those of `plot`."""
-    return _read_curves(_opened(runs), metric=metric, smoothing=smoothing)
-
-
 class _Opened(NamedTuple):
     """The runs that were named, or whose sweeps were."""
 

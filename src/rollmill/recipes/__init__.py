@@ -1,8 +1,8 @@
 """Complete sets of hyperparameters, each a function; `--recipe NAME` starts from one."""
 
-from rollmill.recipes import atari, classic, games, mujoco, tag
+from rollmill.recipes import classic, games, host
 from rollmill.recipes.classic import Recipe
 
-RECIPES = {**atari.RECIPES, **classic.RECIPES, **games.RECIPES, **mujoco.RECIPES, **tag.RECIPES}
+RECIPES = {**host.RECIPES, **classic.RECIPES, **games.RECIPES}
 
 __all__ = ["RECIPES", "Recipe"]

@@ -13,7 +13,7 @@ from gymnasium import spaces
 from jaxtyping import PyTree
 
 from rollmill.core.spaces import possible_choices, struct, unsupported
-from rollmill.serving.refusal import Refusal
+from rollmill.serving.responses import Refusal
 
 UNSET: Any = msgspec.UNSET
 

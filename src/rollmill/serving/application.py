@@ -14,8 +14,7 @@ from rollmill.serving.context import Request
 from rollmill.serving.decisions import BatchedPolicy, PolicyRows
 from rollmill.serving.engine import Answer, Engine, QueuedRequest
 from rollmill.serving.limits import ServerLimits
-from rollmill.serving.refusal import Refusal
-from rollmill.serving.responses import Response, error_response, json_response
+from rollmill.serving.responses import Refusal, Response, error_response, json_response
 from rollmill.serving.sessions import Session, Sessions
 from rollmill.serving.statistics import ServerStatistics
 

@@ -8,8 +8,7 @@ from collections import deque
 from rollmill.core.errors import UsageError
 from rollmill.core.installation import install_command
 from rollmill.serving.context import ConnectionContext, Exchange, Request
-from rollmill.serving.refusal import Refusal, long_body, long_head
-from rollmill.serving.responses import CONTINUE, Response, encode, error_response
+from rollmill.serving.responses import CONTINUE, Refusal, Response, encode, error_response, long_body, long_head
 
 try:
     import httptools

@@ -4,8 +4,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from rollmill.serving.limits import ServerLimits
-from rollmill.serving.refusal import Refusal
-from rollmill.serving.responses import Response
+from rollmill.serving.responses import Refusal, Response
 from rollmill.serving.statistics import ServerStatistics
 from rollmill.serving.strangers import Strangers
 from rollmill.serving.turns import Turns

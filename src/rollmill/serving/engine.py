@@ -13,7 +13,7 @@ from jaxtyping import PyTree
 
 from rollmill.serving.batching import Batcher, padded, padded_size
 from rollmill.serving.decisions import BatchedPolicy, PolicyRows
-from rollmill.serving.refusal import Refusal
+from rollmill.serving.responses import Refusal
 from rollmill.serving.statistics import ServerStatistics
 
 MAX_FAILURES = 3

@@ -16,7 +16,7 @@ from rollmill.serving.context import ConnectionContext
 from rollmill.serving.decisions import BatchedPolicy
 from rollmill.serving.engine import MAX_FAILURES
 from rollmill.serving.limits import ServerLimits
-from rollmill.serving.refusal import Refusal
+from rollmill.serving.responses import Refusal
 from rollmill.serving.statistics import ServerStatistics
 
 TICK = 0.1

@@ -5,7 +5,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from rollmill.serving.limits import ServerLimits
-from rollmill.serving.refusal import Refusal
+from rollmill.serving.responses import Refusal
 
 
 @dataclass

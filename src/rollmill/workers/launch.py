@@ -12,11 +12,10 @@ from rollmill.channels.transport.handshake import new_token
 from rollmill.core.machine import usable_cores
 from rollmill.dataflow import Flow, Graph, State, flow
 from rollmill.planning.plan import Plan
-from rollmill.processes.cluster.demands import demands_of
 from rollmill.processes.cluster.joining import joined
 from rollmill.processes.cluster.launcher import RayLauncher
 from rollmill.processes.cluster.modules import modules_to_send
-from rollmill.processes.cluster.room import autoscales, check_room, living_nodes
+from rollmill.processes.cluster.room import autoscales, check_room, demands_of, living_nodes
 from rollmill.processes.supervision import Supervision
 from rollmill.processes.supervisor import Supervisor
 from rollmill.processes.threads import ThreadSupervisor

@@ -7,8 +7,7 @@ import contextlib
 from collections.abc import Sequence
 
 from rollmill.channels.layout import Layout
-from rollmill.channels.protocols import Broker, Route
-from rollmill.channels.routing import round_robin
+from rollmill.channels.protocols import Broker, Route, round_robin
 from rollmill.channels.shm.allreduce import MemoryReduction, reduction_bytes
 from rollmill.channels.shm.latest import BoardReader, BoardWriter, SeqlockBoard, board_bytes
 from rollmill.channels.shm.queue import QueueReceiver, QueueSender

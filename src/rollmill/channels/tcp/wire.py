@@ -9,8 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from rollmill.channels.layout import Layout
-from rollmill.channels.protocols import Address, Broker, Route
-from rollmill.channels.routing import round_robin
+from rollmill.channels.protocols import Address, Broker, Route, round_robin
 from rollmill.channels.shm.allreduce import refuse_reopening
 from rollmill.channels.shm.doorbell import Doorbell
 from rollmill.channels.shm.latest import BoardReader, BoardWriter, SeqlockBoard, board_bytes

@@ -1,1 +1,29 @@
 """Adapters of other packages' environments, one file each, imported on demand."""
+
+import contextlib
+import importlib
+import sys
+from types import ModuleType
+
+from rollmill.core.errors import UsageError
+from rollmill.core.installation import install_command
+from rollmill.gpus.jax_settings import standard_promotion
+
+
+def import_extra(module: str, extra: str) -> ModuleType:
+    """Imports a module of an optional package, under JAX's standard promotion; what it prints goes to stderr.
+
+    Args:
+        module: its full name.
+        extra: the extra of Rollmill that installs the package; also the prefix of its environments.
+
+    Raises:
+        UsageError: it, or a package that it needs, is missing or does not fit the others.
+    """
+    try:
+        with standard_promotion(), contextlib.redirect_stdout(sys.stderr):
+            return importlib.import_module(module)
+    except ImportError as error:
+        raise UsageError(
+            f"{extra}:ID environments need a package that is missing ({error}): {install_command(extra)}"
+        ) from None

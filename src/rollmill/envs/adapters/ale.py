@@ -20,7 +20,7 @@ from jaxtyping import Bool, Int, PyTree
 
 from rollmill.core.errors import UsageError, unknown_name
 from rollmill.core.types import HostEnvironment, HostFailure, HostStep, HostVector
-from rollmill.envs.adapters.importing import import_extra
+from rollmill.envs.adapters import import_extra
 from rollmill.envs.host import (
     RunningSums,
     allocate,

@@ -6,8 +6,8 @@ from typing import Any
 
 from rollmill.core.errors import UsageError, unknown_name
 from rollmill.core.types import Environment
+from rollmill.envs.adapters import import_extra
 from rollmill.envs.adapters.brax_form import RESET_RATIO, from_brax_form
-from rollmill.envs.adapters.importing import import_extra
 from rollmill.envs.options import keyword_names, unknown_option
 from rollmill.gpus.jax_settings import standard_promotion
 

@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool
 
 from rollmill.core.errors import UsageError, unknown_name
 from rollmill.core.types import Action, AgentKind, Environment, Key, Observation, Params, State, Timestep
-from rollmill.envs.adapters.importing import import_extra
+from rollmill.envs.adapters import import_extra
 from rollmill.envs.adapters.promotion import promoting
 from rollmill.envs.agents import joint_spaces
 from rollmill.envs.options import keyword_names, unknown_option

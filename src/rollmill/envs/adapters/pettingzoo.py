@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from rollmill.core.errors import UsageError, unknown_name
 from rollmill.core.imports import import_named
 from rollmill.core.types import HostEnvironment
-from rollmill.envs.adapters.importing import import_extra
+from rollmill.envs.adapters import import_extra
 from rollmill.envs.host import parallel_environment
 from rollmill.envs.options import keyword_names, takes_any, unknown_option
 

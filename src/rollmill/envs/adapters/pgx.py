@@ -16,7 +16,7 @@ from jaxtyping import Array, Int, PyTree
 
 from rollmill.core.errors import UsageError, unknown_name
 from rollmill.core.types import Action, Environment, Key, Observation, Params, Timestep
-from rollmill.envs.adapters.importing import import_extra
+from rollmill.envs.adapters import import_extra
 from rollmill.envs.adapters.promotion import promoting
 from rollmill.envs.options import keyword_names, unknown_option
 from rollmill.envs.transforms import plannable

@@ -10,8 +10,8 @@ from typing import Any
 
 from rollmill.core.errors import UsageError, unknown_name
 from rollmill.core.types import Environment
+from rollmill.envs.adapters import import_extra
 from rollmill.envs.adapters.brax_form import RESET_RATIO, from_brax_form
-from rollmill.envs.adapters.importing import import_extra
 from rollmill.envs.named_transforms import transform
 from rollmill.envs.options import like, unknown_option
 from rollmill.gpus.jax_settings import standard_promotion

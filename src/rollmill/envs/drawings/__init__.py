@@ -1,1 +1,17 @@
-"""Drawings of the environments' states, apart from their rules."""
+"""Drawings of the environments' states, apart from their rules.
+
+Their colours are dark enough for white paper, and differ for people who do not see all colours.
+"""
+
+PAPER = "#ffffff"
+INK = "#1d2327"
+SOFT = "#c3cbd1"
+FAINT = "#e9edf0"
+BLUE = "#0072b2"
+ORANGE = "#e69f00"
+RED = "#d55e00"
+GREEN = "#009e73"
+WOOD = "#b07b48"
+SKY, PINK, OLIVE, VIOLET = "#56b4e9", "#cc79a7", "#8c7a00", "#5b3f95"
+CHANNELS = (BLUE, ORANGE, GREEN, PINK, SKY, RED, OLIVE, VIOLET)
+"""One for each channel of a picture with several."""

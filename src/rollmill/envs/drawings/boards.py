@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Num
 
 from rollmill.core.drawing import Circle, Drawing, Line, rectangle
-from rollmill.envs.drawings.colours import BLUE, CHANNELS, INK, ORANGE, PAPER, RED
+from rollmill.envs.drawings import BLUE, CHANNELS, INK, ORANGE, PAPER, RED
 
 BOARD = "#2f6db5"
 HOLE = "#e9edf0"

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from rollmill.core.drawing import Circle, Drawing, Line, Point, Polygon, rectangle
-from rollmill.envs.drawings.colours import BLUE, FAINT, GREEN, INK, ORANGE, RED, SOFT, WOOD
+from rollmill.envs.drawings import BLUE, FAINT, GREEN, INK, ORANGE, RED, SOFT, WOOD
 
 VALLEY_POINTS = 60
 WHEEL = 0.03

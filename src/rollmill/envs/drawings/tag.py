@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Bool, Num
 
 from rollmill.core.drawing import Circle, Drawing, Line, Shape, rectangle
-from rollmill.envs.drawings.colours import BLUE, FAINT, INK, RED, SOFT
+from rollmill.envs.drawings import BLUE, FAINT, INK, RED, SOFT
 
 MAX_CELLS = 30
 """Cells in a row up to which a grid is drawn."""

@@ -8,6 +8,7 @@ from rollmill.core.lazy_names import lazy_names
 if TYPE_CHECKING:
     from rollmill.envs.host.actions import fit_to_space, replaced_by_legal
     from rollmill.envs.host.batch_simulator import MakeBatch, batch_environment
+    from rollmill.envs.host.copies import EVALUATION, environment_seed
     from rollmill.envs.host.environment import (
         StartByName,
         StartPython,
@@ -15,12 +16,11 @@ if TYPE_CHECKING:
         evaluation_start,
         host_environment,
     )
+    from rollmill.envs.host.episode_sums import RunningSums
     from rollmill.envs.host.filming import Film, filmed
     from rollmill.envs.host.finite import find_non_finite, non_finite_error
     from rollmill.envs.host.layout import allocate, begin, copy_batch, step_struct
     from rollmill.envs.host.parallel import parallel_environment
-    from rollmill.envs.host.running_sums import RunningSums
-    from rollmill.envs.host.seeds import EVALUATION, environment_seed
 
 __all__ = [
     "EVALUATION",
@@ -54,7 +54,7 @@ _MODULES = {
     "rollmill.envs.host.finite": "find_non_finite non_finite_error",
     "rollmill.envs.host.layout": "allocate begin copy_batch step_struct",
     "rollmill.envs.host.parallel": "parallel_environment",
-    "rollmill.envs.host.running_sums": "RunningSums",
-    "rollmill.envs.host.seeds": "EVALUATION environment_seed",
+    "rollmill.envs.host.episode_sums": "RunningSums",
+    "rollmill.envs.host.copies": "EVALUATION environment_seed",
 }
 __getattr__, __dir__ = lazy_names(__name__, _MODULES)

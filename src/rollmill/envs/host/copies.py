@@ -1,5 +1,7 @@
 """The copies of a host environment in one process: made when they are needed, dropped when they raise.
 
+Seeds are determined by an environment's global index, not by the process.
+
 Shape letter: `n` environments.
 """
 
@@ -7,11 +9,34 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
+import numpy as np
+
 from rollmill.core.errors import ContractError, EnvironmentFailed
 from rollmill.core.types import HostFailure
 from rollmill.core.user_frame import user_frame
 from rollmill.envs.host.casting import CastError
-from rollmill.envs.host.seeds import environment_seed
+
+NUM_SEEDS = 2**31
+"""Upper bound of seeds: environments in C++ take signed 32-bit integers."""
+
+EVALUATION = 2**32
+"""Generation of environments that a policy is evaluated in, which no start in a training has."""
+
+
+def environment_seed(root: int, index: int, *, generation: int = 0, attempt: int = 0) -> int:
+    """The seed of one environment.
+
+    Environments with the same `root`, `generation` and `attempt` have different seeds.
+
+    Args:
+        root: seed of the training, at least 0.
+        index: global index of the environment.
+        generation: number of the start of its process, or `EVALUATION`.
+        attempt: number of times that it was replaced in that process.
+    """
+    base = np.random.SeedSequence((root, generation, attempt)).generate_state(1)
+    return (int(base[0]) + index) % NUM_SEEDS
+
 
 MAX_FAILURES = 5
 """Number of failures in a row, without a complete step in between, that raise a `ContractError`."""

@@ -14,7 +14,7 @@ from rollmill.core.errors import ContractError
 from rollmill.core.types import AgentKind, HostEnvironment, HostStep
 from rollmill.envs.agents import possible_masks
 from rollmill.envs.host.actions import element_splitter
-from rollmill.envs.host.agent_sums import AgentSums
+from rollmill.envs.host.episode_sums import AgentSums
 from rollmill.envs.host.layout import step_struct
 from rollmill.envs.host.observations import Write, writer
 from rollmill.envs.host.one_by_one import OneByOne

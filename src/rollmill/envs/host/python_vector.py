@@ -12,10 +12,10 @@ from jaxtyping import PyTree
 
 from rollmill.core.types import FINAL_MASK, HostEnvironment, HostStep
 from rollmill.envs.host.actions import element_splitter
+from rollmill.envs.host.episode_sums import RunningSums
 from rollmill.envs.host.layout import allocate, leaves, step_struct
 from rollmill.envs.host.observations import writer
 from rollmill.envs.host.one_by_one import OneByOne
-from rollmill.envs.host.running_sums import RunningSums
 
 
 class PythonVector(OneByOne):

@@ -1,13 +1,15 @@
 """Policies as files that other programs can compute: ONNX and StableHLO."""
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rollmill.core.errors import unknown_name
+from rollmill.core.errors import UsageError, unknown_name
+from rollmill.core.folder import replacing_named
+from rollmill.core.local_paths import ALSO_IN_PYTHON, check_new_file
 from rollmill.core.schema import coerce
 from rollmill.dataflow import Graph
-from rollmill.policies.exporting.files import check_place, write_files
 from rollmill.policies.exporting.interface import ExportedFunction, exported_function
 from rollmill.policies.exporting.metadata import metadata_of, metadata_text
 from rollmill.policies.exporting.onnx import run_onnx, to_onnx
@@ -100,3 +102,28 @@ def _compared(policy: Policy, exported: ExportedFunction, format: str, metadata:
         return data, compare(policy, exported, run_onnx(data, exported))
     data = to_stablehlo(exported)
     return data, compare(policy, exported, run_stablehlo(data))
+
+
+def check_place(paths: list[Path], *, force: bool) -> None:
+    """Checks where files are to be written, before anything is computed.
+
+    Raises:
+        UsageError: there is a file already, or no folder to write in.
+    """
+    for path in paths:
+        check_new_file(path, force=force, way_out=ALSO_IN_PYTHON)
+
+
+def write_files(contents: dict[Path, bytes]) -> None:
+    """Writes files; each appears whole, and the last one after all others.
+
+    Raises:
+        UsageError: one cannot be written; nothing new is left behind.
+    """
+    path = next(iter(contents))
+    try:
+        with contextlib.ExitStack() as written:  # they appear in the reverse of this order
+            for path, content in reversed(contents.items()):
+                written.enter_context(replacing_named(path)).write(content)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}.") from error

@@ -13,11 +13,11 @@ from typing import Any
 
 from rollmill.core.errors import UnfitHost
 from rollmill.core.process_tree import MARK, condition_of
-from rollmill.processes.cluster.demands import Demand
 from rollmill.processes.cluster.joining import Cluster
 from rollmill.processes.cluster.lines import OutputListener, OutputStream
 from rollmill.processes.cluster.modules import NOTHING, SentModules
 from rollmill.processes.cluster.reach import selector_without, unreachable_nodes
+from rollmill.processes.cluster.room import Demand
 from rollmill.processes.cluster.worker import Assignment, Worker
 from rollmill.processes.jobs import Job
 from rollmill.processes.launchers import Exit
