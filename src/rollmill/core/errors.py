@@ -37,12 +37,7 @@ class CannotFuse(Exception):
 
 
 class FusionError(UsageError):
-    """A training cannot be fused.
-
-    Args:
-        message: the reason.
-        depths: depths of fusion that are impossible for this reason.
-    """
+    """A training cannot be fused to the `depths` that are impossible for this reason."""
 
     def __init__(self, message: str, depths: Sequence[str]) -> None:
         super().__init__(message)

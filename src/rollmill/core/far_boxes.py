@@ -58,11 +58,9 @@ class FarBox(NamedTuple):
 
 
 def far_boxes(space: spaces.Space, *, std: float = 1.0) -> list[FarBox]:
-    """Returns the boxes of floats in a space of actions that are far from a Gaussian about 0.
+    """Returns the boxes of floats in a space of actions that are far from a Gaussian with deviation `std` about 0.
 
-    Args:
-        space: space of the actions; in multi-agent environments, a dictionary by kind.
-        std: standard deviation of the Gaussian.
+    With several agents the space is a dictionary by kind.
     """
     worst = (_worst(where, box, std) for where, box in _boxes(space))
     return [far for far in worst if far is not None]

@@ -45,8 +45,7 @@ class Folder:
     def opened(self) -> Iterator[int]:
         """Opens a descriptor of the folder.
 
-        Raises:
-            ForeignFileError: a component below the root is a link.
+        Raises a `ForeignFileError` if a component below the root is a link.
         """
         descriptor = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -83,10 +82,11 @@ class Folder:
             return False
 
     def kinds(self) -> dict[str, str]:
-        """Returns the kind of each entry by name: `file`, `folder`, `link` or `other`. A missing folder has none.
+        """Returns the kind of each entry by name: `file`, `folder`, `link` or `other`.
 
-        Raises:
-            ForeignFileError: the folder itself is a link or a file.
+        A missing folder has none.
+
+        Raises a `ForeignFileError` if the folder itself is a link or a file.
         """
         try:
             with self.opened() as descriptor, os.scandir(descriptor) as entries:
@@ -107,8 +107,7 @@ class Folder:
     def reading(self, name: str) -> Iterator[Any]:
         """Opens a regular file for reading bytes.
 
-        Raises:
-            ForeignFileError: it is a link, a folder, a pipe or a device.
+        Raises a `ForeignFileError` for a link, folder, pipe or device.
         """
         with self.opened() as descriptor:
             file = _open(descriptor, name, os.O_RDONLY, self.path / name)
@@ -123,8 +122,7 @@ class Folder:
     def read(self, name: str, *, limit: int) -> bytes:
         """Reads the content of a regular file.
 
-        Raises:
-            ForeignFileError: it is a link, a folder, a pipe or a device, or has more than `limit` bytes.
+        Raises a `ForeignFileError` for a link, folder, pipe or device, and for a file of more than `limit` bytes.
         """
         with self.reading(name) as file:
             size = os.fstat(file.fileno()).st_size
@@ -137,8 +135,7 @@ class Folder:
     def open_to_append(self, name: str) -> int:
         """Opens a regular file for appending, creating it if necessary, and returns its descriptor.
 
-        Raises:
-            ForeignFileError: it is a link, a folder, a pipe or a device, or has another hard link.
+        Raises a `ForeignFileError` for a link, folder, pipe or device, and for a file with another hard link.
         """
         with self.opened() as descriptor:
             flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
@@ -159,11 +156,9 @@ class Folder:
 
     @contextlib.contextmanager
     def replacing(self, name: str, *, shared: bool = False) -> Iterator[Any]:
-        """Opens a new file that replaces a file or link if the context ends without an error.
+        """Opens a new file that replaces the named file or link if the context ends without an error.
 
-        Args:
-            name: the file to replace.
-            shared: whether several processes may do so at a time, each with its own partial file.
+        If it is `shared`, several processes may do so at a time, each with its own partial file.
         """
         partial = f".{secrets.token_hex(8)}.tmp" if shared else f".{name}.tmp"
         try:
@@ -199,8 +194,7 @@ class Folder:
 def read_named(path: Path, *, limit: int) -> bytes:
     """Reads a file that the user named, through links too, but not from a device or a pipe.
 
-    Raises:
-        ForeignFileError: it is a folder, a pipe or a device, or has more than `limit` bytes.
+    Raises a `ForeignFileError` for those and for folders, and for a file of more than `limit` bytes.
     """
     with opened_named(path) as file:
         data = file.read(limit + 1)

@@ -25,11 +25,7 @@ def only_importing(modules: Iterable[str]) -> dict[str, str]:
 
 
 def import_named(name: str) -> ModuleType:
-    """Imports a module by its name.
-
-    Raises:
-        ImportRefused: this process may not.
-    """
+    """Imports a module by its name. Raises `ImportRefused` if this process may not."""
     allowed = os.environ.get(ONLY)
     if allowed is not None and not any(_is_within(name, module) for module in allowed.split(",")):
         raise ImportRefused(

@@ -28,12 +28,9 @@ class Interrupted(KeyboardInterrupt):
 
 
 def pass_on_interrupt(result: Result) -> Result:
-    """Returns the result of a call, unless Ctrl-C stopped it.
+    """Returns the result of a call, or raises `Interrupted` if Ctrl-C stopped it under Python's own handler.
 
     The command line, and programs with a handler of their own for SIGINT, look at the exit code instead.
-
-    Raises:
-        Interrupted: Ctrl-C stopped it, and Python's own handler is in place.
     """
     by_interrupt = result.exit_code == 128 + signal.SIGINT
     if by_interrupt and signal.getsignal(signal.SIGINT) is signal.default_int_handler:

@@ -35,17 +35,9 @@ def parse_json(
 ) -> Any:
     """Parses a JSON document, more strictly than `json.loads`.
 
-    It has no NaN or infinity, no integer beyond 64 bits, and no invalid Unicode.
-
-    Args:
-        data: the document. Bytes are UTF-8.
-        where: its source, such as a path, with which messages begin.
-        limit: maximum number of bytes or characters.
-        depth: maximum nesting of lists and objects.
-        error: class of the exception, called with the message.
-
-    Raises:
-        DataError: or `error`, if the document is not JSON or exceeds a limit.
+    It has no NaN or infinity, no integer beyond 64 bits, and no invalid Unicode. Bytes are UTF-8. `limit` is the
+    maximum number of bytes or characters, and `depth` the maximum nesting of lists and objects. Raises `error`
+    with a message that begins with `where`, the document's source, if it is not JSON or exceeds a limit.
     """
     if len(data) > limit:
         raise error(f"{where} cannot be read: it has {len(data):,} bytes, and at most {limit:,} are read.")
@@ -108,11 +100,7 @@ def shorten(text: str) -> str:
 
 
 def check_limits(value: Any, *, where: str, depth: int = MAX_DEPTH, error: type[Exception] = DataError) -> None:
-    """Checks nesting and integers of a parsed document, with the arguments of `parse_json`.
-
-    Raises:
-        DataError: or `error`, if it is nested too deeply, or an integer does not fit into 64 bits.
-    """
+    """Checks nesting and integers of a parsed document, with the arguments and errors of `parse_json`."""
     # Level by level, as recursion would be as deep as the document.
     level = [value]
     for _ in range(depth + 1):

@@ -16,8 +16,7 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 def local_path(name: str, path: str | PathLike[str]) -> Path:
     """Returns a path on this machine. `name` is the argument's or option's, for the message.
 
-    Raises:
-        UsageError: it is the URL of a bucket or of another machine.
+    Raises a `UsageError` if it is the URL of a bucket or of another machine.
     """
     text = str(path)
     scheme = _SCHEME.match(text)

@@ -141,10 +141,7 @@ def leave_compilers() -> None:
 def leave_code_of(*libraries: str) -> None:
     """Returns the pages of libraries' code to the system, which maps them again from the file when they are run.
 
-    Does nothing where there is no `/proc/self/maps`.
-
-    Args:
-        libraries: how the names of their files begin.
+    The names of their files begin with those of the libraries. Does nothing where there is no `/proc/self/maps`.
     """
     maps = Path("/proc/self/maps")
     lines = maps.read_text(errors="replace").splitlines() if sys.platform == "linux" and maps.exists() else []

@@ -50,11 +50,9 @@ def traced(name: str) -> AbstractContextManager[object]:
 
 
 def span(name: str, category: str = "python") -> AbstractContextManager[object]:
-    """A span of the host, in code that is not traced.
+    """Opens a span of the host, in code that is not traced, with the name of an operation or activity.
 
-    Args:
-        name: name of the operation or activity.
-        category: one of `rollmill.profiling.results.CATEGORIES`, or `INNER`.
+    The category is one of `rollmill.profiling.results.CATEGORIES`, or `INNER`.
     """
     return jax.profiler.TraceAnnotation(_label(name, category)) if _Recording.on else _NOTHING
 
@@ -74,12 +72,9 @@ class ThreadActivity:
         self._open: AbstractContextManager[object] | None = None
 
     def become(self, name: str, category: str = "python", *, stepping: bool = False) -> None:
-        """Ends the activity before, and begins another.
+        """Ends the earlier activity, and begins another, with a category as for `span`.
 
-        Args:
-            name: name of the operation or activity.
-            category: as for `span`.
-            stepping: environments of the host are stepped in it.
+        `stepping` says that environments of the host are stepped in it.
         """
         if self._open is not None:
             self._open.__exit__(None, None, None)

@@ -144,11 +144,9 @@ def build(kind: type, options: list[Option], values: Mapping[str, Any]) -> Any:
 
 
 def with_values(instance: Any, by_path: Mapping[tuple[str, ...], Any]) -> Any:
-    """Returns a dataclass instance with new values of some fields.
+    """Returns a copy of a dataclass instance with new values of some fields.
 
-    Args:
-        instance: the instance, which stays as it is.
-        by_path: values by the names of the fields that lead to them, through nested dataclasses.
+    Their keys are the names of the fields that lead to them, through nested dataclasses.
     """
     return _built(type(instance), instance, by_path) if by_path else instance
 

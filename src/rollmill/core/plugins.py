@@ -56,8 +56,7 @@ def modules_being_imported() -> tuple[str, ...]:
 def registering_module(origin: Sequence[str]) -> str | None:
     """Returns the module whose import registers a name in another process too, if there is one.
 
-    Args:
-        origin: modules whose import registered the name (`modules_being_imported`).
+    `origin` are the modules whose import registered it (`modules_being_imported`).
     """
     module = origin[0] if origin else "__main__"
     return module if module != "__main__" and _is_importable(module) else None

@@ -62,11 +62,9 @@ def name_process(name: str) -> None:
 
 
 def kill_family(leader: int, mark: str) -> None:
-    """Kills what a worker started, except itself, and waits a second at most for its end.
+    """Kills the marked processes that a worker started, except itself, and waits a second at most for their end.
 
-    Args:
-        leader: the worker's process id and session, or `NOBODY`. It need not exist any more.
-        mark: the worker's mark.
+    `leader` is the worker's process id and session, or `NOBODY`. It need not exist any more.
     """
     if not ON_LINUX:
         with contextlib.suppress(OSError):
@@ -97,15 +95,10 @@ def kill_children() -> None:
 
 
 def start_guard(mark: str, *, leader: int | None = None, folder: str = "") -> subprocess.Popen | None:
-    """Starts a process that kills what this one has started and left behind, once this one is gone.
+    """Starts a process that kills marked processes of this one, or of the session `leader`, once this one is gone.
 
-    It is for workers whose parent does not do so, or dies with them. Returns None if the system cannot watch a
-    process.
-
-    Args:
-        mark: mark in the environment of what to kill.
-        leader: leader of a session to kill too. Default: this process.
-        folder: a folder of this process's own to remove at the end; none if empty.
+    It is for workers whose parent does not do so, or dies with them. It also removes a folder of this process, if
+    one is named. Returns None if the system cannot watch a process.
     """
     from rollmill.core.children import start_python  # the guard, which this file is too, imports nothing of ours
 

@@ -14,12 +14,7 @@ WITH_ARTICLE = {"environment": "an environment", "algorithm": "an algorithm", "n
 
 
 class Registry(dict[str, T]):
-    """The parts of one kind by name. As a dictionary, it holds those that are built in or registered by now.
-
-    Args:
-        kind: kind of the parts.
-        built_in: the parts that come with Rollmill.
-    """
+    """The parts of one kind by name. As a dictionary, it holds those that are built in or registered by now."""
 
     def __init__(self, kind: Kind, built_in: Mapping[str, T]) -> None:
         super().__init__(built_in)
@@ -37,8 +32,7 @@ class Registry(dict[str, T]):
     def check(self, name: Any, function: Any, *, overwrite: bool) -> None:
         """Checks a name and the function that makes its part.
 
-        Raises:
-            UsageError: the name is taken or cannot be one, or the function cannot be called.
+        Raises a `UsageError` if the name is taken or cannot be one, or if the function cannot be called.
         """
         kind = WITH_ARTICLE[self._kind]
         if not isinstance(name, str):
@@ -65,8 +59,7 @@ class Registry(dict[str, T]):
     def find(self, name: str, *, hint: str) -> T:
         """Returns the part of a name. If a package offers it, the package's module is imported.
 
-        Raises:
-            UsageError: there is none, with `hint` and the nearest names, or its package cannot be used.
+        Raises a `UsageError` with `hint` and the nearest names if there is none, or if its package cannot be used.
         """
         if name not in self and not self._load(name):
             known = {*self, *(plugin.name for plugin in plugins(self._kind))}
@@ -91,8 +84,7 @@ class Registry(dict[str, T]):
     def load_plugins(self) -> list[tuple[Plugin, str]]:
         """Imports the modules of all packages that offer names of the kind.
 
-        Returns:
-            Each offer, with the reason why its name cannot be used, or an empty string.
+        Returns each offer, with the reason why its name cannot be used, or an empty string.
         """
         return [(plugin, self._problem(plugin)) for plugin in plugins(self._kind)]
 

@@ -32,11 +32,7 @@ class NumberSchedule(NamedTuple):
 
 
 def parse_schedule(name: str, text: str) -> NumberSchedule:
-    """Parses a schedule such as `linear:1e-3:0`; `name` is the option's, for messages.
-
-    Raises:
-        UsageError: the text is not a schedule.
-    """
+    """Parses a schedule such as `linear:1e-3:0`. A `UsageError` about other text mentions the option's `name`."""
     shape, *numbers = text.split(":")
     try:
         values = [float(number) for number in numbers]

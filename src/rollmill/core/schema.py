@@ -36,11 +36,9 @@ _PYTHON = {**_JSON, bool: "True or False", types.NoneType: "None", tuple: "a tup
 
 
 class Mismatch(UsageError):
-    """A value that does not match its annotation.
+    """A value that does not match its annotation, named with the types or bounds that it must have.
 
-    Args:
-        message: one sentence that names the value and the types or bounds it must have.
-        is_final: True if the value's own type matches, and a bound or a part of it does not.
+    It `is_final` if the value's own type matches, and a bound or a part of it does not.
     """
 
     def __init__(self, message: str, *, is_final: bool = False) -> None:
@@ -66,20 +64,12 @@ def coerce(name: str, hint: Any, value: Any) -> Any:
 
 
 def read_as(kind: Any, value: Any, *, where: str, field: str = "", error: type[Exception] = DataError) -> Any:
-    """Converts a parsed JSON value to a dataclass, or to any type that msgspec supports.
+    """Converts a parsed JSON value to a dataclass, or to any type that msgspec supports, such as `list[Entry]`.
 
     Types are checked strictly: 8.0 is not an integer. Fields with a default may be missing. The dataclass's own
-    checks run last.
-
-    Args:
-        kind: the schema: a class, or a generic type such as `list[Entry]`.
-        value: result of `parse_json`.
-        where: the document's source, with which messages begin.
-        field: path of `value` in the document, such as `graph.config`.
-        error: class of the exception, called with the message.
-
-    Raises:
-        DataError: or `error`, if a field is unknown, missing, out of bounds or of another type.
+    checks run last. Raises `error` if a field is unknown, missing, out of bounds or of another type. Messages
+    begin with `where`, the document's source, and name the path `field` of the value in it, such as
+    `graph.config`.
     """
     try:
         return _Walk(from_json=True).convert(field, kind, value)
@@ -102,8 +92,7 @@ def check_fields(instance: Any) -> None:
 def check_names(kind: type, values: Mapping[str, Any], *, what: str, hint: str = "") -> None:
     """Checks that every key is the name of a field.
 
-    Raises:
-        UsageError: a name is unknown; suggests the nearest names, or the one for another library's name.
+    Raises a `UsageError` with the nearest names, or the one for another library's name, if it is not.
     """
     known = [field.name for field in dataclasses.fields(kind)]
     for name in values:

@@ -12,9 +12,7 @@ from pathlib import Path
 def command(*words: str | Path, imports: Sequence[str] = ()) -> str:
     """Returns a `rollmill` command, quoted for a shell.
 
-    Args:
-        *words: words of the command after `rollmill`.
-        imports: modules to pass as `--import`. The user's folders that hold them become `PYTHONPATH`.
+    Modules in `imports` become `--import`, and the user's folders that hold them `PYTHONPATH`.
     """
     options = [word for module in imports for word in ("--import", module)]
     return _path_of(imports) + shlex.join(["rollmill", *map(str, words), *options])

@@ -20,14 +20,7 @@ FOLDER = "temporary"
 
 
 class TemporaryFolder:
-    """A new folder, which `close` removes.
-
-    Args:
-        purpose: the beginning of the folder's name.
-
-    Attributes:
-        path: where it is.
-    """
+    """A new folder at `path`, named after its purpose, which `close` removes."""
 
     def __init__(self, purpose: str) -> None:
         self._all, self._name = _parent(), f"{purpose}-{secrets.token_hex(6)}"

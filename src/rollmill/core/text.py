@@ -27,11 +27,7 @@ def format_bytes(count: int | float) -> str:
 
 
 def check_is_text(option: str, value: str | Path) -> None:
-    """Checks that a value is UTF-8, as a JSON file requires.
-
-    Raises:
-        UsageError: it is not.
-    """
+    """Raises a `UsageError` if a value is not UTF-8, as a JSON file requires."""
     try:
         str(value).encode()
     except UnicodeEncodeError:

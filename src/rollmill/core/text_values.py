@@ -24,15 +24,10 @@ NOTHING = ("none", "null")
 
 
 def read_value(name: str, hint: Any, texts: Sequence[str]) -> Any:
-    """Reads a value of a type from text.
+    """Reads a value of a type from one text, or for a tuple or list from one for each element.
 
-    Args:
-        name: the setting as the user wrote it, such as `--num-envs`, for messages.
-        hint: the setting's type.
-        texts: one text, or for a tuple or list one for each element.
-
-    Raises:
-        UsageError: a text is not a value of the type, or texts are missing.
+    Raises a `UsageError` with the setting as the user wrote it, such as `--num-envs`, if a text is not a value of
+    the type, or if texts are missing.
     """
     part = sequence_in(hint)
     if part is None:
@@ -89,8 +84,7 @@ def sequence_in(hint: Any) -> SequenceType | None:
 def integer(text: str) -> int:
     """Reads an integer from digits, or from another form of a whole number such as 1e6.
 
-    Raises:
-        ValueError: the text is not an integer.
+    Other text is a `ValueError`.
     """
     try:
         return int(text)

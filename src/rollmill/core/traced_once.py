@@ -12,9 +12,7 @@ from jax.extend import core
 class ReplayedTrace:
     """Trace of a function of arrays, which is computed as the function itself would be.
 
-    Args:
-        function: the function. It is called here, and not again.
-        *args: its arguments, or their types.
+    The function is called here with its arguments or their types, and not again.
     """
 
     def __init__(self, function: Callable[..., Any], *args: Any) -> None:
@@ -32,15 +30,12 @@ class ReplayedTrace:
 
 
 class TracedOnce:
-    """A function that is traced at its first call with arguments of a kind, and replayed at the next ones.
+    """A pure function that is traced at its first call with arguments of a kind, and replayed at the next ones.
 
     The start of a training traces the functions of an environment for their checks, for the fingerprint and for
     every program. Values that are not traced, such as numbers in an environment's parameters, stay constants, so
     each program has the operations that the function itself would give it. Calls outside of a trace run the
     function, so a fault is found in plain Python.
-
-    Args:
-        function: a pure function.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:

@@ -105,9 +105,8 @@ class CompiledProgram(NamedTuple):
     def advance(self, state: State, count: int = 1) -> tuple[State, Array]:
         """Returns the state after `count` iterations, and the sums of their metrics (the minimum of flags).
 
-        Args:
-            state: before them; no longer usable afterwards if the program `donates_state`.
-            count: 1, unless the program `sums_iterations`.
+        The state before them is no longer usable if the program `donates_state`. `count` is 1, unless it
+        `sums_iterations`.
         """
         counts = (np.int32(count),) if self.sums_iterations else ()
         state, metrics = self.step(state, *counts, *self.operands)

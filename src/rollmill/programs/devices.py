@@ -15,10 +15,8 @@ from rollmill.gpus.jax_settings import check_platform
 def take_devices(count: int) -> list[Any]:
     """Returns the first `count` devices of JAX's default platform, or all of them for 0.
 
-    CPU cores count as one device unless JAX is told otherwise; where it has not started yet, it is.
-
-    Raises:
-        UsageError: if there are fewer.
+    CPU cores count as one device unless JAX is told otherwise; where it has not started yet, it is. Raises a
+    `UsageError` if there are fewer.
     """
     if count > 1:
         _divide_cpu(count)
@@ -45,12 +43,7 @@ def _divide_cpu(count: int) -> None:
 
 @contextmanager
 def explain_out_of_memory(loops: Loops) -> Iterator[None]:
-    """Turns errors of a device into those that say what takes the memory, and who holds the rest.
-
-    Raises:
-        DeviceMemoryError: if a device's memory does not suffice.
-        DeviceLostError: if a device is lost.
-    """
+    """Translates errors of a lost device, and of a full one with the arrays that fill it and its holders."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:

@@ -87,24 +87,17 @@ def dispatch_ahead(
     admit: Callable[[int, int], int] = _all,
     window_seconds: float = TARGET_SECONDS,
 ) -> Generator[Window]:
-    """Runs iterations `first` to `until`, and yields them window by window.
+    """Runs the iterations after the `first` ones up to `until`, and yields them window by window.
 
-    A consumer that stops early loses nothing: every window carries the state at its end. A window
-    ends at every multiple of each of the `strides`, and at every pause. A program that `donates_state` is not run
-    ahead of a window whose state somebody may want: it would be gone before anyone could save it.
+    A consumer that stops early loses nothing: every window carries the state at its end. A window ends at every
+    multiple of each of the `strides`, and at every pause. Unless the state is kept, the next window is dispatched
+    right after a pause. A program that `donates_state` is not run ahead of a window whose state somebody may want,
+    according to `keeps`: it would be gone before anyone could save it.
 
-    Args:
-        program: program of one iteration.
-        state: before the first one.
-        first: number of iterations that came before.
-        until: number of iterations after which it ends.
-        strides: see above.
-        pauses: see above; unless the state is kept, the next window is dispatched right after one.
-        keeps: whether the state after so many iterations may be wanted; asked where a program `donates_state`.
-        span: iterations whose metrics are summed, where the program can; sums end at its multiples.
-        slower_from: number of iterations after which they take longer, 0 for none: windows grow anew from there.
-        admit: how many iterations may be dispatched, of so many after the first ones; with none it ends there.
-        window_seconds: windows grow until one takes about so long.
+    Windows grow until one takes about `window_seconds`, and anew from the iteration `slower_from`, after which
+    iterations take longer (0: none). Where the program can, metrics are summed over `span` iterations, up to
+    multiples of it. `admit` returns how many of a number of iterations may be dispatched after the first ones; the
+    training ends there if none may.
     """
     ahead, growing = None, _GrowingSize(window_seconds)
     span = span if program.sums_iterations else 1

@@ -75,11 +75,7 @@ def possible_fusion(graph: Graph, numerics: Numerics) -> Fusion:
 
 
 def check_kernels(graph: Graph, fusion: Fusion, numerics: Numerics, place: KernelPlace) -> None:
-    """Checks that the kernels of a place can be made, without compiling them.
-
-    Raises:
-        FusionError: one of them cannot be made.
-    """
+    """Raises a `FusionError` if a kernel of a place cannot be made. Nothing is compiled."""
     lower: dict[KernelPart, Callable[[Graph], object]] = {"rollouts": lower_rollout, "gradients": lower_gradients}
     for part in sought_parts(fusion):
         if part in place.parts:
@@ -225,11 +221,7 @@ class _Chooser:
         return _Candidates(step, self._launch("gradients", launches, partial(self._tune_gradients, step)))
 
     def _check_pressure(self, pressure: Pressure) -> None:
-        """Checks that a step is worth compiling as a kernel.
-
-        Raises:
-            CannotFuse: it is not, and the options do not ask for it.
-        """
+        """Raises `CannotFuse` if a step is not worth compiling as a kernel, unless the options ask for it."""
         if self.fusion != "auto" or self.launches is not None:
             return
         reason = self.backend.hopeless(pressure)

@@ -32,8 +32,7 @@ class KernelParts(NamedTuple):
 def rollout_parts(graph: Graph, backend: Backend, launch: tuple[int, ...], num_envs: int) -> KernelParts:
     """Times the rollout kernel of a graph, and the same without the environment and without the policy.
 
-    Raises:
-        CannotFuse: a kernel cannot be made.
+    Raises `CannotFuse` if a kernel cannot be made.
     """
     state = jax.jit(lambda: start(graph, jax.random.key(0), jnp.arange(num_envs, dtype=jnp.int32)))()
     weights = graph.weights(state.learner)

@@ -99,23 +99,14 @@ def choose_kernels(
     parts: Collection[KernelPart] = PARTS,
     shares: int | None = None,
 ) -> KernelChoice:
-    """Chooses how the rollouts and gradients of a graph are computed on these devices.
+    """Chooses how the rollouts and gradients of a graph are computed on the devices that share the environments.
 
-    Args:
-        graph: what is trained.
-        fusion: `off` leaves all to XLA; `rollout` has the policy and the environment in a kernel, `full` the
-            gradients too; `auto` takes each kernel where there is one and it is faster, by timing, in trainings
-            that are long enough.
-        numerics: precision of the kernels' matrix products.
-        unroll: steps of the loop that are compiled as one.
-        devices: which share the environments.
-        num_seeds: trainings side by side.
-        launches: as they were found when the run began; on devices of the same kind, nothing is timed then.
-        parts: computed here; the others are left to XLA.
-        shares: equal parts that the environments are divided into; one for each device if left out.
-
-    Raises:
-        UsageError: if a kernel was asked for and cannot be had.
+    `fusion` is `off`, which leaves all to XLA; `rollout`, which has the policy and the environment in a kernel;
+    `full`, the gradients too; or `auto`, which takes each kernel where there is one and it is faster, by timing,
+    in trainings that are long enough. With `launches` from the beginning of the run, nothing is timed on devices
+    of the same kind. `parts` are those computed here; the others are left to XLA. The environments are divided
+    into `shares` equal parts, by default one for each device. Raises a `UsageError` if a kernel was asked for and
+    cannot be made.
     """
     plain = plain_kernels(unroll)
     if fusion == "off" or (fusion == "auto" and devices[0].platform not in MIN_STEPS_TO_TUNE):
@@ -176,8 +167,7 @@ def backend_beside_training(graph: Graph, fusion: Fusion, numerics: Numerics) ->
 def without_kernels(fusion: Fusion, unroll: int, reason: CannotFuse) -> KernelChoice:
     """Falls back to XLA if a kernel fails to compile for the devices.
 
-    Raises:
-        UsageError: if a kernel was asked for.
+    Raises a `UsageError` if it was asked for.
     """
     if fusion != "auto":
         raise impossible_fusion(fusion, reason, "gradients" if fusion == "full" else "rollouts") from reason

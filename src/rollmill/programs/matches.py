@@ -98,19 +98,11 @@ class _MatchState(NamedTuple):
 def play_match(
     game: Game, player: Player, opponent: Player, *, games: int, opening_plies: int = 0, seed: int = 0
 ) -> MatchResult:
-    """Plays games of two policies, and returns the results of the first one.
+    """Plays an even number of games of two policies, and returns the results of the first one.
 
-    Args:
-        game: the game.
-        player: the policy whose results are returned.
-        opponent: the other one.
-        games: number of games, even: two from each opening.
-        opening_plies: moves at the beginning of a game that `game.opening` makes for both; one that would end the
-            game is left out.
-        seed: of openings, of the environment, and of policies that draw.
-
-    Raises:
-        UsageError: an odd number of games, or a game that does not end within `MAX_PLIES` plies.
+    There are two games from each opening: `game.opening` makes the first `opening_plies` moves of a game for both,
+    without one that would end the game. Raises a `UsageError` for an odd number, and for a game that does not end
+    within `MAX_PLIES` plies.
     """
     games, opening_plies, seed = _check_numbers(games, opening_plies, seed)
     enable_compilation_cache()

@@ -16,8 +16,7 @@ from rollmill.programs.compiled import CompiledProgram, reuses_memory, state_byt
 def claim_before_compiling(graph: Graph, *, seeds: Sequence[int], devices: Sequence[Any]) -> None:
     """Claims the bytes that a training needs in any case: its states and the trajectory of an iteration.
 
-    Raises:
-        DeviceMemoryError: they are not free.
+    Raises a `DeviceMemoryError` if they are not free.
     """
     if claims_memory(devices):
         need = least_bytes(graph, seeds=seeds, devices=len(devices))
@@ -27,8 +26,7 @@ def claim_before_compiling(graph: Graph, *, seeds: Sequence[int], devices: Seque
 def claim_compiled(graph: Graph, program: CompiledProgram) -> None:
     """Claims the bytes of a compiled training: arguments, temporary arrays, and the state that comes next.
 
-    Raises:
-        DeviceMemoryError: they are not free.
+    Raises a `DeviceMemoryError` if they are not free.
     """
     memory: Any = program.step.memory_analysis() if claims_memory(program.devices) else None
     if memory is not None:

@@ -27,11 +27,9 @@ ONE_SHOT_MEANS, SPARE_LANES = 4, 64
 
 
 def one_shot_means(mesh: Mesh, num_parameters: int) -> tuple[Callable[..., Reduce], Array]:
-    """Returns a function that computes the means of a program, and the shared memory the program takes as an
-    operand.
+    """Returns a function that computes the means of a program, and the shared memory it takes as an operand.
 
-    Raises:
-        NoPeerMemory: the GPUs cannot reach each other's memory, or the kernel cannot be compiled.
+    Raises `NoPeerMemory` if the GPUs cannot reach each other's memory, or if the kernel cannot be compiled.
     """
     _check(mesh, num_parameters)
     lanes = ONE_SHOT_MEANS * lanes_of(num_parameters) + SPARE_LANES

@@ -24,15 +24,11 @@ T = TypeVar("T")
 
 
 def open_peer_memory(mesh: Mesh, num_bytes: int) -> UInt32[Array, "devices addresses"]:
-    """Allocates memory on each GPU, zeroed, and opens that of all others. It is kept until the process ends.
+    """Allocates zeroed memory on each GPU, and opens that of all others. It is kept until the process ends.
 
-    Returns:
-        A row for each GPU, on that GPU: the low and the high 32 bits of the address of each GPU's memory, in the
-        order of the mesh, and the GPU's own rank in it.
-
-    Raises:
-        NoPeerMemory: it is impossible for one of the processes, or they are on several hosts; all of them raise
-            it.
+    Returns a row for each GPU, on that GPU: the low and the high 32 bits of the address of each GPU's memory, in
+    the order of the mesh, and the GPU's own rank in it. Raises `NoPeerMemory` in all processes if it is impossible
+    for one of them, or if they are on several hosts.
     """
     gpus = list(mesh.devices.flat)
     _check_one_host()
@@ -87,8 +83,7 @@ def _address(gpu: Any, peer: int, gpus: Sequence[Any], memory: Mapping[int, int]
 def agree(do: Callable[[], T]) -> T:
     """Returns a function's result if it succeeds in all processes, each of which calls `agree`.
 
-    Raises:
-        NoPeerMemory: it raised that in one of them.
+    Raises `NoPeerMemory` if one of them raised it.
     """
     found, reason = None, ""
     try:

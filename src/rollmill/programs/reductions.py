@@ -43,31 +43,20 @@ class MeshAllReduce(NamedTuple):
 
 
 def mesh_of(devices: Sequence[Any], *, instances: int = 1) -> Mesh:
-    """Makes a mesh of devices.
-
-    Args:
-        devices: one of each GPU, then the second instance of each GPU, and so on.
-        instances: devices that share a GPU.
-    """
+    """Makes a mesh of devices: one of each GPU, then the second of the `instances` of each GPU, and so on."""
     return Mesh(np.asarray(devices).reshape(instances, -1), AXES)
 
 
 def mesh_all_reduce(
     mesh: Mesh, way: AllReduce = "flat", host: Reduce | None = None, *, num_parameters: int = 0
 ) -> MeshAllReduce:
-    """Returns the mean over all devices of a mesh.
+    """Returns the mean over all devices of a mesh, all of whose processes have to call this.
 
-    Args:
-        mesh: its devices; all their processes have to call this.
-        way: `flat`, one all-reduce over all devices; `hierarchical`, in which the instances of a GPU first sum a
-            part each, so that a number crosses between GPUs only once; `one-shot`, in which each GPU reads the
-            memory of all others; or `host`.
-        host: the mean through the host's memory, for this way alone.
-        num_parameters: length of the longest vector that is reduced often; for the one-shot way alone.
-
-    Raises:
-        NoPeerMemory: the one-shot way is impossible, for example because GPUs cannot reach each other's memory,
-            or because triton is missing.
+    `flat` is one all-reduce over all devices. In a `hierarchical` one, the instances of a GPU first sum a part
+    each, so that a number crosses between GPUs only once. In a `one-shot` one each GPU reads the memory of all
+    others; `num_parameters` is the length of the longest vector that is reduced often. For `host`, the mean
+    through the host's memory is given. Raises `NoPeerMemory` if the one-shot way is impossible, for example
+    because GPUs cannot reach each other's memory, or because triton is missing.
     """
     if mesh.size == 1:
         return MeshAllReduce(lambda: identity)
@@ -120,12 +109,9 @@ def algorithms_for(mesh: Mesh, num_parameters: int) -> Sequence[AllReduce]:
 
 
 def time_reductions(mesh: Mesh, elements: int, means: Mapping[AllReduce, MeshAllReduce]) -> dict[AllReduce, float]:
-    """Times each all-reduce, in seconds. All processes get the same times, infinite for wrong results.
+    """Times each all-reduce of float32 elements, in seconds, infinite for wrong results.
 
-    Args:
-        mesh: the devices, all of which have to call this.
-        elements: numbers that are reduced, of type float32.
-        means: the mean in each way; `flat` is among them.
+    All devices of the mesh have to call this, and get the same times. The means include `flat`.
     """
     ranks, places = np.arange(mesh.size, dtype=np.float32), np.arange(elements, dtype=np.float32) % PERIOD
     numbers = ranks[:, None] + places

@@ -53,8 +53,7 @@ def replay_size(graph: Graph, *, num_seeds: int = 1) -> ReplaySize | None:
 def check_message_size(size: ReplaySize, *, place: str, replicas: int) -> None:
     """Checks that workers can send their parts of a replay memory, each in one message of a checkpoint.
 
-    Raises:
-        UsageError: a message would be too large; names the bytes and the sizes that would fit.
+    Raises a `UsageError` with the bytes and the sizes that would fit if a message would be too large.
     """
     parts = {"program": 0, "threads": 0, "mesh": 1}.get(place, replicas)
     if not parts:
@@ -75,8 +74,7 @@ def check_message_size(size: ReplaySize, *, place: str, replicas: int) -> None:
 def check_replay_size(size: ReplaySize, *, devices: Sequence[Any], replicas: int) -> None:
     """Checks that a replay memory fits, divided among replicas, before anything is allocated.
 
-    Raises:
-        UsageError: it does not fit; names the bytes and the sizes that would.
+    Raises a `UsageError` with the bytes and the sizes that would fit if it does not.
     """
     on_host = devices[0].platform == "cpu"
     # A checkpoint is a copy, which lies in the host's memory beside the replay memory of replicas on CPUs.

@@ -91,15 +91,9 @@ def evaluator(
     stochastic: bool = False,
     backend: Any = None,
 ) -> Evaluator:
-    """Compiles `evaluate` for weights of these shapes.
+    """Compiles `evaluate` for weights of these shapes; arguments and errors are those of `evaluate`.
 
-    Args:
-        graph: as for `evaluate`, as are the other arguments and the errors.
-        weights: arrays, or their shapes.
-        episodes: how many.
-        seed: of the environments and the policy.
-        stochastic: draw actions.
-        backend: a `fusion.Backend`, which makes a kernel of the steps if they can be one. None: XLA computes them.
+    The `fusion.Backend` makes a kernel of the steps if they can be one. Without it XLA computes them.
     """
     episodes, seed = check_numbers(episodes, seed)
     graph = graph._replace(policy=graph.policy if stochastic else graph.greedy)

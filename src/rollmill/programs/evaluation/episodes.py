@@ -40,11 +40,7 @@ Evaluator: TypeAlias = Callable[[Weights], EvaluationEpisodes]
 
 
 def check_numbers(episodes: int, seed: int) -> tuple[int, int]:
-    """Checks the number of episodes and the seed of an evaluation, and returns them as integers.
-
-    Raises:
-        UsageError: one of them is out of its bounds.
-    """
+    """Checks the number of episodes and the seed of an evaluation, and returns them as integers."""
     check_compiled()
     episodes, seed = coerce("episodes", int, episodes), coerce("seed", int, seed)
     if episodes < 1:
@@ -56,11 +52,7 @@ def check_numbers(episodes: int, seed: int) -> tuple[int, int]:
 
 
 def check_seed(seed: int) -> None:
-    """Checks the seed of an evaluation.
-
-    Raises:
-        UsageError: it is no number of 32 bits.
-    """
+    """Raises a `UsageError` if the seed of an evaluation is not a number of 32 bits."""
     if not 0 <= seed < 2**32:
         raise UsageError(f"seed={seed} must lie between 0 and 2**32 - 1.")
 

@@ -13,8 +13,7 @@ from rollmill.programs.evaluation.compiled import CHUNK, OUTCOME, Advance, Playi
 def fused_steps(graph: Graph, backend: Backend, episodes: int) -> Advance:
     """Makes a rollout kernel of the steps of an evaluation.
 
-    Raises:
-        CannotFuse: a step cannot be part of one.
+    Raises `CannotFuse` if a step cannot be part of one.
     """
     graph = graph._replace(loops=graph.loops._replace(num_steps=CHUNK), appraise=_outcome)
     step = lower_rollout(graph)

@@ -42,13 +42,10 @@ def evaluate_on_host(
 ) -> EvaluationEpisodes:
     """Plays whole episodes of a host environment, side by side in up to `MAX_COPIES` copies of it.
 
-    Episodes are dealt out beforehand, an equal number to each copy, so that short ones do not count more
-    often. Their seeds are not those that a training with the same `seed` begins with. Arguments are those of
-    `evaluate`.
-
-    Raises:
-        UsageError: if an episode does not end within `MAX_STEPS` steps.
-        ContractError: if the environment raises; its line is shown.
+    Episodes are dealt out beforehand, an equal number to each copy, so that short ones do not count more often.
+    Their seeds are not those that a training with the same `seed` begins with. Arguments are those of `evaluate`.
+    Raises a `UsageError` if an episode does not end within `MAX_STEPS` steps, and a `ContractError` with the
+    environment's line if it raises.
     """
     return evaluator_on_host(graph, env, episodes=episodes, seed=seed, stochastic=stochastic)(weights)
 

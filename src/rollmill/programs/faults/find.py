@@ -93,10 +93,9 @@ def is_finite(metrics: Mapping[str, np.ndarray | np.floating]) -> bool:
 def stop_at_nonfinite(
     first: int, rows: Sequence[Mapping[str, Any]], advice: str, *, counts: Sequence[int] | None = None
 ) -> None:
-    """Ends a training whose metrics, of the iterations after the first `first` ones, are not finite.
+    """Raises `NonFiniteError` if metrics after the first `first` iterations are not finite.
 
-    Raises:
-        NonFiniteError: naming the fragments and the iteration.
+    The error names the fragments and the iteration.
     """
     for last, row in zip(accumulate(counts or [1] * len(rows), initial=first + 1), rows, strict=False):
         if is_finite(row):
@@ -109,10 +108,9 @@ def stop_at_nonfinite(
 
 
 def stop_at_fault(graph: Graph, program: CompiledProgram, window: Window, directory: Folder) -> None:
-    """Raises if an iteration of the window was not finite, once its inputs are in `directory`.
+    """Raises `NonFiniteError` if an iteration of the window was not finite, once its inputs are in `directory`.
 
-    Raises:
-        NonFiniteError: naming fragment, iteration and environments.
+    The error names fragment, iteration and environments.
     """
     if program.sums_iterations:
         return stop_at_nonfinite(window.first, window.metrics, NOT_REPLAYED, counts=window.counts)

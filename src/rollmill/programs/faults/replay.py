@@ -41,11 +41,7 @@ class Replayed(NamedTuple):
 
 
 def replay_fault(graph: Graph, directory: Folder) -> Replayed:
-    """Replays the fault that `directory` holds.
-
-    Raises:
-        CheckpointError: if the directory holds none.
-    """
+    """Replays the fault that `directory` holds. Raises a `CheckpointError` if it holds none."""
     if not has_fault(directory):
         raise CheckpointError(_nothing_to_replay(directory))
     fault = _read_fault(graph, directory)
