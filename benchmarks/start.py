@@ -1,17 +1,22 @@
-"""What a user waits for before the first iteration of a training in one process.
+"""What a user waits for before the first iteration of a training in one process, and how fast it begins.
 
     python benchmarks/start.py [--algorithm ppo] [--environment CartPole-v1] [--repeats 5] [--source before=FOLDER]
-        [--output FOLDER]
+        [--settings WORD ...] [--train-seconds 0] [--name start] [--output FOLDER]
 
 Each start is `rollmill train` in a process of its own, from its beginning to the end of its first iteration: cold,
 with an empty cache of compiled programs, and warm, with what the cold start left there. Bytecode of Python is
-always there. `--source NAME=FOLDER` starts other sources as well (a folder `src`), in turns with these. Phases are
-wall-clock times. Those with two spaces in front are parts of others, and times of XLA overlap where it compiles in
-several threads. Processor seconds are those of the whole process. Writes results/start-cpu.json.
+always there. `--source NAME=FOLDER` starts other sources as well (a folder `src`), in turns with these; a setting
+such as `fusion=full` stands for `--fusion full`. Phases are wall-clock times. Those with two spaces in front are
+parts of others, and times of XLA overlap where it compiles in several threads. Processor seconds are those of the
+whole process.
+
+With `--train-seconds` one more training runs for so long, and its own metrics tell its steps per second in the
+first ten seconds and later. Writes results/start-cpu.json.
 """
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -23,6 +28,8 @@ from statistics import median
 from typing import Any
 
 from measure import HERE, Failed, in_turns, options, platform, write_result
+
+FIRST_SECONDS = 10.0
 
 START = """
 import functools, json, os, sys, time
@@ -54,6 +61,11 @@ timed(fragments, "check_types", "  checks of the environment")
 timed(fragments, "network_policy", "  network")
 timed(specification, "fingerprint", "fingerprint")
 timed(preparing, "lower", "program")
+try:
+    from rollmill.programs.program_store import ProgramStore
+    timed(ProgramStore, "_loaded", "  loading")
+except ImportError:  # older sources
+    pass
 timed(jax.stages.Traced, "lower", "  lowering")
 timed(jax.stages.Lowered, "compile", "  XLA")
 
@@ -99,32 +111,66 @@ def both(name: str, source: Path, folder: Path, words: list[str]) -> dict[str, d
     return found
 
 
+def first_seconds(cache: Path, words: list[str], seconds: float) -> dict[str, float]:
+    """Trains for some time, and returns the steps per second in the first ten seconds of its metrics and later."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "rollmill", "train", *words, "--quiet", "--run-dir", f"{folder}/run"]
+        variables = {**os.environ, "PYTHONPATH": str(HERE.parent / "src"), "ROLLMILL_CACHE_DIR": str(cache)}
+        training = subprocess.Popen(command, env=variables, cwd=folder)
+        lines, metrics = [], Path(folder, "run", "metrics.jsonl")
+        while training.poll() is None and not (lines and json.loads(lines[-2])["seconds"] > seconds):
+            time.sleep(1)
+            lines = metrics.read_text().splitlines() if metrics.exists() else []
+            lines = lines if len(lines) > 1 else []
+        training.send_signal(signal.SIGTERM)
+        training.wait(timeout=120)
+        rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    at = max((row for row in rows if row["seconds"] <= FIRST_SECONDS), key=lambda row: row["seconds"])
+    last = rows[-1]
+    first = at["env_steps"] / at["seconds"]
+    later = (last["env_steps"] - at["env_steps"]) / (last["seconds"] - at["seconds"])
+    return {"first": first, "later": later, "share": first / later, "seconds": last["seconds"]}
+
+
 def medians(starts: list[Mapping[str, Any]]) -> dict[str, Any]:
     """Returns the medians of the starts' durations, beside all of their totals."""
-    phases = list(starts[0]["phases"])
+    phases = list({name: None for each in starts for name in each["phases"]})
     return {
         "seconds": median(each["seconds"] for each in starts),
         "processor": median(each["processor"] for each in starts),
-        "phases": {name: median(each["phases"][name] for each in starts) for name in phases},
+        "phases": {name: median(each["phases"].get(name, 0.0) for each in starts) for name in phases},
         "runs": [[each["seconds"], each["processor"]] for each in starts],
     }
 
 
 def main() -> None:
     """Measures and writes the result."""
-    chosen = options(__doc__, algorithm="ppo", environment="CartPole-v1", repeats=5, source=[[str]])
+    chosen = options(
+        __doc__,
+        algorithm="ppo",
+        environment="CartPole-v1",
+        repeats=5,
+        source=[[str]],
+        settings=[str],
+        train_seconds=0.0,
+        name="start",
+    )
     pairs = [pair.partition("=") for given in chosen.source or [] for pair in given]
     sources = {name: Path(folder).resolve() for name, _, folder in pairs}
     sources["now"] = HERE.parent / "src"
-    words = [chosen.algorithm, chosen.environment]
+    given = [word for pair in chosen.settings or [] for word in f"--{pair}".split("=")]
+    words = [chosen.algorithm, chosen.environment, *given]
+    result: dict[str, Any] = {"words": words}
     with tempfile.TemporaryDirectory() as folder:
-        sides = {name: partial(both, name, source, Path(folder), words) for name, source in sources.items()}
-        runs = in_turns(sides, chosen.repeats, warm_up=1)
-    result = {
-        name: {kind: medians([each[kind] for each in own]) for kind in ("cold", "warm")}
-        for name, own in runs.items()
-    }
-    write_result(f"start-{platform()}", result, chosen.output)
+        if chosen.repeats:
+            sides = {name: partial(both, name, source, Path(folder), words) for name, source in sources.items()}
+            runs = in_turns(sides, chosen.repeats, warm_up=1)
+            for name, own in runs.items():
+                result[name] = {kind: medians([each[kind] for each in own]) for kind in ("cold", "warm")}
+        if chosen.train_seconds:
+            result["rates"] = first_seconds(Path(folder, "cache"), words, chosen.train_seconds)
+            print(result["rates"], flush=True)
+    write_result(f"{chosen.name}-{platform()}", result, chosen.output)
 
 
 if __name__ == "__main__":
