@@ -2,6 +2,7 @@
 
 import builtins
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -126,7 +127,7 @@ def policy_of(graph):
     if statistics is None:
         return policy
     moved = jax.tree.map(lambda leaf: leaf + 0.7, statistics)
-    return policy.with_weights(policy.weights.__class__(policy.weights.network, moved))
+    return policy.with_weights(replace(policy.weights, observations=moved))
 
 
 def names(part):
