@@ -1,6 +1,5 @@
 """Gradients as programs of one sample are those of `jax.grad` of the mean; their kernels compile without a GPU."""
 
-from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -11,9 +10,8 @@ import numpy as np
 import pytest
 
 import rollmill
-from rollmill.dataflow import gradients_of_rows, identity, pack, plain_minibatch_loop, start
+from rollmill.dataflow import flat_samples, gradients_of_rows, identity, pack, plain_minibatch_loop, start
 from rollmill.fusion import (
-    CannotFuse,
     GradientLaunch,
     first_batch,
     fused_gradients,
@@ -55,20 +53,30 @@ CASES = {
     "masked": Case("Probe-ActionMask-v0"),
     "several-actions": Case("Probe-MultiDiscrete-v0"),
     "a3c": Case("CartPole-v1", algorithm="a3c"),
-    "mappo": Case("TagGridWorld-Small-v0", TINY, "mappo"),
-    "ippo": Case("TagGridWorld-Small-v0", TINY, "ippo"),
+    "mappo": Case("TagGridWorld-Small-v0", SEPARATE, "mappo"),
+    "ippo": Case("TagGridWorld-Small-v0", SEPARATE, "ippo"),
+    "dqn": Case("CartPole-v1", SEPARATE, "dqn"),
+    "dqn-prioritised": Case(
+        "CartPole-v1", SEPARATE, "dqn", {"prioritised": True, "duelling": True, "huber": True}
+    ),
+    "dqn-masked": Case("Probe-ActionMask-v0", SEPARATE, "dqn"),
+    "sac": Case("Pendulum-v1", SEPARATE, "sac"),
+    "sac-discrete": Case("CartPole-v1", SEPARATE, "sac"),
+    "td3": Case("Pendulum-v1", SEPARATE, "td3"),
 }
-FAST = ("separate", "continuous", "masked")
+FAST = ("separate", "continuous", "masked", "td3")
+REPLAY = {"batch_size": 64, "learning_starts": 64, "buffer_size": 1000}
 TABLE = [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in CASES]
 
 
 def graph_of(case, num_envs=8, num_steps=16):
     sizes = {"num_envs": num_envs, "num_steps": num_steps, "total_timesteps": num_envs * num_steps}
-    if case.algorithm != "a3c":
+    if case.algorithm in ("dqn", "sac", "td3"):
+        sizes |= REPLAY
+    elif case.algorithm != "a3c":
         sizes |= {"num_minibatches": 2}
     env = rollmill.time_limit(rollmill.make(case.environment), 9)
-    graph = getattr(rollmill, case.algorithm)(env, network=case.network, **sizes, **case.settings)
-    return graph._replace(gradients=replace(graph.gradients, untried=""))
+    return getattr(rollmill, case.algorithm)(env, network=case.network, **sizes, **case.settings)
 
 
 def learned_a_little(graph):
@@ -79,7 +87,8 @@ def learned_a_little(graph):
     moved = lambda x: x + 0.05 * jax.random.normal(next(keys), x.shape) if x.dtype == jnp.float32 else x
     network = jax.tree.map(moved, graph.gradients.network(learner))
     learner = eqx.tree_at(graph.gradients.network, learner, network)
-    rows = jax.random.permutation(jax.random.key(1), graph.loops.batch_size)[: graph.loops.batch_size // 2]
+    count = len(jax.tree.leaves(flat_samples(batch))[0])
+    rows = jax.random.permutation(jax.random.key(1), count)[: count // 2]
     return learner, batch, rows.astype(jnp.uint32)
 
 
@@ -94,14 +103,9 @@ def test_they_are_the_gradients_of_the_mean(name):
     assert_the_gradients_of_the_mean(graph, *learned_a_little(graph))
 
 
-@pytest.mark.parametrize("algorithm", [rollmill.mappo, rollmill.ippo])
-def test_what_is_in_the_way_of_several_agents_is_named(algorithm):
-    """The product of one hidden layer with another is of each agent by itself; small ones could be a kernel."""
-    sizes = {"num_envs": 4, "num_steps": 4, "total_timesteps": 16, "num_minibatches": 1}
-    with pytest.raises(CannotFuse, match=r"a matrix product of \d+ multiplications in each environment; at most"):
-        lower_gradients(algorithm("TagGridWorld-Small-v0", **sizes))
-    with pytest.raises(CannotFuse, match="have not been compared with XLA on a GPU"):
-        lower_gradients(algorithm("TagGridWorld-Small-v0", network=TINY, **sizes))
+def test_a_matrix_that_agents_share_has_one_product_for_each_of_them():
+    step = lower_gradients(graph_of(CASES["mappo"]))
+    assert [len(found.pairs) for found in step.sums if found.shape == (40, 33)] == [4, 1, 1, 1]
 
 
 @pytest.mark.slow
@@ -137,7 +141,7 @@ def assert_the_gradients_of_the_mean(graph, learner, batch, rows):
 def test_no_gradient_of_one_sample_is_written_out():
     graph = graph_of(CASES["separate"])
     step = lower_gradients(graph)
-    products = [found.shape for found in step.sums if found.right is not None]
+    products = [found.shape for found in step.sums if found.pairs]
     assert products == [(4, 40), (40, 33), (33, 2), (4, 40), (40, 33), (33, 1)]
     assert len(step.program.nodes()) < 300
 

@@ -124,7 +124,7 @@ def test_bodies_and_conditions_of_loops_are_scheduled_too():
 def test_sums_are_added_as_soon_as_their_nodes_are_there():
     step = lower_gradients(graph_of("CartPole-v1"))
     kept = accumulators_of(step.sums, step.program.outputs)
-    sums = [[node for node in (*tile.left, *tile.right) if node is not None] for tile in kept.tiles]
+    sums = [term.nodes for tile in kept.tiles for term in tile.terms]
     scheduled = schedule_of(step.program, sums=sums)
     check(scheduled, sums)
     numbers = [item.number for item in scheduled.items if isinstance(item, Accumulate)]

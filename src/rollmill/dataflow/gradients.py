@@ -27,8 +27,6 @@ class MeanGradients:
     loss: LossOfOne
     network: Callable[[Learner], PyTree[Array]]
     """Returns the part of the learner to differentiate with respect to."""
-    untried: str = ""
-    """Reason not to use a kernel, as the end of a sentence for the user. Empty if kernels may be tried."""
 
     def __call__(self, learner: Learner, minibatch: Batch) -> tuple[Weights, Metrics]:
         """Computes gradients of the mean loss over a minibatch, and metrics."""

@@ -21,9 +21,9 @@ from rollmill.dataflow.experience import FILL
 from rollmill.dataflow.graph import Batch, Graph, Learner, Metrics, Reduce, Trajectory
 from rollmill.dataflow.minibatch_loop import (
     MakeMinibatchLoop,
+    MinibatchLoop,
     identity,
     is_flag,
-    learn_minibatch,
     plain_minibatch_loop,
 )
 from rollmill.dataflow.minibatches import rows_of_epochs
@@ -71,7 +71,9 @@ def learn_from(
     else:
         with traced("store"):
             rings = graph.replay.add(graph, rings, trajectory)
-        learner, rings, learned = learn_from_replay(graph, learner, rings, key, index, reduce=reduce)
+        learner, rings, learned = learn_from_replay(
+            graph, learner, rings, key, index, reduce=reduce, make_minibatch_loop=make_minibatch_loop
+        )
     with traced("metrics"):
         collected = reduce({**collection_metrics(graph, trajectory, graph.weights(learner), index), **reported})
     return learner, rings, {**collected, **learned}
@@ -132,50 +134,49 @@ def learn_from_replay(
     index: Int[Array, " E"],
     *,
     reduce: Reduce = identity,
+    make_minibatch_loop: MakeMinibatchLoop | None = None,
 ) -> tuple[Learner, PyTree[Array], Metrics]:
     """Makes `num_minibatches` updates, each with a sample of the experience store. Metrics are their means.
 
     Until enough steps are stored, nothing is learned: `epochs` is 0, and so are the metrics of learning.
     """
     assert graph.replay is not None
-    store = graph.replay
+    store, loop = graph.replay, (make_minibatch_loop or plain_minibatch_loop)(graph, reduce)
 
-    def one_update(learner: Learner, mutable: Any, n: Int[Array, ""]) -> tuple[Learner, Any, Metrics]:
+    def one_update(carried: Any, mutable: Any, n: Int[Array, ""]) -> tuple[Any, Any, Metrics]:
         now = store.with_mutable(rings, mutable)
-        learner, now, metrics = learn_sample(graph, learner, now, jax.random.fold_in(key, n), index, reduce=reduce)
-        return learner, store.mutable(now), metrics
+        carried, now, metrics = learn_sample(graph, loop, carried, now, jax.random.fold_in(key, n), index)
+        return carried, store.mutable(now), metrics
 
-    def again(n: Int[Array, ""], carry: tuple[Learner, Any, Metrics]) -> tuple[Learner, Any, Metrics]:
-        learner, mutable, sums = carry
-        learner, mutable, metrics = one_update(learner, mutable, n)
-        return learner, mutable, added(sums, metrics)
+    def again(n: Int[Array, ""], carry: tuple[Any, Any, Metrics]) -> tuple[Any, Any, Metrics]:
+        carried, mutable, sums = carry
+        carried, mutable, metrics = one_update(carried, mutable, n)
+        return carried, mutable, added(sums, metrics)
 
     # A loop of no turns, and not a branch, while nothing is learned: what passes through a branch is copied.
     learns = store.is_ready(rings, graph.loops)
     count = jnp.where(learns, graph.loops.num_minibatches, 0)
-    sums = unlearned(jax.eval_shape(one_update, learner, store.mutable(rings), count)[2])
-    begin = learner, store.mutable(rings), sums
-    learner, mutable, sums = jax.lax.fori_loop(0, count, again, begin)
+    begin = loop.begin(learner), store.mutable(rings)
+    sums = unlearned(jax.eval_shape(one_update, *begin, count)[2])
+    carried, mutable, sums = jax.lax.fori_loop(0, count, again, (*begin, sums))
     many = jnp.maximum(count, 1).astype(jnp.float32)
     means = {name: total if is_flag(name) else total / many for name, total in sums.items()}
     metrics = {**means, "epochs": learns.astype(jnp.float32), FILL: reduce(store.fill(rings))}
-    return learner, store.with_mutable(rings, mutable), metrics
+    return loop.end(carried), store.with_mutable(rings, mutable), metrics
 
 
 def learn_sample(
-    graph: Graph,
-    learner: Learner,
-    rings: PyTree[Array],
-    key: Key,
-    index: Int[Array, " E"],
-    *,
-    reduce: Reduce = identity,
-) -> tuple[Learner, PyTree[Array], Metrics]:
-    """Makes one update with a sample of the experience store, then updates the store."""
+    graph: Graph, loop: MinibatchLoop, carried: Any, rings: PyTree[Array], key: Key, index: Int[Array, " E"]
+) -> tuple[Any, PyTree[Array], Metrics]:
+    """Makes one update with a sample of the experience store, then updates the store.
+
+    Returns the next carry of the loop, the contents of the store, and metrics.
+    """
     assert graph.replay is not None
+    learner = loop.end(carried)
     with traced("draw"):
         sample = graph.replay.sample(graph, rings, learner, key, index)
-    advanced, metrics = learn_minibatch(graph, learner, sample.minibatch, reduce=reduce)
+    advanced, metrics = loop.drawn(carried, sample.minibatch)
     return advanced, graph.replay.update(graph, rings, learner, sample), metrics
 
 

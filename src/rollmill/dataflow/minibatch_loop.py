@@ -4,6 +4,7 @@ Shape letters: `M` minibatches of an epoch, `N` rows of each.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -32,8 +33,10 @@ class MinibatchLoop(NamedTuple):
     """Maps the carry, the samples, an epoch's input and a minibatch's number to the next carry and metrics."""
     epoch: Callable[[Any, Any, PyTree[Array]], tuple[Any, Metrics]]
     """Maps the carry, the samples and an epoch's input to the next carry and metrics `[M]`."""
+    drawn: Callable[[Any, Batch], tuple[Any, Metrics]]
+    """Maps the carry and a minibatch, drawn from an experience store, to the next carry and metrics."""
     end: Callable[[Any], Learner]
-    """Maps the final carry to the learner."""
+    """Maps a carry to the learner."""
 
 
 MakeMinibatchLoop: TypeAlias = Callable[[Graph, Reduce], MinibatchLoop]
@@ -57,6 +60,7 @@ def plain_minibatch_loop(graph: Graph, reduce: Reduce) -> MinibatchLoop:
         shuffled=lambda take, rows: rows,
         minibatch=lambda learner, take, rows, number: of_rows(learner, take, rows[number]),
         epoch=lambda learner, take, rows: jax.lax.scan(lambda now, some: of_rows(now, take, some), learner, rows),
+        drawn=partial(learn_minibatch, graph, reduce=reduce),
         end=identity,
     )
 

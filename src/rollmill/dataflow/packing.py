@@ -24,15 +24,17 @@ class Packed(eqx.Module):
 
     table: UInt32[Array, "R W"]
     leaves: list[Array]
-    """Leaves of the samples, `[R, ...]`."""
+    """Leaves of the samples, `[R, ...]`, typed keys as their data."""
     columns: tuple[int | None, ...] = eqx.field(static=True)
     """First word of each leaf in a row, or None for a leaf outside the table."""
+    keys: tuple[Any, ...] = eqx.field(static=True)
+    """Implementation of each leaf that is a typed key, None for the others."""
     structure: Any = eqx.field(static=True)
 
     @property
     def samples(self) -> PyTree[Array]:
         """The samples as they were, with leaves `[R, ...]`."""
-        return jax.tree.unflatten(self.structure, self.leaves)
+        return self._tree(self.leaves)
 
     def take(self, rows: UInt32[Array, " N"]) -> PyTree[Array]:
         """Returns the samples of these rows, with leaves `[N, ...]`."""
@@ -41,7 +43,14 @@ class Packed(eqx.Module):
             leaf[rows] if first is None else _from_words(words[:, first : first + words_of(leaf)], leaf)
             for leaf, first in zip(self.leaves, self.columns, strict=True)
         ]
-        return jax.tree.unflatten(self.structure, taken)
+        return self._tree(taken)
+
+    def _tree(self, leaves: list[Array]) -> PyTree[Array]:
+        wrapped = [
+            leaf if key is None else jax.random.wrap_key_data(leaf, impl=key)
+            for leaf, key in zip(leaves, self.keys, strict=True)
+        ]
+        return jax.tree.unflatten(self.structure, wrapped)
 
 
 class Rows(eqx.Module):
@@ -84,14 +93,16 @@ def from_rows(rows: Rows, struct: PyTree[jax.ShapeDtypeStruct]) -> PyTree[Array]
 
 def pack(samples: PyTree[Array]) -> Packed:
     """Packs samples with leaves `[R, ...]`."""
-    leaves, structure = jax.tree.flatten(samples)
+    typed, structure = jax.tree.flatten(samples)
+    keys = [jax.random.key_impl(leaf) if _is_key(leaf) else None for leaf in typed]
+    leaves = [jax.random.key_data(leaf) if _is_key(leaf) else leaf for leaf in typed]
     columns, width = [], 0
     for leaf in leaves:
         columns.append(width if _fits(leaf) else None)
         width += words_of(leaf) if _fits(leaf) else 0
     words = [_to_words(leaf) for leaf in leaves if _fits(leaf)]
     empty = jnp.zeros((len(leaves[0]), -width % TOGETHER), jnp.uint32)
-    return Packed(jnp.concatenate([*words, empty], axis=1), leaves, tuple(columns), structure)
+    return Packed(jnp.concatenate([*words, empty], axis=1), leaves, tuple(columns), tuple(keys), structure)
 
 
 def is_large(leaf: jax.ShapeDtypeStruct) -> bool:
@@ -107,6 +118,10 @@ def words_of(leaf: Array) -> int:
 def _fits(leaf: Array | jax.ShapeDtypeStruct) -> bool:
     """Returns whether each element of a leaf is one 32-bit word."""
     return leaf.dtype.itemsize == 4 and jnp.issubdtype(leaf.dtype, jnp.number)
+
+
+def _is_key(leaf: Array) -> bool:
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def _to_words(leaf: Array) -> UInt32[Array, "R width"]:

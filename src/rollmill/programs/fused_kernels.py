@@ -217,7 +217,8 @@ class _Chooser:
 
     def _gradient_candidates(self) -> "_Candidates":
         step = lower_gradients(self.graph)
-        launches = self.backend.gradients.launches(self._minibatch, self.place.device)
+        num_samples = jax.eval_shape(self._epoch, self._example_shapes)[2].shape[1]
+        launches = self.backend.gradients.launches(num_samples, self.place.device)
         return _Candidates(step, self._launch("gradients", launches, partial(self._tune_gradients, step)))
 
     def _check_pressure(self, pressure: Pressure) -> None:
@@ -279,11 +280,6 @@ class _Chooser:
     def _share(self) -> int:
         return self.graph.loops.num_envs // self.place.shares
 
-    @property
-    def _minibatch(self) -> int:
-        """Number of samples in a minibatch."""
-        return self.graph.loops.batch_size // self.place.shares // self.graph.loops.num_minibatches
-
     @cached_property
     def _example(self) -> State:
         with jax.default_device(self.place.device):
@@ -294,9 +290,13 @@ class _Chooser:
         return jax.eval_shape(self._start)
 
     def _start(self) -> State:
-        return start(self.graph, jax.random.key(0), jnp.arange(self._share, dtype=jnp.int32))
+        state = start(self.graph, jax.random.key(0), jnp.arange(self._share, dtype=jnp.int32))
+        return State(state.collector, state.learner, state.key, state.iteration)  # without a replay memory
 
     def _epoch(self, state: State) -> tuple[Learner, Batch, Array]:
         """Returns a learner, its first batch, and the rows of an epoch."""
-        rows = shuffled_rows(state.key, state.collector.index, self.graph.loops)
-        return *first_batch(self.graph, state), rows
+        learner, batch = first_batch(self.graph, state)
+        if self.graph.replay is not None:  # the batch is one minibatch
+            (count,) = {leaf.shape[1] for leaf in jax.tree.leaves(batch)}
+            return learner, batch, jnp.arange(count, dtype=jnp.uint32)[None]
+        return learner, batch, shuffled_rows(state.key, state.collector.index, self.graph.loops)

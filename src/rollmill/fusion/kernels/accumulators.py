@@ -29,15 +29,37 @@ class TilePart(NamedTuple):
     """Whether it is the transposed result."""
 
 
-class Tile(NamedTuple):
-    """`[O, N] x [N, I]`: the sum over samples of the products of two sides, the right one by the left one.
+class TileTerm(NamedTuple):
+    """Two sides that are multiplied, `[O, N] x [N, I]`, the right one by the left one.
 
     The skinny side is on the left: a tensor core's first operand has many rows.
     """
 
     left: Side
     right: Side
+
+    @property
+    def nodes(self) -> list[Node]:
+        """The nodes of both sides."""
+        return [node for node in (*self.left, *self.right) if node is not None]
+
+
+class Tile(NamedTuple):
+    """`[O, I]`: the sum over samples, and over places inside of each sample, of products of two sides."""
+
+    terms: list[TileTerm]
+    """One for each place inside of a sample, all of the same widths."""
     parts: list[TilePart]
+
+    @property
+    def rows(self) -> int:
+        """Numbers of the left sides."""
+        return width_of(self.terms[0].left)
+
+    @property
+    def columns(self) -> int:
+        """Numbers of the right sides."""
+        return width_of(self.terms[0].right)
 
 
 class Accumulators(NamedTuple):
@@ -60,13 +82,17 @@ def accumulators_of(sums: Sequence[Sum], outputs: Sequence[Node]) -> Accumulator
     tiles, numbers = _Tiles(), []
     computed = [(offset, each) for offset, each in zip(offsets, sums, strict=True) if each.is_computed]
     for offset, each in computed:
-        if each.right is not None:
-            tiles.add_product(offset, _side(each.left, outputs), _side(each.right, outputs))
+        if each.pairs:
+            tiles.add_products(
+                offset, [TileTerm(_side(left, outputs), _side(right, outputs)) for left, right in each.pairs]
+            )
     for offset, each in computed:
-        leaf, nodes = each.left, [outputs[place] for place in each.left.places]
-        if each.right is None and leaf.width is None:
+        if (leaf := each.leaf) is None:
+            continue
+        nodes = [outputs[place] for place in leaf.places]
+        if leaf.width is None:
             numbers += [(offset + n, node) for n, node in enumerate(nodes)]
-        elif each.right is None:
+        else:
             for n, node in enumerate(nodes):
                 # After all products: by then there may be a tile with this row on its right, which a one is added
                 # to.
@@ -93,25 +119,31 @@ class _Tiles:
     def __init__(self) -> None:
         self.tiles: list[Tile] = []
 
-    def add_product(self, offset: int, left: Side, right: Side) -> None:
-        """Adds the outer product of two sides; a skinny side shares a tile with others."""
+    def add_products(self, offset: int, terms: Sequence[TileTerm]) -> None:
+        """Adds a sum of outer products of two sides; skinny sides share a tile with others."""
         # Numbers go to the left, where they can share a tile with others; the result is then transposed when
         # stored.
-        turned = is_row(left) and not is_row(right)
+        turned = any(is_row(left) for left, _ in terms) and not any(is_row(right) for _, right in terms)
         if turned:
-            left, right = right, left
+            terms = [TileTerm(right, left) for left, right in terms]
+        rows, columns = width_of(terms[0].left), width_of(terms[0].right)
         for n, tile in enumerate(self.tiles):
-            # The same row on the right, such as the gradient of a layer for its weights and its bias: one product
+            # The same rows on the right, such as the gradient of a layer for its weights and its bias: one product
             # does both.
-            if tile.right == right and _fits(tile.left, left):
-                part = TilePart(offset, len(tile.left), width_of(left), width_of(right), turned)
-                self.tiles[n] = Tile((*tile.left, *left), right, [*tile.parts, part])
+            alike = [own.right for own in tile.terms] == [term.right for term in terms]
+            if alike and all(_fits(own.left, term.left) for own, term in zip(tile.terms, terms, strict=True)):
+                part = TilePart(offset, tile.rows, rows, columns, turned)
+                beside = [
+                    TileTerm((*own.left, *term.left), own.right)
+                    for own, term in zip(tile.terms, terms, strict=True)
+                ]
+                self.tiles[n] = Tile(beside, [*tile.parts, part])
                 return
-        self.tiles.append(Tile(left, right, [TilePart(offset, 0, width_of(left), width_of(right), turned)]))
+        self.tiles.append(Tile(list(terms), [TilePart(offset, 0, rows, columns, turned)]))
 
     def add_row(self, offset: int, row: Node) -> None:
         """Adds the sum of a row: its product with one."""
-        self.add_product(offset, (None,), (row,))
+        self.add_products(offset, [TileTerm((None,), (row,))])
 
 
 def _fits(side: Side, more: Side) -> bool:

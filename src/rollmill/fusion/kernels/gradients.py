@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree, UInt32
 
 from rollmill.core.errors import CannotFuse
+from rollmill.core.types import Key
 from rollmill.dataflow import (
     Batch,
     Graph,
@@ -33,7 +34,7 @@ from rollmill.dataflow import (
     start,
 )
 from rollmill.fusion.ir import Program, evaluate
-from rollmill.fusion.kernels.leaves import Leaf, each_struct, input_leaves
+from rollmill.fusion.kernels.leaves import Leaf, each_struct, input_leaves, to_raw
 from rollmill.fusion.kernels.sums import Sum, mean_of, sums_of
 from rollmill.fusion.kernels.vector import Vector
 from rollmill.fusion.lower.function import LoweredFunction, lower_function
@@ -121,9 +122,7 @@ def gradient_step(graph: Graph, learner: PyTree[Any], sample: PyTree[jax.ShapeDt
     if graph.loops.cut != "samples":
         raise CannotFuse("whole sequences are learned from, as recurrent networks do.")
     lowered = lower_function(gradients.of_one, (sample,), (learner,), summed=True)
-    if gradients.untried:  # after what is in the way of a kernel, which says more
-        raise CannotFuse(gradients.untried)
-    return GradientStep(lowered, input_leaves(lowered.program, sample), sums_of(lowered))
+    return GradientStep(lowered, input_leaves(lowered.program, to_raw(sample)), sums_of(lowered))
 
 
 def mean_gradients(graph: Graph) -> MeanGradients:
@@ -132,8 +131,6 @@ def mean_gradients(graph: Graph) -> MeanGradients:
     Raises:
         CannotFuse: they are none.
     """
-    if graph.replay is not None:
-        raise CannotFuse("minibatches are drawn from a replay memory, which kernels do not read.")
     if not isinstance(graph.gradients, MeanGradients):
         raise CannotFuse(
             f"{graph.settings['algorithm']} gives the gradients of a whole minibatch, and kernels are made of "
@@ -143,10 +140,30 @@ def mean_gradients(graph: Graph) -> MeanGradients:
 
 
 def first_batch(graph: Graph, state: State) -> tuple[Learner, Batch]:
-    """The learner and the batch of the first iteration."""
+    """The learner and the batch of the first iteration; with a replay memory, a minibatch of its shapes."""
     collector = state.collector
     _, trajectory = collect(graph, graph.weights(state.learner), collector, state.key)
-    return prepare(graph, state.learner, trajectory, collector.index)
+    learner, batch = prepare(graph, state.learner, trajectory, collector.index)
+    return learner, batch if graph.replay is None else _made_up(graph, learner, state.key, collector.index)
+
+
+def _made_up(graph: Graph, learner: Learner, key: Key, index: Int[Array, " E"]) -> Batch:
+    """A minibatch as the experience store draws it, `[1, N, ...]`, of random numbers: nothing is stored for it."""
+    store = graph.replay
+    assert store is not None
+    draw = lambda: store.sample(graph, store.empty(graph, index), learner, key, index).minibatch
+    leaves, structure = jax.tree.flatten(jax.eval_shape(draw))
+    keys = jax.random.split(key, len(leaves))
+    made = [_made_up_leaf(*pair)[None] for pair in zip(keys, leaves, strict=True)]
+    return jax.tree.unflatten(structure, made)
+
+
+def _made_up_leaf(key: Key, like: jax.ShapeDtypeStruct) -> Array:
+    if jnp.issubdtype(like.dtype, jax.dtypes.prng_key):
+        return jax.random.split(key, like.shape)
+    if jnp.issubdtype(like.dtype, jnp.floating):
+        return jax.random.normal(key, like.shape, like.dtype)
+    return jnp.ones(like.shape, like.dtype)  # legal actions, where it is a mask
 
 
 Run: TypeAlias = Callable[[GradientStep, Minibatch], Float[Array, " size"]]
@@ -181,10 +198,10 @@ def results_of(
     results, first = [], 0
     for each in step.sums:
         if each.is_computed:
-            results.append(means[first : first + each.size].reshape(each.shape).astype(each.left.dtype))
+            results.append(means[first : first + each.size].reshape(each.shape).astype(each.dtype))
             first += each.size
-        else:
-            results.append(each.left.repeated(uniforms))
+        elif each.leaf is not None:
+            results.append(each.leaf.repeated(uniforms))
     # Outputs are in the structure of the function's results, so that it need not be traced again for it.
     structure = jax.tree.structure(step.lowered.outputs, is_leaf=is_output)
     return jax.tree.unflatten(structure, results)
@@ -205,7 +222,7 @@ def run_gradients_reference(
 ) -> Float[Array, " size"]:
     """All samples at once, by JAX's own functions."""
     rows, uniforms = minibatch.shuffled.rows[minibatch.number], minibatch.uniforms
-    leaves = jax.tree.leaves(minibatch.packed.take(rows))
+    leaves = to_raw(minibatch.packed.take(rows))
     for place, leaf in minibatch.shuffled.conditioned.items():
         leaves[place] = leaf[minibatch.number]
     inputs = [x for leaf, array in zip(step.sample, leaves, strict=True) for x in leaf.split(array)]

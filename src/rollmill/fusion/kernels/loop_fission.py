@@ -76,8 +76,9 @@ def _products(program: Program) -> dict[Node, int]:
 
 def _of_tile(tile: Tile, depends: dict[Node, int]) -> int:
     bits = 0
-    for node in (*tile.left, *tile.right):
-        bits |= 0 if node is None else depends[node]
+    for term in tile.terms:
+        for node in term.nodes:
+            bits |= depends[node]
     return bits
 
 

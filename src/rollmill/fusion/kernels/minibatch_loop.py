@@ -53,7 +53,7 @@ def fused_minibatch_loop(
     The program of a sample is `step`, the graph's, which is lowered here where it is left out.
     """
     loop = _FusedLoop(graph, reduce, run, step or lower_gradients(graph))
-    return MinibatchLoop(loop.begin, loop.samples, loop.shuffled, loop.minibatch, loop.epoch, loop.end)
+    return MinibatchLoop(loop.begin, loop.samples, loop.shuffled, loop.minibatch, loop.epoch, loop.drawn, loop.end)
 
 
 def example_minibatch(
@@ -155,6 +155,12 @@ class _FusedLoop:
         numbers = jnp.arange(len(shuffled.rows), dtype=jnp.int32)
         carried, metrics = jax.lax.scan(minibatch_step, carried, numbers, unroll=min(UNROLLED, len(shuffled.rows)))
         return carried, {name: metrics[:, n] for n, name in enumerate(names)}
+
+    def drawn(self, carried: Any, minibatch: Batch) -> tuple[Any, Metrics]:
+        packed = self.samples(jax.tree.map(lambda leaf: leaf[None], minibatch))
+        rows = jnp.arange(len(packed.table), dtype=jnp.uint32)
+        shuffled = jax.tree.map(lambda leaf: leaf[0], self.shuffled(packed, rows[None, None]))
+        return self.minibatch(carried, packed, shuffled, jnp.int32(0))
 
     def end(self, carried: Any) -> Learner:
         return self._carried.learner(carried)[0]

@@ -27,13 +27,14 @@ from rollmill.fusion.lower.values import (
     Concat,
     Const,
     KeyPair,
-    OuterProduct,
+    OuterProducts,
     Output,
     PrologueOutput,
     RowArray,
     ScalarArray,
     Uniform,
     Value,
+    VectorPair,
     check_size,
     filled,
     flat_nodes,
@@ -60,7 +61,7 @@ class LoweredFunction:
     """The program's inputs as `ScalarArray`s and `RowArray`s, in the structure of the arguments that differ."""
     outputs: PyTree
     """One `Output` for each array, in the structure that the function returns. The nodes of `ScalarArray`,
-    `RowArray` and both sides of an `OuterProduct` are the program's outputs, in order; constants and
+    `RowArray` and the vectors of `OuterProducts` are the program's outputs, in order; constants and
     `PrologueOutput`s are none of them."""
 
     def __repr__(self) -> str:
@@ -120,7 +121,7 @@ def trace_function(
         carried: whether the function returns a tuple whose first part is handed in again as the first of `each`:
             then both lie in the same way, and nothing of it is left to be known or uniform.
         summed: whether only sums of the results over environments are wanted: then products of two vectors, such
-            as gradients of matrices, are left as `OuterProduct`.
+            as gradients of matrices, are left as `OuterProducts`.
     """
     # Weak types are kept: they decide to which type JAX promotes an operand.
     shapes = jax.tree.map(_shape_of, tuple(uniform))
@@ -286,8 +287,10 @@ def _output(ctx: Lowering, value: Value, in_rows: bool | None, uniform: list[Arr
         match value:
             case Concat():
                 return ctx.scalars(value)
-            case OuterProduct(left, right, dtype):
-                return OuterProduct(_side(ctx, left), _side(ctx, right), dtype)
+            case OuterProducts(pairs, dtype):
+                return OuterProducts(
+                    tuple(VectorPair(*(_side(ctx, side) for side in pair)) for pair in pairs), dtype
+                )
             case Uniform():
                 uniform.append(ctx.prologue.picked(value))
                 return PrologueOutput(len(uniform) - 1, value.shape, value.dtype)

@@ -35,7 +35,7 @@ MAX_NODES = 100_000
 
 JAX = str(Path(jax.__file__).parent)
 
-KEEP_PRODUCTS = {*calls.INLINED, "transpose"}
+KEEP_PRODUCTS = {*calls.INLINED, "transpose", "add_any", "cond"}
 """Primitives that may be handed products of vectors that are not written out."""
 
 ADVICE = {

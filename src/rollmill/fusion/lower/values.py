@@ -128,28 +128,41 @@ class Concat(NamedTuple):
         return self.parts[0].dtype
 
 
-class OuterProduct(NamedTuple):
-    """The products of each number of one vector with each of another, not written out.
-
-    Such is the gradient of a matrix of weights for one sample; where only sums over samples are wanted, it never
-    is written out.
-    """
+class VectorPair(NamedTuple):
+    """Two vectors, for the products of each number of one with each of the other."""
 
     left: "Value"
     """`[f]`"""
     right: "Value"
     """`[g]`"""
+
+
+class OuterProducts(NamedTuple):
+    """A sum of outer products of vectors, not written out.
+
+    Such is the gradient of a matrix of weights for one sample: one product, or one for each place of an inner axis
+    along which a sample uses the matrix, such as its agents. Where only sums over samples are wanted, it never is
+    written out.
+    """
+
+    pairs: tuple[VectorPair, ...]
+    """At least one."""
     dtype: Any
 
     @property
     def shape(self) -> tuple[int, ...]:
         """`(f, g)`"""
-        return (*self.left.shape, *self.right.shape)
+        return (*self.pairs[0].left.shape, *self.pairs[0].right.shape)
+
+    @property
+    def transposed(self) -> "OuterProducts":
+        """The same with `f` and `g` exchanged."""
+        return OuterProducts(tuple(VectorPair(right, left) for left, right in self.pairs), self.dtype)
 
 
-Value: TypeAlias = Const | Uniform | ScalarArray | RowArray | Concat | OuterProduct
+Value: TypeAlias = Const | Uniform | ScalarArray | RowArray | Concat | OuterProducts
 
-Output: TypeAlias = Const | PrologueOutput | ScalarArray | RowArray | OuterProduct
+Output: TypeAlias = Const | PrologueOutput | ScalarArray | RowArray | OuterProducts
 """A result of a lowered function."""
 
 
@@ -228,8 +241,8 @@ def flat_nodes(value: Value | PrologueOutput) -> list[Node]:
             return []
         case Concat(parts):
             return [node for part in parts for node in flat_nodes(part)]
-        case OuterProduct(left, right):
-            return [*flat_nodes(left), *flat_nodes(right)]
+        case OuterProducts(pairs):
+            return [node for pair in pairs for side in pair for node in flat_nodes(side)]
     nodes: list[Node] = []
     for node in value.nodes.flat:
         nodes.extend((node.first, node.second) if isinstance(node, KeyPair) else (node,))
@@ -249,4 +262,7 @@ def is_same(one: Value, other: Value, same_node: Callable[[Node, Node], bool]) -
             return one.shape == other.shape and all(same_node(*pair) for pair in pairs)
         case Concat(a), Concat(b):
             return len(a) == len(b) and all(is_same(*pair, same_node) for pair in zip(a, b, strict=True))
+        case OuterProducts(a), OuterProducts(b):
+            sides = zip([x for pair in a for x in pair], [x for pair in b for x in pair], strict=False)
+            return len(a) == len(b) and all(is_same(*pair, same_node) for pair in sides)
     return False

@@ -5,7 +5,7 @@ from functools import partial
 import jax
 
 from rollmill.core.errors import CannotFuse, UnfitHost, UsageError
-from rollmill.dataflow import Graph, learn_from
+from rollmill.dataflow import Graph, empty_experience, learn_from
 from rollmill.programs.compiled import unroll_for
 from rollmill.programs.kernels import (
     KernelChoice,
@@ -112,5 +112,6 @@ def _trace(context: ReplicaContext, kernels: KernelChoice) -> None:
         rollout = partial(kernels.rollouts.function, _graph(context))
         _, trajectory = jax.eval_shape(rollout, flow.weights, collector_shapes(flow, width), key)
     if kernels.gradients.fused:
+        rings = jax.eval_shape(partial(empty_experience, graph), index)
         learn = partial(learn_from, graph, make_minibatch_loop=kernels.gradients.function)
-        jax.eval_shape(learn, flow.state.learner, (), trajectory, key, index)
+        jax.eval_shape(learn, flow.state.learner, rings, trajectory, key, index)

@@ -40,7 +40,6 @@ from rollmill.dataflow import (
     identity,
     iteration_key,
     learn_from,
-    learn_minibatch,
     over_epochs,
     prepare,
     remote_reduce,
@@ -134,14 +133,14 @@ class CutLearner:
         self._key, self._index = key, index
         self._reduce, self._mean = reduce, identity if reduce is None else remote_reduce
         self._update, self._skip = update, skip
-        self._loop = make_minibatch_loop(self._graph, self._mean) if graph.replay is None else None
+        self._loop = make_minibatch_loop(self._graph, self._mean)
         self._over_epochs = jax.jit(over_epochs)
         end = partial(end_iteration, graph)
         self._end_iteration = end if graph.keep_learning is None else jax.jit(end)
         if graph.replay is not None:
             self._add = jax.jit(partial(graph.replay.add, graph), donate_argnums=0)
-            self._sample = jax.jit(partial(_sample, graph, key, index))
-            follow = partial(graph.replay.update, graph)
+            self._sample = jax.jit(partial(_sample, graph, self._loop, key, index))
+            follow = partial(_follow, graph, self._loop)
             self._follow = jax.jit(follow, donate_argnums=0, compiler_options=program_options())
         self._learned_names = flow.learned_names
         self._programs: dict[str, CompiledPieces] = {}
@@ -151,13 +150,13 @@ class CutLearner:
     ) -> tuple[Learner, PyTree[Any], Row]:
         """Learns from a trajectory; also returns the replay memory, which is no longer usable as it was given."""
         graph, mean, index = self._graph, self._mean, self._index
-        if self._loop is not None:
+        if graph.replay is None:
             ready = partial(_ready, graph, self._loop, mean, self._key, index)
             task, reported = self._run("prepare", ready, learner, trajectory, np.int32(iteration))
             learner, metrics = self._learn(self._loop, *task)
         else:
             learner, reported = self._run("prepare", partial(_prepare, graph, mean, index), learner, trajectory)
-            learner, rings, metrics = self._learn_from_replay(learner, rings, trajectory, iteration, mean)
+            learner, rings, metrics = self._learn_from_replay(learner, rings, trajectory, iteration)
         collect = partial(_collected, graph, mean, index)
         collected = self._run("collected", collect, trajectory, learner, {**reported, **_fill(self._graph, rings)})
         return learner, rings, {**_row(collected), **metrics}
@@ -184,7 +183,7 @@ class CutLearner:
         return self._end_iteration(learner), _row(summary)
 
     def _learn_from_replay(
-        self, learner: Learner, rings: PyTree[Any], trajectory: Trajectory, iteration: int, mean: Reduce
+        self, learner: Learner, rings: PyTree[Any], trajectory: Trajectory, iteration: int
     ) -> tuple[Learner, PyTree[Any], Row]:
         """Learns from samples of the experience store, once enough is stored."""
         graph, loops = self._graph, self._graph.loops
@@ -194,8 +193,8 @@ class CutLearner:
             if self._skip is not None:
                 self._skip()
             return learner, rings, _row(unlearned({name: jnp.float32(0) for name in self._learned_names}))
-        leaves, structure = jax.tree.flatten(learner)
-        step, metrics = partial(_learn_sample, graph, mean, structure), []
+        leaves, structure = jax.tree.flatten(self._run("begin", self._loop.begin, learner))
+        step, metrics = partial(_learn_sample, self._loop, structure), []
         for n in range(loops.num_minibatches):
             now = jax.tree.unflatten(structure, leaves)
             sample = self._sample(rings, now, np.int32(iteration), np.int32(n))
@@ -204,7 +203,8 @@ class CutLearner:
             leaves, found = self._run("minibatch", step, leaves, sample.minibatch, last=last)
             metrics.append(jax.tree.map(float, found))
         summary = self._over_epochs(_stacked(metrics, loops.num_minibatches), np.ones(1, np.float32))
-        return jax.tree.unflatten(structure, leaves), rings, _row(summary)
+        learner = self._run("end", self._loop.end, jax.tree.unflatten(structure, leaves))
+        return learner, rings, _row(summary)
 
     def _run(self, name: str, function: Callable[..., Any], *arguments: PyTree, last: bool = False) -> PyTree:
         if name not in self._programs:
@@ -246,20 +246,32 @@ def _ready(
 
 
 def _sample(
-    graph: Graph, key: Key, index: np.ndarray, rings: PyTree[Any], learner: Learner, iteration: Any, n: Any
+    graph: Graph,
+    loop: MinibatchLoop,
+    key: Key,
+    index: np.ndarray,
+    rings: PyTree[Any],
+    carried: Any,
+    iteration: Any,
+    n: Any,
 ) -> Sample:
     assert graph.replay is not None
+    learner = loop.end(carried)
     with traced("learn"), traced("draw"):
         sample_key = jax.random.fold_in(iteration_key(key, iteration, LEARN), n)
         return graph.replay.sample(graph, rings, learner, sample_key, jnp.asarray(index))
 
 
-def _learn_sample(graph: Graph, mean: Reduce, structure: Any, leaves: list[Any], minibatch: Batch):
-    """Makes an update with a sample of the experience store, from leaves of the learner to such leaves."""
-    learner = jax.tree.unflatten(structure, leaves)
+def _follow(graph: Graph, loop: MinibatchLoop, rings: PyTree[Any], carried: Any, sample: Sample) -> PyTree[Any]:
+    assert graph.replay is not None
+    return graph.replay.update(graph, rings, loop.end(carried), sample)
+
+
+def _learn_sample(loop: MinibatchLoop, structure: Any, leaves: list[Any], minibatch: Batch):
+    """Makes an update with a sample of the experience store, from leaves of the carry to such leaves."""
     with traced("learn"):
-        learner, metrics = learn_minibatch(graph, learner, minibatch, reduce=mean)
-    return jax.tree.leaves(learner), metrics
+        carried, metrics = loop.drawn(jax.tree.unflatten(structure, leaves), minibatch)
+    return jax.tree.leaves(carried), metrics
 
 
 def _fill(graph: Graph, rings: PyTree[Any]) -> Metrics:

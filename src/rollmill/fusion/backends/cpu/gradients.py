@@ -17,7 +17,7 @@ from rollmill.fusion.backends.cpu.launch import CodeLaunch
 from rollmill.fusion.backends.cpu.memory import ALIGNMENT, Matrix, Placed, Scratch, gathered, pack, padded
 from rollmill.fusion.backends.cpu.target import processor
 from rollmill.fusion.ir import Node
-from rollmill.fusion.kernels.accumulators import Side, Tile, TilePart, accumulators_of, is_row, width_of
+from rollmill.fusion.kernels.accumulators import Side, Tile, TilePart, TileTerm, accumulators_of, is_row
 from rollmill.fusion.kernels.arguments import KernelArguments
 from rollmill.fusion.kernels.gradients import GradientStep, Minibatch
 from rollmill.fusion.kernels.leaves import Leaf
@@ -185,11 +185,12 @@ class _BlockSums:
         self._kept = accumulators_of(step.sums, step.program.outputs)
         self._numbers = {node: writer.emit.slot(writer.emit.vector(FLOAT32)) for _, node in self._kept.numbers}
         self._tiles = [self._place(tile) for tile in self._kept.tiles]
+        places = zip(self._tiles, self._kept.tiles, strict=True)
+        self._terms = [(place, term) for place, tile in places for term in tile.terms]
 
     def _place(self, tile: Tile) -> Placed:
-        width = width_of(tile.right)
-        columns = padded(width, self._emit.lanes)
-        return Placed(self._writer.scratch.take(width_of(tile.left) * columns), columns, 1, width)
+        columns = padded(tile.columns, self._emit.lanes)
+        return Placed(self._writer.scratch.take(tile.rows * columns), columns, 1, tile.columns)
 
     def begin(self) -> None:
         """All sums are zero."""
@@ -197,28 +198,27 @@ class _BlockSums:
         for slot in self._numbers.values():
             self._emit.builder.store(zero, slot)
         for sums, tile in zip(self._tiles, self._kept.tiles, strict=True):
-            with self._emit.loop(width_of(tile.left)) as row:
+            with self._emit.loop(tile.rows) as row:
                 for column in range(0, sums.sample_stride, self._emit.lanes):
                     self._emit.store(zero, sums.at(self._emit, row, column), FLOAT32)
 
     @property
     def nodes(self) -> list[list[Node]]:
-        """The nodes that each sum reads: tiles, then single numbers."""
-        tiles = [[node for node in (*tile.left, *tile.right) if node is not None] for tile in self._kept.tiles]
-        return tiles + [[node] for node in self._numbers]
+        """The nodes that each sum reads: terms of tiles, then single numbers."""
+        return [term.nodes for _, term in self._terms] + [[node] for node in self._numbers]
 
     def add(self, number: int) -> None:
         """Adds a block's part of a sum, by its number."""
-        if number < len(self._tiles):
-            self._add_tile(self._tiles[number], self._kept.tiles[number])
+        if number < len(self._terms):
+            self._add_term(*self._terms[number])
         else:
-            node = list(self._numbers)[number - len(self._tiles)]
+            node = list(self._numbers)[number - len(self._terms)]
             self._add_number(node, self._numbers[node])
 
-    def _add_tile(self, sums: Placed, tile: Tile) -> None:
+    def _add_term(self, sums: Placed, term: TileTerm) -> None:
         writer = self._writer
-        right = writer.contiguous(self._side(tile.right))
-        gathered(self._emit, sums, self._side(tile.left), right, writer.block, writer.room)
+        right = writer.contiguous(self._side(term.right))
+        gathered(self._emit, sums, self._side(term.left), right, writer.block, writer.room)
 
     def _side(self, side: Side) -> Placed:
         if is_row(side):

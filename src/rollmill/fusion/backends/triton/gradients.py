@@ -17,7 +17,7 @@ from rollmill.fusion.backends.triton.registers import ONE
 from rollmill.fusion.backends.triton.samples import SamplePlace, SamplePrefetch
 from rollmill.fusion.backends.triton.source import KernelSource
 from rollmill.fusion.ir import Node, Program
-from rollmill.fusion.kernels.accumulators import Side, Tile, TilePart, accumulators_of, is_row, width_of
+from rollmill.fusion.kernels.accumulators import Side, Tile, TilePart, TileTerm, accumulators_of, is_row
 from rollmill.fusion.kernels.arguments import KernelArguments
 from rollmill.fusion.kernels.gradients import GradientStep, Minibatch
 from rollmill.fusion.kernels.loop_fission import FissionPlan, SampleLoop, plan_sample_loops
@@ -145,7 +145,7 @@ class _Common(NamedTuple):
 def _sample_loop(task: _Common, each: SampleLoop, numbers: Mapping[Node, str], prefix: str) -> list[str]:
     """One loop over a program's samples, and its sums; all its names begin alike."""
     mask = "" if task.whole_blocks else "here"
-    summing_from = [node for tile in each.tiles.values() for node in (*tile.left, *tile.right) if node is not None]
+    summing_from = [node for tile in each.tiles.values() for term in tile.terms for node in term.nodes]
     program = Program(task.step.program.inputs, (*dict.fromkeys([*summing_from, *each.numbers]),))
     samples = SamplePrefetch(prefix)
     source = KernelSource(task.numerics, task.slots, indent=2, prefix=f"{prefix}v")
@@ -180,25 +180,25 @@ class _SumWriter:
 
     def __init__(self, writer: TritonWriter, each: SampleLoop, numbers: Mapping[Node, str], mask: str) -> None:
         self._writer, self._mask = writer, mask
-        self._tiles, self._numbers = list(each.tiles.items()), [(node, numbers[node]) for node in each.numbers]
+        self._terms = [(n, term) for n, tile in each.tiles.items() for term in tile.terms]
+        self._numbers = [(node, numbers[node]) for node in each.numbers]
 
     @property
     def nodes(self) -> list[list[Node]]:
-        """The nodes that each sum reads: tiles, then single numbers."""
-        tiles = [[node for node in (*tile.left, *tile.right) if node is not None] for _, tile in self._tiles]
-        return tiles + [[node] for node, _ in self._numbers]
+        """The nodes that each sum reads: terms of tiles, then single numbers."""
+        return [term.nodes for _, term in self._terms] + [[node] for node, _ in self._numbers]
 
     def add(self, number: int, names: Names) -> None:
         """Adds a sum by its number."""
-        if number < len(self._tiles):
-            self._add_tile(*self._tiles[number], names)
+        if number < len(self._terms):
+            self._add_term(*self._terms[number], names)
         else:
-            node, total = self._numbers[number - len(self._tiles)]
+            node, total = self._numbers[number - len(self._terms)]
             self._add_number(total, names[node])
 
-    def _add_tile(self, n: int, tile: Tile, names: Names) -> None:
+    def _add_term(self, n: int, term: TileTerm, names: Names) -> None:
         """`tile += right^T left`; samples that are none are zero on the right."""
-        left, right = self._side(tile.left, names), self._side(tile.right, names)
+        left, right = self._side(term.left, names), self._side(term.right, names)
         if self._mask:
             right = f"tl.where({self._mask}[:, None], {right}, 0.0)"
         self._writer.source.line(f"tile{n} = {self._writer.product(f'tl.trans({right})', left, onto=f'tile{n}')}")
@@ -225,14 +225,14 @@ def _empty(each: SampleLoop, numbers: Mapping[Node, str]) -> list[str]:
 
 
 def _shape(tile: Tile) -> str:
-    return f"[{columns(width_of(tile.right))}, {columns(width_of(tile.left))}]"
+    return f"[{columns(tile.columns)}, {columns(tile.rows)}]"
 
 
 def _tile_stores(each: SampleLoop) -> list[str]:
     lines = []
     for n, tile in each.tiles.items():
-        lines += [f"    i{n} = tl.arange(0, {columns(width_of(tile.left))})[None, :]"]
-        lines += [f"    o{n} = tl.arange(0, {columns(width_of(tile.right))})[:, None]"]
+        lines += [f"    i{n} = tl.arange(0, {columns(tile.rows)})[None, :]"]
+        lines += [f"    o{n} = tl.arange(0, {columns(tile.columns)})[:, None]"]
         lines += [_store(n, part) for part in tile.parts]
     return lines
 

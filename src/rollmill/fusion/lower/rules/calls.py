@@ -4,12 +4,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from rollmill.fusion.lower.context import Lowering
 from rollmill.fusion.lower.rule import Equation, Rule
 from rollmill.fusion.lower.rules.elementwise import one_of
-from rollmill.fusion.lower.values import Const, Value, is_same
+from rollmill.fusion.lower.rules.products import materialised, one_of_sums
+from rollmill.fusion.lower.values import Const, Value, is_key, is_same, is_shared, shared
 
 INLINED = {
     "jit": "jaxpr",
@@ -62,7 +64,7 @@ def _cond(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Va
     if isinstance(index, Const):
         taken = branches[int(np.clip(index.array, 0, len(branches) - 1))]
         return ctx.read(taken, operands, ctx, equation.needed, keeps_products=True)
-    results = [ctx.read(branch, operands, ctx, equation.needed) for branch in branches]
+    results = [ctx.read(branch, operands, ctx, equation.needed, keeps_products=True) for branch in branches]
     cases = zip(equation.needed, zip(*results, strict=True), strict=True)
     return [_merged(ctx, index, case) if needed else UNNEEDED for needed, case in cases]
 
@@ -71,7 +73,11 @@ def _merged(ctx: Lowering, index: Value, cases: Sequence[Value]) -> Value:
     """The result of the branch that is taken."""
     if all(is_same(case, cases[0], ctx.region.is_same) for case in cases[1:]):
         return cases[0]
-    return one_of(ctx, index, cases)
+    if all(map(is_shared, (index, *cases))) and not is_key(cases[0].dtype):
+        arrays = [jnp.asarray(ctx.array(case)) for case in cases]
+        return shared(jax.lax.select_n(jnp.asarray(ctx.array(index)), *arrays))
+    sums = one_of_sums(ctx, index, cases)
+    return sums if sums is not None else one_of(ctx, index, [materialised(ctx, case) for case in cases])
 
 
 RULES: dict[str, Rule] = {

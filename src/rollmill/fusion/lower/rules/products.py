@@ -17,18 +17,20 @@ from rollmill.fusion.lower.context import Lowering
 from rollmill.fusion.lower.movement import gather_static, reshaped, transposed
 from rollmill.fusion.lower.prologue import PrologueBuilder
 from rollmill.fusion.lower.rule import Equation, Rule
-from rollmill.fusion.lower.rules.elementwise import converted
+from rollmill.fusion.lower.rules import elementwise
+from rollmill.fusion.lower.rules.elementwise import converted, one_of
 from rollmill.fusion.lower.rules.reductions import row_total
 from rollmill.fusion.lower.values import (
     NARROW,
     Concat,
     Const,
     NodeArray,
-    OuterProduct,
+    OuterProducts,
     RowArray,
     ScalarArray,
     Uniform,
     Value,
+    VectorPair,
     alone,
     is_shared,
     no_nodes,
@@ -63,17 +65,75 @@ def _dot_general(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> 
         turned = _with_shared(ctx, other, sides[1], one, sides[0], dtype)
         return [_exchanged(ctx, turned, *map(len, (sides[0].batch, sides[1].free, sides[0].free)))]
     # The gradient of a weight matrix: only its sum over samples is needed, a product of two tall matrices.
-    if all(len(value.shape) == 1 and side.free for value, side in zip(values, sides, strict=True)):
-        return [OuterProduct(one, other, dtype)]
+    if all(_are_vectors(value, side) for value, side in zip(values, sides, strict=True)):
+        vectors = zip(_vectors_inside(ctx, one, sides[0]), _vectors_inside(ctx, other, sides[1]), strict=True)
+        return [OuterProducts(tuple(VectorPair(*pair) for pair in vectors), dtype)]
     return [_of_two(ctx, one, sides[0], other, sides[1], dtype)]
 
 
 def materialised(ctx: Lowering, value: Value) -> Value:
     """Returns the numbers, or rows, of a product of vectors, and any other value as it is."""
-    if not isinstance(value, OuterProduct):
+    if not isinstance(value, OuterProducts):
         return value
     side = Sides(batch=(), free=(0,), summed=())
-    return _of_two(ctx, value.left, side, value.right, side, value.dtype)
+    if len(value.pairs) > 1:
+        _check_multiplied(len(value.pairs) * int(np.prod(value.shape)))
+    products = [_of_two(ctx, left, side, right, side, value.dtype) for left, right in value.pairs]
+    if any(isinstance(product, RowArray) for product in products):
+        rows = [ctx.rows(product) for product in products]
+        return RowArray(_added([row.nodes for row in rows], ctx), rows[0].width, value.dtype)
+    return ScalarArray(_added([ctx.scalars(product).nodes for product in products], ctx), value.dtype)
+
+
+def _added(arrays: Sequence[NodeArray], ctx: Lowering) -> NodeArray:
+    return reduce(np.frompyfunc(lambda a, b: ctx.apply("add", a, b), 2, 1), arrays)
+
+
+def _are_vectors(value: Value, sides: Sides) -> bool:
+    """Whether an operand is vectors, one for each place of the axes that are summed over."""
+    return not sides.batch and sides.free == (len(value.shape) - 1,)
+
+
+def _vectors_inside(ctx: Lowering, value: Value, sides: Sides) -> list[Value]:
+    """The vectors of an operand, one for each place of the axes that are summed over."""
+    if len(value.shape) == 1:
+        return [value]
+    places = positions(value.shape).transpose((*sides.summed, *sides.free))
+    return [gather_static(ctx, value, row) for row in places.reshape(-1, value.shape[-1])]
+
+
+def _sum(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
+    """`add_any`: the gradient of a matrix that is used more than once is one sum of more products."""
+    if all(isinstance(value, OuterProducts) for value in values):
+        pairs = [pair for value in values if isinstance(value, OuterProducts) for pair in value.pairs]
+        return [OuterProducts(tuple(pairs), equation.dtype)]
+    return elementwise.RULES["add_any"](ctx, equation, [materialised(ctx, value) for value in values])
+
+
+def one_of_sums(ctx: Lowering, which: Value, cases: Sequence[Value]) -> OuterProducts | None:
+    """Returns the case of a number, where each is a sum of outer products or zero, and None elsewhere.
+
+    Its pairs are those of all cases. Vectors of other cases are zero.
+    """
+    sums = [case for case in cases if isinstance(case, OuterProducts)]
+    if not sums or not all(isinstance(case, OuterProducts) or _is_zero(case) for case in cases):
+        return None
+
+    def only(number: int, side: Value) -> Value:
+        zero = Const(np.zeros(side.shape, side.dtype))
+        return one_of(ctx, which, [side if n == number else zero for n in range(len(cases))])
+
+    pairs = [
+        VectorPair(only(number, left), only(number, right))
+        for number, case in enumerate(cases)
+        if isinstance(case, OuterProducts)
+        for left, right in case.pairs
+    ]
+    return OuterProducts(tuple(pairs), sums[0].dtype)
+
+
+def _is_zero(value: Value) -> bool:
+    return isinstance(value, Const) and not value.array.any()
 
 
 def _sides(value: Value, summed: tuple[int, ...], batch: tuple[int, ...]) -> Sides:
@@ -228,8 +288,7 @@ def _of_parts(ctx: Lowering, vector: Concat, matrix: MatrixOperand, dtype: Any) 
     if any(isinstance(value, RowArray) for value in products):
         total = reduce(lambda a, b: ctx.apply("add", a, b), [ctx.rows(value).nodes[()] for value in products])
         return RowArray(alone(total), matrix.columns, dtype)
-    add = np.frompyfunc(lambda a, b: ctx.apply("add", a, b), 2, 1)
-    return ScalarArray(reduce(add, [ctx.scalars(value).nodes for value in products]), dtype)
+    return ScalarArray(_added([ctx.scalars(value).nodes for value in products], ctx), dtype)
 
 
 def _written_out(ctx: Lowering, vector: Value, matrix: MatrixOperand, dtype: Any) -> ScalarArray:
@@ -339,4 +398,4 @@ def _check_multiplied(count: int) -> None:
         )
 
 
-RULES: dict[str, Rule] = {"dot_general": _dot_general}
+RULES: dict[str, Rule] = {"dot_general": _dot_general, "add_any": _sum}

@@ -9,7 +9,7 @@ from rollmill.fusion.errors import LoweringError
 from rollmill.fusion.lower.context import Lowering
 from rollmill.fusion.lower.movement import gather_static, joined, reshaped
 from rollmill.fusion.lower.rule import Equation, Rule
-from rollmill.fusion.lower.values import Const, OuterProduct, RowArray, ScalarArray, Uniform, Value, positions
+from rollmill.fusion.lower.values import Const, OuterProducts, RowArray, ScalarArray, Uniform, Value, positions
 
 Move = Callable[..., np.ndarray]
 """`(array, **params) -> array`, by NumPy."""
@@ -68,9 +68,8 @@ def _by_move(move: Move) -> Rule:
 
 def _transpose(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
     (value,) = values
-    if isinstance(value, OuterProduct):
-        turned = tuple(equation.params["permutation"]) == (1, 0)
-        return [OuterProduct(value.right, value.left, value.dtype) if turned else value]
+    if isinstance(value, OuterProducts):
+        return [value.transposed if tuple(equation.params["permutation"]) == (1, 0) else value]
     return _by_move(MOVES["transpose"])(ctx, equation, values)
 
 

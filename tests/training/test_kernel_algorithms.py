@@ -1,0 +1,64 @@
+"""Each algorithm with kernels in one program learns what XLA learns, in one way for a seed, killed or not."""
+
+import shutil
+from functools import partial
+
+import jax
+import numpy as np
+import pytest
+
+import rollmill
+from rollmill.policies.policies import load_weights
+from rollmill.record.run_directory import RunDirectory
+
+pytest.importorskip("llvmlite", reason="llvmlite is not installed: pip install 'rollmill[fusion]'")
+
+ENVS, STEPS, ITERATIONS = 8, 8, 6
+REPLAY = {"batch_size": 48, "learning_starts": 128, "buffer_size": 2_000, "gradient_steps": 3}
+ALGORITHMS = {
+    "dqn": (rollmill.dqn, "CartPole-v1", {**REPLAY, "prioritised": True}),
+    "sac": (rollmill.sac, "Pendulum-v1", REPLAY),
+    "td3": (rollmill.td3, "Pendulum-v1", REPLAY),
+    "mappo": (rollmill.mappo, "TagGridWorld-Small-v0", {"num_minibatches": 2}),
+    "ippo": (rollmill.ippo, "TagGridWorld-Small-v0", {"num_minibatches": 2}),
+}
+OPTIONS = {"tensorboard": False, "quiet": True, "checkpoint_iterations": 4, "keep_last": ITERATIONS}
+
+
+def trained(algorithm, fusion, directory):
+    make, environment, settings = ALGORITHMS[algorithm]
+    network = rollmill.NetworkConfig(hidden_sizes=(16, 36))
+    steps = ENVS * STEPS * ITERATIONS
+    sizes = {"num_envs": ENVS, "num_steps": STEPS, "num_shards": ENVS, "total_timesteps": steps}
+    graph = make(environment, **sizes, **settings, network=network)
+    return rollmill.train(graph, seed=3, run_dir=directory, fusion=fusion, **OPTIONS)
+
+
+def killed_midway(run, folder):
+    """The run as a kill leaves it before its last checkpoint."""
+    shutil.copytree(run.directory, folder)
+    shutil.rmtree(folder / f"checkpoints/{ITERATIONS}")
+    (folder / "summary.json").unlink()
+    return folder
+
+
+CASES = [pytest.param(name, marks=() if name == "dqn" else pytest.mark.slow) for name in ALGORITHMS]
+
+
+@pytest.mark.parametrize("algorithm", CASES)
+def test_kernels_learn_what_is_learned_without(algorithm, tmp_path):
+    run = trained(algorithm, "full", tmp_path / "full")
+    launches = RunDirectory.open(run.directory).read_config()["launches"]
+    assert launches["rollouts"] and launches["gradients"]
+    plain = trained(algorithm, "off", tmp_path / "off")
+    mine, right = (load_weights(each.directory).weights for each in (run, plain))
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), mine, right)
+    again = rollmill.resume(killed_midway(run, tmp_path / "killed"), quiet=True)
+    assert again.summary["weights_sha256"] == run.summary["weights_sha256"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_seed_has_one_result(algorithm, tmp_path):
+    one, other = (trained(algorithm, "full", tmp_path / name) for name in ("one", "other"))
+    assert one.summary["weights_sha256"] == other.summary["weights_sha256"]
