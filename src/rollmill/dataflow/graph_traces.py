@@ -13,11 +13,7 @@ from rollmill.dataflow.program_digests import Digests
 
 
 class GraphTraces:
-    """The first state and an iteration of a graph, each traced when it is needed first.
-
-    Args:
-        graph: the graph, with all its environments and one replica.
-    """
+    """The first state and an iteration of a graph, with all its environments and one replica, each traced once."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph

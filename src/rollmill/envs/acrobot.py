@@ -61,8 +61,7 @@ class Directions(NamedTuple):
 def acrobot(*, max_steps: int = 500) -> Environment:
     """Two links swung up by the joint between them, 3 actions (Gymnasium's Acrobot-v1).
 
-    Args:
-        max_steps: time limit of an episode, in steps.
+    Episodes are truncated after `max_steps` steps.
     """
     high = np.array([1.0, 1.0, 1.0, 1.0, 4 * math.pi, 9 * math.pi], np.float32)
     env = Environment(

@@ -24,11 +24,10 @@ def joint_spaces(agents: Iterable[AgentKind]) -> tuple[spaces.Space, spaces.Spac
 
 
 def kinds_by_name(names: Sequence[str], sizes: Sequence[object]) -> dict[str, list[int]]:
-    """Places of the agents of each kind: those whose names differ in their number alone are of one kind.
+    """Returns the places of the agents of each kind: names that differ in their number alone are of one kind.
 
-    Args:
-        names: names of the agents, such as `adversary_0`.
-        sizes: spaces of each; agents of one stem with different spaces are kinds of one, under their own names.
+    Names are such as `adversary_0`. Agents of one stem with different spaces are kinds of one, under their own
+    names.
     """
     by_stem: dict[str, list[int]] = {}
     for place, name in enumerate(names):

@@ -25,14 +25,10 @@ def move_result(
     won: Bool[Array, ""],
     drawn: Bool[Array, ""],
 ) -> Timestep:
-    """The timestep after a move: reward 1 if it won the game, -1 if it was illegal, and 0 otherwise.
+    """Returns the timestep after a move: reward 1 if it `won` the game, -1 if it was not `legal`, and 0 otherwise.
 
-    Args:
-        state: the position after the move.
-        observation: the same, as the next player sees it.
-        legal: False if the rules forbid the move, which ends the game.
-        won: True if the move won the game.
-        drawn: True if it ended the game without a winner.
+    The state is that after the move, and the observation the same as the next player sees it. An illegal move ends
+    the game, as does one that has `drawn` it, without a winner.
     """
     reward = jnp.where(legal, won.astype(jnp.float32), jnp.float32(-1))
     return Timestep(
@@ -48,8 +44,7 @@ def move_result(
 def check_opening(name: str, random_plies: int, fewest_random_plies: int | None, most: int) -> None:
     """Checks the length of a random opening.
 
-    Raises:
-        UsageError: it is negative or above `most`, or its least length above its greatest.
+    Raises a `UsageError` if it is negative or above `most`, or if its least length is above its greatest.
     """
     if not 0 <= random_plies <= most:
         raise UsageError(f"{name}: random_plies={random_plies} has to be in 0 to {most}, so that a move is left.")
@@ -70,15 +65,9 @@ def random_opening(
 ) -> State:
     """Plays random moves from a position, each uniform over those that leave the game unfinished.
 
-    It ends with fewer moves if none is left that does not end the game.
-
-    Args:
-        key: random key.
-        start: the first position.
-        move: maps a position and an action to the timestep after that move.
-        num_actions: number of actions, `A`.
-        num_plies: number of moves of both players together.
-        fewest_plies: draw the number of moves from this to `num_plies`, each equally likely.
+    `num_plies` counts the moves of both players together. With `fewest_plies`, the number is drawn between the
+    two, each equally likely. There are fewer moves if none is left that does not end the game. `move` maps a
+    position and an action to the timestep after that move.
     """
     drawn = jnp.int32(num_plies)
     if fewest_plies is not None:
@@ -103,12 +92,9 @@ def winner_of(
 
 
 def draw_board(own: np.ndarray, opponents: np.ndarray, to_move: int) -> str:
-    """A board as lines of text: `X` for stones of player 0, `O` for those of player 1, `.` for empty squares.
+    """Draws a board as text: `X` for stones of player 0, `O` for those of player 1, `.` for empty squares.
 
-    Args:
-        own: squares with stones of the player to move, `[H, W]`.
-        opponents: squares with stones of the other player, `[H, W]`.
-        to_move: the player to move.
+    The squares `[H, W]` are those with stones of the player to move, and of the other player.
     """
     first, second = (opponents, own) if to_move else (own, opponents)
     symbols = np.where(first != 0, "X", np.where(second != 0, "O", "."))

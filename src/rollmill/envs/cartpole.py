@@ -47,8 +47,7 @@ class CartPoleParams(eqx.Module):
 def cartpole(*, max_steps: int = 500) -> Environment:
     """A pole balanced on a cart, 2 actions; reward 1 a step (Gymnasium's CartPole-v1).
 
-    Args:
-        max_steps: time limit of an episode, in steps.
+    Episodes are truncated after `max_steps` steps.
     """
     params = CartPoleParams()
     high = np.array([2 * 2.4, np.inf, 2 * 12 * 2 * math.pi / 360, np.inf], np.float32)

@@ -24,12 +24,8 @@ NUM_COPIES = 2
 def check_host(env: HostEnvironment, *, seed: int, num_steps: int) -> int:
     """Checks spaces, observations, rewards, flags and counts of a few copies under random actions.
 
-    Returns:
-        The number of episodes that ended.
-
-    Raises:
-        ContractError: a violation, with the expected value and a hint; for an exception of the
-            environment, also its line.
+    Returns the number of episodes that ended. Raises a `ContractError` about a violation, with the expected value
+    and a hint, or about an exception of the environment, with its line.
     """
     struct(env.observation_space)
     struct(env.action_space)

@@ -59,8 +59,7 @@ class Rollout(NamedTuple):
 def rollout(env: Environment, seed: int, num_steps: int) -> Rollout:
     """Runs `num_steps` random legal actions, with a reset after each episode.
 
-    Raises:
-        ContractError: the environment raised an exception.
+    Raises a `ContractError` if the environment raised an exception.
     """
     key = jax.random.key(seed)
     with attribute_to_user_code(f"{env.name}: a rollout"):
@@ -72,16 +71,8 @@ def rollout(env: Environment, seed: int, num_steps: int) -> Rollout:
 def first_end(env: Environment, record: Rollout, seed: int, max_steps: int) -> tuple[Rollout, int]:
     """Plays the episode in which a rollout stopped on to its end, by random legal actions.
 
-    Stops before the end at a step that violates the contract, so that the checks of the result find it.
-
-    Args:
-        env: the environment.
-        record: the rollout, whose last step ended no episode.
-        seed: seed of random keys and actions.
-        max_steps: number of further steps after which an episode without an end is left.
-
-    Returns:
-        The rollout whose only step is the last one, and the number of further steps.
+    Stops before the end at a step that violates the contract, so that the checks of the result find it, and after
+    `max_steps` steps without an end. Returns a rollout with the last step alone, and the number of further steps.
     """
     key = jax.random.fold_in(jax.random.key(seed), max_steps)
     last = jax.tree.map(lambda leaf: leaf[-1], record.steps)

@@ -63,8 +63,7 @@ def check_types(env: Environment, *, params_vary: bool = True) -> Traced:
 def trace_environment(env: Environment, *, params_vary: bool = True) -> Traced:
     """Traces reset, and step from the state that reset returns; `params_vary` as for `check_types`.
 
-    Raises:
-        ContractError: one of them cannot be traced or returns the wrong number of values.
+    Raises a `ContractError` if one of them cannot be traced or returns the wrong number of values.
     """
     reset, step, params = env.reset, env.step, (env.params,)
     if not params_vary:

@@ -40,10 +40,7 @@ def dict_goal(*, max_steps: int = 32) -> Environment:
     """A point walks to the corner that the observation names: a Dict of a Box and a Discrete, 4 actions.
 
     The reward is the decrease of the distance, plus 1 on arrival, which terminates. The direct path has a return
-    between 1.5 and 2.1.
-
-    Args:
-        max_steps: time limit of an episode, in steps.
+    between 1.5 and 2.1. Episodes are truncated after `max_steps` steps.
     """
     env = Environment(
         name="DictGoal-v0",

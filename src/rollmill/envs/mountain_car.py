@@ -43,8 +43,7 @@ class MountainCarParams(eqx.Module):
 def mountain_car(*, max_steps: int = 200) -> Environment:
     """A weak car out of a valley, 3 actions; reward -1 a step (Gymnasium's MountainCar-v0).
 
-    Args:
-        max_steps: time limit of an episode, in steps.
+    Episodes are truncated after `max_steps` steps.
     """
     env = Environment(
         name="MountainCar-v0",

@@ -19,8 +19,7 @@ from rollmill.envs.transforms import time_limit
 def mountain_car_continuous(*, max_steps: int = 999) -> Environment:
     """A weak car out of a valley, 1 continuous action (Gymnasium's MountainCarContinuous-v0).
 
-    Args:
-        max_steps: time limit of an episode, in steps.
+    Episodes are truncated after `max_steps` steps.
     """
     env = Environment(
         name="MountainCarContinuous-v0",

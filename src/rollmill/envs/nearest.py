@@ -39,14 +39,10 @@ def nearest(
     exclude: Int[Array, " M"] | None = None,
     count: int = 1,
 ) -> Nearest:
-    """The `count` nearest points of each place; at equal distances, the lower index comes first.
+    """Finds the `count` nearest points of each place; at equal distances, the lower index comes first.
 
-    Args:
-        places: both coordinates of the places.
-        points: both coordinates of the points.
-        where: mask of the points that count.
-        exclude: for each place, the index of one point that does not count for it, such as itself.
-        count: `K`, at most `N`.
+    Places and points are given by both coordinates. Only points in the mask `where` count, and for each place not
+    the point with the index in `exclude`, such as itself. `count` is `K`, at most `N`.
     """
     # Without the barrier, XLA would recompute the coordinates, sines and cosines, for every pair.
     places, points = jax.lax.optimization_barrier((places, points))

@@ -56,10 +56,9 @@ def unknown_option(environment: str, option: str, known: Iterable[str]) -> Usage
 
 
 def like(environment: str, option: str, value: Any, default: Any) -> Any:
-    """The value of an option, of the type of its default: whole numbers also for a float, lists for a tuple.
+    """Returns the value of an option, of its default's type: whole numbers also for a float, lists for a tuple.
 
-    Raises:
-        UsageError: it is of another type.
+    Raises a `UsageError` if it is of another type.
     """
     if isinstance(default, float) and type(value) is int:
         return float(value)

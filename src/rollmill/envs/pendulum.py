@@ -47,8 +47,7 @@ class PendulumParams(eqx.Module):
 def pendulum(*, max_steps: int = 200) -> Environment:
     """A pendulum swung up by a weak torque, 1 continuous action (Gymnasium's Pendulum-v1).
 
-    Args:
-        max_steps: time limit of an episode, in steps.
+    Episodes are truncated after `max_steps` steps.
     """
     high = np.array([1.0, 1.0, 8.0], np.float32)
     env = Environment(

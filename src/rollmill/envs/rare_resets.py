@@ -28,14 +28,12 @@ class _Carry(NamedTuple):
 
 
 def rare_reset(env: Environment, ratio: int) -> Restart:
-    """A function that starts a new episode where one ended, at the cost of about `E / ratio` resets for each step.
+    """Returns a function that starts new episodes where some ended, at the cost of about `E / ratio` resets a
+    step.
 
-    The results are those of a reset in every step: an environment's new episode follows from its own key. One
-    environment that is not batched is reset under a condition.
-
-    Args:
-        env: the environment, unbatched.
-        ratio: environments for each reset of a group, from 1; a group has `ceil(E / ratio)` environments.
+    There is a reset for each group of `ceil(E / ratio)` environments. The results are those of a reset in every
+    step: an environment's new episode follows from its own key. One environment that is not batched is reset under
+    a condition.
     """
 
     def begin(key: Key, params: Params, like: Begun) -> Begun:

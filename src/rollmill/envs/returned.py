@@ -9,14 +9,9 @@ from rollmill.core.types import Timestep
 
 
 def as_timestep(name: str, returned: Any) -> Timestep:
-    """The result of step.
+    """Returns the result of step.
 
-    Args:
-        name: the environment's, for messages.
-        returned: the result.
-
-    Raises:
-        ContractError: it is of another kind.
+    Raises a `ContractError` with the environment's name if it is of another kind.
     """
     if isinstance(returned, Timestep):
         return returned

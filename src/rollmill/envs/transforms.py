@@ -236,8 +236,7 @@ def plannable(env: Environment) -> Environment:
 def _check_compiled(transform: str, env: Any, alternative: str) -> None:
     """Checks that an environment is made of JAX functions.
 
-    Raises:
-        UsageError: it is not; hints at `alternative`, in which `{}` is replaced by the environment's name.
+    Raises a `UsageError` with the hint `alternative`, in which `{}` is replaced by the environment's name.
     """
     if isinstance(env, HostEnvironment):
         raise UsageError(

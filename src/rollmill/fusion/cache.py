@@ -44,9 +44,7 @@ def read_cached(file: Path, read: Callable[[Any], T]) -> T | None:
 def write_once(file: Path, text: str) -> None:
     """Writes a file, whole or not at all, unless it is there.
 
-    Raises:
-        OSError: it cannot be written.
-        CheckpointError: a link is in the place of its folder.
+    Raises an `OSError` if it cannot be written, and a `CheckpointError` if a link is in the place of its folder.
     """
     folder = folder_in_cache(file)
     if folder.kinds().get(file.name) != "file":
@@ -56,9 +54,7 @@ def write_once(file: Path, text: str) -> None:
 def write_exactly(file: Path, text: str) -> None:
     """Writes a file, whole or not at all, unless it has this very content: what is imported may be nothing else.
 
-    Raises:
-        OSError: it cannot be written.
-        CheckpointError: a link is in the place of its folder.
+    Raises an `OSError` if it cannot be written, and a `CheckpointError` if a link is in the place of its folder.
     """
     folder, known = folder_in_cache(file), None
     with contextlib.suppress(OSError, CheckpointError):

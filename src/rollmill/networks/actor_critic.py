@@ -245,11 +245,7 @@ def check_config(config: NetworkConfig, observation_space: spaces.Space) -> None
 
 
 def _check_beside_own(config: NetworkConfig, name: str) -> None:
-    """Refuses settings of what a registered network makes itself.
-
-    Raises:
-        UsageError: naming them.
-    """
+    """Raises a `UsageError` for settings of parts that a registered network makes itself."""
     defaults = NetworkConfig()
     changed = [f.name for f in dataclasses.fields(config) if getattr(config, f.name) != getattr(defaults, f.name)]
     beside = (
@@ -269,13 +265,9 @@ def _check_beside_own(config: NetworkConfig, name: str) -> None:
 def configured_torso(
     key: Key, space: spaces.Space, config: NetworkConfig, *, action_space: spaces.Space | None = None
 ) -> FeedForwardTorso | OwnTorso:
-    """The torso that `config` describes, without a recurrent unit.
+    """Builds the torso that `config` describes, without a recurrent unit.
 
-    Args:
-        key: random key of the weights.
-        space: the observation space.
-        config: the settings.
-        action_space: of an action that the torso reads beside the observation, in a dictionary of both.
+    With an action space, it reads an action beside the observation, in a dictionary of both.
     """
     make_mlp = residual_mlp if config.residual else partial(mlp, normalised=config.layer_norm)
     if config.name is not None:

@@ -49,10 +49,9 @@ class ObservationLeaf(NamedTuple):
 
 
 def leaves(space: spaces.Space, path: tuple[str | int, ...] = ()) -> tuple[ObservationLeaf, ...]:
-    """The leaves of an observation space, in the order in which `flatten` concatenates them.
+    """Returns the leaves of an observation space, in the order in which `flatten` concatenates them.
 
-    Raises:
-        UsageError: a part of the space has no fixed shape.
+    Raises a `UsageError` if a part of the space has no fixed shape.
     """
     match space:
         case spaces.Dict():

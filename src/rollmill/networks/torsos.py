@@ -411,20 +411,10 @@ def own_torso(
     activation: Activation,
     make_mlp: Callable[..., MLP | ResidualMLP] = mlp,
 ) -> OwnTorso:
-    """A torso of the user's, and the layers after it.
+    """Builds a torso of the user's, from a key and the observation space, and the layers after it.
 
-    Args:
-        key: random key of the weights.
-        name: name of the torso, for messages.
-        factory: makes it from a key and the observation space.
-        space: the observation space.
-        action_space: of an action that the layers read beside the features.
-        hidden_sizes: widths of the layers.
-        activation: of the layers.
-        make_mlp: makes them, with the arguments of `mlp`.
-
-    Raises:
-        ContractError: the torso raises, or does not return a vector of floats.
+    `make_mlp` makes the layers, with the arguments of `mlp`. With an action space, they read an action beside the
+    features. Raises a `ContractError` with the torso's name if it raises, or does not return a vector of floats.
     """
     own_key, mlp_key = jax.random.split(key)
     with attribute_to_user_code(f"the torso {name}"):

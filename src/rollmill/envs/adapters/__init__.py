@@ -13,12 +13,8 @@ from rollmill.gpus.jax_settings import standard_promotion
 def import_extra(module: str, extra: str) -> ModuleType:
     """Imports a module of an optional package, under JAX's standard promotion; what it prints goes to stderr.
 
-    Args:
-        module: its full name.
-        extra: the extra of Rollmill that installs the package; also the prefix of its environments.
-
-    Raises:
-        UsageError: it, or a package that it needs, is missing or does not fit the others.
+    `extra` is the extra of Rollmill that installs the package, and the prefix of its environments. Raises a
+    `UsageError` if the module, or a package that it needs, is missing or does not fit the others.
     """
     try:
         with standard_promotion(), contextlib.redirect_stdout(sys.stderr):

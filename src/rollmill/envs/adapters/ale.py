@@ -188,11 +188,7 @@ class GamesVector:
 
 
 def _game(name: str) -> str:
-    """The name of a game's file.
-
-    Raises:
-        UsageError: there is no such game.
-    """
+    """Returns the name of a game's file. Raises a `UsageError` if there is no such game."""
     roms = import_extra("ale_py.roms", "ale")
     known = {_in_camel_case(rom): rom for rom in roms.get_all_rom_ids()}
     plain = re.sub(r"^ALE/|-v5$", "", name)
@@ -208,10 +204,9 @@ def _in_camel_case(rom: str) -> str:
 
 
 def _checked(name: str, options: dict[str, Any], more: set[str]) -> dict[str, Any]:
-    """The options, each of the type of its default.
+    """Returns the options, each of the type of its default.
 
-    Raises:
-        UsageError: one does not exist, or has a value that it cannot have.
+    Raises a `UsageError` for an option that does not exist, or that cannot have its value.
     """
     for option, value in options.items():
         if option not in OPTIONS:

@@ -23,13 +23,10 @@ RESET_RATIO = 16
 
 
 def from_brax_form(name: str, source: Any, *, episode_length: int, reset_ratio: int) -> Environment:
-    """The environment of a source of this form, with actions in [-1, 1] and a time limit.
+    """Returns the environment of a source of this form, with actions in [-1, 1] and a time limit.
 
-    Args:
-        name: its full name.
-        source: what has `reset`, `step` and `action_size`, of one environment.
-        episode_length: steps after which an episode is truncated.
-        reset_ratio: see `rollmill.Environment`.
+    The source has `reset`, `step` and `action_size`, of one environment. Episodes are truncated after
+    `episode_length` steps. For `reset_ratio` see `rollmill.Environment`.
     """
 
     def reset(key: Key, params: Params) -> tuple[Observation, State]:
@@ -54,11 +51,7 @@ def from_brax_form(name: str, source: Any, *, episode_length: int, reset_ratio: 
 
 
 def checked_ratio(reset_ratio: Any) -> int:
-    """The option `reset_ratio` of an adapter.
-
-    Raises:
-        UsageError: it is below 1.
-    """
+    """Returns the option `reset_ratio` of an adapter. Raises a `UsageError` if it is below 1."""
     ratio = coerce("reset_ratio", int, reset_ratio)
     if ratio < 1:
         raise UsageError(

@@ -81,10 +81,9 @@ def make(name: str, *, reset_ratio: int = RESET_RATIO, **options: Any) -> Enviro
 
 
 def _chosen(name: str, options: dict[str, Any], *defaults: Any) -> dict[str, Any]:
-    """The options, cast to the types of Craftax's defaults.
+    """Returns the options, cast to the types of Craftax's defaults.
 
-    Raises:
-        UsageError: there is no such option, or its value is of another type.
+    Raises a `UsageError` if there is no such option, or if its value is of another type.
     """
     known: dict[str, Any] = {}
     for part in defaults:
@@ -119,8 +118,7 @@ def _observation_space(source: Any, params: Params) -> spaces.Box:
 def _with_textures(name: str, env: Environment) -> Environment:
     """Traces the environment, which loads textures where it has pixels; what Craftax prints goes to stderr.
 
-    Raises:
-        UsageError: the textures could not be read or written.
+    Raises a `UsageError` if the textures could not be read or written.
     """
     try:
         with contextlib.redirect_stdout(sys.stderr):

@@ -67,10 +67,10 @@ def make(
 
 
 def recipe_of(env: gymnasium.Env | VectorEnv) -> tuple[str, dict[str, Any]]:
-    """The id and the options from which `make` makes the same environment.
+    """Returns the id and the options from which `make` makes the same environment.
 
-    Raises:
-        UsageError: it was not made by `gymnasium.make` or `gymnasium.make_vec`, or was wrapped afterwards.
+    Raises a `UsageError` if it was not made by `gymnasium.make` or `gymnasium.make_vec`, or was wrapped
+    afterwards.
     """
     if isinstance(env, VectorEnv):
         return _recipe_of_batch(env)
@@ -118,11 +118,7 @@ def _recipe_of_batch(batch: VectorEnv) -> tuple[str, dict[str, Any]]:
 
 
 def checked_reset_options(name: str, options: Any) -> dict[str, Any] | None:
-    """Options of every reset.
-
-    Raises:
-        UsageError: they are no mapping of names.
-    """
+    """Returns the options of every reset. Raises a `UsageError` if they are not a mapping of names."""
     if options is None:
         return None
     if not isinstance(options, Mapping) or not all(isinstance(key, str) for key in options):

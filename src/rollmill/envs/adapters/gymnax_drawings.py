@@ -22,13 +22,7 @@ MAX_SQUARES = 2**14
 
 
 def draw_of(name: str, source: Any, observation_space: spaces.Space) -> Draw | None:
-    """The drawing function of a gymnax environment; None for one that cannot be drawn.
-
-    Args:
-        name: its id.
-        source: gymnax's object.
-        observation_space: space of its observations.
-    """
+    """Returns the drawing function of a gymnax environment by its id and object, or None without a drawing."""
     if name in _CLASSIC:
         return _CLASSIC[name]
     shape = observation_space.shape if isinstance(observation_space, spaces.Box) else ()

@@ -57,11 +57,7 @@ def make(name: str, *, impl: str = "jax", reset_ratio: int = RESET_RATIO, **opti
 
 
 def _check_models(playground: Any, name: str) -> None:
-    """Checks that making an environment would download nothing.
-
-    Raises:
-        UsageError: it would.
-    """
+    """Raises a `UsageError` if making an environment would download something."""
     models = importlib.import_module("mujoco_playground._src.mjx_env").MENAGERIE_PATH
     if name not in playground.dm_control_suite.ALL_ENVS and not models.exists():
         raise UsageError(

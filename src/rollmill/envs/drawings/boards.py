@@ -17,12 +17,7 @@ MOVES_A_SECOND = 1.5
 
 
 def draw_stones(first: Bool[np.ndarray, "H W"], second: Bool[np.ndarray, "H W"]) -> Drawing:
-    """Connect Four: a blue board with holes, stones of the first player red and of the second yellow.
-
-    Args:
-        first: squares with stones of player 0.
-        second: squares with stones of player 1.
-    """
+    """Draws Connect Four: a blue board with holes, stones of the first player red and of the second yellow."""
     rows, columns = first.shape
     stones = [
         Circle(centre, 0.4, RED if first[place] else "#f2c230" if second[place] else HOLE)
@@ -33,12 +28,7 @@ def draw_stones(first: Bool[np.ndarray, "H W"], second: Bool[np.ndarray, "H W"])
 
 
 def draw_marks(first: Bool[np.ndarray, "H W"], second: Bool[np.ndarray, "H W"]) -> Drawing:
-    """Tic-tac-toe: crosses for the first player and rings for the second.
-
-    Args:
-        first: squares that player 0 has marked.
-        second: squares that player 1 has marked.
-    """
+    """Draws tic-tac-toe: crosses on the squares of the first player and rings on those of the second."""
     rows, columns = first.shape
     shapes = [Line(((at, 0.05), (at, rows - 0.05)), 0.05, INK) for at in range(1, columns)]
     shapes += [Line(((0.05, at), (columns - 0.05, at)), 0.05, INK) for at in range(1, rows)]

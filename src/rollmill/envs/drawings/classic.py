@@ -13,12 +13,9 @@ WHEEL = 0.03
 
 
 def draw_cartpole(position: float, angle: float, params: Any) -> Drawing:
-    """A cart on its track, with marks where the cart has left it; lengths in metres.
+    """Draws a cart on its track, with marks where the cart has left it, and a pole at an angle from upright (rad).
 
-    Args:
-        position: position of the cart (m).
-        angle: angle of the pole from upright (rad).
-        params: `CartPoleParams`.
+    Lengths are in metres, and `params` are `CartPoleParams`.
     """
     limit, length = float(params.position_limit), 2 * float(params.pole_half_length)
     axle = (position, 0.3)
@@ -40,13 +37,9 @@ def draw_cartpole(position: float, angle: float, params: Any) -> Drawing:
 
 
 def draw_acrobot(angle_1: float, angle_2: float, *, length_1: float = 1.0, length_2: float = 1.0) -> Drawing:
-    """Two links under the axle, and the height that the tip has to reach; lengths in metres.
+    """Draws two links under the axle, and the height that the tip has to reach; lengths in metres.
 
-    Args:
-        angle_1: of the first link from hanging (rad).
-        angle_2: of the second from the first (rad).
-        length_1: of the first link.
-        length_2: of the second link.
+    The first angle is from hanging, the second from the first link (rad).
     """
     side = length_1 + length_2 + 0.3
     elbow = _turned((0.0, 0.0), length_1, math.pi - angle_1)
@@ -68,12 +61,7 @@ def draw_acrobot(angle_1: float, angle_2: float, *, length_1: float = 1.0, lengt
 
 
 def draw_pendulum(angle: float, *, length: float = 1.0) -> Drawing:
-    """A rod on its axle, and the circle that its end moves on; lengths in metres.
-
-    Args:
-        angle: from upright (rad).
-        length: length of the rod.
-    """
+    """Draws a rod on its axle, at an angle from upright (rad), and the circle of its end; lengths in metres."""
     side, end = 1.3 * length, _turned((0.0, 0.0), length, angle)
     return Drawing(
         left=-side,
@@ -91,12 +79,7 @@ def draw_pendulum(angle: float, *, length: float = 1.0) -> Drawing:
 
 
 def draw_mountain_car(position: float, params: Any) -> Drawing:
-    """A car in its valley, and the flag at the goal.
-
-    Args:
-        position: position of the car along the valley.
-        params: `MountainCarParams`.
-    """
+    """Draws a car at a position along its valley, and the flag at the goal; `params` are `MountainCarParams`."""
     low, high, goal = (float(getattr(params, f"{name}_position")) for name in ("min", "max", "goal"))
     ground = tuple((float(x), _height(x)) for x in np.linspace(low, high, VALLEY_POINTS))
     slope = math.atan(1.35 * math.cos(3 * position))

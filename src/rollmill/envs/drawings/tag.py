@@ -23,16 +23,10 @@ def draw_square(
     directions: Num[np.ndarray, " A"] | None = None,
     reach: float = 0.0,
 ) -> Drawing:
-    """Taggers red, runners blue, and runners that have left the game grey.
+    """Draws taggers red, runners blue, and runners that have left the game grey, on a square of this length.
 
-    Args:
-        x: to the right.
-        y: upwards.
-        in_game: False for agents that have left the game.
-        num_taggers: `G`.
-        length: side of the square.
-        directions: in which the agents look (rad), drawn as a short line.
-        reach: distance at which a tagger tags, drawn around it.
+    Agents look in `directions` (rad), drawn as a short line. A tagger's `reach`, its distance for a tag, is drawn
+    around it.
     """
     size = length * max(0.008, min(0.02, 0.14 / np.sqrt(len(x))))
     radius = {False: size, True: 1.35 * size}
@@ -59,14 +53,9 @@ def draw_grid(
     num_taggers: int,
     cells: int,
 ) -> Drawing:
-    """Taggers as red circles, runners as blue squares, grey once they are tagged, in the cells that they stand on.
+    """Draws taggers as red circles, runners as blue squares, grey once they are tagged, in their cells.
 
-    Args:
-        x: column of each agent.
-        y: row of each agent, upwards.
-        in_game: False for agents that have left the game.
-        num_taggers: `G`.
-        cells: cells in a row.
+    `x` are columns and `y` rows, upwards, of `cells` cells each.
     """
     width = 0.02 if cells <= MAX_CELLS else 0.05
     lines = [Line(((at, 0), (at, cells)), width, FAINT) for at in range(cells + 1)]

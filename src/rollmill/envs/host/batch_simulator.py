@@ -82,11 +82,10 @@ def batch_environment(
 
 
 def made_batch(name: str, make: MakeBatch, num_envs: int) -> VectorEnv:
-    """A new vector environment of `num_envs` rows.
+    """Makes a vector environment of `num_envs` rows.
 
-    Raises:
-        UsageError: it is something else, or has another number of rows.
-        ContractError: making it raised an exception.
+    Raises a `UsageError` if it is something else, or has another number of rows, and a `ContractError` if making
+    it raised an exception.
     """
     with attribute_to_user_code(f"{name}: making {num_envs} environments"):
         batch = make(num_envs)

@@ -26,20 +26,11 @@ Flags = Bool[np.ndarray, " n"]
 
 
 class BatchVector:
-    """A `core.types.HostVector` of one vector environment.
+    """A `core.types.HostVector` of one vector environment, which it closes, with the global indices of its rows.
 
     The first observation of the next episode comes with the step that ended the one before. A vector environment
     in Gymnasium's mode SAME_STEP gives it by itself. In the modes NEXT_STEP and DISABLED, the rows whose episodes
     ended are reset at once with `reset(options={"reset_mask": rows})`, so that no step is spent on a reset.
-
-    Args:
-        env: the host environment.
-        batch: the vector environment, which this object closes.
-        indices: global indices of its rows.
-        seed: seed of the training.
-        generation: number of the start of this process.
-        gamma: see `StartHost`.
-        reset_options: options of every reset.
     """
 
     def __init__(
@@ -90,8 +81,7 @@ class BatchVector:
     def step(self, actions: PyTree[np.ndarray], *, out: HostStep | None = None) -> HostStep:
         """See `HostVector.step`.
 
-        Raises:
-            ContractError: the vector environment raised an exception, or breaks the rules of its mode.
+        Raises a `ContractError` if the vector environment raised an exception, or breaks the rules of its mode.
         """
         if not self._is_reset:
             raise UsageError(f"{self._name}: step was called before reset.")
@@ -128,11 +118,7 @@ class BatchVector:
         return self._reset(self._seeds[0], self._options)[1]
 
     def check_partial_reset(self) -> None:
-        """Takes a step, and resets the first row alone.
-
-        Raises:
-            ContractError: another row is reset, too.
-        """
+        """Takes a step, and resets the first row alone. Raises a `ContractError` if another row is reset, too."""
         actions = batch_space(self._action_space, self.num_envs)
         actions.seed(0)
         with attribute_to_user_code(f"{self._name}: step of {self.num_envs} environments"):
@@ -183,8 +169,7 @@ class BatchVector:
     def _reset_rows(self, rows: Flags, before: PyTree[np.ndarray], after: PyTree[np.ndarray]) -> Mapping[str, Any]:
         """Resets some rows, writes the observations of all to `after`, and returns the infos.
 
-        Raises:
-            ContractError: the observation of another row is not as `before`.
+        Raises a `ContractError` if the observation of another row is not as `before`.
         """
         first, info = self._reset(None, {**self._options, "reset_mask": rows.copy()})
         copy_batch(self._observation_space, self._checked(first), after)
@@ -254,10 +239,9 @@ FLAGS = ("rewards", "terminations", "truncations")
 
 
 def _mode_of(name: str, batch: VectorEnv) -> AutoresetMode:
-    """How a vector environment begins new episodes, by its metadata.
+    """Returns how a vector environment begins new episodes.
 
-    Raises:
-        UsageError: it does not say so.
+    Raises a `UsageError` if its metadata does not say so.
     """
     told = getattr(batch, "autoreset_mode", None) or (batch.metadata or {}).get("autoreset_mode")
     try:

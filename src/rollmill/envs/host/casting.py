@@ -12,10 +12,11 @@ class CastError(ContractError):
 
 
 def fitted(value: Any, dtype: np.dtype) -> np.ndarray:
-    """The value as an array of this dtype; floating-point numbers are rounded, whole ones have to be kept.
+    """Returns the value as an array of this dtype.
 
-    Raises:
-        CastError: names the first number that the dtype cannot hold.
+    Floating-point numbers are rounded, whole ones have to be kept.
+
+    Raises a `CastError` with the first number that the dtype cannot hold.
     """
     array = np.asarray(value)
     if array.dtype == dtype or dtype.kind not in "iu" or np.can_cast(array.dtype, dtype, "safe"):

@@ -55,14 +55,9 @@ Single = TypeVar("Single", bound=CopiedObject)
 
 
 class Copies(Generic[Single]):
-    """`n` objects with a seed each; one that raised is made anew, with another seed.
+    """`n` objects with seeds by their global indices; one that raised is made again, with another seed.
 
-    Args:
-        name: name in messages.
-        make: returns a new object at each call.
-        indices: global indices of the environments; they determine the seeds.
-        seed: seed of the training.
-        generation: number of the start of this process.
+    Each call of `make` returns a new object.
     """
 
     def __init__(
@@ -95,13 +90,8 @@ class Copies(Generic[Single]):
     def begin_episode(self, i: int, reset: Callable[[Single, int | None], None]) -> None:
         """Resets environment `i`, making it first if there is none, until that succeeds.
 
-        Args:
-            i: its place.
-            reset: resets an object, with a seed if it is new, and stores its first observation.
-
-        Raises:
-            ContractError: it failed too many times in a row.
-            EnvironmentFailed: it tried to exit the program.
+        `reset` resets an object, with a seed if it is new, and stores its first observation. Raises a
+        `ContractError` after too many failures in a row, and `EnvironmentFailed` if it tried to exit the program.
         """
         while True:
             doing = "reset"
@@ -118,9 +108,8 @@ class Copies(Generic[Single]):
     def fail(self, i: int, doing: str, error: Exception | SystemExit) -> None:
         """Records a failure and drops environment `i`.
 
-        Raises:
-            ContractError: it failed too many times in a row, or gave a number that would become another.
-            EnvironmentFailed: it tried to exit the program.
+        Raises a `ContractError` after too many failures in a row, or for a number that would become another, and
+        `EnvironmentFailed` if it tried to exit the program.
         """
         who = f"{self._name}: environment {self._indices[i]}, whose seed is {self.seed(i)},"
         if isinstance(error, CastError):

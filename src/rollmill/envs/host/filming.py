@@ -24,11 +24,9 @@ class Film(NamedTuple):
 
 
 class Camera(gymnasium.Wrapper):
-    """An environment whose pictures are kept.
+    """An environment made with `render_mode="rgb_array"`, whose pictures go to a film.
 
-    Args:
-        env: the environment, made with `render_mode="rgb_array"`.
-        film: receives the pictures; an environment that fails to draw itself is played on without.
+    One that fails to draw itself is played on without.
     """
 
     def __init__(self, env: gymnasium.Env, film: Film) -> None:

@@ -23,16 +23,9 @@ from rollmill.envs.host.layout import allocate, begin, copy_batch
 class OneByOne(ABC):
     """A `core.types.HostVector` of objects that are made at the first reset; one that raises is replaced.
 
-    Args:
-        env: the host environment.
-        make: returns a new object at each call.
-        indices: global indices of the environments.
-        seed: seed of the training.
-        generation: number of the start of this process.
-        struct: shapes of a step.
-        sums: accounting of episodes.
-        in_place: whether observations are written to the arrays of each step at once, because every row is written
-            in every step. Otherwise they are kept in arrays of this object, and copied to those of a step.
+    Each call of `make` returns a new object. `in_place` writes observations to the arrays of each step at once,
+    because every row is written in every step. Otherwise they are kept in arrays of this object, and copied to
+    those of a step.
     """
 
     def __init__(

@@ -74,11 +74,7 @@ def _make(make: Any, chosen: Transform, number: int) -> gymnasium.Env:
 
 
 def _check_players(env: Environment | HostEnvironment, name: TransformName) -> None:
-    """Checks that a transform fits the number of players and agents.
-
-    Raises:
-        UsageError: it does not.
-    """
+    """Raises a `UsageError` if a transform does not fit the number of players and agents."""
     if isinstance(env, Environment) and env.num_players > 1:
         raise UsageError(
             f"the transform {name} does not fit {env.name}, a game for two players: its rewards and positions are "
@@ -97,11 +93,7 @@ def _check_players(env: Environment | HostEnvironment, name: TransformName) -> N
 
 
 def _check_actions(env: Environment | HostEnvironment, name: TransformName, chosen: Transform) -> None:
-    """Checks that no illegal action is taken.
-
-    Raises:
-        UsageError: one may be.
-    """
+    """Raises a `UsageError` if an illegal action could be taken."""
     masked = env.has_action_mask if isinstance(env, HostEnvironment) else env.action_mask is not None
     if masked and chosen.takes_other_actions:
         raise UsageError(

@@ -66,10 +66,9 @@ class Spaces(NamedTuple):
 
 
 def box_of(space: spaces.Space, name: str, *, ranks: tuple[int, ...], hint: str) -> spaces.Box:
-    """The space of observations as a `Box` of one of these ranks.
+    """Returns the space of observations as a `Box` of one of these ranks.
 
-    Raises:
-        UsageError: it is another one.
+    Raises a `UsageError` for another space.
     """
     if isinstance(space, spaces.Box) and len(space.shape) in ranks:
         return space

@@ -15,10 +15,7 @@ from rollmill.envs.named_transforms.definition import Transform
 class TransformedObject(gymnasium.Wrapper):
     """A transformed environment on the host.
 
-    Args:
-        env: the inner environment.
-        transform: the transform.
-        number: its place among those of the environment, so that two of them do not draw the same numbers.
+    `number` is the transform's place among those of the environment: two of them do not draw the same numbers.
     """
 
     def __init__(self, env: gymnasium.Env, transform: Transform, number: int) -> None:

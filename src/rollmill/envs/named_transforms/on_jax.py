@@ -23,12 +23,9 @@ class TransformedState(eqx.Module):
 
 
 def on_environment(env: Environment, transform: Transform, number: int) -> Environment:
-    """The transformed environment.
+    """Returns the transformed environment, unbatched and without auto-reset as the given one.
 
-    Args:
-        env: the environment, unbatched, without auto-reset.
-        transform: the transform.
-        number: its place among those of the environment, so that two of them do not draw the same numbers.
+    `number` is the transform's place among those of the environment: two of them do not draw the same numbers.
     """
     env = strongly_typed(env)
     inner_step = env.step if transform.repeats == 1 else _repeated(env, transform.repeats)

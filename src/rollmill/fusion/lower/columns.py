@@ -5,12 +5,10 @@ from rollmill.fusion.ir import OPERATIONS, TYPED, Node, Region
 
 
 def slice_row(region: Region, row: Node, first: int, width: int) -> Node:
-    """Some columns of a row, as a row.
+    """Returns some columns of a row, as a row.
 
-    A product is cut by taking fewer columns of the matrix; arithmetic is cut by cutting its operands.
-
-    Raises:
-        LoweringError: the row was handed in, or comes out of a loop.
+    A product is cut by taking fewer columns of the matrix; arithmetic is cut by cutting its operands. Raises a
+    `LoweringError` if the row was handed in, or comes out of a loop.
     """
     cuts: dict[Node, Node] = {}
     pending = [row]

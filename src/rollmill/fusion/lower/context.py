@@ -85,10 +85,9 @@ class Lowering(NamedTuple):
     # --- as scalars -------------------------------------------------------------------------------------
 
     def scalars(self, value: Value) -> ScalarArray:
-        """A node for each element.
+        """Returns a node for each element.
 
-        Raises:
-            LoweringError: there are too many, or rows are too wide to be taken apart.
+        Raises a `LoweringError` if there are too many, or if rows are too wide to be taken apart.
         """
         match value:
             case ScalarArray():
@@ -141,10 +140,9 @@ class Lowering(NamedTuple):
     # --- as rows ----------------------------------------------------------------------------------------
 
     def rows(self, value: Value) -> RowArray:
-        """A node for each row along the last axis.
+        """Returns a node for each row along the last axis.
 
-        Raises:
-            LoweringError: rows would have to be concatenated, and are too wide to be taken apart.
+        Raises a `LoweringError` if rows would have to be concatenated, and are too wide to be taken apart.
         """
         if isinstance(value, RowArray):
             return value

@@ -34,16 +34,11 @@ Start: TypeAlias = int | Node
 
 
 def start_of(ctx: Lowering, index: Node, most: int, *, clamp: bool) -> tuple[Start, Node | None]:
-    """The start of a block along an axis, and whether the index was in bounds.
+    """Returns the start of a block along an axis, and whether the index, of any integer type, was in bounds.
 
-    Args:
-        ctx: where nodes are made.
-        index: as the caller gave it, of any type of integer.
-        most: the greatest start of a block that is inside.
-        clamp: whether an index out of bounds means the nearest inside; otherwise the second result tells of it.
-
-    Returns:
-        The start, in bounds in any case; and None where it surely was, or need not be known.
+    `most` is the greatest start of a block that is inside. The start is in bounds in any case. With `clamp`, an
+    index out of bounds means the nearest inside; the second result is None then, and where it surely was in
+    bounds.
     """
     if index.op == "constant":
         inside = min(max(int(index.value), 0), most)

@@ -58,19 +58,12 @@ def lower_jaxpr(
     *,
     keeps_products: bool = False,
 ) -> list[Value]:
-    """The results of a jaxpr.
+    """Returns the results of a jaxpr for these arguments.
 
-    Args:
-        closed: what to read.
-        values: its arguments.
-        ctx: where nodes are made.
-        needed: which results anybody reads; all where it is left out. The others may be anything.
-        keeps_products: whether results may be products of vectors that are not written out; branches and bodies of
-            loops hand theirs to rules that take numbers apart.
-
-    Raises:
-        CannotFuse: there is no rule for something that a result needs.
-        LoweringError: a product of vectors is too large to be written out.
+    Only those in `needed`, by default all, are computed; the others may be anything. With `keeps_products`,
+    results may be products of vectors that are not written out; branches and bodies of loops hand theirs to rules
+    that take numbers apart. Raises `CannotFuse` if there is no rule for something that a result needs, and a
+    `LoweringError` if a product of vectors is too large to be written out.
     """
     jaxpr = closed.jaxpr if isinstance(closed, core.ClosedJaxpr) else closed
     consts = closed.consts if isinstance(closed, core.ClosedJaxpr) else []

@@ -32,17 +32,10 @@ class CarryForm(NamedTuple):
 def emit_loop(
     ctx: Lowering, body: Body, condition: Body | None, start: Sequence[Value], turns: int | None
 ) -> list[Value]:
-    """A loop of the program.
+    """Adds a loop to the program, and returns the carried values after its last turn.
 
-    Args:
-        ctx: where the loop stands.
-        body: a turn.
-        condition: gives one boolean, whether another turn follows; None for a counted loop.
-        start: carried before the first turn.
-        turns: number of turns of a counted loop; None for other loops.
-
-    Returns:
-        What is carried after the last turn.
+    A counted loop has this number of turns. Other loops have a condition, which computes from the carried values,
+    `start` before the first turn, whether another turn of the body follows.
     """
     held, inside, after = _turn(ctx, body, start)
     changing = [n for n, how in enumerate(held) if how.changes]

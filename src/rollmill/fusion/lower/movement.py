@@ -26,16 +26,9 @@ MAX_PIECES = 8
 
 
 def gather_static(ctx: Lowering, value: Value, places: np.ndarray, fill: Node | None = None) -> Value:
-    """The elements in these places of a value, counted in row-major order, in the shape of `places`.
+    """Returns the elements in these places of a value, counted in row-major order, in the shape of `places`.
 
-    Args:
-        ctx: where nodes are made.
-        value: what to choose from.
-        places: -1 stands for `fill`.
-        fill: needed where there is a -1.
-
-    Raises:
-        LoweringError: wide rows would have to be taken apart.
+    A place of -1 stands for `fill`. Raises a `LoweringError` if wide rows would have to be taken apart.
     """
     pick = lambda array: array.reshape(-1)[places.reshape(-1)].reshape(places.shape)
     filling = bool(np.any(places < 0))

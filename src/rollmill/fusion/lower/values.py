@@ -167,11 +167,7 @@ Output: TypeAlias = Const | PrologueOutput | ScalarArray | RowArray | OuterProdu
 
 
 def filled(shape: tuple[int, ...], dtype: Any, make: Callable[[tuple[int, ...]], Any]) -> ScalarArray:
-    """An array of nodes, each made from its index.
-
-    Raises:
-        LoweringError: they are too many.
-    """
+    """Returns an array of nodes, each made from its index. Raises a `LoweringError` if they are too many."""
     check_size(shape)
     nodes = no_nodes(shape)
     for at in np.ndindex(*shape):

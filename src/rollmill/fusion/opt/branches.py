@@ -23,11 +23,9 @@ class GuardedRegion(NamedTuple):
 
 
 def guarded_regions(nodes: Sequence[Node], outputs: Sequence[Node]) -> list[GuardedRegion]:
-    """The regions of a program that are worth a branch; no two share a node.
+    """Returns the regions of a program that are worth a branch; no two share a node.
 
-    Args:
-        nodes: nodes of a program, operands first.
-        outputs: outputs of the program, which are read whatever the condition.
+    The nodes come with operands first. Outputs are read whatever the condition.
     """
     users, needed = _users(nodes), set(outputs)
     regions = []

@@ -72,12 +72,9 @@ class Schedule(NamedTuple):
 def schedule_of(program: Program, *, segmented: bool = False, sums: Sequence[Sequence[Node]] = ()) -> Schedule:
     """Orders a program.
 
-    Args:
-        program: to be written.
-        segmented: whether long programs are cut into segments; one that is scheduled with sums is not, though the
-            bodies of its loops are.
-        sums: nodes that each sum over environments reads. It is accumulated as soon as all of them are there, so
-            that they need not be held.
+    Long programs may be cut into segments (`segmented`), but one that is scheduled with sums is not, though the
+    bodies of its loops are. `sums` are the nodes that each sum over environments reads. It is accumulated as soon
+    as all of them are there, so that they need not be held.
     """
     scheduler = _Scheduler(program, segmented, sums)
     scheduler.order()

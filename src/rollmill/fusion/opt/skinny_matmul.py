@@ -71,12 +71,9 @@ def scattered_stacks(nodes: Sequence[Node], outputs: Sequence[Node], most: int) 
 def find_skinny_matmuls(
     nodes: Sequence[Node], outputs: Sequence[Node], scattered: Container[Node]
 ) -> SkinnyMatmuls:
-    """Skinny products of a program.
+    """Finds the skinny products among the nodes of a program, operands first.
 
-    Args:
-        nodes: nodes of the program, operands first.
-        outputs: outputs of the program.
-        scattered: stacks that stay single numbers; see `scattered_stacks`.
+    Stacks in `scattered` stay single numbers; see `scattered_stacks`.
     """
     only_user = _only_users(nodes, outputs)
     heads, absorbed = _heads(nodes, only_user)

@@ -85,12 +85,10 @@ class Search(NamedTuple):
 
 
 def file_of(what: Sequence[str], launches: Sequence[tuple[int, ...]], package: str) -> Path:
-    """The file that keeps the result of a search.
+    """Returns the file that keeps the result of a search among launches.
 
-    Args:
-        what: all that the times depend on, besides the launches and versions.
-        launches: to be tried.
-        package: whose version the kernels depend on.
+    `what` are the things that the times depend on, besides these launches and versions, including that of the
+    package.
     """
     return cached_file("launches", [*what, list(map(str, launches))], packages=[package])
 

@@ -83,8 +83,7 @@ def result_plan(
 ) -> ResultPlan:
     """Plans a convolution of an image that has `dilation - 1` zeros between its numbers.
 
-    Raises:
-        ValueError: along an axis there are zeros between the numbers and the stride is not 1.
+    Raises a `ValueError` if there are zeros between the numbers and the stride is not 1 along an axis.
     """
     axes = list(zip(image[1:3], kernel[:2], strides, padding, dilation, strict=True))
     phases = [_phases(*axis) for axis in axes]
@@ -141,14 +140,9 @@ def _zeros_around(phases: Sequence[_Along], length: int, stride: int) -> Pair:
 def kernel_gradient_plan(
     image: Sequence[int], gradient: Sequence[int], *, strides: Sequence[int], before: Pair, kernel: Pair
 ) -> KernelGradientPlan:
-    """Plans the gradient of a kernel.
+    """Plans the gradient of a kernel with rows and columns `kernel`, from the shapes of image and gradient.
 
-    Args:
-        image: its shape.
-        gradient: shape of the result's gradient.
-        strides: of the convolution.
-        before: zeros before the rows and the columns of the image.
-        kernel: rows and columns of the kernel.
+    `before` are the zeros before the rows and the columns of the image.
     """
     axes = zip(image[1:3], gradient[1:3], strides, before, kernel, strict=True)
     padding = [

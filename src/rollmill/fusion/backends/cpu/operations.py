@@ -82,17 +82,9 @@ OF_INTEGERS: dict[str, Callable[..., Value]] = {
 def applied(
     emit: Emitter, op: str, operands: Sequence[Value], dtypes: Sequence[np.dtype], result: np.dtype
 ) -> Value:
-    """An operation on vectors.
+    """Writes an operation of `operations.OPERATIONS` on vectors of these dtypes, and returns its result.
 
-    Args:
-        emit: writes it.
-        op: its name in `operations.OPERATIONS`.
-        operands: vectors.
-        dtypes: theirs.
-        result: the result's dtype.
-
-    Raises:
-        CannotFuse: for dtypes that have no code.
+    Raises `CannotFuse` for dtypes that have no code.
     """
     if op == "select":
         return emit.builder.select(*operands)

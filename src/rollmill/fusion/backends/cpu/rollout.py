@@ -21,13 +21,10 @@ from rollmill.fusion.opt.schedule import schedule_of
 def rollout_code(
     step: RolloutStep, inputs: Sequence[Any], num_envs: int, num_steps: int, block: int
 ) -> NativeKernel:
-    """The machine code of a rollout, block of environments by block.
+    """Returns the machine code of a rollout, block of environments by block.
 
     Its inputs are the collector's leaves, the keys, and uniform arrays; its outputs the leaves that are written,
-    then those of the trajectory's step.
-
-    Raises:
-        CannotFuse: where there are fewer environments than in a block.
+    then those of the trajectory's step. Raises `CannotFuse` if there are fewer environments than in a block.
     """
     own = processor()
     if num_envs < block:

@@ -25,10 +25,8 @@ API_SIZE = 0
 class SharedPrograms:
     """The programs of a kernel, to be called from the function that XLA calls.
 
-    Args:
-        program: `program(arrays, number, scratch)`.
-        programs: how many numbers there are.
-        scratch: bytes for each thread.
+    There is a `program(arrays, number, scratch)` for each number below `programs`, with bytes of scratch for each
+    thread.
     """
 
     def __init__(self, program: ir.Function, programs: int, scratch: int) -> None:
@@ -43,15 +41,10 @@ class SharedPrograms:
     def write_call(
         self, emit: Emitter, api: Value, context: Value, arrays: Value, scratch: Value, helpers: int
     ) -> None:
-        """Calls every program once, beside at most so many threads of XLA's.
+        """Calls every program once, with at most `helpers` threads of XLA besides the caller.
 
-        Args:
-            emit: writes the function that XLA calls.
-            api: XLA's interface.
-            context: that of the call.
-            arrays: the first argument of each program.
-            scratch: memory for the caller and the helpers.
-            helpers: at most so many.
+        `emit` writes the function that XLA calls, with XLA's interface and the context of the call. Scratch memory
+        is for the caller and the helpers, and `arrays` is the first argument of each program.
         """
         builder = emit.builder
         task = emit.call("malloc", INT64(SIZE), result=POINTER)

@@ -33,11 +33,7 @@ _engines: list[Any] = []  # machine code lives as long as its engine
 
 @functools.cache
 def processor() -> Processor:
-    """This processor.
-
-    Raises:
-        CannotFuse: where LLVM is missing.
-    """
+    """Returns this processor. Raises `CannotFuse` if LLVM is missing."""
     binding = _binding()
     features = binding.get_host_cpu_features()
     lanes, accumulators = next(
@@ -49,14 +45,10 @@ def processor() -> Processor:
 
 
 def function_address(module: str, name: str, *, written_out: bool = False) -> int:
-    """The address of a function of a module in LLVM's language, compiled and optimised for this processor.
+    """Returns the address of a function of a module in LLVM's language, compiled for this processor.
 
-    One at a time: LLVM's binding has one context for all threads.
-
-    Args:
-        module: in LLVM's language.
-        name: of the function.
-        written_out: whether its loops are to remain as they are, which takes a third of the time to compile.
+    Modules are compiled one at a time: LLVM's binding has one context for all threads. Loops that are
+    `written_out` remain as they are, which takes a third of the time to compile.
     """
     binding = _binding()
     parsed = binding.parse_assembly(module)

@@ -93,12 +93,9 @@ def capability_here() -> int:
 
 
 def compilation_of(kernel: Kernel, arrays: Sequence[Any], capability: int) -> Compilation:
-    """All that the compiled kernel depends on; its source is in a file from now on.
+    """Returns all that the compiled kernel depends on; its source is in a file from now on.
 
-    Args:
-        kernel: what to compile.
-        arrays: those that it takes, or their shapes.
-        capability: compute capability of the GPU, 90 for 9.0.
+    It takes these arrays, or arrays of their shapes, on a GPU of a compute capability such as 90, for 9.0.
     """
     types = [f"*{_TYPES[array.dtype.name]}" for array in (*arrays, *kernel.outputs)]
     pointers = tuple(zip(types, _alignments(kernel, len(arrays)), strict=True))

@@ -257,17 +257,11 @@ def _unconverted(node: Node) -> Node:
 
 
 def expression(op: str, dtype: np.dtype, operand: np.dtype, names: Sequence[str], *, fast: bool) -> str:
-    """An operation on named tensors of one shape; `of_type` gives it the type that is asked for.
+    """Returns an operation on named tensors of one shape; `of_type` gives it the requested type.
 
-    Args:
-        op: a name in `operations.OPERATIONS` or `operations.TYPED`.
-        dtype: dtype of the result.
-        operand: dtype of the first operand; of the second for `select`.
-        names: names of the operands.
-        fast: whether the special-function units may be used.
-
-    Raises:
-        KeyError: no such operation on this type.
+    `op` is in `operations.OPERATIONS` or `operations.TYPED`, `dtype` that of the result, and `operand` that of the
+    first operand, or of the second for `select`. `fast` allows the special-function units. Raises a `KeyError` if
+    there is no such operation on this type.
     """
     if op == "convert":
         return _converted(names[0], operand, dtype)

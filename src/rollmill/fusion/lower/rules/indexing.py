@@ -34,13 +34,7 @@ class Cells(NamedTuple):
 
 
 def cells(ctx: Lowering, value: Value, *, whole_rows: bool) -> Cells:
-    """The nodes of an array.
-
-    Args:
-        ctx: where nodes are made.
-        value: the array.
-        whole_rows: whether rows may stay as they are, because nothing happens along the last axis.
-    """
+    """Returns the nodes of an array. Rows may stay `whole_rows` if nothing happens along the last axis."""
     if whole_rows and isinstance(value, RowArray):
         return Cells(value.nodes, value.width, value.dtype)
     return Cells(ctx.scalars(value).nodes, None, value.dtype)
@@ -126,16 +120,10 @@ def window_start(
     *,
     clamp: bool,
 ) -> tuple[list[Start], Node | None]:
-    """The start of a gather's window in the array, and whether all of it is inside; None where that is sure.
+    """Returns the start of a gather's window in the array, and a node for whether all of it is inside.
 
-    Args:
-        ctx: where nodes are made.
-        shape: shape of the array.
-        sizes: sizes of the window, along all axes of the array.
-        numbers: a `jax.lax.GatherDimensionNumbers`.
-        at: which of the windows.
-        index: its index vector.
-        clamp: whether windows are moved inside.
+    There is no such node where it surely is. `sizes` are those of the window, along all axes of the array, `at`
+    says which of the windows it is, and `index` is its index vector. `clamp` moves windows inside.
     """
     starts: list[Start] = [0] * len(shape)
     for d, batch in zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True):

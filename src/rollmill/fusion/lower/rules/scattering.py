@@ -64,15 +64,10 @@ def write(
     inside: Node | None,
     combine: Combine,
 ) -> None:
-    """Writes a block into an array of nodes, in place.
+    """Writes a block into an array of nodes with as many axes, in place, at starts in bounds.
 
-    Args:
-        ctx: where other nodes are made.
-        nodes: the array.
-        block: of as many axes.
-        starts: where it begins; in bounds.
-        inside: whether it is written at all; None for yes.
-        combine: what an element becomes.
+    `combine` returns an element's new value. If there is a node `inside`, it decides whether the block is written
+    at all.
     """
     # A start that is known is one candidate; for another, every position is one at which the block fits.
     places = [range(size - own + 1) for size, own in zip(nodes.shape, block.shape, strict=True)]
