@@ -102,8 +102,8 @@ def _allowed(hint: Any, bounds: Range | None) -> str:
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
         some = next(part for part in parts if part is not types.NoneType)
-        schedule = str in parts
-        return f"{_allowed(float if schedule else some, bounds)}, or {'a schedule' if schedule else 'None'}"
+        others = [name for kind, name in {str: "a schedule", types.NoneType: "None"}.items() if kind in parts]
+        return ", or ".join([_allowed(float if str in parts else some, bounds), *others])
     if origin is typing.Literal:
         return ", ".join(f"`{choice!r}`" for choice in parts)
     if origin is tuple:

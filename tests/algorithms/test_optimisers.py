@@ -12,6 +12,7 @@ import pytest
 import rollmill
 from rollmill.algorithms.optimisers import clipped_descent, descend, planned_rate, planned_updates
 from rollmill.core.errors import UsageError
+from rollmill.core.schedules import NumberSchedule
 
 WEIGHTS = {"a": jnp.array([1.0, 2.0]), "b": jnp.array(3.0)}
 
@@ -104,9 +105,8 @@ def test_a_schedule_as_text_lasts_all_planned_updates():
     loops = rollmill.ppo("CartPole-v1", num_envs=8, num_steps=8, total_timesteps=640).loops
     count = planned_updates(loops)
     assert count == 10 * 4 * 4
-    rate = planned_rate("linear:2:1", loops)
+    rate = planned_rate(NumberSchedule("linear", 2, 1), loops, count)
     np.testing.assert_allclose([rate(n) for n in (0, count / 4, count, 2 * count)], [2, 1.75, 1, 1], rtol=1e-6)
-    assert planned_rate(0.5, loops) == 0.5
 
 
 @pytest.mark.parametrize(
@@ -116,8 +116,8 @@ def test_a_schedule_as_text_lasts_all_planned_updates():
             "linear:1e-3",
             "learning_rate='linear:1e-3' must be a number or a schedule: constant:VALUE",
         ),
-        ("cosine:1e-3:-1", "learning_rate=-1.0 must be at least 0"),
-        ("linear:inf:0", "learning_rate=inf must be at least 0 and finite"),
+        ("cosine:1e-3:-1", "learning_rate='cosine:1e-3:-1': -1.0 must be at least 0"),
+        ("linear:inf:0", "learning_rate='linear:inf:0' must be a schedule of finite numbers"),
     ],
 )
 @pytest.mark.parametrize("build", [rollmill.ppo, rollmill.dqn, rollmill.impala])

@@ -205,6 +205,29 @@ def test_a_run_with_a_schedule_goes_on_exactly_and_logs_its_rate(tmp_path):
     assert config_of(part)["changes"][0]["after"] == {"learning_rate": "linear:1e-3:0"}
 
 
+def test_numbers_get_and_lose_schedules_exactly(run, tmp_path, capsys):
+    """After three of 12 iterations the share is a quarter, whether the run counted updates before or not."""
+    cut(run, 3)
+    rollmill.resume(run, changes={"ent_coef": "linear:0.04:0", "gamma": "cosine:0.9:1"})
+    note = "ent_coef has a schedule over total_timesteps: it goes on at 0.03 instead of 0.01"
+    assert note in "".join(capsys.readouterr())
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [row["schedules/ent_coef"] for row in rows[3:6]] == pytest.approx([0.03, 0.03 - 1 / 300, 0.07 / 3])
+    assert rows[3]["schedules/gamma"] == pytest.approx(0.95 - 0.05 * math.cos(math.pi / 4))
+    finished, interrupted = weights_digest(run), tmp_path / "interrupted"
+    shutil.copytree(run, interrupted)
+    cut(interrupted, 7)
+    assert rollmill.resume(interrupted, quiet=True).summary["weights_sha256"] == finished
+    cut(interrupted, 7)
+    rollmill.resume(interrupted, quiet=True, changes={"ent_coef": "0.01", "gamma": "0.99"})
+    last = json.loads((interrupted / "metrics.jsonl").read_text().splitlines()[-1])
+    assert "schedules/ent_coef" not in last
+
+
+def weights_digest(run: Path) -> str:
+    return json.loads((run / "summary.json").read_text())["weights_sha256"]
+
+
 @pytest.mark.parametrize(
     ("before", "after", "hint"), [(1e-3, "linear:1e-3:0", "a number"), ("linear:1:0", "0.1", "constant:VALUE")]
 )

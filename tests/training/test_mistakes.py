@@ -71,6 +71,8 @@ FAILS = {
     "rollmill.ppo(env, total_timesteps=-5)": "total_timesteps=-5 must be at least 1",
     "rollmill.ppo(env, total_timesteps=10)": "total_timesteps=10 is less than one iteration",
     "rollmill.ppo(env, learning_rate='fast')": "learning_rate='fast' must be a number or a schedule: constant",
+    "rollmill.ppo(env, ent_coef=lambda done: 0.1)": "must be a number or a schedule.",
+    "rollmill.ppo(env, target_kl='linear:1:2')": "target_kl='linear:1:2' must be a number or None.",
     "rollmill.ppo(env, learning_rate=1j)": "learning_rate=1j must be a number or a schedule.",
     "rollmill.ppo(env, learning_rate=lambda: 1)": "learning_rate is a function that does not return a number",
     "rollmill.ppo(env, learning_rate=lambda n: 'x')": "learning_rate is a function that does not return a number",

@@ -26,8 +26,15 @@ from rollmill.algorithms.on_policy import (
     standardise_advantages,
     unconditioned,
 )
-from rollmill.algorithms.sizes import check_fractions
-from rollmill.core.bounds import Count, Fraction, NonNegative, Positive, Range, Rate
+from rollmill.core.bounds import (
+    Count,
+    Range,
+    Rate,
+    Scheduled,
+    ScheduledFraction,
+    ScheduledNonNegative,
+    ScheduledPositive,
+)
 from rollmill.core.schema import check_fields
 from rollmill.core.types import Environment, GymnasiumObject, HostEnvironment, Params
 from rollmill.dataflow import Graph, Metrics
@@ -48,21 +55,21 @@ class A3CConfig:
     """Learning rate of RMSProp; the initial one if it is annealed."""
     anneal_lr: bool = True
     """Anneal the learning rate linearly to zero over all planned updates."""
-    rms_decay: Fraction = 0.99
+    rms_decay: ScheduledFraction = 0.99
     """Decay of RMSProp's running mean of squared gradients."""
-    rms_eps: Positive = 1e-5
+    rms_eps: ScheduledPositive = 1e-5
     """Added to that mean before the square root; the paper's 0.1 is for sums over samples."""
-    gamma: Fraction = 0.99
+    gamma: ScheduledFraction = 0.99
     """Discount factor."""
-    gae_lambda: Fraction = 1.0
+    gae_lambda: ScheduledFraction = 1.0
     """Decay of generalised advantage estimation; 1, as published, sums rewards to the end of the rollout."""
     norm_adv: bool = True
     """Standardise the advantages of each update."""
-    ent_coef: NonNegative = 0.01
+    ent_coef: ScheduledNonNegative = 0.01
     """Weight of the entropy bonus."""
-    vf_coef: NonNegative = 0.5
+    vf_coef: ScheduledNonNegative = 0.5
     """Weight of the value loss."""
-    max_grad_norm: Annotated[float, Range(0, finite=False)] = 0.5
+    max_grad_norm: Annotated[Scheduled, Range(0, finite=False)] = 0.5
     """Largest global norm of gradients; longer ones are scaled down to it."""
     normalize_observations: bool = False
     """Standardise observations by running statistics, which are part of the training state."""
@@ -104,7 +111,6 @@ def a3c(
             agents.
     """
     config, choices = configured(A3CConfig, env, config, network, overrides)
-    check_fractions({name: getattr(config, name) for name in ("gamma", "gae_lambda", "rms_decay")})
     parts = parts_of(env, choices, params=params)
     loops = loops_of(config, by_sequence=parts.policy.recurrent)
     return graph_of(
@@ -121,7 +127,7 @@ def a3c(
     )
 
 
-def sample_loss(config: A3CConfig, sample: TrainingSamples, output: Output) -> tuple[Float[Array, ""], Metrics]:
+def sample_loss(config: Any, sample: TrainingSamples, output: Output) -> tuple[Float[Array, ""], Metrics]:
     """Loss of one sample (Mnih et al., 2016, algorithm S3, with the entropy bonus of section 4)."""
     entropy = output.distribution.entropy()
     policy_loss = policy_gradient_loss(output.distribution.log_prob(sample.action), sample.advantage)

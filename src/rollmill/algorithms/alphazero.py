@@ -29,6 +29,7 @@ from rollmill.algorithms.building import (
     Choices,
     configured,
     loops_of,
+    numbers_to_hold,
     optimiser_of,
     schedule_of,
     settings_of,
@@ -42,12 +43,12 @@ from rollmill.algorithms.fragments import (
     legal_actions,
     network_policy,
 )
-from rollmill.algorithms.hyperparameters import PLANNED_UPDATES, current, numbers_of
+from rollmill.algorithms.hyperparameters import current, numbers_now
 from rollmill.algorithms.losses import squared_value_loss
 from rollmill.algorithms.on_policy import ActorCriticLearner, start_learner, unconditioned, update
-from rollmill.algorithms.optimisers import planned_updates, rate_now
+from rollmill.algorithms.optimisers import rate_now
 from rollmill.algorithms.positions import Position, action_of, advance, plannable_parts, position
-from rollmill.algorithms.reports import GAMES, value_moments
+from rollmill.algorithms.reports import GAMES, value_moments, with_schedules
 from rollmill.algorithms.returns import bootstrap_values, lambda_returns
 from rollmill.algorithms.search import (
     NO_NOISE,
@@ -58,7 +59,17 @@ from rollmill.algorithms.search import (
     gumbel_search,
     puct_search,
 )
-from rollmill.core.bounds import Count, Fraction, NonNegative, Positive, Range, Rate
+from rollmill.core.bounds import (
+    Count,
+    Fraction,
+    NonNegative,
+    Positive,
+    Range,
+    Rate,
+    Scheduled,
+    ScheduledFraction,
+    ScheduledNonNegative,
+)
 from rollmill.core.errors import UsageError
 from rollmill.core.operations import traced
 from rollmill.core.schema import check_fields
@@ -139,15 +150,15 @@ class AlphaZeroConfig:
     """Learning rate of Adam; the initial one if it is annealed."""
     anneal_lr: bool = False
     """Anneal the learning rate linearly to zero over all planned updates."""
-    weight_decay: NonNegative = 0.0
+    weight_decay: ScheduledNonNegative = 0.0
     """Decay of the weights in each update, as a multiple of the learning rate."""
     gamma: Fraction = 1.0
     """Discount factor."""
-    td_lambda: Fraction = 1.0
+    td_lambda: ScheduledFraction = 1.0
     """Value targets: 1 is the result of the game, 0 the value after the next move."""
-    vf_coef: NonNegative = 1.0
+    vf_coef: ScheduledNonNegative = 1.0
     """Weight of the value loss."""
-    max_grad_norm: Annotated[float, Range(0, finite=False)] = 1.0
+    max_grad_norm: Annotated[Scheduled, Range(0, finite=False)] = 1.0
     """Largest global norm of gradients; longer ones are scaled down to it."""
     squash_values: bool | None = None
     """Bound values to -1 and 1 by a tanh. Default: in games for two players, whose results lie there."""
@@ -193,11 +204,12 @@ class Planner(NamedTuple):
     env: Environment
     """As its author wrote it: without auto-reset, accounting and time limits."""
     policy: NetworkPolicy
-    config: AlphaZeroConfig
+    config: Any
+    """Hyperparameters, with the numbers that a learner holds where there is one."""
 
     def now(self, learner: ActorCriticLearner) -> "Planner":
         """Returns the planner with the hyperparameters that a learner holds."""
-        return self._replace(config=current(self.config, learner.hyperparameters))
+        return self._replace(config=current(self.config, numbers_now(learner)))
 
     def predict(
         self, network: PyTree[Array], observation: Observation, action_mask: PyTree
@@ -254,7 +266,7 @@ def alphazero(
         config, by_sequence=False, epochs=config.update_epochs, num_minibatches=config.num_minibatches
     )
     optimiser = optimiser_of(choices, _scaling, loops)
-    numbers = numbers_of(config, constant=OF_THE_SEARCH, **{PLANNED_UPDATES: planned_updates(loops)})
+    numbers = numbers_to_hold(config, loops, constant=OF_THE_SEARCH)
     return Graph(
         settings=settings_of("alphazero", env, config, custom=choices.made_in_python(params=params)),
         observation_space=env.observation_space,
@@ -273,7 +285,7 @@ def alphazero(
         condition=unconditioned,
         greedy=partial(play_greedily, planner),
         elsewhere=partial(_elsewhere, choices),
-        report=partial(report, partial(schedule_of, choices, loops), loops.batch_size),
+        report=with_schedules(partial(report, partial(schedule_of, choices, loops), loops.batch_size), numbers),
         outputs=PolicyOutputs(
             distribution=policy.distribution,
             value=lambda weights, memory, observation: planner.value(weights.network, observation),
@@ -286,7 +298,7 @@ def alphazero(
 # --- checks -------------------------------------------------------------------------------------------
 
 
-def _scaling(config: AlphaZeroConfig) -> optax.GradientTransformation:
+def _scaling(config: Any) -> optax.GradientTransformation:
     return optax.chain(optax.scale_by_adam(eps=1e-5), optax.add_decayed_weights(config.weight_decay))
 
 

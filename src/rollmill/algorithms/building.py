@@ -1,6 +1,6 @@
 """Building the graph of an actor-critic from an environment, hyperparameters and a network."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -16,18 +16,28 @@ from rollmill.algorithms.fragments import (
     host_functions,
     network_policy,
 )
-from rollmill.algorithms.hyperparameters import OF_THE_LOOPS, PLANNED_UPDATES, current, numbers_of
+from rollmill.algorithms.hyperparameters import (
+    OF_THE_LOOPS,
+    PLANNED_UPDATES,
+    configured_schedule,
+    current,
+    follows_schedules,
+    numbers_of,
+)
 from rollmill.algorithms.on_policy import absorb, report, start_learner, unconditioned, update
 from rollmill.algorithms.optimisers import (
     Optimiser,
     at_iteration_end,
+    check_count,
     check_schedule,
     clipped_descent,
     planned_rate,
     planned_updates,
     rate_schedule,
 )
+from rollmill.algorithms.reports import with_schedules
 from rollmill.algorithms.sizes import check_positive, check_shards, iterations_for
+from rollmill.core.bounds import scheduled_fields
 from rollmill.core.errors import UsageError
 from rollmill.core.json_data import is_json
 from rollmill.core.machine import leave_device_memory
@@ -170,9 +180,7 @@ def optimiser_of(
         check_schedule(choices.schedule, planned_updates(loops))
 
     def make(held: Hyperparameters) -> optax.GradientTransformation:
-        config, rates = current(choices.config, held), _learning_rate(choices, loops, every, held)
-        if rate != "learning_rate":
-            rates["learning_rate"] = getattr(config, rate)
+        config, rates = current(_started(choices.config), held), _learning_rate(choices, loops, every, held, rate)
         return clipped_descent(scaling(config), max_grad_norm=config.max_grad_norm, **rates)
 
     make({})  # refuses what it cannot count
@@ -184,11 +192,24 @@ def schedule_of(choices: Choices, loops: Loops, held: Hyperparameters, *, every:
     return rate_schedule(**_learning_rate(choices, loops, every, held))
 
 
-def _learning_rate(choices: Choices, loops: Loops, every: int, held: Hyperparameters) -> dict[str, Any]:
+def _started(config: Config) -> Config:
+    """Returns the configuration with schedules at their beginning."""
+    schedules = {name: configured_schedule(config, name) for name in scheduled_fields(type(config))}
+    first = {name: schedule.first for name, schedule in schedules.items() if schedule is not None}
+    return replace(config, **first) if first else config  # pyright: ignore[reportArgumentType]
+
+
+def _learning_rate(
+    choices: Choices, loops: Loops, every: int, held: Hyperparameters, name: str = "learning_rate"
+) -> dict[str, Any]:
     """The common arguments of `clipped_descent` and `rate_schedule`."""
     config, updates = current(choices.config, held), planned_updates(loops)
-    planned = held.get(PLANNED_UPDATES, updates)
-    rate = choices.schedule or planned_rate(config.learning_rate, loops, planned)
+    planned: Any = held.get(PLANNED_UPDATES, updates)
+    rate: Any = getattr(config, name)
+    if choices.schedule is not None and name == "learning_rate":
+        rate = choices.schedule
+    elif (schedule := configured_schedule(choices.config, name, held)) is not None:
+        rate = planned_rate(schedule, loops, planned)
     over = jnp.maximum(jnp.floor(planned / every), 1) if PLANNED_UPDATES in held else max(updates // every, 1)
     return {
         "learning_rate": _slowed(rate, every) if callable(rate) and every > 1 else rate,
@@ -196,7 +217,7 @@ def _learning_rate(choices: Choices, loops: Loops, every: int, held: Hyperparame
     }
 
 
-def _slowed(schedule: optax.Schedule, every: int) -> optax.Schedule:
+def _slowed(schedule: Callable[..., Any], every: int) -> optax.Schedule:
     """A schedule by the updates of the training for an optimiser that makes one in `every`."""
     return lambda updates: schedule(updates * every)
 
@@ -217,7 +238,7 @@ def parts_of(
     Raises:
         UsageError: the spaces are not supported, or the environment has several agents.
     """
-    gamma = choices.config.gamma if choices.config.normalize_rewards else None
+    gamma = _gamma_of_rewards(choices.config) if choices.config.normalize_rewards else None
     env, environment, host = environment_parts(env, params=params, num_envs=choices.config.num_envs, gamma=gamma)
     config = with_layout(choices.config, env)
     make_network = choices.network or partial(actor_critic, config=config.network)
@@ -228,6 +249,16 @@ def parts_of(
         normalise_values=config.normalize_values,
     )
     return Parts(env, environment, host, policy, config, choices.made_in_python(params=params))
+
+
+def _gamma_of_rewards(config: Any) -> float:
+    """Returns the discount factor of the returns by which rewards are normalised."""
+    if isinstance(config.gamma, str):
+        raise UsageError(
+            f"gamma={config.gamma!r} cannot be a schedule with normalize_rewards: environments add up "
+            "returns with one discount factor. hint: normalize_values in its place, or a number."
+        )
+    return config.gamma
 
 
 def environment_parts(
@@ -336,10 +367,30 @@ def settings_of(
     }
 
 
-def end_iteration_of(choices: Choices, loops: Loops) -> Callable[[Any], Any] | None:
-    """See `Graph.end_iteration`; None for a constant learning rate."""
+def numbers_to_hold(
+    config: Any, loops: Loops, *, constant: Collection[str] = (), **further: float | int
+) -> dict[str, float]:
+    """Returns the numbers that a learner holds: see `numbers_of`.
+
+    Args:
+        config: dataclass of the hyperparameters.
+        loops: of the training, without iterations that learn nothing.
+        constant: fields that programs contain.
+        **further: numbers that derive from others.
+
+    Raises:
+        UsageError: schedules extend over more updates than are counted.
+    """
+    numbers = numbers_of(config, constant=constant, **{PLANNED_UPDATES: planned_updates(loops)}, **further)
+    if follows_schedules(numbers):
+        check_count(planned_updates(loops))
+    return numbers
+
+
+def end_iteration_of(choices: Choices, loops: Loops, numbers: Mapping[str, float]) -> Callable[[Any], Any] | None:
+    """See `Graph.end_iteration`; None if nothing changes with the number of updates."""
     rate = _learning_rate(choices, loops, 1, {})
-    if rate["anneal_over"] is None and not callable(rate["learning_rate"]):
+    if rate["anneal_over"] is None and not callable(rate["learning_rate"]) and not follows_schedules(numbers):
         return None
     return partial(at_iteration_end, updates=loops.epochs * loops.num_minibatches)
 
@@ -376,7 +427,7 @@ def graph_of(
     """
     policy, environment = parts.policy, parts.environment
     optimiser, rewards = optimiser_of(choices, scaling, loops), choices.config.normalize_rewards
-    numbers = numbers_of(parts.config, constant=OF_THE_LOOPS, **{PLANNED_UPDATES: planned_updates(loops)})
+    numbers = numbers_to_hold(parts.config, loops, constant=OF_THE_LOOPS)
     return Graph(
         settings=settings_of(name, parts.env, parts.config, custom=parts.custom),
         observation_space=parts.env.observation_space,
@@ -396,10 +447,10 @@ def graph_of(
         greedy=policy.greedy,
         host=parts.host,
         keep_learning=keep_learning,
-        end_iteration=end_iteration_of(choices, loops),
+        end_iteration=end_iteration_of(choices, loops, numbers),
         appraise=appraise,
         condense=condense,
-        report=partial(report, partial(schedule_of, choices, loops)),
+        report=with_schedules(partial(report, partial(schedule_of, choices, loops)), numbers),
         outputs=policy.outputs,
         absorb=partial(absorb, loops.batch_size) if choices.config.normalize_values else None,
         hyperparameters=numbers,

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from gymnasium import spaces
 from jaxtyping import Array, Float, PyTree
 
-from rollmill.algorithms.hyperparameters import as_data, current
+from rollmill.algorithms.hyperparameters import as_data, current, numbers_now
 from rollmill.algorithms.off_policy import (
     Module,
     StepCounts,
@@ -38,7 +38,7 @@ from rollmill.algorithms.off_policy import (
     uniform_replay,
 )
 from rollmill.algorithms.optimisers import Optimiser, descend
-from rollmill.core.bounds import Count, Fraction, Positive, Range, Rate
+from rollmill.core.bounds import Count, Fraction, Range, Rate, Scheduled, ScheduledFraction, ScheduledPositive
 from rollmill.core.schema import check_fields
 from rollmill.core.types import (
     Action,
@@ -97,19 +97,19 @@ class DQNConfig:
     """Learning rate of Adam; the initial one if it is annealed."""
     anneal_lr: bool = True
     """Anneal the learning rate linearly to zero over all planned updates."""
-    adam_eps: Positive = 1e-8
+    adam_eps: ScheduledPositive = 1e-8
     """Epsilon of Adam."""
-    max_grad_norm: Annotated[float, Range(0, finite=False)] = 10.0
+    max_grad_norm: Annotated[Scheduled, Range(0, finite=False)] = 10.0
     """Largest global norm of gradients; longer ones are scaled down to it."""
-    gamma: Fraction = 0.99
+    gamma: ScheduledFraction = 0.99
     """Discount factor."""
-    tau: Fraction = 0.02
+    tau: ScheduledFraction = 0.02
     """Fraction by which the target network moves towards the network: 1 copies it."""
     target_interval: Count = 1
     """Updates between two moves of the target network."""
-    start_epsilon: Fraction = 1.0
+    start_epsilon: ScheduledFraction = 1.0
     """Share of random actions at the beginning."""
-    end_epsilon: Fraction = 0.05
+    end_epsilon: ScheduledFraction = 0.05
     """Share of random actions after exploration."""
     exploration_fraction: Fraction = 0.3
     """Fraction of the training over which the share of random actions falls linearly."""
@@ -147,6 +147,11 @@ class DQNLearner(eqx.Module):
     progress: StepCounts
     hyperparameters: Hyperparameters = eqx.field(default_factory=dict)
     """Numbers that the fragments read."""
+
+    @property
+    def updates_done(self) -> Float[Array, ""]:
+        """Returns the number of updates that were made, of those that are planned."""
+        return self.progress.updates_done
 
 
 class EpsilonGreedy(NamedTuple):
@@ -284,8 +289,8 @@ def _exploration_steps(config: DQNConfig) -> float:
     return max(config.exploration_fraction * config.total_timesteps, 1.0)
 
 
-def _epsilon(config: DQNConfig, learner: DQNLearner) -> Float[Array, ""]:
-    config, steps = current(config, learner.hyperparameters), learner.hyperparameters[EXPLORATION_STEPS]
+def _epsilon(config: Any, learner: DQNLearner) -> Float[Array, ""]:
+    config, steps = current(config, numbers_now(learner)), learner.hyperparameters[EXPLORATION_STEPS]
     explored = learner.progress.share_of(steps)
     return config.start_epsilon + explored * (config.end_epsilon - config.start_epsilon)
 
@@ -337,9 +342,9 @@ def _update(
     *,
     share: float = 1.0,
 ) -> DQNLearner:
-    held = learner.hyperparameters
+    held = numbers_now(learner)
     network, state = descend(optimiser, learner.network, learner.optimiser, gradients, held, share=share)
     progress = counted(learner.progress, interval=config.target_interval)
     is_due = progress.updates % config.target_interval == 0
     tau = jnp.where(is_due, current(config, held).tau, 0.0)
-    return DQNLearner(network, follow(learner.target, network, tau), state, progress, held)
+    return DQNLearner(network, follow(learner.target, network, tau), state, progress, learner.hyperparameters)

@@ -1,46 +1,62 @@
 """Hyperparameters as data: numbers that a learner holds, so that changing one compiles nothing.
 
-A compiled program reads them from the training state, as it reads weights. Those that choose shapes or code stay
-constants of the program: sizes and counts, switches, None, an infinite bound, and a schedule given as text or as a
-function. The network's own settings matter at the start alone.
+A compiled program reads them from the training state, as it reads weights. A number with a schedule is held as
+its two ends, and its present value follows from the updates that the learner has made. Programs contain what
+chooses shapes or code: sizes and counts, switches, None, an infinite bound, the shape of a schedule, and a
+learning rate as a function. The network's own settings matter at the start alone.
 """
 
 import copy
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import fields
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from rollmill.dataflow import Hyperparameters
-
-Config = TypeVar("Config")
+from rollmill.core.bounds import scheduled_fields
+from rollmill.core.schedules import NumberSchedule, parse_schedule
+from rollmill.dataflow import Hyperparameters, Metrics
 
 Number: TypeAlias = float | int | Float[Array | np.ndarray, ""]
 """A number, or one that a learner holds and that may be traced."""
 
 PLANNED_UPDATES = "planned_updates"
-"""Updates of the whole training, over which a learning rate is annealed."""
+"""Updates of the whole training, over which schedules extend."""
 
 OF_THE_LOOPS = ("target_kl",)
 """Hyperparameters that end an iteration's learning, which programs contain."""
 
+OF_THE_OPTIMISER = ("learning_rate", "critic_learning_rate")
+"""Hyperparameters with schedules that the optimiser follows, by its own count of updates."""
+
+SCHEDULES = "schedules/"
+"""Prefix of the metrics that are present values of hyperparameters with a schedule."""
+
 
 def numbers_of(config: object, *, constant: Collection[str] = (), **further: float | int) -> dict[str, float]:
-    """Returns the hyperparameters that are data: the finite floats of a configuration, by name.
+    """Returns the hyperparameters that are data, by name: finite floats, and the ends of schedules.
+
+    A schedule is two numbers: its first, by the name of the hyperparameter, and its last, by the name and the
+    shape, such as `ent_coef:linear`. A constant schedule is one.
 
     Args:
         config: dataclass of the hyperparameters.
         constant: fields that the algorithm reads where it has no learner, such as in its policy.
         **further: numbers that derive from others.
     """
-    values = {field.name: getattr(config, field.name) for field in fields(config)}  # type: ignore[arg-type]
-    is_number = lambda name, value: isinstance(value, float) and math.isfinite(value) and name not in constant
-    chosen = {name: value for name, value in values.items() if is_number(name, value)}
-    return {**chosen, **{name: float(value) for name, value in further.items()}}
+    numbers: dict[str, float] = {}
+    for name in (field.name for field in fields(config) if field.name not in constant):  # type: ignore[arg-type]
+        value = getattr(config, name)
+        if isinstance(value, float) and math.isfinite(value):
+            numbers[name] = value
+        elif (schedule := configured_schedule(config, name)) is not None:
+            numbers[name] = schedule.first
+            if schedule.shape != "constant":
+                numbers[f"{name}:{schedule.shape}"] = schedule.last
+    return {**numbers, **{name: float(value) for name, value in further.items()}}
 
 
 def as_data(numbers: Mapping[str, float]) -> Hyperparameters:
@@ -48,14 +64,62 @@ def as_data(numbers: Mapping[str, float]) -> Hyperparameters:
     return {name: jnp.float32(value) for name, value in numbers.items()}
 
 
-def current(config: Config, held: Hyperparameters) -> Config:
+def configured_schedule(config: object, name: str, held: Mapping[str, Any] | None = None) -> NumberSchedule | None:
+    """Returns the schedule of a hyperparameter, or None for a number.
+
+    Args:
+        config: dataclass of the hyperparameters.
+        name: the hyperparameter's.
+        held: numbers that a learner holds. The ends are taken from them, as far as they are there.
+    """
+    text, held = getattr(config, name), held or {}
+    if not isinstance(text, str) or name not in scheduled_fields(type(config)):
+        return None
+    shape, first, last = parse_schedule(name, text)
+    first = held.get(name, first)
+    return NumberSchedule(shape, first, held.get(f"{name}:{shape}", first if shape == "constant" else last))
+
+
+def scheduled_in(numbers: Mapping[str, Any]) -> Iterator[tuple[str, NumberSchedule]]:
+    """Yields the names and schedules of those numbers that follow the updates of a learner."""
+    for key, last in numbers.items():
+        name, colon, shape = key.partition(":")
+        if colon and name not in OF_THE_OPTIMISER:
+            yield name, NumberSchedule(shape, numbers[name], last)
+
+
+def follows_schedules(numbers: Mapping[str, Any]) -> bool:
+    """Returns whether numbers change with the updates of a learner, other than learning rates."""
+    return any(True for _ in scheduled_in(numbers))
+
+
+def numbers_now(learner: Any) -> Hyperparameters:
+    """Returns the numbers that a learner holds, each of those with a schedule at its present value.
+
+    The learner has the fields `hyperparameters` and, as soon as there are schedules, `updates_done`.
+    """
+    held = learner.hyperparameters
+    return {**held, **{name: schedule.at(_share_done(learner)) for name, schedule in scheduled_in(held)}}
+
+
+def schedule_metrics(learner: Any) -> Metrics:
+    """Returns the present values of the numbers with a schedule, as metrics."""
+    schedules = scheduled_in(getattr(learner, "hyperparameters", {}))
+    return {SCHEDULES + name: schedule.at(_share_done(learner)) for name, schedule in schedules}
+
+
+def current(config: Any, held: Hyperparameters) -> Any:
     """Returns the configuration with the numbers that a learner holds in the place of its own.
 
-    Code reads `current(config, learner.hyperparameters).gamma` as it would read `config.gamma`. The copy is not
+    Code reads `current(config, numbers_now(learner)).gamma` as it would read `config.gamma`. The copy is not
     checked again, because its numbers may be traced.
     """
-    named = {field.name for field in fields(config)}  # type: ignore[arg-type]
+    named = {field.name for field in fields(config)}
     now = copy.copy(config)
     for name in held.keys() & named:
         object.__setattr__(now, name, held[name])
     return now
+
+
+def _share_done(learner: Any) -> Float[Array, ""]:
+    return learner.updates_done / learner.hyperparameters[PLANNED_UPDATES]

@@ -25,7 +25,7 @@ from jaxtyping import Array, Bool, Float, PyTree
 
 from rollmill.algorithms.building import configured, graph_of, loops_of, parts_of
 from rollmill.algorithms.fragments import MakeNetwork, NetworkPolicy, PolicyWeights
-from rollmill.algorithms.hyperparameters import current
+from rollmill.algorithms.hyperparameters import current, numbers_now
 from rollmill.algorithms.losses import approximate_kl, policy_gradient_loss, squared_value_loss
 from rollmill.algorithms.on_policy import (
     IMAGES_AT_ONCE,
@@ -38,8 +38,15 @@ from rollmill.algorithms.on_policy import (
 )
 from rollmill.algorithms.reports import value_moments
 from rollmill.algorithms.returns import Advantages, bootstrap_values, vtrace
-from rollmill.algorithms.sizes import check_fractions
-from rollmill.core.bounds import Count, Fraction, NonNegative, Positive, Range, Rate
+from rollmill.core.bounds import (
+    Count,
+    Range,
+    Rate,
+    Scheduled,
+    ScheduledFraction,
+    ScheduledNonNegative,
+    ScheduledPositive,
+)
 from rollmill.core.errors import unknown_name
 from rollmill.core.schema import check_fields
 from rollmill.core.types import Environment, GymnasiumObject, HostEnvironment, Memory, Observation, Params
@@ -69,25 +76,25 @@ class IMPALAConfig:
     """Learning rate; the initial one if it is annealed."""
     anneal_lr: bool = True
     """Anneal the learning rate linearly to zero over all planned updates."""
-    rms_decay: Fraction = 0.99
+    rms_decay: ScheduledFraction = 0.99
     """Decay of RMSProp's running mean of squared gradients; not used with Adam."""
-    rms_eps: Positive = 1e-5
+    rms_eps: ScheduledPositive = 1e-5
     """Added to that mean before the square root; the paper's 0.1 is for sums over samples. Not used with Adam."""
-    gamma: Fraction = 0.99
+    gamma: ScheduledFraction = 0.99
     """Discount factor."""
-    clip_rho: Annotated[float, Range(0, exclusive=True, finite=False)] = 1.0
+    clip_rho: Annotated[Scheduled, Range(0, exclusive=True, finite=False)] = 1.0
     """Bound on the ratio that weighs a step's error and the policy gradient (rho-bar)."""
-    clip_c: Annotated[float, Range(0, exclusive=True, finite=False)] = 1.0
+    clip_c: Annotated[Scheduled, Range(0, exclusive=True, finite=False)] = 1.0
     """Bound on the ratios that propagate errors back in time (c-bar)."""
-    vtrace_lambda: Fraction = 1.0
+    vtrace_lambda: ScheduledFraction = 1.0
     """Decay of the trace; 1 as published."""
     norm_adv: bool = True
     """Standardise the advantages of each batch, as they are before it is learned from."""
-    ent_coef: NonNegative = 0.01
+    ent_coef: ScheduledNonNegative = 0.01
     """Weight of the entropy bonus."""
-    vf_coef: NonNegative = 0.5
+    vf_coef: ScheduledNonNegative = 0.5
     """Weight of the value loss."""
-    max_grad_norm: Annotated[float, Range(0, finite=False)] = 0.5
+    max_grad_norm: Annotated[Scheduled, Range(0, finite=False)] = 0.5
     """Largest global norm of gradients; longer ones are scaled down to it. The paper's 40 is for sums."""
     normalize_observations: bool = False
     """Standardise observations by running statistics, which are part of the training state."""
@@ -169,7 +176,6 @@ def impala(
             several agents.
     """
     config, choices = configured(IMPALAConfig, env, config, network, overrides)
-    check_fractions({name: getattr(config, name) for name in ("gamma", "vtrace_lambda", "rms_decay")})
     parts = parts_of(env, choices, params=params)
     loops = loops_of(config, by_sequence=True, epochs=config.update_epochs, num_minibatches=config.num_minibatches)
     return graph_of(
@@ -184,7 +190,7 @@ def impala(
     )
 
 
-def _scaling(config: IMPALAConfig) -> optax.GradientTransformation:
+def _scaling(config: Any) -> optax.GradientTransformation:
     if config.optimizer not in OPTIMIZERS:
         raise unknown_name("optimizer", config.optimizer, OPTIMIZERS)
     if config.optimizer == "adam":
@@ -197,7 +203,7 @@ def _scaling(config: IMPALAConfig) -> optax.GradientTransformation:
 
 def prepare(
     policy: NetworkPolicy,
-    config: IMPALAConfig,
+    config: Any,
     learner: ActorCriticLearner,
     trajectory: Trajectory,
     *,
@@ -208,7 +214,7 @@ def prepare(
 
     `gradients` computes values. They are computed here as well for statistics of targets and advantages.
     """
-    config = current(config, learner.hyperparameters)
+    config = current(config, numbers_now(learner))
     steps, weights = trajectory.steps, learner.weights
     learner, reward = update_learner_statistics(learner, steps, reduce=reduce, replicas=replicas)
     final_value = steps.extras.final_value
@@ -239,7 +245,7 @@ def prepare(
     return learner, batch._replace(sequences=batch.sequences._replace(units=units, moments=moments))
 
 
-def _estimates(policy: NetworkPolicy, config: IMPALAConfig, weights: PolicyWeights, batch: Batch) -> Advantages:
+def _estimates(policy: NetworkPolicy, config: Any, weights: PolicyWeights, batch: Batch) -> Advantages:
     """V-trace advantages and targets of a rollout, `[E, T]`, of few sequences at a time if they are large."""
 
     def estimate(minibatch: Batch) -> Advantages:
@@ -259,10 +265,10 @@ def _estimates(policy: NetworkPolicy, config: IMPALAConfig, weights: PolicyWeigh
 
 
 def gradients(
-    policy: NetworkPolicy, config: IMPALAConfig, learner: ActorCriticLearner, minibatch: Batch
+    policy: NetworkPolicy, config: Any, learner: ActorCriticLearner, minibatch: Batch
 ) -> tuple[PyTree[Array], Metrics]:
     """Gradients of the mean loss over a minibatch of sequences, with respect to the network's weights."""
-    config, (_, _, units, moments) = current(config, learner.hyperparameters), minibatch.sequences
+    config, (_, _, units, moments) = current(config, numbers_now(learner)), minibatch.sequences
 
     def mean_loss(network):
         weights = replace(learner.weights, network=network)
@@ -315,7 +321,7 @@ def _unroll(policy: NetworkPolicy, weights: PolicyWeights, steps: StepValues, st
 
 
 def _vtrace(
-    policy: NetworkPolicy, config: IMPALAConfig, weights: PolicyWeights, minibatch: Batch, outputs: Outputs
+    policy: NetworkPolicy, config: Any, weights: PolicyWeights, minibatch: Batch, outputs: Outputs
 ) -> Advantages:
     """V-trace advantages and targets of each sequence `[N, T]`, in the units of rewards.
 
@@ -350,7 +356,7 @@ def _vtrace(
 
 
 def _loss(
-    config: IMPALAConfig,
+    config: Any,
     log_prob: Float[Array, ""],
     entropy: Float[Array, ""],
     value: Float[Array, ""],

@@ -33,18 +33,27 @@ from rollmill.algorithms.building import (
     configured,
     end_iteration_of,
     loops_of,
+    numbers_to_hold,
     optimiser_of,
     schedule_of,
     settings_of,
 )
 from rollmill.algorithms.fragments import EnvironmentFunctions
-from rollmill.algorithms.hyperparameters import OF_THE_LOOPS, PLANNED_UPDATES, numbers_of
+from rollmill.algorithms.hyperparameters import OF_THE_LOOPS
 from rollmill.algorithms.multi_agent import condition, mean_gradients, prepare, report, start_learner, update
-from rollmill.algorithms.optimisers import planned_updates
 from rollmill.algorithms.ppo import sample_loss
+from rollmill.algorithms.reports import with_schedules
 from rollmill.algorithms.sharing import ParameterSet, parameter_sets
-from rollmill.algorithms.sizes import check_fractions
-from rollmill.core.bounds import Count, Fraction, NonNegative, Positive, Range, Rate
+from rollmill.core.bounds import (
+    Count,
+    NonNegative,
+    Range,
+    Rate,
+    Scheduled,
+    ScheduledFraction,
+    ScheduledNonNegative,
+    ScheduledPositive,
+)
 from rollmill.core.errors import unknown_name
 from rollmill.core.schema import check_fields
 from rollmill.core.types import Environment, GymnasiumObject, HostEnvironment, Key, Params
@@ -71,21 +80,21 @@ class MAPPOConfig:
     """Learning rate of Adam; the initial one if it is annealed."""
     anneal_lr: bool = True
     """Anneal the learning rate linearly to zero over all planned updates."""
-    gamma: Fraction = 0.99
+    gamma: ScheduledFraction = 0.99
     """Discount factor."""
-    gae_lambda: Fraction = 0.95
+    gae_lambda: ScheduledFraction = 0.95
     """Decay of generalised advantage estimation: 0 is one-step, 1 is Monte Carlo."""
-    clip_coef: Positive = 0.2
+    clip_coef: ScheduledPositive = 0.2
     """Clipping range of the policy's ratio around 1, and of a clipped value around the old one."""
     clip_vloss: bool = True
     """Clip the value loss like the policy loss."""
     norm_adv: bool = True
     """Standardise the advantages of each minibatch, for each kind over its active agents."""
-    ent_coef: NonNegative = 0.01
+    ent_coef: ScheduledNonNegative = 0.01
     """Weight of the entropy bonus."""
-    vf_coef: NonNegative = 0.5
+    vf_coef: ScheduledNonNegative = 0.5
     """Weight of the value loss."""
-    max_grad_norm: Annotated[float, Range(0, finite=False)] = 0.5
+    max_grad_norm: Annotated[Scheduled, Range(0, finite=False)] = 0.5
     """Largest global norm of the gradients of each parameter set; longer ones are scaled down to it."""
     target_kl: NonNegative | None = None
     """Skip the remaining epochs of an iteration after one whose last minibatch exceeds this KL divergence in any
@@ -163,7 +172,6 @@ def _graph(
 ) -> Graph:
     config, choices = configured(MAPPOConfig, env, config, network, overrides)
     make_network = choices.network
-    check_fractions({"gamma": config.gamma, "gae_lambda": config.gae_lambda})
     env = require_multi_agent(as_environment(env), name)
     environment, host = agent_environment(env, params=params, num_envs=config.num_envs, critic=critic)
     sets = parameter_sets(env.agents, config.sharing)
@@ -192,7 +200,7 @@ def _assemble(
 ) -> Graph:
     config: MAPPOConfig = choices.config
     optimiser = optimiser_of(choices, lambda config: optax.scale_by_adam(eps=1e-5), loops)
-    numbers = numbers_of(config, constant=OF_THE_LOOPS, **{PLANNED_UPDATES: planned_updates(loops)})
+    numbers = numbers_to_hold(config, loops, constant=OF_THE_LOOPS)
     return Graph(
         settings=settings,
         observation_space=env.observation_space,
@@ -217,8 +225,8 @@ def _assemble(
         greedy=policy.greedy,
         condense=policy.condensation,
         keep_learning=None if config.target_kl is None else partial(_all_below, config.target_kl),
-        end_iteration=end_iteration_of(choices, loops),
-        report=partial(report, partial(schedule_of, choices, loops)),
+        end_iteration=end_iteration_of(choices, loops, numbers),
+        report=with_schedules(partial(report, partial(schedule_of, choices, loops)), numbers),
         outputs=PolicyOutputs(distribution=policy.distributions_of),
         hyperparameters=numbers,
     )

@@ -13,6 +13,7 @@ Shape letters: `T` steps, `E` environments of this replica, `N` rows of a miniba
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -23,9 +24,9 @@ import optax
 from jaxtyping import Array, Float, PyTree
 
 from rollmill.algorithms.agents import AgentPolicy, AgentView, AgentWeights
-from rollmill.algorithms.hyperparameters import Number, as_data, current
+from rollmill.algorithms.hyperparameters import Number, as_data, current, follows_schedules, numbers_now
 from rollmill.algorithms.on_policy import IMAGES_AT_ONCE, SampleLoss, TrainingSamples, is_missing, over_steps
-from rollmill.algorithms.optimisers import Optimiser, descend, rate_now
+from rollmill.algorithms.optimisers import Annealing, Optimiser, advanced, descend, no_updates, rate_now
 from rollmill.algorithms.reports import value_moments
 from rollmill.algorithms.returns import Advantages, bootstrap_values, generalised_advantages
 from rollmill.algorithms.sharing import ParameterSet, set_of
@@ -50,6 +51,14 @@ class AgentLearner(eqx.Module):
     """Mean return of each kind over the episodes of the last iteration in which any ended."""
     hyperparameters: Hyperparameters = eqx.field(default_factory=dict)
     """Numbers that the fragments read."""
+    progress: Annealing | None = None
+    """Updates that were made; None if no number follows a schedule, other than learning rates."""
+
+    @property
+    def updates_done(self) -> Float[Array, ""]:
+        """Returns the number of updates that were made, of those that are planned."""
+        assert self.progress is not None
+        return self.progress.updates
 
 
 class SetRows(NamedTuple):
@@ -82,6 +91,7 @@ def start_learner(
         {kind.name: initial_statistics(scalar) for kind in policy.kinds} if normalise_values else None,
         {kind.name: jnp.float32(0) for kind in policy.kinds},
         held,
+        no_updates() if follows_schedules(numbers) else None,
     )
 
 
@@ -101,7 +111,7 @@ def prepare(
 
     Uses `gamma` and `gae_lambda` of `config`.
     """
-    steps, config = trajectory.steps, current(config, learner.hyperparameters)
+    steps, config = trajectory.steps, current(config, numbers_now(learner))
     updated = _update_statistics(learner, steps, reduce=reduce, replicas=replicas)
     values, last_values, final_values = _values(policy, learner, trajectory)
     advantages = {}
@@ -116,8 +126,7 @@ def prepare(
         },
         weight={name: active.astype(jnp.float32) for name, active in steps.observation.active.items()},
     )
-    held = learner.hyperparameters
-    return AgentLearner(updated.weights, updated.optimisers, statistics, updated.returns, held), Batch(rows)
+    return replace(updated, targets=statistics), Batch(rows)
 
 
 def _samples(
@@ -151,7 +160,7 @@ def _update_statistics(learner: AgentLearner, steps: Step, *, reduce: Reduce, re
         central = update(central, view.central)
     returns = _returns(learner.returns, steps, reduce)
     weights = AgentWeights(weights.networks, agents, central)
-    return AgentLearner(weights, learner.optimisers, learner.targets, returns, learner.hyperparameters)
+    return replace(learner, weights=weights, returns=returns)
 
 
 def _returns(previous: dict[str, Array], steps: Step, reduce: Reduce) -> dict[str, Float[Array, ""]]:
@@ -349,7 +358,7 @@ def _row_loss(
 
     The returns of each kind are those that the learner holds, the same for every step.
     """
-    config = current(config, learner.hyperparameters)
+    config = current(config, numbers_now(learner))
     masks = {name: samples.action_mask for name, samples in row.agents.items()}
     distributions = policy.distributions(networks, row.view.agents, masks)
     values = policy.values(networks, row.view)
@@ -382,10 +391,11 @@ def update(
     share: float = 1.0,
 ) -> AgentLearner:
     """One step of each parameter set's optimiser; `share` is the fraction of a minibatch behind the gradients."""
-    weights, held, networks, optimisers = learner.weights, learner.hyperparameters, {}, {}
+    weights, held, networks, optimisers = learner.weights, numbers_now(learner), {}, {}
     for group in sets:
         name, step = group.name, partial(descend, optimiser, held=held, share=share)
         step = jax.vmap(step) if group.independent else step
         networks[name], optimisers[name] = step(weights.networks[name], learner.optimisers[name], gradients[name])
     updated = AgentWeights(networks, weights.agents, weights.central)
-    return AgentLearner(updated, optimisers, learner.targets, learner.returns, held)
+    progress = None if learner.progress is None else advanced(learner.progress, share)
+    return replace(learner, weights=updated, optimisers=optimisers, progress=progress)

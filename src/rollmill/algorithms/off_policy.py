@@ -21,16 +21,18 @@ from rollmill.algorithms.building import (
     Choices,
     configured,
     environment_parts,
+    numbers_to_hold,
     optimiser_of,
     schedule_of,
     settings_of,
     with_layout,
 )
 from rollmill.algorithms.fragments import EnvironmentFunctions, weights_and_rest
-from rollmill.algorithms.hyperparameters import PLANNED_UPDATES, Number, numbers_of
+from rollmill.algorithms.hyperparameters import Number, numbers_now
 from rollmill.algorithms.on_policy import unconditioned
-from rollmill.algorithms.optimisers import Optimiser, planned_updates, rate_now
-from rollmill.algorithms.sizes import check_fractions, check_positive, iterations_for
+from rollmill.algorithms.optimisers import Optimiser, rate_now
+from rollmill.algorithms.reports import with_schedules
+from rollmill.algorithms.sizes import check_positive, iterations_for
 from rollmill.core.errors import UsageError
 from rollmill.core.types import Action, Environment, GymnasiumObject, HostEnvironment, Key, Params, StartHost
 from rollmill.dataflow import (
@@ -84,6 +86,11 @@ class StepCounts(eqx.Module):
     """Updates so far, less a multiple of the algorithm's interval from 2^32 on; `update` counts them."""
     env_step_wraps: Integer[Array, ""] = eqx.field(default_factory=lambda: jnp.uint32(0))
     """How often `env_steps` has reached 2^32."""
+
+    @property
+    def updates_done(self) -> Float[Array, ""]:
+        """Returns the number of updates, for schedules."""
+        return self.updates.astype(jnp.uint32).astype(jnp.float32)
 
     def share_of(self, steps: Number) -> Float[Array, ""]:
         """Environment steps so far, as a share of these `steps`; at most 1."""
@@ -152,7 +159,6 @@ def off_policy_parts(
         raise UsageError(
             "this algorithm makes its own networks, of actions' values; give network=rollmill.NetworkConfig(...)."
         )
-    check_fractions({name: getattr(config, name) for name in ("gamma", "tau")})
     env, environment, host = environment_parts(env, params=params, num_envs=config.num_envs, final_mask=True)
     config = with_layout(config, env)
     memory = (replay or uniform_replay)(config)
@@ -175,7 +181,8 @@ def uniform_replay(config: Any) -> Replay:
 
 def _gamma(config: Any, learner: Learner) -> Float[Array, ""]:
     """Returns the discount factor of the learner, or the configured one if it holds no hyperparameters."""
-    return jnp.float32(getattr(learner, "hyperparameters", {}).get("gamma", config.gamma))
+    held = numbers_now(learner) if getattr(learner, "hyperparameters", {}) else {}
+    return jnp.float32(held.get("gamma", config.gamma))
 
 
 def check_discrete(algorithm: str, space: spaces.Space, alternatives: str) -> spaces.Discrete:
@@ -253,7 +260,7 @@ def off_policy_graph(
         condition=condition,
         greedy=greedy,
         host=parts.host,
-        report=report,
+        report=with_schedules(report, hyperparameters),
         replay=store or parts.replay,
         outputs=outputs,
         hyperparameters=hyperparameters,
@@ -269,8 +276,7 @@ def learner_numbers(
     parts: OffPolicyParts, *, constant: Collection[str] = (), **further: float | int
 ) -> dict[str, float]:
     """Returns the numbers that the learner holds: see `numbers_of`."""
-    planned = {PLANNED_UPDATES: planned_updates(_learning(parts))}
-    return numbers_of(parts.config, constant=constant, **planned, **further)
+    return numbers_to_hold(parts.config, _learning(parts), constant=constant, **further)
 
 
 def adam(parts: OffPolicyParts, rate: str = "learning_rate", *, every: int = 1) -> Optimiser:

@@ -15,8 +15,8 @@ import optax
 from jaxtyping import Array, Bool, Float, PyTree
 
 from rollmill.algorithms.fragments import NetworkPolicy, PolicyWeights
-from rollmill.algorithms.hyperparameters import as_data, current
-from rollmill.algorithms.optimisers import Optimiser, descend, rate_now
+from rollmill.algorithms.hyperparameters import as_data, current, follows_schedules, numbers_now
+from rollmill.algorithms.optimisers import Annealing, Optimiser, advanced, descend, no_updates, rate_now
 from rollmill.algorithms.reports import MOMENTS, value_moments
 from rollmill.algorithms.returns import bootstrap_values, generalised_advantages
 from rollmill.core.types import Key, Memory
@@ -39,6 +39,14 @@ class ActorCriticLearner(eqx.Module):
     """Statistics of the discounted return; None if rewards are not normalised."""
     hyperparameters: Hyperparameters = eqx.field(default_factory=dict)
     """Numbers that the fragments read."""
+    progress: Annealing | None = None
+    """Updates that were made; None if no number follows a schedule, other than learning rates."""
+
+    @property
+    def updates_done(self) -> Float[Array, ""]:
+        """Returns the number of updates that were made, of those that are planned."""
+        assert self.progress is not None
+        return self.progress.updates
 
 
 class TrainingSamples(NamedTuple):
@@ -74,7 +82,8 @@ def start_learner(
     weights, held = policy.start_weights(key), as_data(numbers)
     scalar = jax.ShapeDtypeStruct((), jnp.float32)
     returns = initial_statistics(scalar) if normalise_rewards else None
-    return ActorCriticLearner(weights, optimiser.init(weights.network), returns, held)
+    progress = no_updates() if follows_schedules(numbers) else None
+    return ActorCriticLearner(weights, optimiser.init(weights.network), returns, held, progress)
 
 
 # --- a rollout, once an iteration ---------------------------------------------------------------------
@@ -93,7 +102,7 @@ def prepare(
 
     Uses `gamma` and `gae_lambda` of `config`.
     """
-    config = current(config, learner.hyperparameters)
+    config = current(config, numbers_now(learner))
     steps, weights = trajectory.steps, learner.weights
     learner, reward = update_learner_statistics(learner, steps, reduce=reduce, replicas=replicas)
     value, last_value, final_value = _values(policy, weights, trajectory)
@@ -262,7 +271,7 @@ def _sample_loss(
     sample: TrainingSamples,
     memory: Memory,
 ) -> tuple[Float[Array, ""], Metrics]:
-    weights, config = replace(learner.weights, network=network), current(config, learner.hyperparameters)
+    weights, config = replace(learner.weights, network=network), current(config, numbers_now(learner))
     return loss(config, sample, policy.forward(weights, memory, sample.observation, sample.action_mask))
 
 
@@ -277,7 +286,7 @@ def _sequence_loss(
 ) -> tuple[Float[Array, ""], Metrics]:
     """Mean loss of one environment's sequence `[T, ...]`, carrying the memory from step to step."""
     weights, reset_memory = replace(learner.weights, network=network), policy.start_memory()
-    config = current(config, learner.hyperparameters)
+    config = current(config, numbers_now(learner))
 
     def step(memory, sample):
         memory = jax.tree.map(partial(jnp.where, sample.begins), reset_memory, memory)
@@ -296,6 +305,8 @@ def update(
     share: float = 1.0,
 ) -> ActorCriticLearner:
     """One step of the optimiser; `share` is the fraction of a minibatch that the gradients come from."""
-    held = learner.hyperparameters
+    held, progress = numbers_now(learner), learner.progress
     network, state = descend(optimiser, learner.weights.network, learner.optimiser, gradients, held, share=share)
-    return replace(learner, weights=replace(learner.weights, network=network), optimiser=state)
+    progress = None if progress is None else advanced(progress, share)
+    weights = replace(learner.weights, network=network)
+    return replace(learner, weights=weights, optimiser=state, progress=progress)

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int, PyTree
 from rollmill.algorithms.hyperparameters import Number
 from rollmill.core.errors import UsageError
 from rollmill.core.flat_descent import descend_flat
-from rollmill.core.schedules import parse_schedule
+from rollmill.core.schedules import NumberSchedule
 from rollmill.dataflow import Hyperparameters, Loops
 
 MAX_UPDATES = 2**31 - 1
@@ -32,6 +32,23 @@ class Annealing(NamedTuple):
     part: Float[Array, ""]
     """Fraction of the next planned update, in `[0, 1)` up to rounding."""
 
+    @property
+    def updates(self) -> Float[Array, ""]:
+        """Returns the count as one number."""
+        return self.whole.astype(jnp.float32) + self.part
+
+
+def no_updates() -> Annealing:
+    """Returns the count before the first update."""
+    return Annealing(jnp.int32(0), jnp.float32(0))
+
+
+def advanced(count: Annealing, share: float) -> Annealing:
+    """Returns the count after one more update; `share` is the fraction of a minibatch that it covers."""
+    part = count.part + share
+    whole = jnp.floor(part + 1e-4)  # three thirds count as one, though their float sum may be smaller
+    return Annealing(count.whole + whole.astype(jnp.int32), part - whole)
+
 
 def planned_updates(loops: Loops) -> int:
     """Number of updates of a training with one update for each minibatch.
@@ -41,27 +58,21 @@ def planned_updates(loops: Loops) -> int:
     return loops.iterations * loops.epochs * loops.num_minibatches
 
 
-def planned_rate(
-    learning_rate: Number | str | optax.Schedule, loops: Loops, planned: Number | None = None
-) -> Number | optax.Schedule:
-    """A learning rate, where it is a schedule as text as a function of the number of updates.
+def planned_rate(schedule: NumberSchedule, loops: Loops, planned: Number) -> optax.Schedule:
+    """Returns a learning rate as a function of the number of updates.
 
     Args:
-        learning_rate: a number, a schedule as text, or as a function.
+        schedule: the learning rate by the share of the training.
         loops: sizes of the training.
-        planned: its number of updates, which may be traced. Default: that of the sizes.
+        planned: its number of updates, which may be traced.
 
     Raises:
-        UsageError: the text is no schedule, or the training makes more updates than the optimiser counts.
+        UsageError: the training makes more updates than the optimiser counts.
     """
-    if not isinstance(learning_rate, str):
-        return learning_rate
-    schedule, updates = parse_schedule("learning_rate", learning_rate), planned_updates(loops)
-    _check_count(updates)
-    count = updates if planned is None else planned
+    check_count(planned_updates(loops))
 
     def rate(updates: Any) -> Any:
-        return schedule.at(updates / count)
+        return schedule.at(updates / planned)
 
     return rate
 
@@ -112,7 +123,7 @@ def rate_schedule(learning_rate: Number | optax.Schedule, *, anneal_over: Number
     if anneal_over is None:
         return optax.constant_schedule(learning_rate)
     if isinstance(anneal_over, int):
-        _check_count(anneal_over)
+        check_count(anneal_over)
     return partial(_annealed, learning_rate, anneal_over)
 
 
@@ -133,7 +144,7 @@ def check_schedule(schedule: optax.Schedule, updates: int) -> None:
         UsageError: a rate is negative or not finite, more updates are made than the optimiser counts, or the rate
             grows up to the end as a function of the remaining progress would, which Stable-Baselines3 takes.
     """
-    _check_count(updates)
+    check_count(updates)
     rates = {n: _rate_at(schedule, n) for n in sorted({0, 1, *(updates * part // 10 for part in range(11))})}
     for n, rate in rates.items():
         if not (math.isfinite(rate) and rate >= 0):
@@ -165,7 +176,8 @@ def _constant_rate(rate: Number) -> optax.GradientTransformation:
     return optax.stateless(lambda updates, _: jax.tree.map(lambda u: -jnp.asarray(rate, u.dtype) * u, updates))
 
 
-def _check_count(updates: int) -> None:
+def check_count(updates: int) -> None:
+    """Raises a `UsageError` for more updates than schedules extend over."""
     if updates > MAX_UPDATES:
         raise UsageError(
             f"total_timesteps makes {updates:,} updates, and the learning rate is annealed over at most "
@@ -182,7 +194,7 @@ def rate_now(schedule: optax.Schedule, state: PyTree[Array]) -> Float[Array, ""]
     """
     is_annealing = lambda node: isinstance(node, Annealing)
     counts = [node for node in jax.tree.leaves(state, is_leaf=is_annealing) if is_annealing(node)]
-    updates = counts[0].whole.astype(jnp.float32) + counts[0].part if counts else jnp.float32(0)
+    updates = counts[0].updates if counts else jnp.float32(0)
     return jnp.mean(jnp.asarray(schedule(updates), jnp.float32))
 
 
@@ -289,16 +301,10 @@ def _scheduled(rate: optax.Schedule) -> optax.GradientTransformationExtraArgs:
     """Scales updates by minus the learning rate for the number of updates made so far."""
 
     def init(params: PyTree[Array]) -> Annealing:
-        return Annealing(jnp.int32(0), jnp.float32(0))
+        return no_updates()
 
     def update(updates, state, params=None, *, share: float = 1.0, **_):
-        step_size = -jnp.float32(rate(state.whole.astype(jnp.float32) + state.part))
-        return jax.tree.map(lambda u: step_size.astype(u.dtype) * u, updates), _advanced(state, share)
+        step_size = -jnp.float32(rate(state.updates))
+        return jax.tree.map(lambda u: step_size.astype(u.dtype) * u, updates), advanced(state, share)
 
     return optax.GradientTransformationExtraArgs(init, update)
-
-
-def _advanced(state: Annealing, share: float) -> Annealing:
-    part = state.part + share
-    whole = jnp.floor(part + 1e-4)  # three thirds count as one, though their float sum may be smaller
-    return Annealing(state.whole + whole.astype(jnp.int32), part - whole)

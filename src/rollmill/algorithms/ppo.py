@@ -31,8 +31,16 @@ from rollmill.algorithms.on_policy import (
     standardise_advantages,
     unconditioned,
 )
-from rollmill.algorithms.sizes import check_fractions
-from rollmill.core.bounds import Count, Fraction, NonNegative, Positive, Range, Rate
+from rollmill.core.bounds import (
+    Count,
+    NonNegative,
+    Range,
+    Rate,
+    Scheduled,
+    ScheduledFraction,
+    ScheduledNonNegative,
+    ScheduledPositive,
+)
 from rollmill.core.errors import UsageError
 from rollmill.core.schema import check_fields
 from rollmill.core.types import Environment, GymnasiumObject, HostEnvironment, Params
@@ -58,21 +66,21 @@ class PPOConfig:
     """Learning rate of Adam; the initial one if it is annealed."""
     anneal_lr: bool = True
     """Anneal the learning rate linearly to zero over all planned updates."""
-    gamma: Fraction = 0.99
+    gamma: ScheduledFraction = 0.99
     """Discount factor."""
-    gae_lambda: Fraction = 0.95
+    gae_lambda: ScheduledFraction = 0.95
     """Decay of generalised advantage estimation: 0 is one-step, 1 is Monte Carlo."""
-    clip_coef: Positive = 0.2
+    clip_coef: ScheduledPositive = 0.2
     """Clipping range of the policy's ratio around 1, and of a clipped value around the old one."""
     clip_vloss: bool = True
     """Clip the value loss like the policy loss."""
     norm_adv: bool = True
     """Standardise the advantages of each minibatch."""
-    ent_coef: NonNegative = 0.01
+    ent_coef: ScheduledNonNegative = 0.01
     """Weight of the entropy bonus."""
-    vf_coef: NonNegative = 0.5
+    vf_coef: ScheduledNonNegative = 0.5
     """Weight of the value loss."""
-    max_grad_norm: Annotated[float, Range(0, finite=False)] = 0.5
+    max_grad_norm: Annotated[Scheduled, Range(0, finite=False)] = 0.5
     """Largest global norm of gradients; longer ones are scaled down to it."""
     target_kl: NonNegative | None = None
     """Skip the remaining epochs of an iteration after one whose last minibatch exceeds this KL divergence."""
@@ -116,7 +124,6 @@ def ppo(
             agents.
     """
     config, choices = configured(PPOConfig, env, config, network, overrides)
-    check_fractions({"gamma": config.gamma, "gae_lambda": config.gae_lambda})
     parts = parts_of(env, choices, params=params)
     loops = loops_of(
         config,

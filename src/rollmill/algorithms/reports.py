@@ -1,13 +1,14 @@
 """Metrics of an iteration besides its losses: the learning rate, and the critic's explained variance."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from rollmill.dataflow import Metrics
+from rollmill.algorithms.hyperparameters import follows_schedules, schedule_metrics
+from rollmill.dataflow import Batch, Learner, Metrics
 
 MOMENTS = "values/"
 """Prefix of the metrics that serve `explained_variance` only."""
@@ -18,6 +19,15 @@ GAMES = "games/"
 
 RESOLUTION = 1e-6
 """Smallest variance that float32 sums resolve, relative to the mean square."""
+
+
+def with_schedules(
+    report: Callable[[Learner, Batch], Metrics], numbers: Mapping[str, float]
+) -> Callable[[Learner, Batch], Metrics]:
+    """Returns a `Graph.report` that adds the present values of those `numbers` that follow a schedule."""
+    if not follows_schedules(numbers):
+        return report
+    return lambda learner, batch: {**report(learner, batch), **schedule_metrics(learner)}
 
 
 def value_moments(

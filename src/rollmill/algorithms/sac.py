@@ -17,7 +17,7 @@ import numpy as np
 from gymnasium import spaces
 from jaxtyping import Array, Bool, Float, PyTree
 
-from rollmill.algorithms.hyperparameters import as_data, current
+from rollmill.algorithms.hyperparameters import as_data, current, numbers_now
 from rollmill.algorithms.off_policy import (
     Module,
     OffPolicyParts,
@@ -35,7 +35,15 @@ from rollmill.algorithms.off_policy import (
     start_progress,
 )
 from rollmill.algorithms.optimisers import Optimiser, descend
-from rollmill.core.bounds import Count, Fraction, Positive, Range, Rate
+from rollmill.core.bounds import (
+    Count,
+    Positive,
+    Range,
+    Rate,
+    Scheduled,
+    ScheduledFraction,
+    ScheduledPositive,
+)
 from rollmill.core.errors import UsageError
 from rollmill.core.schema import check_fields
 from rollmill.core.types import Environment, GymnasiumObject, HostEnvironment, Key, Memory, Observation, Params
@@ -67,23 +75,23 @@ class SACConfig:
     """Environment steps to store, with random actions, before learning begins."""
     learning_rate: Rate = 3e-4
     """Learning rate of the actor's Adam; the initial one if it is annealed."""
-    critic_learning_rate: Positive = 1e-3
+    critic_learning_rate: ScheduledPositive = 1e-3
     """Learning rate of the critics' and the temperature's Adam."""
     anneal_lr: bool = False
     """Anneal learning rates linearly to zero over all planned updates."""
-    adam_eps: Positive = 1e-8
+    adam_eps: ScheduledPositive = 1e-8
     """Epsilon of Adam."""
-    max_grad_norm: Annotated[float, Range(0, finite=False)] = float("inf")
+    max_grad_norm: Annotated[Scheduled, Range(0, finite=False)] = float("inf")
     """Largest global norm of each network's gradients; longer ones are scaled down to it."""
-    gamma: Fraction = 0.99
+    gamma: ScheduledFraction = 0.99
     """Discount factor."""
-    tau: Fraction = 0.005
+    tau: ScheduledFraction = 0.005
     """Fraction by which the target networks move towards the critics at each update."""
     initial_temperature: Positive = 1.0
     """Weight of the entropy at the beginning."""
     learn_temperature: bool = True
     """Learn the temperature that keeps the policy's entropy near the target."""
-    target_entropy: float | None = None
+    target_entropy: Annotated[Scheduled, Range()] | None = None
     """Entropy to keep, in nats; that of continuous actions as if their bounds were -1 and 1. Default: minus the
     number of continuous actions, or 0.89 of the highest entropy of the legal discrete ones."""
     num_shards: Count | None = None
@@ -116,6 +124,11 @@ class SACLearner(eqx.Module):
     progress: StepCounts
     hyperparameters: Hyperparameters = eqx.field(default_factory=dict)
     """Numbers that the fragments read."""
+
+    @property
+    def updates_done(self) -> Float[Array, ""]:
+        """Returns the number of updates that were made, of those that are planned."""
+        return self.progress.updates_done
 
 
 class SACWeights(NamedTuple):
@@ -179,11 +192,12 @@ class _SoftAgent(NamedTuple):
     actor: Module
     critic: Module
     action_space: spaces.Box | spaces.Discrete
-    config: SACConfig
+    config: Any
+    """Hyperparameters, with the numbers that a learner holds where there is one."""
 
     def now(self, learner: SACLearner) -> "_SoftAgent":
         """Returns the agent with the hyperparameters that a learner holds."""
-        return self._replace(config=current(self.config, learner.hyperparameters))
+        return self._replace(config=current(self.config, numbers_now(learner)))
 
     @property
     def is_discrete(self) -> bool:
@@ -342,7 +356,7 @@ def _update(
     *,
     share: float = 1.0,
 ) -> SACLearner:
-    steps, held = SACNetworks(optimisers.actor, optimisers.others, optimisers.others), learner.hyperparameters
+    steps, held = SACNetworks(optimisers.actor, optimisers.others, optimisers.others), numbers_now(learner)
     moved = [
         descend(optimiser, network, state, slopes, held, share=share)
         for optimiser, network, state, slopes in zip(
@@ -351,7 +365,7 @@ def _update(
     ]
     networks, states = (SACNetworks(*parts) for parts in zip(*moved, strict=True))
     targets = follow(learner.targets, networks.critics, agent.now(learner).config.tau)
-    return SACLearner(networks, targets, states, counted(learner.progress), held)
+    return SACLearner(networks, targets, states, counted(learner.progress), learner.hyperparameters)
 
 
 def _report(rate: Callable[[SACLearner, PyTree[Array]], Metrics], learner: SACLearner, batch: Any) -> Metrics:

@@ -15,13 +15,6 @@ def check_positive(sizes: Mapping[str, int]) -> None:
             raise UsageError(f"{name}={size} must be at least 1.")
 
 
-def check_fractions(fractions: Mapping[str, float]) -> None:
-    """Raises a `UsageError` if a number is outside of `[0, 1]`."""
-    for name, fraction in fractions.items():
-        if not 0 <= fraction <= 1:
-            raise UsageError(f"{name}={fraction} must lie between 0 and 1.")
-
-
 def iterations_for(total_timesteps: int, num_envs: int, num_steps: int) -> int:
     """Number of iterations for at least `total_timesteps` environment steps.
 

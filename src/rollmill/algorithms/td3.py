@@ -16,7 +16,7 @@ import numpy as np
 from gymnasium import spaces
 from jaxtyping import Array, Bool, Float, PyTree
 
-from rollmill.algorithms.hyperparameters import as_data, current
+from rollmill.algorithms.hyperparameters import as_data, current, numbers_now
 from rollmill.algorithms.off_policy import (
     Module,
     OffPolicyParts,
@@ -36,7 +36,15 @@ from rollmill.algorithms.off_policy import (
     start_progress,
 )
 from rollmill.algorithms.optimisers import Optimiser, descend
-from rollmill.core.bounds import Count, Fraction, NonNegative, Positive, Range, Rate
+from rollmill.core.bounds import (
+    Count,
+    Range,
+    Rate,
+    Scheduled,
+    ScheduledFraction,
+    ScheduledNonNegative,
+    ScheduledPositive,
+)
 from rollmill.core.schema import check_fields
 from rollmill.core.types import (
     Action,
@@ -78,21 +86,21 @@ class TD3Config:
     """Learning rate of Adam; the initial one if it is annealed."""
     anneal_lr: bool = False
     """Anneal the learning rate linearly to zero over all planned updates."""
-    adam_eps: Positive = 1e-8
+    adam_eps: ScheduledPositive = 1e-8
     """Epsilon of Adam."""
-    max_grad_norm: Annotated[float, Range(0, finite=False)] = float("inf")
+    max_grad_norm: Annotated[Scheduled, Range(0, finite=False)] = float("inf")
     """Largest global norm of each network's gradients; longer ones are scaled down to it."""
-    gamma: Fraction = 0.99
+    gamma: ScheduledFraction = 0.99
     """Discount factor."""
-    tau: Fraction = 0.005
+    tau: ScheduledFraction = 0.005
     """Fraction by which the target networks move towards the networks."""
     policy_delay: Count = 2
     """Updates of the critics for each one of the actor and of the target networks."""
-    exploration_noise: NonNegative = 0.1
+    exploration_noise: ScheduledNonNegative = 0.1
     """Standard deviation of the noise added to actions, in halves of the action space's width."""
-    target_noise: NonNegative = 0.2
+    target_noise: ScheduledNonNegative = 0.2
     """The same of the noise added to the target actor's actions."""
-    target_noise_clip: NonNegative = 0.5
+    target_noise_clip: ScheduledNonNegative = 0.5
     """Bound of that noise, in halves of the action space's width."""
     num_shards: Count | None = None
     """Logical shards within which transitions are drawn, a multiple of the device count. Default: automatic."""
@@ -122,6 +130,11 @@ class TD3Learner(eqx.Module):
     progress: StepCounts
     hyperparameters: Hyperparameters = eqx.field(default_factory=dict)
     """Numbers that the fragments read."""
+
+    @property
+    def updates_done(self) -> Float[Array, ""]:
+        """Returns the number of updates that were made, of those that are planned."""
+        return self.progress.updates_done
 
 
 class TD3Weights(NamedTuple):
@@ -170,7 +183,7 @@ def td3(
         weights=lambda learner: TD3Weights(
             learner.networks.actor,
             explores_at_random(parts.config, learner.progress),
-            learner.hyperparameters["exploration_noise"],
+            current(parts.config, numbers_now(learner)).exploration_noise,
         ),
         gradients=MeanGradients(partial(_loss, agent), lambda learner: learner.networks),
         update=partial(_update, agent, optimisers),
@@ -260,7 +273,7 @@ def _loss(
     sequence: PyTree[Array],
 ) -> tuple[Float[Array, ""], Metrics]:
     """The losses of ONE transition: each has gradients with respect to its own network alone."""
-    config, targets = current(agent.config, learner.hyperparameters), learner.targets
+    config, targets = current(agent.config, numbers_now(learner)), learner.targets
     next_action = agent.actor(targets.actor, sample.next_observation)
     noise = config.target_noise * jax.random.normal(sample.key, next_action.shape)
     noise = jnp.clip(noise, -config.target_noise_clip, config.target_noise_clip)
@@ -296,7 +309,7 @@ def _update(
     *,
     share: float = 1.0,
 ) -> TD3Learner:
-    before, states, held = learner.networks, learner.optimisers, learner.hyperparameters
+    before, states, held = learner.networks, learner.optimisers, numbers_now(learner)
     critics, critics_state = descend(
         optimisers.critics, before.critics, states.critics, gradients.critics, held, share=share
     )
@@ -307,4 +320,5 @@ def _update(
     networks = TD3Networks(actor, critics)
     targets = if_due(follow(learner.targets, networks, current(agent.config, held).tau), learner.targets)
     progress = counted(learner.progress, interval=agent.config.policy_delay)
-    return TD3Learner(networks, targets, TD3Networks(actor_state, critics_state), progress, held)
+    optimisers_after = TD3Networks(actor_state, critics_state)
+    return TD3Learner(networks, targets, optimisers_after, progress, learner.hyperparameters)

@@ -4,6 +4,7 @@
 """
 
 import dataclasses
+import functools
 import math
 import typing
 from typing import Annotated, Any, TypeAlias
@@ -43,9 +44,24 @@ class Range:
 Count: TypeAlias = Annotated[int, Range(1, finite=False)]
 Fraction: TypeAlias = Annotated[float, Range(0, 1)]
 NonNegative: TypeAlias = Annotated[float, Range(0)]
-Rate: TypeAlias = Annotated[float | str, Range(0)]
-"""A number, or a schedule in string form (`core.schedules`). The range applies to each number of the schedule."""
 Positive: TypeAlias = Annotated[float, Range(0, exclusive=True)]
+
+
+@dataclasses.dataclass(frozen=True)
+class OrFunction:
+    """Metadata of a number for which a function in Python may stand, such as an Optax schedule."""
+
+
+Scheduled: TypeAlias = float | str
+"""A number, or a schedule in string form (`core.schedules`): `ent_coef: Annotated[Scheduled, Range(0)] = 0.01`.
+
+The range applies to both ends of a schedule. Without one, any text is valid.
+"""
+ScheduledFraction: TypeAlias = Annotated[Scheduled, Range(0, 1)]
+ScheduledNonNegative: TypeAlias = Annotated[Scheduled, Range(0)]
+ScheduledPositive: TypeAlias = Annotated[Scheduled, Range(0, exclusive=True)]
+Rate: TypeAlias = Annotated[Scheduled, Range(0), OrFunction()]
+"""A learning rate."""
 
 
 def bounds_of(config: type) -> dict[str, Range]:
@@ -53,6 +69,19 @@ def bounds_of(config: type) -> dict[str, Range]:
     hints = typing.get_type_hints(config, include_extras=True)
     ranges = {field.name: _range_in(hints[field.name]) for field in dataclasses.fields(config)}
     return {name: bounds for name, bounds in ranges.items() if bounds is not None}
+
+
+@functools.cache
+def scheduled_fields(config: type) -> frozenset[str]:
+    """Returns the names of the fields that may be a schedule: numbers or text, within bounds."""
+    hints = typing.get_type_hints(config, include_extras=True)
+    names = (field.name for field in dataclasses.fields(config))
+    return frozenset(name for name in names if _range_in(hints[name]) and _takes_schedules(hints[name]))
+
+
+def _takes_schedules(hint: Any) -> bool:
+    parts = typing.get_args(hint)
+    return {float, str} <= set(parts) or any(_takes_schedules(part) for part in parts if typing.get_args(part))
 
 
 def _range_in(hint: Any) -> Range | None:

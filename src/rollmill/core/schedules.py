@@ -1,7 +1,7 @@
-"""Hyperparameter schedules in string form: `linear:1e-3:0`, `cosine:1e-3:1e-5`, `constant:1e-3`."""
+"""Schedules of hyperparameters in string form: `linear:1e-3:0`, `cosine:1e-3:1e-5`, `constant:1e-3`."""
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -16,23 +16,28 @@ _NUMBERS = {"constant": 1, "linear": 2, "cosine": 2}
 
 
 class NumberSchedule(NamedTuple):
-    """Number that changes from `first` at the beginning of a run to `last` at its end."""
+    """Number that changes from `first` at the beginning of a run to `last` at its end. Both may be traced."""
 
     shape: str
     """`constant`, `linear` or `cosine`: half a period of the cosine (Loshchilov and Hutter, "SGDR", 2017)."""
-    first: float
-    last: float
+    first: Any
+    last: Any
 
     def at(self, done: float | Float[Array, "..."]) -> Float[Array, "..."]:
         """Returns the number after the fraction `done` of the run. Fractions above 1 count as 1."""
         part = jnp.clip(jnp.asarray(done, jnp.float32), 0.0, 1.0)
+        if self.shape == "constant":
+            return jnp.full_like(part, self.first)
         if self.shape == "cosine":
             part = 0.5 - 0.5 * jnp.cos(jnp.float32(math.pi) * part)
         return jnp.float32(self.first) + jnp.float32(self.last - self.first) * part
 
 
 def parse_schedule(name: str, text: str) -> NumberSchedule:
-    """Parses a schedule such as `linear:1e-3:0`. A `UsageError` about other text mentions the option's `name`."""
+    """Parses a schedule such as `linear:1e-3:0` of finite numbers.
+
+    A `UsageError` about other text mentions the option's `name`.
+    """
     shape, *numbers = text.split(":")
     try:
         values = [float(number) for number in numbers]
@@ -40,4 +45,6 @@ def parse_schedule(name: str, text: str) -> NumberSchedule:
         values = []
     if len(values) != _NUMBERS.get(shape):
         raise UsageError(f"{name}={text!r} must be {EXPECTED_SCHEDULE}.")
+    if not all(map(math.isfinite, values)):
+        raise UsageError(f"{name}={text!r} must be a schedule of finite numbers. hint: inf alone is a number.")
     return NumberSchedule(shape, values[0], values[-1])

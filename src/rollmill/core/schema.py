@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 import msgspec
 import numpy as np
 
-from rollmill.core.bounds import Range
+from rollmill.core.bounds import OrFunction, Range
 from rollmill.core.errors import DataError, UsageError, suggestion, unknown_name
 from rollmill.core.json_data import INFINITIES, INTEGERS, short_json, short_repr, shorten
 from rollmill.core.local_paths import local_path
@@ -142,12 +142,16 @@ class _Walk(NamedTuple):
     from_json: bool
     bounds: tuple[Range, ...] = ()
     """Bounds of each number below this point."""
+    takes_functions: bool = False
+    """Whether a function may stand for a number."""
 
     def convert(self, name: str, hint: Any, value: Any) -> Any:
         origin = typing.get_origin(hint)
         if origin is Annotated:
             ranges = (part for part in hint.__metadata__ if isinstance(part, Range))
-            return self._replace(bounds=(*self.bounds, *ranges)).convert(name, hint.__origin__, value)
+            functions = any(isinstance(part, OrFunction) for part in hint.__metadata__)
+            inner = self._replace(bounds=(*self.bounds, *ranges), takes_functions=functions)
+            return inner.convert(name, hint.__origin__, value)
         if origin in UNIONS:
             return self._alternative(name, hint, value)
         if origin is Literal:
@@ -223,7 +227,7 @@ class _Walk(NamedTuple):
             raise
 
     def _leaf(self, name: str, hint: Any, value: Any) -> Any:
-        if hint is str and self.bounds and callable(value):
+        if hint is str and self.takes_functions and callable(value):
             return value  # an Optax schedule
         if self.from_json and hint is int and isinstance(value, float):
             raise self._mismatch(name, hint, value)
@@ -238,13 +242,23 @@ class _Walk(NamedTuple):
         return local_path(name, read) if hint is Path else read
 
     def _check_bounds(self, name: str, value: int | float | str) -> None:
+        if isinstance(value, str):
+            self._check_schedule(name, value)
+            return
+        for exceeded in (each for each in self.bounds if not each.holds(value)):
+            raise Mismatch(f"{name}={short_repr(value)} must {exceeded}.", is_final=True)
+
+    def _check_schedule(self, name: str, text: str) -> None:
+        """Checks both ends of a schedule, between which its numbers lie."""
         try:
-            numbers = parse_schedule(name, value)[1:] if isinstance(value, str) else (value,)
-        except UsageError:
-            raise Mismatch(f"{self._shown(name, value)} must be {EXPECTED_SCHEDULE}.", is_final=True) from None
-        for number in numbers:
+            _, *ends = parse_schedule(name, text)
+        except UsageError as error:
+            if EXPECTED_SCHEDULE not in str(error):
+                raise Mismatch(str(error), is_final=True) from None
+            raise Mismatch(f"{self._shown(name, text)} must be {EXPECTED_SCHEDULE}.", is_final=True) from None
+        for number in ends:
             for exceeded in (each for each in self.bounds if not each.holds(number)):
-                raise Mismatch(f"{name}={short_repr(number)} must {exceeded}.", is_final=True)
+                raise Mismatch(f"{self._shown(name, text)}: {number} must {exceeded}.", is_final=True)
 
     def _other(self, name: str, hint: Any, value: Any) -> Any:
         """Converts a value to a type without a reader here, such as an enumeration."""

@@ -15,10 +15,10 @@ import jax.numpy as jnp
 from jax.extend import core
 from jaxtyping import Array, Bool, Float, PyTree
 
-from rollmill.core.types import Action, Observation
+from rollmill.core.types import Action, Key, Observation
 from rollmill.dataflow.collecting import collect, collection_metrics
 from rollmill.dataflow.experience import FILL
-from rollmill.dataflow.graph import ActionMask, Batch, Graph, State, Trajectory, Weights
+from rollmill.dataflow.graph import ActionMask, Batch, Graph, Learner, State, Trajectory, Weights
 from rollmill.dataflow.learning import prepare, report
 from rollmill.dataflow.loops import start
 from rollmill.dataflow.minibatch_loop import identity
@@ -103,7 +103,8 @@ def flow(graph: Graph) -> Flow:
     if graph.condense is not None:
         trajectory = jax.eval_shape(partial(_trajectory, graph), state)
     prepare_program, (_, batch) = _traced(partial(prepare, graph), state.learner, trajectory, index)
-    minibatch = jax.eval_shape(partial(_minibatch, graph, index), state, batch)
+    drawn = state.learner, state.rings, state.key, batch
+    minibatch_program, minibatch = _traced(partial(_minibatch, graph, index), *drawn)
     conditioned = jax.eval_shape(lambda batch: graph.condition(batch, identity), minibatch)
     report_program, reported = _traced(partial(report, graph), state.learner, batch)
     gradients_program, (gradients, learned) = _traced(graph.gradients, state.learner, conditioned)
@@ -113,7 +114,10 @@ def flow(graph: Graph) -> Flow:
     count = len(jax.tree.leaves(state.learner))
     batch_program = prepare_program.replace(outvars=prepare_program.outvars[count:])
     read = frozenset[int]().union(
-        *(_read(program, count) for program in (batch_program, gradients_program, weights_program, report_program))
+        *(
+            _read(program, count)
+            for program in (batch_program, minibatch_program, gradients_program, weights_program, report_program)
+        )
     )
     updated = _written(update_program, count)
     names = tuple(sorted({*collected, *reported, *learned, *LEARNED, *replayed}))
@@ -143,10 +147,12 @@ def _absorbed(graph: Graph, learner: PyTree[Any], names: Sequence[str]) -> froze
     return _written(program, len(jax.tree.leaves(learner)))
 
 
-def _minibatch(graph: Graph, index: Array, state: State, batch: Batch) -> Batch:
+def _minibatch(
+    graph: Graph, index: Array, learner: Learner, rings: PyTree[Array], key: Key, batch: Batch
+) -> Batch:
     """Draws a minibatch from the batch or from the experience store."""
     if graph.replay is not None:
-        return graph.replay.sample(graph, state.rings, state.learner, state.key, index).minibatch
+        return graph.replay.sample(graph, rings, learner, key, index).minibatch
     loops = graph.loops
     rows = loops.num_envs * loops.rows_each // loops.num_minibatches
     return minibatch_gather(batch, loops)(jnp.zeros(rows, jnp.uint32))

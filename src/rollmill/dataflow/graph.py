@@ -257,8 +257,8 @@ class ExperienceStore(Protocol):
     ) -> Sample:
         """Draws the part of one minibatch that belongs to the environments held here.
 
-        `index` holds their global indices, which are whole logical shards. Of the learner, a store may read what
-        updates do not write, such as hyperparameters.
+        `index` holds their global indices, which are whole logical shards. Of the learner, a store may read
+        hyperparameters, and the count of updates that their schedules follow.
         """
         ...
 

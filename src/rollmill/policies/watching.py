@@ -1,12 +1,11 @@
 """Evaluations of a run's checkpoints as they appear, while another process trains it."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import jax
-import numpy as np
 
 from rollmill.core.errors import CheckpointError
 from rollmill.core.types import NO_OPTIONS, Options
@@ -15,7 +14,7 @@ from rollmill.envs import as_environment
 from rollmill.policies.policies import evaluator_on, weights_of_seed
 from rollmill.programs.compiled import held_leaves, state_shapes
 from rollmill.programs.evaluation.episodes import EvaluationEpisodes
-from rollmill.record.checkpoints import Checkpoints
+from rollmill.record.checkpoints import Checkpoints, GivenLeaves
 from rollmill.record.run_directory import RunDirectory
 from rollmill.runs.reopening import reopen
 from rollmill.runs.saved_run import check_identity
@@ -81,7 +80,7 @@ def _restored(
     run: RunDirectory,
     checkpoints: Checkpoints,
     shapes: State,
-    given: Mapping[str, np.ndarray],
+    given: GivenLeaves,
     iteration: int,
 ) -> State | None:
     """Returns the state of a checkpoint. None if it was deleted in the meantime."""

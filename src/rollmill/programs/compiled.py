@@ -47,6 +47,7 @@ from rollmill.programs.kernels import Fusion, KernelChoice, Launches, choose_ker
 from rollmill.programs.packed_metrics import PackedMetrics, packed
 from rollmill.programs.program_store import NO_STORE, Program, ProgramStore, store_for
 from rollmill.programs.reductions import AXES, MeshAllReduce, mesh_all_reduce, mesh_of
+from rollmill.record.checkpoints import GivenLeaves
 
 LARGE_STATE_BYTES = 32 * 2**20
 """Bytes of a state on each device from which on iterations are computed in its memory. Copies of a smaller one are
@@ -288,13 +289,24 @@ def start_inputs(
     return np.asarray(seeds, np.uint32), numbers
 
 
-def held_leaves(graph: Graph, shape: tuple[int, ...] = ()) -> dict[str, np.ndarray]:
-    """Returns the hyperparameters as leaves of the training state, by path. A restored state gets these.
+def held_leaves(graph: Graph, shape: tuple[int, ...] = ()) -> GivenLeaves:
+    """Returns the leaves of a restored state that follow from the graph.
 
-    `shape` is that of the state's key: `(S,)` for several seeds.
+    The learner gets the hyperparameters of the graph. Its count of updates follows from the iteration, where the
+    run had no schedule until now.
+
+    Args:
+        graph: graph to train.
+        shape: that of the state's key: `(S,)` for several seeds.
     """
-    held = hyperparameters_of(graph)
-    return {f"learner.hyperparameters.{name}": np.full(shape, value) for name, value in held.items()}
+    held, loops = hyperparameters_of(graph), graph.loops
+
+    def progress(iteration: int) -> dict[str, np.ndarray]:
+        whole = np.full(shape, iteration * loops.epochs * loops.num_minibatches, np.int32)
+        return {"learner.progress.whole": whole, "learner.progress.part": np.zeros(shape, np.float32)}
+
+    numbers = {f"learner.hyperparameters.{name}": np.full(shape, value) for name, value in held.items()}
+    return GivenLeaves(numbers, progress)
 
 
 def state_shapes(graph: Graph, seeds: Sequence[int] = (0,)) -> PyTree[jax.ShapeDtypeStruct]:

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,6 +54,15 @@ class Restored(NamedTuple):
     iteration: int
     state: PyTree
     metadata: dict[str, Any]
+
+
+class GivenLeaves(NamedTuple):
+    """Leaves of a restored state, by path, that do not come from its checkpoint."""
+
+    replacing: Mapping[str, np.ndarray] = MappingProxyType({})
+    """Leaves instead of those of a checkpoint, which may lack them, and have others beside them."""
+    counted: Callable[[int], Mapping[str, np.ndarray]] = lambda iteration: {}
+    """Maps the iteration to leaves that a checkpoint may lack, or have without need."""
 
 
 class Checkpoints:
@@ -135,15 +144,15 @@ class Checkpoints:
         *,
         iteration: int | None = None,
         check: Callable[[int, dict[str, Any]], None] | None = None,
-        given: Mapping[str, np.ndarray] | None = None,
+        given: GivenLeaves | None = None,
     ) -> Restored | None:
         """Reads the newest intact checkpoint, or only that of `iteration`, or returns None if there is none.
 
         A damaged checkpoint causes a `CheckpointWarning`, and the one before it is used. Bits, dtypes and shapes
         are restored exactly, but weakly typed arrays become strongly typed. Leaves of `abstract_state` with a
         sharding, and committed arrays, determine the placement of the restored ones. `check` is called with
-        iteration and metadata before arrays are read, and may raise. Leaves `given` by path replace those of a
-        checkpoint, or are missing in it.
+        iteration and metadata before arrays are read, and may raise. The leaves `given` do not come from a
+        checkpoint.
 
         Raises a `CheckpointError` if no checkpoint is intact, if `iteration` is missing or damaged, or if a
         checkpoint holds the state of another algorithm, network or iteration.
@@ -156,7 +165,7 @@ class Checkpoints:
         reasons = []
         for candidate in reversed(present) if iteration is None else [iteration]:
             try:
-                return self._load(candidate, abstract_state, check, given or {})
+                return self._load(candidate, abstract_state, check, given or GivenLeaves())
             except (DamageError, ForeignFileError, DataError, OSError) as damage:
                 reasons.append(f"checkpoint {candidate} in {self.directory} is damaged ({_reason(damage)})")
             if iteration is None:
@@ -238,7 +247,7 @@ class Checkpoints:
         iteration: int,
         abstract_state: PyTree,
         check: Callable[[int, dict[str, Any]], None] | None,
-        given: Mapping[str, np.ndarray],
+        given: GivenLeaves,
     ) -> Restored:
         folder = self._folder.inner(str(iteration))
         record = read_record(folder)
@@ -246,16 +255,24 @@ class Checkpoints:
             raise self._misplaced(iteration, record)
         if check is not None:
             check(iteration, record.metadata)
-        places = {_parent(path) for path in given}
-        stored = {path: kind for path, kind in record.types.items() if _parent(path) not in places}
-        wanted = {path: kind for path, kind in leaf_types(abstract_state).items() if path not in given}
+        wanted, counted = leaf_types(abstract_state), given.counted(iteration)
+        lacking = {path: leaf for path, leaf in counted.items() if path in wanted and path not in record.types}
+        unneeded = {path for path in counted if path not in wanted}
+        leaves = {**given.replacing, **lacking}
+        places = {_parent(path) for path in given.replacing}
+        stored = {
+            path: kind
+            for path, kind in record.types.items()
+            if _parent(path) not in places and path not in unneeded
+        }
+        wanted = {path: kind for path, kind in wanted.items() if path not in leaves}
         if lines := differences(stored, wanted):
             raise self._other_state(iteration, record.metadata, lines)
         arrays = read_arrays(folder, record.types)
         if digest(record.types, arrays) != record.sha256:
             raise DamageError("its content does not match its digest")
         fields = {"iteration": record.iteration, "score": record.score, "sha256": record.sha256}
-        return Restored(iteration, from_host({**arrays, **given}, abstract_state), record.metadata | fields)
+        return Restored(iteration, from_host({**arrays, **leaves}, abstract_state), record.metadata | fields)
 
     def _prepare(self) -> None:
         try:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from typing import Any
 
+from rollmill.core.bounds import scheduled_fields
 from rollmill.core.errors import UsageError
 from rollmill.core.json_data import short_json
 from rollmill.core.schedules import NumberSchedule, parse_schedule
@@ -20,8 +21,10 @@ from rollmill.runs.saved_run import CHANGEABLE, IDENTITY, Change, changed_config
 from rollmill.runs.specification import config_from_json, find_algorithm
 from rollmill.runs.trust import rewrite_config
 
+_REASONS = {"learning_rate": "the learning rate is annealed"}
+
 COUNTED = ("update_epochs", "num_minibatches")
-"""An annealed learning rate counts updates, of which there are so many an iteration."""
+"""Schedules count updates, of which there are so many an iteration."""
 
 
 def parse_assignments(texts: Sequence[str]) -> dict[str, str]:
@@ -62,17 +65,17 @@ def changed_settings(
             )
     hints = typing.get_type_hints(kind)
     values = {name: _value(name, hints[name], value) for name, value in changes.items()}
-    if _counts_updates(config) and (counted := [name for name in COUNTED if name in values]):
+    if _follows_updates(config) and (counted := [name for name in COUNTED if name in values]):
         raise UsageError(
-            f"{' and '.join(counted)} cannot be changed while anneal_lr is on or learning_rate a schedule: the "
-            "learning rate changes with the number of updates, and would jump. hint: start another run with it."
+            f"{' and '.join(counted)} cannot be changed while anneal_lr is on or a number has a schedule: it "
+            "changes with the number of updates, and would jump. hint: start another run with it."
         )
     changed = replace(config, **values)
-    if _counts_updates(config) != _counts_updates(changed):
+    if _rate_follows_updates(config) != _rate_follows_updates(changed):
         raise UsageError(
             f"learning_rate={values['learning_rate']} cannot be set here: with anneal_lr off, the run's "
             "state counts updates where its learning rate is a schedule, and only there. hint: "
-            f"{'constant:VALUE' if _counts_updates(config) else 'a number'}."
+            f"{'constant:VALUE' if _rate_follows_updates(config) else 'a number'}."
         )
     written = plain({name: _written(value) for name, value in values.items()})
     return {**settings, "config": {**settings["config"], **written}}, {
@@ -80,8 +83,15 @@ def changed_settings(
     }
 
 
-def _counts_updates(config: Any) -> bool:
-    """True if the learning rate depends on the number of updates, which the optimiser's state then holds."""
+def _follows_updates(config: Any) -> bool:
+    """Returns whether a hyperparameter depends on the number of updates."""
+    return _rate_follows_updates(config) or any(
+        isinstance(getattr(config, name), str) for name in scheduled_fields(type(config))
+    )
+
+
+def _rate_follows_updates(config: Any) -> bool:
+    """Returns whether the learning rate depends on the number of updates, which its optimiser counts then."""
     return getattr(config, "anneal_lr", False) or isinstance(getattr(config, "learning_rate", None), str)
 
 
@@ -123,8 +133,10 @@ def note_changes(
     lines = [f"{name} {short_json(old[name])} -> {short_json(value)}" for name, value in changed.items()]
     display.note(f"changed after iteration {done}: {', '.join(lines)}")
     earlier = {**described["config"], **change.before}
-    if note := _annealing_note(earlier, described["config"], graph, done):
-        display.note(note)
+    kind = find_algorithm(described["algorithm"]).config
+    for name in sorted(scheduled_fields(kind)):
+        if note := _schedule_note(name, earlier, described["config"], graph, done):
+            display.note(note)
 
 
 def _note_earlier_start(run: RunDirectory, restored: Restored, display: Display) -> None:
@@ -162,30 +174,35 @@ def note_launches(run: RunDirectory, launches: Mapping[str, Any]) -> None:
         rewrite_config(run, {**config, "launches": kept})
 
 
-def _annealing_note(before: Mapping[str, Any], after: Mapping[str, Any], graph: Graph, done: int) -> str | None:
-    """Returns the jump of an annealed learning rate, where its schedule begins or ends elsewhere than before."""
-    if not {"total_timesteps", "learning_rate"} <= after.keys():
+def _schedule_note(
+    name: str, before: Mapping[str, Any], after: Mapping[str, Any], graph: Graph, done: int
+) -> str | None:
+    """Returns the jump of a number with a schedule, where it begins or ends elsewhere than before."""
+    if not {"total_timesteps", name} <= after.keys():
         return None
     waiting = first_learning_iteration(graph)  # no schedule goes on before it
     ends = [-(-config["total_timesteps"] // graph.loops.batch_size) for config in (before, after)]
-    schedules = [_schedule(config) for config in (before, after)]
+    if after[name] is None:
+        return None
+    schedules = [_schedule(name, config) for config in (before, after)]
     if schedules[1].shape == "constant" or (ends[0], schedules[0]) == (ends[1], schedules[1]):
         return None
     shares = [max(done - waiting, 0) / max(end - waiting, 1) for end in ends]
     rates = [float(schedule.at(share)) for schedule, share in zip(schedules, shares, strict=True)]
+    told = _REASONS.get(name, f"{name} has a schedule")
     return (
-        f"note: the learning rate is annealed over total_timesteps: it goes on at {rates[1]:.4g} instead of "
-        f"{rates[0]:.4g}, and {'falls' if schedules[1].last < rates[1] else 'changes'} to {schedules[1].last:.4g} "
+        f"note: {told} over total_timesteps: it goes on at {rates[1]:.4g} instead of {rates[0]:.4g}, and "
+        f"{'falls' if schedules[1].last < rates[1] else 'changes'} to {schedules[1].last:.4g} "
         f"after iteration {ends[1]}"
     )
 
 
-def _schedule(config: Mapping[str, Any]) -> NumberSchedule:
-    rate = config["learning_rate"]
-    if isinstance(rate, str):
-        return parse_schedule("learning_rate", rate)
-    annealed = config.get("anneal_lr")
-    return NumberSchedule("linear", rate, 0.0) if annealed else NumberSchedule("constant", rate, rate)
+def _schedule(name: str, config: Mapping[str, Any]) -> NumberSchedule:
+    number = config[name]
+    if isinstance(number, str) and ":" in number:
+        return parse_schedule(name, number)
+    number, annealed = float(number), name == "learning_rate" and config.get("anneal_lr")
+    return NumberSchedule("linear", number, 0.0) if annealed else NumberSchedule("constant", number, number)
 
 
 def _value(name: str, hint: Any, value: Any) -> Any:

@@ -21,7 +21,8 @@ CHANGEABLE = (
     *("total_timesteps", "learning_rate", "update_epochs", "num_minibatches", "max_grad_norm", "target_kl"),
     *("gamma", "gae_lambda", "ent_coef", "vf_coef", "clip_coef", "clip_vloss", "norm_adv"),
     *("num_simulations", "td_lambda", "weight_decay"),
-    *("rms_decay", "rms_eps", "clip_rho", "clip_c", "vtrace_lambda"),
+    *("rms_decay", "rms_eps", "clip_rho", "clip_c", "vtrace_lambda", "tau", "start_epsilon", "end_epsilon"),
+    *("exploration_noise", "target_noise", "target_noise_clip"),
 )
 """Hyperparameters that may change when a run goes on: those on which the shapes of its state do not depend."""
 
