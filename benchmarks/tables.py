@@ -426,17 +426,28 @@ def instances_alphazero() -> str:
     return table_of(head, rows)
 
 
+WAYS_OF_SWEEPS = {
+    "one-by-one": "processes, one after the other",
+    "turns": "processes, in turns",
+    "side-by-side": "processes under MPS",
+    "shared": "`rollmill sweep` as it is: one program",
+}
+
+
 def sweeps() -> str:
-    (found,) = read_result("sweeps-gpu")["rounds"]
-    one, trials = found["one after the other"], found["side by side"]["trials"]
-    seconds = {
-        f"one after the other ({one['trials']} trials run, times {trials / one['trials']:g})": one["seconds"]
-        * (trials / one["trials"]),
-        "16 at a time, in turns": found["in turns"]["seconds"],
-        "`rollmill sweep` as it is: 16 at a time under MPS": found["side by side"]["seconds"],
-    }
-    rows = [[name, f"{each:.0f} s", f"{each / min(seconds.values()):.1f}"] for name, each in seconds.items()]
-    return table_of([f"{trials} trials", "time", "over the fastest"], rows)
+    """Returns the seconds of whole sweeps on a GPU, by how their trials share it."""
+    rows = []
+    for name in ("sweeps-gpu", "sweeps-short-gpu"):
+        found = read_result(name)
+        (round_,) = found["rounds"]
+        ways = {way: round_[way] for way in WAYS_OF_SWEEPS if way in round_}
+        trials = round_["shared"]["trials"]
+        for way, each in ways.items():
+            seconds = each["seconds"] * trials / each["trials"]
+            sizes = f"{trials} trials of {found['steps_of_a_trial'] / 1e6:g} M steps"
+            ratio = seconds / round_["shared"]["seconds"]
+            rows.append([sizes, WAYS_OF_SWEEPS[way], f"{seconds:.1f} s", f"{ratio:.1f}"])
+    return table_of(["sweep", "trials as", "time", "over one program"], rows)
 
 
 def placements() -> str:

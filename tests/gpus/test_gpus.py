@@ -197,8 +197,8 @@ def driver(monkeypatch, tmp_path):
     return gpus
 
 
-def devices_of(sharing="auto", wanted=None):
-    with divide_machine(wanted, 1000, sharing) as parts:
+def devices_of(sharing="auto", wanted=None, enough=None):
+    with divide_machine(wanted, 1000, sharing, enough=enough) as parts:
         return [part.environment.get("CUDA_VISIBLE_DEVICES") for part in parts.each], parts.least
 
 
@@ -208,6 +208,7 @@ def test_a_machine_is_divided_by_the_memory_of_its_gpus(driver):
     driver[:] = [gpu_of(0, memory_bytes=300 * GIBIBYTE)]
     assert devices_of()[0].count("GPU-0") == 48, "the limit of MPS"
     assert len(devices_of(wanted=40)[0]) == 40
+    assert (len(devices_of(enough=3)[0]), len(devices_of(wanted=8, enough=3)[0])) == (3, 8)
     driver[:] = [gpu_of(0, mig=True, slices=tuple(Slice(f"MIG-{n}", GIBIBYTE, 16) for n in range(7)))]
     assert devices_of() == ([f"MIG-{n}" for n in range(7)], 7)
 

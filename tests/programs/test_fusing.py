@@ -236,13 +236,32 @@ def test_two_devices_descend_as_one():
         np.testing.assert_allclose(two[name], one[name], rtol=1e-4, atol=1e-5, err_msg=name)
 
 
-def test_several_seeds_are_not_fused(monkeypatch):
-    monkeypatch.setattr(choosing, "MIN_STEPS_TO_TUNE", {"gpu": 0})
-    graph = graph_on(rollmill.make("CartPole-v1"), iterations=1)
-    with pytest.raises(UsageError, match="num_seeds=2 trains several seeds in one program"):
+def test_each_of_several_seeds_is_fused_as_it_is_alone():
+    graph = graph_on(rollmill.make("CartPole-v1"), iterations=2)
+    both, alone = trained(graph, fusion="full", seeds=(0, 1)), trained(graph, fusion="full", seeds=(1,))
+    for name in alone:
+        np.testing.assert_array_equal(both[name][1], alone[name], err_msg=name)
+
+
+def test_seeds_with_replay_memories_are_not_fused_on_a_cpu():
+    graph = rollmill.dqn(
+        rollmill.make("CartPole-v1"),
+        total_timesteps=256,
+        num_envs=8,
+        num_steps=8,
+        learning_starts=64,
+        batch_size=16,
+        buffer_size=320,
+    )
+    with pytest.raises(UsageError, match="num_seeds=2 computes several seeds with replay memories at once"):
         lower(graph, fusion="rollout", seeds=(0, 1))
-    rollouts = choose_kernels(graph, fusion="auto", **{**CHOICE, "num_seeds": 2}).rollouts
-    assert not rollouts.fused and "num_seeds=2" in rollouts.note
+
+
+def test_lanes_divide_the_programs_of_a_gpu():
+    kernels = kernel_launches.triton_kernels("tf32")
+    assert kernels.gradients.share((256, 64, 4), 16).programs == 16
+    assert kernels.gradients.share((8, 64, 4), 16).programs == 1
+    assert kernels.rollouts.share((64, 4, 0), 16) == (64, 4, 0)
 
 
 def test_recurrent_networks_learn_from_sequences_unfused():

@@ -22,7 +22,7 @@ class Processes:
         self.sizes, self.started = [], []
 
     @contextlib.contextmanager
-    def divide(self, wanted, most, sharing):
+    def divide(self, wanted, most, sharing, enough=None):
         count = min(wanted or 4, most)
         self.sizes.append(count)
         yield MachineParts([MachinePart((), {}) for _ in range(count)], "on a GPU", least=1)

@@ -7,7 +7,7 @@ from rollmill.programs.replay_size import replay_size
 from rollmill.sweeps.directory import SweepDirectory
 from rollmill.sweeps.search_space import listed_axis
 from rollmill.sweeps.spec import SweepSpec
-from rollmill.sweeps.together import MAX_TRIALS, trials_together
+from rollmill.sweeps.together import MAX_TRIALS, num_programs, trials_together
 from rollmill.training import preparing
 from rollmill.training.population import train_population
 from rollmill.training.request import TrainingRequest, resolve
@@ -53,8 +53,6 @@ def test_what_a_program_contains_keeps_trials_apart(tmp_path):
     [
         ({"evaluate_every": 1}, "CartPole-v1"),
         ({"stop_at_return": 100.0}, "CartPole-v1"),
-        ({"fusion": "full"}, "CartPole-v1"),
-        ({"total_timesteps": 20_000_000}, "CartPole-v1"),
         ({"num_seeds": 2}, "CartPole-v1"),
         ({}, "gymnasium:CartPole-v1"),
     ],
@@ -67,6 +65,13 @@ def test_trials_that_need_a_program_of_their_own(settings, environment, tmp_path
 def test_a_program_holds_a_limited_number_of_trials(tmp_path):
     sweep = sweep_over(tmp_path / "sweep", seed=range(MAX_TRIALS + 3))
     assert len(names_together(sweep)) == MAX_TRIALS
+
+
+def test_programs_are_counted(tmp_path):
+    trials = sweep_over(tmp_path / "sweep", num_steps=[8, 16], seed=range(MAX_TRIALS + 3)).trials()
+    assert num_programs(trials, ()) == 4
+    assert num_programs(trials[: MAX_TRIALS + 1], {"00", "01"}) == 3
+    assert num_programs(sweep_over(tmp_path / "apart", {"evaluate_every": 1}, seed=[0, 1]).trials(), ()) == 2
 
 
 def test_trials_that_have_begun_go_on_alone(tmp_path):

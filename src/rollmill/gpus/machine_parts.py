@@ -42,12 +42,14 @@ class MachineParts:
 
 
 @contextlib.contextmanager
-def divide_machine(wanted: int | None, most: int, sharing: GpuSharing) -> Iterator[MachineParts]:
+def divide_machine(
+    wanted: int | None, most: int, sharing: GpuSharing, *, enough: int | None = None
+) -> Iterator[MachineParts]:
     """Divides the machine into parts, at most `most`; daemons that share its GPUs run until the context ends.
 
     By default there is one for each core; under MPS no more than fit into the GPUs' memory, but at least one for
-    each GPU; with MIG one for each slice; in turns one for each GPU. Raises a `UsageError` if the GPUs cannot be
-    shared so.
+    each GPU; with MIG one for each slice; in turns one for each GPU. On GPUs that default is lowered to `enough`,
+    but not below one for each. Raises a `UsageError` if the GPUs cannot be shared so.
     """
     gpus = _gpus(sharing)
     if not gpus:
@@ -55,12 +57,15 @@ def divide_machine(wanted: int | None, most: int, sharing: GpuSharing) -> Iterat
         return
     with shared_gpus(gpus, sharing) as shared:
         limits = _most_on_each(gpus, shared.way) if wanted is None else None
+        least = len(_devices(gpus, shared.way))
         count = _default_count(gpus, shared.way) if wanted is None else wanted
+        if wanted is None and enough is not None:
+            count = min(count, max(enough, least))
         instances = shared.divide(min(count, most), limits=limits)
         note = f"{_gpu_count(gpus)} shared by {shared.way} ({shared.reason})"
         if shared.start_seconds:
             note += f", daemon started in {shared.start_seconds:.1f} s"
-        yield MachineParts(_parts_on(instances), note, least=len(_devices(gpus, shared.way)))
+        yield MachineParts(_parts_on(instances), note, least=least)
 
 
 def check_sharing(sharing: GpuSharing) -> None:

@@ -43,7 +43,14 @@ from rollmill.dataflow import (
 )
 from rollmill.planning.plan import AllReduce
 from rollmill.programs.compiler_options import CompilerOptions, options_for, program_options
-from rollmill.programs.kernels import Fusion, KernelChoice, Launches, choose_kernels, without_kernels
+from rollmill.programs.kernels import (
+    Fusion,
+    KernelChoice,
+    Launches,
+    choose_kernels,
+    seeds_side_by_side,
+    without_kernels,
+)
 from rollmill.programs.packed_metrics import PackedMetrics, packed
 from rollmill.programs.program_store import NO_STORE, Program, ProgramStore, store_for
 from rollmill.programs.reductions import AXES, MeshAllReduce, mesh_all_reduce, mesh_of
@@ -363,17 +370,10 @@ def check_devices(loops: Loops, num_devices: int) -> None:
 def _over_seeds(
     function: Callable[[State], Any], graph: Graph, seeds: Sequence[int], platform: str
 ) -> Callable[[State], Any]:
-    """Returns the function for all seeds.
-
-    A GPU computes them side by side. A CPU computes one after the other, where each has the speed that it has
-    alone: batched products of small matrices are slower there. A replay memory is too large to be
-    taken out of the stack of all seeds for each iteration.
-    """
+    """Returns the function for all seeds."""
     if len(seeds) == 1:
         return function
-    if platform == "cpu" and graph.replay is None:
-        return partial(jax.lax.map, function)
-    return jax.vmap(function)
+    return jax.vmap(function) if seeds_side_by_side(graph, platform) else partial(jax.lax.map, function)
 
 
 def _start(graph: Graph, seeds: UInt32[Array | np.ndarray, " S"], hyperparameters: Hyperparameters) -> State:

@@ -38,6 +38,7 @@ from rollmill.programs.kernels import (
     KernelPlace,
     Launches,
     impossible_fusion,
+    seeds_side_by_side,
     sought_parts,
 )
 from rollmill.programs.tuning import Tuner
@@ -56,7 +57,7 @@ def choose_fused(
     """Chooses kernels for a graph, or returns `plain` if it has none. Arguments are those of `choose_kernels`."""
     backend = backend_of(place.device, numerics)
     with Tuner(place.device) as tuner:
-        return _choose(_Chooser(graph, fusion, backend, unroll, place, launches, tuner), plain, num_seeds)
+        return _choose(_Chooser(graph, fusion, backend, unroll, place, launches, tuner, num_seeds), plain)
 
 
 def possible_fusion(graph: Graph, numerics: Numerics) -> Fusion:
@@ -99,10 +100,10 @@ def usable_backend(device: Any, numerics: Numerics) -> Backend | None:
     return backend
 
 
-def _choose(choice: "_Chooser", plain: KernelChoice, num_seeds: int) -> KernelChoice:
+def _choose(choice: "_Chooser", plain: KernelChoice) -> KernelChoice:
     fusion = choice.fusion
     try:
-        choice.check(num_seeds)
+        choice.check()
     except UsageError as reason:
         if fusion != "auto":
             raise impossible_fusion(fusion, reason, "rollouts") from reason
@@ -146,6 +147,12 @@ class _Chooser:
     place: KernelPlace
     launches: Launches | None
     tuner: Tuner
+    num_seeds: int
+
+    @property
+    def lanes(self) -> int:
+        """Trainings that a kernel computes at once."""
+        return self.num_seeds if seeds_side_by_side(self.graph, self.place.device.platform) else 1
 
     @property
     def parts(self) -> Sequence[KernelPart]:
@@ -153,10 +160,11 @@ class _Chooser:
         sought = sought_parts(self.fusion)
         return [part for part in self.place.parts if part in sought]
 
-    def check(self, num_seeds: int) -> None:
+    def check(self) -> None:
         """Raises a UsageError if kernels are impossible here."""
-        if num_seeds > 1:
-            raise UsageError(f"num_seeds={num_seeds} trains several seeds in one program, and a kernel holds one")
+        if self.lanes > 1 and self.place.device.platform == "cpu":
+            seeds = f"num_seeds={self.num_seeds} computes several seeds with replay memories at once"
+            raise UsageError(f"{seeds}, and machine code holds one seed")
         self.backend.check(self.place.device)
         check_package(self.backend)
 
@@ -191,10 +199,9 @@ class _Chooser:
             "gradients": (self.backend.gradients, fused_minibatch_loop),
         }[part]
         tuned = candidates.find_launch()
-        fused = partial(function, run=kind.run(tuned.launch), step=candidates.step)
-        return self._faster(
-            part, tuned, plain, Implementation(fused, True, kind.describe(tuned.launch), tuned.launch)
-        )
+        launch = tuned.launch if self._began_with(part) else kind.share(tuned.launch, self.lanes)
+        fused = partial(function, run=kind.run(launch, self.lanes), step=candidates.step)
+        return self._faster(part, tuned, plain, Implementation(fused, True, kind.describe(launch), launch))
 
     @cached_property
     def _candidates(self) -> Mapping[KernelPart, "_Candidates | CannotFuse"]:
@@ -256,12 +263,15 @@ class _Chooser:
         tune: Callable[[Sequence[tuple[int, ...]]], Callable[[], Tuned]],
     ) -> Callable[[], Tuned]:
         """Returns the launch the run began with, or else the only one or the fastest."""
-        launch = (self.launches or {}).get(part)
-        if launch is not None:
+        if (launch := self._began_with(part)) is not None:
             return lambda: Tuned(tuple(launch))
         if self.fusion != "auto" and len(launches) == 1:
             return lambda: Tuned(tuple(launches[0]))
         return tune(launches)
+
+    def _began_with(self, part: KernelPart) -> Sequence[int] | None:
+        """Returns the launch of a part's kernel that the run began with."""
+        return (self.launches or {}).get(part)
 
     def _faster(
         self, part: KernelPart, tuned: Tuned, plain: Implementation, fused: Implementation
@@ -274,11 +284,11 @@ class _Chooser:
             return plain._replace(note=f"{part} are not fused: a kernel would take {1 / tuned.gain:.1f} x as long")
         return fused._replace(note=f"{part} are one kernel ({fused.note}), {tuned.gain:.1f} x as fast")
 
-    # --- one device's share of a training -----------------------------------------------------------------
+    # --- one device's share of a training; several lanes are timed as one that is as large -------------------
 
     @property
     def _share(self) -> int:
-        return self.graph.loops.num_envs // self.place.shares
+        return self.graph.loops.num_envs // self.place.shares * self.lanes
 
     @cached_property
     def _example(self) -> State:

@@ -115,8 +115,8 @@ def choose_kernels(
     plain = plain._replace(device=device_name(device))
     if launches is not None and launches.get("device") != plain.device:
         launches = None
-    if fusion == "auto" and launches is None and is_too_short(graph, device.platform):
-        steps = f"{_steps(graph):,} environment steps"
+    if fusion == "auto" and launches is None and is_too_short(graph, device.platform, num_seeds):
+        steps = f"{_steps(graph) * num_seeds:,} environment steps"
         note = f"nothing is fused: for {steps} it does not pay to find the fastest kernels"
         return plain if device.platform == "cpu" else plain.with_note(f"{note}; fusion=full does so all the same")
     from rollmill.programs.fused_kernels import choose_fused  # most trainings do without the compiler
@@ -136,14 +136,23 @@ class KernelPlace(NamedTuple):
     """Parts of an iteration that are computed there."""
 
 
+def seeds_side_by_side(graph: Graph, platform: str) -> bool:
+    """Returns whether several seeds of a program are computed at once; otherwise one after the other.
+
+    On a CPU each seed has the speed that it has alone, as batched products of small matrices are slower there. A
+    replay memory, however, is too large to be taken out of the stack of all seeds for each iteration.
+    """
+    return platform != "cpu" or graph.replay is not None
+
+
 def device_name(device: Any) -> str:
     """Returns the name of a device under which a run keeps its launches."""
     return describe_processor() if device.platform == "cpu" else device.device_kind
 
 
-def is_too_short(graph: Graph, platform: str) -> bool:
-    """Returns whether `auto` makes no kernels for a training because timing them takes longer than it is worth."""
-    return platform not in MIN_STEPS_TO_TUNE or _steps(graph) < MIN_STEPS_TO_TUNE[platform]
+def is_too_short(graph: Graph, platform: str, num_seeds: int = 1) -> bool:
+    """Returns whether `auto` makes no kernels for a program because timing them takes longer than it is worth."""
+    return platform not in MIN_STEPS_TO_TUNE or _steps(graph) * num_seeds < MIN_STEPS_TO_TUNE[platform]
 
 
 def _steps(graph: Graph) -> int:

@@ -18,7 +18,7 @@ from rollmill.sweeps.early_stopping import EarlyStopping, described, goes_on
 from rollmill.sweeps.halving import Judgement
 from rollmill.sweeps.results import SweepResults
 from rollmill.sweeps.spec import Trial
-from rollmill.sweeps.together import Together, trials_together
+from rollmill.sweeps.together import Together, num_programs, trials_together
 from rollmill.sweeps.trial_processes import RunningTrial, how_lost, start_trials
 
 LOOK_SECONDS = 0.1
@@ -77,11 +77,13 @@ def run_sweep(
         early = EarlyStopping(sweep, rule) if rule else None
         try:
             while (open_trials := len(schedule.waiting) + sweep.remaining) and not stop.requested:
-                with divide_machine(at_once, open_trials, sharing) as parts:
+                shares = together == "auto" and early is None
+                # On GPUs one program of many trials is faster than many programs. Proposals come one by one.
+                enough = num_programs(schedule.waiting, schedule.alone) if shares and not sweep.remaining else None
+                with divide_machine(at_once, open_trials, sharing, enough=enough) as parts:
                     total = sweep.spec.num_trials
                     ended = f"{total - open_trials} of them {'ended' if rule else 'finished'}"
                     say(f"{total} trials, {ended}; {len(parts)} at a time, {parts.note}")
-                    shares = together == "auto" and early is None
                     _run_all(sweep, schedule, parts, early, stop, say, results, imports, shares=shares)
                 at_once = max(parts.least, len(parts) // 2)
                 schedule.waiting, schedule.too_large = schedule.too_large, []

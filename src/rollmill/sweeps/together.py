@@ -1,12 +1,12 @@
 """Trials that share a program: those that differ in seeds and hyperparameters that are data."""
 
 import math
+from collections import Counter
 from collections.abc import Collection, Sequence
 from itertools import islice
 from typing import Any, Literal, TypeAlias
 
 from rollmill.envs import is_on_host
-from rollmill.programs.kernels import MIN_STEPS_TO_TUNE
 from rollmill.sweeps.directory import SweepDirectory
 from rollmill.sweeps.spec import Trial
 from rollmill.training.request import with_types
@@ -14,11 +14,11 @@ from rollmill.training.request import with_types
 Together: TypeAlias = Literal["auto", "off"]
 """Whether trials may share a program."""
 
-MAX_TRIALS = 16
+MAX_TRIALS = 32
 """Maximum number of trials in one program: more of them are divided into several."""
 
-MAX_STEPS = min(MIN_STEPS_TO_TUNE.values())
-"""Environment steps from which on a training may be fused, and then has a program of its own."""
+LOOKED_AT = 1024
+"""Trials that are looked at, of those that wait, to count programs."""
 
 
 def trials_together(
@@ -39,16 +39,25 @@ def trials_together(
     return alike[:count] if count > 1 else []
 
 
-def _may_share(trial: Trial) -> bool:
-    """Returns whether a trial may share a program at all.
+def num_programs(waiting: Sequence[Trial], alone: Collection[str]) -> int:
+    """Returns the fewest programs that trials can be divided into.
 
-    Kernels hold one training, and those of long trainings are faster than a shared program.
+    Args:
+        waiting: trials that wait.
+        alone: names of trials that need a program of their own.
     """
-    resolved = with_types(trial.request)
-    options, is_short = resolved.options, resolved.total_timesteps < MAX_STEPS
+    looked_at = waiting[:LOOKED_AT]
+    shared = [trial for trial in looked_at if trial.name not in alone and _may_share(trial)]
+    alike = Counter(repr(_constants(trial)) for trial in shared)
+    programs = sum(math.ceil(count / MAX_TRIALS) for count in alike.values())
+    return len(waiting) - len(shared) + programs
+
+
+def _may_share(trial: Trial) -> bool:
+    """Returns whether a trial may share a program at all."""
+    options = with_types(trial.request).options
     own = (options.evaluate_every, options.stop_at_return, options.start_from)
-    unfused = options.fusion == "off" or (options.fusion == "auto" and is_short)
-    return unfused and options.num_seeds == 1 and not any(own) and not is_on_host(trial.request.environment)
+    return options.num_seeds == 1 and not any(own) and not is_on_host(trial.request.environment)
 
 
 def _constants(trial: Trial) -> tuple[Any, ...]:

@@ -29,8 +29,10 @@ class KernelKind(NamedTuple):
     launches: Callable[[int, Any], Sequence[AnyLaunch]]
     """Launches that are worth trying. Of rollouts: by the number of environments, which GPUs ignore, and of nodes
     of a step; of gradients: by the number of samples and the device."""
-    run: Callable[[AnyLaunch], Any]
-    """From a launch to the function that computes a task with it."""
+    run: Callable[..., Any]
+    """`(launch, lanes=1)`: the function that computes a task with it, inside `jax.vmap` over several lanes."""
+    share: Callable[[AnyLaunch, int], AnyLaunch]
+    """The launch of each of so many trainings that share what a launch was found for."""
     text: Callable[..., str]
     """`(launch, *task)`: the text of a kernel, on which its time depends."""
     describe: Callable[[AnyLaunch], str]

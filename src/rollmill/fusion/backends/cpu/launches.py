@@ -32,19 +32,25 @@ def machine_code() -> Backend:
         timed_repeats=1,
         rollouts=KernelKind(
             launches=_blocks,
-            run=lambda launch: partial(run_rollout_code, launch=CodeLaunch(*launch)),
+            run=lambda launch, lanes=1: partial(run_rollout_code, launch=CodeLaunch(*launch)),
+            share=_same_launch,
             text=lambda launch, *task: _code_text(_rollout_code(CodeLaunch(*launch), *task)),
             describe=lambda launch: f"machine code, environments at once: {launch[0]}",
             compile_ahead=_nothing_ahead,
         ),
         gradients=KernelKind(
             launches=_parts,
-            run=lambda launch: partial(run_gradient_code, launch=CodeLaunch(*launch)),
+            run=lambda launch, lanes=1: partial(run_gradient_code, launch=CodeLaunch(*launch)),
+            share=_same_launch,
             text=lambda launch, *task: _gradient_code_text(CodeLaunch(*launch), *task),
             describe=lambda launch: f"machine code, samples at once: {launch[0]}; parts: {launch[1]}",
             compile_ahead=_nothing_ahead,
         ),
     )
+
+
+def _same_launch(launch: AnyLaunch, lanes: int) -> AnyLaunch:
+    return launch
 
 
 def _nothing_ahead(launches: Sequence[AnyLaunch], *task: Any) -> CompilingAhead:

@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import math
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -42,7 +43,7 @@ class Kernel(NamedTuple):
     source: str
     """A decorated function, without imports, and the assignment that names it `kernel`."""
     programs: int
-    """Programs of the grid."""
+    """Programs of the grid's first axis."""
     outputs: tuple[jax.ShapeDtypeStruct, ...]
     """The outputs, to which the last pointers point."""
     constants: dict[str, Any]
@@ -53,6 +54,8 @@ class Kernel(NamedTuple):
     num_stages: int = 1
     registers: int = 0
     """The most that a thread may have; 0 leaves it to the compiler."""
+    lanes: int = 1
+    """Number of trainings that the kernel computes at once, along the second axis of the grid."""
 
 
 def call(kernel: Kernel, arrays: Sequence[Array]) -> list[Array]:
@@ -60,6 +63,62 @@ def call(kernel: Kernel, arrays: Sequence[Array]) -> list[Array]:
 
     The launch goes through XLA's typed foreign functions, of which many in a row become one CUDA graph.
     """
+    return _launched(kernel, arrays)
+
+
+def call_in_lanes(kernel: Kernel, arrays: Sequence[Array]) -> list[Array]:
+    """Launches a kernel inside `jax.vmap`, as one kernel for all of the mapped trainings."""
+
+    @jax.custom_batching.custom_vmap
+    def launch(*arrays: Array) -> list[Array]:
+        return _launched(kernel, arrays)
+
+    @launch.def_vmap
+    def _(lanes: int, batched: Sequence[bool], *arrays: Any) -> tuple[list[Array], list[bool]]:
+        widened = in_lanes(kernel, [array.shape for array in arrays], batched, lanes)
+        return _launched(widened, arrays), [True] * len(kernel.outputs)
+
+    return launch(*arrays)
+
+
+def in_lanes(kernel: Kernel, shapes: Sequence[tuple[int, ...]], batched: Sequence[bool], lanes: int) -> Kernel:
+    """Returns a kernel that computes several trainings, each as the kernel would alone.
+
+    Args:
+        kernel: for one training.
+        shapes: shapes of its arrays, with a leading axis `lanes` where they differ between trainings.
+        batched: which arrays differ between trainings.
+        lanes: number of trainings.
+    """
+    sizes = [math.prod(shape[1:]) if own else 0 for shape, own in zip(shapes, batched, strict=True)]
+    sizes += [math.prod(output.shape) for output in kernel.outputs]
+    outputs = tuple(jax.ShapeDtypeStruct((lanes, *output.shape), output.dtype) for output in kernel.outputs)
+    return kernel._replace(source=_lane_source(kernel, sizes), outputs=outputs, lanes=lanes)
+
+
+def _lane_source(kernel: Kernel, sizes: Sequence[int]) -> str:
+    """Returns the source of a kernel that moves each pointer to its lane, and then does what the kernel does.
+
+    It has the kernel's name, by which profilers know it.
+    """
+    name = kernel.source.rstrip().rsplit(" ", 1)[-1]
+    pointers = [f"p{n}" for n in range(len(sizes))]
+    moved = [f"p{n} + lane * {size}" if size else f"p{n}" for n, size in enumerate(sizes)]
+    constants = [f"{name}: tl.constexpr" for name in kernel.constants]
+    handed = [f"{name}={name}" for name in kernel.constants]
+    lines = [
+        "one_lane = kernel",
+        "",
+        "@triton.jit",
+        f"def {name}({', '.join([*pointers, *constants])}):",
+        "    lane = tl.program_id(1).to(tl.int64)",
+        f"    one_lane({', '.join([*moved, *handed])})",
+        "",
+    ]
+    return "\n".join([kernel.source, *lines, entry(name)])
+
+
+def _launched(kernel: Kernel, arrays: Sequence[Any]) -> list[Array]:
     from jaxlib import gpu_triton
 
     capability = capability_here()
@@ -74,7 +133,7 @@ def call(kernel: Kernel, arrays: Sequence[Array]) -> list[Array]:
         capability,
     )
     pointers = [gpu_triton.create_array_parameter(0, bytes_) for bytes_ in _alignments(kernel, len(arrays))]
-    launch = gpu_triton.TritonKernelCall(code, kernel.programs, 1, 1, pointers)
+    launch = gpu_triton.TritonKernelCall(code, kernel.programs, kernel.lanes, 1, pointers)
     # As jaxlib's handler expects it: a compressed protocol buffer.
     opaque = zlib.compress(launch.to_proto(built.metadata.name, b""))
     return list(jax.ffi.ffi_call("triton_kernel_call_ffi", list(kernel.outputs))(*arrays, opaque=opaque))

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 from rollmill.core.numerics import Numerics
 from rollmill.core.operations import GRADIENTS_KERNEL
 from rollmill.fusion.backends.triton.codegen import TritonWriter
-from rollmill.fusion.backends.triton.compile import Kernel, call, entry
+from rollmill.fusion.backends.triton.compile import Kernel, call, call_in_lanes, entry
 from rollmill.fusion.backends.triton.control import Names
 from rollmill.fusion.backends.triton.hoist import columns
 from rollmill.fusion.backends.triton.registers import ONE
@@ -36,11 +36,14 @@ class GradientLaunch(NamedTuple):
 
 
 def run_gradients_kernel(
-    step: GradientStep, minibatch: Minibatch, *, launch: GradientLaunch, numerics: Numerics
+    step: GradientStep, minibatch: Minibatch, *, launch: GradientLaunch, numerics: Numerics, lanes: int = 1
 ) -> Float[Array, " size"]:
-    """All samples in one kernel on a GPU, and the sum over its parts, always in the same order."""
+    """All samples in one kernel on a GPU, and the sum over its parts, always in the same order.
+
+    Inside `jax.vmap` if there are several `lanes`.
+    """
     kernel, arrays = gradient_kernel(step, minibatch, launch=launch, numerics=numerics)
-    (sums,) = call(kernel, arrays)
+    (sums,) = (call if lanes == 1 else call_in_lanes)(kernel, arrays)
     return jnp.sum(sums, axis=0) / minibatch.num_samples
 
 

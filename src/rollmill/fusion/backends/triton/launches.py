@@ -53,14 +53,20 @@ def triton_kernels(numerics: Numerics) -> Backend:
         timed_repeats=4,
         rollouts=KernelKind(
             launches=partial(_rollout_launches, numerics),
-            run=lambda launch: partial(run_kernel, launch=Launch(*launch), numerics=numerics),
+            run=lambda launch, lanes=1: partial(
+                run_kernel, launch=Launch(*launch), numerics=numerics, lanes=lanes
+            ),
+            share=lambda launch, lanes: launch,
             text=partial(_text, rollouts),
             describe=_describe_rollouts,
             compile_ahead=partial(_compile_ahead, rollouts),
         ),
         gradients=KernelKind(
             launches=_gradient_launches,
-            run=lambda launch: partial(run_gradients_kernel, launch=GradientLaunch(*launch), numerics=numerics),
+            run=lambda launch, lanes=1: partial(
+                run_gradients_kernel, launch=GradientLaunch(*launch), numerics=numerics, lanes=lanes
+            ),
+            share=_shared_programs,
             text=partial(_text, gradients),
             describe=_describe_gradients,
             compile_ahead=partial(_compile_ahead, gradients),
@@ -109,6 +115,11 @@ def _rollout_launches(numerics: Numerics, num_envs: int, num_nodes: int) -> Sequ
 def _gradient_launches(num_samples: int, device: Any) -> list[GradientLaunch]:
     processors = getattr(device, "core_count", None) or 128
     return [GradientLaunch(processors * n, *block) for n, *block in GRADIENTS]
+
+
+def _shared_programs(launch: AnyLaunch, lanes: int) -> GradientLaunch:
+    own = GradientLaunch(*launch)
+    return own._replace(programs=max(1, own.programs // lanes))
 
 
 def _text(kernel_of: KernelOf, launch: AnyLaunch, *task: Any) -> str:

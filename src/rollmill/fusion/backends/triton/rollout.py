@@ -11,7 +11,7 @@ from jaxtyping import Array
 from rollmill.core.numerics import Numerics
 from rollmill.core.operations import ROLLOUT_KERNEL
 from rollmill.fusion.backends.triton.codegen import TritonWriter
-from rollmill.fusion.backends.triton.compile import Kernel, call, entry
+from rollmill.fusion.backends.triton.compile import Kernel, call, call_in_lanes, entry
 from rollmill.fusion.backends.triton.hoist import columns
 from rollmill.fusion.backends.triton.leaf_io import LeafIO
 from rollmill.fusion.backends.triton.memory import BY_INSTRUCTIONS, BY_TRITON
@@ -46,10 +46,12 @@ def run_kernel(
     *,
     launch: Launch,
     numerics: Numerics,
+    lanes: int = 1,
 ) -> tuple[list[Array], list[Array]]:
-    """All steps in one kernel on a GPU."""
+    """All steps in one kernel on a GPU; inside `jax.vmap` if there are several `lanes`."""
     kernel, arrays = rollout_kernel(step, uniforms, carried, keys, num_steps, launch=launch, numerics=numerics)
-    return unpack(step, uniforms, call(kernel, arrays), carried, num_steps)
+    found = (call if lanes == 1 else call_in_lanes)(kernel, arrays)
+    return unpack(step, uniforms, found, carried, num_steps)
 
 
 def rollout_kernel(
