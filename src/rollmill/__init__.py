@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     )
     from rollmill.core.drawing import Circle, Drawing, Line, Polygon
     from rollmill.core.errors import RollmillError
-    from rollmill.core.interrupted import Interrupted
+    from rollmill.core.interruption import Interrupted
     from rollmill.core.operations import operation
     from rollmill.core.types import AgentKind, Environment, HostEnvironment, Timestep
     from rollmill.envs import (
@@ -139,7 +139,7 @@ _MODULES = {
     ),
     "rollmill.core.drawing": "Circle Drawing Line Polygon",
     "rollmill.core.errors": "RollmillError",
-    "rollmill.core.interrupted": "Interrupted",
+    "rollmill.core.interruption": "Interrupted",
     "rollmill.core.operations": "operation",
     "rollmill.core.types": "AgentKind Environment HostEnvironment Timestep",
     "rollmill.envs": (

@@ -6,7 +6,7 @@ import signal
 import pytest
 
 import rollmill
-from rollmill.core.interrupted import pass_on_interrupt
+from rollmill.core.interruption import pass_on_interrupt
 from rollmill.hooks import MetricsLogged
 
 SMALL = {"num_envs": 4, "num_steps": 8, "network": {"hidden_sizes": (8,)}}

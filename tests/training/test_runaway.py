@@ -1,6 +1,6 @@
 """The line about a temperature that grows without end."""
 
-from rollmill.training.runaway import TemperatureWatch
+from rollmill.training.known_failures import TemperatureWatch
 
 
 def notes(temperatures, initial=1.0):

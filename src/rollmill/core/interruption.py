@@ -1,9 +1,13 @@
-"""Handling of Ctrl-C before a training starts. Imports nothing slow, as the command line imports it first."""
+"""Handles Ctrl-C before a training starts, and ends calls from Python after it.
+
+Imports nothing slow, as the command line imports it first.
+"""
 
 import signal
 import sys
 from dataclasses import dataclass
 from types import FrameType
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
 """Signals by which batch systems say that a job's time is almost over; SIGTERM and SIGKILL follow."""
@@ -41,3 +45,37 @@ class Interruption:
         signal.signal(signal.SIGINT, self)
         usual = sys.unraisablehook
         sys.unraisablehook = lambda raised: None if raised.exc_type is KeyboardInterrupt else usual(raised)
+
+
+@runtime_checkable
+class _HasExitCode(Protocol):
+    @property
+    def exit_code(self) -> int:
+        """128 and the number of the signal that stopped it."""
+        ...
+
+
+Result = TypeVar("Result", bound=_HasExitCode)
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C in a training, a sweep or a profile, raised once all is saved.
+
+    Args:
+        result: what the call would have returned; of a training the `Run`, with which `rollmill.resume` goes on.
+    """
+
+    def __init__(self, result: Any) -> None:
+        super().__init__(f"stopped by Ctrl-C; saved in {getattr(result, 'directory', 'its result')}")
+        self.result = result
+
+
+def pass_on_interrupt(result: Result) -> Result:
+    """Returns the result of a call, or raises `Interrupted` if Ctrl-C stopped it under Python's own handler.
+
+    The command line, and programs with a handler of their own for SIGINT, look at the exit code instead.
+    """
+    by_interrupt = result.exit_code == 128 + signal.SIGINT
+    if by_interrupt and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        raise Interrupted(result)
+    return result

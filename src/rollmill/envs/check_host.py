@@ -15,7 +15,7 @@ from rollmill.core.errors import ContractError, EnvironmentFailed, NonFiniteErro
 from rollmill.core.spaces import contains, struct
 from rollmill.core.types import HostEnvironment, HostStep, HostVector
 from rollmill.envs.host import replaced_by_legal, step_struct
-from rollmill.envs.host.finite import find_non_finite
+from rollmill.envs.host.numbers import find_non_finite
 
 NUM_COPIES = 2
 """Number of copies: the fewest that can reveal a wrong order."""

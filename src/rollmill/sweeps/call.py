@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 
 from rollmill.core.errors import UsageError, unknown_name
-from rollmill.core.interrupted import pass_on_interrupt
+from rollmill.core.interruption import pass_on_interrupt
 from rollmill.core.json_data import is_json
 from rollmill.core.machine import GpuSharing
 from rollmill.core.plugins import Kind

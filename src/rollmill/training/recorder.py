@@ -36,9 +36,9 @@ from rollmill.runs.saved_run import IDENTITY, identity_of
 from rollmill.training.computed import RETURNS, computed_shares, defined_mean, reported_names
 from rollmill.training.evaluations import EvaluationProgress, PeriodicEvaluation
 from rollmill.training.hook_calls import HookCalls
+from rollmill.training.known_failures import TemperatureWatch
 from rollmill.training.preparing import PreparedTraining
 from rollmill.training.recorded_progress import Episodes, read_progress
-from rollmill.training.runaway import TemperatureWatch
 from rollmill.workers.reports import MetricsRows, Row
 
 MAX_LINES = 10_000

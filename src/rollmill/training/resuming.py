@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from rollmill.core.errors import CheckpointError, UsageError
-from rollmill.core.interrupted import pass_on_interrupt
+from rollmill.core.interruption import pass_on_interrupt
 from rollmill.core.schema import coerce
 from rollmill.dataflow import Graph, fingerprint
 from rollmill.gpus.jax_settings import check_compiled

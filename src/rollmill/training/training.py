@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from rollmill.core.errors import UsageError
-from rollmill.core.interrupted import pass_on_interrupt
+from rollmill.core.interruption import pass_on_interrupt
 from rollmill.core.local_paths import local_path
 from rollmill.core.machine import without_collection
 from rollmill.core.schema import check_names

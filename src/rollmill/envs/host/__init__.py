@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     )
     from rollmill.envs.host.episode_sums import RunningSums
     from rollmill.envs.host.filming import Film, filmed
-    from rollmill.envs.host.finite import find_non_finite, non_finite_error
     from rollmill.envs.host.layout import allocate, begin, copy_batch, step_struct
+    from rollmill.envs.host.numbers import find_non_finite, non_finite_error
     from rollmill.envs.host.parallel import parallel_environment
 
 __all__ = [
@@ -51,7 +51,7 @@ _MODULES = {
     "rollmill.envs.host.batch_simulator": "MakeBatch batch_environment",
     "rollmill.envs.host.environment": "StartByName StartPython check_indices evaluation_start host_environment",
     "rollmill.envs.host.filming": "Film filmed",
-    "rollmill.envs.host.finite": "find_non_finite non_finite_error",
+    "rollmill.envs.host.numbers": "find_non_finite non_finite_error",
     "rollmill.envs.host.layout": "allocate begin copy_batch step_struct",
     "rollmill.envs.host.parallel": "parallel_environment",
     "rollmill.envs.host.episode_sums": "RunningSums",

@@ -18,8 +18,8 @@ from rollmill.core.user_frame import attribute_to_user_code
 from rollmill.envs.host.actions import fit_to_space
 from rollmill.envs.host.copies import close_quietly, environment_seed
 from rollmill.envs.host.episode_sums import RunningSums
-from rollmill.envs.host.finite import find_non_finite, non_finite_error
 from rollmill.envs.host.layout import allocate, begin, copy_batch, leaves, step_struct
+from rollmill.envs.host.numbers import find_non_finite, non_finite_error
 from rollmill.envs.host.observations import writer
 
 Flags = Bool[np.ndarray, " n"]

@@ -14,7 +14,7 @@ import numpy as np
 from rollmill.core.errors import ContractError, EnvironmentFailed
 from rollmill.core.types import HostFailure
 from rollmill.core.user_frame import user_frame
-from rollmill.envs.host.casting import CastError
+from rollmill.envs.host.numbers import CastError
 
 NUM_SEEDS = 2**31
 """Upper bound of seeds: environments in C++ take signed 32-bit integers."""

@@ -11,7 +11,7 @@ from jaxtyping import PyTree
 from rollmill.core.spaces import struct
 from rollmill.core.types import FINAL_MASK, HostEnvironment, HostStep
 from rollmill.envs.agents import possible_masks, reward_struct
-from rollmill.envs.host.casting import fitted
+from rollmill.envs.host.numbers import fitted
 
 COUNTS = {"episode_return", "episode_length", "discounted_return", "agent_returns"}
 

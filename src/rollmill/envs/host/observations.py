@@ -9,7 +9,7 @@ from gymnasium import spaces
 from jaxtyping import PyTree
 
 from rollmill.core.spaces import struct
-from rollmill.envs.host.casting import fitted
+from rollmill.envs.host.numbers import fitted
 
 Write = Callable[[PyTree[np.ndarray], int, Any], None]
 """`write(batch, i, observation)`."""

@@ -16,8 +16,8 @@ from rollmill.core.types import HostEnvironment, HostFailure, HostStep
 from rollmill.envs.host.actions import fit_to_space
 from rollmill.envs.host.copies import Copies
 from rollmill.envs.host.episode_sums import AgentSums, RunningSums
-from rollmill.envs.host.finite import find_non_finite, non_finite_error
 from rollmill.envs.host.layout import allocate, begin, copy_batch
+from rollmill.envs.host.numbers import find_non_finite, non_finite_error
 
 
 class OneByOne(ABC):

@@ -4,11 +4,16 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from rollmill.core.errors import UsageError, unknown_name
-from rollmill.envs.named_transforms.actions import action_repeat, rescale_actions, sticky_actions
 from rollmill.envs.named_transforms.definition import Spaces, Transform
 from rollmill.envs.named_transforms.images import grey, resize
 from rollmill.envs.named_transforms.observations import flatten, frame_stack, one_hot, time_observation
-from rollmill.envs.named_transforms.rewards import reward_clip, reward_scale
+from rollmill.envs.named_transforms.rewards_and_actions import (
+    action_repeat,
+    rescale_actions,
+    reward_clip,
+    reward_scale,
+    sticky_actions,
+)
 
 TRANSFORMS: dict[str, Callable[[str, Spaces], Transform]] = {
     "action-repeat": action_repeat,

@@ -7,8 +7,8 @@ import numpy as np
 from gymnasium import spaces
 
 from rollmill.core.spaces import struct
-from rollmill.envs.host.casting import fitted
 from rollmill.envs.host.layout import leaves
+from rollmill.envs.host.numbers import fitted
 from rollmill.envs.named_transforms.definition import Transform
 
 
