@@ -92,7 +92,7 @@ IMPORTS = {
     "core/lazy_names.py": "the package's own modules",
     "cli/main.py": "the package's own modules",
     "envs/registry.py": "the package's own modules",
-    "envs/adapters/importing.py": "packages that adapters name",
+    "envs/adapters/__init__.py": "packages that adapters name",
     "envs/adapters/pettingzoo.py": "modules that PettingZoo's own registry names",
     "hooks/trackers.py": "a package that the hook names",
     "pictures/files.py": "a package that the module names",
