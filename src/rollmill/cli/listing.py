@@ -52,15 +52,12 @@ def run(arguments: list[str]) -> int:
         "networks (--network NAME)",
         [("by --network.torso etc.", "MLP, CNN, GRU, LSTM, ResNet or IMPALA's network"), *networks],
     )
-    _print("transforms (--transform NAME[:ARGUMENT])", _transforms())
+    transforms = [(name, (inspect.getdoc(make) or "").partition("\n")[0]) for name, make in TRANSFORMS.items()]
+    _print("transforms (--transform NAME[:ARGUMENT])", transforms)
     _print("recipes (--recipe NAME)", recipes)
     for problem in dict.fromkeys(problem for plugins in found for _, problem in plugins if problem):
         print(f"note: {problem}", file=sys.stderr)
     return 0
-
-
-def _transforms() -> list[tuple[str, str]]:
-    return [(name, (inspect.getdoc(make) or "").partition("\n")[0]) for name, make in TRANSFORMS.items()]
 
 
 def _with_packages(

@@ -132,15 +132,11 @@ def _long_training(resolved: ResolvedRequest) -> tuple[Graph, RunOptions]:
     # An iteration may be longer than the steps by default, so the batch is that of a training of any length.
     batch = resolved.graph(total_timesteps=PLENTY).loops.batch_size
     steps = max(batch, resolved.total_timesteps)
-    if options.fusion == "auto" and steps < _least_steps_to_fuse():
+    if options.fusion == "auto" and steps < MIN_STEPS_TO_TUNE.get(jax.default_backend(), 0):
         options = replace(options, fusion="off")
     if options.log_every is None:
         options = replace(options, log_every=default_log_every(resolved.graph(total_timesteps=steps)))
     return resolved.graph(total_timesteps=batch * ITERATIONS), options
-
-
-def _least_steps_to_fuse() -> int:
-    return MIN_STEPS_TO_TUNE.get(jax.default_backend(), 0)
 
 
 def _output(parsed: ParsedTraining, profiling: Profiling) -> Path:

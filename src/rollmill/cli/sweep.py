@@ -65,7 +65,8 @@ def run(arguments: list[str]) -> int:
         words = {"metrics": ", ".join(TRIAL_RESULTS), "samplers": ", ".join(SAMPLERS), "factor": DEFAULT_FACTOR}
         print(USAGE.format(**words), end="")
         return 0 if arguments else 2
-    return _resumed(arguments) if _names_a_sweep(arguments) else _created(arguments)
+    names_a_sweep = any(word.partition("=")[0] == "--resume" for word in arguments)
+    return _resumed(arguments) if names_a_sweep else _created(arguments)
 
 
 @dataclass(frozen=True)
@@ -99,10 +100,6 @@ class _Resumed:
     together: Together = "auto"
     metric: TrialResult | None = None
     imports: Imports = ()
-
-
-def _names_a_sweep(arguments: Sequence[str]) -> bool:
-    return any(word.partition("=")[0] == "--resume" for word in arguments)
 
 
 def _created(arguments: list[str]) -> int:

@@ -62,7 +62,8 @@ def divide_machine(
         if wanted is None and enough is not None:
             count = min(count, max(enough, least))
         instances = shared.divide(min(count, most), limits=limits)
-        note = f"{_gpu_count(gpus)} shared by {shared.way} ({shared.reason})"
+        count = f"one {gpus[0].name}" if len(gpus) == 1 else f"{len(gpus)} GPUs"
+        note = f"{count} shared by {shared.way} ({shared.reason})"
         if shared.start_seconds:
             note += f", daemon started in {shared.start_seconds:.1f} s"
         yield MachineParts(_parts_on(instances), note, least=least)
@@ -145,7 +146,3 @@ def _most_on_each(gpus: Sequence[Gpu], way: Way) -> dict[str, int]:
         return dict.fromkeys(_devices(gpus, way), 1)
     held = {gpu.uuid: (gpu.memory_bytes - gpu.used_bytes) // MIN_GPU_MEMORY for gpu in gpus}
     return {uuid: min(max(1, number), MAX_CLIENTS) for uuid, number in held.items()}
-
-
-def _gpu_count(gpus: Sequence[Gpu]) -> str:
-    return f"one {gpus[0].name}" if len(gpus) == 1 else f"{len(gpus)} GPUs"

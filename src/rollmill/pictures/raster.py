@@ -54,7 +54,7 @@ def rasterise(drawing: Drawing, longer_side: int) -> Picture:
     pixels = np.empty((height, width, 3), np.float32)
     pixels[:] = _rgb(drawing.background)
     for shape in drawing.shapes:
-        cover = _cover(_in_pixels(shape, drawing, scale), height, width)
+        cover = _kept_cover(_in_pixels(shape, drawing, scale)._replace(colour=""), height, width)
         rows = slice(cover.top, cover.top + cover.share.shape[0])
         columns = slice(cover.left, cover.left + cover.share.shape[1])
         part = pixels[rows, columns]
@@ -83,10 +83,6 @@ def _in_pixels(shape: Shape, drawing: Drawing, scale: tuple[float, float]) -> Sh
         case Line():
             return shape._replace(points=placed, width=float(shape.width) * scale[0])
     return shape._replace(points=placed)
-
-
-def _cover(shape: Shape, height: int, width: int) -> _Cover:
-    return _kept_cover(shape._replace(colour=""), height, width)
 
 
 @lru_cache(maxsize=KEPT_SHAPES)

@@ -269,7 +269,8 @@ class Policy:
             self._key, key = jax.random.split(self._key)
         memory = self._memory
         if memory is None:
-            memory = self.initial_memory(self._batch_of(observation))
+            _, batch = batched("the observation", struct(self.observation_space), observation)
+            memory = self.initial_memory(batch)
         action, after = self.action(
             observation, deterministic=not stochastic, key=key, memory=memory, action_mask=action_mask
         )
@@ -291,9 +292,6 @@ class Policy:
     @property
     def _memory_struct(self) -> PyTree[jax.ShapeDtypeStruct]:
         return jax.eval_shape(self._loaded.graph.start_memory)
-
-    def _batch_of(self, observation: Any) -> Shape:
-        return batched("the observation", struct(self.observation_space), observation)[1]
 
     def _require(self, name: str, hint: str) -> None:
         if getattr(self._loaded.graph.outputs, name) is None:

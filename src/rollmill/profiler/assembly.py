@@ -8,7 +8,6 @@ import jax
 
 from rollmill.core.errors import first_line
 from rollmill.core.machine import hardware, versions
-from rollmill.core.processor_time import CoreUse
 from rollmill.profiler.advice import with_advice
 from rollmill.profiler.operations import operations_of
 from rollmill.profiler.profiled_setup import setup_of
@@ -54,7 +53,7 @@ def profile_of(
         ceilings=calibration.ceilings,
         memory=memory(processes),
         devices=device_activities(windows.activities, process_times),
-        cores=_cores(prepared, windows),
+        cores=None if prepared.spec.read_plan().place == "ray" else windows.cores,  # workers may be elsewhere
         windows=tuple(
             results.WindowDuration(
                 1e-9 * pair.profiled,
@@ -102,11 +101,6 @@ def _machine() -> results.ProfiledMachine:
         cores=machine["cores"],
         versions={name: version for name, version in versions().items() if version is not None},
     )
-
-
-def _cores(prepared: PreparedTraining, windows: Windows) -> CoreUse | None:
-    may_be_elsewhere = prepared.spec.read_plan().place == "ray"
-    return None if may_be_elsewhere else windows.cores
 
 
 def _notes(prepared: PreparedTraining, windows: Windows) -> Iterator[str]:

@@ -7,7 +7,7 @@ first. If a loop carries it, it is for the operation that wrote it before the lo
 """
 
 from collections import defaultdict
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
@@ -69,7 +69,7 @@ def memory_by_operation(
     events = _events(program.assignment, places)
     shares = _shares_of_buffers(events, instructions)
     totals = [sum(now.values()) for now in _moments(events, places, shares)]
-    chosen = {_fullest(totals, interval) for interval in _intervals(len(totals))}
+    chosen = {max(interval, key=totals.__getitem__) for interval in _intervals(len(totals))}
     # Gone through twice, and not kept in a list: a large program has very many moments.
     course = [dict(now) for index, now in enumerate(_moments(events, places, shares)) if index in chosen]
     if course:
@@ -206,8 +206,3 @@ def _intervals(moments: int) -> Iterator[range]:
     """Divides moments into intervals of equal length, each of at least one."""
     edges = [moments * edge // MAX_INTERVALS for edge in range(MAX_INTERVALS + 1)]
     return (range(start, end) for start, end in pairwise(edges) if end > start)
-
-
-def _fullest(totals: Sequence[float], moments: range) -> int:
-    """Returns the first of the moments with the most memory."""
-    return max(moments, key=totals.__getitem__)

@@ -134,11 +134,8 @@ def memory(processes: Sequence[ProcessWindows]) -> tuple[MemoryUse, ...]:
     uses = {use for process in processes for use in process.windows[-1].memory}
     ordered = sorted(uses, key=lambda use: (-(use.arguments + use.outputs + use.temporary), use.program))
     with_course = sorted(ordered, key=lambda use: -use.temporary)[:MAX_COURSES]
-    return tuple(use if use in with_course else _without_course(use) for use in ordered)
-
-
-def _without_course(use: MemoryUse) -> MemoryUse:
-    return replace(use, operations=tuple(replace(one, course=()) for one in use.operations))
+    without = lambda use: replace(use, operations=tuple(replace(one, course=()) for one in use.operations))
+    return tuple(use if use in with_course else without(use) for use in ordered)
 
 
 def device_activities(

@@ -26,7 +26,9 @@ def create_run(config: dict[str, Any], options: RunOptions) -> RunDirectory:
 
     Raises a `UsageError` if the chosen directory is occupied.
     """
-    root, provenance = run_root(config["graph"], options), _provenance()
+    root = run_root(config["graph"], options)
+    commits = {"rollmill": own_commit(), "working_directory": commit_of()}
+    provenance = {"versions": versions(), "hardware": hardware(), "commits": commits}
     names = (root.name, *(f"{root.name}-{n}" for n in range(2, 100))) if options.run_dir is None else ()
     run = None
     for name in names:
@@ -68,8 +70,3 @@ def run_config(
 def recorded_options(options: RunOptions) -> dict[str, Any]:
     """Returns the options for config.json, without the run directory and display settings."""
     return {name: value for name, value in asdict(options).items() if name not in UNRECORDED}
-
-
-def _provenance() -> dict[str, Any]:
-    commits = {"rollmill": own_commit(), "working_directory": commit_of()}
-    return {"versions": versions(), "hardware": hardware(), "commits": commits}

@@ -71,17 +71,13 @@ def judge(rule: HalvingRule, rungs: Rungs, trial: str, curve: Sequence[CurvePoin
     """
     judgements: list[Judgement] = []
     steps = rule.grace_steps
-    while (result := _result_at(curve, steps)) is not None:
+    while (result := next((point.result for point in curve if point.steps >= steps), None)) is not None:
         if trial not in rungs.get(steps, {}):
             judgements.append(_compared(rule, steps, result, list(rungs.get(steps, {}).values())))
             if not judgements[-1].stays:
                 break
         steps *= rule.reduction_factor
     return judgements
-
-
-def _result_at(curve: Sequence[CurvePoint], steps: int) -> float | None:
-    return next((point.result for point in curve if point.steps >= steps), None)
 
 
 def _compared(rule: HalvingRule, steps: int, result: float, others: Sequence[float]) -> Judgement:

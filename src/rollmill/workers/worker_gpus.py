@@ -56,7 +56,8 @@ def gpus_of_workers(
     with open_nvml() as nvml:
         gpus = find_computing_gpus(nvml)
     with shared_gpus(gpus, sharing) as shared:
-        joined = _nccl_variables(-(-workers // len(gpus))) if mesh else {}
+        channels = max(1, MAX_CHANNELS // -(-workers // len(gpus)))
+        joined = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": str(channels)} if mesh else {}
         environments = [instance.environment() | joined for instance in shared.divide(workers)]
         on = "one GPU" if len(gpus) == 1 else f"{len(gpus)} GPUs"
         note = f"{workers} workers share {on} by {shared.way} ({shared.reason})"
@@ -109,8 +110,3 @@ def _reduction_of(workers: int, gpus: int, wanted: AllReduceOption) -> tuple[All
     if wanted == "hierarchical" and (gpus == 1 or workers % gpus):
         return "flat", "means are flat: only several GPUs with equally many processes each have a hierarchy"
     return wanted, ""
-
-
-def _nccl_variables(workers_per_gpu: int) -> dict[str, str]:
-    channels = max(1, MAX_CHANNELS // workers_per_gpu)
-    return {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": str(channels)}

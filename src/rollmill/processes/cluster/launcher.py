@@ -106,7 +106,7 @@ class RayLauncher:
         stream = self._output_listener.expect(job)
         assignment = Assignment(
             *(job.to_json(), address, token, self._output_listener.address, self._output_listener.token),
-            *(_folders(), self._modules),
+            *(os.pathsep.join(map(os.path.abspath, sys.path)), self._modules),
         )
         handle = RayHandle(assignment, stream)
         self._place(handle, self._out_of_reach() if job.attempt else {})
@@ -253,11 +253,6 @@ def _passed_on() -> dict[str, str]:
     return {
         name: text for name, text in os.environ.items() if name.startswith(PASSED_ON) and name not in NOT_PASSED_ON
     }
-
-
-def _folders() -> str:
-    """Returns the folders in which this process finds modules."""
-    return os.pathsep.join(map(os.path.abspath, sys.path))
 
 
 def _exit_of(working: Future) -> Exit:

@@ -42,7 +42,8 @@ def drawn_in_terminal(sections: Iterable[Section]) -> list[RenderableType]:
     """Draws those sections that have something to show there, each after an empty line."""
     drawn: list[RenderableType] = []
     for one in sections:
-        parts: list[RenderableType] = [_heading(one)] if one.heading else []
+        heading = Text.assemble((one.heading, "bold"), (f"  {one.unit}" if one.unit else "", "dim"))
+        parts: list[RenderableType] = [heading] if one.heading else []
         parts += [_table(one.columns, one.rows)] if one.columns else []
         parts += one.below
         drawn += [Text(""), Group(*parts)] if parts else []
@@ -62,10 +63,6 @@ def as_text(view: RenderableType, *, width: int) -> str:
 def paragraph(text: str, *, indent: int = 2, style: str = "") -> RenderableType:
     """Returns indented text that wraps at the terminal's width."""
     return Padding(Text(one_line(text), style=style), (0, 0, 0, indent))
-
-
-def _heading(one: Section) -> Text:
-    return Text.assemble((one.heading, "bold"), (f"  {one.unit}" if one.unit else "", "dim"))
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> Table:

@@ -3,7 +3,7 @@
 from collections.abc import Container, Sequence
 from dataclasses import replace
 from itertools import groupby
-from math import fsum
+from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
@@ -143,17 +143,13 @@ def _lane(lane: TimelineLane, end: float, colours: dict[str, str]) -> str:
     of_name: dict[str, list[TimelineSpan]] = {}
     for span in lane.spans:
         of_name.setdefault(span.name, []).append(span)
-    ordered = sorted(of_name.items(), key=lambda item: -_mean_length(item[1]))
+    ordered = sorted(of_name.items(), key=lambda item: -fmean(span.end - span.start for span in item[1]))
     paths = "".join(_path(name, spans, end, colours.get(name, "idle")) for name, spans in ordered)
     return (
         f'<div class="lane"><div class="name">{escaped_name(lane.name)}</div>'
         f'<svg viewBox="0 0 {UNITS} 10" preserveAspectRatio="none" role="img" '
         f'aria-label="{escaped_name(f"{lane.process}, {lane.name}")}">{paths}</svg></div>'
     )
-
-
-def _mean_length(spans: Sequence[TimelineSpan]) -> float:
-    return fsum(span.end - span.start for span in spans) / len(spans)
 
 
 def _path(name: str, spans: Sequence[TimelineSpan], end: float, colour: str) -> str:
