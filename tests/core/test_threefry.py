@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.extend.random import threefry_2x32
 
-from rollmill.core.threefry import threefry, unroll_threefry
+from rollmill.core.threefry import rolled_threefry, small_programs, threefry, unroll_threefry
 
 # The vectors that are published with the generator, for 20 rounds: key, counter, result.
 KNOWN = [
@@ -16,9 +16,10 @@ KNOWN = [
 ]
 
 
+@pytest.mark.parametrize("function", [threefry, rolled_threefry])
 @pytest.mark.parametrize(("key", "count", "expected"), KNOWN)
-def test_known_vectors(key, count, expected):
-    words = threefry(*(jnp.uint32(word) for word in (*key, *count)))
+def test_known_vectors(key, count, expected, function):
+    words = function(*(jnp.uint32(word) for word in (*key, *count)))
     assert tuple(int(word) for word in words) == expected
 
 
@@ -39,6 +40,17 @@ def test_a_program_draws_without_loops():
 
     text = jax.jit(draws).lower(jax.random.key(0)).compile().as_text()
     assert "while" not in text
+
+
+def test_a_small_program_draws_the_same_by_loops():
+    unroll_threefry()
+    draws = lambda key: jax.random.bits(jax.random.fold_in(key, 3), (5, 3))
+    key = jax.random.key(7)
+    fast = jax.jit(draws).lower(key)
+    with small_programs():
+        small = jax.jit(lambda key: draws(key)).lower(key)
+    assert "while" in small.as_text() and "while" not in fast.as_text()
+    np.testing.assert_array_equal(small.compile()(key), fast.compile()(key))
 
 
 def test_keys_are_computed_before_the_keys_that_are_made_of_them():

@@ -5,7 +5,11 @@ CPU. A training draws many small arrays, for each of which that loop runs some f
 other; without the loop it is one fused operation.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -46,7 +50,49 @@ def threefry(key_0: jax.Array, key_1: jax.Array, count_0: jax.Array, count_1: ja
     return [x, y]
 
 
+def rolled_threefry(
+    key_0: jax.Array, key_1: jax.Array, count_0: jax.Array, count_1: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Returns what `threefry` returns, by a loop over the turns, which compiles faster and runs slower."""
+    shape = jnp.broadcast_shapes(key_0.shape, key_1.shape, count_0.shape, count_1.shape)
+    spread = lambda word: word if word.shape == shape else jnp.broadcast_to(word, shape)
+    key_0, key_1, count_0, count_1 = map(spread, (key_0, key_1, count_0, count_1))
+    last = key_0 ^ key_1 ^ jnp.uint32(PARITY)
+    distances = jnp.asarray(ROTATIONS, jnp.uint32)
+
+    def turn(number: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        x, y, first, second, third = carry
+        for place in range(len(ROTATIONS[0])):
+            distance = distances[number % 2, place]
+            x = x + y
+            y = x ^ ((y << distance) | (y >> (32 - distance)))
+        x, y = x + second, y + third + (number + 1).astype(jnp.uint32)
+        return x, y, second, third, first
+
+    return lax.fori_loop(0, TURNS, turn, (count_0 + key_0, count_1 + key_1, key_0, key_1, last))[:2]
+
+
+_is_rolled: ContextVar[bool] = ContextVar("is_rolled", default=False)
+
+
+@contextmanager
+def small_programs() -> Iterator[None]:
+    """Makes programs lowered for CPUs inside of it draw random numbers by loops, as suits those that run once."""
+    before = _is_rolled.set(True)
+    try:
+        yield
+    finally:
+        _is_rolled.reset(before)
+
+
 def unroll_threefry() -> None:
-    """Makes programs compiled for CPUs from now on draw random numbers without loops."""
-    traced_once = jax.jit(threefry, inline=True)  # for equal shapes in all programs of a process
-    mlir.register_lowering(threefry2x32_p, mlir.lower_fun(traced_once, multiple_results=True), platform="cpu")
+    """Makes programs lowered for CPUs from now on draw without loops, but for those of `small_programs`."""
+    unrolled, rolled = (
+        mlir.lower_fun(jax.jit(function, inline=True), multiple_results=True)  # traced once for equal shapes
+        for function in (threefry, rolled_threefry)
+    )
+
+    def lowered(*args: Any, **parameters: Any) -> Any:
+        return (rolled if _is_rolled.get() else unrolled)(*args, **parameters)
+
+    mlir.register_lowering(threefry2x32_p, lowered, platform="cpu")

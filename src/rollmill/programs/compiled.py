@@ -64,7 +64,10 @@ DIVIDED = ("collector", "rings")
 """Parts of the state that are divided among devices; the rest is whole on each."""
 
 PACKAGE = Path(__file__).parents[1]
-MAKERS = [PACKAGE / name for name in ("programs/compiled.py", "programs/packed_metrics.py", "core/traced_once.py")]
+MAKERS = [
+    PACKAGE / name
+    for name in ("programs/compiled.py", "programs/packed_metrics.py", "core/traced_once.py", "core/threefry.py")
+]
 """Files that make programs of traces."""
 
 UNROLL = {"gpu": 4}
@@ -259,6 +262,7 @@ def _start_maker(
         result=lambda: shapes,
         options=program_options(),
         settings={"out_shardings": shardings},
+        runs_once=True,
     )
     store = NO_STORE
     if mesh.size == jax.process_count() == 1:

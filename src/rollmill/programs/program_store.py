@@ -26,6 +26,7 @@ from jax.experimental.serialize_executable import deserialize_and_load, serializ
 from rollmill.core.errors import CheckpointError
 from rollmill.core.installation import cache_root, folder_in_cache
 from rollmill.core.machine import usable_cores
+from rollmill.core.threefry import small_programs
 from rollmill.programs.cache import WITH_NAMES
 from rollmill.programs.compiler_options import CompilerOptions
 
@@ -121,6 +122,8 @@ class Program(NamedTuple):
     """Options of the compiler."""
     settings: Mapping[str, Any] = {}
     """Arguments of `jax.jit`."""
+    runs_once: bool = False
+    """Whether it runs once only, so that a small program is better than a fast one."""
 
     def lower(self, name: str | None) -> jax.stages.Lowered:
         """Traces and lowers it.
@@ -133,7 +136,8 @@ class Program(NamedTuple):
             return self.function(*args)
 
         program.__name__ = self.part if name is None else f"{self.part}_{name}"
-        return jax.jit(program, **self.settings).trace(*self.arguments).lower()
+        with small_programs() if self.runs_once else contextlib.nullcontext():
+            return jax.jit(program, **self.settings).trace(*self.arguments).lower()
 
 
 @contextlib.contextmanager
