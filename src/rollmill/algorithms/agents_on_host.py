@@ -31,16 +31,9 @@ from rollmill.envs.host import evaluation_start
 def agent_environment(
     env: Environment | HostEnvironment, *, params: Params | None, num_envs: int, critic: CriticSees
 ) -> tuple[EnvironmentFunctions, StartHost | None]:
-    """The functions of an environment of several agents, and what starts it where it is a host environment.
+    """Returns the functions of an environment of several agents, and what starts it if it is a host environment.
 
-    Args:
-        env: the environment.
-        params: parameters of it instead of its own.
-        num_envs: number of environments of the training.
-        critic: input of critics.
-
-    Raises:
-        UsageError: a host environment is given parameters.
+    Parameters replace its own; a host environment that is given any is a `UsageError`.
     """
     if isinstance(env, HostEnvironment):
         refuse_params(env, params)

@@ -294,11 +294,7 @@ def environment_parts(
 
 
 def single_agent(env: Environment | HostEnvironment | GymnasiumObject | str) -> Environment | HostEnvironment:
-    """The environment that `env` stands for.
-
-    Raises:
-        UsageError: it has several agents.
-    """
+    """Returns the environment that `env` stands for. Raises a `UsageError` if it has several agents."""
     env = as_environment(env)
     if env.agents:
         kinds = ", ".join(kind.name for kind in env.agents)

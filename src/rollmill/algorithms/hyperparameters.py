@@ -37,15 +37,10 @@ SCHEDULES = "schedules/"
 
 
 def numbers_of(config: object, *, constant: Collection[str] = (), **further: float | int) -> dict[str, float]:
-    """Returns the hyperparameters that are data, by name: finite floats, and the ends of schedules.
+    """Returns the hyperparameters that are data: the finite floats of a configuration, by name.
 
-    A schedule is two numbers: its first, by the name of the hyperparameter, and its last, by the name and the
-    shape, such as `ent_coef:linear`. A constant schedule is one.
-
-    Args:
-        config: dataclass of the hyperparameters.
-        constant: fields that the algorithm reads where it has no learner, such as in its policy.
-        **further: numbers that derive from others.
+    The algorithm reads `constant` fields where it has no learner, such as in its policy. `further` numbers derive
+    from others.
     """
     numbers: dict[str, float] = {}
     for name in (field.name for field in fields(config) if field.name not in constant):  # type: ignore[arg-type]

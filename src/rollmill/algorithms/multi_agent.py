@@ -310,13 +310,9 @@ def _moments(advantage: Float[Array, "N A"], active: Float[Array, "N A"], axes: 
 def _standardised(
     samples: TrainingSamples, moments: _Moments, *, counted: int | None, each: bool
 ) -> TrainingSamples:
-    """The samples of a kind with standardised advantages.
+    """Returns the samples of a kind with standardised advantages, by the moments of the whole minibatch.
 
-    Args:
-        samples: of a minibatch, or of a part of it.
-        moments: of the whole minibatch.
-        counted: rows of the whole minibatch.
-        each: whether each agent is standardised by itself.
+    `counted` are its rows. With `each`, each agent is standardised by itself.
     """
     share, mean, variance, square = moments
     mean = mean / share

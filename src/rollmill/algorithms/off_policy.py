@@ -186,22 +186,14 @@ def _gamma(config: Any, learner: Learner) -> Float[Array, ""]:
 
 
 def check_discrete(algorithm: str, space: spaces.Space, alternatives: str) -> spaces.Discrete:
-    """The action space, if it is `Discrete`.
-
-    Raises:
-        UsageError: it is not; names `alternatives`.
-    """
+    """Returns the action space, or raises a `UsageError` that names `alternatives` if it is not `Discrete`."""
     if not isinstance(space, spaces.Discrete):
         raise UsageError(f"{algorithm} needs a Discrete action space; this one is {space}. hint: {alternatives}.")
     return space
 
 
 def check_continuous(algorithm: str, space: spaces.Space, alternatives: str) -> spaces.Box:
-    """The action space, if it is a `Box`.
-
-    Raises:
-        UsageError: it is not; names `alternatives`.
-    """
+    """Returns the action space, or raises a `UsageError` that names `alternatives` if it is not a `Box`."""
     if not isinstance(space, spaces.Box):
         raise UsageError(
             f"{algorithm} needs a Box of continuous actions; this one is {space}. hint: {alternatives}."
@@ -335,11 +327,9 @@ def scale_weights(minibatch: Batch, reduce: Reduce) -> Batch:
 
 
 def counted(progress: StepCounts, *, interval: int = 1) -> StepCounts:
-    """The progress after one more update.
+    """Returns the progress after one more update.
 
-    Args:
-        progress: before the update.
-        interval: the caller asks for `updates` modulo this number; the count starts again at a multiple of it.
+    The caller asks for `updates` modulo `interval`: the count starts again at a multiple of it.
     """
     updates = progress.updates.astype(jnp.uint32) + 1
     end = _WORD // interval * interval
@@ -401,11 +391,7 @@ def _each(replay: Replay, loops: Loops) -> int:
 
 
 def _check_replay(config: Any, replay: Replay, loops: Loops) -> None:
-    """Checks that what is drawn can be stored.
-
-    Raises:
-        UsageError: naming the sizes and what would fit.
-    """
+    """Checks that a sample can be stored. Raises a `UsageError` with the sizes, and those that would fit."""
     if config.buffer_size > MAX_STORED:
         raise UsageError(
             f"buffer_size={config.buffer_size} is more than a replay memory can number, which is {MAX_STORED}."

@@ -136,13 +136,9 @@ def _annealed(first: Number, over: Number, updates: Any) -> Float[Array, ""]:
 def check_schedule(schedule: optax.Schedule, updates: int) -> None:
     """Checks a learning rate that was given as a function of the number of updates.
 
-    Args:
-        schedule: the function.
-        updates: of the whole training.
-
-    Raises:
-        UsageError: a rate is negative or not finite, more updates are made than the optimiser counts, or the rate
-            grows up to the end as a function of the remaining progress would, which Stable-Baselines3 takes.
+    Raises a `UsageError` if a rate is negative or not finite, if more updates are made than the optimiser counts,
+    or if the rate grows up to the end, as a function of the remaining progress would, which Stable-Baselines3
+    takes.
     """
     check_count(updates)
     rates = {n: _rate_at(schedule, n) for n in sorted({0, 1, *(updates * part // 10 for part in range(11))})}
@@ -186,12 +182,7 @@ def check_count(updates: int) -> None:
 
 
 def rate_now(schedule: optax.Schedule, state: PyTree[Array]) -> Float[Array, ""]:
-    """The learning rate of the next update; the mean where optimisers are stacked.
-
-    Args:
-        schedule: the optimiser's schedule, from `rate_schedule`.
-        state: the optimiser's state.
-    """
+    """Returns the learning rate of the next update by a schedule, or the mean if optimisers are stacked."""
     is_annealing = lambda node: isinstance(node, Annealing)
     counts = [node for node in jax.tree.leaves(state, is_leaf=is_annealing) if is_annealing(node)]
     updates = counts[0].updates if counts else jnp.float32(0)
@@ -282,11 +273,9 @@ def _reads_weights(optimiser: optax.GradientTransformationExtraArgs) -> bool:
 
 
 def at_iteration_end(state: PyTree[Array], updates: int) -> PyTree[Array]:
-    """Moves the counts of planned updates to the end of the iteration that they are in.
+    """Moves the counts of planned updates to the end of their iteration, which has this number of them.
 
-    Args:
-        state: states of optimisers, or whatever holds them.
-        updates: planned updates of an iteration, all of which count as made.
+    The state is that of optimisers, or of whatever holds them.
     """
 
     def moved(node: Any) -> Any:

@@ -31,14 +31,10 @@ class Position(NamedTuple):
 def plannable_parts(
     env: Environment | HostEnvironment | GymnasiumObject | str, *, who: str
 ) -> tuple[Environment, Environment]:
-    """The environment, and the same without transforms, in which a search can plan.
+    """Returns the environment, and the same without transforms, in which a search can plan.
 
-    Args:
-        env: the environment, or anything that `as_environment` accepts.
-        who: the algorithm or player that plans, for messages.
-
-    Raises:
-        UsageError: one cannot plan in it, or its actions are not `Discrete`.
+    Raises a `UsageError`, on behalf of the algorithm or player `who`, if one cannot plan in it, or if its actions
+    are not `Discrete`.
     """
     env = single_agent(env)
     if isinstance(env, HostEnvironment):
@@ -63,15 +59,7 @@ def plannable_parts(
 
 
 def require_discrete(env: Environment, *, who: str) -> None:
-    """Checks that actions have indices.
-
-    Args:
-        env: the environment.
-        who: the algorithm or player that needs them, for messages.
-
-    Raises:
-        UsageError: the action space is not `Discrete`.
-    """
+    """Raises a `UsageError`, on behalf of the algorithm or player `who`, if the action space is not `Discrete`."""
     if not isinstance(env.action_space, spaces.Discrete):
         raise UsageError(f"{who} needs a Discrete action space; that of {env.name} is {env.action_space}.")
 

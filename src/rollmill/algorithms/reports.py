@@ -33,14 +33,10 @@ def with_schedules(
 def value_moments(
     value: Float[Array, "..."], target: Float[Array, "..."], weight: Float[Array, "..."] | None = None
 ) -> Metrics:
-    """First and second moments of targets and of critics' errors.
+    """Returns first and second moments of targets and of critics' errors.
 
     Like all metrics they are means over samples, so the mean over equal parts equals the mean over the batch.
-
-    Args:
-        value: predictions of a critic.
-        target: returns that it is trained on.
-        weight: 1 for samples that count, 0 for others. Default: all count.
+    Samples with weight 0 do not count.
     """
     weight = jnp.ones_like(target) if weight is None else weight
     moments = {f"{MOMENTS}share": jnp.mean(weight)}

@@ -34,15 +34,10 @@ class ParameterSet(NamedTuple):
 
 
 def parameter_sets(agents: tuple[AgentKind, ...], sharing: Mapping[str, str]) -> tuple[ParameterSet, ...]:
-    """The parameter sets of an environment's agents, in the order of the kinds.
+    """Returns the parameter sets of an environment's agents, in the order of the kinds.
 
-    Args:
-        agents: the kinds of agents.
-        sharing: name of each kind's parameter set, or "independent". Default: a set for each kind, of the
-            kind's name.
-
-    Raises:
-        UsageError: a kind does not exist, or kinds with different spaces share parameters.
+    `sharing` names each kind's parameter set, or is "independent". By default it is a set of the kind's name.
+    Raises a `UsageError` if a kind does not exist, or if kinds with different spaces share parameters.
     """
     for name in sharing:
         if name not in {kind.name for kind in agents}:

@@ -16,10 +16,9 @@ def check_positive(sizes: Mapping[str, int]) -> None:
 
 
 def iterations_for(total_timesteps: int, num_envs: int, num_steps: int) -> int:
-    """Number of iterations for at least `total_timesteps` environment steps.
+    """Returns the number of iterations for at least `total_timesteps` environment steps.
 
-    Raises:
-        UsageError: one iteration makes more steps, or there are more iterations than are counted.
+    Raises a `UsageError` if one iteration makes more steps, or if there are more iterations than are counted.
     """
     batch = num_envs * num_steps
     if total_timesteps < batch:
@@ -38,16 +37,10 @@ def iterations_for(total_timesteps: int, num_envs: int, num_steps: int) -> int:
 
 
 def check_shards(num_shards: int, num_envs: int, rows_per_env: int, num_minibatches: int) -> None:
-    """Checks that shards are equal, and that each divides into equal parts of all minibatches.
+    """Checks that shards are equal, and that each divides into equal parts of all minibatches of an epoch.
 
-    Args:
-        num_shards: number of logical shards.
-        num_envs: number of environments.
-        rows_per_env: samples or sequences of one environment in a batch.
-        num_minibatches: minibatches of one epoch.
-
-    Raises:
-        UsageError: the sizes do not divide.
+    An environment has `rows_per_env` samples or sequences in a batch. Raises a `UsageError` if sizes do not
+    divide.
     """
     check_positive({"num_shards": num_shards})
     if num_envs % num_shards:

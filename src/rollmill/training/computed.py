@@ -22,12 +22,9 @@ def reported_names(graph: Graph, learner: Any) -> frozenset[str]:
 
 
 def computed_shares(graph: Graph, names: Iterable[str], reported: frozenset[str]) -> dict[str, str]:
-    """For each metric that not every iteration computes, the metric that tells the share in which it was.
+    """Returns for each metric that not every iteration computes the metric with its share of iterations.
 
-    Args:
-        graph: what is trained.
-        names: of all metrics.
-        reported: see `reported_names`.
+    `reported` are the names of `reported_names`.
     """
     known = set(names)
     of_updates = {name: COMPUTED + name for name in known if COMPUTED + name in known}

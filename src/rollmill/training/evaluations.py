@@ -43,13 +43,7 @@ class _PlayedAhead(NamedTuple):
 
 
 class PeriodicEvaluation:
-    """Evaluates the policy after every so many iterations, and after the last one, also of a stop by a hook.
-
-    Args:
-        graph: what is trained.
-        options: when and how to evaluate.
-        play: plays the episodes.
-    """
+    """Evaluates the policy by `play` at regular iterations, and after the last one, also of a stop by a hook."""
 
     def __init__(self, graph: Graph, options: RunOptions, play: Evaluator) -> None:
         self._graph, self._play, self._seeds = graph, play, options.seeds
@@ -81,9 +75,7 @@ class PeriodicEvaluation:
     def run(self, iteration: int, state: State) -> dict[str, Any]:
         """Evaluates the policy of a state, unless that was done in a pause; returns the metrics.
 
-        Raises:
-            UsageError: an episode does not end.
-            ContractError: a host environment raised.
+        Raises a `UsageError` if an episode does not end, and a `ContractError` if a host environment raised.
         """
         played, self._played = self._played, None
         if played is None or played.iteration != iteration:
@@ -153,16 +145,9 @@ def iterations_between(graph: Graph, options: RunOptions) -> int:
 def prepare_evaluation(
     graph: Graph, described: dict[str, Any], options: RunOptions, display: Display
 ) -> PeriodicEvaluation | None:
-    """Compiles the evaluation that the options ask for; None where they ask for none.
+    """Compiles the evaluation that the options ask for, of a graph with its description, or returns None.
 
-    Args:
-        graph: what is trained.
-        described: what `describe` says of it.
-        options: when and how to evaluate.
-        display: shows notes.
-
-    Raises:
-        UsageError: the options do not fit each other or the environment.
+    Raises a `UsageError` if the options do not fit each other or the environment.
     """
     if options.evaluate_every is None:
         _refuse_unread(options)

@@ -23,12 +23,7 @@ class StopByHook(NamedTuple):
 
 
 class HookCalls:
-    """The hooks of one training.
-
-    Args:
-        hooks: called in this order.
-        note: shows a line to the user.
-    """
+    """Calls the hooks of one training in their order. `note` prints a line to the user."""
 
     def __init__(self, hooks: Sequence[Hook], note: Callable[[str], None]) -> None:
         self._hooks, self._note = list(hooks), note
@@ -86,11 +81,7 @@ class HookCalls:
 
 
 def check_hooks(hooks: Any) -> tuple[Hook, ...]:
-    """Returns the hooks, if each can be called.
-
-    Raises:
-        UsageError: they are no list of functions.
-    """
+    """Returns the hooks, if each can be called. Raises a `UsageError` if they are not a list of functions."""
     if isinstance(hooks, str) or not isinstance(hooks, Sequence):
         raise UsageError(f"hooks={hooks!r:.60} must be a list of functions of an event. hint: hooks=[my_hook]")
     for hook in hooks:

@@ -19,17 +19,11 @@ from rollmill.runs.options import WORKER_LIMITS, RunOptions
 
 
 def prepare_devices(options: RunOptions, *, environment: str = "", plan: Plan | None = None) -> None:
-    """Sets what has to be set before anything starts JAX: the number of CPU devices, and who takes the memory.
+    """Configures JAX before its backend starts: number of CPU devices, and memory preallocation.
 
-    Where workers train, this process leaves the accelerators' memory to them.
-
-    Args:
-        options: where to train.
-        environment: its id, where it is known.
-        plan: the plan, where it is known already.
-
-    Raises:
-        UsageError: the options name a file that holds no plan, or a share of a GPU's memory that cannot be had.
+    Where workers train, this process leaves the accelerators' memory to them. The environment's id and the plan
+    are passed if they are known already. Raises a `UsageError` if the options name a file without a plan, or an
+    impossible share of a GPU's memory.
     """
     if plan is None and options.plan is not None and options.cluster is None:
         plan = read_plan(options.plan)
@@ -47,8 +41,7 @@ def prepare_devices(options: RunOptions, *, environment: str = "", plan: Plan | 
 def with_settings(options: RunOptions) -> RunOptions:
     """Returns the options with the settings of the plan that they name.
 
-    Raises:
-        UsageError: the file holds no plan, or an option contradicts it.
+    Raises a `UsageError` if the file holds no plan, or if an option contradicts it.
     """
     default, settings = RunOptions(), settings_of(options)
     found = {name: getattr(settings, name) for name in ("devices", "fusion")}
@@ -66,8 +59,7 @@ def with_settings(options: RunOptions) -> RunOptions:
 def choose_plan(graph: Graph, options: RunOptions) -> Plan:
     """Returns the plan of these options: a file's, or the distribution policy's with its counts.
 
-    Raises:
-        UsageError: if it does not fit the graph or the options.
+    Raises a `UsageError` if it does not fit the graph or the options.
     """
     plan = choose.choose_plan(graph, options)
     _check(plan, graph, options)
@@ -77,17 +69,10 @@ def choose_plan(graph: Graph, options: RunOptions) -> Plan:
 def place_parts(
     plan: Plan, options: RunOptions, custom: Sequence[str], display: Display, *, saved: bool = False
 ) -> Plan:
-    """The plan for a graph with parts that only this process can make, as by `place_custom`; says what changes.
+    """Returns the plan for a graph with parts that only this process can make, and logs changes.
 
-    Args:
-        plan: chosen by these options.
-        options: where to train.
-        custom: names of these parts.
-        display: shows notes.
-        saved: whether the plan is that of the run that goes on, and not chosen now.
-
-    Raises:
-        UsageError: naming the parts, if the options ask for other processes.
+    See `place_custom`. `saved` says that the plan is that of the run that goes on, and not chosen now. Raises a
+    `UsageError` with the `custom` parts if the options ask for other processes.
     """
     placed = place_custom(plan, options, custom, saved=saved)
     if placed.place != plan.place:
@@ -98,10 +83,9 @@ def place_parts(
 
 
 def refuse_unread(plan: Plan, options: RunOptions) -> None:
-    """Refuses options of a new run that nothing reads; a resumed run may keep those that it had.
+    """Raises a `UsageError` for an option of a new run that has no effect.
 
-    Raises:
-        UsageError: naming the option.
+    A resumed run may keep those that it had.
     """
     default = RunOptions()
     for name in WORKER_LIMITS if plan.place == "program" else ():

@@ -53,15 +53,11 @@ class _Lane(NamedTuple):
 
 
 def train_population(requests: Sequence[TrainingRequest]) -> list[Run]:
-    """Trains what was asked for, side by side in one program.
+    """Trains what was requested, side by side in one program.
 
-    Args:
-        requests: the trainings. They differ in `seed`, `run_dir` and hyperparameters that are data.
-
-    Raises:
-        UsageError: they cannot share a program.
-        NonFiniteError: a number of one of them is not finite, which ends all.
-        StorageError: a run cannot be written any further.
+    Requests differ in `seed`, `run_dir` and hyperparameters that are data. Raises a `UsageError` if they cannot
+    share a program, `NonFiniteError` for a number of one of them, which ends all, and a `StorageError` if a run
+    cannot be written any further.
     """
     display = choose_display(quiet=True)
     planned = _planned(requests)

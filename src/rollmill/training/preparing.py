@@ -137,14 +137,10 @@ def run_spec(
     imports: Sequence[str],
     launches: Launches | None = None,
 ) -> RunSpec:
-    """Returns what workers receive of a training.
+    """Returns the specification of a training for its workers.
 
-    Args:
-        plan: where it runs.
-        options: how it runs.
-        described: settings of its graph, as `describe` returns them.
-        imports: modules that workers import first.
-        launches: launches of the kernels, if the run has chosen them before.
+    `described` is the description of its graph. Workers first import the modules in `imports`. `launches` are
+    those of the kernels, if the run has chosen them before.
     """
     return RunSpec(
         graph=GraphRecipe(GRAPH_FACTORY, described, tuple(imports)),
@@ -176,14 +172,8 @@ def compile_program(
 ) -> CompiledProgram:
     """Compiles an iteration for the devices of a plan with one group.
 
-    Args:
-        graph: what is trained.
-        plan: where it runs.
-        options: how it runs.
-        display: shows notes.
-        launches: launches of the kernels, if the run has chosen them before.
-        seeds: trainings side by side, in place of those of the options.
-        lanes: graphs with the hyperparameters of these trainings.
+    `launches` are those of the kernels, if the run has chosen them before. `seeds` replace those of the options,
+    and `lanes` are graphs with the hyperparameters of these trainings.
     """
     seeds = options.seeds if seeds is None else seeds
     enable_compilation_cache()
@@ -217,10 +207,9 @@ def compile_program(
 
 
 def check_group_kernels(graph: Graph, plan: Plan, options: RunOptions, display: Display) -> None:
-    """Checks that the groups of a plan can have the kernels that were asked for; notes what none of them can have.
+    """Checks that the groups of a plan can have the requested kernels, and logs those that none of them can have.
 
-    Raises:
-        FusionError: a kernel cannot be made.
+    Raises a `FusionError` if a kernel cannot be made.
     """
     if options.fusion == "off" or (options.fusion == "auto" and is_too_short(graph, jax.default_backend())):
         return
@@ -247,10 +236,9 @@ def check_group_kernels(graph: Graph, plan: Plan, options: RunOptions, display: 
 
 
 def note_replay_size(graph: Graph, plan: Plan, display: Display, *, num_seeds: int) -> None:
-    """Shows how much memory the replay memories of all seeds take, before anything is compiled.
+    """Logs the memory of the replay memories of all seeds, before anything is compiled.
 
-    Raises:
-        UsageError: they do not fit.
+    Raises a `UsageError` if they do not fit.
     """
     size = replay_size(graph, num_seeds=num_seeds)
     if size is None:

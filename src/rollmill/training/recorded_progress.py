@@ -48,8 +48,7 @@ PROGRESS = tuple(entry.name for entry in fields(RecorderState))
 def read_progress(run: RunDirectory, restored: Restored, *, seeds: int) -> RecorderState:
     """Returns the progress that a checkpoint carries.
 
-    Raises:
-        CheckpointError: naming the field, if it is not what a recorder writes.
+    Raises a `CheckpointError` with the field if it is not as a recorder writes it.
     """
     where = f"checkpoint {restored.iteration} in {run.checkpoints.path}"
     entries = {name: part for name, part in restored.metadata.items() if name in PROGRESS}
@@ -61,11 +60,7 @@ def read_progress(run: RunDirectory, restored: Restored, *, seeds: int) -> Recor
 
 
 def check_sums(saved: SavedSums, *, where: str, seeds: int) -> None:
-    """Checks that sums of metrics are of as many seeds as are trained.
-
-    Raises:
-        CheckpointError: they are not.
-    """
+    """Raises a `CheckpointError` unless sums of metrics are of as many seeds as are trained."""
     if saved.iterations < 0:
         raise CheckpointError(f"{where}: metadata.unwritten.iterations={saved.iterations} must be at least 0.")
     for name, numbers in saved.sums.items():

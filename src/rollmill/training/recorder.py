@@ -153,11 +153,9 @@ class Recorder:
         self._display.note(f"resumed from iteration {restored.iteration}")
 
     def started_up(self, compile_seconds: float, seconds: float) -> None:
-        """Notes how long it took until the training began, which is no part of the time that it takes.
+        """Records the seconds before the training began, with those of compilation.
 
-        Args:
-            compile_seconds: while programs were compiled.
-            seconds: those included.
+        They are no part of its time.
         """
         if not self._start_seconds:  # a replica that was replaced starts later, and the averages go on
             self._gpus.restart()
@@ -222,14 +220,11 @@ class Recorder:
     def keep(
         self, iteration: int, state: PyTree[Array | np.ndarray], *, stopping: bool, signalled: bool = False
     ) -> None:
-        """Takes note of a state: evaluates its policy and saves a checkpoint, each if it is due.
+        """Takes the state after an iteration: evaluates its policy and saves a checkpoint, each if it is due.
 
-        Args:
-            iteration: number of the iteration after which the state is.
-            state: also where the training would go back to, if workers were lost.
-            stopping: the training ends with it, and a checkpoint is saved. If a hook stops it, its policy is
-                evaluated, as that of the last iteration is.
-            signalled: a signal stops it, so that an evaluation is left to whoever resumes.
+        The training goes back to this state if workers are lost. If it is `stopping`, a checkpoint is saved. If a
+        hook stops it, its policy is evaluated, as that of the last iteration is. If a signal does (`signalled`),
+        an evaluation is left to whoever resumes.
         """
         evaluation = self._evaluation
         by_hook = stopping and not signalled and self._hooks.failure is None
@@ -308,10 +303,8 @@ class Recorder:
         self._hooks.emit(TrainingRewound(**self._at(iteration)))
 
     def finish(self, *, signal_name: str | None) -> dict[str, Any]:
-        """Writes the summary, says where the run is, and tells hooks how it ended.
-
-        Args:
-            signal_name: the signal that stopped the training, if one did.
+        """Writes the summary, prints the run's path, and tells hooks how it ended, with the signal that stopped
+        it.
         """
         self._announce_checkpoint()
         finished = self._iteration >= self._loops.iterations

@@ -61,12 +61,8 @@ class TrainingRequest:
     def at(self, point: Mapping[str, Any]) -> "TrainingRequest":
         """Returns the request at a point of a sweep.
 
-        Args:
-            point: values by option, as axes name them: settings, `environment`, and `env-option.KEY`. A `seed`
-                such as `0..4` stands for all these seeds in one program.
-
-        Raises:
-            UsageError: seeds that are not.
+        Its values are by option, as axes name them: settings, `environment`, and `env-option.KEY`. A `seed` such
+        as `0..4` stands for all these seeds in one program. Raises a `UsageError` if seeds are invalid.
         """
         request = self
         for option, value in point.items():
@@ -98,12 +94,7 @@ class TrainingRequest:
 def read_request(value: Any, *, where: str) -> TrainingRequest:
     """Reads a request from parsed JSON.
 
-    Args:
-        value: the JSON.
-        where: its source, for messages.
-
-    Raises:
-        UsageError: a field is unknown, missing or of another type.
+    Raises a `UsageError` that begins with `where`, its source, if a field is unknown, missing or of another type.
     """
     return read_as(TrainingRequest, value, where=where, error=UsageError)
 
@@ -122,14 +113,9 @@ class ResolvedRequest(NamedTuple):
         return getattr(self.config, "total_timesteps", 0)
 
     def graph(self, num_envs: int | None = None, *, total_timesteps: int | None = None) -> Graph:
-        """Builds the graph.
+        """Builds the graph, by default with the environments and steps of the request or its plan.
 
-        Args:
-            num_envs: number of environments; the request's own, or that of its plan, if left out.
-            total_timesteps: number of environment steps; the request's own if left out.
-
-        Raises:
-            UsageError: the algorithm has no such number, or cannot be built.
+        Raises a `UsageError` if the algorithm has no such number, or cannot be built.
         """
         request, config = self.request, self.config
         planned = None if "num_envs" in request.settings else settings_of(self.options).num_envs
@@ -144,8 +130,7 @@ class ResolvedRequest(NamedTuple):
 def resolve(request: TrainingRequest) -> ResolvedRequest:
     """Imports the modules of a request, finds its names, and gives its settings their types.
 
-    Raises:
-        UsageError: a name or a setting is unknown, or a value does not fit.
+    Raises a `UsageError` if a name or a setting is unknown, or if a value does not fit.
     """
     import_modules(request.imports)
     return with_types(request)
@@ -177,18 +162,11 @@ def prepare_request(request: TrainingRequest) -> PreparedTraining:
 
 
 def find_own_algorithm(name: str, options: RunOptions | None, imports: Sequence[str], *, environment: str) -> None:
-    """Makes an algorithm known: by importing the user's modules, or an installed package.
+    """Imports the modules that register an algorithm, the user's or an installed package's, if it is unknown yet.
 
-    Modules that compute with JAX when they are imported find the devices that the options ask for.
-
-    Args:
-        name: the algorithm.
-        options: of the run; None where nothing is going to be computed.
-        imports: modules to import.
-        environment: its id; empty where it is not known.
-
-    Raises:
-        UsageError: no module registers it.
+    Modules that compute with JAX when they are imported find the devices that the options ask for; there are no
+    options where nothing is going to be computed. The environment's id is empty if it is unknown. Raises a
+    `UsageError` if no module registers the algorithm.
     """
     if name not in ALGORITHMS and (imports or plugins_named("algorithm", name)):
         if options is not None:
@@ -200,8 +178,7 @@ def find_own_algorithm(name: str, options: RunOptions | None, imports: Sequence[
 def default_config(algorithm: str, recipe: str | None) -> Any:
     """Returns the hyperparameters that hold where nothing else is given.
 
-    Raises:
-        UsageError: a name is unknown, or the recipe is for another algorithm.
+    Raises a `UsageError` if a name is unknown, or if the recipe is for another algorithm.
     """
     if recipe is None:
         return find_algorithm(algorithm).config()
@@ -212,11 +189,7 @@ def default_config(algorithm: str, recipe: str | None) -> Any:
 
 
 def find_recipe(name: str) -> Any:
-    """Returns the `recipes.classic.Recipe` of a name.
-
-    Raises:
-        UsageError: there is none.
-    """
+    """Returns the `recipes.classic.Recipe` of a name. Raises a `UsageError` if there is none."""
     from rollmill.recipes import RECIPES
 
     if name not in RECIPES:
@@ -238,15 +211,10 @@ def setting_name(option: str) -> str:
 
 
 def setting_from_text(algorithm: str, option: str, texts: Sequence[str]) -> Any:
-    """Reads a value of a setting from text.
+    """Reads a value of a setting from one text, or from those of a list's numbers.
 
-    Args:
-        algorithm: which has the setting, unless the run has it.
-        option: an option of a sweep: a setting, `environment` or `env-option.KEY`.
-        texts: one text, or those of a list's numbers.
-
-    Raises:
-        UsageError: there is no such setting, or the text is no value of it.
+    `option` is that of a sweep: a setting of the algorithm or the run, `environment` or `env-option.KEY`. Raises a
+    `UsageError` if there is no such setting, or if the text is not a value of it.
     """
     if option == ENVIRONMENT:
         return " ".join(texts)
@@ -272,8 +240,7 @@ def coerced_setting(algorithm: str, option: str, value: Any) -> Any:
 def seeds_of(value: Any) -> range | None:
     """Returns the seeds of `FIRST..LAST`. None for a value of another form.
 
-    Raises:
-        UsageError: there are none, or more than a run can have.
+    Raises a `UsageError` if there are none, or more than a run can have.
     """
     first, dots, last = value.partition("..") if isinstance(value, str) else ("", "", "")
     if not (dots and first.isdecimal() and last.isdecimal()):

@@ -21,13 +21,8 @@ UNCOMPARED = (*DERIVED, "custom")
 def run_to_go_on(algorithm: Graph, options: RunOptions) -> RunDirectory | None:
     """Returns the run in the directory of a training that may go on with it. None if there is none yet.
 
-    Args:
-        algorithm: to train.
-        options: of the training, with `resume_if_exists`.
-
-    Raises:
-        UsageError: the directory holds a run of another configuration; names the fields that differ.
-        CheckpointError: its configuration is damaged.
+    Raises a `UsageError` with the differing fields if the directory holds a run of another configuration, and a
+    `CheckpointError` if its configuration is damaged.
     """
     assert options.run_dir is not None
     root = Path(options.run_dir)

@@ -40,16 +40,10 @@ class GivenWeights(NamedTuple):
 
 
 def given_weights(graph: Graph, options: RunOptions, imports: Sequence[str]) -> GivenWeights | None:
-    """Reads the weights that a training begins with; None without `options.start_from`.
+    """Reads the weights that a training begins with, of the first seed of `options.start_from`, or returns None.
 
-    Args:
-        graph: what is trained.
-        options: with the run that they come from; of several seeds that it trained, those of the first.
-        imports: modules that the user names.
-
-    Raises:
-        CheckpointError: `start_from` is no run, or has no whole checkpoint.
-        UsageError: the two learners have nothing in common.
+    Raises a `CheckpointError` if that is not a run with a complete checkpoint, and a `UsageError` if the two
+    learners have nothing in common.
     """
     if options.start_from is None:
         return None
@@ -73,14 +67,9 @@ def given_weights(graph: Graph, options: RunOptions, imports: Sequence[str]) -> 
 
 
 def begin_with(graph: Graph, seeds: Sequence[int], given: GivenWeights, state: State | None = None) -> State:
-    """Returns the training state before the first iteration, with given weights.
+    """Returns the training state before the first iteration, with given weights, the same for all seeds.
 
-    Args:
-        graph: what is trained.
-        seeds: one training each; all begin with the same weights.
-        given: the weights.
-        state: the state before the first iteration; made here if left out. Environments that are stepped in Python
-            are no part of it.
+    By default the state itself is made here. Environments that are stepped in Python are no part of it.
     """
     if state is None:
         state = _learner_alone(graph, seeds) if graph.host is not None else start_state(graph, seeds)

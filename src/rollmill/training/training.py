@@ -120,10 +120,7 @@ def begin_training(
 ) -> Run:
     """Creates the run of a training and trains; hooks, result and errors are those of `train`.
 
-    Args:
-        prepared: the training.
-        hooks: called with events.
-        watch: may put another session around that of the training.
+    `watch` may put another session around that of the training.
     """
     options, display = prepared.options, prepared.display
     run = create_run(prepared.config, options)
@@ -155,8 +152,7 @@ def _settled(options: RunOptions) -> RunOptions:
 def chosen_options(options: RunOptions | Mapping[str, Any] | None, overrides: dict[str, Any]) -> RunOptions:
     """Returns the options with single ones replaced.
 
-    Raises:
-        UsageError: for names and values that are none.
+    Raises a `UsageError` for unknown names and invalid values.
     """
     hint = "Hyperparameters go to the algorithm: rollmill.ppo(env, num_envs=8)."
     if isinstance(options, Mapping):
@@ -168,11 +164,7 @@ def chosen_options(options: RunOptions | Mapping[str, Any] | None, overrides: di
 
 
 def check_algorithm(algorithm: Any) -> None:
-    """Refuses what is not an algorithm on an environment.
-
-    Raises:
-        UsageError: it is something else.
-    """
+    """Raises a `UsageError` if the argument is not an algorithm on an environment."""
     if isinstance(algorithm, Graph):
         return
     name = algorithm if isinstance(algorithm, str) else getattr(algorithm, "__name__", "")

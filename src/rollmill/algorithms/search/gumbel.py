@@ -87,13 +87,10 @@ def gumbel_search(
 
 
 def halving_schedule(num_considered: int, num_simulations: int) -> np.ndarray:
-    """Visits of the action that each simulation tries, by sequential halving (Karnin et al., ICML 2013).
+    """Returns the visits `[num_simulations]` of the action that each simulation tries, by sequential halving.
 
     Each simulation tries the best of the actions that have this number of visits: all considered actions equally
-    often, then the better half of them, and so on down to two.
-
-    Returns:
-        `[num_simulations]` numbers of visits.
+    often, then the better half of them, and so on down to two (Karnin et al., ICML 2013).
     """
     if num_considered <= 1:
         return np.arange(num_simulations, dtype=np.float32)

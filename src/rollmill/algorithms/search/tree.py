@@ -147,18 +147,11 @@ def best_action(scores: Float[Array, "... A"]) -> Int[Array, "..."]:
 def run_search(
     root: EvaluatedPosition, model: Model, *, root_rule: Rule, rule: Rule, num_simulations: int, max_depth: int
 ) -> Statistics:
-    """Searches from a position.
+    """Searches from a position, and returns the root's statistics.
 
-    Args:
-        root: the position, with noise in its logits if any is wanted, and illegal actions very low.
-        model: steps and evaluates copies of the position.
-        root_rule: chooses the root's action in each simulation.
-        rule: chooses in all other nodes.
-        num_simulations: number of the model's steps.
-        max_depth: greatest depth of a node, at least 1.
-
-    Returns:
-        The root's statistics.
+    The root has noise in its logits if any is wanted, and very low ones for illegal actions. The model steps and
+    evaluates copies of the position. `root_rule` chooses the root's action in each simulation, and `rule` chooses
+    in all other nodes, up to `max_depth`.
     """
     tree = _first_tree(root, num_simulations + 1, min(max_depth, num_simulations) + 1)
     choice = root_rule(_at(tree.statistics, jnp.int32(ROOT)))
