@@ -111,25 +111,26 @@ events = Counter()
 jax.monitoring.register_event_listener(lambda event, **_: events.update([event.rpartition("/")[2]]))
 
 
-def compiled(seed, iterations, **numbers):
+def compiled(seed, iterations, gravity, **numbers):
     events.clear()
+    env = rollmill.make("CartPole-v1", gravity=gravity)
     sizes = {"num_envs": 4, "num_steps": 8, "num_minibatches": 2, "total_timesteps": 32 * iterations}
     network = rollmill.NetworkConfig(hidden_sizes=(4,))
-    rollmill.train(rollmill.ppo("CartPole-v1", network=network, **sizes, **numbers), seed=seed, quiet=True)
+    rollmill.train(rollmill.ppo(env, network=network, **sizes, **numbers), seed=seed, quiet=True)
     return events["compile_requests_use_cache"], events["cache_misses"]
 
 
-asked, missed = compiled(0, 2)
+asked, missed = compiled(0, 2, 12, vf_coef="linear:1:0.5")
 assert missed == (asked if sys.argv[1] == "first" else 0), (asked, missed)
 assert asked > 1 or sys.argv[1] != "first", asked
 numbers = {"learning_rate": 1e-3, "gamma": 0.9, "ent_coef": 0.1, "clip_coef": 0.3}
-asked, missed = compiled(1, 3, **numbers)
+asked, missed = compiled(1, 3, 3.7, vf_coef="linear:0.5:0.2", **numbers)
 assert missed == 0, (asked, missed)
 """
 
 
 @pytest.mark.parametrize("processes", [["first"], pytest.param(["first", "second"], marks=pytest.mark.slow)])
-def test_another_seed_length_or_number_compiles_nothing(processes, tmp_path, monkeypatch):
+def test_another_seed_length_number_or_parameter_compiles_nothing(processes, tmp_path, monkeypatch):
     monkeypatch.setenv("ROLLMILL_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
     for process in processes:

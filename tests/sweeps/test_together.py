@@ -23,7 +23,10 @@ SETTINGS = {
 
 def sweep_over(root, settings=(), environment="CartPole-v1", **values):
     """A sweep over all combinations of values."""
-    axes = tuple(listed_axis(option.replace("_", "-"), list(listed)) for option, listed in values.items())
+    axes = tuple(
+        listed_axis(option if "." in option else option.replace("_", "-"), list(listed))
+        for option, listed in values.items()
+    )
     points = [()]
     for listed in values.values():
         points = [(*point, value) for point in points for value in listed]
@@ -46,6 +49,18 @@ def test_trials_with_other_numbers_and_seeds_share_a_program(tmp_path):
 def test_what_a_program_contains_keeps_trials_apart(tmp_path):
     sweep = sweep_over(tmp_path / "sweep", num_steps=[8, 16], anneal_lr=[True, False], gamma=[0.9, 0.99])
     assert names_together(sweep) == ["0", "1"]
+
+
+def test_trials_with_other_ends_of_schedules_share_a_program(tmp_path):
+    ends = ["linear:0.1:0", "linear:0.2:0.1", "cosine:0.1:0", 0.1]
+    sweep = sweep_over(tmp_path / "sweep", ent_coef=ends)
+    assert names_together(sweep) == ["0", "1"]
+
+
+def test_trials_with_other_parameters_of_the_environment_share_a_program(tmp_path):
+    axes = {"env-option.gravity": [3.7, 9.8], "env-option.max_steps": [100, 200]}
+    sweep = sweep_over(tmp_path / "sweep", **axes)
+    assert names_together(sweep) == ["0", "2"]
 
 
 @pytest.mark.parametrize(

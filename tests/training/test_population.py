@@ -19,11 +19,20 @@ SIZES = {
 
 
 def requests_in(root: Path, algorithm: str, **options) -> list[TrainingRequest]:
-    """Requests with other numbers and seeds."""
+    """Requests with other numbers, ends of schedules, parameters of the environment, and seeds."""
     settings = {**SIZES[algorithm], "network.hidden_sizes": (4,), "tensorboard": False, "quiet": True, **options}
-    numbers = [{"learning_rate": 1e-2, "gamma": 0.9, "seed": 1}, {"learning_rate": 1e-3, "gamma": 0.99, "seed": 5}]
+    numbers = [
+        {"learning_rate": 1e-2, "gamma": "linear:0.9:0.8", "seed": 1},
+        {"learning_rate": 1e-3, "gamma": "linear:0.99:1", "seed": 5},
+    ]
+    parameters = [{"gravity": 9.8}, {"gravity": 3.7}]
     return [
-        TrainingRequest(algorithm, "CartPole-v1", {**settings, **each, "run_dir": str(root / str(number))})
+        TrainingRequest(
+            algorithm,
+            "CartPole-v1",
+            {**settings, **each, "run_dir": str(root / str(number))},
+            environment_options=parameters[number],
+        )
         for number, each in enumerate(numbers)
     ]
 

@@ -292,6 +292,7 @@ def alphazero(
             searches=planner.config.num_simulations > 0,
         ),
         hyperparameters=numbers,
+        parameters=environment.parameters,
     )
 
 

@@ -450,4 +450,5 @@ def graph_of(
         outputs=policy.outputs,
         absorb=partial(absorb, loops.batch_size) if choices.config.normalize_values else None,
         hyperparameters=numbers,
+        parameters=environment.parameters,
     )

@@ -1,8 +1,9 @@
 """The environment and policy fragments that on-policy algorithms share, for ONE environment."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import NamedTuple
 
 import equinox as eqx
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 from gymnasium import spaces
 from jaxtyping import Array, Bool, Float, Int, PyTree, Shaped
 
+from rollmill.algorithms.hyperparameters import as_data
 from rollmill.core.checked_parts import are_checked
 from rollmill.core.errors import ContractError, UsageError
 from rollmill.core.spaces import box_bounds, struct
@@ -43,6 +45,7 @@ from rollmill.envs import (
     record_final_mask,
     strongly_typed,
 )
+from rollmill.envs.numbers import numbers_of, replaced
 from rollmill.networks import ActorCritic, Distribution, Output
 
 MakeNetwork = Callable[[Key, spaces.Space, spaces.Space], ActorCritic]
@@ -64,9 +67,12 @@ def legal_actions(env: Environment, state: State, params: Params) -> PyTree[Bool
 class EnvironmentFunctions(NamedTuple):
     """The functions of an auto-resetting environment that a graph needs."""
 
-    start: Callable[[Key, Int[Array, ""]], tuple[PyTree[Array], Observation]]
+    start: Callable[..., tuple[PyTree[Array], Observation]]
+    """`(key, global index, parameters=None) -> (state, observation)`."""
     step: Callable[[Key, PyTree[Array], Action], Timestep]
     action_mask: Callable[[PyTree[Array]], ActionMask]
+    parameters: Mapping[str, float] = MappingProxyType({})
+    """Numbers that the state holds, so that no program contains them: see `Graph.parameters`."""
 
 
 def environment_functions(
@@ -100,27 +106,54 @@ def environment_functions(
     env = record_final_mask(env) if final_mask and env.action_mask is not None else env
     env = record_episodes(auto_reset(env))
     env = env if gamma is None else record_discounted_returns(env, gamma)
-    params_of = partial(_params_of, env.params, env.params if params is None else params, num_envs)
-    jax.eval_shape(params_of, jnp.int32(0))  # raises for params of a wrong structure or shape
-    name = env.name
+    given_of = partial(_params_of, env.params, env.params if params is None else params, num_envs)
+    jax.eval_shape(given_of, jnp.int32(0))  # raises for params of a wrong structure or shape
+    name, parameters = env.name, _parameters(env) if params is None else {}
 
-    def start(key, index):
+    def params_of(index, *held):
+        return replaced(given_of(index), *held) if held else given_of(index)
+
+    def start(key, index, held=None):
+        held = () if not parameters else (as_data(parameters) if held is None else held,)
         with attribute_to_user_code(f"{name}: reset"):
-            observation, state = env.reset(key, params_of(index))
-        return (state, index), observation
+            observation, state = env.reset(key, params_of(index, *held))
+        return (state, index, *held), observation
 
     def step(key, state, action):
-        inner, index = state
+        inner, *rest = state
         action = clip_to_space(env.action_space, action)
         with attribute_to_user_code(f"{name}: step"):
-            timestep = env.step(key, inner, action, params_of(index))
+            timestep = env.step(key, inner, action, params_of(*rest))
         info = {name: timestep.info[name] for name in KEPT_INFO if name in timestep.info}
-        return timestep._replace(state=(timestep.state, index), info=info)
+        return timestep._replace(state=(timestep.state, *rest), info=info)
 
     def action_mask(state):
-        return mask(env, state[0], params_of(state[1]))
+        return mask(env, state[0], params_of(*state[1:]))
 
-    return EnvironmentFunctions(start, step, action_mask)
+    return EnvironmentFunctions(start, step, action_mask, parameters)
+
+
+def _parameters(env: Environment) -> dict[str, float]:
+    """Returns the numbers that options have set, without those that choose shapes or code of the environment."""
+    names = env.inputs
+    if not _can_be_inputs(env, names):
+        names = tuple(name for name in names if _can_be_inputs(env, (name,)))
+    return numbers_of(env.params, names)
+
+
+def _can_be_inputs(env: Environment, names: Sequence[str]) -> bool:
+    """Returns whether the environment can be traced where these parameters are not known."""
+
+    def once(numbers: Mapping[str, Array], key: Key, action: Action) -> Timestep:
+        params = replaced(env.params, numbers)
+        return env.step(key, env.reset(key, params)[1], action, params)
+
+    numbers = dict.fromkeys(names, jax.ShapeDtypeStruct((), jnp.float32))
+    try:
+        jax.eval_shape(once, numbers, jax.eval_shape(jax.random.key, 0), struct(env.action_space))
+    except (jax.errors.JAXTypeError, jax.errors.JAXIndexError, TypeError):
+        return False
+    return True
 
 
 def host_functions(

@@ -229,6 +229,7 @@ def _assemble(
         report=with_schedules(partial(report, partial(schedule_of, choices, loops)), numbers),
         outputs=PolicyOutputs(distribution=policy.distributions_of),
         hyperparameters=numbers,
+        parameters=environment.parameters,
     )
 
 

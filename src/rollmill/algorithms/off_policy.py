@@ -256,6 +256,7 @@ def off_policy_graph(
         replay=store or parts.replay,
         outputs=outputs,
         hyperparameters=hyperparameters,
+        parameters=parts.environment.parameters,
     )
 
 

@@ -131,6 +131,8 @@ class Environment(NamedTuple):
     those alone whose episode ended, in groups of `E / reset_ratio`, with the same results."""
     options: Options = NO_OPTIONS
     """Options that `make` was given besides the name; a run records both, to make the environment again."""
+    inputs: tuple[str, ...] = ()
+    """Fields of `params` that are numbers and were set by options. Programs of a training take them as inputs."""
 
 
 FINAL_MASK = "final_action_mask"

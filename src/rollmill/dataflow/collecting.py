@@ -11,7 +11,7 @@ from jaxtyping import Array, Int
 
 from rollmill.core.operations import traced
 from rollmill.core.types import Key
-from rollmill.dataflow.graph import Collector, Graph, Metrics, Step, Trajectory, Weights
+from rollmill.dataflow.graph import Collector, Graph, Hyperparameters, Metrics, Step, Trajectory, Weights
 from rollmill.dataflow.minibatch_loop import all_finite
 
 START, COLLECT, LEARN = 0, 1, 2
@@ -23,15 +23,21 @@ def iteration_key(key: Key, iteration: Int[Array, ""] | int, use: int) -> Key:
     return jax.random.fold_in(jax.random.fold_in(key, use), iteration)
 
 
-def start_collector(graph: Graph, key: Key, index: Int[Array, " E"]) -> Collector:
-    """Starts the environments with these global indices."""
+def start_collector(
+    graph: Graph, key: Key, index: Int[Array, " E"], parameters: Hyperparameters | None = None
+) -> Collector:
+    """Starts the environments with these global indices. `parameters` replace those of the graph."""
     _, env_key = jax.random.split(jax.random.fold_in(key, START))
-    return jax.vmap(partial(start_one, graph), in_axes=(None, 0))(env_key, index)
+    begin = lambda key, index: start_one(graph, key, index, parameters)
+    return jax.vmap(begin, in_axes=(None, 0))(env_key, index)
 
 
-def start_one(graph: Graph, key: Key, index: Int[Array, ""]) -> Collector:
+def start_one(
+    graph: Graph, key: Key, index: Int[Array, ""], parameters: Hyperparameters | None = None
+) -> Collector:
     """Starts ONE environment. Its random key derives from its global index."""
-    state, observation = graph.start_environment(jax.random.fold_in(key, index), index)
+    held = (parameters,) if parameters else ()
+    state, observation = graph.start_environment(jax.random.fold_in(key, index), index, *held)
     return Collector(index, state, observation, graph.action_mask(state), graph.start_memory())
 
 

@@ -32,6 +32,9 @@ Weights: TypeAlias = PyTree[Array | np.ndarray]
 Hyperparameters: TypeAlias = dict[str, Float[Array | np.ndarray, "..."]]
 """Numbers by name that a learner holds, in its field `hyperparameters`."""
 
+OF_ENVIRONMENT = "environment:"
+"""Prefix of the inputs of a start that are parameters of the environment."""
+
 Metrics: TypeAlias = Mapping[str, Float[Array, "..."]]
 """Named scalars, stacked by the loops around them."""
 
@@ -314,7 +317,7 @@ class Graph(NamedTuple):
     policy: Decide
     gradients: Gradients
     update: Update
-    start_environment: Callable[[Key, Int[Array, ""]], tuple[PyTree[Array], Observation]]
+    start_environment: Callable[..., tuple[PyTree[Array], Observation]]
     """`(key, global index) -> (state, observation)` of one environment."""
     start_memory: Callable[[], Memory]
     start_learner: Callable[[Key], Learner]
@@ -360,3 +363,12 @@ class Graph(NamedTuple):
     """
     hyperparameters: Mapping[str, float] = MappingProxyType({})
     """Numbers that the learner holds in its field `hyperparameters`, so that no program contains them."""
+    parameters: Mapping[str, float] = MappingProxyType({})
+    """Numbers of the environment that its state holds for the same reason. `start_environment` takes them as its
+    third argument."""
+
+    @property
+    def inputs(self) -> dict[str, float]:
+        """Returns the numbers that a training begins with, of the learner and of the environment, by name."""
+        parameters = {f"{OF_ENVIRONMENT}{name}": value for name, value in self.parameters.items()}
+        return {**self.hyperparameters, **parameters}

@@ -23,7 +23,7 @@ class GraphTraces:
     def start(self) -> ReplayedTrace:
         """`(root key, hyperparameters) -> State`: the state before the first iteration."""
         number = jax.ShapeDtypeStruct((), jnp.float32)
-        numbers = dict.fromkeys(self.graph.hyperparameters, number)
+        numbers = dict.fromkeys(self.graph.inputs, number)
         return ReplayedTrace(partial(_start, self.graph), jax.eval_shape(jax.random.key, 0), numbers)
 
     @cached_property

@@ -17,7 +17,17 @@ from rollmill.core.operations import traced
 from rollmill.core.types import Key
 from rollmill.dataflow.collecting import COLLECT, LEARN, START, collect, iteration_key, start_collector
 from rollmill.dataflow.experience import empty_experience
-from rollmill.dataflow.graph import Collector, Graph, Hyperparameters, Learner, Metrics, Reduce, State, Trajectory
+from rollmill.dataflow.graph import (
+    OF_ENVIRONMENT,
+    Collector,
+    Graph,
+    Hyperparameters,
+    Learner,
+    Metrics,
+    Reduce,
+    State,
+    Trajectory,
+)
 from rollmill.dataflow.learning import learn_from
 from rollmill.dataflow.minibatch_loop import MakeMinibatchLoop, identity
 
@@ -25,8 +35,17 @@ from rollmill.dataflow.minibatch_loop import MakeMinibatchLoop, identity
 def start(
     graph: Graph, key: Key, index: Int[Array, " E"], hyperparameters: Hyperparameters | None = None
 ) -> State:
-    """Returns the training state before the first iteration, for the environments with these global indices."""
-    collector, learner = start_collector(graph, key, index), start_learner(graph, key, hyperparameters)
+    """Returns the training state before the first iteration, for the environments with these global indices.
+
+    Numbers in `hyperparameters`, by the names of `Graph.inputs`, replace those of the graph.
+    """
+    parameters = {
+        name.removeprefix(OF_ENVIRONMENT): value
+        for name, value in (hyperparameters or {}).items()
+        if name.startswith(OF_ENVIRONMENT)
+    }
+    collector = start_collector(graph, key, index, parameters)
+    learner = start_learner(graph, key, hyperparameters)
     return State(collector, learner, key, jnp.int32(0), empty_experience(graph, index))
 
 
@@ -45,9 +64,8 @@ def start_learner(graph: Graph, key: Key, hyperparameters: Hyperparameters | Non
 
 def with_hyperparameters(learner: Learner, hyperparameters: Hyperparameters) -> Learner:
     """Returns the learner with these numbers in its field `hyperparameters`, where it has any."""
-    if not hyperparameters:
-        return learner
-    return eqx.tree_at(lambda learner: learner.hyperparameters, learner, dict(hyperparameters))
+    held = {name: value for name, value in hyperparameters.items() if not name.startswith(OF_ENVIRONMENT)}
+    return eqx.tree_at(lambda learner: learner.hyperparameters, learner, held) if held else learner
 
 
 def iterate(

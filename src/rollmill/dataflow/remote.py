@@ -59,6 +59,7 @@ def with_remote_environment(graph: Graph, flow: Flow) -> Graph:
         environment=remote.step,
         start_environment=remote.start,
         action_mask=remote.action_mask,
+        parameters={},
     )
 
 

@@ -7,7 +7,7 @@ transforms by name, and what steps environments of the host.
 import importlib
 import inspect
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,7 @@ from gymnasium.vector import VectorEnv
 from rollmill.core.errors import UsageError
 from rollmill.core.registry import Registry
 from rollmill.core.types import NO_OPTIONS, Environment, HostEnvironment, Options
+from rollmill.envs.numbers import number_names, with_numbers
 from rollmill.envs.options import keyword_names, takes_any, unknown_option
 from rollmill.gpus.share import asked_memory
 
@@ -119,8 +120,13 @@ def _made(name: str, options: dict[str, Any]) -> Environment | HostEnvironment:
     if colon:
         return _named(_adapter(prefix)(adapter_id, **options), name, options)
     factory = _find(name)
-    _check_options(name, factory, options)
-    return _named(factory(**options), name, options)
+    known = options.keys() if takes_any(factory) else options.keys() & set(keyword_names(factory))
+    own = {option: value for option, value in options.items() if option in known}
+    _check_arguments(name, factory, own)
+    env = _named(factory(**own), name, options)
+    others = {option: value for option, value in options.items() if option not in known}
+    _check_options(name, factory, env, others)
+    return with_numbers(env, others) if isinstance(env, Environment) else env
 
 
 def _find(name: str) -> Factory:
@@ -312,14 +318,19 @@ def _prefixes() -> str:
     return ", ".join(f"{prefix}:ID" for prefix in sorted(_ADAPTERS))
 
 
-def _check_options(name: str, factory: Factory, options: dict[str, Any]) -> None:
-    known = keyword_names(factory)
-    for option in options:
-        if option not in known and not takes_any(factory):
-            raise unknown_option(name, option, known)
+def _check_options(name: str, factory: Factory, env: Environment | HostEnvironment, others: Iterable[str]) -> None:
+    """Checks that options which are no arguments of a factory are numbers among the environment's parameters."""
+    numbers = number_names(env.params) if isinstance(env, Environment) else []
+    for option in others:
+        if option not in numbers:
+            raise unknown_option(name, option, [*keyword_names(factory), *numbers])
+
+
+def _check_arguments(name: str, factory: Factory, options: dict[str, Any]) -> None:
     try:
         inspect.signature(factory).bind(**options)
     except TypeError as error:
+        known = keyword_names(factory)
         raise UsageError(f"{name}: {error}; its options: {', '.join(known) or 'none'}.") from None
 
 

@@ -285,6 +285,7 @@ def on_environment(graph: Graph, env: Environment) -> Graph:
         environment=envs.step,
         start_environment=envs.start,
         action_mask=envs.action_mask,
+        parameters=envs.parameters,
     )
 
 

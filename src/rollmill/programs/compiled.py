@@ -291,12 +291,12 @@ def _compiled_beside(
 def start_inputs(
     graph: Graph, seeds: Sequence[int], lanes: Sequence[Graph] | None = None
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Returns the seeds, and each hyperparameter of the learner for each seed: the inputs of a start.
+    """Returns the seeds, and each of `Graph.inputs` for each seed: the inputs of a start.
 
-    The hyperparameters are those of the graph, or of `lanes`, a graph for each seed.
+    The numbers are those of the graph, or of `lanes`, a graph for each seed.
     """
-    held = [lane.hyperparameters for lane in lanes or [graph] * len(seeds)]
-    numbers = {name: np.asarray([each[name] for each in held], np.float32) for name in graph.hyperparameters}
+    held = [lane.inputs for lane in lanes or [graph] * len(seeds)]
+    numbers = {name: np.asarray([each[name] for each in held], np.float32) for name in graph.inputs}
     return np.asarray(seeds, np.uint32), numbers
 
 
@@ -351,6 +351,11 @@ def start_state(graph: Graph, seeds: Sequence[int] = (0,)) -> State:
 def begin_learner(graph: Graph, key: Key) -> Learner:
     """Makes the learner before the first iteration, on the default device. `key` is the root key."""
     return jax.jit(partial(start_learner, graph))(key, hyperparameters_of(graph))
+
+
+def inputs_of(graph: Graph) -> dict[str, np.ndarray]:
+    """Returns the numbers that a training begins with, as inputs of a program."""
+    return {name: np.asarray(value, np.float32) for name, value in graph.inputs.items()}
 
 
 def hyperparameters_of(graph: Graph) -> dict[str, np.ndarray]:

@@ -6,10 +6,12 @@ from collections.abc import Collection, Sequence
 from itertools import islice
 from typing import Any, Literal, TypeAlias
 
-from rollmill.envs import is_on_host
+from rollmill.core.bounds import scheduled_fields
+from rollmill.core.schedules import parse_schedule
+from rollmill.envs import is_on_host, make
 from rollmill.sweeps.directory import SweepDirectory
 from rollmill.sweeps.spec import Trial
-from rollmill.training.request import with_types
+from rollmill.training.request import TrainingRequest, with_types
 
 Together: TypeAlias = Literal["auto", "off"]
 """Whether trials may share a program."""
@@ -63,6 +65,26 @@ def _may_share(trial: Trial) -> bool:
 def _constants(trial: Trial) -> tuple[Any, ...]:
     """Returns what has to be equal in trials that share a program."""
     request, config = trial.request, with_types(trial.request).config
-    numbers = {name for name, value in request.settings.items() if isinstance(getattr(config, name, None), float)}
-    settings = {name: value for name, value in request.settings.items() if name not in numbers | {"seed"}}
-    return request.algorithm, request.environment, settings, sorted(numbers), request.environment_options
+    shapes = {name: shape for name in request.settings if (shape := _shape(config, name)) is not None}
+    settings = {name: value for name, value in request.settings.items() if name not in shapes.keys() | {"seed"}}
+    numbers = _environment_numbers(request)
+    options = {name: value for name, value in request.environment_options.items() if name not in numbers}
+    return request.algorithm, request.environment, settings, shapes, sorted(numbers), options
+
+
+def _shape(config: Any, name: str) -> str | None:
+    """Returns the shape of the schedule of a hyperparameter, or None for one that programs contain."""
+    value = getattr(config, name, None)
+    if isinstance(value, float):
+        return "constant"
+    if isinstance(value, str) and name in scheduled_fields(type(config)):
+        return parse_schedule(name, value).shape
+    return None
+
+
+def _environment_numbers(request: TrainingRequest) -> frozenset[str]:
+    """Returns the options that are numbers of the environment, and inputs of its programs."""
+    if not any(isinstance(value, int | float) for value in request.environment_options.values()):
+        return frozenset()
+    env = make(request.environment, **request.environment_options)
+    return frozenset(getattr(env, "inputs", ()))

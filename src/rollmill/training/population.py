@@ -13,7 +13,7 @@ from jaxtyping import Array, PyTree
 
 from rollmill.core.errors import UsageError
 from rollmill.core.json_data import writable
-from rollmill.dataflow import State
+from rollmill.dataflow import Graph, State
 from rollmill.gpus.activity import GpuActivity
 from rollmill.programs.compiled import CompiledProgram
 from rollmill.record.display import Display, choose_display
@@ -88,7 +88,7 @@ def _planned(requests: Sequence[TrainingRequest]) -> list[PlannedTraining]:
         resolved = resolve(request)
         graph = resolved.graph()
         # The graph is traced for the first one alone: the others are the same program.
-        described = {**planned[0].described, "config": writable(graph.settings)["config"]} if planned else None
+        described = {**planned[0].described, **_own_settings(graph)} if planned else None
         planned.append(
             plan_training(
                 graph,
@@ -100,6 +100,12 @@ def _planned(requests: Sequence[TrainingRequest]) -> list[PlannedTraining]:
         )
         _check_same_program(planned[0], planned[-1])
     return planned
+
+
+def _own_settings(graph: Graph) -> dict[str, Any]:
+    """Returns the settings in which trainings of a program may differ."""
+    settings = writable(graph.settings)
+    return {name: settings[name] for name in ("config", "environment_options")}
 
 
 def _check_same_program(first: PlannedTraining, other: PlannedTraining) -> None:
@@ -119,7 +125,10 @@ def _constants(planned: PlannedTraining) -> dict[str, Any]:
     graph, options = planned.graph, planned.options
     config = {name: value for name, value in graph.settings["config"].items() if name not in graph.hyperparameters}
     settings = {name: value for name, value in graph.settings.items() if name != "config"}
-    held = {"hyperparameters": sorted(graph.hyperparameters), "loops": graph.loops, "plan": planned.plan.to_json()}
+    settings["environment_options"] = {
+        name: value for name, value in settings["environment_options"].items() if name not in graph.parameters
+    }
+    held = {"inputs": sorted(graph.inputs), "loops": graph.loops, "plan": planned.plan.to_json()}
     how = {name: getattr(options, name) for name in SHARED}
     return {**settings, **config, **held, **how}
 

@@ -21,6 +21,7 @@ from rollmill.core.types import Action, Environment, Key, Params, State, Timeste
 from rollmill.envs.adapters import import_extra
 from rollmill.envs.adapters.gymnax_drawings import draw_of
 from rollmill.envs.adapters.promotion import promoting
+from rollmill.envs.numbers import number_names
 from rollmill.envs.options import keyword_names, like, unknown_option
 from rollmill.gpus.jax_settings import standard_promotion
 
@@ -59,6 +60,7 @@ def make(name: str, **options: Any) -> Environment:
             action_space=_space(source.action_space(params)),
             params=params,
             draw=draw_of(name, source, observed),
+            inputs=tuple(sorted(options.keys() & set(number_names(params)))),
         )
         return promoting(env)
 

@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from rollmill.core.errors import CannotFuse, NonFiniteError
 from rollmill.core.types import Key
-from rollmill.dataflow import Collector, Graph, Weights, step_one
+from rollmill.dataflow import Collector, Graph, Hyperparameters, Weights, step_one
 from rollmill.programs.cache import enable_compilation_cache
 from rollmill.programs.compiler_options import program_options
 from rollmill.programs.evaluation.episodes import (
@@ -99,9 +99,10 @@ def evaluator(
     graph = graph._replace(policy=graph.policy if stochastic else graph.greedy)
     enable_compilation_cache()
     batch, key = min(episodes, _most_at_once(graph)), jax.random.key(seed)
+    parameters = _parameters(graph)
 
     def play_with(advance: Advance) -> Evaluator:
-        play = jax.jit(partial(_play, graph, batch, advance)).lower(weights, key, np.int32(0))
+        play = jax.jit(partial(_play, graph, batch, advance)).lower(weights, key, np.int32(0), parameters)
         return partial(_play_all, graph, play.compile(program_options()), key, batch, episodes)
 
     # A kernel relies on what holds for every environment that a training starts; those of later batches, and
@@ -117,10 +118,10 @@ def evaluator(
 def _play_all(
     graph: Graph, play: Callable, key: Key, batch: int, episodes: int, weights: Weights
 ) -> EvaluationEpisodes:
-    played = []
+    played, parameters = [], _parameters(graph)
     for first in range(0, episodes, batch):
         own_key = jax.random.fold_in(key, first) if first else key
-        *outcome, done = jax.device_get(play(weights, own_key, np.int32(first % graph.loops.num_envs)))
+        *outcome, done = jax.device_get(play(weights, own_key, np.int32(first % graph.loops.num_envs), parameters))
         returns = outcome[0]
         if not done.all():
             raise never_ends(int((~done).sum()), batch)
@@ -141,8 +142,19 @@ def _most_at_once(graph: Graph) -> int:
     return int(np.clip(BATCH_BYTES // sum(sizes), 1, MAX_AT_ONCE))
 
 
+def _parameters(graph: Graph) -> dict[str, np.ndarray]:
+    """Returns the environment's parameters that programs take as inputs."""
+    return {name: np.asarray(value, np.float32) for name, value in graph.parameters.items()}
+
+
 def _play(
-    graph: Graph, episodes: int, advance: Advance, weights: Weights, key: Key, first: Int[Array, ""]
+    graph: Graph,
+    episodes: int,
+    advance: Advance,
+    weights: Weights,
+    key: Key,
+    first: Int[Array, ""],
+    parameters: Hyperparameters,
 ) -> tuple[Array, Array, dict[str, Array], Array]:
     start_key, run_key = jax.random.split(key)
 
@@ -153,7 +165,7 @@ def _play(
     end = jax.lax.while_loop(
         lambda now: ~jnp.all(now.done) & (now.chunks < MAX_STEPS // CHUNK),
         chunk,
-        _with_agents(graph, weights, _begin(graph, episodes, start_key, first)),
+        _with_agents(graph, weights, _begin(graph, episodes, start_key, first, parameters)),
     )
     return end.returns, end.lengths, end.agent_returns, end.done
 
@@ -166,9 +178,11 @@ def _with_agents(graph: Graph, weights: Weights, now: Playing) -> Playing:
     return now._replace(agent_returns={name: jnp.zeros_like(now.returns) for name in kinds})
 
 
-def _begin(graph: Graph, episodes: int, key: Key, first: Int[Array, ""]) -> Playing:
-    index = first + jnp.arange(episodes, dtype=jnp.int32)
-    start = jax.vmap(graph.start_environment)
+def _begin(
+    graph: Graph, episodes: int, key: Key, first: Int[Array, ""], parameters: Hyperparameters | None = None
+) -> Playing:
+    index, held = first + jnp.arange(episodes, dtype=jnp.int32), (parameters,) if parameters else ()
+    start = jax.vmap(lambda key, index: graph.start_environment(key, index, *held))
     state, observation = start(jax.random.split(key, episodes), index % graph.loops.num_envs)
     mask = jax.vmap(graph.action_mask)(state)
     return Playing(

@@ -14,7 +14,7 @@ from rollmill.dataflow import Graph, Owned, Role, State, empty_experience, roles
 from rollmill.planning.plan import AllReduce
 from rollmill.processes.jobs import Job
 from rollmill.programs.compile_clock import CompileTimes, Interval, union
-from rollmill.programs.compiled import begin_learner, hyperparameters_of
+from rollmill.programs.compiled import begin_learner, inputs_of
 from rollmill.programs.kernels import Launches
 from rollmill.workers.protocol import Begin
 from rollmill.workers.replica.snapshots import share_of
@@ -187,7 +187,7 @@ def initial_host_state(graph: Graph, shapes: State, key: Any) -> State:
     """Makes a state at the beginning. Python environments are zeros, because no state holds them."""
     index = jnp.arange(graph.loops.num_envs, dtype=jnp.int32)
     if graph.host is None:
-        return jax.jit(lambda key, held: start(graph, key, index, held))(key, hyperparameters_of(graph))
+        return jax.jit(lambda key, held: start(graph, key, index, held))(key, inputs_of(graph))
     learner = begin_learner(graph, key)  # the learner's own program, which its workers cache
     zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes.collector)
     rings = jax.jit(lambda: empty_experience(graph, index))()

@@ -214,4 +214,5 @@ class RemoteEnvs(NamedTuple):
 
 def start_environments(graph: Graph, key: Any, index: np.ndarray) -> Collector:
     """Starts the environments with these indices, by one compiled program."""
-    return jax.jit(partial(start_collector, graph))(key, index)
+    parameters = {name: np.float32(value) for name, value in graph.parameters.items()}
+    return jax.jit(partial(start_collector, graph))(key, index, parameters)
