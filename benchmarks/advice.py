@@ -12,92 +12,82 @@ as there are such groups of cores. Workloads that have not begun after `--minute
 written at once, to results/advice-PLATFORM.json.
 """
 
-import argparse
-import json
 import os
 import queue
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from measure import RESULTS, write_result
+from measure import HERE, Failed, in_turns, lines_of, one_of, options, rate, rollmill, some_of, words, write_result
+from profiler import profiled
 
-from rollmill.profiling.results import Advice, Profile, read_profile
+from rollmill.profiling.results import Advice, Profile
 
-HERE = Path(__file__).parent
-OWN = ("--import", "advised_environments")
-WORKLOADS: dict[str, list[str]] = {
-    "ppo, HalfCheetah": [
-        *("ppo", "gymnasium:HalfCheetah-v5", "--num-envs", "8", "--num-steps", "256"),
-        *("--num-minibatches", "32", "--update-epochs", "10"),
-    ],
-    "ppo, steps that sleep": ["ppo", "gymnasium:Waiting-v0", *OWN, "--num-envs", "8", "--num-steps", "64"],
-    "ppo, steps that compute": ["ppo", "gymnasium:Reckoning-v0", *OWN, "--num-envs", "8", "--num-steps", "64"],
-    "ppo, two environments": ["ppo", "gymnasium:CartPole-v1", "--num-envs", "2", "--num-steps", "64"],
-    "ppo, pictures": [
-        *("ppo", "gymnasium:Pictures-v0", *OWN, "--num-envs", "8", "--num-steps", "16"),
-        *("--num-minibatches", "4", "--update-epochs", "1"),
-    ],
-    "sac, Pendulum on the host": ["sac", "gymnasium:Pendulum-v1", "--num-envs", "8", "--learning-starts", "1000"],
-    "ppo, CartPole": ["ppo", "CartPole-v1", "--num-envs", "256", "--fusion", "off"],
-    "ppo, tiny batches": ["ppo", "CartPole-v1", "--num-envs", "4", "--num-steps", "8", "--fusion", "off"],
-    "dqn, CartPole": ["dqn", "CartPole-v1", "--learning-starts", "1000", "--fusion", "off"],
-    "a3c, Acrobot": ["a3c", "Acrobot-v1", "--num-envs", "64", "--fusion", "off"],
-    "alphazero, TicTacToe": ["alphazero", "TicTacToe-v0", "--num-envs", "64", "--fusion", "off"],
-    "mappo, Tag": ["mappo", "TagContinuous-Small-v0", "--num-envs", "16", "--fusion", "off"],
-    "a3c, two actors that sleep": [
-        *("a3c", "gymnasium:Waiting-v0", *OWN, "--num-envs", "8"),
-        *("--distribution", "single-learner-coarse", "--actors", "2"),
-    ],
+OWN = "--import advised_environments"
+SLEEPING = f"gymnasium:Waiting-v0 {OWN} --num-envs 8"
+WORKLOADS = {
+    "ppo, HalfCheetah": "ppo gymnasium:HalfCheetah-v5 --num-envs 8 --num-steps 256 --num-minibatches 32 "
+    "--update-epochs 10",
+    "ppo, steps that sleep": f"ppo {SLEEPING} --num-steps 64",
+    "ppo, steps that compute": f"ppo gymnasium:Reckoning-v0 {OWN} --num-envs 8 --num-steps 64",
+    "ppo, two environments": "ppo gymnasium:CartPole-v1 --num-envs 2 --num-steps 64",
+    "ppo, pictures": f"ppo gymnasium:Pictures-v0 {OWN} --num-envs 8 --num-steps 16 --num-minibatches 4 "
+    "--update-epochs 1",
+    "sac, Pendulum on the host": "sac gymnasium:Pendulum-v1 --num-envs 8 --learning-starts 1000",
+    "ppo, CartPole": "ppo CartPole-v1 --num-envs 256 --fusion off",
+    "ppo, tiny batches": "ppo CartPole-v1 --num-envs 4 --num-steps 8 --fusion off",
+    "dqn, CartPole": "dqn CartPole-v1 --learning-starts 1000 --fusion off",
+    "a3c, Acrobot": "a3c Acrobot-v1 --num-envs 64 --fusion off",
+    "alphazero, TicTacToe": "alphazero TicTacToe-v0 --num-envs 64 --fusion off",
+    "mappo, Tag": "mappo TagContinuous-Small-v0 --num-envs 16 --fusion off",
+    "a3c, two actors that sleep": f"a3c {SLEEPING} --distribution single-learner-coarse --actors 2",
 }
-ON_GPU: dict[str, list[str]] = {
-    "ppo, CartPole": ["ppo", "CartPole-v1", "--num-envs", "4096", "--num-steps", "128", "--fusion", "off"],
-    "ppo, CartPole, rollouts fused": [
-        *("ppo", "CartPole-v1", "--num-envs", "4096", "--num-steps", "128", "--fusion", "rollout"),
-    ],
-    "ppo, Acrobot": ["ppo", "Acrobot-v1", "--num-envs", "1024", "--fusion", "off"],
+ON_GPU = {
+    "ppo, CartPole": "ppo CartPole-v1 --num-envs 4096 --num-steps 128 --fusion off",
+    "ppo, CartPole, rollouts fused": "ppo CartPole-v1 --num-envs 4096 --num-steps 128 --fusion rollout",
+    "ppo, Acrobot": "ppo Acrobot-v1 --num-envs 1024 --fusion off",
     "ppo, steps that sleep": WORKLOADS["ppo, steps that sleep"],
     "dqn, CartPole": WORKLOADS["dqn, CartPole"],
 }
 FILLED = 1000
 """Steps before which algorithms with a replay memory do not learn."""
-SHORT = ("--windows", "2", "--unread-windows", "2", "--window-seconds", "0.5", "--profiled-seconds", "0.3")
+SHORT = words("--windows 2 --unread-windows 2 --window-seconds 0.5 --profiled-seconds 0.3")
 SECONDS, MIN_ITERATIONS = 6.0, 12
 """Shortest duration of a measured training, and its fewest iterations."""
 MAX_SECONDS = 240.0
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cores", type=int, default=0, help="of each workload; all, one after another, if 0")
-    parser.add_argument("--minutes", type=float, default=8.0)
-    parser.add_argument("--repeats", type=int, default=2, help="trainings of each side, in turns")
-    parser.add_argument("--workload", action="append", choices=[*WORKLOADS, *ON_GPU])
-    parser.add_argument("--platform", choices=("cpu", "gpu"), default="cpu")
-    parser.add_argument("--output", type=Path, default=RESULTS)
-    options = parser.parse_args()
-    until, rows = time.monotonic() + 60 * options.minutes, {}
-    workloads = ON_GPU if options.platform == "gpu" else WORKLOADS
-    if options.platform == "cpu":
+    chosen = options(
+        __doc__,
+        cores=(0, "of each workload; all, one after another, if 0"),
+        minutes=8.0,
+        repeats=(2, "trainings of each side, in turns"),
+        workload=some_of({**WORKLOADS, **ON_GPU}, []),
+        platform=one_of("cpu", "gpu", default="cpu"),
+    )
+    until, rows = time.monotonic() + 60 * chosen.minutes, {}
+    workloads = ON_GPU if chosen.platform == "gpu" else WORKLOADS
+    if chosen.platform == "cpu":
         os.environ["JAX_PLATFORMS"] = "cpu"
-    slots = _slots(options.cores)
+    slots = _slots(chosen.cores)
     with ThreadPoolExecutor(slots.qsize()) as pool:
         waiting = {
-            pool.submit(_in_slot, slots, until, workloads[name], options.repeats): name
-            for name in options.workload or workloads
+            pool.submit(_in_slot, slots, until, workloads[name].split(), chosen.repeats): name
+            for name in chosen.workload or workloads
         }
         for done in as_completed(waiting):
             name, row = waiting[done], done.result()
             rows[name] = row
             print(_text(name, row), flush=True)
-            result = {"cores": options.cores or os.cpu_count(), "summary": _summary(rows), "rows": rows}
-            write_result(f"advice-{options.platform}", result, directory=options.output)
+            result = {"cores": chosen.cores or os.cpu_count(), "summary": _summary(rows), "rows": rows}
+            write_result(f"advice-{chosen.platform}", result, chosen.output)
 
 
 def _slots(cores: int) -> "queue.Queue[set[int]]":
@@ -110,24 +100,24 @@ def _slots(cores: int) -> "queue.Queue[set[int]]":
     return slots
 
 
-def _in_slot(slots: "queue.Queue[set[int]]", until: float, words: Sequence[str], repeats: int) -> dict[str, Any]:
+def _in_slot(slots: "queue.Queue[set[int]]", until: float, command: Sequence[str], repeats: int) -> dict[str, Any]:
     slot = slots.get()
     try:
         os.sched_setaffinity(0, slot)  # of this thread, and so of the processes that it starts
         if time.monotonic() > until:
             return {"skipped": "no time was left"}
-        return _checked(words, until, repeats)
-    except (subprocess.SubprocessError, RuntimeError) as error:
+        return _checked(command, until, repeats)
+    except (subprocess.SubprocessError, Failed) as error:
         return {"skipped": str(error)[-2000:]}
     finally:
         slots.put(slot)
 
 
-def _checked(words: Sequence[str], until: float, repeats: int) -> dict[str, Any]:
+def _checked(command: Sequence[str], until: float, repeats: int) -> dict[str, Any]:
     """A profile of a training, and what came of each piece of its advice that predicts something."""
-    found = _profiled(words)
+    found = profiled([*command, *SHORT], timeout=MAX_SECONDS, env=_environment())
     row: dict[str, Any] = {
-        "words": list(words),
+        "words": list(command),
         "iteration_seconds": found.iteration.unprofiled,
         "busy_cores": found.cores and found.cores.busy,
         "idle_cores": found.cores and found.cores.idle,
@@ -136,17 +126,14 @@ def _checked(words: Sequence[str], until: float, repeats: int) -> dict[str, Any]
     }
     for one in found.advice:
         if one.saves > 0 and time.monotonic() < until:
-            row["followed"].append(_followed(words, found, one, repeats))
+            row["followed"].append(_followed(command, found, one, repeats))
     return row
 
 
-def _followed(words: Sequence[str], found: Profile, advice: Advice, repeats: int) -> dict[str, Any]:
-    sides = [list(words), [*_without(words, advice.options), *advice.options.split()]]
-    speeds: list[list[float]] = [[], []]
-    for turn in range(repeats):
-        for side in (0, 1) if turn % 2 == 0 else (1, 0):
-            speeds[side].append(_speed(sides[side], found))
-    before, after = (1.0 / median(each) for each in speeds)
+def _followed(command: Sequence[str], found: Profile, advice: Advice, repeats: int) -> dict[str, Any]:
+    sides = [list(command), [*_without(command, advice.options), *advice.options.split()]]
+    speeds = in_turns({number: partial(_speed, side, found) for number, side in enumerate(sides)}, repeats)
+    before, after = (1.0 / median(each) for each in speeds.values())
     predicted = advice.saves / found.iteration.unprofiled
     saved = 1.0 - after / before
     return {
@@ -155,48 +142,33 @@ def _followed(words: Sequence[str], found: Profile, advice: Advice, repeats: int
         "predicted": predicted,
         "saved": saved,
         "holds": saved >= predicted / 2,
-        "steps_per_second": speeds,
+        "steps_per_second": list(speeds.values()),
     }
 
 
-def _profiled(words: Sequence[str]) -> Profile:
-    with tempfile.TemporaryDirectory() as folder:
-        _rollmill("profile", *words, *SHORT, "--output", f"{folder}/profile")
-        file = Path(folder) / "profile" / "profile.json"
-        return read_profile(file.read_bytes(), where=str(file))
-
-
-def _speed(words: Sequence[str], found: Profile) -> float:
+def _speed(command: Sequence[str], found: Profile) -> float:
     """Environment steps a second of a training, without its beginning."""
     iterations = max(MIN_ITERATIONS, SECONDS / found.iteration.unprofiled)
     steps = int(iterations * found.training.env_steps) + FILLED
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
-        _rollmill("train", *words, "--total-timesteps", str(steps), "--run-dir", str(run), "--no-tensorboard")
-        rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        ending = words("--no-tensorboard", total_timesteps=steps, run_dir=run)
+        rollmill("train", *command, *ending, timeout=MAX_SECONDS, env=_environment())
+        rows = lines_of(run)
     learning = [row for row in rows if row.get("losses/total") is not None]
     late = [row for row in learning if row["seconds"] >= rows[-1]["seconds"] / 4]
-    first, last = late[0], late[-1]
-    if last["seconds"] <= first["seconds"]:
-        raise RuntimeError(f"{' '.join(words)}: {len(rows)} lines of metrics are too few")
-    return (last["env_steps"] - first["env_steps"]) / (last["seconds"] - first["seconds"])
+    return rate(late[0], late[-1])
 
 
-def _rollmill(*words: str) -> None:
+def _environment() -> dict[str, str]:
     paths = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
-    environment = os.environ | {"PYTHONPATH": paths, "ROLLMILL_TYPE_CHECKS": "0"}
-    command = [sys.executable, "-m", "rollmill", *words]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=MAX_SECONDS, check=False, env=environment
-    )
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)}\n{done.stdout[-500:]}\n{done.stderr[-1500:]}")
+    return os.environ | {"PYTHONPATH": paths, "ROLLMILL_TYPE_CHECKS": "0"}
 
 
-def _without(words: Sequence[str], options: str) -> list[str]:
+def _without(command: Sequence[str], options: str) -> list[str]:
     """The words without the options that are given anew."""
     kept, names, skipping = [], {word for word in options.split() if word.startswith("--")}, False
-    for word in words:
+    for word in command:
         if word.startswith("--"):
             skipping = word in names
         if not skipping:

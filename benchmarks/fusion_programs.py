@@ -21,7 +21,6 @@ differs is made smaller and printed. Writes results/fusion-programs.json, fusion
 fusion-programs-faults.json; `--output` names another folder.
 """
 
-import argparse
 import json
 import multiprocessing
 import os
@@ -47,40 +46,37 @@ SHRINKING = 50.0
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--programs", type=int, default=3000)
-    parser.add_argument("--first", type=int, default=FIRST, help="seed of the first program")
-    parser.add_argument("--gpu", action="store_true", help="as Triton kernels on a GPU")
-    parser.add_argument("--faults", action="store_true", help="find faults that are made on purpose")
-    parser.add_argument("--games", action="store_true", help="play games, too")
-    parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--limit", type=float, help="seconds that one task may take; 120, of a fault 500")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="no program begins later than that")
-    parser.add_argument("--add", action="store_true", help="keep the rows of an earlier run, and do what it lacks")
-    parser.add_argument("--output", type=Path, help="folder for the result")
-    options = parser.parse_args()
-    # Before any module makes an array: this process and all others share the GPU.
+    # Before JAX is imported: this process and all others share the GPU.
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
-    if not options.gpu:
+    if "--gpu" not in sys.argv:
         os.environ["JAX_PLATFORMS"] = "cpu"
-    from measure import RESULTS, write_result
+    from measure import options, write_result
 
-    name = "fusion-programs" + ("-gpu" if options.gpu else "-faults" if options.faults else "")
-    folder = options.output or RESULTS
-    folder.mkdir(parents=True, exist_ok=True)
-    options.limit = options.limit or (500 if options.faults else 120)
-    begin, file = time.monotonic(), folder / f"{name}.rows.jsonl"
-    found = earlier_rows(file) if options.add else []
+    chosen = options(
+        __doc__,
+        programs=3000,
+        first=(FIRST, "seed of the first program"),
+        gpu=(False, "as Triton kernels on a GPU"),
+        faults=(False, "find faults that are made on purpose"),
+        games=(False, "play games, too"),
+        processes=1,
+        limit=(float, "seconds that one task may take; 120, of a fault 500"),
+        seconds=(float("inf"), "no program begins later than that"),
+        add=(False, "keep the rows of an earlier run, and do what it lacks"),
+    )
+    name = "fusion-programs" + ("-gpu" if chosen.gpu else "-faults" if chosen.faults else "")
+    chosen.output.mkdir(parents=True, exist_ok=True)
+    chosen.limit = chosen.limit or (500 if chosen.faults else 120)
+    begin, file = time.monotonic(), chosen.output / f"{name}.rows.jsonl"
+    found = earlier_rows(file) if chosen.add else []
     done = [row["task"] for row in found]
-    tasks = [task for task in tasks_of(options) if as_stored(task) not in done]
+    tasks = [task for task in tasks_of(chosen) if as_stored(task) not in done]
     with file.open("w") as rows:
         rows.writelines(json.dumps(row) + "\n" for row in found)
-        found += [
-            row for row in run_all(tasks, options) if rows.write(json.dumps(row) + "\n") and not rows.flush()
-        ]
-    result = summary(found) | {"seconds": round(time.monotonic() - begin), "first": options.first}
+        found += [row for row in run_all(tasks, chosen) if rows.write(json.dumps(row) + "\n") and not rows.flush()]
+    result = summary(found) | {"seconds": round(time.monotonic() - begin), "first": chosen.first}
     print(json.dumps(result["counts"], indent=2))
-    write_result(name, result, directory=folder)
+    write_result(name, result, chosen.output)
 
 
 def earlier_rows(file: Path) -> list[dict[str, Any]]:
@@ -94,16 +90,16 @@ def as_stored(task: Any) -> Any:
     return json.loads(json.dumps(task))
 
 
-def tasks_of(options: argparse.Namespace) -> list[tuple[str, Any]]:
+def tasks_of(chosen: Any) -> list[tuple[str, Any]]:
     """A task for each fault, or for each game and each program; games take longest, and so begin first."""
-    if options.faults:
+    if chosen.faults:
         from faults import FAULTS
 
-        return [("fault", (name, options.programs)) for name in FAULTS]
+        return [("fault", (name, chosen.programs)) for name in FAULTS]
     from game_environments import GAMES
 
-    games = [("game", name) for name in GAMES] if options.games else []
-    return [*games, *(("program", seed) for seed in range(options.first, options.first + options.programs))]
+    games = [("game", name) for name in GAMES] if chosen.games else []
+    return [*games, *(("program", seed) for seed in range(chosen.first, chosen.first + chosen.programs))]
 
 
 # --- processes ------------------------------------------------------------------------------------------
@@ -119,21 +115,21 @@ class Worker(NamedTuple):
     tasks: int = 1
 
 
-def run_all(tasks: list[Any], options: argparse.Namespace) -> Any:
+def run_all(tasks: list[Any], chosen: Any) -> Any:
     """The rows of all tasks, in the order in which they end."""
     context, pending = multiprocessing.get_context("spawn"), tasks[::-1]
     workers: list[Worker] = []
-    end = time.monotonic() + options.seconds
+    end = time.monotonic() + chosen.seconds
     while pending or workers:
         if time.monotonic() > end:
             yield from (row_of(task, "not begun") for task in pending)
             pending.clear()
-        while pending and len(workers) < options.processes:
-            workers.append(begun(context, pending.pop(), options.gpu))
+        while pending and len(workers) < chosen.processes:
+            workers.append(begun(context, pending.pop(), chosen.gpu))
         ready = wait([worker.answers for worker in workers], timeout=1)
         working, workers = workers, []
         for worker in working:
-            rows = answer_of(worker, worker.answers in ready, options.limit)
+            rows = answer_of(worker, worker.answers in ready, chosen.limit)
             yield from rows
             workers += [worker] if not rows else next_task(worker, pending)
 

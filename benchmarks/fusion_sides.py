@@ -158,23 +158,26 @@ SIDES: dict[str, Callable[[Case, Way], Running]] = {
 ON_JAX = ("XLA", "XLA, calls", "kernel")
 
 
-def collecting_graph(env: Environment, num_envs: int, num_steps: int) -> Graph:
+def coin(weights: Any, key: Any, memory: Any, observation: Any, action_mask: Any) -> Decision:
+    """Draws one of two actions."""
+    return Decision((jax.random.bits(key, (), jnp.uint32) % 2).astype(jnp.int32), (), ())
+
+
+def collecting_graph(env: Environment, num_envs: int, num_steps: int, *, decide: Callable = coin) -> Graph:
     """Returns a graph with random actions, whose trajectory holds the same as that of every side."""
     own = auto_reset(env)
+    legal = own.action_mask
 
     def step(key, state, action):
         return own.step(key, state, action, env.params)._replace(info={"final_observation": ()})
-
-    def decide(weights, key, memory, observation, action_mask):
-        return Decision((jax.random.bits(key, (), jnp.uint32) % 2).astype(jnp.int32), (), ())
 
     sizes = {"num_envs": num_envs, "num_steps": num_steps, "total_timesteps": num_envs * num_steps}
     return rollmill.ppo(env, **sizes, num_minibatches=1)._replace(
         environment=step,
         policy=decide,
-        start_environment=lambda key, index: env.reset(key, env.params)[::-1],
+        start_environment=lambda key, index: own.reset(key, env.params)[::-1],
         start_memory=lambda: (),
-        action_mask=lambda state: (),
+        action_mask=lambda state: () if legal is None else legal(state, env.params),
         weights=lambda learner: (),
         appraise=None,
     )

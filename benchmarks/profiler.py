@@ -97,10 +97,10 @@ GROUPS = {
 dispatch, messages and logs, or the rest of the device's."""
 
 
-def profiled(words: Sequence[str]) -> Profile:
+def profiled(words: Sequence[str], **how: Any) -> Profile:
     """Returns the profile of a training in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
-        command_line("profile", *words, "--output", f"{folder}/profile", timeout=1200)
+        command_line("profile", *words, "--output", f"{folder}/profile", **{"timeout": 1200, **how})
         file = Path(folder) / "profile" / "profile.json"
         return read_profile(file.read_bytes(), where=str(file))
 

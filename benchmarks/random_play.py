@@ -20,12 +20,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from fusion_sides import collecting_graph
 from measure import compiled, fastest, options, platform, some_of, timed_in_turns, write_result
 
-import rollmill
 from rollmill.core.machine import keep_freed_memory
 from rollmill.dataflow import Collector, Decision, Graph, Step, Trajectory, collect, start_collector
-from rollmill.envs import auto_reset
 from rollmill.envs.connect_four import connect_four
 from rollmill.envs.tic_tac_toe import tic_tac_toe
 from rollmill.fusion import RolloutStep, backend_of, fused_collect, lower_rollout, pressure_of, rollouts_in_a_row
@@ -56,23 +55,8 @@ def random_play(environment: str, num_envs: int, num_steps: int, stored: str) ->
     kernels.
     """
     env = ENVIRONMENTS[environment]()._replace(num_players=1, to_move=None)
-    own = auto_reset(env)
-    legal = own.action_mask
-    assert legal is not None
-
-    def step(key: Any, state: Any, action: Any) -> Any:
-        return own.step(key, state, action, env.params)._replace(info={"final_observation": ()})
-
-    sizes: dict[str, Any] = {"num_envs": num_envs, "num_steps": num_steps, "total_timesteps": num_envs * num_steps}
-    return rollmill.ppo(env, **sizes, num_minibatches=1)._replace(
-        environment=step,
-        policy=uniform_move,
-        start_environment=lambda key, index: own.reset(key, env.params)[::-1],
-        start_memory=lambda: (),
-        action_mask=lambda state: legal(state, env.params),
-        weights=lambda learner: (),
-        appraise=results_alone if stored == RESULTS_ONLY else None,
-    )
+    graph = collecting_graph(env, num_envs, num_steps, decide=uniform_move)
+    return graph._replace(appraise=results_alone if stored == RESULTS_ONLY else None)
 
 
 def by_xla(
