@@ -74,6 +74,10 @@ class Registry(dict[str, T]):
         """Returns the modules whose import registered a name, the innermost first."""
         return self._origins.get(name, ())
 
+    def is_built_in(self, name: str) -> bool:
+        """Returns whether the name stands for the part that is built in under it."""
+        return name in self._built_in and self.get(name) is self._built_in[name]
+
     def is_users(self, name: str) -> bool:
         """Returns whether the user registered the name in this process, so that others may not know it."""
         if self.get(name) is self._built_in.get(name):

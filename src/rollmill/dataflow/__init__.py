@@ -15,6 +15,8 @@ from rollmill.dataflow.collecting import (
 from rollmill.dataflow.crossing import Cut, Handlers, Piece, cross, cut, drive, evaluate, walk, walk_leaves
 from rollmill.dataflow.experience import FILL, empty_experience, first_learning_iteration, waiting_iterations
 from rollmill.dataflow.fingerprint import (
+    digests_of,
+    expect_digests,
     fingerprint,
     fragment_fingerprints,
     iteration_digest,
@@ -43,7 +45,7 @@ from rollmill.dataflow.graph import (
     Trajectory,
     Weights,
 )
-from rollmill.dataflow.graph_traces import traces_of
+from rollmill.dataflow.graph_traces import TracedDigests, traces_of
 from rollmill.dataflow.interfaces import EDGES, Edge, Interface, interfaces, widened
 from rollmill.dataflow.learning import (
     end_iteration,
@@ -161,6 +163,7 @@ __all__ = [
     "StepRequest",
     "State",
     "Step",
+    "TracedDigests",
     "Trajectory",
     "StepReply",
     "Weights",
@@ -172,9 +175,11 @@ __all__ = [
     "collection_metrics",
     "cross",
     "cut",
+    "digests_of",
     "drive",
     "remote_environment",
     "evaluate",
+    "expect_digests",
     "fingerprint",
     "end_iteration",
     "first_learning_iteration",

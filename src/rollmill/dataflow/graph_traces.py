@@ -1,5 +1,6 @@
 """Traces of a graph that its fingerprint and its programs share."""
 
+from dataclasses import dataclass
 from functools import cached_property, partial
 
 import jax
@@ -12,12 +13,25 @@ from rollmill.dataflow.loops import iterate, start
 from rollmill.dataflow.program_digests import Digests
 
 
+@dataclass(frozen=True)
+class TracedDigests:
+    """Digests of what a graph computes, for a process that does without tracing all of it."""
+
+    fingerprint: str
+    start: str | None
+    iteration: str | None
+    metrics: tuple[str, ...]
+    """Names of the metrics of an iteration."""
+
+
 class GraphTraces:
     """The first state and an iteration of a graph, with all its environments and one replica, each traced once."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.digests = Digests()
+        self.expected: TracedDigests | None = None
+        """What the digests would be, where it is known."""
 
     @cached_property
     def start(self) -> ReplayedTrace:

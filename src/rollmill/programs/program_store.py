@@ -43,11 +43,11 @@ OWN_CALLS = {"Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "cu_thr
 CACHE_HIT = "/jax/compilation_cache/cache_hits"
 """The event by which JAX reports a program from its cache."""
 
-NO_PART = re.compile("cache|log|dump|trace", re.IGNORECASE)
+NO_PART = re.compile("cache|log|dump|trace|state_dir", re.IGNORECASE)
 """Settings that change no program."""
 
-PREFIXES = ("JAX_", "XLA_", "TF_", "NVIDIA_")
-"""Environment variables that JAX and XLA read."""
+PREFIXES = ("JAX_", "XLA_", "TF_", "NVIDIA_", "EQX_", "ROLLMILL_")
+"""Beginnings of the names of environment variables that matter."""
 
 
 class ProgramStore:
@@ -177,18 +177,22 @@ def store_for(device: Any, digest: str | None, known: Sequence[object], sources:
     is_on = settings["jax_enable_compilation_cache"] and settings["jax_compilation_cache_dir"]
     if digest is None or not is_on or settings[WITH_NAMES]:
         return NO_STORE
+    around = [surroundings(device), [hashlib.sha256(source.read_bytes()).hexdigest() for source in sources]]
+    text = json.dumps([digest, *known, around])
+    return ProgramStore(hashlib.sha256(text.encode()).hexdigest()[:32], device)
+
+
+def surroundings(device: Any) -> list[object]:
+    """Returns what every program of a device depends on: versions, settings, variables and the processor."""
     client = device.client
-    around = [
+    return [
         *map(version, ("jax", "jaxlib")),
         platform.python_version(),
         [client.platform, client.platform_version, device.device_kind],
         _settings(),
         _variables(os.environ),
         [*_processor(), os.cpu_count(), usable_cores()],
-        [hashlib.sha256(source.read_bytes()).hexdigest() for source in sources],
     ]
-    text = json.dumps([digest, *known, around])
-    return ProgramStore(hashlib.sha256(text.encode()).hexdigest()[:32], device)
 
 
 def calls_of(text: str) -> set[str]:

@@ -16,6 +16,7 @@ from rollmill.dataflow import Graph, fingerprint, fragment_fingerprints
 from rollmill.envs import make
 from rollmill.record.json_files import plain
 from rollmill.runs.algorithms import find_algorithm
+from rollmill.runs.recalled_digests import recall_digests
 
 
 def import_modules(names: Sequence[str]) -> None:
@@ -76,12 +77,14 @@ def describe(graph: Graph) -> dict[str, Any]:
     comparing the two, by their parts or else by what they compute. That traces the graph, and in the second case
     the other as well: describe a graph once, and pass the description on.
     """
-    settings = {**writable(graph.settings), "fingerprint": fingerprint(graph)}
+    settings = writable(graph.settings)
     try:
         plain(settings["config"])
     except TypeError:
-        return {**settings, "config": {}, "custom": [*settings["custom"], "hyperparameters"]}
-    return settings if settings["custom"] else {**settings, "custom": _changed(graph, settings)}
+        custom = [*settings["custom"], "hyperparameters"]
+        return {**settings, "fingerprint": fingerprint(graph), "config": {}, "custom": custom}
+    custom = settings["custom"] or _changed(graph, settings)
+    return {**settings, "fingerprint": fingerprint(graph), "custom": custom}
 
 
 def _changed(graph: Graph, settings: dict[str, Any]) -> list[str]:
@@ -100,8 +103,10 @@ def _changed(graph: Graph, settings: dict[str, Any]) -> list[str]:
             rebuilt = _graph_on(env, saved)
         if dict(rebuilt.hyperparameters) != dict(graph.hyperparameters):
             return ["hyperparameters"]
-        same_parts = certainly_same(graph._replace(settings={}), rebuilt._replace(settings={}))
-        if same_parts or fingerprint(rebuilt) == settings["fingerprint"]:
+        if certainly_same(graph._replace(settings={}), rebuilt._replace(settings={})):
+            recall_digests(graph, saved)
+            return []
+        if fingerprint(rebuilt) == fingerprint(graph):
             return []
     except RollmillError:
         return ["algorithm"]

@@ -1,0 +1,109 @@
+"""Digests of what a graph computes, recalled by the graph's names instead of traced.
+
+Rollmill's own algorithms and environments compute the same whenever they are built with the same settings from the
+same sources. So a command that trains them finds the digests of an earlier one. This holds in a process of the
+command alone, into which nobody has imported modules: elsewhere any function may have been replaced.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import sys
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from rollmill.core.errors import CheckpointError, DataError
+from rollmill.core.folder import Folder
+from rollmill.core.installation import cache_root, folder_in_cache
+from rollmill.core.json_data import parse_json
+from rollmill.core.schema import read_as
+from rollmill.dataflow import Graph, TracedDigests, digests_of, expect_digests
+from rollmill.envs.registry import ENVIRONMENTS
+from rollmill.programs.program_store import surroundings
+from rollmill.record.json_files import plain
+from rollmill.runs.algorithms import ALGORITHMS
+
+PACKAGE = Path(__file__).parents[1]
+COMMAND = "rollmill"
+MAX_BYTES = 2**20
+
+INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
+"""Folders of installed packages, as their files name them."""
+STANDARD = tuple({os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib")})
+
+
+def recall_digests(graph: Graph, settings: dict[str, Any]) -> None:
+    """Looks up the digests of a graph that its settings certainly rebuild, or traces and stores them."""
+    file = _file_of(settings)
+    if file is None:
+        return
+    folder = folder_in_cache(file)
+    with contextlib.suppress(OSError, CheckpointError, DataError):
+        content = parse_json(folder.read(file.name, limit=MAX_BYTES), where=str(file))
+        expect_digests(graph, read_as(TracedDigests, content, where=str(file), error=CheckpointError))
+        return
+    _write(folder, file.name, digests_of(graph))
+
+
+def _write(folder: Folder, name: str, digests: TracedDigests) -> None:
+    with contextlib.suppress(OSError, CheckpointError):
+        folder.make()
+        with folder.replacing(name, shared=True) as whole:
+            whole.write(json.dumps(asdict(digests)).encode())
+
+
+def _file_of(settings: dict[str, Any]) -> Path | None:
+    """Returns the file of the digests; None if they depend on more than settings and sources."""
+    is_own = ALGORITHMS.is_built_in(settings["algorithm"]) and ENVIRONMENTS.is_built_in(settings["environment"])
+    if not (is_own and jax.config.values["jax_enable_compilation_cache"]):
+        return None
+    try:
+        modules = sorted(_foreign_modules())
+    except _Untold:
+        return None
+    known = [plain(settings), _own_sources(), modules, surroundings(jax.devices()[0])]
+    return cache_root() / "digests" / f"{hashlib.sha256(json.dumps(known).encode()).hexdigest()[:32]}.json"
+
+
+class _Untold(Exception):
+    """There is code in this process of which nothing is known."""
+
+
+def _foreign_modules() -> Iterator[tuple[str, int, int]]:
+    """Finds the modules of other packages, with the sizes of their files and the seconds of their changes.
+
+    Raises:
+        _Untold: a module belongs to no installed package, or the process is not one of Rollmill's command.
+    """
+    main = sys.modules["__main__"]
+    command = getattr(main, "__file__", None)
+    if command is None or not (_is_own(command) or os.path.basename(command) == COMMAND):
+        raise _Untold
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if module is main or file is None or _is_own(file):
+            continue
+        if any(folder in file for folder in INSTALLED):
+            status = os.stat(file)
+            yield name, status.st_size, int(status.st_mtime)
+        elif not file.startswith(STANDARD):
+            raise _Untold
+
+
+def _is_own(file: str) -> bool:
+    return file.startswith(f"{PACKAGE}{os.sep}")
+
+
+def _own_sources() -> str:
+    """Returns a digest of all of Rollmill's sources."""
+    whole = hashlib.sha256()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        whole.update(f"{path.relative_to(PACKAGE)}\0".encode())
+        whole.update(hashlib.sha256(path.read_bytes()).digest())
+    return whole.hexdigest()

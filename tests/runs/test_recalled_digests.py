@@ -1,0 +1,79 @@
+"""A command that trains what Rollmill defines recalls digests of it; nothing else is recalled."""
+
+import subprocess
+import sys
+
+import pytest
+
+import rollmill
+from rollmill.dataflow import digests_of, traces_of
+from rollmill.runs import recalled_digests
+from rollmill.runs.specification import describe
+
+SIZES = {"num_envs": 2, "num_steps": 4, "num_minibatches": 1, "update_epochs": 1, "total_timesteps": 8}
+NETWORK = rollmill.NetworkConfig(hidden_sizes=(4,))
+
+
+@pytest.fixture
+def digests(tmp_path, monkeypatch):
+    """Returns the folder of stored digests in a process that takes itself for the command's."""
+    monkeypatch.setenv("ROLLMILL_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(recalled_digests, "_foreign_modules", lambda: [("jax", 1, 2)])
+    return tmp_path / "digests"
+
+
+def described(environment="CartPole-v1", **options):
+    """Returns a description, all digests, and whether an iteration was traced for them."""
+    graph = rollmill.ppo(environment, network=NETWORK, **{**SIZES, **options})
+    return describe(graph), digests_of(graph), "iterate" in vars(traces_of(graph))
+
+
+def test_digests_of_the_same_names_are_recalled_without_a_trace(digests):
+    *traced, did_trace = described()
+    *recalled, traced_again = described()
+    assert recalled == traced and (did_trace, traced_again) == (True, False)
+    assert len(list(digests.iterdir())) == 1
+
+
+def test_other_settings_sources_or_modules_are_traced(digests, monkeypatch):
+    described()
+    assert described(norm_adv=False)[2]
+    with monkeypatch.context() as changed:
+        changed.setattr(recalled_digests, "_own_sources", lambda: "other")
+        assert described()[2]
+    with monkeypatch.context() as changed:
+        changed.setattr(recalled_digests, "_foreign_modules", lambda: [("jax", 1, 3)])
+        assert described()[2]
+    assert not described()[2]
+
+
+def test_a_damaged_file_is_traced_again(digests):
+    before = described()
+    for content in (b"{", b"[]", b'{"fingerprint": 1}', b""):
+        for file in digests.iterdir():
+            file.write_bytes(content)
+        assert described() == before
+
+
+def test_a_part_of_the_users_own_is_traced(digests):
+    cartpole = rollmill.make("CartPole-v1")
+    own = cartpole._replace(step=lambda *args: cartpole.step(*args))
+    assert described(own)[2]
+    assert not digests.exists()
+
+
+MODULES = "from rollmill.runs import recalled_digests as r; print(len(list(r._foreign_modules())) > 100)"
+
+
+@pytest.mark.parametrize(("script", "expected"), [("rollmill", "True"), ("training.py", "_Untold")])
+def test_only_a_process_of_the_command_knows_its_modules(script, expected, tmp_path):
+    (tmp_path / script).write_text(MODULES)
+    done = subprocess.run([sys.executable, tmp_path / script], capture_output=True, text=True, timeout=120)
+    assert expected in done.stdout + done.stderr
+
+
+def test_a_module_of_the_users_own_makes_a_process_unknown(tmp_path):
+    (tmp_path / "mine.py").write_text("")
+    (tmp_path / "rollmill").write_text(f"import mine; {MODULES}")
+    done = subprocess.run([sys.executable, tmp_path / "rollmill"], capture_output=True, text=True, timeout=120)
+    assert "_Untold" in done.stderr
