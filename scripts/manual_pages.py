@@ -17,10 +17,10 @@ from rollmill.cli.main import COMMANDS  # type: ignore[attr-defined]
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-SUBJECTS = {"train": ["ppo"], "plan": ["ppo"], "profile": ["ppo"], "sweep": ["ppo"], "explain": ["fusion"]}
+SUBJECTS = {name: ["ppo"] for name in ("train", "sweep", "plan", "warm", "profile")} | {"explain": ["fusion"]}
 """Words that follow a command before `--help`, where the options depend on them."""
 
-LIKE_TRAIN = ("plan", "profile", "explain")
+LIKE_TRAIN = ("plan", "warm", "profile", "explain")
 ELSEWHERE = ("algorithm", "network")
 """Groups of options that the pages on algorithms explain."""
 

@@ -37,6 +37,7 @@ COMMANDS = {
         "sweep", "train with many values of options: rollmill sweep ppo CartPole-v1 --over seed=0..4", records=True
     ),
     "plan": Command("plan", "show where a training's groups run, and the edges between them"),
+    "warm": Command("warm", "compile a training for later starts: rollmill warm ppo CartPole-v1"),
     "profile": Command("profile", "show where a training's time goes: rollmill profile ppo CartPole-v1"),
     "explain": Command("explain", "show whether an environment fuses into one kernel: explain fusion CartPole-v1"),
     "evaluate": Command(

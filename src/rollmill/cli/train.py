@@ -13,7 +13,7 @@ from rollmill.training.training import Run
 def run(arguments: list[str]) -> int:
     """Trains, and prints where the run is."""
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(_usage())
+        print(usage("train"))
         return 0 if arguments else 2
     parsed = parse_training(arguments)
     with planned(parsed.request, parsed.searching) as request:
@@ -40,11 +40,12 @@ def report(run: Run) -> int:
     return run.exit_code
 
 
-def _usage() -> str:
+def usage(command: str) -> str:
+    """Returns the usage text of a command that takes the words of a training."""
     offered = [(plugin.name, f"of the package {plugin.package}") for plugin in plugins("algorithm")]
     rows = [*((name, algorithm.summary) for name, algorithm in ALGORITHMS.items()), *offered]
     width = max(len(name) for name, _ in rows)
     lines = [f"  {name:<{width}}  {summary}" for name, summary in rows]
-    head = ["usage: rollmill train ALGORITHM ENVIRONMENT [OPTIONS]", "", "algorithms:"]
-    more = "`rollmill train ALGORITHM --help` lists its options; `rollmill list` the environments."
+    head = [f"usage: rollmill {command} ALGORITHM ENVIRONMENT [OPTIONS]", "", "algorithms:"]
+    more = f"`rollmill {command} ALGORITHM --help` lists its options; `rollmill list` the environments."
     return "\n".join([*head, *lines, "", more])
