@@ -122,7 +122,7 @@ def _memory_text(request: TrainingRequest) -> str:
 
 
 def described(need: MemoryNeed) -> str:
-    """The need as text, beside what there is."""
+    """Returns the need as text, beside what there is."""
     if need.process is None:
         of_what = f"on each of {need.devices} devices" if need.devices > 1 else "on the device"
         found = f"memory: {memory_text(need.device)} {of_what}"

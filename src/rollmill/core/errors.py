@@ -79,7 +79,7 @@ class EnvironmentFailed(RollmillError):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message; its type if it has none."""
+    """Returns the first line of an error's message; its type if it has none."""
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
 

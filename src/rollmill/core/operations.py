@@ -58,7 +58,7 @@ def span(name: str, category: str = "python") -> AbstractContextManager[object]:
 
 
 def stepped_operation() -> str | None:
-    """The operation for which this thread steps environments of the host now, while a training is recorded."""
+    """Returns the operation for which this thread steps environments of the host, while a training is recorded."""
     return _STEPPED.get(threading.get_ident())
 
 

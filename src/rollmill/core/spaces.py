@@ -86,7 +86,7 @@ def box_bounds(space: spaces.Box, dtype: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def possible_choices(space: spaces.Space) -> np.ndarray | None:
-    """The mask of all choices of a discrete action space; None for other spaces.
+    """Returns the mask of all choices of a discrete action space; None for other spaces.
 
     `[n]` for `Discrete`; `[*shape, max(nvec)]` for `MultiDiscrete`, padded with False where `nvec` is smaller.
     An `action_mask` has this shape, and so have the policy's logits. With several agents, masks are a dictionary
@@ -101,7 +101,7 @@ def possible_choices(space: spaces.Space) -> np.ndarray | None:
 
 
 def repeated(space: spaces.Space, count: int) -> spaces.Space:
-    """The space of `count` elements of `space`, as arrays with one more leading axis.
+    """Returns the space of `count` elements of `space`, as arrays with one more leading axis.
 
     A `Discrete` becomes a `MultiDiscrete`, a `Dict` or `Tuple` one of repeated parts; other kinds stay.
     """

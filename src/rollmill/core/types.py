@@ -51,7 +51,7 @@ class ResetFunction(Protocol):
     """Starts an episode."""
 
     def __call__(self, key: Key, params: Params, /) -> tuple[Observation, State]:
-        """The first observation and state."""
+        """Returns the first observation and state."""
         ...
 
 
@@ -59,7 +59,7 @@ class StepFunction(Protocol):
     """Advances an episode by one action; never resets by itself."""
 
     def __call__(self, key: Key, state: State, action: Action, params: Params, /) -> Timestep:
-        """The timestep after the action."""
+        """Returns the timestep after the action."""
         ...
 
 
@@ -223,7 +223,7 @@ class HostVector(Protocol):
         ...
 
     def drain_failures(self) -> list[HostFailure]:
-        """The failures since the last call, in order."""
+        """Returns the failures since the last call, in order."""
         ...
 
     def close(self) -> None:

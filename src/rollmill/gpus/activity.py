@@ -127,7 +127,7 @@ class _Counters:
         self._nvml, self._device = nvml, device
 
     def utilisation(self) -> float:
-        """Share of the last moments in which a kernel ran."""
+        """Returns the share of the last moments in which a kernel ran."""
         with COUNTERS_LOCK:
             return self._nvml.nvmlDeviceGetUtilizationRates(self._device).gpu / 100
 

@@ -128,13 +128,13 @@ def free_share(memory: GpuMemory) -> float:
 
 
 def takes_gpus() -> bool:
-    """Whether JAX's backend computes on NVIDIA GPUs here, as far as is known before it starts."""
+    """Returns whether JAX's backend computes on NVIDIA GPUs here, as far as is known before it starts."""
     first = (jax.config.values["jax_platforms"] or "").split(",")[0].strip() or "cuda"
     return first in ("cuda", "gpu") and driver_is_there() and jax_has_cuda()
 
 
 def takes_as_needed() -> bool:
-    """Whether this process takes memory of GPUs as it needs it; known once JAX's backend has started."""
+    """Returns whether this process takes memory of GPUs as it needs it; known once JAX's backend has started."""
     return _as_needed
 
 
@@ -148,7 +148,7 @@ def memory_notes() -> list[str]:
 
 
 def backend_has_started() -> bool:
-    """Whether JAX's backend has started, so that it has its memory."""
+    """Returns whether JAX's backend has started, so that it has its memory."""
     from jax._src import xla_bridge  # JAX tells it nowhere else
 
     return xla_bridge.backends_are_initialized()

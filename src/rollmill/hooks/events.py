@@ -139,7 +139,7 @@ def named(name: str, hook: Hook) -> Hook:
 
 
 def name_of(hook: Any) -> str:
-    """The name of a function, with the functions and classes that it was defined in, or of a callable's class."""
+    """Returns the qualified name of a function, or of the class of another callable."""
     name = getattr(hook, "__qualname__", None)
     if name is None and isinstance(hook, partial):
         return name_of(hook.func)

@@ -115,7 +115,7 @@ class SharedActorCritic(eqx.Module):
     critic: Linear
 
     def initial_memory(self) -> Memory:
-        """The torso's initial memory."""
+        """Returns the torso's initial memory."""
         return self.torso.initial_memory()
 
     def __call__(
@@ -128,12 +128,12 @@ class SharedActorCritic(eqx.Module):
     def policy(
         self, observation: Observation, memory: Memory, action_mask: Bool[Array, "..."] | None = None
     ) -> tuple[Distribution, Memory]:
-        """The action distribution and next memory, without the critic's head."""
+        """Returns the action distribution and next memory, without the critic's head."""
         features, memory = self.torso(observation, memory)
         return self.actor(features, action_mask), memory
 
     def value(self, observation: Observation, memory: Memory) -> Float[Array, ""]:
-        """The value without the actor's head."""
+        """Returns the value without the actor's head."""
         features, _ = self.torso(observation, memory)
         return self.critic(features)[0]
 
@@ -147,7 +147,7 @@ class SeparateActorCritic(eqx.Module):
     critic: Linear
 
     def initial_memory(self) -> Memory:
-        """The actor's memory and the critic's."""
+        """Returns the actor's memory and the critic's."""
         return _join(self.actor_torso.initial_memory(), self.critic_torso.initial_memory())
 
     def __call__(
@@ -163,13 +163,13 @@ class SeparateActorCritic(eqx.Module):
     def policy(
         self, observation: Observation, memory: Memory, action_mask: Bool[Array, "..."] | None = None
     ) -> tuple[Distribution, Memory]:
-        """The action distribution from the actor's torso alone; the critic's memory is unchanged."""
+        """Returns the action distribution from the actor's torso alone; the critic's memory is unchanged."""
         actor_memory, critic_memory = _split(memory)
         features, actor_memory = self.actor_torso(observation, actor_memory)
         return self.actor(features, action_mask), _join(actor_memory, critic_memory)
 
     def value(self, observation: Observation, memory: Memory) -> Float[Array, ""]:
-        """The value from the critic's torso alone."""
+        """Returns the value from the critic's torso alone."""
         features, _ = self.critic_torso(observation, _split(memory)[1])
         return self.critic(features)[0]
 

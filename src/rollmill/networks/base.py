@@ -31,7 +31,7 @@ class Distribution(Protocol):
         ...
 
     def mode(self) -> Action:
-        """The greedy action."""
+        """Returns the greedy action."""
         ...
 
 
@@ -56,17 +56,20 @@ class ActorCritic(Protocol):
     """
 
     def initial_memory(self) -> Memory:
-        """The memory at the start of an episode, independent of the weights; `()` for a network without memory."""
+        """Returns the memory at the start of an episode, independent of the weights.
+
+        `()` for a network without memory.
+        """
         ...
 
     def __call__(
         self, observation: Observation, memory: Memory, action_mask: Bool[Array, "..."] | None = None
     ) -> Output:
-        """The network's output; True in `action_mask` marks a legal action."""
+        """Returns the network's output; True in `action_mask` marks a legal action."""
         ...
 
     def value(self, observation: Observation, memory: Memory) -> Float[Array, ""]:
-        """The value alone, for bootstrapping; does not evaluate the actor."""
+        """Returns the value alone, for bootstrapping; does not evaluate the actor."""
         ...
 
 
@@ -78,7 +81,7 @@ class AgentNetwork(Protocol):
     """
 
     def initial_memory(self) -> Memory:
-        """The memory at the start of an episode; `()` for a network without memory."""
+        """Returns the memory at the start of an episode; `()` for a network without memory."""
         ...
 
     def policy(

@@ -33,7 +33,7 @@ class ActionValues(eqx.Module):
     head: Linear
 
     def __call__(self, observation: Observation) -> Float[Array, " n"]:
-        """The value of each action."""
+        """Returns the value of each action."""
         return self.head(self.torso(observation, ())[0])
 
 
@@ -45,7 +45,7 @@ class DuellingActionValues(eqx.Module):
     advantage: Linear
 
     def __call__(self, observation: Observation) -> Float[Array, " n"]:
-        """The value of each action."""
+        """Returns the value of each action."""
         features, _ = self.torso(observation, ())
         advantage = self.advantage(features)
         return self.value(features) + advantage - jnp.mean(advantage)
@@ -58,7 +58,7 @@ class ActionCritic(eqx.Module):
     head: Linear
 
     def __call__(self, observation: Observation, action: Action) -> Float[Array, ""]:
-        """The value of an action."""
+        """Returns the value of an action."""
         return self.head(self.torso({"action": action, "observation": observation}, ())[0])[0]
 
 
@@ -69,7 +69,7 @@ class StochasticActor(eqx.Module):
     head: ActionHead
 
     def __call__(self, observation: Observation, action_mask: Any = None) -> Distribution:
-        """The action distribution; True in `action_mask` marks a legal action."""
+        """Returns the action distribution; True in `action_mask` marks a legal action."""
         return self.head(self.torso(observation, ())[0], action_mask)
 
 
@@ -83,7 +83,7 @@ class DeterministicActor(eqx.Module):
     shape: tuple[int, ...] = eqx.field(static=True)
 
     def __call__(self, observation: Observation) -> Float[Array, "..."]:
-        """The action."""
+        """Returns the action."""
         raw = jnp.tanh(self.head(self.torso(observation, ())[0])).reshape(self.shape)
         low, high = (
             jnp.asarray(np.asarray(bound, np.float32).reshape(self.shape)) for bound in (self.low, self.high)

@@ -44,7 +44,7 @@ class Categorical(eqx.Module):
         return (_draw(key, self.logits) + self.start).astype(self.dtype)
 
     def sample_and_log_prob(self, key: Key) -> tuple[Int[Array, ""], Float[Array, ""]]:
-        """An action and its log-probability."""
+        """Returns an action and its log-probability."""
         action = self.sample(key)
         return action, self.log_prob(action)
 
@@ -57,7 +57,7 @@ class Categorical(eqx.Module):
         return _categorical_entropy(self.logits)
 
     def mode(self) -> Int[Array, ""]:
-        """The most probable choice."""
+        """Returns the most probable choice."""
         return (jnp.argmax(self.logits) + self.start).astype(self.dtype)
 
 
@@ -76,20 +76,20 @@ class MultiCategorical(eqx.Module):
         return (_draw(key, self.logits) + self._start()).astype(self.dtype)
 
     def sample_and_log_prob(self, key: Key) -> tuple[Int[Array, "*shape"], Float[Array, ""]]:
-        """An action and its log-probability."""
+        """Returns an action and its log-probability."""
         action = self.sample(key)
         return action, self.log_prob(action)
 
     def log_prob(self, action: Int[Array, "*shape"]) -> Float[Array, ""]:
-        """The sum of the log-probabilities of the choices."""
+        """Returns the sum of the log-probabilities of the choices."""
         return _categorical_log_prob(self.logits, action.astype(jnp.int32) - self._start())
 
     def entropy(self) -> Float[Array, ""]:
-        """The sum of the entropies of the choices."""
+        """Returns the sum of the entropies of the choices."""
         return _categorical_entropy(self.logits)
 
     def mode(self) -> Int[Array, "*shape"]:
-        """The most probable value of each choice."""
+        """Returns the most probable value of each choice."""
         return (jnp.argmax(self.logits, axis=-1) + self._start()).astype(self.dtype)
 
     def _start(self) -> Int[Array, "*shape"]:
@@ -109,7 +109,7 @@ class Bernoulli(eqx.Module):
         return jax.random.bernoulli(key, jax.nn.sigmoid(self.logits)).astype(self.dtype)
 
     def sample_and_log_prob(self, key: Key) -> tuple[Int[Array, "*shape"], Float[Array, ""]]:
-        """An action and its log-probability."""
+        """Returns an action and its log-probability."""
         action = self.sample(key)
         return action, self.log_prob(action)
 
@@ -122,7 +122,7 @@ class Bernoulli(eqx.Module):
         return jnp.sum(jax.nn.softplus(self.logits) - self.logits * jax.nn.sigmoid(self.logits))
 
     def mode(self) -> Int[Array, "*shape"]:
-        """The more probable value of each bit."""
+        """Returns the more probable value of each bit."""
         return (self.logits > 0).astype(self.dtype)
 
 
@@ -141,7 +141,7 @@ class DiagonalGaussian(eqx.Module):
         return self.mean + jnp.exp(self.log_std) * jax.random.normal(key, self.mean.shape, self.mean.dtype)
 
     def sample_and_log_prob(self, key: Key) -> tuple[Float[Array, "*shape"], Float[Array, ""]]:
-        """An action and the logarithm of its density."""
+        """Returns an action and the logarithm of its density."""
         action = self.sample(key)
         return action, self.log_prob(action)
 
@@ -155,7 +155,7 @@ class DiagonalGaussian(eqx.Module):
         return jnp.sum(self.log_std + 0.5 * math.log(2.0 * math.pi * math.e))
 
     def mode(self) -> Float[Array, "*shape"]:
-        """The mean."""
+        """Returns the mean."""
         return self.mean
 
 
@@ -183,12 +183,12 @@ class TanhGaussian(eqx.Module):
         return self._squash(self._sample_base(key))
 
     def sample_and_log_prob(self, key: Key) -> tuple[Float[Array, "*shape"], Float[Array, ""]]:
-        """An action and its log-density, without the rounding of an inverse tanh."""
+        """Returns an action and its log-density, without the rounding of an inverse tanh."""
         x = self._sample_base(key)
         return self._squash(x), self._log_prob_of_base(x, self._bounded_mean())
 
     def unclipped_sample_and_log_prob(self, key: Key) -> tuple[Float[Array, "*shape"], Float[Array, ""]]:
-        """An action and the log-density of `x` as it was drawn, for gradients through both.
+        """Returns an action and the log-density of `x` as it was drawn, for gradients through both.
 
         The density of a clipped `x` would reward a mean far beyond the clipping as if it were uncertain.
         """
@@ -196,7 +196,7 @@ class TanhGaussian(eqx.Module):
         return self._squash(x), self._log_prob_of_base(x, self.mean)
 
     def log_prob(self, action: Num[Array, "*shape"]) -> Float[Array, ""]:
-        """The log-density of an action, by the inverse tanh of its relative position between the bounds."""
+        """Returns the log-density of an action, by the inverse tanh of its place between the bounds."""
         low, high = self._bounds()
         action = action.astype(self.mean.dtype)
         margin = _TANH_MARGIN * (high - low)
@@ -215,7 +215,7 @@ class TanhGaussian(eqx.Module):
         return DiagonalGaussian(self.mean, self.log_std).entropy() + expected
 
     def mode(self) -> Float[Array, "*shape"]:
-        """The squashed mean: the median of each action, not the point of highest density."""
+        """Returns the squashed mean: the median of each action, not the point of highest density."""
         return self._squash(self.mean)
 
     def _sample_base(self, key: Key) -> Float[Array, "*shape"]:
@@ -249,7 +249,7 @@ def _draw(key: Key, logits: Float[Array, "*shape n"]) -> Int[Array, "*shape"]:
 
 
 def _inverse_cdf(logits: Float[Array, "*shape n"], uniform: Float[Array, "*shape"]) -> Int[Array, "*shape"]:
-    """The first category whose cumulative weight exceeds `uniform` of the total, for `uniform` in [0, 1).
+    """Returns the first category whose cumulative weight exceeds `uniform` of the total, for `uniform` in [0, 1).
 
     A category of weight zero is never chosen: sequential summation leaves the cumulative weight unchanged by
     it, and `uniform * total` is below the total in float32 too.

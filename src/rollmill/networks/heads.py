@@ -38,7 +38,7 @@ class ActionHead(Protocol):
     def __call__(
         self, features: Float[Array, " features"], action_mask: Bool[Array, "..."] | None = None, /
     ) -> Distribution:
-        """The action distribution; True in `action_mask` marks a legal action."""
+        """Returns the action distribution; True in `action_mask` marks a legal action."""
         ...
 
 
@@ -52,7 +52,7 @@ class CategoricalHead(eqx.Module):
     def __call__(
         self, features: Float[Array, " features"], action_mask: Bool[Array, " n"] | None = None
     ) -> Categorical:
-        """The distribution over the legal choices."""
+        """Returns the distribution over the legal choices."""
         return Categorical(_masked(self.layer(features), action_mask), self.start, self.dtype)
 
 
@@ -71,7 +71,7 @@ class MultiCategoricalHead(eqx.Module):
     def __call__(
         self, features: Float[Array, " features"], action_mask: Bool[Array, "..."] | None = None
     ) -> MultiCategorical:
-        """The distribution over the legal choices."""
+        """Returns the distribution over the legal choices."""
         padded = (*self.shape, max(self.sizes))
         is_choice = np.arange(max(self.sizes)) < np.asarray(self.sizes)[:, None]
         # Padding last, and infinite where a mask is finite: a choice without legal values must not become padding.
@@ -90,7 +90,7 @@ class BernoulliHead(eqx.Module):
     def __call__(
         self, features: Float[Array, " features"], action_mask: Bool[Array, "..."] | None = None
     ) -> Bernoulli:
-        """The distribution over the bits."""
+        """Returns the distribution over the bits."""
         _refuse_mask(action_mask, "MultiBinary")
         return Bernoulli(self.layer(features).reshape(self.shape), self.dtype)
 
@@ -101,7 +101,7 @@ class FreeLogStd(eqx.Module):
     weight: Float[Array, " size"]
 
     def __call__(self, features: Float[Array, " features"]) -> Float[Array, " size"]:
-        """The weight, whatever the features."""
+        """Returns the weight, whatever the features."""
         return self.weight
 
 
@@ -111,7 +111,7 @@ class StateLogStd(eqx.Module):
     layer: Linear
 
     def __call__(self, features: Float[Array, " features"]) -> Float[Array, " size"]:
-        """The clipped output of the layer."""
+        """Returns the clipped output of the layer."""
         return jnp.clip(self.layer(features), *LOG_STD_RANGE)
 
 
@@ -130,7 +130,7 @@ class GaussianHead(eqx.Module):
     def __call__(
         self, features: Float[Array, " features"], action_mask: Bool[Array, "..."] | None = None
     ) -> DiagonalGaussian | TanhGaussian:
-        """The distribution over actions, float32 in the shape of the space."""
+        """Returns the distribution over actions, float32 in the shape of the space."""
         _refuse_mask(action_mask, "Box")
         mean, log_std = self.mean(features).reshape(self.shape), self.log_std(features).reshape(self.shape)
         return TanhGaussian(mean, log_std, *self.bounds) if self.bounds else DiagonalGaussian(mean, log_std)

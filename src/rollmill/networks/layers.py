@@ -80,13 +80,13 @@ class GRUCell(eqx.Module):
     candidate_bias: Float[Array, " H"]
 
     def initial_state(self) -> Float[Array, " H"]:
-        """The hidden state at the start of an episode: zeros."""
+        """Returns the hidden state at the start of an episode: zeros."""
         return jnp.zeros(self.candidate_bias.shape, jnp.float32)
 
     def __call__(
         self, x: Float[Array, " I"], hidden: Float[Array, " H"]
     ) -> tuple[Float[Array, " H"], Float[Array, " H"]]:
-        """The output after one input, and the next state, which for this unit are the same."""
+        """Returns the output after one input, and the next state, which for this unit are the same."""
         x_r, x_z, x_n = jnp.split(x @ self.input_weight + self.bias, 3)
         h_r, h_z, h_n = jnp.split(hidden @ self.hidden_weight, 3)
         reset, update = jax.nn.sigmoid(x_r + h_r), jax.nn.sigmoid(x_z + h_z)
@@ -115,12 +115,12 @@ class LSTMCell(eqx.Module):
     bias: Float[Array, " G"]
 
     def initial_state(self) -> LSTMState:
-        """The state at the start of an episode: zeros."""
+        """Returns the state at the start of an episode: zeros."""
         zeros = jnp.zeros(self.hidden_weight.shape[0], jnp.float32)
         return LSTMState(zeros, zeros)
 
     def __call__(self, x: Float[Array, " I"], state: LSTMState) -> tuple[Float[Array, " H"], LSTMState]:
-        """The output after one input, and the next state."""
+        """Returns the output after one input, and the next state."""
         gates = x @ self.input_weight + state.hidden @ self.hidden_weight + self.bias
         into, forget, candidate, out = jnp.split(gates, 4)
         cell = jax.nn.sigmoid(forget) * state.cell + jax.nn.sigmoid(into) * jnp.tanh(candidate)
@@ -129,7 +129,7 @@ class LSTMCell(eqx.Module):
 
 
 def max_pool(image: Float[Array, "height width C"], *, size: int, stride: int) -> Float[Array, "rows columns C"]:
-    """The largest numbers of windows of an image; its borders are extended as with `SAME` padding.
+    """Returns the largest numbers of windows of an image; its borders are extended as with `SAME` padding.
 
     Rows first, then columns, by comparing shifted images: gradients and exported programs need no more than that.
     """
@@ -150,12 +150,12 @@ def _largest_along(
 
 
 def _least(image: Float[Array, "height width C"], axis: int, count: int) -> Float[Array, "..."]:
-    """Rows or columns below every number; `jnp.pad` cannot be converted to ONNX for batches of any size."""
+    """Returns rows or columns below every number; ONNX has no `jnp.pad` for batches of any size."""
     return jnp.full(image.shape[:axis] + (count,) + image.shape[axis + 1 :], -jnp.inf, jnp.float32)
 
 
 def linear(key: Key, in_features: int, out_features: int, *, gain: float = math.sqrt(2.0)) -> Linear:
-    """A `Linear` with orthogonal weights times `gain` and a bias of zero."""
+    """Returns a `Linear` with orthogonal weights times `gain` and a bias of zero."""
     return Linear(orthogonal(key, (in_features, out_features), gain), _zeros(out_features))
 
 
@@ -169,27 +169,24 @@ def convolution(
     gain: float = math.sqrt(2.0),
     padding: Padding = "VALID",
 ) -> Convolution:
-    """A `Convolution` whose filters are orthogonal to each other, times `gain`, and a bias of zero."""
+    """Returns a `Convolution` whose filters are orthogonal to each other, times `gain`, and a bias of zero."""
     kernel = orthogonal(key, (size, size, in_channels, out_channels), gain)
     return Convolution(kernel, _zeros(out_channels), stride, padding)
 
 
 def layer_norm(channels: int) -> LayerNorm:
-    """A `LayerNorm` that neither scales nor shifts."""
+    """Returns a `LayerNorm` that neither scales nor shifts."""
     return LayerNorm(jnp.ones(channels, jnp.float32), _zeros(channels))
 
 
 def gru_cell(key: Key, in_features: int, size: int) -> GRUCell:
-    """A `GRUCell` whose six matrices are orthogonal, with biases of zero."""
+    """Returns a `GRUCell` whose six matrices are orthogonal, with biases of zero."""
     input_weight, hidden_weight = _recurrent_weights(key, in_features, size, gates=3)
     return GRUCell(input_weight, hidden_weight, _zeros(3 * size), _zeros(size))
 
 
 def lstm_cell(key: Key, in_features: int, size: int) -> LSTMCell:
-    """An `LSTMCell` whose eight matrices are orthogonal, with biases of zero, and of one for its forget gates.
-
-    The latter let it remember from the beginning (Gers et al. 2000; Jozefowicz et al. 2015).
-    """
+    """Returns an `LSTMCell` with eight orthogonal matrices, biases of zero, and of one for its forget gates."""
     input_weight, hidden_weight = _recurrent_weights(key, in_features, size, gates=4)
     return LSTMCell(input_weight, hidden_weight, _zeros(4 * size).at[size : 2 * size].set(1.0))
 

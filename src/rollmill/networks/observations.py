@@ -71,13 +71,13 @@ def leaves(space: spaces.Space, path: tuple[str | int, ...] = ()) -> tuple[Obser
 
 
 def images(space: spaces.Space, layout: ImageLayout = "auto") -> tuple[ObservationLeaf, ...]:
-    """The leaves that can be convolved, with `channels_first` resolved."""
+    """Returns the leaves that can be convolved, with `channels_first` resolved."""
     parts = [leaf for leaf in leaves(space) if leaf.image]
     return tuple(leaf._replace(channels_first=has_channels_first(leaf.shape, layout)) for leaf in parts)
 
 
 def resolve_layout(space: spaces.Space, layout: ImageLayout) -> ImageLayout:
-    """The layout that `auto` selects for a space's images; `layout` itself if there are none, or they differ."""
+    """Returns the layout that `auto` selects for a space's images, or `layout` without images of one layout."""
     channels_first = {leaf.channels_first for leaf in images(space, layout)}
     if layout != "auto" or len(channels_first) != 1:
         return layout
@@ -101,7 +101,7 @@ def has_channels_first(shape: tuple[int, ...], layout: ImageLayout = "auto") -> 
 
 
 def as_image(leaf: ObservationLeaf, observation: Observation) -> Float[Array, "height width channels"]:
-    """An image leaf of an observation in float32, with channels last."""
+    """Returns an image leaf of an observation in float32, with channels last."""
     image = encode(leaf, observation)
     return jnp.moveaxis(image, 0, -1) if leaf.channels_first else image
 

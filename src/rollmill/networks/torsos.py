@@ -42,11 +42,11 @@ class Torso(Protocol):
     out_features: int
 
     def initial_memory(self) -> Memory:
-        """The memory at the start of an episode."""
+        """Returns the memory at the start of an episode."""
         ...
 
     def __call__(self, observation: Observation, memory: Memory, /) -> tuple[Float[Array, " features"], Memory]:
-        """The features of one observation, and the next memory."""
+        """Returns the features of one observation, and the next memory."""
         ...
 
 
@@ -199,7 +199,7 @@ class FeedForwardTorso(eqx.Module):
         return ()
 
     def __call__(self, observation: Observation, memory: Memory) -> tuple[Float[Array, " features"], Memory]:
-        """The features of one observation; `memory` passes through."""
+        """Returns the features of one observation; `memory` passes through."""
         from_images = [cnn(as_image(leaf, observation)) for cnn, leaf in zip(self.cnns, self.images, strict=True)]
         return self.mlp(jnp.concatenate([*from_images, join(self.vectors, observation)])), memory
 
@@ -218,7 +218,7 @@ class OwnTorso(eqx.Module):
         return ()
 
     def __call__(self, observation: Observation, memory: Memory) -> tuple[Float[Array, " features"], Memory]:
-        """The features of one observation, or of an observation and an action; `memory` passes through."""
+        """Returns the features of one observation, or of an observation and an action; `memory` passes through."""
         if not self.action:
             return self.mlp(self.own(observation)), memory
         features = self.own(observation["observation"])
@@ -233,11 +233,11 @@ class RecurrentTorso(eqx.Module):
     out_features: int = eqx.field(static=True)
 
     def initial_memory(self) -> Memory:
-        """The unit's state at the start of an episode: arrays `[out_features]` of zeros."""
+        """Returns the unit's state at the start of an episode: arrays `[out_features]` of zeros."""
         return self.cell.initial_state()
 
     def __call__(self, observation: Observation, memory: Memory) -> tuple[Float[Array, " features"], Memory]:
-        """The unit's output after one observation, and its state."""
+        """Returns the unit's output after one observation, and its state."""
         encoded, _ = self.encoder(observation, ())
         return self.cell(encoded, memory)
 
@@ -250,7 +250,7 @@ def mlp(
     activation: Activation,
     normalised: bool = False,
 ) -> MLP:
-    """An `MLP` with orthogonal weights of gain sqrt(2); without hidden sizes it is the identity."""
+    """Returns an `MLP` with orthogonal weights of gain sqrt(2); without hidden sizes it is the identity."""
     keys = jax.random.split(key, max(len(hidden_sizes), 1))
     ins = (in_features, *hidden_sizes[:-1])
     norms = tuple(map(layer_norm, hidden_sizes)) if normalised else ()
@@ -260,7 +260,7 @@ def mlp(
 def residual_mlp(
     key: Key, in_features: int, hidden_sizes: tuple[int, ...], *, activation: Activation
 ) -> ResidualMLP:
-    """A `ResidualMLP` with orthogonal weights.
+    """Returns a `ResidualMLP` with orthogonal weights.
 
     Their gain is 1 in the first layer, sqrt(2) before activations, and the inverse of the number of blocks at the
     end of a block, so that deep networks begin near the identity.
@@ -294,7 +294,7 @@ def _feed_forward_block(key: Key, width: int, activation: Activation, *, end_gai
 
 
 def cnn(key: Key, shape: tuple[int, ...], convolutions: ConvolutionSizes = ()) -> tuple[CNN, int]:
-    """A `CNN` for images of `shape` (height, width, channels), and its number of features.
+    """Returns a `CNN` for images of `shape` (height, width, channels), and its number of features.
 
     Args:
         key: random key of the weights.
@@ -323,7 +323,7 @@ def cnn(key: Key, shape: tuple[int, ...], convolutions: ConvolutionSizes = ()) -
 
 
 def resnet(key: Key, shape: tuple[int, ...], *, channels: int, num_blocks: int) -> tuple[ResNet, int]:
-    """A `ResNet` for images of `shape` (height, width, channels), and its number of features.
+    """Returns a `ResNet` for images of `shape` (height, width, channels), and its number of features.
 
     Args:
         key: random key of the weights.
@@ -344,7 +344,7 @@ def _residual_block(key: Key, channels: int) -> ResidualBlock:
 
 
 def impala_cnn(key: Key, shape: tuple[int, ...], *, stages: tuple[int, ...]) -> tuple[ImpalaCNN, int]:
-    """An `ImpalaCNN` for images of `shape` (height, width, channels), and its number of features.
+    """Returns an `ImpalaCNN` for images of `shape` (height, width, channels), and its number of features.
 
     Args:
         key: random key of the weights.
@@ -379,7 +379,7 @@ def feed_forward_torso(
     make_cnn: Callable[[Key, tuple[int, ...]], tuple[ImageNetwork, int]] | None = None,
     make_mlp: Callable[..., MLP | ResidualMLP] = mlp,
 ) -> FeedForwardTorso:
-    """A torso for observations of `space`; with `convolve`, its `Box` leaves of rank 3 are images.
+    """Returns a torso for observations of `space`; with `convolve`, its `Box` leaves of rank 3 are images.
 
     `make_cnn` makes what convolves images of a shape, and the number of its features; by default a `cnn`.
     `make_mlp` makes what follows, with the arguments of `mlp`.
@@ -435,7 +435,7 @@ def recurrent_torso(
     size: int,
     make_cell: Callable[[Key, int, int], GRUCell | LSTMCell],
 ) -> RecurrentTorso:
-    """A torso with a recurrent unit of `size` over the features of `encoder`.
+    """Returns a torso with a recurrent unit of `size` over the features of `encoder`.
 
     Args:
         key: random key of the unit's weights.

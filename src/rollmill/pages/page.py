@@ -171,5 +171,5 @@ def folded_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def ratio(part: float, whole: float) -> float:
-    """A part of a bar, from 0."""
+    """Returns a part over a whole, at least 0."""
     return max(part, 0.0) / whole if whole > 0 else 0.0

@@ -77,7 +77,7 @@ def memory_need(prepared: PreparedTraining) -> MemoryNeed | None:
 
 
 def iteration_seconds(prepared: PreparedTraining) -> float | None:
-    """Seconds of an iteration; None if early ones tell nothing, because a replay memory is filled first."""
+    """Returns the seconds of an iteration, or None if early ones only fill a replay memory."""
     program = prepared.program
     if program is None or program.sums_iterations:
         return None
@@ -91,7 +91,7 @@ def iteration_seconds(prepared: PreparedTraining) -> float | None:
 
 
 def stage_seconds(prepared: PreparedTraining) -> float | None:
-    """Seconds of an unfused rollout of all environments on one device; None if there is no such program."""
+    """Returns the seconds of an unfused rollout of all environments on one device, or None without such a program."""
     program, graph = prepared.program, prepared.algorithm
     if program is None or program.sums_iterations or len(prepared.options.seeds) > 1:
         return None
@@ -108,7 +108,7 @@ def stage_seconds(prepared: PreparedTraining) -> float | None:
 
 
 def _seconds_each(several: Callable[[int, Any], Any], state: Any) -> float:
-    """Seconds of one call, by calls in a row."""
+    """Returns the seconds of one call, by calls in a row."""
     state = jax.block_until_ready(several(1, state))
     began = time.perf_counter()
     state = jax.block_until_ready(several(1, state))
@@ -133,7 +133,7 @@ def most_memory(prepared: PreparedTraining) -> int:
 
 
 def memory_in_use(devices: Sequence[Any]) -> int:
-    """Bytes in use of the fullest device; 0 where devices have no memory of their own."""
+    """Returns the bytes in use of the fullest device; 0 where devices have no memory of their own."""
     return _of_fullest(devices, "bytes_in_use")
 
 
@@ -142,12 +142,12 @@ def _of_fullest(devices: Sequence[Any], name: str) -> int:
 
 
 def process_memory() -> int:
-    """Bytes that this process and those that it has started hold; 0 where the system does not tell."""
+    """Returns the bytes of this process and those that it has started; 0 where the system does not tell."""
     return_freed_memory()  # by the compiler
     return resident_memory(descendants_of(os.getpid()))
 
 
 def _own_memory() -> int | None:
-    """Bytes that this process will hold beside its arrays; None where the system does not tell."""
+    """Returns the bytes that this process will hold beside its arrays; None where the system does not tell."""
     held = process_memory()
     return held + RUN_BYTES if held else None

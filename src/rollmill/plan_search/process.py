@@ -176,7 +176,7 @@ class CandidateProcess:
         return reports
 
     def _reason(self) -> str:
-        """Why the process has ended: the last line that it printed."""
+        """Returns the reason why the process has ended: the last line that it printed."""
         return f"its process ended with {self.process.returncode}: {last_line(self._folder / 'output')}"
 
 

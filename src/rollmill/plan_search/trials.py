@@ -106,7 +106,7 @@ class ProcessTrials:
         return None
 
     def _left_to_xla(self, candidate: Candidate) -> str | None:
-        """Why automatic fusion makes no kernel, if the training is short."""
+        """Returns the reason why automatic fusion makes no kernel, if the training is short."""
         loops, platform = self.graph_of(candidate.num_envs).loops, "gpu" if self.machine.gpus else "cpu"
         steps, least = loops.iterations * loops.batch_size, MIN_STEPS_TO_TUNE[platform]
         if steps >= least:
@@ -205,7 +205,9 @@ class ProcessTrials:
         return candidate.num_envs or self.workload.num_envs
 
     def _memory_of_workers(self, candidate: Candidate) -> float | None:
-        """Bytes of a GPU that workers need together, as much as one program there; or of their processes."""
+        """Returns the bytes that workers of one GPU need together, as one program there would, or those of
+        processes.
+        """
         if self.machine.gpus:
             together = self.program_bytes.get(self._num_envs(candidate))
             return None if together is None else together / max(candidate.gpus, 1)
@@ -214,7 +216,7 @@ class ProcessTrials:
         return self.process_bytes * (1 + FURTHER_PROCESS * (candidate.processes - 1))
 
     def _memory_of(self, compiled: Mapping[str, Any], candidate: Candidate) -> float | None:
-        """Bytes of a GPU, or of the process and its arrays on all CPU devices."""
+        """Returns the bytes of a GPU, or of the process and its arrays on all CPU devices."""
         if compiled["bytes"] is None:
             return None
         if self.machine.gpus:

@@ -61,14 +61,14 @@ class _Clocks:
         self._wall, self._computing, self._without_core = time.perf_counter(), time.process_time(), _without_core()
 
     def waited_since(self) -> float:
-        """Share of the time since then in which nothing was computed, without that in which a core was lacking."""
+        """Returns the share of the time since then without computing, except that in which a core was lacking."""
         served = time.perf_counter() - self._wall - (_without_core() - self._without_core)
         computing = time.process_time() - self._computing
         return min(max(1 - computing / max(served, 1e-9), 0.0), 1.0)
 
 
 def _without_core() -> float:
-    """Seconds that this thread was ready and had no core; 0 where the system does not tell."""
+    """Returns the seconds that this thread was ready and had no core; 0 where the system does not tell."""
     try:
         return int(SCHEDULING.read_text().split()[1]) / 1e9
     except (OSError, ValueError, IndexError):

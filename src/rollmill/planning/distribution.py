@@ -52,9 +52,9 @@ def environments(counts: Counts) -> Partition:
 
 
 def gpu_only(counts: Counts) -> Partition:
-    """All four fragments together, on as many devices or processes as there are learners.
+    """Places all four fragments together, on as many devices or processes as there are learners.
 
-    `{environment, policy, gradients, update} x learners`, gradients reduced.
+    `{environment, policy, gradients, update} x learners`.
     """
     only_synchronous(counts, "gpu-only")
     return Partition("gpu-only", (Group("all", FRAGMENTS, counts.learners),))

@@ -117,7 +117,7 @@ def _opened(runs: Sequence[str | Path]) -> _Opened:
 
 
 def _curves_of(run: RunDirectory, metric: str) -> list[SeedCurve]:
-    """The curve of each seed of a run; one for all, where the metric is not recorded for each."""
+    """Returns the curve of each seed of a run; one for all, where the metric is not recorded for each."""
     config = run.read_config()
     try:
         settings, options = settings_of(config), object_in(config, "options")
@@ -135,7 +135,7 @@ def _curves_of(run: RunDirectory, metric: str) -> list[SeedCurve]:
 
 
 def _seeds_of(run: RunDirectory, metric: str) -> set[int]:
-    """The seeds that a metric is recorded for, however many a configuration names."""
+    """Returns the seeds that a metric is recorded for, however many a configuration names."""
     beginning = f"{metric}_seed"
     ends = (name.removeprefix(beginning) for name in metric_names(run) if name.startswith(beginning))
     return {int(end) for end in ends if end.isascii() and end.isdigit() and len(end) < MAX_DIGITS}
@@ -146,7 +146,7 @@ def _name(run: RunDirectory) -> str:
 
 
 def _without(run: RunDirectory, metric: str) -> UsageError:
-    """The error for a run without a value of the metric."""
+    """Returns the error for a run without a value of the metric."""
     names = sorted(metric_names(run))
     if not names:
         return UsageError(f"{run.root} has no metrics yet. hint: wait for the first iteration of its training.")

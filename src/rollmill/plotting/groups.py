@@ -76,7 +76,7 @@ class Curves(NamedTuple):
 
 
 def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that tell a run from runs of other groups, from its recorded configuration.
+    """Returns the settings that tell a run from runs of other groups, from its recorded configuration.
 
     Raises:
         DataError: a part of it is no object.
@@ -129,7 +129,7 @@ def _key(settings: Mapping[str, Any]) -> tuple:
 
 
 def labels_of(groups: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A label for each group: algorithm and environment if they differ, and what else tells groups apart."""
+    """Returns a label for each group: algorithm and environment if they differ, and other settings that do."""
     named = [tuple(_text(group.get(name)) for name in NAMES_FIRST) for group in groups]
     alike = [name for i, name in enumerate(NAMES_FIRST) if len({pair[i] for pair in named}) == 1]
     heads = [
@@ -181,7 +181,7 @@ def _positions(members: Sequence[SeedCurve], axis: str) -> list[Float[np.ndarray
 
 
 def smoothed(values: Float[np.ndarray, " P"], weight: float) -> Float[np.ndarray, " P"]:
-    """The exponential moving mean, corrected for its start, so that it begins with the first value."""
+    """Returns the exponential moving mean, corrected for its start, so that it begins with the first value."""
     if weight == 0:
         return values
     total, share, made = 0.0, 0.0, np.empty(len(values))

@@ -13,12 +13,12 @@ MAX_LABEL = 90
 
 
 def metric_title(curves: Curves) -> str:
-    """The metric in words: `episode return`."""
+    """Returns the metric in words: `episode return`."""
     return one_line(cut(curves.metric.replace("/", " ").replace("_", " "), MAX_LABEL))
 
 
 def labels(groups: Sequence[CurveGroup]) -> list[str]:
-    """The label of each group, with its number of seeds; of those that are cut to the same text, also a run."""
+    """Returns a label of each group, with its number of seeds, and with a run where cut labels would be equal."""
     texts = [one_line(cut(group.label, MAX_LABEL)) for group in groups]
     counts = Counter(texts)
     return [
@@ -28,7 +28,7 @@ def labels(groups: Sequence[CurveGroup]) -> list[str]:
 
 
 def _distinct(text: str, group: CurveGroup) -> str:
-    """A label that ends with the name of a run, which no other group has."""
+    """Returns a label that ends with the name of a run, which no other group has."""
     run = f" [{one_line(cut(group.runs[0], MAX_LABEL // 2))}]"
     return cut(text, MAX_LABEL - len(run)) + run + _seeds(group)
 

@@ -83,11 +83,16 @@ class ActionDistribution(eqx.Module):
         return self._lift(lambda one: one.entropy())
 
     def mode(self) -> Any:
-        """The most likely action, `[*batch, ...]`; of a Gaussian its mean, not clipped to the space's bounds."""
+        """Returns the most likely action, `[*batch, ...]`.
+
+        Of a Gaussian its mean, not clipped to the space's bounds.
+        """
         return self._lift(lambda one: one.mode())
 
     def sample(self, key: Key | None = None, *, seed: Any = None) -> Any:
-        """An action for each observation, `[*batch, ...]`; of a Gaussian not clipped to the space's bounds.
+        """Returns an action for each observation, `[*batch, ...]`.
+
+        Of a Gaussian not clipped to the space's bounds.
 
         Args:
             key: a random key; it is split over a batch.

@@ -37,7 +37,7 @@ def _first_std(graph: Graph) -> float:
 
 
 def _distribution(graph: Graph) -> PyTree:
-    """The action distribution of the graph's policy, whose leaves are types; None if it has no distribution."""
+    """Returns the action distribution of the graph's policy with types as leaves, or None without one."""
     of_policy = graph.outputs.distribution
     if of_policy is None or graph.outputs.searches:
         return None

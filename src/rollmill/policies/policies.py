@@ -124,7 +124,7 @@ def restore_run(
 
 
 def _iteration(run: RunDirectory, checkpoints: Checkpoints, checkpoint: str | int) -> int | None:
-    """The iteration of a checkpoint; None for the last one, before which others are tried if it is damaged."""
+    """Returns the iteration of a checkpoint, or None for the last one, which may be replaced by earlier ones."""
     if checkpoint == BEST:
         return _best(run, checkpoints)
     if checkpoint == NEWEST:

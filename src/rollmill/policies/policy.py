@@ -235,7 +235,9 @@ class Policy:
         return on_host(found) if given.plain else found
 
     def initial_memory(self, batch_shape: int | Shape = ()) -> Any:
-        """The memory at the start of an episode, `[*batch_shape, ...]` as NumPy arrays; `()` without memory.
+        """Returns the memory at the start of an episode, `[*batch_shape, ...]` as NumPy arrays.
+
+        `()` without memory.
 
         Args:
             batch_shape: the leading axes of the observations, or the one of them.

@@ -55,7 +55,7 @@ class Control(Protocol):
         ...
 
     def stopping(self) -> bool:
-        """Whether the coordinator wants this worker to stop; channels take it as their `abandon`."""
+        """Returns whether the coordinator wants this worker to stop; channels take it as their `abandon`."""
         ...
 
     def check(self) -> None:

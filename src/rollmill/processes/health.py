@@ -92,7 +92,7 @@ class WorkerHealth:
         self.exit = self.exit or Exit(None)
 
     def has_ended(self, now: float) -> bool:
-        """Whether its process is gone, and all that it said and wrote has come."""
+        """Returns whether its process is gone, and all that it said and wrote has come."""
         if self._left_behind or self._refusal is not None:
             return True
         if self._kill_reason and self._waited("killed", now) > UNKILLABLE_SECONDS:
@@ -153,7 +153,7 @@ class WorkerHealth:
         return self._report_once(("idle", self._beat.progress), idle, str(self._beat))
 
     def _silent(self, now: float, timeouts: Timeouts) -> bool:
-        """Whether heartbeats are missing, at two looks: the coordinator itself may have been asleep."""
+        """Returns whether heartbeats are missing, at two looks: the coordinator itself may have been asleep."""
         missing = now - self.connection.last_heard > MISSED_BEATS * timeouts.heartbeat_seconds
         if self.blocked or not missing:
             self._since.pop("silent", None)

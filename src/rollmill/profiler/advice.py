@@ -69,7 +69,7 @@ def advise(profile: Profile) -> tuple[Advice, ...]:
 
 
 def with_advice(profile: Profile) -> Profile:
-    """The profile with the advice that follows from it."""
+    """Returns the profile with the advice that follows from it."""
     return replace(profile, advice=advise(profile))
 
 
@@ -155,7 +155,7 @@ def fuse_on_cpu(profile: Profile) -> Advice | None:
 
 
 def _beyond_arithmetic(profile: Profile, names: frozenset[str]) -> float:
-    """Seconds of operations beyond those that their arithmetic takes at the machine's measured peak."""
+    """Returns the seconds of operations beyond their arithmetic at the machine's measured peak."""
     operations = _named(profile, names)
     peak = profile.ceilings.flops_per_second if profile.ceilings is not None else 0.0
     arithmetic = fsum(one.flops for one in operations) / peak if peak > 0 else 0.0
@@ -186,7 +186,7 @@ def add_actors(profile: Profile) -> Advice | None:
 
 
 def _waiting_in_steps(profile: Profile, use: CoreUse, stepping: float) -> float:
-    """Seconds of an iteration in which environments wait, at least: nothing computes, and a core is idle."""
+    """Returns the least seconds of an iteration in which environments wait: nothing computes, and a core is idle."""
     iteration = profile.iteration.unprofiled
     accelerated = fsum(
         one.overlap.device_only + one.overlap.both for one in profile.processes if one.accelerators > 0
@@ -392,5 +392,5 @@ def _fusion_is(profile: Profile, kind: str) -> bool:
 
 
 def _of_iteration(profile: Profile, seconds: float) -> float:
-    """The saving of an iteration from a sum over processes, which run at the same time."""
+    """Returns the saving of an iteration from a sum over processes, which run at the same time."""
     return seconds / max(len(profile.processes), 1)

@@ -61,7 +61,7 @@ def _possible_actors(prepared: PreparedTraining) -> Iterator[int]:
 
 
 def _can_be(prepared: PreparedTraining, options: RunOptions) -> bool:
-    """Whether the training could be run with these options."""
+    """Returns whether the training could be run with these options."""
     try:
         choose_plan(prepared.algorithm, options)
     except UsageError:

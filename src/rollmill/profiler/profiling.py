@@ -135,7 +135,7 @@ class _Trained(NamedTuple):
 
 
 def _reason(error: Exception | None, code: int) -> str | None:
-    """The signal or the error that ended a training with this exit code; None if it came to its end."""
+    """Returns the signal or the error that ended a training with this exit code; None if it came to its end."""
     if code > 128:
         return f"{signal.Signals(code - 128).name}."
     if error is None:

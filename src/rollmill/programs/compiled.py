@@ -329,7 +329,7 @@ def state_shapes(graph: Graph, seeds: Sequence[int] = (0,)) -> PyTree[jax.ShapeD
 
 
 def reuses_memory(graph: Graph, state: PyTree[jax.ShapeDtypeStruct], *, devices: int) -> bool:
-    """Whether iterations are computed in the memory of their state: with a replay memory, or if it is large."""
+    """Returns whether iterations reuse the memory of their state: with a replay memory, or if it is large."""
     return graph.replay is not None or state_bytes(state, devices=devices) >= LARGE_STATE_BYTES
 
 

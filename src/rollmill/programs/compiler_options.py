@@ -68,7 +68,7 @@ def _known(*parts: CompilerOptions) -> list[CompilerOptions]:
 
 @cache
 def _are_known(options: tuple[tuple[str, str | bool], ...]) -> bool:
-    """Whether this version of XLA has all of these options."""
+    """Returns whether this version of XLA has all of these options."""
     try:
         jax.jit(lambda: 0).lower().compile(dict(options))
     except jax.errors.JaxRuntimeError:

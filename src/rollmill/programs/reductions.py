@@ -78,7 +78,7 @@ def _without_operands(mesh: Mesh, way: AllReduce, host: Reduce | None) -> Reduce
 
 
 def over_vectors(mean: Reduce, tree: PyTree[Array]) -> PyTree[Array]:
-    """The mean of a tree, whose arrays of one dtype are reduced as one vector."""
+    """Returns the mean of a tree, whose arrays of one dtype are reduced as one vector."""
     leaves, structure = jax.tree.flatten(tree)
     by_dtype: dict[Any, list[int]] = {}
     for place, leaf in enumerate(leaves):

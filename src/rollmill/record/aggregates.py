@@ -107,12 +107,12 @@ class EpisodeWindow:
         self.best_return: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The state of the window as JSON, for `from_json`."""
+        """Returns the state of the window as JSON, for `from_json`."""
         return {"recent": [list(ended) for ended in self._recent], "best_return": self.best_return}
 
     @classmethod
     def from_json(cls, saved: dict[str, Any]) -> "EpisodeWindow":
-        """The window as it was when `to_json` was called."""
+        """Returns the window as it was when `to_json` was called."""
         window = cls()
         window._recent.extend(_EndedEpisodes(*ended) for ended in saved["recent"])
         window.best_return = saved["best_return"]

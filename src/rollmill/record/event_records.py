@@ -58,7 +58,7 @@ def _masked(data: bytes) -> int:
 
 @cache
 def _table() -> tuple[int, ...]:
-    """The checksum's change by each byte."""
+    """Returns the checksum's change by each byte."""
 
     def changed(byte: int) -> int:
         for _ in range(8):

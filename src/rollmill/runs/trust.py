@@ -80,7 +80,7 @@ def named_modules(saved: SavedConfig, *, distribution: bool) -> list[NamedModule
 
 
 def names_to_remember(saved: SavedConfig) -> list[str]:
-    """All that a run of the user's own may use again: modules, and a cluster that its configuration names."""
+    """Returns the modules and the cluster of a configuration, which a run of the user's own may use again."""
     modules = [named.module for named in named_modules(saved, distribution=True)]
     return [*modules, *map(cluster_name, _addresses(saved))]
 

@@ -102,7 +102,7 @@ class ActRequestReader:
             raise Refusal(400, f"the body is not JSON: {reason}.") from None
 
     def _mask(self, document: Any, single: bool, count: int) -> PyTree[np.ndarray]:
-        """The legal actions; all of them where none are given."""
+        """Returns the legal actions; all of them where none are given."""
         expected = self._schema.mask_struct
         if isinstance(expected, tuple):
             return ()
@@ -135,7 +135,7 @@ def _sessions(document: Any, single: bool, count: int) -> Sequence[str | None]:
 
 
 def _json_type(space: spaces.Space) -> Any:
-    """The type of one element in JSON, as msgspec checks it: nested lists of numbers for an array."""
+    """Returns the type of one element in JSON, as msgspec checks it: nested lists of numbers for an array."""
     match space:
         case spaces.Dict():
             return _object_type({name: _json_type(part) for name, part in space.spaces.items()})
@@ -148,7 +148,7 @@ def _json_type(space: spaces.Space) -> Any:
 
 
 def _mask_type(mask: PyTree) -> Any:
-    """The type of a mask in JSON; None without masks."""
+    """Returns the type of a mask in JSON; None without masks."""
     if isinstance(mask, tuple):
         return None
     if isinstance(mask, dict):
@@ -219,7 +219,7 @@ def _check_shape(array: np.ndarray, expected: tuple[int, ...], path: str) -> Non
 
 
 def _bounds(space: spaces.Space) -> tuple[Any, Any]:
-    """The least element of a discrete space, and one beyond the largest; None for a `Box`."""
+    """Returns the least element of a discrete space, and one beyond the largest; None for a `Box`."""
     match space:
         case spaces.Discrete():
             return int(space.start), int(space.start + space.n)
@@ -231,7 +231,7 @@ def _bounds(space: spaces.Space) -> tuple[Any, Any]:
 
 
 def _over(mask: PyTree, leaf: Callable, values: Sequence[Any], path: str) -> PyTree[np.ndarray]:
-    """A function of every leaf of a mask, and the values given for it."""
+    """Returns a function of every leaf of a mask, and the values given for it."""
     if not isinstance(mask, dict):
         return leaf(mask, values, path)
     return {

@@ -36,7 +36,7 @@ class Address:
 
 
 def listen(address: Address) -> socket.socket:
-    """A socket that listens there; a Unix socket is for this user alone.
+    """Returns a socket that listens there; a Unix socket is for this user alone.
 
     Raises:
         UsageError: the address is in use, not this machine's, or not permitted.
@@ -98,7 +98,7 @@ def _is_served(path: Path) -> bool:
 
 
 def url_of(listener: socket.socket) -> str:
-    """The address that clients connect to."""
+    """Returns the address that clients connect to."""
     if listener.family == socket.AF_UNIX:
         return f"unix:{listener.getsockname()}"
     host, port = listener.getsockname()[:2]
@@ -106,11 +106,7 @@ def url_of(listener: socket.socket) -> str:
 
 
 def read_token(path: Path | None, address: Address) -> bytes | None:
-    """The token that clients have to send, from a file that only its owner can read; None if none is asked for.
-
-    Raises:
-        UsageError: the address can be reached from other machines and there is no token, or the file is unusable.
-    """
+    """Returns the token that clients have to send, from a file that only its owner can read, or None."""
     if path is None:
         if address.local:
             return None

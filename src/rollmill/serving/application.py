@@ -127,7 +127,7 @@ class PolicyApplication:
             raise Refusal(503, "the server is stopping.", retry_after=1)
 
     def _sessions_of(self, wanted: ActRequest, now: float) -> Sequence[Session]:
-        """The sessions of a request; new ones are ended again if not all can be had."""
+        """Returns the sessions of a request; new ones are ended again if not all can be had."""
         if not self._policy.recurrent:
             return ()
         found = [None if name is None else self._sessions.find(name, now) for name in wanted.sessions]
@@ -171,14 +171,14 @@ def _scheme_in_lower_case(authorization: bytes) -> bytes:
 
 
 def schema_of(policy: BatchedPolicy) -> RequestSchema:
-    """The form of requests that a policy can answer."""
+    """Returns the form of requests that a policy can answer."""
     return RequestSchema(
         policy.observation_space, policy.action_space, policy.mask_struct, policy.recurrent, policy.max_batch
     )
 
 
 def describe(policy: BatchedPolicy, rule: BatchingRule, limits: ServerLimits) -> dict[str, Any]:
-    """The description of a server for its clients: spaces, shapes and limits, as JSON."""
+    """Returns the description of a server for its clients: spaces, shapes and limits, as JSON."""
     settings = policy.graph.settings
     return {
         "algorithm": settings.get("algorithm"),

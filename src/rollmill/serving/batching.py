@@ -50,7 +50,7 @@ class Batcher(Generic[T]):
         self.rows += rows
 
     def due_at(self) -> float | None:
-        """The time at which the next batch begins if the device is idle; None while nothing waits."""
+        """Returns the time at which the next batch begins if the device is idle; None while nothing waits."""
         if not self._waiting:
             return None
         oldest = self._waiting[0].arrived
@@ -102,12 +102,12 @@ def check_rule(rule: BatchingRule) -> BatchingRule:
 
 
 def padded_size(rows: int) -> int:
-    """The least power of two that holds `rows`."""
+    """Returns the least power of two that holds `rows`."""
     return 1 << (rows - 1).bit_length()
 
 
 def padded_sizes(max_batch: int) -> list[int]:
-    """All sizes of batches: the powers of two up to `max_batch`, log2(max_batch) + 1 of them."""
+    """Returns all sizes of batches: the powers of two up to `max_batch`, log2(max_batch) + 1 of them."""
     return [1 << power for power in range(max_batch.bit_length())]
 
 

@@ -397,7 +397,7 @@ class HttpConnection(asyncio.Protocol):
             raise long_body(self._limits, self._body_left)
 
     def _announced(self) -> int:
-        """The length of the body by the head; 0 if there is none."""
+        """Returns the length of the body by the head; 0 if there is none."""
         return int(self._length) if self._length.isdigit() else 0
 
     def _count_head(self, length: int) -> None:

@@ -87,7 +87,7 @@ class BatchedPolicy:
             self(example)
 
     def __call__(self, rows: PolicyRows) -> PyTree[np.ndarray]:
-        """The actions of a padded batch; leaves `[N, ...]`, inside the bounds of the action space."""
+        """Returns the actions of a padded batch; leaves `[N, ...]`, inside the bounds of the action space."""
         self._batches += 1
         program = self._programs[rows.slot.size]
         actions, self._memories = program(

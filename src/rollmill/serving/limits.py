@@ -48,12 +48,12 @@ class ServerLimits:
     """Most seconds that the requests in flight have when the server is stopped."""
 
     def with_sessions(self, sessions: int, seconds: float) -> "ServerLimits":
-        """The same with another number of sessions, which may be given up after `seconds` without a request."""
+        """Returns these limits with another number of sessions, each given up after `seconds` without a request."""
         return replace(self, sessions=sessions, session_seconds=seconds)
 
 
 def limits_of(max_batch: int, numbers: int) -> ServerLimits:
-    """The limits of a server whose largest body holds a full batch.
+    """Returns the limits of a server whose largest body holds a full batch.
 
     Args:
         max_batch: observations of a batch.

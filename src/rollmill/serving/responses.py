@@ -24,12 +24,12 @@ class Refusal(Exception):
 
 
 def long_head(limits: ServerLimits) -> Refusal:
-    """The refusal of a request whose first line and headers have too many bytes."""
+    """Returns the refusal of a request whose first line and headers have too many bytes."""
     return Refusal(431, f"the request's first line and headers have more than {limits.head_bytes:,} bytes.")
 
 
 def long_body(limits: ServerLimits, length: int) -> Refusal:
-    """The refusal of a body of at least `length` bytes, which are too many."""
+    """Returns the refusal of a body of at least `length` bytes, which are too many."""
     return Refusal(413, f"the body has {length:,} bytes or more, and at most {limits.body_bytes:,} are read.")
 
 
@@ -46,12 +46,12 @@ class Response(NamedTuple):
 
 
 def json_response(document: Any) -> Response:
-    """A successful answer."""
+    """Returns a successful answer."""
     return Response(msgspec.json.encode(document))
 
 
 def error_response(refusal: Refusal) -> Response:
-    """The answer to a refused request: `{"error": message}`."""
+    """Returns the answer to a refused request: `{"error": message}`."""
     headers = b""
     if refusal.retry_after is not None:
         headers += b"Retry-After: %d\r\n" % refusal.retry_after

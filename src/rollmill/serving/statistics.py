@@ -40,13 +40,13 @@ _FIRST_BUCKET = len(COUNTS) + len(STATUSES)
 
 
 def bucket_of(seconds: float) -> int:
-    """The bucket in which a latency is counted."""
+    """Returns the bucket in which a latency is counted."""
     place = math.ceil(BUCKETS_PER_OCTAVE * math.log2(max(seconds, SHORTEST) / SHORTEST))
     return min(place, BUCKETS - 1)
 
 
 def quantile(buckets: Int[np.ndarray, " buckets"], share: float) -> float | None:
-    """Seconds within which a share of all requests was answered, rounded up by at most 4.4 %; None without any."""
+    """Returns the seconds of a share of all requests, rounded up by at most 4.4 %, or None without requests."""
     total = int(buckets.sum())
     if not total:
         return None
@@ -95,7 +95,7 @@ class ServerStatistics:
         self.set("largest_batch", max(rows, self._own[_COUNT["largest_batch"]]))
 
     def report(self) -> dict[str, Any]:
-        """All counts of all workers as JSON."""
+        """Returns all counts of all workers as JSON."""
         sums = self._rows.sum(axis=0)
         counts = {name: int(sums[index]) for name, index in _COUNT.items()}
         largest = int(self._rows[:, _COUNT["largest_batch"]].max())
@@ -115,7 +115,7 @@ SHARES = {"median": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
 
 
 def bytes_of(workers: int) -> int:
-    """Bytes of the counts of all workers."""
+    """Returns the bytes of the counts of all workers."""
     return workers * WIDTH * 8
 
 

@@ -54,7 +54,7 @@ class Strangers:
 
 
 def host_of(peer: Any) -> str:
-    """The host of a socket's address; all clients of a Unix socket are of one."""
+    """Returns the host of a socket's address; all clients of a Unix socket are of one."""
     if not isinstance(peer, tuple):
         return ""
     try:

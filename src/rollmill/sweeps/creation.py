@@ -194,7 +194,7 @@ def _check_count(asked: NewSweep, count: int) -> None:
 
 
 def _trials_to_check(spec: SweepSpec) -> list[Trial]:
-    """All trials; of those that a sampler will propose some combinations, with every value that is listed."""
+    """Returns all trials, or of those that a sampler proposes some that have every listed value."""
     if spec.sampler is None:
         return spec.trials(spec.points)
     drawn = points(spec.axes, draws=SAMPLE_CHECKS, seed=spec.seed)

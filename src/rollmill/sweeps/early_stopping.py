@@ -39,6 +39,6 @@ def goes_on(sweep: SweepDirectory) -> None:
 
 
 def described(judgement: Judgement) -> str:
-    """Why a trial was stopped, for the user."""
+    """Returns the reason why a trial was stopped, for the user."""
     place = f"number {judgement.place} of {judgement.trials}"
     return f"at {judgement.steps:,} steps, where its return of {judgement.result:.4g} was {place}"

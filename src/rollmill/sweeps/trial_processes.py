@@ -65,10 +65,7 @@ def start_trials(
 
 
 def how_lost(code: int) -> str | None:
-    """The way in which a process was lost by no fault of its trial, for the user; None if it failed by itself.
-
-    A fault of one client of MPS on the GPU ends the work of all its clients there.
-    """
+    """Returns how a process was lost by no fault of its trial, for the user, or None if it failed by itself."""
     if code < 0 or code - 128 in CAUGHT:
         return ending(code if code < 0 else 128 - code)
     if code == DeviceLostError.exit_code:

@@ -198,7 +198,7 @@ def find_recipe(name: str) -> Any:
 
 
 def options_of_recipe(request: TrainingRequest) -> Mapping[str, Any]:
-    """The options of the environment by the request's recipe; none where it was made for another environment."""
+    """Returns the environment options of the request's recipe, none if it was made for another environment."""
     if request.recipe is None:
         return {}
     recipe = find_recipe(request.recipe)

@@ -170,7 +170,7 @@ def _reopen(
     trust: bool,
     asks_policy: bool,
 ) -> _Reopened:
-    """The graph of a run with the hyperparameters that are changed now, and what it takes to make it elsewhere."""
+    """Returns the graph of a run with the hyperparameters changed now, and what other processes need to build it."""
     saved, modules = read_saved(run), tuple(imports)
     if algorithm is None:
         modules = approved_imports(run, saved, imports=imports, trust=trust, distribution=asks_policy)
@@ -204,7 +204,7 @@ def _if_finished(run: RunDirectory, graph: Graph, restored: Restored | None) -> 
 
 
 def _describe(reopened: _Reopened, display: Display) -> dict[str, Any]:
-    """The graph as workers build it and the configuration records it; says where it is another than before."""
+    """Returns the graph as workers build it and the configuration records it, and logs differences from before."""
     graph, saved, settings = reopened.graph, reopened.saved, reopened.settings
     described = describe(graph) if reopened.passed else {**settings, "fingerprint": fingerprint(graph)}
     if settings["config"] == saved["config"] and described["fingerprint"] != saved.get("fingerprint"):

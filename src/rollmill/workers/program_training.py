@@ -69,7 +69,7 @@ class ProgramTraining:
                 return
 
     def _may_want(self, iteration: int) -> bool:
-        """Whether the state after so many iterations is asked for already, or may be when it is there."""
+        """Returns whether the state after so many iterations is asked for already, or may be when it is there."""
         ends = [*self._strides, *([self._pauses.every] if self._pauses else [])]
         return self._program.sums_iterations or self._snapshot_requested or any(iteration % n == 0 for n in ends)
 

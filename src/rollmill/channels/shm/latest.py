@@ -129,7 +129,7 @@ class BoardReader:
         return self._waiter.until(lambda: self._copy(at_least), timeout=timeout)
 
     def newest(self) -> LatestVersion | None:
-        """Number and version of the newest message; None before the first."""
+        """Returns the number and version of the newest message; None before the first."""
         while number := self._words[LATEST]:
             self._fence()
             stamps = self._board.stamps[number % NUM_SLOTS]

@@ -25,7 +25,7 @@ MAX_WIDENING = 10
 
 
 def candidates(machine: Machine, workload: Workload, objective: Objective = "keep-batch") -> list[Candidate]:
-    """All candidates, in the order in which they should be tried.
+    """Returns all candidates, in the order in which they should be tried.
 
     A candidate need not be possible: whether it fits its graph and its machine is found out by the search, which
     keeps the reason. Within a branch, narrower ones come first. Where the batch may grow, likely placements are

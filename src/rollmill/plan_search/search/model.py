@@ -43,7 +43,7 @@ class CollectiveModel(NamedTuple):
     """Seconds for each byte that passes from one host to another."""
 
     def seconds(self, num_bytes: int, *, gpus: int, instances: int = 1, hosts: int = 1) -> float:
-        """Seconds of an all-reduce; 0 where there is one rank."""
+        """Returns the seconds of an all-reduce; 0 where there is one rank."""
         if gpus * instances <= 1:
             return 0.0
         parts = _parts(Collective(num_bytes, gpus, instances, hosts, 0.0))
@@ -79,7 +79,7 @@ class IterationModel(NamedTuple):
     disturb each other."""
 
     def seconds(self, candidate: Candidate, machine: Machine, workload: Workload) -> float:
-        """Seconds of an iteration of a candidate that computes everything together, as `gpu-only` does."""
+        """Returns the seconds of an iteration of a candidate that computes everything together, as in `gpu-only`."""
         ranks, instances = candidate.ranks, candidate.instances
         gpus = max(ranks // instances, 1)
         envs = (candidate.num_envs or workload.num_envs) / ranks
@@ -97,7 +97,7 @@ class IterationModel(NamedTuple):
 
 
 def fit_iteration(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
-    """Seconds of an iteration without environments, and of each environment, from (environments, seconds).
+    """Fits the seconds of an iteration without environments, and of each environment, to measured pairs of both.
 
     The two together explain relative errors best; neither is negative.
     """
@@ -115,7 +115,7 @@ class StageTimes(NamedTuple):
 
 
 def placed_seconds(candidate: Candidate, times: StageTimes, *, cores: int) -> float:
-    """Seconds of an iteration of a placement, at the same number of environments.
+    """Returns the seconds of an iteration of a placement, at the same number of environments.
 
     At best: replicas divide their stage evenly among the cores, those of a GPU as if none took anything of it from
     the others, and messages cost nothing. Stages that wait for each other follow one another; a search corrects
@@ -135,7 +135,7 @@ def _collecting(candidate: Candidate) -> int:
 
 
 def _parts(each: Collective) -> list[float]:
-    """Number of times that each part of the model counts in an all-reduce."""
+    """Returns how often each part of the model counts in an all-reduce."""
     gpus_of_a_host = each.gpus / each.hosts
     within = 2 * each.bytes * (gpus_of_a_host - 1) / gpus_of_a_host if gpus_of_a_host > 1 else 0.0
     between = 2 * each.bytes * (each.hosts - 1) / each.hosts

@@ -77,7 +77,7 @@ def speed_text(steps_per_second: float | None) -> str:
 
 
 def memory_text(count: int | float | None) -> str:
-    """Bytes with their unit."""
+    """Formats bytes with their unit."""
     if count is None:
         return "-"
     return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"

@@ -39,7 +39,7 @@ class Point(NamedTuple):
 
 
 def saturation(narrow: Point, wide: Point, *, threshold: float = THRESHOLD) -> str | None:
-    """Why it does not pay to go beyond the wider of two points; None if it may."""
+    """Returns why it does not pay to go beyond the wider of two points; None if it may."""
     gain = wide.steps_per_second / narrow.steps_per_second - 1
     growth = _growth(narrow, wide)
     if gain > max(MIN_GAIN, threshold * growth):
@@ -226,7 +226,7 @@ class _SearchState:
             self.memory_factors[kind] = found.memory / row.predicted_memory
 
     def _hopeless(self, candidate: Candidate, speed: float | None) -> str | None:
-        """Why a candidate is not measured, by its prediction."""
+        """Returns why a candidate is not measured, by its prediction."""
         if speed is None or self.best is None:
             return None
         margin = CHECKED_MARGIN if candidate.kind in self.speed_factors else UNCHECKED_MARGIN
@@ -235,7 +235,7 @@ class _SearchState:
         return f"predicted {speed_text(speed)} steps/s; the best so far is {self.best / speed:.1f} x as fast"
 
     def _not_worth_trying(self, candidate: Candidate) -> str | None:
-        """Why a candidate is not tried, by others of its kind or branches."""
+        """Returns why a candidate is not tried, by others of its kind or branches."""
         if same := self.same_program.get(candidate.kind):
             return f"others of its kind are the same programs as those of {same}"
         if refused := self.impossible_depths.get(candidate.fusion or ""):
@@ -253,7 +253,7 @@ class _SearchState:
         return None
 
     def _failed_narrower(self, candidate: Candidate) -> str | None:
-        """Why a candidate is not grown: the same with fewer environments did not run, or is far too slow."""
+        """Returns why a candidate is not grown: with fewer environments it did not run, or is far too slow."""
         if candidate.num_envs is None:
             return None
         fewer = self._fewer_envs(candidate)
@@ -270,7 +270,7 @@ class _SearchState:
         return f"dominated: even in proportion to {number:,} environments it is slower than the best so far"
 
     def _fewer_envs(self, candidate: Candidate) -> CandidateRow | None:
-        """The row of the same candidate with the most of fewer environments that was tried or predicted."""
+        """Returns the row of the same candidate with fewer environments, the most that were tried or predicted."""
         branch, envs = candidate.branch("num_envs"), candidate.num_envs or 1
         rows = [
             row

@@ -44,7 +44,10 @@ def metadata_text(metadata: dict[str, Any]) -> str:
 
 
 def space_document(space: spaces.Space) -> dict[str, Any]:
-    """A space as JSON, with Gymnasium's names; a bound of all numbers is one number, and an infinite one None."""
+    """Returns a space as JSON, with Gymnasium's names.
+
+    A bound of all numbers is one number, and an infinite one None.
+    """
     kind = type(space).__name__
     match space:
         case spaces.Dict():

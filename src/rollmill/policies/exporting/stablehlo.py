@@ -14,7 +14,9 @@ PLATFORMS = ("cpu", "cuda")
 
 
 def to_stablehlo(exported: ExportedFunction) -> bytes:
-    """The serialised program, for CPUs and NVIDIA's GPUs; `jax.export.deserialize(data).call(...)` runs it.
+    """Returns the serialised program, for CPUs and NVIDIA's GPUs.
+
+    `jax.export.deserialize(data).call(...)` runs it.
 
     Inputs and outputs have a leading axis of any length. Matrix products are computed in float32 everywhere.
     """

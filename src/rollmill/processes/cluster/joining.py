@@ -136,7 +136,7 @@ def own_host(ray: Any, coordinator: str) -> str:
 
 
 def _is_member() -> bool:
-    """Whether this machine was made part of a cluster, or the user said where one is; by Ray's own rules."""
+    """Returns whether this machine is part of a cluster, or the user said where one is, by Ray's own rules."""
     if address := os.environ.get("RAY_ADDRESS"):
         return address != "local"
     return _current_cluster().exists()

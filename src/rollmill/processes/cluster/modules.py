@@ -74,7 +74,7 @@ def _loaded() -> list[str]:
 
 
 def _is_of_user(place: Path) -> bool:
-    """Whether source is neither Rollmill's, Python's, nor that of an installed package."""
+    """Returns whether source is neither Rollmill's, Python's, nor that of an installed package."""
     return place != PACKAGE and not any(place.is_relative_to(folder) for folder in _installed())
 
 

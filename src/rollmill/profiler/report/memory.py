@@ -106,7 +106,7 @@ def _course(program: str, layers: Sequence[Layer]) -> list[str]:
 
 
 def _layers(operations: Sequence[OperationMemory]) -> list[Layer]:
-    """The operations that need most at some moment, and the others as one."""
+    """Returns the operations that need most at some moment, and the others as one."""
     largest = sorted(operations, key=lambda one: -max(one.course, default=0))
     layers = [Layer(path_text(one.path), f"c{index}", one.course) for index, one in enumerate(largest[:COLOURS])]
     others = largest[COLOURS:]
@@ -135,7 +135,7 @@ def _area(layer: Layer, tops: Sequence[float]) -> str:
 
 
 def _sum(courses: Iterable[Sequence[int]]) -> list[int]:
-    """Bytes together, in each interval; a profile that was changed by hand may have any number of them."""
+    """Returns the total bytes in each interval; profiles changed by hand may have any number of them."""
     return [sum(each) for each in zip_longest(*courses, fillvalue=0)][:MAX_INTERVALS]
 
 

@@ -16,7 +16,7 @@ MICROSECONDS = 1e6
 
 
 def perfetto_trace(profile: Profile) -> str:
-    """The trace as JSON, one event a line.
+    """Returns the trace as JSON, one event a line.
 
     Spans of a lane that overlap without one inside the other are put on further lanes of the same name, since a
     lane of a trace is a stack.
@@ -56,7 +56,7 @@ def _metadata(kind: str, pid: int, tid: int, arguments: dict[str, Any]) -> dict[
 
 
 def nested_stacks(spans: Sequence[TimelineSpan]) -> list[list[TimelineSpan]]:
-    """The spans in as few lists as it takes for any two of a list to be apart, or one inside the other.
+    """Returns the spans in as few lists as it takes for any two of a list to be apart, or one inside the other.
 
     Each span goes to the first list where it fits, in the order of their starts.
     """

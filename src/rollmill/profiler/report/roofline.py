@@ -44,7 +44,7 @@ class LogScale(NamedTuple):
     end: float
 
     def __call__(self, value: float) -> float:
-        """The position of a number."""
+        """Returns the position of a number."""
         part = (math.log10(value) - math.log10(self.low)) / (math.log10(self.high) - math.log10(self.low))
         return self.start + part * (self.end - self.start)
 
@@ -123,7 +123,7 @@ def _drawing(points: Sequence[RooflinePoint], ceilings: Ceilings) -> str:
 
 
 def _scale(values: Sequence[float], start: float, end: float) -> LogScale:
-    """A scale over whole decades with some room at both ends."""
+    """Returns a scale over whole decades with some room at both ends."""
     low = 10.0 ** math.floor(math.log10(min(values) / 2))
     return LogScale(low, 10.0 ** math.ceil(math.log10(max(values) * 2)), start, end)
 
@@ -150,7 +150,7 @@ def _grid(across: LogScale, upwards: LogScale) -> list[str]:
 
 
 def _power(value: float) -> str:
-    """A power of ten in few characters."""
+    """Returns a power of ten in few characters."""
     return compact(value).replace(" ", "") if value >= 1e3 else f"{value:g}"
 
 

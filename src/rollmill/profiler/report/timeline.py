@@ -73,7 +73,7 @@ def timeline_section(processes: Sequence[ProcessTime]) -> Section:
 
 
 def shown_lanes(processes: Sequence[ProcessTime]) -> list[TimelineLane]:
-    """The lanes that a page shows: of a few processes, one of each kind first, and a few of each."""
+    """Returns the lanes that a page shows: of a few processes, one of each kind first, and a few of each."""
     recorded = [process for process in processes if process.timeline]
     shown = first_of_each_kind(recorded, MAX_PROCESSES)
     return [lane for process in shown for lane in _lanes_of(process)[: MAX_LANES // len(shown)]]
@@ -112,7 +112,7 @@ def merge_spans(spans: Sequence[TimelineSpan], end: float, most: int) -> tuple[T
 
 
 def _busy_in_bins(edges: np.ndarray, bins: int) -> np.ndarray:
-    """The part of each bin that spans `[n, 2]` cover: differences of their integral at the bins' edges."""
+    """Returns the part of each bin that spans `[n, 2]` cover: differences of their integral at the bins' edges."""
     marks = np.arange(bins + 1, dtype=np.float64)
     covered = np.zeros(bins + 1)
     starts, stops = np.sort(edges[:, 0]), np.sort(edges[:, 1])
@@ -124,7 +124,7 @@ def _busy_in_bins(edges: np.ndarray, bins: int) -> np.ndarray:
 
 
 def _names(lanes: Sequence[TimelineLane]) -> list[str]:
-    """All names, those with the longest spans first."""
+    """Returns all names, those with the longest spans first."""
     seconds: dict[str, float] = {}
     for lane in lanes:
         for span in lane.spans:
@@ -133,7 +133,7 @@ def _names(lanes: Sequence[TimelineLane]) -> list[str]:
 
 
 def _with_names(lane: TimelineLane, names: Container[str]) -> TimelineLane:
-    """The lane with one name for all spans whose own is not among these."""
+    """Returns the lane with one name for all spans whose own is not among these."""
     spans = (span if span.name in names else replace(span, name=OTHERS) for span in lane.spans)
     return lane._replace(spans=tuple(spans))
 

@@ -171,7 +171,7 @@ def _play(
 
 
 def _with_agents(graph: Graph, weights: Weights, now: Playing) -> Playing:
-    """The beginning with a return of 0 for each kind of agents."""
+    """Returns the beginning with a return of 0 for each kind of agents."""
     first = jax.tree.map(lambda leaf: leaf[0], now.collector)
     _, step = jax.eval_shape(partial(step_one, graph, weights), first, jax.random.key(0), np.int32(0))
     kinds = step.info.get("agent_returns", {})

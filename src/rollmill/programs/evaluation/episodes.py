@@ -71,6 +71,6 @@ def start_memories(start_memory: Callable[[], Memory], count: int) -> Memory:
 
 
 def where_rows(condition: Bool[Array, " N"], chosen: PyTree, other: PyTree) -> PyTree:
-    """Rows of `chosen` where the condition holds, and of `other` elsewhere; leaves `[N, ...]`."""
+    """Returns rows of `chosen` where the condition holds, and of `other` elsewhere; leaves `[N, ...]`."""
     broadcast = lambda leaf: condition.reshape(-1, *(1,) * (leaf.ndim - 1))
     return jax.tree.map(lambda one, two: jnp.where(broadcast(two), one, two), chosen, other)

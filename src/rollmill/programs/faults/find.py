@@ -86,7 +86,7 @@ class Fault(NamedTuple):
 
 
 def is_finite(metrics: Mapping[str, np.ndarray | np.floating]) -> bool:
-    """Whether every fragment's outputs were finite in the iteration with these metrics."""
+    """Returns whether every fragment's outputs were finite in the iteration with these metrics."""
     return all(np.all(value > ALMOST_ONE) for name, value in metrics.items() if name.startswith("finite/"))
 
 

@@ -59,7 +59,7 @@ def replay_fault(graph: Graph, directory: Folder) -> Replayed:
 
 
 def has_fault(directory: Folder) -> bool:
-    """Whether a fault that can be replayed was kept in the folder."""
+    """Returns whether a fault that can be replayed was kept in the folder."""
     return directory.has(FAULT)
 
 

@@ -166,7 +166,7 @@ class _Rollout:
 
 
 def _is_large_of_one(array: np.ndarray, *, axes: int) -> bool:
-    """Whether one element is large, without the leading axes."""
+    """Returns whether one element is large, without the leading axes."""
     return is_large(jax.ShapeDtypeStruct(array.shape[axes:], array.dtype))
 
 
