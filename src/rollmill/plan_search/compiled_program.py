@@ -91,7 +91,7 @@ def iteration_seconds(prepared: PreparedTraining) -> float | None:
 
 
 def stage_seconds(prepared: PreparedTraining) -> float | None:
-    """Returns the seconds of an unfused rollout of all environments on one device, or None without such a program."""
+    """Returns the seconds of an unfused rollout of all environments on one device, or None without a program."""
     program, graph = prepared.program, prepared.algorithm
     if program is None or program.sums_iterations or len(prepared.options.seeds) > 1:
         return None

@@ -205,9 +205,7 @@ class ProcessTrials:
         return candidate.num_envs or self.workload.num_envs
 
     def _memory_of_workers(self, candidate: Candidate) -> float | None:
-        """Returns the bytes that workers of one GPU need together, as one program there would, or those of
-        processes.
-        """
+        """Returns the bytes that workers of one GPU need together, as one program would, or those of processes."""
         if self.machine.gpus:
             together = self.program_bytes.get(self._num_envs(candidate))
             return None if together is None else together / max(candidate.gpus, 1)

@@ -186,7 +186,7 @@ def add_actors(profile: Profile) -> Advice | None:
 
 
 def _waiting_in_steps(profile: Profile, use: CoreUse, stepping: float) -> float:
-    """Returns the least seconds of an iteration in which environments wait: nothing computes, and a core is idle."""
+    """Returns the least seconds of an iteration in which environments wait while a core is idle."""
     iteration = profile.iteration.unprofiled
     accelerated = fsum(
         one.overlap.device_only + one.overlap.both for one in profile.processes if one.accelerators > 0

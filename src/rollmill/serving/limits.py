@@ -48,7 +48,7 @@ class ServerLimits:
     """Most seconds that the requests in flight have when the server is stopped."""
 
     def with_sessions(self, sessions: int, seconds: float) -> "ServerLimits":
-        """Returns these limits with another number of sessions, each given up after `seconds` without a request."""
+        """Returns these limits with other sessions, each given up after `seconds` without a request."""
         return replace(self, sessions=sessions, session_seconds=seconds)
 
 

@@ -170,7 +170,7 @@ def _reopen(
     trust: bool,
     asks_policy: bool,
 ) -> _Reopened:
-    """Returns the graph of a run with the hyperparameters changed now, and what other processes need to build it."""
+    """Returns the graph of a run with the hyperparameters changed now, and the parts to build it elsewhere."""
     saved, modules = read_saved(run), tuple(imports)
     if algorithm is None:
         modules = approved_imports(run, saved, imports=imports, trust=trust, distribution=asks_policy)

@@ -79,7 +79,7 @@ class IterationModel(NamedTuple):
     disturb each other."""
 
     def seconds(self, candidate: Candidate, machine: Machine, workload: Workload) -> float:
-        """Returns the seconds of an iteration of a candidate that computes everything together, as in `gpu-only`."""
+        """Returns the seconds of an iteration of a candidate that computes everything together: `gpu-only`."""
         ranks, instances = candidate.ranks, candidate.instances
         gpus = max(ranks // instances, 1)
         envs = (candidate.num_envs or workload.num_envs) / ranks

@@ -302,7 +302,7 @@ class Coordinator:
             self._noted[sender.group] = notes
 
     def _is_starting_up(self, job: Job) -> bool:
-        """Returns whether this replica's start is part of the training's: until the first new iteration all are."""
+        """Returns whether this replica's start is part of the training's: all are before the first iteration."""
         is_first = not (self._starts.restarts or self._starts.attempts(job))
         return is_first or self._pace.furthest == self._pace.first
 
