@@ -6,9 +6,9 @@
 Each start is `rollmill train` in a process of its own, from its beginning to the end of its first iteration: cold,
 with an empty cache of compiled programs, and warm, with what the cold start left there. Bytecode of Python is
 always there. `--source NAME=FOLDER` starts other sources as well (a folder `src`), in turns with these; a setting
-such as `fusion=full` stands for `--fusion full`. Phases are wall-clock times. Those with two spaces in front are
-parts of others, and times of XLA overlap where it compiles in several threads. Processor seconds are those of the
-whole process.
+such as `fusion=full` stands for `--fusion full`. Processor seconds are those of the whole process. One more start
+of each kind has clocks in it. Its phases are wall-clock times: those with two spaces in front are parts of others,
+and times of XLA overlap where it compiles in several threads.
 
 With `--train-seconds` one more training runs for so long, and its own metrics tell its steps per second in the
 first ten seconds and later. Writes results/start-cpu.json.
@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -85,27 +85,63 @@ main(["train", *sys.argv[2:], "--quiet", "--no-tensorboard"])
 """
 
 
-def start(source: Path, cache: Path, words: list[str]) -> dict[str, Any]:
-    """Starts a training, and returns the durations of its phases."""
-    variables = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    variables |= {
-        "PYTHONPATH": str(source),
-        "PYTHONPYCACHEPREFIX": str(cache.parent.parent / "bytecode"),
+def variables(source: Path, cache: Path) -> dict[str, str]:
+    """Returns the environment variables of a start."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    bytecode = cache.parent.parent / "bytecode"
+    return kept | {
+        "PYTHONPATH": os.pathsep.join([str(source), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPYCACHEPREFIX": str(bytecode),
         "ROLLMILL_CACHE_DIR": str(cache),
     }
+
+
+def start(source: Path, cache: Path, words: list[str]) -> dict[str, float]:
+    """Starts a training by the command, and returns its seconds until the first line of its metrics."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder, "run")
+        options = ["--quiet", "--no-tensorboard", "--run-dir", str(run)]
+        command = [sys.executable, "-m", "rollmill", "train", *words, *options]
+        began = time.perf_counter()
+        with subprocess.Popen(
+            command, env=variables(source, cache), cwd=folder, stderr=subprocess.PIPE
+        ) as training:
+            while not any(run.glob("metrics.jsonl")) or not (run / "metrics.jsonl").stat().st_size:
+                if training.poll() is not None:
+                    raise Failed(f"{source}: exit code {training.returncode}\n{training.communicate()[1]}")
+                time.sleep(0.005)
+            seconds = time.perf_counter() - began
+            used = Path(f"/proc/{training.pid}/stat").read_text().rpartition(")")[2].split()
+            training.kill()
+    return {"seconds": seconds, "processor": sum(map(int, used[11:13])) / os.sysconf("SC_CLK_TCK")}
+
+
+def phases(source: Path, cache: Path, words: list[str]) -> dict[str, Any]:
+    """Starts a training with clocks in it, and returns the durations of its phases.
+
+    Clocks replace functions, so that such a process traces the iteration, which the command may do without.
+    """
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-c", START, repr(time.time()), *words, "--run-dir", str(Path(folder, "run"))]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=variables, cwd=folder)
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, env=variables(source, cache), cwd=folder
+        )
     if done.returncode:
         raise Failed(f"{source}: exit code {done.returncode}\n{done.stderr[-2000:]}")
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def both(name: str, source: Path, folder: Path, words: list[str]) -> dict[str, dict[str, Any]]:
+def both(
+    function: Callable[[Path, Path, list[str]], dict[str, Any]],
+    name: str,
+    source: Path,
+    folder: Path,
+    words: list[str],
+) -> dict[str, dict[str, Any]]:
     """Starts with an empty cache of compiled programs, and again."""
     with tempfile.TemporaryDirectory(dir=folder) as cache:
         (Path(cache) / "programs").mkdir()
-        found = {kind: start(source, Path(cache) / "programs", words) for kind in ("cold", "warm")}
+        found = {kind: function(source, Path(cache) / "programs", words) for kind in ("cold", "warm")}
     for kind, each in found.items():
         print(f"{name}, {kind}: {each['seconds']:.1f} s, {each['processor']:.1f} s of processors", flush=True)
     return found
@@ -115,8 +151,7 @@ def first_seconds(cache: Path, words: list[str], seconds: float) -> dict[str, fl
     """Trains for some time, and returns the steps per second in the first ten seconds of its metrics and later."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "rollmill", "train", *words, "--quiet", "--run-dir", f"{folder}/run"]
-        variables = {**os.environ, "PYTHONPATH": str(HERE.parent / "src"), "ROLLMILL_CACHE_DIR": str(cache)}
-        training = subprocess.Popen(command, env=variables, cwd=folder)
+        training = subprocess.Popen(command, env=variables(HERE.parent / "src", cache), cwd=folder)
         lines, metrics = [], Path(folder, "run", "metrics.jsonl")
         while training.poll() is None and not (lines and json.loads(lines[-2])["seconds"] > seconds):
             time.sleep(1)
@@ -133,12 +168,10 @@ def first_seconds(cache: Path, words: list[str], seconds: float) -> dict[str, fl
 
 
 def medians(starts: list[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns the medians of the starts' durations, beside all of their totals."""
-    phases = list({name: None for each in starts for name in each["phases"]})
+    """Returns the medians of the starts' durations, beside all of them."""
     return {
         "seconds": median(each["seconds"] for each in starts),
         "processor": median(each["processor"] for each in starts),
-        "phases": {name: median(each["phases"].get(name, 0.0) for each in starts) for name in phases},
         "runs": [[each["seconds"], each["processor"]] for each in starts],
     }
 
@@ -163,10 +196,12 @@ def main() -> None:
     result: dict[str, Any] = {"words": words}
     with tempfile.TemporaryDirectory() as folder:
         if chosen.repeats:
-            sides = {name: partial(both, name, source, Path(folder), words) for name, source in sources.items()}
-            runs = in_turns(sides, chosen.repeats, warm_up=1)
+            at = {name: (name, source, Path(folder), words) for name, source in sources.items()}
+            runs = in_turns({name: partial(both, start, *at[name]) for name in at}, chosen.repeats, warm_up=1)
             for name, own in runs.items():
                 result[name] = {kind: medians([each[kind] for each in own]) for kind in ("cold", "warm")}
+                for kind, clocked in both(phases, *at[name]).items():
+                    result[name][kind]["with clocks"] = clocked
         if chosen.train_seconds:
             result["rates"] = first_seconds(Path(folder, "cache"), words, chosen.train_seconds)
             print(result["rates"], flush=True)
