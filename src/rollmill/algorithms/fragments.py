@@ -136,7 +136,7 @@ def environment_functions(
 def _parameters(env: Environment) -> dict[str, float]:
     """Returns the numbers that options have set, without those that choose shapes or code of the environment."""
     names = env.inputs
-    if not _can_be_inputs(env, names):
+    if names and not _can_be_inputs(env, names):
         names = tuple(name for name in names if _can_be_inputs(env, (name,)))
     return numbers_of(env.params, names)
 
