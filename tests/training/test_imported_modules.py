@@ -9,6 +9,7 @@ TRAINS = """
 import sys
 from rollmill.cli.main import main
 from rollmill.envs import cartpole
+from rollmill.workers.program_training import ProgramTraining
 
 def counted(name):
     function = getattr(cartpole, name)
@@ -17,14 +18,20 @@ def counted(name):
         return function(*args)
     return call
 
-calls = []
+def run(self, stopping):
+    modules.update(sys.modules)
+    yield from reports(self, stopping)
+
+calls, modules = [], {}
+reports, ProgramTraining.run = ProgramTraining.run, run
 cartpole.reset, cartpole.step = counted("reset"), counted("step")
 try:
     sizes = "--num-envs 2 --num-steps 4 --total-timesteps 8 --num-minibatches 1 --update-epochs 1"
-    main(["train", "ppo", "CartPole-v1", *sizes.split(), "--run-dir", "run", "--quiet", "--no-tensorboard"])
+    main(["train", "ppo", "CartPole-v1", *sizes.split(), "--run-dir", "run", "--quiet"])
 except SystemExit as end:
     assert end.code == 0, end.code
 print("calls", *calls)
+print("later", *sorted(sys.modules.keys() - modules.keys()))
 print("modules", *sorted(name for name in sys.modules if name.partition(".")[0] == "rollmill"))
 """
 
@@ -49,7 +56,7 @@ def printed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("training")
     done = subprocess.run([sys.executable, "-c", TRAINS], cwd=folder, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
-    lines = (line.split() for line in done.stdout.splitlines()[-2:])
+    lines = (line.split() for line in done.stdout.splitlines()[-3:])
     return {name: words for name, *words in lines}
 
 
@@ -58,6 +65,11 @@ def test_a_training_in_one_program_imports_neither_workers_nor_the_compiler(prin
     assert len(modules) <= MAX_MODULES, modules
     assert not {name.split(".")[1] for name in modules if "." in name} & {*UNNEEDED}
     assert not {f"rollmill.{name}" for name in OTHERS} & {*modules}
+
+
+def test_nothing_is_imported_once_a_training_has_begun(printed):
+    """An import on any thread holds the interpreter's lock, which the thread that dispatches waits for."""
+    assert printed["later"] == []
 
 
 def test_a_start_calls_the_functions_of_its_environment_once(printed):
