@@ -163,7 +163,7 @@ _MODULES = {
     "rollmill.training.training": "Run train",
 }
 _PACKAGES = (
-    "algorithms channels cli core dataflow envs fusion gpus hooks networks pages pictures plan_search "
+    "algorithms channels cli core dataflow envs fusion gpus hooks networks pages physics pictures plan_search "
     "planning plotting policies processes profiler profiling programs recipes record runs serving sweeps "
     "training workers"
 )

@@ -1,0 +1,11 @@
+"""Physics of articulated robots in plain JAX, in MuJoCo's formulation; it knows no reinforcement learning.
+
+`load` reads MJCF or URDF by MuJoCo's compiler, and `step(model, state, control)` is a pure function of one
+robot.
+"""
+
+from rollmill.physics.loading import load
+from rollmill.physics.model import Model, Params, State, Structure
+from rollmill.physics.stepping import initial_state, step
+
+__all__ = ["Model", "Params", "State", "Structure", "initial_state", "load", "step"]

@@ -1,0 +1,183 @@
+"""Contacts between geoms, as MuJoCo finds them: a fixed number for each pair, touching or not."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from rollmill.physics.algebra import cross, dot, pick, product, real, times, unit
+from rollmill.physics.kinematics import Frames
+from rollmill.physics.model import WORLD, Geom, Model, Pair, Structure
+
+
+class Contacts(NamedTuple):
+    """Where pairs of geoms are nearest to each other."""
+
+    pairs: tuple[int, ...]
+    """Index of each contact's pair in `Structure.pairs`."""
+    distances: Float[Array, " contacts"]
+    """Negative where geoms overlap."""
+    places: Float[Array, "contacts 3"]
+    """From the reference of the second geom's tree, or of the first one's where the second cannot move."""
+    frames: Float[Array, "contacts 3 3"]
+    """Rows: the normal from the first geom to the second, and two tangents."""
+
+
+class _Placed(NamedTuple):
+    """Geoms in the world, measured from references."""
+
+    positions: Float[Array, "n 3"]
+    rotations: Float[Array, "n 3 3"]
+    sizes: Float[np.ndarray, "n 3"]
+
+
+_Points = tuple[Float[Array, " n"], Float[Array, "n 3"], Float[Array, "n 3 3"]]
+"""Distances, places and frames."""
+
+
+def contacts(model: Model, placed: Frames) -> Contacts | None:
+    """Returns the contacts of all pairs, or None if there are no pairs."""
+    structure = model.structure
+    kinds: dict[tuple[str, str], list[int]] = {}
+    for index, pair in enumerate(structure.pairs):
+        kinds.setdefault((structure.geoms[pair.first].kind, structure.geoms[pair.second].kind), []).append(index)
+    found: list[Contacts] = []
+    for kind, indices in kinds.items():
+        pairs = [structure.pairs[i] for i in indices]
+        measured = [measuring_body(structure, pair) for pair in pairs]
+        first = _place(placed, measured, [structure.geoms[pair.first] for pair in pairs])
+        second = _place(placed, measured, [structure.geoms[pair.second] for pair in pairs])
+        found += [Contacts(tuple(indices), *points) for points in _FINDERS[kind](first, second)]
+    if not found:
+        return None
+    distances, places, directions = (jnp.concatenate(part) for part in list(zip(*found, strict=True))[1:])
+    return Contacts(tuple(i for part in found for i in part.pairs), distances, places, directions)
+
+
+def measuring_body(structure: Structure, pair: Pair) -> int:
+    """Returns the body from whose tree's reference a pair's contacts are measured."""
+    second = structure.geoms[pair.second].body
+    return second if second != WORLD else structure.geoms[pair.first].body
+
+
+def _place(placed: Frames, measured: list[int], geoms: list[Geom]) -> _Placed:
+    """Returns geoms, each measured from the reference of another body's tree."""
+    sizes = np.array([geom.size for geom in geoms])
+    references = pick(placed.references, measured)
+    own_positions, own_rotations = real([geom.position for geom in geoms]), real([geom.rotation for geom in geoms])
+    if all(geom.body == WORLD for geom in geoms):
+        return _Placed(own_positions - references, own_rotations, sizes)
+    bodies = [geom.body for geom in geoms]
+    rotations = _rows_or(placed.rotations, bodies, np.eye(3))
+    shifts = _rows_or(placed.references, bodies, np.zeros(3)) + _rows_or(placed.positions, bodies, np.zeros(3))
+    positions = shifts + times(rotations, own_positions) - references
+    return _Placed(positions, product(rotations, own_rotations), sizes)
+
+
+def _rows_or(values: Array, indices: list[int], default: np.ndarray) -> Array:
+    """Returns rows by fixed indices, and a default where there is none."""
+    if WORLD not in indices:
+        return pick(values, indices)
+    fixed = real(default)[None]
+    return jnp.concatenate([values[i : i + 1] if i != WORLD else fixed for i in indices])
+
+
+def _plane_sphere(planes: _Placed, spheres: _Placed) -> list[_Points]:
+    normals = planes.rotations[..., 2]
+    return [_plane_balls(planes, spheres.positions, spheres.sizes[:, 0], _frames(normals))]
+
+
+def _plane_balls(
+    planes: _Placed, centers: Float[Array, "n 3"], radii: Float[np.ndarray, " n"], directions: Array
+) -> _Points:
+    normals = planes.rotations[..., 2]
+    distances = dot(centers - planes.positions, normals) - real(radii)
+    depths = 0.5 * distances + real(radii)
+    return distances, centers - depths[:, None] * normals, directions
+
+
+def _plane_capsule(planes: _Placed, capsules: _Placed) -> list[_Points]:
+    """Returns a contact at each end, whose tangents are along and across the capsule."""
+    normals, axes = planes.rotations[..., 2], capsules.rotations[..., 2]
+    tangents = unit(axes - dot(axes, normals)[:, None] * normals)
+    directions = jnp.stack([normals, tangents, cross(normals, tangents)], axis=1)
+    halves = real(capsules.sizes[:, 1:2])
+    ends = [capsules.positions + halves * axes, capsules.positions - halves * axes]
+    return [_plane_balls(planes, end, capsules.sizes[:, 0], directions) for end in ends]
+
+
+def _plane_box(planes: _Placed, boxes: _Placed) -> list[_Points]:
+    """Returns a contact for each of the four pairs of opposite corners: the one that is nearer to the plane."""
+    normals = planes.rotations[..., 2]
+    directions = _frames(normals)
+    middles = dot(boxes.positions - planes.positions, normals)
+    result: list[_Points] = []
+    for signs in ((1, 1, 1), (1, 1, -1), (1, -1, 1), (1, -1, -1)):
+        corners = times(boxes.rotations, real(boxes.sizes * np.array(signs)))
+        heights = dot(corners, normals)
+        distances = middles - jnp.abs(heights)
+        lower = jnp.where(heights > 0, -1.0, 1.0)[:, None] * corners
+        result.append((distances, boxes.positions + lower - 0.5 * distances[:, None] * normals, directions))
+    return result
+
+
+def _sphere_sphere(first: _Placed, second: _Placed) -> list[_Points]:
+    return [_balls(first.positions, first.sizes, second.positions, second.sizes)]
+
+
+def _sphere_capsule(spheres: _Placed, capsules: _Placed) -> list[_Points]:
+    axes = capsules.rotations[..., 2]
+    along = _bounded(dot(spheres.positions - capsules.positions, axes), capsules)
+    nearest = capsules.positions + along[:, None] * axes
+    return [_balls(spheres.positions, spheres.sizes, nearest, capsules.sizes)]
+
+
+def _capsule_capsule(first: _Placed, second: _Placed) -> list[_Points]:
+    """Returns the contact between the nearest points of two capsules' axes."""
+    axes1, axes2 = first.rotations[..., 2], second.rotations[..., 2]
+    between = first.positions - second.positions
+    cosines, u, v = dot(axes1, axes2), -dot(axes1, between), dot(axes2, between)
+    along1 = _bounded((u + cosines * v) / jnp.maximum(1.0 - cosines * cosines, 1e-9), first)
+    along2 = _bounded(cosines * along1 + v, second)
+    along1 = _bounded(cosines * along2 + u, first)
+    nearest1, nearest2 = first.positions + along1[:, None] * axes1, second.positions + along2[:, None] * axes2
+    return [_balls(nearest1, first.sizes, nearest2, second.sizes)]
+
+
+def _bounded(along: Float[Array, " n"], capsules: _Placed) -> Float[Array, " n"]:
+    """Returns places along capsules' axes that are not beyond their ends."""
+    halves = real(capsules.sizes[:, 1])
+    return jnp.minimum(jnp.maximum(along, -halves), halves)
+
+
+def _balls(
+    centers1: Float[Array, "n 3"],
+    sizes1: Float[np.ndarray, "n 3"],
+    centers2: Float[Array, "n 3"],
+    sizes2: Float[np.ndarray, "n 3"],
+) -> _Points:
+    between = centers2 - centers1
+    normals = unit(between)
+    distances = jnp.sqrt(dot(between, between)) - real(sizes1[:, 0] + sizes2[:, 0])
+    depths = 0.5 * distances + real(sizes1[:, 0])
+    return distances, centers1 + depths[:, None] * normals, _frames(normals)
+
+
+def _frames(normals: Float[Array, "n 3"]) -> Float[Array, "n 3 3"]:
+    """Returns frames with these normals; the first tangent is next to the y axis, or to z where the normal is."""
+    is_far = jnp.abs(normals[:, 1:2]) < 0.5
+    second = jnp.where(is_far, real([[0.0, 1.0, 0.0]]), real([[0.0, 0.0, 1.0]]))
+    tangents = unit(second - dot(second, normals)[:, None] * normals)
+    return jnp.stack([normals, tangents, cross(normals, tangents)], axis=1)
+
+
+_FINDERS: dict[tuple[str, str], Callable[[_Placed, _Placed], list[_Points]]] = {
+    ("plane", "sphere"): _plane_sphere,
+    ("plane", "capsule"): _plane_capsule,
+    ("plane", "box"): _plane_box,
+    ("sphere", "sphere"): _sphere_sphere,
+    ("sphere", "capsule"): _sphere_capsule,
+    ("capsule", "capsule"): _capsule_capsule,
+}

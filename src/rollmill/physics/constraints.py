@@ -1,0 +1,204 @@
+"""MuJoCo's soft constraints of one configuration: what each row wants, and how stiff it is.
+
+A row wants the acceleration a_ref = -b v - k d (r - margin), where r is the constraint's position, v its
+velocity and d its impedance, and pushes with D (a_ref - a) (MuJoCo's documentation, "Computation", Constraint
+model).
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from rollmill.physics.algebra import TINY, pick, point_velocity, real, times
+from rollmill.physics.collisions import Contacts, contacts, measuring_body
+from rollmill.physics.kinematics import Frames
+from rollmill.physics.model import WORLD, Joint, Model, Softness, Structure
+
+
+class Sides(NamedTuple):
+    """Bodies that take part in contacts, and the contacts' places from the references of their trees."""
+
+    contacts: tuple[int, ...]
+    bodies: tuple[int, ...]
+    arms: Float[Array, "sides 3"]
+    sign: float
+    """1 for bodies that normals point to, -1 for those that they point away from."""
+
+
+class ContactRows(NamedTuple):
+    """The pyramids of contacts: four rows each, the normal plus or minus friction times a tangent."""
+
+    sides: tuple[Sides, ...]
+    frames: Float[Array, "contacts 3 3"]
+    friction: Float[Array, " contacts"]
+    """0 where there is none: the four rows are then one, with a quarter of its stiffness."""
+    stiffness: Float[Array, " contacts"]
+    """D of each row; 0 where geoms do not touch."""
+    wanted: Float[Array, "contacts 3"]
+    """Accelerations along normal and tangents."""
+
+
+class JointRows(NamedTuple):
+    """Rows of single degrees of freedom."""
+
+    dofs: tuple[int, ...]
+    stiffness: Float[Array, " rows"]
+    wanted: Float[Array, " rows"]
+    sign: Float[Array, " rows"]
+    """Of limits: 1 at the lower one, -1 at the upper one."""
+    bounds: Float[Array, " rows"]
+    """Of dry friction: the largest force."""
+
+
+class Rows(NamedTuple):
+    """All constraints of a robot."""
+
+    contacts: ContactRows | None
+    limits: JointRows | None
+    frictions: JointRows | None
+
+    @property
+    def are_none(self) -> bool:
+        """Whether there are no constraints."""
+        return self.contacts is None and self.limits is None and self.frictions is None
+
+
+def constraint_rows(
+    model: Model,
+    placed: Frames,
+    positions: Float[Array, " coordinates"],
+    rates: Float[Array, " dofs"],
+    motions: Float[Array, "bodies 6"],
+) -> Rows:
+    """Returns the constraints of a configuration."""
+    touching = contacts(model, placed)
+    return Rows(
+        None if touching is None else _contact_rows(model, placed, motions, touching),
+        _limit_rows(model.structure, positions, rates),
+        _friction_rows(model, rates),
+    )
+
+
+def relative_velocities(rows: ContactRows, motions: Float[Array, "bodies 6"]) -> Float[Array, "contacts 3"]:
+    """Returns velocities, or accelerations, of contacts along normals and tangents."""
+    return times(rows.frames, _in_world(rows.sides, motions))
+
+
+def _in_world(sides: tuple[Sides, ...], motions: Float[Array, "bodies 6"]) -> Float[Array, "contacts 3"]:
+    first, *others = sides
+    result = point_velocity(pick(motions, first.bodies), first.arms) * first.sign
+    for side in others:
+        more = point_velocity(pick(motions, side.bodies), side.arms) * side.sign
+        result = result + scattered(more, side.contacts, result.shape[0])
+    return result
+
+
+def scattered(values: Float[Array, "n ..."], places: tuple[int, ...], size: int) -> Float[Array, "m ..."]:
+    """Returns rows at fixed places among zeros; rows of equal places are summed."""
+    if places == tuple(range(size)):
+        return values
+    zero = jnp.zeros((1, *values.shape[1:]))
+    parts: list[Array] = []
+    for place in range(size):
+        own = [i for i, other in enumerate(places) if other == place]
+        parts.append(jnp.sum(pick(values, own), axis=0, keepdims=True) if own else zero)
+    return jnp.concatenate(parts)
+
+
+def _contact_rows(
+    model: Model, placed: Frames, motions: Float[Array, "bodies 6"], touching: Contacts
+) -> ContactRows:
+    pairs = [model.structure.pairs[i] for i in touching.pairs]
+    has_friction = real([pair.frictional for pair in pairs])
+    friction = pick(jnp.asarray(model.params.friction, float), touching.pairs) * has_friction
+    offsets = touching.distances - real([pair.margin for pair in pairs])
+    impedance = _impedances([pair.softness for pair in pairs], offsets)
+    weight = real([pair.inverse_weight for pair in pairs]) * (1.0 + friction * friction)
+    resistance = (1.0 - impedance) / impedance * weight
+    pyramid = real([2.0 / pair.impulse_ratio for pair in pairs]) * friction * friction
+    # A contact without friction has four equal rows instead of one.
+    resistance = resistance * jnp.where(has_friction > 0, pyramid, 4.0)
+    stiffness = jnp.where(offsets < 0, 1.0 / jnp.maximum(resistance, TINY), 0.0)
+    sides = _sides(model.structure, placed, touching)
+    damping = real([[pair.softness.damping] for pair in pairs])
+    velocities = times(touching.frames, _in_world(sides, motions))
+    pulls = real([pair.softness.stiffness for pair in pairs]) * impedance * offsets
+    wanted = -damping * velocities - jnp.stack([pulls, jnp.zeros_like(pulls), jnp.zeros_like(pulls)], axis=1)
+    return ContactRows(sides, touching.frames, friction, stiffness, wanted)
+
+
+def _sides(structure: Structure, placed: Frames, touching: Contacts) -> tuple[Sides, ...]:
+    """Returns the moving bodies of contacts: one of each contact, then the others of those that have two."""
+    pairs = [structure.pairs[i] for i in touching.pairs]
+    measured = [measuring_body(structure, pair) for pair in pairs]
+    owners = [(structure.geoms[pair.second].body, structure.geoms[pair.first].body) for pair in pairs]
+    result: list[Sides] = []
+    if any(second == WORLD for second, _ in owners):
+        raise AssertionError("the first geom of a pair is the one that may be part of the world")
+    result.append(Sides(tuple(range(len(pairs))), tuple(measured), touching.places, 1.0))
+    both = tuple(i for i, (_, first) in enumerate(owners) if first != WORLD)
+    if both:
+        bodies = tuple(owners[i][1] for i in both)
+        references = pick(placed.references, [measured[i] for i in both])
+        arms = pick(touching.places, both) + references - pick(placed.references, bodies)
+        result.append(Sides(both, bodies, arms, -1.0))
+    return tuple(result)
+
+
+def _limit_rows(
+    structure: Structure, positions: Float[Array, " coordinates"], rates: Float[Array, " dofs"]
+) -> JointRows | None:
+    joints = [joint for joint in structure.joints if joint.range is not None]
+    if not joints:
+        return None
+    low, high = np.array([joint.range for joint in joints]).T
+    at = pick(positions, [joint.position for joint in joints])
+    dofs = tuple(joint.velocity for joint in joints)
+    from_low, to_high = at - real(low), real(high) - at
+    sign = jnp.where(from_low < to_high, 1.0, -1.0)
+    offsets = jnp.minimum(from_low, to_high) - real([joint.margin for joint in joints])
+    impedance = _impedances([joint.softness for joint in joints], offsets)
+    resistance = (1.0 - impedance) / impedance * real([joint.inverse_weight for joint in joints])
+    damping, stiffness = (real([getattr(j.softness, name) for j in joints]) for name in ("damping", "stiffness"))
+    wanted = -damping * sign * pick(rates, dofs) - stiffness * impedance * offsets
+    rigid = jnp.where(offsets < 0, 1.0 / jnp.maximum(resistance, TINY), 0.0)
+    return JointRows(dofs, rigid, wanted, sign, jnp.full_like(sign, jnp.inf))
+
+
+def _friction_rows(model: Model, rates: Float[Array, " dofs"]) -> JointRows | None:
+    losses = model.params.friction_loss
+    if isinstance(losses, np.ndarray):
+        dofs = tuple(int(i) for i in np.nonzero(losses)[0])
+    else:
+        dofs = tuple(range(model.structure.num_velocities))
+    if not dofs:
+        return None
+    owners: dict[int, Joint] = {
+        joint.velocity + k: joint for joint in model.structure.joints for k in range(joint.size)
+    }
+    joints = [owners[dof] for dof in dofs]
+    impedance = np.array([joint.friction_softness.impedance[0] for joint in joints])
+    weights = np.array([joint.inverse_weight for joint in joints])
+    stiffness = impedance / np.maximum((1 - impedance) * weights, TINY)
+    wanted = real([-joint.friction_softness.damping for joint in joints]) * pick(rates, dofs)
+    bounds = pick(jnp.asarray(losses, float), dofs)
+    return JointRows(dofs, real(stiffness), wanted, jnp.ones_like(wanted), bounds)
+
+
+def _impedances(softness: list[Softness], offsets: Float[Array, " n"]) -> Float[Array, " n"]:
+    """Returns MuJoCo's impedances d(r) at distances from the constraints' margins."""
+    low, high, width, midpoint, power = np.array([one.impedance for one in softness]).T
+    is_flat = (low == high) | (width <= TINY)
+    x = jnp.minimum(jnp.abs(offsets) / real(np.where(is_flat, 1.0, width)), 1.0)
+    rising = _powers(x, power) * real(midpoint ** (1 - power))
+    falling = 1.0 - _powers(1.0 - x, power) * real((1 - midpoint) ** (1 - power))
+    share = jnp.where(x <= real(midpoint), rising, falling)
+    return jnp.where(is_flat, real(0.5 * (low + high)), real(low) + real(high - low) * share)
+
+
+def _powers(x: Float[Array, " n"], power: np.ndarray) -> Float[Array, " n"]:
+    if np.all(power == 2.0):
+        return x * x
+    return x if np.all(power == 1.0) else jnp.power(x, real(power))

@@ -1,0 +1,130 @@
+"""Forces on a robot's degrees of freedom, but for those of constraints."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from rollmill.physics.algebra import carried_wrench, cross, joined, pick, real, row, times
+from rollmill.physics.kinematics import Frames, bias_accelerations
+from rollmill.physics.masses import generalised_forces
+from rollmill.physics.model import Model
+
+
+class Actuation(NamedTuple):
+    """What actuators do."""
+
+    forces: Float[Array, " dofs"]
+    wrenches: Float[Array, "bodies 6"] | None
+    """Of actuators at sites."""
+    slopes: Float[Array, " dofs"]
+    """Derivative of each degree of freedom's force by its velocity."""
+
+
+def body_wrenches(
+    placed: Frames, motions: Float[Array, "bodies 6"], accelerations: Float[Array, "bodies 6"]
+) -> Float[Array, "bodies 6"]:
+    """Returns the wrench that each body needs to move and to accelerate so."""
+    momenta = times(placed.inertias, motions)
+    return times(placed.inertias, accelerations) + carried_wrench(motions, momenta)
+
+
+def smooth_forces(
+    model: Model,
+    placed: Frames,
+    positions: Float[Array, " coordinates"],
+    rates: Float[Array, " dofs"],
+    motions: Float[Array, "bodies 6"],
+    acted: Actuation,
+) -> Float[Array, " dofs"]:
+    """Returns the forces of all but constraints: actuators, springs, dampers, gravity and the inertia of motion.
+
+    The last two are found by recursive Newton and Euler.
+    """
+    accelerations = bias_accelerations(model, placed, rates, motions)
+    wrenches = body_wrenches(placed, motions, accelerations)
+    if acted.wrenches is not None:
+        wrenches = wrenches - acted.wrenches
+    bias = generalised_forces(model.structure, placed, wrenches)
+    return acted.forces + passive_forces(model, positions, rates) - bias
+
+
+def passive_forces(model: Model, positions: Float[Array, " coordinates"], rates: Float[Array, " dofs"]) -> Array:
+    """Returns MuJoCo's `qfrc_passive`: those of springs and dampers, `[dofs]`."""
+    forces = -jnp.asarray(model.params.damping, float) * rates
+    stiffness = model.params.stiffness
+    if isinstance(stiffness, np.ndarray) and not stiffness.any():
+        return forces
+    stretches: list[Array] = []
+    for joint in model.structure.joints:
+        is_scalar = joint.kind in ("hinge", "slide")
+        stretch = (
+            (row(positions, joint.position) - joint.spring_reference)[None] if is_scalar else jnp.zeros(joint.size)
+        )
+        stretches.append(stretch)
+    return forces - jnp.asarray(stiffness, float) * jnp.concatenate(stretches)
+
+
+def actuation(
+    model: Model,
+    placed: Frames,
+    positions: Float[Array, " coordinates"],
+    rates: Float[Array, " dofs"],
+    control: Float[Array, " actuators"],
+) -> Actuation:
+    """Returns the forces of the actuators."""
+    actuators, params = model.structure.actuators, model.params
+    if not actuators:
+        return Actuation(jnp.zeros_like(rates), None, jnp.zeros_like(rates))
+    gear, bias = jnp.asarray(params.gear, float), jnp.asarray(params.bias, float)
+    at_joint = [actuator.velocity >= 0 for actuator in actuators]
+    zero = jnp.zeros(1)
+
+    def of_joint(values: Array, indices: list[int]) -> Array:
+        return jnp.concatenate([values[i : i + 1] if i >= 0 else zero for i in indices])
+
+    lengths = gear * of_joint(positions, [actuator.position for actuator in actuators])
+    speeds = gear * of_joint(rates, [actuator.velocity for actuator in actuators])
+    clamped = _clamped(control, [actuator.control_range for actuator in actuators])
+    force = jnp.asarray(params.gain, float) * clamped + bias[:, 0] + bias[:, 1] * lengths + bias[:, 2] * speeds
+    bounded = _clamped(force, [actuator.force_range for actuator in actuators])
+    slopes = jnp.where(force == bounded, bias[:, 2] * gear * gear, 0.0)
+    forces = _by_dof(model, gear * bounded)
+    wrenches = None if all(at_joint) else _site_wrenches(model, placed, gear * bounded)
+    return Actuation(_clamped(forces, _joint_bounds(model)), wrenches, _by_dof(model, slopes))
+
+
+def _clamped(values: Float[Array, " n"], bounds: list[tuple[float, float] | None]) -> Array:
+    """Returns values within bounds, where there are any."""
+    if not any(bounds):
+        return values
+    low, high = np.array([bound or (-np.inf, np.inf) for bound in bounds]).T
+    return jnp.minimum(jnp.maximum(values, real(low)), real(high))
+
+
+def _joint_bounds(model: Model) -> list[tuple[float, float] | None]:
+    return [joint.force_range for joint in model.structure.joints for _ in range(joint.size)]
+
+
+def _by_dof(model: Model, values: Float[Array, " actuators"]) -> Float[Array, " dofs"]:
+    """Returns for each degree of freedom the sum over the actuators of its joint."""
+    sums: list[Array] = []
+    for dof in range(model.structure.num_velocities):
+        own = [i for i, actuator in enumerate(model.structure.actuators) if actuator.velocity == dof]
+        sums.append(jnp.sum(pick(values, own), keepdims=True) if own else jnp.zeros(1))
+    return jnp.concatenate(sums)
+
+
+def _site_wrenches(model: Model, placed: Frames, forces: Float[Array, " actuators"]) -> Float[Array, "bodies 6"]:
+    """Returns the wrenches on the bodies of actuators at sites."""
+    sums = [jnp.zeros(6)] * len(model.structure.bodies)
+    for i, actuator in enumerate(model.structure.actuators):
+        if actuator.velocity < 0 <= actuator.body:
+            rotation = row(placed.rotations, actuator.body)
+            arm = row(placed.positions, actuator.body) + times(rotation, real(actuator.place))
+            own = np.array(actuator.rotation)
+            push = times(rotation, real(own @ actuator.direction[:3])) * row(forces, i)
+            twist = times(rotation, real(own @ actuator.direction[3:])) * row(forces, i)
+            sums[actuator.body] = sums[actuator.body] + joined(twist + cross(arm, push), push)
+    return jnp.stack(sums)

@@ -1,0 +1,217 @@
+"""A robot as a value: its structure, part of compiled programs, and numbers that may differ between copies."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, TypeAlias
+
+import equinox as eqx
+import numpy as np
+from jaxtyping import Array, Float
+
+Triple: TypeAlias = tuple[float, float, float]
+Rows: TypeAlias = tuple[Triple, Triple, Triple]
+
+Numbers: TypeAlias = Array | np.ndarray
+"""Numbers of a model: of NumPy as it is loaded, of JAX where they are traced."""
+
+WORLD = -1
+"""Body of all geoms that cannot move."""
+
+
+@dataclass(frozen=True)
+class Softness:
+    """MuJoCo's `solref` and `solimp` of a constraint, after its limits were applied."""
+
+    stiffness: float
+    damping: float
+    impedance: tuple[float, float, float, float, float]
+    """d0, d_width, width, midpoint, power."""
+
+
+@dataclass(frozen=True)
+class Joint:
+    """A joint between a body and its parent."""
+
+    name: str
+    kind: Literal["free", "ball", "slide", "hinge"]
+    position: int
+    """Index of its first coordinate in `State.positions`."""
+    velocity: int
+    """Index of its first degree of freedom in `State.velocities`."""
+    anchor: Triple
+    axis: Triple
+    """In the body's frame."""
+    reference: float
+    """Coordinate at which the joint is in its initial pose."""
+    spring_reference: float
+    range: tuple[float, float] | None
+    margin: float
+    softness: Softness
+    """Of its limits."""
+    friction_softness: Softness
+    """Of its dry friction."""
+    inverse_weight: float
+    """MuJoCo's `dof_invweight0`, by which constraints on the joint are scaled."""
+    force_range: tuple[float, float] | None
+    """Bounds of all actuators' force on it."""
+
+    @property
+    def size(self) -> int:
+        """Number of degrees of freedom."""
+        return {"free": 6, "ball": 3}.get(self.kind, 1)
+
+
+@dataclass(frozen=True)
+class Body:
+    """A body that moves, together with those that are welded to it."""
+
+    name: str
+    parent: int
+    position: Triple
+    rotation: Rows
+    """Pose in the parent's frame before the joints move."""
+    center: Triple
+    """Centre of mass in the body's frame."""
+    joints: tuple[Joint, ...]
+
+
+@dataclass(frozen=True)
+class Geom:
+    """A shape that takes part in collisions."""
+
+    name: str
+    kind: Literal["plane", "sphere", "capsule", "box"]
+    body: int
+    size: Triple
+    position: Triple
+    rotation: Rows
+    """Pose in the frame of its body, or in the world."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two geoms that may touch; the first one's kind comes first in the order plane, sphere, capsule, box."""
+
+    first: int
+    second: int
+    """Indices in `Structure.geoms`."""
+    margin: float
+    """Distance at which their contact begins."""
+    frictional: bool
+    impulse_ratio: float
+    """MuJoCo's `impratio`."""
+    softness: Softness
+    inverse_weight: float
+    """Sum of both bodies' `body_invweight0` of translations."""
+
+
+@dataclass(frozen=True)
+class Actuator:
+    """An actuator of a joint, or of a site to which it applies a force and a torque."""
+
+    name: str
+    velocity: int
+    """Degree of freedom of the joint; -1 for a site."""
+    position: int
+    """Coordinate of the joint; -1 for a site."""
+    body: int
+    place: Triple
+    rotation: Rows
+    """Pose of the site in its body's frame."""
+    direction: tuple[float, float, float, float, float, float]
+    """Force and torque at the site for each unit, in its frame: MuJoCo's `gear`."""
+    control_range: tuple[float, float] | None
+    force_range: tuple[float, float] | None
+
+
+@dataclass(frozen=True)
+class Sensor:
+    """A sensor of the force or torque on a body and all beyond it from its parent, in a site's frame."""
+
+    name: str
+    kind: Literal["force", "torque"]
+    body: int
+    place: Triple
+    rotation: Rows
+
+
+@dataclass(frozen=True)
+class Structure:
+    """All that a compiled program contains of a robot."""
+
+    bodies: tuple[Body, ...]
+    geoms: tuple[Geom, ...]
+    pairs: tuple[Pair, ...]
+    actuators: tuple[Actuator, ...]
+    sensors: tuple[Sensor, ...]
+    time_step: float
+    implicit: Literal["none", "damping", "velocity"]
+    """Forces taken at the end of a step: none, those of dampers (Euler), or all that are linear in velocity
+    (implicitfast)."""
+    iterations: int
+    line_search_iterations: int
+    initial_positions: tuple[float, ...]
+
+    @cached_property
+    def joints(self) -> tuple[Joint, ...]:
+        """All joints, in the order of their coordinates."""
+        return tuple(joint for body in self.bodies for joint in body.joints)
+
+    @cached_property
+    def num_velocities(self) -> int:
+        """Number of degrees of freedom."""
+        return sum(joint.size for joint in self.joints)
+
+    @cached_property
+    def owners(self) -> tuple[int, ...]:
+        """Body of each degree of freedom."""
+        return tuple(i for i, body in enumerate(self.bodies) for joint in body.joints for _ in range(joint.size))
+
+    @cached_property
+    def paths(self) -> tuple[tuple[int, ...], ...]:
+        """Degrees of freedom that move each body, in order."""
+        paths: list[tuple[int, ...]] = []
+        for index, body in enumerate(self.bodies):
+            own = tuple(dof for dof, owner in enumerate(self.owners) if owner == index)
+            paths.append((paths[body.parent] if body.parent != WORLD else ()) + own)
+        return tuple(paths)
+
+
+class Params(eqx.Module):
+    """Numbers of a robot that may differ between copies; derived ones, such as MuJoCo's inverse weights, stay."""
+
+    gravity: Float[Numbers, "3"]
+    mass: Float[Numbers, " bodies"]
+    inertia: Float[Numbers, "bodies 6"]
+    """Entries xx, yy, zz, xy, xz, yz about the centre of mass, in the body's frame."""
+    armature: Float[Numbers, " dofs"]
+    damping: Float[Numbers, " dofs"]
+    stiffness: Float[Numbers, " dofs"]
+    friction_loss: Float[Numbers, " dofs"]
+    friction: Float[Numbers, " pairs"]
+    """Coefficient of sliding friction of each pair of geoms."""
+    gear: Float[Numbers, " actuators"]
+    gain: Float[Numbers, " actuators"]
+    """Force for each unit of control."""
+    bias: Float[Numbers, "actuators 3"]
+    """Force at rest, for each unit of length and for each unit of velocity."""
+
+
+class Model(eqx.Module):
+    """A robot: its structure and its numbers."""
+
+    structure: Structure = eqx.field(static=True)
+    params: Params
+
+
+class State(eqx.Module):
+    """A robot's state."""
+
+    positions: Float[Array, " coordinates"]
+    """MuJoCo's `qpos`; its quaternions have length 1."""
+    velocities: Float[Array, " dofs"]
+    """MuJoCo's `qvel`."""
+    accelerations: Float[Array, " dofs"]
+    """Those of the last step, from which the solver of constraints starts."""
+    sensors: Float[Array, " readings"]
+    """Readings of the last step, three numbers a sensor."""

@@ -1,0 +1,168 @@
+"""Reads a compiled model of MuJoCo: bodies without joints become parts of those that carry them."""
+
+import importlib
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+
+from rollmill.physics.model import WORLD, Softness
+
+_TINY = 1e-15
+"""MuJoCo's `mjMINVAL`."""
+
+
+class Reader:
+    """A compiled model, with questions that several parts of the loading ask."""
+
+    def __init__(self, mujoco: Any, compiled: Any):
+        self.mujoco = mujoco
+        self.compiled = compiled
+        self.moving = [i for i in range(1, compiled.nbody) if compiled.body_jntnum[i] > 0]
+        self._index = {body: index for index, body in enumerate(self.moving)}
+
+    def name(self, kind: str, index: int) -> str:
+        """Returns the name of a part in messages."""
+        return name_of(self.mujoco, self.compiled, kind, index)
+
+    def is_disabled(self, *flags: str) -> bool:
+        """Returns True if one of MuJoCo's parts, by names of `mjtDisableBit`, is switched off."""
+        bits = [getattr(self.mujoco.mjtDisableBit, f"mjDSBL_{flag}", 0) for flag in flags]
+        return any(int(self.compiled.opt.disableflags) & int(bit) for bit in bits)
+
+    @property
+    def gravity(self) -> bool:
+        """Whether gravity acts."""
+        return not self.is_disabled("GRAVITY")
+
+    @property
+    def springs(self) -> bool:
+        """Whether joints have springs."""
+        return not self.is_disabled("SPRING", "PASSIVE")
+
+    @property
+    def dampers(self) -> bool:
+        """Whether joints have dampers."""
+        return not self.is_disabled("DAMPER", "PASSIVE")
+
+    @property
+    def limits(self) -> bool:
+        """Whether joints have limits."""
+        return not self.is_disabled("LIMIT", "CONSTRAINT")
+
+    @property
+    def friction_loss(self) -> bool:
+        """Whether joints have dry friction."""
+        return not self.is_disabled("FRICTIONLOSS", "CONSTRAINT")
+
+    @property
+    def contacts(self) -> bool:
+        """Whether geoms touch."""
+        return not self.is_disabled("CONTACT", "CONSTRAINT")
+
+    @property
+    def clamps_controls(self) -> bool:
+        """Whether controls are clamped to their range."""
+        return not self.is_disabled("CLAMPCTRL")
+
+    @property
+    def implicit(self) -> Any:
+        """Kind of the forces at the end of a step, as in `Structure`."""
+        if self.compiled.opt.integrator == self.mujoco.mjtIntegrator.mjINT_IMPLICITFAST:
+            return "velocity"
+        damped = self.dampers and bool(np.any(self.compiled.dof_damping != 0))
+        return "damping" if damped and not self.is_disabled("EULERDAMP") else "none"
+
+    def owner_body(self, body: int) -> int:
+        """Returns MuJoCo's index of the body with joints that carries a body; 0 if none does."""
+        while body != 0 and self.compiled.body_jntnum[body] == 0:
+            body = int(self.compiled.body_parentid[body])
+        return body
+
+    def owner(self, body: int) -> int:
+        """Returns the index in `Structure.bodies` of the one that carries a body of MuJoCo's."""
+        return self._index.get(self.owner_body(body), WORLD)
+
+    def pose_in_owner(self, body: int, position: Any, quaternion: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Returns a pose, given in a body's frame, in the frame of the body that carries it."""
+        position, rotation = np.array(position, float), self._matrix(quaternion)
+        while body != 0 and self.compiled.body_jntnum[body] == 0:
+            turn = self._matrix(self.compiled.body_quat[body])
+            position = np.array(self.compiled.body_pos[body]) + turn @ position
+            rotation = turn @ rotation
+            body = int(self.compiled.body_parentid[body])
+        return position, rotation
+
+    def site(self, index: int) -> tuple[int, np.ndarray, np.ndarray]:
+        """Returns the body that carries a site, and the site's pose in its frame."""
+        m = self.compiled
+        body = int(m.site_bodyid[index])
+        return self.owner(body), *self.pose_in_owner(body, m.site_pos[index], m.site_quat[index])
+
+    def composite(self, index: int) -> tuple[float, np.ndarray, np.ndarray]:
+        """Returns mass, centre and inertia (xx, yy, zz, xy, xz, yz) of a body with all that it carries."""
+        return self._composites[index]
+
+    @cached_property
+    def _composites(self) -> dict[int, tuple[float, np.ndarray, np.ndarray]]:
+        return {index: self._composite(index) for index in self.moving}
+
+    def _composite(self, index: int) -> tuple[float, np.ndarray, np.ndarray]:
+        m = self.compiled
+        parts = [body for body in range(1, m.nbody) if self.owner_body(body) == index]
+        poses = [
+            self.pose_in_owner(b, m.body_ipos[b], m.body_iquat[b]) if b != index else self._own(b) for b in parts
+        ]
+        masses = np.array([m.body_mass[b] for b in parts], float)
+        mass = float(masses.sum())
+        places = np.array([position for position, _ in poses])
+        center = masses @ places / max(mass, _TINY)
+        inertia = np.zeros((3, 3))
+        for body, part_mass, (place, rotation) in zip(parts, masses, poses, strict=True):
+            arm = place - center
+            inertia += rotation @ np.diag(m.body_inertia[body]) @ rotation.T
+            inertia += part_mass * (arm @ arm * np.eye(3) - np.outer(arm, arm))
+        return mass, center, inertia[[0, 1, 2, 0, 0, 1], [0, 1, 2, 1, 2, 2]]
+
+    def _own(self, body: int) -> tuple[np.ndarray, np.ndarray]:
+        m = self.compiled
+        return np.array(m.body_ipos[body], float), self._matrix(m.body_iquat[body])
+
+    def softness(self, reference: Any, impedance: Any) -> Softness:
+        """Returns stiffness and damping of a constraint from its `solref` and `solimp`, within MuJoCo's limits."""
+        low, high, width, midpoint, power = (float(value) for value in impedance)
+        low, high, midpoint = (float(np.clip(value, 0.0001, 0.9999)) for value in (low, high, midpoint))
+        first, second = (float(value) for value in reference)
+        if first > 0:
+            if not self.is_disabled("REFSAFE"):
+                first = max(first, 2 * float(self.compiled.opt.timestep))
+            stiffness = 1 / max(_TINY, (high * first * second) ** 2)
+            damping = 2 / max(_TINY, high * first)
+        else:
+            stiffness, damping = -first / max(_TINY, high * high), -second / max(_TINY, high)
+        return Softness(stiffness, damping, (low, high, max(0.0, width), midpoint, max(1.0, power)))
+
+    def _matrix(self, quaternion: Any) -> np.ndarray:
+        matrix = np.zeros(9)
+        self.mujoco.mju_quat2Mat(matrix, np.array(quaternion, float))
+        rounded = matrix.round()
+        return np.where(np.abs(matrix - rounded) < 1e-15, rounded, matrix).reshape(3, 3)
+
+
+def name_of(mujoco: Any, compiled: Any, kind: str, index: int) -> str:
+    """Returns the name of a part, or kind and number of one without a name."""
+    name = mujoco.mj_id2name(compiled, getattr(mujoco.mjtObj, f"mjOBJ_{kind}"), index)
+    return name or f"{kind.lower()} {index}"
+
+
+@lru_cache(maxsize=1)
+def margins_add() -> bool:
+    """Returns True if this version of MuJoCo adds the margins of two geoms, and False if it takes the larger."""
+    mujoco: Any = importlib.import_module("mujoco")
+    ball = '<body pos="{} 0 0"><freejoint/><geom size="1" margin="0.1"/></body>'
+    compiled = mujoco.MjModel.from_xml_string(
+        f"<mujoco><worldbody>{ball.format(0)}{ball.format(2.05)}</worldbody></mujoco>"
+    )
+    data: Any = mujoco.MjData(compiled)
+    mujoco.mj_forward(compiled, data)
+    return float(data.contact.includemargin[0]) > 0.15

@@ -1,0 +1,122 @@
+"""Refuses the parts of MuJoCo's models that are not covered, by their names."""
+
+from typing import Any
+
+import numpy as np
+
+from rollmill.core.errors import UsageError
+from rollmill.physics.reader import name_of
+
+_COUNTS = {
+    "neq": "equality constraints",
+    "ntendon": "tendons",
+    "nflex": "flexible bodies",
+    "nmocap": "mocap bodies",
+    "npair": "predefined pairs of geoms",
+    "nplugin": "plugins",
+    "na": "actuators with activations",
+    "nhistory": "delays",
+    "nplastic": "plastic joints",
+}
+"""Fields of a model that count what is not covered."""
+
+_ZEROS = {
+    "body_gravcomp": ("BODY", "gravity compensation"),
+    "jnt_stiffnesspoly": ("JOINT", "a nonlinear spring"),
+    "dof_dampingpoly": ("DOF", "a nonlinear damper"),
+    "actuator_armature": ("ACTUATOR", "armature"),
+    "actuator_damping": ("ACTUATOR", "damping"),
+    "actuator_dampingpoly": ("ACTUATOR", "a nonlinear damper"),
+    "actuator_delay": ("ACTUATOR", "a delay"),
+    "geom_surfacevel": ("GEOM", "a surface that moves"),
+    "geom_adhesion": ("GEOM", "adhesion"),
+    "geom_fluid": ("GEOM", "forces of a fluid"),
+}
+"""Arrays of numbers that have to be zero, some of which older versions do not have."""
+
+
+def refuse_uncovered(mujoco: Any, compiled: Any, *, sensors: bool) -> None:
+    """Raises a UsageError if a model has parts that are not covered; pairs of geoms are checked elsewhere."""
+    for field, what in _COUNTS.items():
+        if getattr(compiled, field, 0):
+            raise UsageError(f"the robot has {what} ({field}={getattr(compiled, field)}), which are not covered.")
+    for field, (kind, what) in _ZEROS.items():
+        values = np.asarray(getattr(compiled, field, ()))
+        if values.size and np.any(values):
+            index = int(np.nonzero(values)[0][0])
+            name = f"degree of freedom {index}" if kind == "DOF" else repr(name_of(mujoco, compiled, kind, index))
+            raise UsageError(f"{name} has {what} ({field}), which is not covered.")
+    _refuse_options(mujoco, compiled.opt)
+    _refuse_joints(mujoco, compiled)
+    _refuse_actuators(mujoco, compiled)
+    if sensors:
+        _refuse_sensors(mujoco, compiled)
+
+
+def _refuse_options(mujoco: Any, option: Any) -> None:
+    integrators = (int(mujoco.mjtIntegrator.mjINT_EULER), int(mujoco.mjtIntegrator.mjINT_IMPLICITFAST))
+    if int(option.integrator) not in integrators:
+        name = mujoco.mjtIntegrator(option.integrator).name.removeprefix("mjINT_")
+        raise UsageError(f"the integrator {name} is not covered: take Euler or implicitfast.")
+    if option.cone != mujoco.mjtCone.mjCONE_PYRAMIDAL:
+        raise UsageError("elliptic friction cones are not covered: take cone='pyramidal'.")
+    for name in ("density", "viscosity", "wind", "noslip_iterations"):
+        if np.any(getattr(option, name)):
+            raise UsageError(f"the option {name}={getattr(option, name)} is not covered: set it to 0.")
+    enabled = {"OVERRIDE", "DIAGEXACT", "IPC", "SPECULATIVE"}
+    for flag, bit in mujoco.mjtEnableBit.__members__.items():
+        if flag.removeprefix("mjENBL_") in enabled and int(option.enableflags) & int(bit):
+            raise UsageError(f"the flag {flag.removeprefix('mjENBL_').lower()} is not covered: disable it.")
+
+
+def _refuse_joints(mujoco: Any, compiled: Any) -> None:
+    for index in range(compiled.njnt):
+        kind, name = int(compiled.jnt_type[index]), name_of(mujoco, compiled, "JOINT", index)
+        if kind in _scalar_joints(mujoco):
+            continue
+        if np.any(compiled.jnt_stiffness[index]):
+            raise UsageError(f"the spring of the free or ball joint {name!r} is not covered.")
+        if compiled.jnt_limited[index]:
+            raise UsageError(f"the limit of the ball joint {name!r} is not covered.")
+
+
+def _scalar_joints(mujoco: Any) -> tuple[int, ...]:
+    return int(mujoco.mjtJoint.mjJNT_HINGE), int(mujoco.mjtJoint.mjJNT_SLIDE)
+
+
+def _refuse_actuators(mujoco: Any, compiled: Any) -> None:
+    covered = {"GAIN": ("FIXED",), "BIAS": ("NONE", "AFFINE"), "DYN": ("NONE",), "TRN": ("JOINT", "SITE")}
+    fields = {"GAIN": "gaintype", "BIAS": "biastype", "DYN": "dyntype", "TRN": "trntype"}
+    for index in range(compiled.nu):
+        name = name_of(mujoco, compiled, "ACTUATOR", index)
+        for kind, field in fields.items():
+            value = getattr(compiled, f"actuator_{field}")[index]
+            members = getattr(mujoco, f"mjt{kind.capitalize()}")
+            if all(int(value) != int(getattr(members, f"mj{kind}_{one}")) for one in covered[kind]):
+                found = members(int(value)).name.partition("_")[2].lower()
+                raise UsageError(f"the actuator {name!r} has {field} {found}, which is not covered.")
+        _refuse_transmission(mujoco, compiled, index, name)
+
+
+def _refuse_transmission(mujoco: Any, compiled: Any, index: int, name: str) -> None:
+    target, reference = compiled.actuator_trnid[index]
+    if compiled.actuator_trntype[index] == mujoco.mjtTrn.mjTRN_SITE:
+        if reference >= 0 or np.any(compiled.actuator_biasprm[index, :3]):
+            raise UsageError(f"the actuator {name!r} of a site has to be a motor without a reference site.")
+    elif int(compiled.jnt_type[target]) not in _scalar_joints(mujoco):
+        raise UsageError(f"the actuator {name!r} drives a free or ball joint, which is not covered.")
+
+
+def _refuse_sensors(mujoco: Any, compiled: Any) -> None:
+    covered = (int(mujoco.mjtSensor.mjSENS_FORCE), int(mujoco.mjtSensor.mjSENS_TORQUE))
+    for index in range(compiled.nsensor):
+        name = name_of(mujoco, compiled, "SENSOR", index)
+        if int(compiled.sensor_type[index]) not in covered:
+            raise UsageError(
+                f"the sensor {name!r} is not covered: force and torque are. hint: load(..., sensors=False) leaves "
+                "all sensors out."
+            )
+        if compiled.sensor_cutoff[index] > 0:
+            raise UsageError(f"the cutoff of the sensor {name!r} is not covered.")
+        if compiled.body_jntnum[compiled.site_bodyid[compiled.sensor_objid[index]]] == 0:
+            raise UsageError(f"the sensor {name!r} is on a body without joints, which is not covered.")

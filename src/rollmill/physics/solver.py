@@ -1,0 +1,255 @@
+"""The constrained acceleration, by Newton's method on MuJoCo's convex cost with a fixed number of iterations.
+
+The cost is 1/2 (x - x0)' M (x - x0) + sum of s(row), where x0 is the acceleration without constraints and s is
+D/2 min(0, a - a_ref)^2 for limits and edges of contacts. Rows are never written as a Jacobian: accelerations go
+outwards through the tree to the contacts, forces come back, and a contact's stiffness is added to the inertia
+of its body, so that composite rigid bodies give the Hessian.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float
+
+from rollmill.physics.algebra import (
+    cross,
+    dot,
+    pick,
+    point_force,
+    point_stiffness,
+    product,
+    real,
+    times,
+    transposed,
+)
+from rollmill.physics.constraints import ContactRows, JointRows, Rows, relative_velocities, scattered
+from rollmill.physics.kinematics import Frames, velocities
+from rollmill.physics.masses import generalised, generalised_forces, solved
+from rollmill.physics.model import Model, Structure
+
+_SMALLEST = 1e-30
+
+
+class _Problem(NamedTuple):
+    """What is the same in all iterations."""
+
+    structure: Structure
+    placed: Frames
+    rows: Rows
+    armature: Float[Array, " dofs"]
+    smooth: Float[Array, " dofs"]
+    """All forces but those of constraints and of inertia."""
+
+
+class _Pushes(NamedTuple):
+    """What contacts do at some acceleration, in the world."""
+
+    forces: Float[Array, "contacts 3"]
+    stiffness: Float[Array, "contacts 3 3"]
+
+
+def constrained_accelerations(
+    model: Model, placed: Frames, rows: Rows, smooth: Float[Array, " dofs"], start: Float[Array, " dofs"]
+) -> Float[Array, " dofs"]:
+    """Returns the accelerations of the degrees of freedom.
+
+    Args:
+        model: the robot.
+        placed: its bodies.
+        rows: its constraints.
+        smooth: all forces but those of constraints and of inertia.
+        start: where Newton's method begins.
+    """
+    problem = _Problem(model.structure, placed, rows, jnp.asarray(model.params.armature, float), smooth)
+    return lax.fori_loop(0, model.structure.iterations, lambda _, x: _newton_step(problem, x), start)
+
+
+def contact_wrenches(
+    structure: Structure, rows: Rows, accelerations: Float[Array, "bodies 6"]
+) -> Float[Array, "bodies 6"] | None:
+    """Returns the wrenches of contacts on bodies that accelerate so, but for biases; None without contacts."""
+    if rows.contacts is None:
+        return None
+    return _on_bodies(structure, rows.contacts, _pushes(rows.contacts, accelerations).forces)
+
+
+def _newton_step(problem: _Problem, x: Float[Array, " dofs"]) -> Float[Array, " dofs"]:
+    structure, placed, rows = problem.structure, problem.placed, problem.rows
+    accelerations = velocities(structure, placed, x)
+    inertial = times(placed.inertias, accelerations)
+    wrenches, inertias, joining = inertial, placed.inertias, None
+    if rows.contacts is not None:
+        pushes = _pushes(rows.contacts, accelerations)
+        wrenches = inertial - _on_bodies(structure, rows.contacts, pushes.forces)
+        inertias = inertias + _added_stiffness(structure, rows.contacts, pushes.stiffness)
+        joining = _joining(structure, placed, rows.contacts, pushes.stiffness)
+    forces, stiffness = _joint_pushes(rows, x)
+    inert = problem.armature * x - problem.smooth
+    gradient = generalised_forces(structure, placed, wrenches) + inert - forces
+    hessian = generalised(structure, placed, inertias, problem.armature + stiffness, joining)
+    direction = -solved(hessian, gradient)
+    changes = velocities(structure, placed, direction)
+    slope = jnp.sum(dot(changes, inertial)) + dot(direction, inert)
+    curvature = jnp.sum(dot(changes, times(placed.inertias, changes))) + dot(
+        direction, problem.armature * direction
+    )
+    lines = _lines(rows, accelerations, changes, x, direction)
+    return x + _best_step(lines, slope, curvature, structure.line_search_iterations) * direction
+
+
+def _edges(rows: ContactRows, along: Float[Array, "contacts 3"]) -> Float[Array, "contacts 4"]:
+    """Returns contacts' accelerations, or shortages, along the edges of their pyramids."""
+    normal = along[:, :1]
+    one, two = rows.friction[:, None] * along[:, 1:2], rows.friction[:, None] * along[:, 2:]
+    return jnp.concatenate([normal + one, normal - one, normal + two, normal - two], axis=1)
+
+
+def _pushes(rows: ContactRows, accelerations: Float[Array, "bodies 6"]) -> _Pushes:
+    shortages = _edges(rows, relative_velocities(rows, accelerations) - rows.wanted)
+    stiffness = jnp.broadcast_to(rows.stiffness[:, None], shortages.shape)
+    active = jnp.where(shortages < 0, stiffness, 0.0)
+    forces, mu = -active * shortages, rows.friction
+    along = jnp.stack(
+        [jnp.sum(forces, axis=1), mu * (forces[:, 0] - forces[:, 1]), mu * (forces[:, 2] - forces[:, 3])], axis=1
+    )
+    skew1, skew2 = mu * (active[:, 0] - active[:, 1]), mu * (active[:, 2] - active[:, 3])
+    square1, square2 = mu * mu * (active[:, 0] + active[:, 1]), mu * mu * (active[:, 2] + active[:, 3])
+    zero = jnp.zeros_like(mu)
+    entries = [jnp.sum(active, axis=1), skew1, skew2, skew1, square1, zero, skew2, zero, square2]
+    inner = jnp.stack(entries, axis=1).reshape(-1, 3, 3)
+    turned = transposed(rows.frames)
+    return _Pushes(times(turned, along), product(product(turned, inner), rows.frames))
+
+
+def _on_bodies(
+    structure: Structure, rows: ContactRows, forces: Float[Array, "contacts 3"]
+) -> Float[Array, "bodies 6"]:
+    """Returns the wrenches of contacts' forces on the bodies."""
+    result = jnp.zeros((len(structure.bodies), 6))
+    for side in rows.sides:
+        wrenches = point_force(pick(forces, side.contacts) * side.sign, side.arms)
+        result = result + scattered(wrenches, side.bodies, len(structure.bodies))
+    return result
+
+
+def _added_stiffness(
+    structure: Structure, rows: ContactRows, stiffness: Float[Array, "contacts 3 3"]
+) -> Float[Array, "bodies 6 6"]:
+    """Returns what contacts with the world add to the inertias of the bodies."""
+    first = rows.sides[0]
+    joint = rows.sides[1].contacts if len(rows.sides) > 1 else ()
+    single = tuple(i for i in first.contacts if i not in joint)
+    if not single:
+        return jnp.zeros((len(structure.bodies), 6, 6))
+    added = point_stiffness(pick(stiffness, single), pick(first.arms, single))
+    return scattered(added, tuple(first.bodies[i] for i in single), len(structure.bodies))
+
+
+def _joining(
+    structure: Structure, placed: Frames, rows: ContactRows, stiffness: Float[Array, "contacts 3 3"]
+) -> Float[Array, "dofs dofs"] | None:
+    """Returns what contacts between two moving bodies add to the Hessian: J'WJ of each."""
+    if len(rows.sides) < 2:
+        return None
+    first, second = rows.sides
+    total = jnp.zeros((structure.num_velocities, structure.num_velocities))
+    for position, contact in enumerate(second.contacts):
+        one = _columns(structure, placed, first.arms[contact], first.bodies[contact])
+        other = _columns(structure, placed, second.arms[position], second.bodies[position])
+        columns = one - other
+        pushed = times(jnp.broadcast_to(stiffness[contact][None], (columns.shape[0], 3, 3)), columns)
+        total = total + product(columns, transposed(pushed))
+    return total
+
+
+def _columns(structure: Structure, placed: Frames, arm: Float[Array, "3"], body: int) -> Float[Array, "dofs 3"]:
+    """Returns the velocity of a body's point for each degree of freedom."""
+    size = structure.num_velocities
+    mask = np.zeros((size, 1))
+    mask[list(structure.paths[body])] = 1.0
+    turned = cross(placed.axes[:, :3], jnp.broadcast_to(arm[None], (size, 3)))
+    return real(mask) * (placed.axes[:, 3:] + turned)
+
+
+def _joint_pushes(rows: Rows, x: Float[Array, " dofs"]) -> tuple[Float[Array, " dofs"], Float[Array, " dofs"]]:
+    """Returns forces and stiffness of the rows of single degrees of freedom."""
+    forces, stiffness = jnp.zeros_like(x), jnp.zeros_like(x)
+    if (limits := rows.limits) is not None:
+        shortages = limits.sign * pick(x, limits.dofs) - limits.wanted
+        active = jnp.where(shortages < 0, limits.stiffness, 0.0)
+        forces = forces + scattered(-active * shortages * limits.sign, limits.dofs, len(x))
+        stiffness = stiffness + scattered(active, limits.dofs, len(x))
+    if (frictions := rows.frictions) is not None:
+        pulls = -frictions.stiffness * (pick(x, frictions.dofs) - frictions.wanted)
+        bounded = jnp.minimum(jnp.maximum(pulls, -frictions.bounds), frictions.bounds)
+        active = jnp.where(jnp.abs(pulls) < frictions.bounds, frictions.stiffness, 0.0)
+        forces = forces + scattered(bounded, frictions.dofs, len(x))
+        stiffness = stiffness + scattered(active, frictions.dofs, len(x))
+    return forces, stiffness
+
+
+class _Lines(NamedTuple):
+    """Rows along a direction: shortages at its beginning, their changes for a step of 1, and stiffness."""
+
+    one_sided: tuple[Array, Array, Array]
+    two_sided: tuple[Array, Array, JointRows] | None
+
+
+def _lines(
+    rows: Rows,
+    accelerations: Float[Array, "bodies 6"],
+    changes: Float[Array, "bodies 6"],
+    x: Float[Array, " dofs"],
+    direction: Float[Array, " dofs"],
+) -> _Lines:
+    parts: list[tuple[Array, Array, Array]] = []
+    if (touching := rows.contacts) is not None:
+        shortages = _edges(touching, relative_velocities(touching, accelerations) - touching.wanted)
+        moved = _edges(touching, relative_velocities(touching, changes))
+        stiffness = jnp.broadcast_to(touching.stiffness[:, None], moved.shape)
+        parts.append((shortages.reshape(-1), moved.reshape(-1), stiffness.reshape(-1)))
+    if (limits := rows.limits) is not None:
+        shortages = limits.sign * pick(x, limits.dofs) - limits.wanted
+        parts.append((shortages, limits.sign * pick(direction, limits.dofs), limits.stiffness))
+    if not parts:
+        parts.append((jnp.zeros(1), jnp.zeros(1), jnp.zeros(1)))
+    shortages, moved, stiffness = (jnp.concatenate(part) for part in zip(*parts, strict=True))
+    if (frictions := rows.frictions) is None:
+        return _Lines((shortages, moved, stiffness), None)
+    lacking = pick(x, frictions.dofs) - frictions.wanted
+    return _Lines((shortages, moved, stiffness), (lacking, pick(direction, frictions.dofs), frictions))
+
+
+def _best_step(
+    lines: _Lines, slope: Float[Array, ""], curvature: Float[Array, ""], iterations: int
+) -> Float[Array, ""]:
+    """Returns the step at which the cost is least, by Newton's method within a bracket."""
+
+    def improved(_: Array, carried: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        at, low, high = carried
+        rise, bend = _derivatives(lines, at)
+        rise, bend = slope + at * curvature + rise, curvature + bend
+        low, high = jnp.where(rise < 0, at, low), jnp.where(rise < 0, high, at)
+        proposed = at - rise / jnp.maximum(bend, _SMALLEST)
+        inside = (proposed >= low) & (proposed <= high)
+        return jnp.where(inside, proposed, 0.5 * (low + high)), low, high
+
+    one = jnp.ones_like(slope)
+    return lax.fori_loop(0, iterations, improved, (one, jnp.zeros_like(one), jnp.full_like(one, jnp.inf)))[0]
+
+
+def _derivatives(lines: _Lines, at: Float[Array, ""]) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """Returns slope and curvature of the rows' cost at a step."""
+    shortages, changes, stiffness = lines.one_sided
+    values = shortages + at * changes
+    weighted = jnp.where(values < 0, stiffness * changes, 0.0)
+    rise, bend = dot(weighted, values), dot(weighted, changes)
+    if lines.two_sided is not None:
+        lacking, changes, rows = lines.two_sided
+        forces = rows.stiffness * (lacking + at * changes)
+        bounded = jnp.minimum(jnp.maximum(forces, -rows.bounds), rows.bounds)
+        elastic = jnp.where(jnp.abs(forces) < rows.bounds, rows.stiffness, 0.0)
+        rise, bend = rise + dot(changes, bounded), bend + dot(elastic * changes, changes)
+    return rise, bend

@@ -1,0 +1,173 @@
+"""A step of a robot in time, in MuJoCo's formulation."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float
+
+from rollmill.core.errors import UsageError
+from rollmill.physics.algebra import cross, real, row, times, transposed
+from rollmill.physics.constraints import Rows, constraint_rows
+from rollmill.physics.forces import Actuation, actuation, body_wrenches, smooth_forces
+from rollmill.physics.kinematics import Frames, bias_accelerations, frames, velocities
+from rollmill.physics.masses import generalised, solved, summed_outwards
+from rollmill.physics.model import Model, Sensor, State, Structure
+from rollmill.physics.solver import constrained_accelerations, contact_wrenches
+
+
+def initial_state(
+    model: Model,
+    positions: Float[Array, " coordinates"] | np.ndarray | None = None,
+    rates: Float[Array, " dofs"] | np.ndarray | None = None,
+) -> State:
+    """Returns a state in the robot's first pose at rest, or at given coordinates and velocities.
+
+    Args:
+        model: the robot.
+        positions: MuJoCo's `qpos`; quaternions are scaled to length 1.
+        rates: MuJoCo's `qvel`.
+
+    Raises:
+        UsageError: the arrays are not of the robot's sizes.
+    """
+    structure = model.structure
+    given: dict[str, tuple[int, Any]] = {
+        "positions": (len(structure.initial_positions), positions),
+        "velocities": (structure.num_velocities, rates),
+    }
+    for name, (size, values) in given.items():
+        if values is not None and np.shape(values) != (size,):
+            raise UsageError(f"the robot has {size} {name}; an array of shape {np.shape(values)} was given.")
+    at = jnp.asarray(structure.initial_positions if positions is None else positions, float)
+    moving = jnp.zeros(structure.num_velocities) if rates is None else jnp.asarray(rates, float)
+    readings = jnp.zeros(3 * len(structure.sensors))
+    return State(_unit_quaternions(structure, at), moving, jnp.zeros_like(moving), readings)
+
+
+def step(model: Model, state: State, control: Float[Array, " actuators"]) -> State:
+    """Returns the state of a robot after one time step.
+
+    Args:
+        model: the robot.
+        state: its state.
+        control: controls of its actuators, clamped to their ranges.
+    """
+    structure = model.structure
+    positions, rates = state.positions, state.velocities
+    placed = frames(model, positions)
+    motions = velocities(structure, placed, rates)
+    acted = actuation(model, placed, positions, rates, control)
+    rows = constraint_rows(model, placed, positions, rates, motions)
+    smooth = smooth_forces(model, placed, positions, rates, motions, acted)
+    accelerations = _accelerations(model, placed, rows, smooth, state.accelerations)
+    readings = state.sensors
+    if structure.sensors:
+        readings = _readings(model, placed, rows, rates, motions, accelerations)
+    moved = rates + structure.time_step * _implicit(model, placed, acted, accelerations)
+    return State(_moved(structure, positions, moved), moved, accelerations, readings)
+
+
+def _accelerations(
+    model: Model, placed: Frames, rows: Rows, smooth: Float[Array, " dofs"], start: Float[Array, " dofs"]
+) -> Float[Array, " dofs"]:
+    if not rows.are_none:
+        return constrained_accelerations(model, placed, rows, smooth, start)
+    armature = jnp.asarray(model.params.armature, float)
+    return solved(generalised(model.structure, placed, placed.inertias, armature), smooth)
+
+
+def _implicit(
+    model: Model, placed: Frames, acted: Actuation, accelerations: Float[Array, " dofs"]
+) -> Float[Array, " dofs"]:
+    """Returns accelerations where forces that are linear in velocity are those at the end of the step.
+
+    With M a = f and forces that change by -B h a', it is a' = (M + h B)^-1 f = a - (M + h B)^-1 h B a.
+    """
+    structure, params = model.structure, model.params
+    if structure.implicit == "none":
+        return accelerations
+    damping, armature = jnp.asarray(params.damping, float), jnp.asarray(params.armature, float)
+    has_servos = not isinstance(params.bias, np.ndarray) or bool(params.bias[:, 2].any())
+    if structure.implicit == "velocity" and has_servos:
+        damping = damping - acted.slopes
+    elif isinstance(params.damping, np.ndarray) and not params.damping.any():
+        return accelerations
+    slopes = structure.time_step * damping
+    matrix = generalised(structure, placed, placed.inertias, armature + slopes)
+    return accelerations - solved(matrix, slopes * accelerations)
+
+
+def _readings(
+    model: Model,
+    placed: Frames,
+    rows: Rows,
+    rates: Float[Array, " dofs"],
+    motions: Float[Array, "bodies 6"],
+    accelerations: Float[Array, " dofs"],
+) -> Float[Array, " readings"]:
+    """Returns the readings of the sensors: what each body and all beyond it take from its parent."""
+    structure = model.structure
+    changes = velocities(structure, placed, accelerations)
+    biases = bias_accelerations(model, placed, rates, motions)
+    wrenches = body_wrenches(placed, motions, changes + biases)
+    if (pushed := contact_wrenches(structure, rows, changes)) is not None:
+        wrenches = wrenches - pushed
+    sums = summed_outwards(structure, wrenches)
+    return jnp.concatenate([_reading(sensor, placed, row(sums, sensor.body)) for sensor in structure.sensors])
+
+
+def _reading(sensor: Sensor, placed: Frames, wrench: Float[Array, "6"]) -> Float[Array, "3"]:
+    rotation = row(placed.rotations, sensor.body)
+    torque, force = wrench[:3], wrench[3:]
+    if sensor.kind == "torque":
+        arm = row(placed.positions, sensor.body) + times(rotation, real(sensor.place))
+        force = torque - cross(arm, force)
+    return times(real(np.array(sensor.rotation).T), times(transposed(rotation), force))
+
+
+def _moved(
+    structure: Structure, positions: Float[Array, " coordinates"], rates: Float[Array, " dofs"]
+) -> Float[Array, " coordinates"]:
+    """Returns coordinates after a step at constant velocities; quaternions have length 1."""
+    parts: list[Array] = []
+    for joint in structure.joints:
+        at, dof = joint.position, joint.velocity
+        if joint.kind == "free":
+            parts.append(positions[at : at + 3] + structure.time_step * rates[dof : dof + 3])
+            at, dof = at + 3, dof + 3
+        if joint.kind in ("free", "ball"):
+            turned = _turned(positions[at : at + 4], rates[dof : dof + 3], structure.time_step)
+            parts.append(turned / jnp.sqrt(_square(turned)))
+        else:
+            parts.append(positions[at : at + 1] + structure.time_step * rates[dof : dof + 1])
+    return jnp.concatenate(parts)
+
+
+def _turned(quaternion: Float[Array, "4"], rate: Float[Array, "3"], duration: float) -> Float[Array, "4"]:
+    """Returns a quaternion after a rotation at constant angular velocity in the body's frame."""
+    speed = jnp.sqrt(_square(rate))
+    half = 0.5 * duration * speed
+    is_slow = speed < 1e-10
+    factor = jnp.where(is_slow, 0.5 * duration, jnp.sin(half) / jnp.where(is_slow, 1.0, speed))
+    turn = factor * rate
+    w, vector = quaternion[:1], quaternion[1:]
+    real_part = w * jnp.cos(half) - jnp.sum(vector * turn, keepdims=True)
+    return jnp.concatenate([real_part, w * turn + jnp.cos(half) * vector + cross(vector, turn)])
+
+
+def _square(values: Float[Array, " n"]) -> Float[Array, ""]:
+    """Returns the sum of squares."""
+    return jnp.sum(values * values)
+
+
+def _unit_quaternions(structure: Structure, positions: Float[Array, " coordinates"]) -> Array:
+    """Returns coordinates with quaternions scaled to length 1."""
+    for joint in structure.joints:
+        if joint.kind in ("free", "ball"):
+            at = joint.position + (3 if joint.kind == "free" else 0)
+            quaternion = lax.slice_in_dim(positions, at, at + 4)
+            scaled = quaternion / jnp.sqrt(_square(quaternion))
+            positions = jnp.concatenate([positions[:at], scaled, positions[at + 4 :]])
+    return positions

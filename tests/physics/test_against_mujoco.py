@@ -1,0 +1,137 @@
+"""Physics by value against C MuJoCo, from the states that it is in."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import mujoco
+import numpy as np
+import pytest
+
+from physics.robots import relative, states, stepped, tumbler, visited
+from rollmill import physics
+from rollmill.core.errors import UsageError
+
+
+def test_accelerations_without_constraints():
+    compiled = tumbler(flags='constraint="disable"')
+    q, v, u = states(compiled, 100)
+    data, expected = mujoco.MjData(compiled), []
+    for i in range(len(q)):
+        data.qpos[:], data.qvel[:], data.ctrl[:] = q[i], v[i], u[i]
+        mujoco.mj_forward(compiled, data)
+        expected.append(np.array(data.qacc))
+    ours = stepped(physics.load(compiled), q, v, v, u)
+    assert np.quantile(relative(ours.accelerations, np.array(expected)), 0.95) < 1e-5
+    assert relative(ours.accelerations, np.array(expected)).max() < 1e-4
+
+
+def test_constrained_steps():
+    compiled = tumbler(integrator="implicitfast")
+    seen = visited(compiled, 200)
+    assert seen["contacts"].max() >= 3
+    model = physics.load(compiled, iterations=8, line_search_iterations=8)
+    ours = stepped(model, seen["q"], seen["v"], seen["w"], seen["u"])
+    assert np.mean(relative(ours.accelerations, seen["a"]) < 1e-3) >= 0.99
+    assert np.mean(relative(ours.positions, seen["q1"]) < 1e-3) >= 0.99
+    assert np.mean(relative(ours.sensors, seen["s"]) < 1e-3) >= 0.99
+    of_trunk = slice(0, 12)  # MuJoCo 4 takes gyroscopic forces of lone bodies at the end of a step
+    assert np.mean(relative(ours.velocities[:, of_trunk], seen["v1"][:, of_trunk]) < 1e-3) >= 0.99
+
+
+SHARP = """
+import sys; sys.path.insert(0, {tests!r})
+import jax; jax.config.update("jax_enable_x64", True)
+from physics.robots import relative, stepped, tumbler, visited
+from rollmill import physics
+compiled = tumbler()
+seen = visited(compiled, 200)
+ours = stepped(physics.load(compiled, iterations=8, line_search_iterations=8), *(seen[k] for k in "qvwu"))
+parts = ours.accelerations, ours.velocities, ours.positions, ours.sensors
+print(*(relative(part, seen[k]).max() for part, k in zip(parts, ("a", "v1", "q1", "s"))))
+"""
+
+
+@pytest.mark.slow
+def test_constrained_steps_in_double_precision():
+    code = SHARP.format(tests=str(Path(__file__).parents[1]))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert max(float(x) for x in done.stdout.split()) < 1e-11
+
+
+def test_energy_and_momentum_of_a_free_tree():
+    """Ten seconds of two bodies that turn about each other; a step changes their energy in its second order."""
+    free = '<flag gravity="disable" contact="disable"/>'
+    text = f"""<mujoco><option timestep="0.001">{free}</option><worldbody><body><freejoint/>
+      <geom type="box" size="0.2 0.1 0.05"/><body pos="0.2 0 0"><joint axis="0 1 0"/>
+      <geom type="capsule" fromto="0 0 0 0.3 0 0" size="0.03"/></body></body></worldbody></mujoco>"""
+    drift, momentum = _drift(text)
+    assert drift < 2e-2
+    assert momentum < 2e-2
+
+
+def _drift(text: str) -> tuple[float, float]:
+    import jax
+    import jax.numpy as jnp
+
+    compiled = mujoco.MjModel.from_xml_string(text)
+    model = physics.load(compiled)
+    rates = np.array([0.3, -0.2, 0.5, 1.0, 2.0, -0.5, 1.5])
+    start = physics.initial_state(model, None, rates)
+    end = jax.jit(lambda s: jax.lax.fori_loop(0, 10_000, lambda _, s: physics.step(model, s, jnp.zeros(0)), s))(
+        start
+    )
+    values = []
+    for state in (start, end):
+        data = mujoco.MjData(compiled)
+        data.qpos[:], data.qvel[:] = np.asarray(state.positions), np.asarray(state.velocities)
+        compiled.opt.enableflags |= int(mujoco.mjtEnableBit.mjENBL_ENERGY)
+        mujoco.mj_forward(compiled, data)
+        mujoco.mj_subtreeVel(compiled, data)
+        values.append((data.energy[1], np.concatenate([data.subtree_linvel[0], data.subtree_angmom[0]])))
+    (energy0, moment0), (energy1, moment1) = values
+    return abs(energy1 / energy0 - 1), float(np.abs(moment1 - moment0).max() / np.abs(moment0).max())
+
+
+BOX = '<body><freejoint/><geom name="{}" type="{}" size="1 1 1"/></body>'
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        (BOX.format("one", "box") + BOX.format("two", "box"), "'one' and 'two', a box and a box"),
+        (
+            '<body><joint name="j"/><geom name="g" size="1" condim="6"/></body><geom name="h" size="1"/>',
+            "condim=6",
+        ),
+        ('<body gravcomp="1" name="floats"><joint/><geom size="1"/></body>', "'floats' has gravity compensation"),
+    ],
+)
+def test_parts_that_are_not_covered_are_refused_by_name(parts, message):
+    with pytest.raises(UsageError, match=message):
+        physics.load(f"<mujoco><worldbody>{parts}</worldbody></mujoco>")
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("<mujoco><nothing/></mujoco>", "MuJoCo refuses the robot"),
+        ("none.xml", "no robot at"),
+        (3, "not as a int"),
+    ],
+)
+def test_sources_that_are_no_robots_are_refused(source, message):
+    with pytest.raises(UsageError, match=message):
+        physics.load(source)
+
+
+def test_a_missing_wheel_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mujoco", None)
+    with pytest.raises(UsageError, match=r"need the package mujoco.*robots"):
+        physics.load("<mujoco/>")
+
+
+def test_states_of_another_size_are_refused():
+    model = physics.load('<mujoco><worldbody><body><joint/><geom size="1"/></body></worldbody></mujoco>')
+    with pytest.raises(UsageError, match="has 1 positions"):
+        physics.initial_state(model, np.zeros(2))
