@@ -54,6 +54,16 @@ def test_lines_are_json_with_null_for_nan(run):
     assert not run.tensorboard.path.exists()
 
 
+def test_lines_of_a_report_are_one_piece(run):
+    with MetricsLog(run, resume_from=0) as log:
+        written = log.write_lines([(1, 10, {"loss": 1.0}), (2, 20, {"loss": math.inf})])
+    assert read_metrics(run.metrics_file) == written
+    assert [(line["iteration"], line["env_steps"], line["loss"]) for line in written] == [
+        (1, 10, 1.0),
+        (2, 20, None),
+    ]
+
+
 def test_tensorboard_has_the_numbers_over_environment_steps(run):
     with MetricsLog(run, resume_from=0) as log:
         log.write(1, 64, {"episode/return": 2.5, "loss": math.nan, "note": "warm"})

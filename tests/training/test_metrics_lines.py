@@ -137,6 +137,20 @@ def test_damaged_sums_of_a_checkpoint_are_named(tmp_path):
     assert sums.means()["x"].tolist() == [1.0, 2.0] and sums.totals() == {"x": 9.0}
 
 
+def test_sums_of_an_older_version_with_other_metrics_go_on():
+    sums = RowSums(SavedSums(1, {"gone": (1.0,), "x": (2.0,)}))
+    sums.add({"x": 3.0, "new": 4.0})
+    assert sums.totals() == {"x": 5.0, "new": 4.0, "gone": 1.0}
+
+
+def test_trainings_of_one_process_write_as_many_lines_together_as_one():
+    graph = rollmill.ppo("CartPole-v1", total_timesteps=2_000 * 64, **SIZES)
+    iterations = graph.loops.iterations
+    assert recorder.default_log_every(graph) == 1
+    each = recorder.default_log_every(graph, trainings=24)
+    assert iterations * 24 / each <= recorder.MAX_LINES < iterations * 24 / (each - 1)
+
+
 @pytest.mark.slow
 def test_a_run_knows_its_command_its_recipe_and_whose_commit_is_whose(tmp_path, monkeypatch):
     command = ["rollmill", "train", "ppo", "CartPole-v1", "--run-dir", str(tmp_path / "my run")]

@@ -65,10 +65,8 @@ def explained_variance(row: Mapping[str, Any]) -> float | None:
 
 def _variance(row: Mapping[str, Any], name: str) -> np.ndarray:
     """The variance of targets or errors from their moments; NaN for targets where it may be rounding only."""
-    share, mean, square = (
-        np.atleast_1d(np.asarray(row[f"{MOMENTS}{moment}"], np.float64))
-        for moment in ("share", name, f"{name}_square")
-    )
+    moments = [row[f"{MOMENTS}{moment}"] for moment in ("share", name, f"{name}_square")]
+    share, mean, square = np.asarray(moments, np.float64).reshape(3, -1)
     variance = square / share - np.square(mean / share)
     is_resolved = (variance > RESOLUTION * square / share) | (name == "error")
     return np.where(is_resolved, variance, np.nan)

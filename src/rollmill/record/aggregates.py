@@ -27,23 +27,25 @@ class RowSums:
     def __init__(self, saved: SavedSums | None = None) -> None:
         saved = saved or SavedSums()
         self.iterations = saved.iterations
-        self._sums = {name: np.asarray(numbers) for name, numbers in saved.sums.items()}
+        self.names = list(saved.sums)
+        self._sums = np.asarray(list(saved.sums.values()), np.float64)  # [metric, seed]
 
     def add(self, row: Mapping[str, Any], *, iterations: int = 1) -> None:
         """Adds the metrics of one iteration, or their sums over several."""
+        names, numbers = list(row), np.asarray(list(row.values()), np.float64).reshape(len(row), -1)
+        if self.names and self.names != names:  # of a run that another version began
+            sums = dict(zip(names, numbers, strict=True))
+            for name, before in zip(self.names, self._sums, strict=True):
+                sums[name] = sums[name] + before if name in sums else before
+            names, numbers = list(sums), np.asarray(list(sums.values()))
+        elif self.names:
+            numbers = self._sums + numbers
+        self.names, self._sums = names, numbers
         self.iterations += iterations
-        for name, value in row.items():
-            numbers = np.atleast_1d(np.asarray(value, np.float64))
-            self._sums[name] = self._sums[name] + numbers if name in self._sums else numbers
 
     def totals(self) -> dict[str, float]:
         """Returns the sums over iterations and seeds."""
-        return {name: float(np.sum(numbers)) for name, numbers in self._sums.items()}
-
-    @property
-    def names(self) -> list[str]:
-        """Names of the metrics."""
-        return list(self._sums)
+        return dict(zip(self.names, self._sums.sum(axis=-1).tolist(), strict=True))
 
     def means(self, weights: Mapping[str, str] = NO_WEIGHTS) -> dict[str, np.ndarray]:
         """Returns means over iterations, one number for each seed.
@@ -51,13 +53,16 @@ class RowSums:
         `weights` maps some metrics to the metric with the fraction of each iteration in which they were computed.
         They are 0 in the rest, and their means are over the computed part, or NaN.
         """
-        each = {name: self._sums[weights[name]] if name in weights else self.iterations for name in self._sums}
+        whole = self._sums / (self.iterations or 1)
+        means = dict(zip(self.names, whole, strict=True))
+        sums = dict(zip(self.names, self._sums, strict=True))
         with np.errstate(invalid="ignore"):
-            return {name: numbers / each[name] for name, numbers in self._sums.items()}
+            return means | {name: sums[name] / sums[weight] for name, weight in weights.items() if name in sums}
 
     def to_json(self) -> dict[str, Any]:
         """Returns the sums in the JSON form of `SavedSums`."""
-        return {"iterations": self.iterations, "sums": {name: x.tolist() for name, x in self._sums.items()}}
+        sums = dict(zip(self.names, self._sums.tolist(), strict=True))
+        return {"iterations": self.iterations, "sums": sums}
 
 
 SECONDS = 1.0
@@ -104,6 +109,7 @@ class EpisodeWindow:
 
     def __init__(self) -> None:
         self._recent: deque[_EndedEpisodes] = deque()
+        self._sums = _EndedEpisodes(0.0, 0.0, 0.0)
         self.best_return: float | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -115,6 +121,7 @@ class EpisodeWindow:
         """Returns the window as it was when `to_json` was called."""
         window = cls()
         window._recent.extend(_EndedEpisodes(*ended) for ended in saved["recent"])
+        window._sums = window._summed()
         window.best_return = saved["best_return"]
         return window
 
@@ -122,11 +129,17 @@ class EpisodeWindow:
         """Adds the episodes that ended in one iteration: their number, and the sums of returns and lengths."""
         if count:
             self._recent.append(_EndedEpisodes(count, return_sum, length_sum))
-        while len(self._recent) > 1 and self.episodes - self._recent[0].count >= EPISODES:
-            self._recent.popleft()
+            left = sum(ended.count for ended in self._recent)
+            while len(self._recent) > 1 and left - self._recent[0].count >= EPISODES:
+                left -= self._recent.popleft().count
+            self._sums = self._summed()
         mean = self.mean_return
         if self.full and mean is not None:
             self.best_return = mean if self.best_return is None else max(mean, self.best_return)
+
+    def _summed(self) -> _EndedEpisodes:
+        """Returns the sums over the window, from its beginning: they are the same in a run that was resumed."""
+        return _EndedEpisodes(*map(sum, zip(*self._recent, strict=True))) if self._recent else self._sums
 
     @property
     def full(self) -> bool:
@@ -136,7 +149,7 @@ class EpisodeWindow:
     @property
     def episodes(self) -> float:
         """Number of episodes that the means are over."""
-        return sum((e.count for e in self._recent), start=0.0)
+        return self._sums.count
 
     @property
     def best(self) -> float | None:
@@ -146,13 +159,9 @@ class EpisodeWindow:
     @property
     def mean_return(self) -> float | None:
         """Mean return of recent episodes; None before the first has ended."""
-        return self._mean("return_sum")
+        return self._sums.return_sum / self._sums.count if self._sums.count else None
 
     @property
     def mean_length(self) -> float | None:
         """Mean length of recent episodes, in steps; None before the first has ended."""
-        return self._mean("length_sum")
-
-    def _mean(self, name: str) -> float | None:
-        count = self.episodes
-        return sum(getattr(e, name) for e in self._recent) / count if count else None
+        return self._sums.length_sum / self._sums.count if self._sums.count else None

@@ -1,5 +1,6 @@
 """Which part of the iterations a metric was computed in, so that a line of the log has a mean over that part."""
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -36,5 +37,5 @@ def computed_shares(graph: Graph, names: Iterable[str], reported: frozenset[str]
 
 def defined_mean(numbers: np.ndarray) -> float | None:
     """Returns the mean over the seeds whose number is defined. None if there is none."""
-    defined = numbers[~np.isnan(numbers)]
-    return float(np.mean(defined)) if defined.size else None
+    defined = [number for number in numbers.tolist() if not math.isnan(number)]
+    return sum(defined) / len(defined) if defined else None

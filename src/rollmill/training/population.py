@@ -5,6 +5,7 @@ Each is a run of its own, with its metrics and checkpoints, which can go on alon
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -13,7 +14,7 @@ from jaxtyping import Array, PyTree
 
 from rollmill.core.errors import UsageError
 from rollmill.core.json_data import writable
-from rollmill.dataflow import Graph, State
+from rollmill.dataflow import Graph
 from rollmill.gpus.activity import GpuActivity
 from rollmill.programs.compiled import CompiledProgram
 from rollmill.record.display import Display, choose_display
@@ -86,13 +87,15 @@ def _planned(requests: Sequence[TrainingRequest]) -> list[PlannedTraining]:
     planned: list[PlannedTraining] = []
     for request in requests:
         resolved = resolve(request)
-        graph = resolved.graph()
+        graph, options = resolved.graph(), resolved.options
+        if options.log_every is None:  # one process writes the lines of all
+            options = replace(options, log_every=default_log_every(graph, trainings=len(requests)))
         # The graph is traced for the first one alone: the others are the same program.
         described = {**planned[0].described, **_own_settings(graph)} if planned else None
         planned.append(
             plan_training(
                 graph,
-                resolved.options,
+                options,
                 imports=request.imports,
                 recipe=request.recipe,
                 described=described,
@@ -180,7 +183,7 @@ def _record(lanes: Sequence[_Lane], report: MetricsRows) -> bool:
     return any(lane.recorder.wants_state(iteration) for lane, iteration in zip(lanes, done, strict=True))
 
 
-def _keep(lanes: Sequence[_Lane], iteration: int, state: State, *, stopping: bool) -> None:
+def _keep(lanes: Sequence[_Lane], iteration: int, state: PyTree[Array | np.ndarray], *, stopping: bool) -> None:
     """Saves the state of each training for which it is due."""
     for number, lane in enumerate(lanes):
         lane.recorder.keep(iteration, _lane_of(state, number), stopping=stopping, signalled=stopping)
@@ -192,7 +195,7 @@ def _end(lane: _Lane, stop: StopRequest) -> Run:
     return Run(lane.run.root, summary, stop.exit_code if summary["status"] == "stopped" else 0)
 
 
-def _lane_of(state: State, number: int) -> PyTree[Array | np.ndarray]:
+def _lane_of(state: PyTree[Array | np.ndarray], number: int) -> PyTree[Array | np.ndarray]:
     """Returns the state of one training."""
     return jax.tree.map(lambda leaf: leaf[number], state)
 

@@ -71,10 +71,19 @@ def open_checkpoints(run: RunDirectory, options: RunOptions) -> Checkpoints:
     return Checkpoints(run.checkpoints, keep_last=options.keep_last, keep_best=options.keep_best)
 
 
-def default_log_every(graph: Graph) -> int:
-    """Iterations of a line of the log where nobody says."""
+def default_log_every(graph: Graph, *, trainings: int = 1) -> int:
+    """Returns the iterations of a line of the log where nobody says, in one of several trainings of a process."""
     most = MAX_LINES if graph.replay is None else MAX_LINES_OF_REPLAY
-    return math.ceil(graph.loops.iterations / most)
+    return math.ceil(graph.loops.iterations * trainings / most)
+
+
+class _Line(NamedTuple):
+    """A line of the metrics that is to be written."""
+
+    iteration: int
+    metrics: Mapping[str, Any]
+    episodes: float
+    """Fewest episodes of a seed that its means are over."""
 
 
 class Recorder:
@@ -188,17 +197,20 @@ class Recorder:
         total = sum(counts)
         each = (now - begin) / max(1, total)
         speed = self._pace.after(total * self._steps_each)
+        lines: list[_Line] = []
         for done, row, count in zip(accumulate(counts, initial=report.first), report.rows, counts, strict=False):
             if not is_finite(row):
                 if self._sums.iterations:
-                    self._write_line(speed, begin + each * (done - report.first))
+                    lines.append(self._next_line(speed, begin + each * (done - report.first)))
+                self._write_lines(lines)
                 break
             self._iteration = done + count
             self._count_episodes(row)
             self._sums.add(row, iterations=count)
             if self._iteration % self._each_line == 0 or self._iteration == self._loops.iterations:
-                self._write_line(speed, begin + each * (self._iteration - report.first))
+                lines.append(self._next_line(speed, begin + each * (self._iteration - report.first)))
         else:
+            self._write_lines(lines)
             self._display.update(self._status(speed))
         self._reported_seconds = now
         self._announce_checkpoint()
@@ -358,27 +370,38 @@ class Recorder:
         return self._earlier_seconds + max(time.perf_counter() - self._began - self._start_seconds, 0.0)
 
     def _count_episodes(self, row: Row) -> None:
-        ended, failed = float(np.sum(row[ENDED])), float(row.get(FAILED, 0.0))
-        self._episodes = Episodes(self._episodes.ended + ended, self._episodes.failed + failed)
-        names = (ENDED, "episodes/return_sum", "episodes/length_sum")
-        for window, sums in zip(
-            self._windows, zip(*(np.ravel(row[name]) for name in names), strict=True), strict=True
-        ):
-            window.add(*map(float, sums))
+        each = np.asarray([row[ENDED], row["episodes/return_sum"], row["episodes/length_sum"]], np.float64)
+        of_seeds = each.reshape(3, -1).T.tolist()
+        ended = self._episodes.ended + sum(count for count, _, _ in of_seeds)
+        self._episodes = Episodes(ended, self._episodes.failed + float(row.get(FAILED, 0.0)))
+        for window, sums in zip(self._windows, of_seeds, strict=True):
+            window.add(*sums)
 
     @property
     def _returns(self) -> list[float | None]:
         return [window.mean_return for window in self._windows]
 
-    def _write_line(self, speed: float, seconds: float) -> None:
-        row = self._log.write(self._iteration, self._env_steps, {"seconds": seconds, **self._line(speed)})
-        self._sums = RowSums()
-        if note := self._temperature.seen(row):
-            self._display.note(note)
-        episodes = min(window.episodes for window in self._windows)
-        self._hooks.emit(
-            MetricsLogged(**self._at(self._iteration), seconds=row["seconds"], row=row, episodes=episodes)
+    def _next_line(self, speed: float, seconds: float) -> "_Line":
+        """Returns the line of the iterations since the last one, and starts the next."""
+        line = _Line(
+            self._iteration,
+            {"seconds": seconds, **self._line(speed)},
+            min(window.episodes for window in self._windows),
         )
+        self._sums = RowSums()
+        return line
+
+    def _write_lines(self, lines: Sequence["_Line"]) -> None:
+        """Writes the lines of one report in one piece, which takes one call of the system, and tells the hooks."""
+        if not lines:
+            return
+        each = self._loops.batch_size
+        rows = self._log.write_lines([(line.iteration, line.iteration * each, line.metrics) for line in lines])
+        for line, row in zip(lines, rows, strict=True):
+            if note := self._temperature.seen(row):
+                self._display.note(note)
+            at = self._at(line.iteration)
+            self._hooks.emit(MetricsLogged(**at, seconds=row["seconds"], row=row, episodes=line.episodes))
 
     def _line(self, speed: float) -> dict[str, Any]:
         """Returns the line of the iterations since the last one: episodes are counted, other metrics are means."""
