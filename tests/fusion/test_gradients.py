@@ -33,6 +33,8 @@ SHARED = rollmill.NetworkConfig(shared_torso=True)
 SEPARATE = rollmill.NetworkConfig(hidden_sizes=(40, 33), activation="relu")
 TINY = rollmill.NetworkConfig(hidden_sizes=(8,))
 LINEAR = rollmill.NetworkConfig(hidden_sizes=())
+GRU = rollmill.NetworkConfig(torso="gru", hidden_sizes=(12,), recurrent_size=36)
+LSTM = rollmill.NetworkConfig(torso="lstm", hidden_sizes=(12,), recurrent_size=8)
 STATE_STD = rollmill.NetworkConfig(hidden_sizes=(64,), state_dependent_std=True, squash_actions=True)
 
 
@@ -63,8 +65,13 @@ CASES = {
     "sac": Case("Pendulum-v1", SEPARATE, "sac"),
     "sac-discrete": Case("CartPole-v1", SEPARATE, "sac"),
     "td3": Case("Pendulum-v1", SEPARATE, "td3"),
+    "impala": Case("CartPole-v1", SEPARATE, "impala"),
+    "gru": Case("CartPole-v1", GRU),
+    "lstm": Case("Pendulum-v1", LSTM),
+    "a3c-gru": Case("CartPole-v1", GRU, "a3c"),
+    "impala-gru": Case("CartPole-v1", GRU, "impala"),
 }
-FAST = ("separate", "continuous", "masked", "td3")
+FAST = ("separate", "continuous", "masked", "td3", "gru")
 REPLAY = {"batch_size": 64, "learning_starts": 64, "buffer_size": 1000}
 TABLE = [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in CASES]
 
@@ -87,7 +94,8 @@ def learned_a_little(graph):
     moved = lambda x: x + 0.05 * jax.random.normal(next(keys), x.shape) if x.dtype == jnp.float32 else x
     network = jax.tree.map(moved, graph.gradients.network(learner))
     learner = eqx.tree_at(graph.gradients.network, learner, network)
-    count = len(jax.tree.leaves(flat_samples(batch))[0])
+    by_sequence = graph.loops.cut == "sequences"
+    count = graph.loops.num_envs if by_sequence else len(jax.tree.leaves(flat_samples(batch))[0])
     rows = jax.random.permutation(jax.random.key(1), count)[: count // 2]
     return learner, batch, rows.astype(jnp.uint32)
 

@@ -10,6 +10,7 @@ import pytest
 import rollmill
 from rollmill.core.errors import UsageError
 from rollmill.core.machine import describe_processor
+from rollmill.dataflow import MeanGradients
 from rollmill.fusion import CannotFuse, pressure_of_rollout
 from rollmill.fusion.backends.cpu import launches as code_launches
 from rollmill.fusion.backends.triton import launches as kernel_launches
@@ -264,12 +265,12 @@ def test_lanes_divide_the_programs_of_a_gpu():
     assert kernels.rollouts.share((64, 4, 0), 16) == (64, 4, 0)
 
 
-def test_recurrent_networks_learn_from_sequences_unfused():
+def test_a_loss_of_whole_sequences_is_refused_and_rollouts_advised():
     network = rollmill.NetworkConfig(torso="gru", hidden_sizes=(8,), recurrent_size=8)
-    env = rollmill.make("CartPole-v1")
-    graph = rollmill.ppo(env, **SIZES, total_timesteps=8 * 16, network=network)
+    graph = rollmill.ppo(rollmill.make("CartPole-v1"), **SIZES, total_timesteps=8 * 16, network=network)
+    of_sequences = MeanGradients(lambda *arguments: (jnp.float32(0), {}), graph.gradients.network)
     with pytest.raises(UsageError, match="fusion=full is not .* whole sequences are learned from") as refusal:
-        lower(graph, fusion="full")
+        lower(graph._replace(gradients=of_sequences), fusion="full")
     assert "hint: fusion=rollout is possible" in str(refusal.value)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import rollmill
-from rollmill.core.errors import FusionError, UsageError
+from rollmill.core.errors import CannotFuse, FusionError, UsageError
 from rollmill.hooks import MetricsLogged
 from rollmill.planning.distribution import list_distributions
 from rollmill.policies.policies import load_weights
@@ -194,7 +194,11 @@ def test_actors_that_nobody_waits_for_have_kernels(tmp_path):
     assert fused_parts(run.directory) == {"actor": {"rollouts"}}
 
 
-def test_what_no_kernel_can_compute_is_refused_before_workers_start(tmp_path):
+def test_what_no_kernel_can_compute_is_refused_before_workers_start(tmp_path, monkeypatch):
+    def refuse(graph):
+        raise CannotFuse("a part of it is none.")
+
+    monkeypatch.setattr("rollmill.programs.fused_kernels.lower_gradients", refuse)
     graph = rollmill.impala("CartPole-v1", **SIZES, total_timesteps=ENVS * STEPS * 8)
     with pytest.raises(FusionError, match="fusion=full is not possible; auto trains without"):
         rollmill.train(graph, run_dir=tmp_path / "run", **placed("single-learner-coarse", "full"), **OPTIONS)

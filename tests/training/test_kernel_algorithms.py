@@ -14,11 +14,18 @@ from rollmill.record.run_directory import RunDirectory
 pytest.importorskip("llvmlite", reason="llvmlite is not installed: pip install 'rollmill[fusion]'")
 
 ENVS, STEPS, ITERATIONS = 8, 8, 6
+GRU = rollmill.NetworkConfig(torso="gru", hidden_sizes=(12,), recurrent_size=36)
+LSTM = rollmill.NetworkConfig(torso="lstm", hidden_sizes=(12,), recurrent_size=8)
 REPLAY = {"batch_size": 48, "learning_starts": 128, "buffer_size": 2_000, "gradient_steps": 3}
 ALGORITHMS = {
     "dqn": (rollmill.dqn, "CartPole-v1", {**REPLAY, "prioritised": True}),
     "sac": (rollmill.sac, "Pendulum-v1", REPLAY),
     "td3": (rollmill.td3, "Pendulum-v1", REPLAY),
+    "impala": (rollmill.impala, "CartPole-v1", {"num_minibatches": 2}),
+    "impala-gru": (rollmill.impala, "CartPole-v1", {"num_minibatches": 2, "network": GRU}),
+    "gru": (rollmill.ppo, "CartPole-v1", {"num_minibatches": 2, "update_epochs": 2, "network": GRU}),
+    "lstm": (rollmill.ppo, "Pendulum-v1", {"num_minibatches": 2, "network": LSTM}),
+    "a3c-gru": (rollmill.a3c, "CartPole-v1", {"network": GRU}),
     "mappo": (rollmill.mappo, "TagGridWorld-Small-v0", {"num_minibatches": 2}),
     "ippo": (rollmill.ippo, "TagGridWorld-Small-v0", {"num_minibatches": 2}),
 }
@@ -27,10 +34,10 @@ OPTIONS = {"tensorboard": False, "quiet": True, "checkpoint_iterations": 4, "kee
 
 def trained(algorithm, fusion, directory):
     make, environment, settings = ALGORITHMS[algorithm]
-    network = rollmill.NetworkConfig(hidden_sizes=(16, 36))
     steps = ENVS * STEPS * ITERATIONS
-    sizes = {"num_envs": ENVS, "num_steps": STEPS, "num_shards": ENVS, "total_timesteps": steps}
-    graph = make(environment, **sizes, **settings, network=network)
+    sizes = {"num_envs": ENVS, "num_steps": STEPS, "total_timesteps": steps}
+    network = rollmill.NetworkConfig(hidden_sizes=(16, 36))
+    graph = make(environment, **{**sizes, "network": network, **settings})
     return rollmill.train(graph, seed=3, run_dir=directory, fusion=fusion, **OPTIONS)
 
 

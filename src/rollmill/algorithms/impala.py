@@ -50,7 +50,7 @@ from rollmill.core.bounds import (
 from rollmill.core.errors import unknown_name
 from rollmill.core.schema import check_fields
 from rollmill.core.types import Environment, GymnasiumObject, HostEnvironment, Memory, Observation, Params
-from rollmill.dataflow import Batch, Graph, Metrics, Reduce, Trajectory
+from rollmill.dataflow import Batch, Graph, Metrics, Reduce, SequenceGradients, Trajectory, Unrolled
 from rollmill.networks import NetworkConfig
 
 OPTIMIZERS = ("rmsprop", "adam")
@@ -126,6 +126,8 @@ class StepValues(NamedTuple):
     """`()` if there are final values."""
     final_value: PyTree[Float[Array, "..."]]
     """Value after a truncated step by the behaviour policy's weights; `()` unless observations are large."""
+    begins: PyTree[Bool[Array, "..."]]
+    """Whether the step begins an episode; `()` without a memory."""
 
 
 class Ends(NamedTuple):
@@ -142,13 +144,22 @@ class Ends(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """Outputs of the learner's network for each step `[T]`."""
+    """Outputs of the learner's network for each step."""
 
     log_prob: Float[Array, "..."]
     entropy: Float[Array, "..."]
     value: Float[Array, "..."]
-    memory: Memory
-    """Memory after the step, before any reset."""
+
+
+class Signals(NamedTuple):
+    """Constants of the loss of each step, from V-trace."""
+
+    advantage: Float[Array, "..."]
+    target: Float[Array, "..."]
+    """Target of the critic, in its units."""
+    raw_value: Float[Array, "..."]
+    raw_target: Float[Array, "..."]
+    """Value and target in the units of rewards."""
 
 
 def impala(
@@ -186,7 +197,7 @@ def impala(
         scaling=_scaling,
         prepare=partial(prepare, parts.policy, config),
         condense=parts.policy.condensation,
-        gradients=partial(gradients, parts.policy, config),
+        gradients=sequence_gradients(parts.policy, config),
     )
 
 
@@ -228,11 +239,12 @@ def prepare(
         truncated=steps.truncated,
         final_observation=policy.normalise(weights, steps.final_observation) if is_missing(final_value) else (),
         final_value=final_value,
+        begins=beginnings(steps.terminated | steps.truncated) if policy.recurrent else (),
     )
     batch = Batch(samples, Ends(trajectory.start_memory, policy.normalise(weights, trajectory.observation)))
     if weights.values is None and not config.norm_adv:
         return learner, batch
-    found, units, moments = _estimates(policy, config, weights, batch), (), ()
+    found, units, moments = _estimates(policy, config, learner, weights, batch), (), ()
     if weights.values is not None:
         units, learner = (
             weights.values,
@@ -245,11 +257,14 @@ def prepare(
     return learner, batch._replace(sequences=batch.sequences._replace(units=units, moments=moments))
 
 
-def _estimates(policy: NetworkPolicy, config: Any, weights: PolicyWeights, batch: Batch) -> Advantages:
+def _estimates(
+    policy: NetworkPolicy, config: Any, learner: ActorCriticLearner, weights: PolicyWeights, batch: Batch
+) -> Advantages:
     """V-trace advantages and targets of a rollout, `[E, T]`, of few sequences at a time if they are large."""
+    unroll = partial(sequence_gradients(policy, config).unroll, weights.network, replace(learner, weights=weights))
 
     def estimate(minibatch: Batch) -> Advantages:
-        return _vtrace(policy, config, weights, minibatch, _outputs(policy, weights, minibatch))
+        return _vtrace(policy, config, weights, minibatch, unroll(minibatch))
 
     def estimate_of(env: Array) -> Advantages:
         sequence = jax.tree.map(lambda leaf: leaf[None, :, env], batch.samples)
@@ -264,30 +279,48 @@ def _estimates(policy: NetworkPolicy, config: Any, weights: PolicyWeights, batch
     return estimate(Batch(by_sequence, batch.sequences))
 
 
-def gradients(
-    policy: NetworkPolicy, config: Any, learner: ActorCriticLearner, minibatch: Batch
-) -> tuple[PyTree[Array], Metrics]:
+def sequence_gradients(policy: NetworkPolicy, config: Any) -> SequenceGradients:
     """Gradients of the mean loss over a minibatch of sequences, with respect to the network's weights."""
+    return SequenceGradients(
+        partial(_step, policy),
+        loss=partial(_loss, config),
+        network=lambda learner: learner.weights.network,
+        start_memory=lambda ends: ends.start_memory,
+        constants=partial(_signals, policy, config),
+        recurrent=policy.recurrent,
+    )
+
+
+def _step(
+    policy: NetworkPolicy,
+    network: PyTree[Array],
+    learner: ActorCriticLearner,
+    memory: Memory,
+    sample: StepValues,
+) -> tuple[Memory, Outputs]:
+    """Memory after ONE step, before any reset, and the outputs of the step."""
+    if policy.recurrent:
+        memory = jax.tree.map(partial(jnp.where, sample.begins), policy.start_memory(), memory)
+    weights = replace(learner.weights, network=network)
+    output = policy.forward(weights, memory, sample.observation, sample.action_mask)
+    distribution = output.distribution
+    return output.memory, Outputs(distribution.log_prob(sample.action), distribution.entropy(), output.value)
+
+
+def _signals(
+    policy: NetworkPolicy,
+    config: Any,
+    learner: ActorCriticLearner,
+    minibatch: Batch,
+    unrolled: Unrolled,
+) -> Signals:
+    """Standardised advantages and normalised targets of each sequence `[N, T]`."""
     config, (_, _, units, moments) = current(config, numbers_now(learner)), minibatch.sequences
-
-    def mean_loss(network):
-        weights = replace(learner.weights, network=network)
-        outputs = _outputs(policy, weights, minibatch)
-        in_units = replace(jax.lax.stop_gradient(weights), values=_of_all(units))
-        advantages = jax.lax.stop_gradient(_vtrace(policy, config, in_units, minibatch, outputs))
-        normalised = Advantages(
-            _of_all(moments).standardise(advantages.advantage) if moments else advantages.advantage,
-            learner.weights.normalised_value(advantages.target),
-        )
-        losses = jax.vmap(jax.vmap(partial(_loss, config)))(
-            outputs.log_prob, outputs.entropy, outputs.value, minibatch.samples.log_prob, normalised
-        )
-        loss, metrics = jax.tree.map(jnp.mean, losses)
-        value = in_units.raw_value(jax.lax.stop_gradient(outputs.value))
-        return loss, {**metrics, **value_moments(value, advantages.target)}
-
-    (total, metrics), slopes = jax.value_and_grad(mean_loss, has_aux=True)(learner.weights.network)
-    return slopes, {"losses/total": total, **metrics}
+    in_units = replace(learner.weights, values=_of_all(units))
+    found = _vtrace(policy, config, in_units, minibatch, unrolled)
+    advantage = _of_all(moments).standardise(found.advantage) if moments else found.advantage
+    target = learner.weights.normalised_value(found.target)
+    return Signals(advantage, target, in_units.raw_value(unrolled.outputs.value), found.target)
 
 
 def _of_all(same: PyTree[Array]) -> Any:
@@ -295,39 +328,15 @@ def _of_all(same: PyTree[Array]) -> Any:
     return jax.tree.map(lambda leaf: leaf[0], same) if jax.tree.leaves(same) else None
 
 
-def _outputs(policy: NetworkPolicy, weights: PolicyWeights, minibatch: Batch) -> Outputs:
-    """Outputs for each sequence `[N, T]` of a minibatch."""
-    return jax.vmap(partial(_unroll, policy, weights))(minibatch.samples, minibatch.sequences.start_memory)
-
-
-def _unroll(policy: NetworkPolicy, weights: PolicyWeights, steps: StepValues, start_memory: Memory) -> Outputs:
-    """Outputs for ONE environment's sequence `[T, ...]`: by a scan over the memory, by a vmap without memory."""
-
-    def evaluate(memory, step):
-        output = policy.forward(weights, memory, step.observation, step.action_mask)
-        distribution = output.distribution
-        return Outputs(distribution.log_prob(step.action), distribution.entropy(), output.value, output.memory)
-
-    def scan_step(memory, inputs):
-        step, begins = inputs
-        outputs = evaluate(jax.tree.map(partial(jnp.where, begins), reset_memory, memory), step)
-        return outputs.memory, outputs
-
-    if not policy.recurrent:
-        return jax.vmap(partial(evaluate, start_memory))(steps)
-    reset_memory = policy.start_memory()
-    begins = beginnings(steps.terminated | steps.truncated)
-    return jax.lax.scan(scan_step, start_memory, (steps, begins))[1]
-
-
 def _vtrace(
-    policy: NetworkPolicy, config: Any, weights: PolicyWeights, minibatch: Batch, outputs: Outputs
+    policy: NetworkPolicy, config: Any, weights: PolicyWeights, minibatch: Batch, unrolled: Unrolled
 ) -> Advantages:
     """V-trace advantages and targets of each sequence `[N, T]`, in the units of rewards.
 
     Final observations are evaluated only if an episode of the minibatch was truncated.
     """
     steps: StepValues = minibatch.samples
+    outputs, after = unrolled.outputs, unrolled.after
     raw_value = lambda memory, observation: weights.raw_value(
         policy.forward(weights, memory, observation, ()).value
     )
@@ -336,10 +345,10 @@ def _vtrace(
     if is_missing(final_value):
         final_value = jax.lax.cond(
             jnp.any(steps.truncated),
-            lambda: jax.vmap(value_n)(outputs.memory, steps.final_observation),
+            lambda: jax.vmap(value_n)(after, steps.final_observation),
             lambda: jnp.zeros_like(steps.reward),
         )
-    last_memory = jax.tree.map(lambda leaf: leaf[:, -1], outputs.memory)
+    last_memory = jax.tree.map(lambda leaf: leaf[:, -1], after)
     last_value = value_n(last_memory, minibatch.sequences.last_observation)
     bootstrap = jax.vmap(bootstrap_values)
     next_value = bootstrap(value, last_value, final_value, steps.terminated, steps.truncated)
@@ -356,22 +365,18 @@ def _vtrace(
 
 
 def _loss(
-    config: Any,
-    log_prob: Float[Array, ""],
-    entropy: Float[Array, ""],
-    value: Float[Array, ""],
-    old_log_prob: Float[Array, ""],
-    advantages: Advantages,
+    config: Any, learner: ActorCriticLearner, sample: StepValues, signals: Signals, outputs: Outputs
 ) -> tuple[Float[Array, ""], Metrics]:
-    """Loss of one step (Espeholt et al., 2018, section 4.2)."""
-    log_ratio = log_prob - old_log_prob
-    policy_loss = policy_gradient_loss(log_prob, advantages.advantage)
-    value_loss = squared_value_loss(value, advantages.target)
-    loss = policy_loss + config.vf_coef * value_loss - config.ent_coef * entropy
+    """Loss of ONE step (Espeholt et al., 2018, section 4.2)."""
+    config, log_ratio = current(config, numbers_now(learner)), outputs.log_prob - sample.log_prob
+    policy_loss = policy_gradient_loss(outputs.log_prob, signals.advantage)
+    value_loss = squared_value_loss(outputs.value, signals.target)
+    loss = policy_loss + config.vf_coef * value_loss - config.ent_coef * outputs.entropy
     return loss, {
         "losses/policy": policy_loss,
         "losses/value": value_loss,
-        "losses/entropy": entropy,
+        "losses/entropy": outputs.entropy,
         "losses/approx_kl": approximate_kl(log_ratio),
         "losses/rho": jnp.minimum(config.clip_rho, jnp.exp(log_ratio)),
+        **value_moments(signals.raw_value, signals.raw_target),
     }

@@ -20,7 +20,16 @@ from rollmill.algorithms.optimisers import Annealing, Optimiser, advanced, desce
 from rollmill.algorithms.reports import MOMENTS, value_moments
 from rollmill.algorithms.returns import bootstrap_values, generalised_advantages
 from rollmill.core.types import Key, Memory
-from rollmill.dataflow import Batch, Hyperparameters, MeanGradients, Metrics, Reduce, Step, Trajectory
+from rollmill.dataflow import (
+    Batch,
+    Hyperparameters,
+    MeanGradients,
+    Metrics,
+    Reduce,
+    SequenceGradients,
+    Step,
+    Trajectory,
+)
 from rollmill.envs import RunningStatistics, initial_statistics, merge_moments, scale, update_statistics
 from rollmill.networks import Output
 
@@ -256,10 +265,17 @@ def unconditioned(minibatch: Batch, reduce: Reduce) -> Batch:
     return minibatch
 
 
-def mean_gradients(policy: NetworkPolicy, loss: SampleLoss, config: Any) -> MeanGradients:
+def mean_gradients(policy: NetworkPolicy, loss: SampleLoss, config: Any) -> MeanGradients | SequenceGradients:
     """Gradients of the mean loss over a minibatch, with respect to the network's weights."""
-    loss_of_one = _sequence_loss if policy.recurrent else _sample_loss
-    return MeanGradients(partial(loss_of_one, policy, loss, config), lambda learner: learner.weights.network)
+    network = lambda learner: learner.weights.network
+    if not policy.recurrent:
+        return MeanGradients(partial(_sample_loss, policy, loss, config), network)
+    return SequenceGradients(
+        partial(_recurrent_step, policy, loss, config),
+        loss=lambda learner, sample, constants, loss_and_metrics: loss_and_metrics,
+        network=network,
+        start_memory=lambda memory: memory,
+    )
 
 
 def _sample_loss(
@@ -275,26 +291,20 @@ def _sample_loss(
     return loss(config, sample, policy.forward(weights, memory, sample.observation, sample.action_mask))
 
 
-def _sequence_loss(
+def _recurrent_step(
     policy: NetworkPolicy,
     loss: SampleLoss,
     config: Any,
     network: PyTree[Array],
     learner: ActorCriticLearner,
-    samples: TrainingSamples,
-    start_memory: Memory,
-) -> tuple[Float[Array, ""], Metrics]:
-    """Mean loss of one environment's sequence `[T, ...]`, carrying the memory from step to step."""
-    weights, reset_memory = replace(learner.weights, network=network), policy.start_memory()
-    config = current(config, numbers_now(learner))
-
-    def step(memory, sample):
-        memory = jax.tree.map(partial(jnp.where, sample.begins), reset_memory, memory)
-        output = policy.forward(weights, memory, sample.observation, sample.action_mask)
-        return output.memory, loss(config, sample, output)
-
-    _, losses = jax.lax.scan(step, start_memory, samples)
-    return jax.tree.map(jnp.mean, losses)
+    memory: Memory,
+    sample: TrainingSamples,
+) -> tuple[Memory, tuple[Float[Array, ""], Metrics]]:
+    """Memory after a step of one environment, and the loss of the step."""
+    weights, config = replace(learner.weights, network=network), current(config, numbers_now(learner))
+    memory = jax.tree.map(partial(jnp.where, sample.begins), policy.start_memory(), memory)
+    output = policy.forward(weights, memory, sample.observation, sample.action_mask)
+    return output.memory, loss(config, sample, output)
 
 
 def update(

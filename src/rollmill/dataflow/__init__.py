@@ -24,7 +24,14 @@ from rollmill.dataflow.fingerprint import (
     start_digest,
 )
 from rollmill.dataflow.flow import Flow, StepReply, StepRequest, flow
-from rollmill.dataflow.gradients import ElementwiseUpdate, LossOfOne, MeanGradients, UnfusedPolicy
+from rollmill.dataflow.gradients import (
+    ElementwiseUpdate,
+    LossOfOne,
+    MeanGradients,
+    SequenceGradients,
+    UnfusedPolicy,
+    Unrolled,
+)
 from rollmill.dataflow.graph import (
     ActionMask,
     Batch,
@@ -107,6 +114,7 @@ from rollmill.dataflow.shuffle import permutation
 
 __all__ = [
     "Sequence",
+    "SequenceGradients",
     "SequenceReplay",
     "empty_experience",
     "ExperienceStore",
@@ -233,4 +241,5 @@ __all__ = [
     "with_remote_environment",
     "with_remote_update",
     "UnfusedPolicy",
+    "Unrolled",
 ]

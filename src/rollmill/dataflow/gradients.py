@@ -1,12 +1,12 @@
 """Fragments with structure that the compiler can use, and policies that it cannot compile.
 
-Shape letters: `N` samples, or sequences, of a minibatch.
+Shape letters: `N` samples, or sequences, of a minibatch; `T` steps of a sequence.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -46,6 +46,98 @@ class MeanGradients:
         loss = jax.value_and_grad(self.loss, has_aux=True)
         (total, metrics), slopes = loss(self.network(learner), learner, sample, sequence)
         return slopes, {"losses/total": total, **metrics}
+
+
+class Unrolled(NamedTuple):
+    """Results of all steps of a minibatch of sequences, with leaves `[N, T, ...]`."""
+
+    before: PyTree[Array]
+    """Memory before each step."""
+    after: PyTree[Array]
+    """Memory after each step."""
+    outputs: PyTree[Array]
+
+
+@dataclass(frozen=True)
+class SequenceGradients:
+    """Fragment `gradients` of an algorithm with a loss that is a mean over the steps of sequences.
+
+    The loss of a step depends on the steps before it through a memory. All else that it knows of the sequence is
+    constants without gradients, such as the targets of V-trace.
+    """
+
+    step: Callable[..., tuple[PyTree[Array], PyTree[Array]]]
+    """`(network, learner, memory, sample) -> (memory, outputs)` of ONE step."""
+    loss: Callable[..., tuple[Float[Array, ""], Metrics]]
+    """`(learner, sample, constants, outputs) -> (loss, metrics)` of ONE step."""
+    network: Callable[[Learner], PyTree[Array]]
+    """Returns the part of the learner to differentiate with respect to."""
+    start_memory: Callable[[PyTree[Array]], PyTree[Array]]
+    """Maps ONE element of a batch's `sequences` to the memory before the first step."""
+    constants: Callable[[Learner, Batch, Unrolled], PyTree[Array]] = lambda learner, minibatch, unrolled: ()
+    """Maps a minibatch of sequences, and the results of its steps, to constants `[N, T, ...]`."""
+    recurrent: bool = True
+    """Whether steps change the memory."""
+
+    def __call__(self, learner: Learner, minibatch: Batch) -> tuple[Weights, Metrics]:
+        """Computes gradients of the mean loss over a minibatch, and metrics."""
+
+        def mean_loss(network: PyTree[Array]) -> tuple[Float[Array, ""], Metrics]:
+            unrolled = self.unroll(network, learner, minibatch)
+            constants = jax.lax.stop_gradient(self.constants(learner, minibatch, unrolled))
+            each = jax.vmap(jax.vmap(partial(self.loss, learner)))
+            return jax.tree.map(jnp.mean, each(minibatch.samples, constants, unrolled.outputs))
+
+        (total, metrics), slopes = jax.value_and_grad(mean_loss, has_aux=True)(self.network(learner))
+        return slopes, {"losses/total": total, **metrics}
+
+    def unroll(self, network: PyTree[Array], learner: Learner, minibatch: Batch) -> Unrolled:
+        """Computes all steps of a minibatch of sequences: by a scan over the memory, or at once without one."""
+        step = partial(self.step, network, learner)
+
+        def scan_step(memory: PyTree[Array], sample: PyTree[Array]) -> tuple[PyTree[Array], Unrolled]:
+            after, outputs = step(memory, sample)
+            return after, Unrolled(memory, after, outputs)
+
+        def unroll_one(samples: PyTree[Array], sequence: PyTree[Array]) -> Unrolled:
+            start = self.start_memory(sequence)
+            if not self.recurrent:
+                return jax.vmap(lambda sample: Unrolled(start, *step(start, sample)))(samples)
+            return jax.lax.scan(scan_step, start, samples)[1]
+
+        return jax.vmap(unroll_one)(minibatch.samples, minibatch.sequences)
+
+    def of_one(
+        self,
+        learner: Learner,
+        slope: PyTree[Array],
+        sample: PyTree[Array],
+        constants: PyTree[Array],
+        memory: PyTree[Array],
+    ) -> tuple[PyTree[Array], tuple[Weights, Metrics]]:
+        """Computes gradients and metrics of ONE step, from the last step of a sequence to its first.
+
+        Args:
+            learner: learner with the network.
+            slope: gradient of the loss of all later steps with respect to the memory after this one.
+            sample: sample of the step.
+            constants: constants of the step.
+            memory: memory before the step.
+
+        Returns:
+            The gradient with respect to the memory before the step, and gradients and metrics. Their mean over all
+            steps of a minibatch is the result of calling.
+        """
+
+        def loss_from_here(network: PyTree[Array], memory: PyTree[Array]) -> tuple[Float[Array, ""], Any]:
+            after, outputs = self.step(network, learner, memory, sample)
+            total, metrics = self.loss(learner, sample, constants, outputs)
+            later = [jnp.vdot(x, y) for x, y in zip(jax.tree.leaves(slope), jax.tree.leaves(after), strict=True)]
+            return sum(later, start=total), (total, metrics)
+
+        of_both = jax.grad(loss_from_here, argnums=(0, 1), has_aux=True)
+        (slopes, before), (total, metrics) = of_both(self.network(learner), memory)
+        return before, (slopes, {"losses/total": total, **metrics})
 
 
 @dataclass(frozen=True)

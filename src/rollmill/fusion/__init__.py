@@ -55,7 +55,12 @@ if TYPE_CHECKING:
     from rollmill.fusion.lower.function import LoweredFunction, lower_function
     from rollmill.fusion.lower.prologue import Prologue, UniformArrays
     from rollmill.fusion.lower.rules import register_rule
-    from rollmill.fusion.tune.search import minibatch_loop_search, rollout_search, rollouts_in_a_row
+    from rollmill.fusion.tune.search import (
+        minibatch_loop_search,
+        num_kernel_rows,
+        rollout_search,
+        rollouts_in_a_row,
+    )
     from rollmill.fusion.tune.timing import Search, Tuned, compile_candidates, fastest, seconds_of_call
 
 __all__ = [
@@ -101,6 +106,7 @@ __all__ = [
     "lower_rollout",
     "machine_code",
     "minibatch_loop_search",
+    "num_kernel_rows",
     "one_shot_mean",
     "pressure_of",
     "pressure_of_rollout",
@@ -143,7 +149,7 @@ _MODULES = {
     "rollmill.fusion.lower.function": "LoweredFunction lower_function",
     "rollmill.fusion.lower.prologue": "Prologue UniformArrays",
     "rollmill.fusion.lower.rules": "register_rule",
-    "rollmill.fusion.tune.search": "minibatch_loop_search rollout_search rollouts_in_a_row",
+    "rollmill.fusion.tune.search": "minibatch_loop_search num_kernel_rows rollout_search rollouts_in_a_row",
     "rollmill.fusion.tune.timing": "Search Tuned compile_candidates fastest seconds_of_call",
 }
 __getattr__, __dir__ = lazy_names(__name__, _MODULES)

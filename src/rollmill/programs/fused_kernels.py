@@ -27,6 +27,7 @@ from rollmill.fusion import (
     lower_gradients,
     lower_rollout,
     minibatch_loop_search,
+    num_kernel_rows,
     pressure_of,
     rollout_search,
 )
@@ -224,8 +225,10 @@ class _Chooser:
 
     def _gradient_candidates(self) -> "_Candidates":
         step = lower_gradients(self.graph)
-        num_samples = jax.eval_shape(self._epoch, self._example_shapes)[2].shape[1]
-        launches = self.backend.gradients.launches(num_samples, self.place.device)
+        shapes = jax.eval_shape(self._epoch, self._example_shapes)
+        launches = self.backend.gradients.launches(
+            num_kernel_rows(self.graph, step, *shapes), self.place.device, by_step=bool(step.carried)
+        )
         return _Candidates(step, self._launch("gradients", launches, partial(self._tune_gradients, step)))
 
     def _check_pressure(self, pressure: Pressure) -> None:

@@ -26,9 +26,9 @@ class KernelKind(NamedTuple):
     `(step, minibatch)` of `kernels.gradients.Run`. Shapes of arrays are enough to write or to compile a kernel.
     """
 
-    launches: Callable[[int, Any], Sequence[AnyLaunch]]
+    launches: Callable[..., Sequence[AnyLaunch]]
     """Launches that are worth trying. Of rollouts: by the number of environments, which GPUs ignore, and of nodes
-    of a step; of gradients: by the number of samples and the device."""
+    of a step; of gradients: by the number of samples, or of sequences where `by_step`, and the device."""
     run: Callable[..., Any]
     """`(launch, lanes=1)`: the function that computes a task with it, inside `jax.vmap` over several lanes."""
     share: Callable[[AnyLaunch, int], AnyLaunch]

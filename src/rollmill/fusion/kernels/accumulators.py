@@ -5,6 +5,7 @@ single numbers are skinny, and lie on the left of a tile beside others that are 
 of that row is its product with one. Shape letters: `N` samples, `I` and `O` rows and columns of a tile.
 """
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -25,8 +26,15 @@ class TilePart(NamedTuple):
     first_row: int
     rows: int
     columns: int
+    stride: int
+    """Numbers from a row of the result to the next."""
     turned: bool = False
     """Whether it is the transposed result."""
+
+    @property
+    def strides(self) -> tuple[int, int]:
+        """Numbers of the result from a row of the part, and from a column, to the next."""
+        return (1, self.stride) if self.turned else (self.stride, 1)
 
 
 class TileTerm(NamedTuple):
@@ -83,21 +91,31 @@ def accumulators_of(sums: Sequence[Sum], outputs: Sequence[Node]) -> Accumulator
     computed = [(offset, each) for offset, each in zip(offsets, sums, strict=True) if each.is_computed]
     for offset, each in computed:
         if each.pairs:
-            tiles.add_products(
-                offset, [TileTerm(_side(left, outputs), _side(right, outputs)) for left, right in each.pairs]
-            )
+            _add_blocks(tiles, offset, each, outputs)
     for offset, each in computed:
-        if (leaf := each.leaf) is None:
-            continue
-        nodes = [outputs[place] for place in leaf.places]
-        if leaf.width is None:
-            numbers += [(offset + n, node) for n, node in enumerate(nodes)]
-        else:
-            for n, node in enumerate(nodes):
+        for leaf in each.leaves:
+            nodes = [outputs[place] for place in leaf.places]
+            if leaf.width is None:
+                numbers += [(offset + n, node) for n, node in enumerate(nodes)]
+            for n, node in enumerate(nodes if leaf.width is not None else ()):
                 # After all products: by then there may be a tile with this row on its right, which a one is added
                 # to.
                 tiles.add_row(offset + n * (leaf.width or 0), node)
+            offset += math.prod(leaf.shape)
     return Accumulators(tiles.tiles, numbers, size)
+
+
+def _add_blocks(tiles: "_Tiles", offset: int, each: Sum, outputs: Sequence[Node]) -> None:
+    """Adds a sum of products block by block: vectors of several leaves have a block for each pair of leaves."""
+    stride, (left, right) = each.shape[1], each.pairs[0]
+    row = 0
+    for i, above in enumerate(left):
+        column = 0
+        for j, beside in enumerate(right):
+            terms = [TileTerm(_side(pair.left[i], outputs), _side(pair.right[j], outputs)) for pair in each.pairs]
+            tiles.add_products(offset + row * stride + column, terms, stride)
+            column += beside.shape[0]
+        row += above.shape[0]
 
 
 def is_row(side: Side) -> bool:
@@ -119,8 +137,11 @@ class _Tiles:
     def __init__(self) -> None:
         self.tiles: list[Tile] = []
 
-    def add_products(self, offset: int, terms: Sequence[TileTerm]) -> None:
-        """Adds a sum of outer products of two sides; skinny sides share a tile with others."""
+    def add_products(self, offset: int, terms: Sequence[TileTerm], stride: int) -> None:
+        """Adds a sum of outer products of two sides; skinny sides share a tile with others.
+
+        `stride` is the distance between two rows of the result.
+        """
         # Numbers go to the left, where they can share a tile with others; the result is then transposed when
         # stored.
         turned = any(is_row(left) for left, _ in terms) and not any(is_row(right) for _, right in terms)
@@ -132,18 +153,18 @@ class _Tiles:
             # does both.
             alike = [own.right for own in tile.terms] == [term.right for term in terms]
             if alike and all(_fits(own.left, term.left) for own, term in zip(tile.terms, terms, strict=True)):
-                part = TilePart(offset, tile.rows, rows, columns, turned)
+                part = TilePart(offset, tile.rows, rows, columns, stride, turned)
                 beside = [
                     TileTerm((*own.left, *term.left), own.right)
                     for own, term in zip(tile.terms, terms, strict=True)
                 ]
                 self.tiles[n] = Tile(beside, [*tile.parts, part])
                 return
-        self.tiles.append(Tile(list(terms), [TilePart(offset, 0, rows, columns, turned)]))
+        self.tiles.append(Tile(list(terms), [TilePart(offset, 0, rows, columns, stride, turned)]))
 
     def add_row(self, offset: int, row: Node) -> None:
         """Adds the sum of a row: its product with one."""
-        self.add_products(offset, [TileTerm((None,), (row,))])
+        self.add_products(offset, [TileTerm((None,), (row,))], row.width or 1)
 
 
 def _fits(side: Side, more: Side) -> bool:

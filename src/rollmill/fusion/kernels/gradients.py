@@ -3,7 +3,12 @@
 It computes what an algorithm's fragment `gradients` computes, from the same loss of one sample. Samples are read
 where they lie in the batch, in the order of the shuffle: no shuffled batch is written.
 
-Shape letters: `R` samples of a batch, `N` of a minibatch, `P` programs of a kernel.
+Losses of sequences are sums over steps. Memories, and constants such as the targets of V-trace, are computed
+before the kernel, forward along time. Then steps without a memory are samples like any other; those with one are
+taken from the last to the first, and carry the gradient with respect to the memory.
+
+Shape letters: `R` samples of a batch, `E` sequences of it, `T` steps of each, `N` samples, or sequences, of a
+minibatch, `M` minibatches of an epoch.
 """
 
 from collections.abc import Callable
@@ -25,6 +30,7 @@ from rollmill.dataflow import (
     Metrics,
     Packed,
     Reduce,
+    SequenceGradients,
     State,
     Weights,
     collect,
@@ -33,13 +39,13 @@ from rollmill.dataflow import (
     prepare,
     start,
 )
-from rollmill.fusion.ir import Program, evaluate
-from rollmill.fusion.kernels.leaves import Leaf, each_struct, input_leaves, to_raw
+from rollmill.fusion.ir import Node, Program, evaluate
+from rollmill.fusion.kernels.leaves import Leaf, each_struct, input_leaves, leaves_of_outputs, to_raw
 from rollmill.fusion.kernels.sums import Sum, mean_of, sums_of
 from rollmill.fusion.kernels.vector import Vector
 from rollmill.fusion.lower.function import LoweredFunction, lower_function
 from rollmill.fusion.lower.prologue import Prologue, UniformArrays
-from rollmill.fusion.lower.values import is_output
+from rollmill.fusion.lower.values import Output, is_output
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -48,9 +54,15 @@ class GradientStep:
 
     lowered: LoweredFunction
     sample: list[Leaf]
-    """The sample's leaves, with their places among the inputs."""
+    """The sample's leaves, with their places among the inputs; of a sequence's step, with constants and memory."""
     sums: list[Sum]
     """Results that are summed over samples: gradients, then metrics."""
+    results: PyTree[Output]
+    """The summed results in their structure."""
+    carried: list[Leaf]
+    """Leaves that the step after this one hands back, with their places among the inputs; zero after the last."""
+    handed_back: list[Leaf]
+    """The same leaves for the step before, with their places among the outputs."""
 
     def __repr__(self) -> str:
         return f"GradientStep({self.lowered})"
@@ -59,6 +71,13 @@ class GradientStep:
     def program(self) -> Program:
         """The program of one sample."""
         return self.lowered.program
+
+    @property
+    def handed_on(self) -> dict[int, Node]:
+        """The nodes that are handed back, by the places of the inputs that they become."""
+        pairs = zip(self.carried, self.handed_back, strict=True)
+        places = [pair for one, other in pairs for pair in zip(one.places, other.places, strict=True)]
+        return {place: self.program.outputs[output] for place, output in places}
 
     @property
     def prologue(self) -> Prologue:
@@ -72,7 +91,17 @@ class Shuffled(NamedTuple):
     rows: UInt32[Array, "*epochs M N"]
     """Rows of each minibatch."""
     conditioned: dict[int, Array]
-    """Leaves `[*epochs, M, N, ...]` that were changed with regard to a whole minibatch, by their number."""
+    """Leaves `[*epochs, M, N, ...]` that were changed with regard to a whole minibatch, by their number; those of
+    sequences are `[*epochs, M, T, N, ...]`."""
+
+
+class PackedBatch(NamedTuple):
+    """A batch, laid out to be read by kernels."""
+
+    packed: Packed
+    """All samples."""
+    sequences: PyTree[Array]
+    """Leaves `[E, ...]` that belong to whole sequences."""
 
 
 class Minibatch(NamedTuple):
@@ -87,11 +116,23 @@ class Minibatch(NamedTuple):
     """Arrays that the program of a sample reads."""
     vector: Vector | None = None
     """The network, where it is held as one vector."""
+    turns: int = 1
+    """Steps of a sequence that are taken one after the other; rows are sequences then."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of each minibatch: samples, or sequences with a memory."""
+        return self.shuffled.rows.shape[-1]
 
     @property
     def num_samples(self) -> int:
         """Samples of each minibatch."""
-        return self.shuffled.rows.shape[-1]
+        return self.num_rows * self.turns
+
+    @property
+    def stride(self) -> int:
+        """Rows of the table from a step of a sequence to the next."""
+        return len(self.packed.table) // self.turns
 
 
 def lower_gradients(graph: Graph) -> GradientStep:
@@ -100,37 +141,85 @@ def lower_gradients(graph: Graph) -> GradientStep:
     Raises:
         CannotFuse: what no kernel can compute, with the line where it stands.
     """
-    mean_gradients(graph)  # refuses what has no batch
+    kernel_gradients(graph)  # refuses what has no batch
     index = jax.ShapeDtypeStruct((graph.loops.num_envs,), jnp.int32)
     begin = lambda key, index: first_batch(graph, start(graph, key, index))
     learner, batch = jax.eval_shape(begin, jax.random.key(0), index)
-    return gradient_step(graph, learner, each_struct(jax.eval_shape(flat_samples, batch)))
+    return gradient_step(
+        graph, learner, each_struct(jax.eval_shape(flat_samples, batch)), each_struct(batch.sequences)
+    )
 
 
-def gradient_step(graph: Graph, learner: PyTree[Any], sample: PyTree[jax.ShapeDtypeStruct]) -> GradientStep:
-    """The program of one sample.
+def gradient_step(
+    graph: Graph,
+    learner: PyTree[Any],
+    sample: PyTree[jax.ShapeDtypeStruct],
+    sequence: PyTree[jax.ShapeDtypeStruct] = (),
+) -> GradientStep:
+    """The program of one sample, or of one step of a sequence.
 
     Args:
         graph: what is trained.
         learner: shapes of the learner, or arrays of these shapes.
         sample: shapes of ONE sample.
+        sequence: shapes of what belongs to ONE whole sequence.
 
     Raises:
         CannotFuse: what no kernel can compute, with the line where it stands.
     """
-    gradients = mean_gradients(graph)
-    if graph.loops.cut != "samples":
-        raise CannotFuse("whole sequences are learned from, as recurrent networks do.")
+    gradients = kernel_gradients(graph)
+    if isinstance(gradients, SequenceGradients):
+        return _sequence_step(gradients, learner, sample, sequence)
     lowered = lower_function(gradients.of_one, (sample,), (learner,), summed=True)
-    return GradientStep(lowered, input_leaves(lowered.program, to_raw(sample)), sums_of(lowered))
+    leaves = input_leaves(lowered.program, to_raw(sample))
+    return GradientStep(lowered, leaves, sums_of(lowered.outputs), lowered.outputs, [], [])
 
 
-def mean_gradients(graph: Graph) -> MeanGradients:
-    """The graph's gradients, where they are a mean over samples.
+def _sequence_step(
+    gradients: SequenceGradients, learner: PyTree[Any], sample: PyTree[Any], sequence: PyTree[Any]
+) -> GradientStep:
+    one = lambda tree: jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, 1, *leaf.shape), leaf.dtype), tree)
+    each = Batch(
+        one(sample), jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), sequence)
+    )
+    constants, memory = jax.eval_shape(partial(_ahead, gradients), learner, each)
+    inside = each_struct(each_struct((constants, memory)))
+    slope = inside[1]
+    if not all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(slope)):
+        raise CannotFuse(
+            "the memory of the policy is not of float32, and gradients of other memories are not carried."
+        )
+    step = lambda learner, slope, sample, ahead: gradients.of_one(learner, slope, sample, *ahead)
+    lowered = lower_function(step, (slope, sample, inside), (learner,), carried=True, summed=True)
+    carried = len(jax.tree.leaves(slope))
+    leaves = input_leaves(lowered.program, to_raw((slope, sample, inside)))
+    back, results = lowered.outputs
+    handed_back = leaves_of_outputs(back)
+    sums = sums_of(results, first=sum(len(leaf.places) for leaf in handed_back))
+    return GradientStep(lowered, leaves[carried:], sums, results, leaves[:carried], handed_back)
+
+
+def _ahead(
+    gradients: SequenceGradients, learner: Learner, minibatch: Batch
+) -> tuple[PyTree[Array], PyTree[Array]]:
+    """Constants and memories of all steps, `[N, T, ...]`, computed forward along time."""
+    unrolled = gradients.unroll(gradients.network(learner), learner, minibatch)
+    return gradients.constants(learner, minibatch, unrolled), unrolled.before if gradients.recurrent else ()
+
+
+def kernel_gradients(graph: Graph) -> MeanGradients | SequenceGradients:
+    """The graph's gradients, where they are a mean over samples, or over the steps of sequences.
 
     Raises:
         CannotFuse: they are none.
     """
+    if isinstance(graph.gradients, SequenceGradients) and graph.replay is None:
+        return graph.gradients
+    if graph.loops.cut != "samples":
+        raise CannotFuse(
+            "whole sequences are learned from, and kernels take those of a rollout, step by step "
+            "(rollmill.dataflow.SequenceGradients)."
+        )
     if not isinstance(graph.gradients, MeanGradients):
         raise CannotFuse(
             f"{graph.settings['algorithm']} gives the gradients of a whole minibatch, and kernels are made of "
@@ -170,23 +259,65 @@ Run: TypeAlias = Callable[[GradientStep, Minibatch], Float[Array, " size"]]
 """The means over a minibatch of a step's results that are computed, one after the other."""
 
 
-def shuffle_samples(graph: Graph, packed: Packed, rows: UInt32[Array, "epochs M N"], reduce: Reduce) -> Shuffled:
+def pack_batch(batch: Batch) -> PackedBatch:
+    """Lays out a batch to be read by kernels."""
+    return PackedBatch(pack(flat_samples(batch)), batch.sequences)
+
+
+def shuffle_samples(
+    graph: Graph, batch: PackedBatch, rows: UInt32[Array, "epochs M N"], reduce: Reduce
+) -> Shuffled:
     """Returns the rows of all epochs, with the leaves that conditioning a minibatch changes."""
-    condition = partial(_conditioned_leaves, graph, packed.samples, reduce=reduce)
+    condition = partial(_conditioned_leaves, graph, batch, reduce=reduce)
     return Shuffled(rows, jax.vmap(jax.vmap(condition))(rows))
+
+
+def minibatch_of(
+    graph: Graph,
+    step: GradientStep,
+    learner: Learner,
+    batch: PackedBatch,
+    shuffled: Shuffled,
+    number: Int[Array, ""],
+    vector: Vector | None = None,
+) -> Minibatch:
+    """Returns a minibatch as kernels take it. Of sequences, it computes what lies ahead of a kernel."""
+    gradients, uniforms = kernel_gradients(graph), step.prologue(learner)
+    if not isinstance(gradients, SequenceGradients):
+        return Minibatch(number, batch.packed, shuffled, uniforms, vector)
+    num_steps, packed, rows = graph.loops.num_steps, batch.packed, shuffled.rows[number]
+    width = len(packed.table) // num_steps
+    places = rows[None] + jnp.arange(num_steps, dtype=jnp.uint32)[:, None] * jnp.uint32(width)
+    by_step = jax.tree.map(
+        lambda leaf: leaf.reshape(num_steps, len(rows), *leaf.shape[1:]), packed.take(places.reshape(-1))
+    )
+    sequences = jax.tree.map(lambda leaf: leaf[rows], batch.sequences)
+    ahead = _ahead(gradients, learner, Batch(_swapped(by_step), sequences))
+    leaves = {n: leaf[number] for n, leaf in shuffled.conditioned.items()}
+    leaves |= dict(enumerate(jax.tree.leaves(_swapped(ahead)), start=len(packed.leaves)))
+    if gradients.recurrent:
+        own = Shuffled(rows[None], {n: leaf[None] for n, leaf in leaves.items()})
+        return Minibatch(jnp.int32(0), packed, own, uniforms, vector, turns=num_steps)
+    flat = {n: leaf.reshape(1, leaf.shape[0] * leaf.shape[1], *leaf.shape[2:]) for n, leaf in leaves.items()}
+    return Minibatch(jnp.int32(0), packed, Shuffled(places.reshape(1, -1), flat), uniforms, vector)
+
+
+def _swapped(tree: PyTree[Array]) -> PyTree[Array]:
+    return jax.tree.map(lambda leaf: leaf.swapaxes(0, 1), tree)
 
 
 def fused_gradients(
     graph: Graph, batch: Batch, reduce: Reduce, *, run: Run, step: GradientStep | None = None
 ) -> Callable[[Learner, UInt32[Array, " N"]], tuple[Weights, Metrics]]:
     """Computes `dataflow.gradients_of_rows` by `run`; the graph's `step` is lowered here where it is left out."""
-    packed = pack(flat_samples(batch))
+    own = pack_batch(batch)
 
     def gradients(learner: Learner, rows: UInt32[Array, " N"]) -> tuple[Weights, Metrics]:
-        known = step or gradient_step(graph, learner, each_struct(packed.samples))
-        only = jax.tree.map(lambda leaf: leaf[0], shuffle_samples(graph, packed, rows[None, None], reduce))
-        uniforms = known.prologue(learner)
-        return results_of(known, uniforms, run(known, Minibatch(jnp.int32(0), packed, only, uniforms)))
+        structs = each_struct(own.packed.samples), each_struct(own.sequences)
+        known = step or gradient_step(graph, learner, *structs)
+        only = jax.tree.map(lambda leaf: leaf[0], shuffle_samples(graph, own, rows[None, None], reduce))
+        minibatch = minibatch_of(graph, known, learner, own, only, jnp.int32(0))
+        return results_of(known, minibatch.uniforms, run(known, minibatch))
 
     return gradients
 
@@ -200,33 +331,53 @@ def results_of(
         if each.is_computed:
             results.append(means[first : first + each.size].reshape(each.shape).astype(each.dtype))
             first += each.size
-        elif each.leaf is not None:
-            results.append(each.leaf.repeated(uniforms))
+        else:
+            results.append(each.leaves[0].repeated(uniforms))
     # Outputs are in the structure of the function's results, so that it need not be traced again for it.
-    structure = jax.tree.structure(step.lowered.outputs, is_leaf=is_output)
+    structure = jax.tree.structure(step.results, is_leaf=is_output)
     return jax.tree.unflatten(structure, results)
 
 
-def _conditioned_leaves(graph: Graph, samples: PyTree[Array], rows: Array, *, reduce: Reduce) -> dict[int, Array]:
+def _conditioned_leaves(graph: Graph, batch: PackedBatch, rows: Array, *, reduce: Reduce) -> dict[int, Array]:
     """The leaves that conditioning a minibatch changes; the others are not even read for it."""
-    taken = jax.tree.map(lambda leaf: leaf[rows], samples)
-    conditioned = graph.condition(Batch(taken), reduce).samples
+    by_sequence = graph.loops.cut == "sequences"
+    of_steps = lambda leaf: leaf.reshape(graph.loops.num_steps, -1, *leaf.shape[1:])[:, rows].swapaxes(0, 1)
+    taken = jax.tree.map(of_steps if by_sequence else lambda leaf: leaf[rows], batch.packed.samples)
+    sequences = jax.tree.map(lambda leaf: leaf[rows], batch.sequences) if by_sequence else ()
+    conditioned = graph.condition(Batch(taken, sequences), reduce).samples
     pairs = zip(jax.tree.leaves(taken), jax.tree.leaves(conditioned), strict=True)
     # By identity: conditioning hands on the leaves that it does not change as they are. What was gathered for
     # those is dead code, and never computed.
-    return {place: after for place, (before, after) in enumerate(pairs) if after is not before}
+    changed = {place: after for place, (before, after) in enumerate(pairs) if after is not before}
+    return _swapped(changed) if by_sequence else changed
 
 
 def run_gradients_reference(
     step: GradientStep, minibatch: Minibatch, *, precision: Any = None
 ) -> Float[Array, " size"]:
-    """All samples at once, by JAX's own functions."""
-    rows, uniforms = minibatch.shuffled.rows[minibatch.number], minibatch.uniforms
-    leaves = to_raw(minibatch.packed.take(rows))
-    for place, leaf in minibatch.shuffled.conditioned.items():
-        leaves[place] = leaf[minibatch.number]
-    inputs = [x for leaf, array in zip(step.sample, leaves, strict=True) for x in leaf.split(array)]
-    outputs = evaluate(step.program, inputs, uniforms.slots, block=len(rows), precision=precision)
+    """All samples at once, by JAX's own functions; those of sequences step after step, from the last."""
+    count, turns, uniforms = minibatch.num_rows, minibatch.turns, minibatch.uniforms
+    rows = minibatch.shuffled.rows[minibatch.number]
     computed = [each for each in step.sums if each.is_computed]
-    means = [mean_of(each, outputs, uniforms, len(rows), precision) for each in computed]
-    return jnp.concatenate([mean.reshape(-1).astype(jnp.float32) for mean in means])
+
+    def take(turn: Int[Array, ""]) -> list[Array]:
+        leaves = dict(
+            enumerate(to_raw(minibatch.packed.take(rows + (turn * minibatch.stride).astype(rows.dtype))))
+        )
+        for place, leaf in minibatch.shuffled.conditioned.items():
+            own = leaf[minibatch.number]
+            leaves[place] = own if turns == 1 else own[turn]
+        return [leaves[place] for place in range(len(leaves))]
+
+    def again(back: list[Array], turn: Int[Array, ""]) -> tuple[list[Array], Array]:
+        pairs = zip([*step.carried, *step.sample], [*back, *take(turn)], strict=True)
+        inputs = [x for leaf, array in pairs for x in leaf.split(array)]
+        outputs = evaluate(step.program, inputs, uniforms.slots, block=count, precision=precision)
+        means = [mean_of(each, outputs, uniforms, count, precision) for each in computed]
+        back = [leaf.join(outputs, uniforms, count) for leaf in step.handed_back]
+        return back, jnp.concatenate([mean.reshape(-1).astype(jnp.float32) for mean in means])
+
+    zeros = [jnp.zeros((count, *leaf.shape), leaf.dtype) for leaf in step.carried]
+    if turns == 1:
+        return again(zeros, jnp.int32(0))[1]
+    return jnp.mean(jax.lax.scan(again, zeros, jnp.arange(turns), reverse=True)[1], axis=0)

@@ -66,13 +66,18 @@ def output_leaves(lowered: LoweredFunction) -> list[list[Leaf]]:
     """The leaves of each output of a function."""
     first, parts = 0, []
     for part in lowered.outputs:
-        leaves = []
-        for value in jax.tree.leaves(part, is_leaf=is_output):
-            leaf = output_leaf(value, first)
-            first += len(leaf.places)
-            leaves.append(leaf)
-        parts.append(leaves)
+        parts.append(leaves_of_outputs(part, first))
+        first += sum(len(leaf.places) for leaf in parts[-1])
     return parts
+
+
+def leaves_of_outputs(part: PyTree[Output], first: int = 0) -> list[Leaf]:
+    """The leaves of results; `first` is the place of their first node among a program's outputs."""
+    leaves = []
+    for value in jax.tree.leaves(part, is_leaf=is_output):
+        leaves.append(output_leaf(value, first))
+        first += len(leaves[-1].places)
+    return leaves
 
 
 def output_leaf(value: Output, first: int) -> Leaf:

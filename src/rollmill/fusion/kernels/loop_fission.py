@@ -4,11 +4,14 @@ An actor and a critic with a torso each would need the registers of both at once
 and a sum of losses is the sum of their sums: so the kernel goes through its samples once for each of them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from rollmill.fusion.ir import Node, Program
 from rollmill.fusion.kernels.accumulators import Accumulators, Tile
+
+NOTHING: Mapping[int, Node] = MappingProxyType({})
 
 CHEAP = ("input", "uniform", "splat", "stack")
 """Rows that cost nothing to have twice."""
@@ -27,6 +30,8 @@ class SampleLoop(NamedTuple):
     tiles: dict[int, Tile]
     """Tiles by their numbers in the accumulators."""
     numbers: list[Node]
+    carried: list[int]
+    """Places of the inputs that it hands from each turn to the next."""
 
 
 class FissionPlan(NamedTuple):
@@ -37,19 +42,27 @@ class FissionPlan(NamedTuple):
     """Offsets in the vector of all results, and the sums that each is made of."""
 
 
-def plan_sample_loops(kept: Accumulators, program: Program) -> FissionPlan:
-    """The loops over the samples that these sums need, and no more."""
+def plan_sample_loops(kept: Accumulators, program: Program, carried: Mapping[int, Node] = NOTHING) -> FissionPlan:
+    """The loops over the samples that these sums need, and no more.
+
+    `carried` has the node that becomes an input in the next turn, by the place of that input.
+    """
     # Integers as sets of bits: programs have tens of rows and tens of thousands of nodes.
-    depends = _products(program)
+    depends = _products(program, [program.inputs[place] for place in carried])
     # Sets of rows, as bits, that are disjoint: sums that need a row of the same set are gathered in one loop.
     parts: list[int] = []
+    handed = {place: depends[program.inputs[place]] | depends[node] for place, node in carried.items()}
+    for bits in handed.values():
+        parts = _joined(parts, bits)
     for tile in kept.tiles:
         parts = _joined(parts, _of_tile(tile, depends))
     terms = {node: _terms(Term(1.0, node), parts, depends) for _, node in kept.numbers}
     for each in terms.values():
         for term in each:
             parts = _joined(parts, depends[term.node])
-    loops = [SampleLoop({}, []) for _ in parts or [0]]
+    loops = [SampleLoop({}, [], []) for _ in parts or [0]]
+    for place, bits in handed.items():
+        loops[_part(parts, bits)].carried.append(place)
     for n, tile in enumerate(kept.tiles):
         loops[_part(parts, _of_tile(tile, depends))].tiles[n] = tile
     for node in dict.fromkeys(term.node for each in terms.values() for term in each):
@@ -57,17 +70,18 @@ def plan_sample_loops(kept: Accumulators, program: Program) -> FissionPlan:
     return FissionPlan(loops, [(offset, terms[node]) for offset, node in kept.numbers])
 
 
-def _products(program: Program) -> dict[Node, int]:
-    """The rows that each node is computed from, one bit for each row of the program."""
+def _products(program: Program, carried: Sequence[Node]) -> dict[Node, int]:
+    """The rows, and carried inputs, that each node is computed from, one bit for each of them."""
     rows: dict[Node, int] = {}
     count = 0
-    for node in program.nodes():
+    first = set(carried)
+    for node in dict.fromkeys([*carried, *program.nodes()]):
         bits = 0
         for operand in node.operands:
             bits |= rows[operand]
         # Only rows matter: they are what fills the registers. Scalars that several loops need are computed in
         # each.
-        if node.width is not None and node.op not in CHEAP:
+        if node in first or (node.width is not None and node.op not in CHEAP):
             bits |= 1 << count
             count += 1
         rows[node] = bits

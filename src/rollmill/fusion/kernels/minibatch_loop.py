@@ -21,21 +21,21 @@ from rollmill.dataflow import (
     Learner,
     Metrics,
     MinibatchLoop,
-    Packed,
     Reduce,
     Weights,
-    flat_samples,
     gradient_metrics,
     identity,
-    pack,
 )
 from rollmill.fusion.kernels.gradients import (
     GradientStep,
     Minibatch,
+    PackedBatch,
     Run,
     Shuffled,
+    kernel_gradients,
     lower_gradients,
-    mean_gradients,
+    minibatch_of,
+    pack_batch,
     results_of,
     shuffle_samples,
 )
@@ -60,10 +60,10 @@ def example_minibatch(
     graph: Graph, step: GradientStep, learner: Learner, batch: Batch, rows: UInt32[Array, "M N"]
 ) -> Minibatch:
     """The first minibatch of an epoch, as the loop hands it to a kernel."""
-    packed, carried = pack(flat_samples(batch)), _carried(graph)
+    packed, carried = pack_batch(batch), _carried(graph)
     shuffled = jax.tree.map(lambda leaf: leaf[0], shuffle_samples(graph, packed, rows[None], identity))
     learner, vector = carried.learner(carried.begin(learner))
-    return Minibatch(jnp.int32(0), packed, shuffled, step.prologue(learner), vector)
+    return minibatch_of(graph, step, learner, packed, shuffled, jnp.int32(0), vector)
 
 
 class _Carried(NamedTuple):
@@ -99,15 +99,15 @@ class _OneVector(_Carried):
         return as_vector(tree)
 
     def _network(self, learner: Learner) -> Any:
-        return mean_gradients(self.graph).network(learner)
+        return kernel_gradients(self.graph).network(learner)
 
     def _with_network(self, learner: Learner, network: Any) -> Learner:
-        return eqx.tree_at(mean_gradients(self.graph).network, learner, network)
+        return eqx.tree_at(kernel_gradients(self.graph).network, learner, network)
 
 
 def _network_shapes(graph: Graph) -> PyTree[jax.ShapeDtypeStruct]:
     learner = jax.eval_shape(graph.start_learner, jax.random.key(0))
-    return jax.eval_shape(mean_gradients(graph).network, learner)
+    return jax.eval_shape(kernel_gradients(graph).network, learner)
 
 
 def _carried(graph: Graph) -> _Carried:
@@ -124,26 +124,26 @@ class _FusedLoop:
         self._carried = _carried(graph)
         self.begin = self._carried.begin
 
-    def samples(self, batch: Batch) -> Packed:
-        return pack(flat_samples(batch))
+    def samples(self, batch: Batch) -> PackedBatch:
+        return pack_batch(batch)
 
-    def shuffled(self, packed: Packed, rows: UInt32[Array, "epochs M N"]) -> Shuffled:
+    def shuffled(self, packed: PackedBatch, rows: UInt32[Array, "epochs M N"]) -> Shuffled:
         return shuffle_samples(self._graph, packed, rows, self._reduce)
 
     def minibatch(
-        self, carried: Any, packed: Packed, shuffled: Shuffled, number: Int[Array, ""]
+        self, carried: Any, packed: PackedBatch, shuffled: Shuffled, number: Int[Array, ""]
     ) -> tuple[Any, Metrics]:
         learner, vector = self._carried.learner(carried)
         with traced("gradients"):
-            uniforms = self._step.prologue(learner)
-            means = self._reduce(self._run(self._step, Minibatch(number, packed, shuffled, uniforms, vector)))
-            tree, metrics = results_of(self._step, uniforms, means)
+            minibatch = minibatch_of(self._graph, self._step, learner, packed, shuffled, number, vector)
+            means = self._reduce(self._run(self._step, minibatch))
+            tree, metrics = results_of(self._step, minibatch.uniforms, means)
             gradients = self._carried.gradients(tree)
         with traced("update"):
             advanced = self._graph.update(carried, gradients)
         return advanced, {**metrics, **gradient_metrics(gradients, metrics)}
 
-    def epoch(self, carried: Any, packed: Packed, shuffled: Shuffled) -> tuple[Any, Metrics]:
+    def epoch(self, carried: Any, packed: PackedBatch, shuffled: Shuffled) -> tuple[Any, Metrics]:
         names: list[str] = []
 
         def minibatch_step(carried: Any, number: Int[Array, ""]) -> tuple[Any, Float[Array, " metrics"]]:
@@ -158,7 +158,7 @@ class _FusedLoop:
 
     def drawn(self, carried: Any, minibatch: Batch) -> tuple[Any, Metrics]:
         packed = self.samples(jax.tree.map(lambda leaf: leaf[None], minibatch))
-        rows = jnp.arange(len(packed.table), dtype=jnp.uint32)
+        rows = jnp.arange(len(packed.packed.table), dtype=jnp.uint32)
         shuffled = jax.tree.map(lambda leaf: leaf[0], self.shuffled(packed, rows[None, None]))
         return self.minibatch(carried, packed, shuffled, jnp.int32(0))
 

@@ -12,41 +12,40 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
+from jaxtyping import Array, PyTree
 
-from rollmill.fusion.kernels.leaves import Leaf, output_leaf
-from rollmill.fusion.lower.function import LoweredFunction
+from rollmill.fusion.kernels.leaves import Leaf, leaves_of_outputs
 from rollmill.fusion.lower.prologue import UniformArrays
-from rollmill.fusion.lower.values import OuterProducts, Output, is_output
+from rollmill.fusion.lower.values import Concat, OuterProducts, Output, is_output
 
 
 class LeafPair(NamedTuple):
-    """Two vectors of each sample, which are multiplied."""
+    """Two vectors of each sample, which are multiplied; each is one or more leaves side by side."""
 
-    left: Leaf
-    right: Leaf
+    left: tuple[Leaf, ...]
+    right: tuple[Leaf, ...]
 
 
 class Sum(NamedTuple):
     """One result: the sum over samples of an array, or of outer products of vectors."""
 
-    leaf: Leaf | None
-    """The array, or None for products."""
+    leaves: tuple[Leaf, ...]
+    """The array, or parts of a vector side by side; none for products."""
     pairs: tuple[LeafPair, ...] = ()
     """Vectors of the products, which are added."""
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the result."""
-        if self.leaf is not None:
-            return self.leaf.shape
-        left, right = self.pairs[0]
-        return (*left.shape, *right.shape)
+        if len(self.leaves) == 1:
+            return self.leaves[0].shape
+        sides = [self.leaves] if self.leaves else self.pairs[0]
+        return tuple(sum(leaf.shape[0] for leaf in side) for side in sides)
 
     @property
     def dtype(self) -> np.dtype:
         """The type of the result."""
-        return self.leaf.dtype if self.leaf is not None else self.pairs[0].left.dtype
+        return self.leaves[0].dtype if self.leaves else self.pairs[0].left[0].dtype
 
     @property
     def size(self) -> int:
@@ -56,48 +55,57 @@ class Sum(NamedTuple):
     @property
     def is_computed(self) -> bool:
         """Whether a program computes it; it is the same for all samples otherwise."""
-        return self.leaf is None or bool(self.leaf.places)
+        return not self.leaves or bool(self.leaves[0].places)
 
 
-def sums_of(lowered: LoweredFunction) -> list[Sum]:
-    """The results of a function that was lowered to be summed, leaf by leaf."""
-    first, sums = 0, []
-    for value in jax.tree.leaves(lowered.outputs, is_leaf=is_output):
+def sums_of(results: PyTree[Output], first: int = 0) -> list[Sum]:
+    """The sums of results, leaf by leaf; `first` is the place of their first node among a program's outputs."""
+    sums = []
+    for value in jax.tree.leaves(results, is_leaf=is_output):
         sums.append(_sum(value, first))
         first += sum(len(leaf.places) for leaf in _leaves(sums[-1]))
     return sums
 
 
 def _leaves(each: Sum) -> list[Leaf]:
-    return [leaf for pair in each.pairs for leaf in pair] if each.leaf is None else [each.leaf]
+    return [*each.leaves, *(leaf for pair in each.pairs for side in pair for leaf in side)]
 
 
 def _sum(value: Output, first: int) -> Sum:
     if not isinstance(value, OuterProducts):
-        return Sum(output_leaf(value, first))
+        return Sum(_side_by_side(value, first))
     pairs = []
     # Outputs follow each other: the left side of a product, then its right one.
     for pair in value.pairs:
-        # Both sides were given a layout when they became outputs: they are nodes, or constants.
-        sides: Any = pair
-        left = output_leaf(sides[0], first)
-        right = output_leaf(sides[1], first + len(left.places))
-        first += len(left.places) + len(right.places)
-        pairs.append(LeafPair(left, right))
-    return Sum(None, tuple(pairs))
+        sides = []
+        for side in pair:
+            sides.append(_side_by_side(side, first))
+            first += sum(len(leaf.places) for leaf in sides[-1])
+        pairs.append(LeafPair(*sides))
+    return Sum((), tuple(pairs))
+
+
+def _side_by_side(value: Any, first: int) -> tuple[Leaf, ...]:
+    # Parts were given a layout when they became outputs: they are nodes, or constants.
+    return tuple(leaves_of_outputs(value.parts if isinstance(value, Concat) else [value], first))
 
 
 def mean_of(
     each: Sum, outputs: Sequence[Array], uniforms: UniformArrays, num_samples: int, precision: Any
 ) -> Array:
     """The mean over samples, from a program's outputs for all of them: the reference for kernels."""
-    if each.leaf is not None:
-        if not each.is_computed:
-            return each.leaf.repeated(uniforms)
-        return jnp.mean(each.leaf.join(outputs, uniforms, num_samples), axis=0)
+    if not each.is_computed:
+        return each.leaves[0].repeated(uniforms)
+
+    def join(side: Sequence[Leaf]) -> Array:
+        parts = [leaf.join(outputs, uniforms, num_samples) for leaf in side]
+        return jnp.concatenate(parts, axis=-1) if len(parts) > 1 else parts[0]
+
+    if each.leaves:
+        return jnp.mean(join(each.leaves), axis=0)
 
     def product(pair: LeafPair) -> Array:
-        left, right = (leaf.join(outputs, uniforms, num_samples) for leaf in pair)
+        left, right = map(join, pair)
         return jax.lax.dot(left.T, right, precision=precision, preferred_element_type=np.dtype(np.float32))
 
     return functools.reduce(jnp.add, map(product, each.pairs)) / num_samples

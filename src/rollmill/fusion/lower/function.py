@@ -5,6 +5,7 @@ The part that does not depend on the environment becomes the prologue, which com
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -169,7 +170,7 @@ def _with_layout(traced: TracedFunction, assumed: ValueClasses, in_rows: list[bo
     def make(uniform: list[Array]) -> UniformArrays:
         ctx, inputs, values = _stable_layout(traced, assumed, in_rows, uniform)
         arrays: list[Array] = []
-        outputs = [_output(ctx, value, layout, arrays) for value, layout in values]
+        outputs = [_output(ctx, value, layout, arrays, traced.summed) for value, layout in values]
         program = ctx.region.program([node for output in outputs for node in flat_nodes(output)])
         taken = tuple(node for value in inputs for node in flat_nodes(value))
         lowered.append((program._replace(inputs=taken), inputs, outputs))
@@ -274,10 +275,10 @@ def _input(
     return numbers
 
 
-def _output(ctx: Lowering, value: Value, in_rows: bool | None, uniform: list[Array]) -> Output:
+def _output(ctx: Lowering, value: Value, in_rows: bool | None, uniform: list[Array], summed: bool) -> Output:
     """A value as it leaves the program, or the prologue, whose outputs so far are `uniform`.
 
-    `in_rows` says how it must lie, or None that it may lie as it does.
+    `in_rows` says how it must lie, or None that it may lie as it does; a vector that is `summed` may be in parts.
     """
     if 0 in value.shape:
         return Const(np.zeros(value.shape, value.dtype))
@@ -286,11 +287,9 @@ def _output(ctx: Lowering, value: Value, in_rows: bool | None, uniform: list[Arr
             return ctx.rows(value) if in_rows else ctx.scalars(value)
         match value:
             case Concat():
-                return ctx.scalars(value)
-            case OuterProducts(pairs, dtype):
-                return OuterProducts(
-                    tuple(VectorPair(*(_side(ctx, side) for side in pair)) for pair in pairs), dtype
-                )
+                return _side(ctx, value) if summed and len(value.shape) == 1 else ctx.scalars(value)
+            case OuterProducts():
+                return _sides_of(ctx, value)
             case Uniform():
                 uniform.append(ctx.prologue.picked(value))
                 return PrologueOutput(len(uniform) - 1, value.shape, value.dtype)
@@ -299,13 +298,30 @@ def _output(ctx: Lowering, value: Value, in_rows: bool | None, uniform: list[Arr
         raise CannotFuse(f"a result cannot be fused: {error}.") from error
 
 
-def _side(ctx: Lowering, side: Value) -> Const | RowArray | ScalarArray:
+def _sides_of(ctx: Lowering, value: OuterProducts) -> OuterProducts:
+    """A sum of products as it leaves the program: vectors of rows, numbers, or of both side by side."""
+    pairs = [VectorPair(*map(partial(_side, ctx), pair)) for pair in value.pairs]
+    # A result is stored block by block, and the same blocks are added up for all pairs.
+    if len({(_widths(left), _widths(right)) for left, right in pairs}) > 1:
+        whole = lambda side: ctx.scalars(side) if isinstance(side, Concat) else side
+        pairs = [VectorPair(whole(left), whole(right)) for left, right in pairs]
+    return OuterProducts(tuple(pairs), value.dtype)
+
+
+def _side(ctx: Lowering, side: Value) -> Const | RowArray | ScalarArray | Concat:
     """A side of a product of vectors as it leaves the program."""
     if 0 in side.shape:
         return Const(np.zeros(side.shape, side.dtype))
+    if isinstance(side, Concat):
+        return Concat(tuple(_side(ctx, part) for part in side.parts if part.shape[-1]))
     return ctx.rows(side) if _lies_in_rows(side) else ctx.scalars(side)
+
+
+def _widths(side: Value) -> tuple[int, ...]:
+    parts = side.parts if isinstance(side, Concat) else (side,)
+    return tuple(part.shape[-1] for part in parts)
 
 
 def _lies_in_rows(side: Value) -> bool:
     """Whether a side of a product is a row, and not single numbers."""
-    return isinstance(side, RowArray | Concat) or (not isinstance(side, ScalarArray) and side.shape[-1] >= MIN_ROW)
+    return isinstance(side, RowArray) or (not isinstance(side, ScalarArray) and side.shape[-1] >= MIN_ROW)

@@ -162,8 +162,8 @@ class OuterProducts(NamedTuple):
 
 Value: TypeAlias = Const | Uniform | ScalarArray | RowArray | Concat | OuterProducts
 
-Output: TypeAlias = Const | PrologueOutput | ScalarArray | RowArray | OuterProducts
-"""A result of a lowered function."""
+Output: TypeAlias = Const | PrologueOutput | ScalarArray | RowArray | Concat | OuterProducts
+"""A result of a lowered function; only sums over samples are left as a concatenation or as products."""
 
 
 def filled(shape: tuple[int, ...], dtype: Any, make: Callable[[tuple[int, ...]], Any]) -> ScalarArray:

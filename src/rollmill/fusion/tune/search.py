@@ -89,6 +89,13 @@ def rollouts_in_a_row(
     return jax.lax.scan(again, (collector, empty), jax.random.split(key, count))[0]
 
 
+def num_kernel_rows(
+    graph: Graph, step: GradientStep, learner: PyTree[Any], batch: Batch, rows: jax.ShapeDtypeStruct
+) -> int:
+    """Returns the number of samples, or of sequences with a memory, that a gradient kernel is divided into."""
+    return trace_abstractly(partial(example_minibatch, graph, step), learner, batch, rows).num_rows
+
+
 def minibatch_loop_search(
     graph: Graph,
     shapes: tuple[PyTree[jax.ShapeDtypeStruct], Batch, jax.ShapeDtypeStruct],

@@ -67,6 +67,19 @@ def new_variable(writer: BlockWriter, node: Node) -> Any:
     return writer.new_rows(node.width, node.dtype)
 
 
+def clear(writer: BlockWriter, variable: Any) -> None:
+    """Gives a variable of floats the value zero."""
+    emit = writer.emit
+    if not isinstance(variable, Placed):
+        slots, dtype = variable
+        for slot in slots:
+            emit.builder.store(emit.constant(0, dtype), slot)
+        return
+    with emit.loop(writer.block) as sample:
+        for column in range(0, variable.sample_stride, emit.lanes):
+            emit.store(emit.constant(0.0), variable.at(emit, sample, column), variable.dtype)
+
+
 def assign(writer: BlockWriter, variable: Any, value: BlockValue) -> None:
     """Gives a variable a value."""
     if isinstance(variable, Placed):

@@ -1,6 +1,7 @@
 """Sums over the samples of a minibatch as machine code: each program goes through its share, block by block."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import jax
@@ -9,9 +10,9 @@ import numpy as np
 from llvmlite import ir
 
 from rollmill.core.errors import CannotFuse
-from rollmill.fusion.backends.cpu.builder import FLOAT32, INT32, INT64, Value, memory_type
+from rollmill.fusion.backends.cpu.builder import FLOAT32, INT32, INT64, Emitter, Value, memory_type
 from rollmill.fusion.backends.cpu.codegen import CodeWriter
-from rollmill.fusion.backends.cpu.control import BlockValue
+from rollmill.fusion.backends.cpu.control import BlockValue, assign_all, clear, new_variable, read
 from rollmill.fusion.backends.cpu.ffi import NativeKernel, new_program
 from rollmill.fusion.backends.cpu.launch import CodeLaunch
 from rollmill.fusion.backends.cpu.memory import ALIGNMENT, Matrix, Placed, Scratch, gathered, pack, padded
@@ -78,18 +79,25 @@ def gradient_code(
     writer = CodeWriter(emit, Scratch(emit, base), uniforms, block=block, room=own.accumulators)
     sums = _BlockSums(writer, step)
     sums.begin()
-    batch = _SampleLoads(writer, pointers, minibatch_number, minibatch.num_samples)
+    batch = _SampleLoads(writer, pointers, minibatch_number, minibatch)
+    back = [new_variable(writer, step.program.inputs[place]) for leaf in step.carried for place in leaf.places]
     needed = {node for node in step.program.nodes() if node.op == "input"}
     # Programs take blocks by turns, each in a fixed order: its sum is the same whichever core computes it.
     first = emit.builder.add(emit.builder.mul(number, emit.integer(block)), emit.integer(samples.start))
     with emit.loop(samples.stop, first=first, step=programs * block) as start:
-        batch.begin(start)
-        inputs = [
-            held if step.program.inputs[place] in needed else None
-            for leaf, source in zip(step.sample, sources, strict=True)
-            for place, held in zip(leaf.places, batch.read(leaf, source), strict=True)
-        ]
-        writer.write(schedule_of(step.program, sums=sums.nodes), inputs, add_sum=sums.add)
+        for variable in back:
+            clear(writer, variable)
+        with _turns(emit, minibatch.turns) as turn:
+            batch.begin(start, turn)
+            inputs = [read(writer, variable) for variable in back]
+            inputs += [
+                held if step.program.inputs[place] in needed else None
+                for leaf, source in zip(step.sample, sources, strict=True)
+                for place, held in zip(leaf.places, batch.read(leaf, source), strict=True)
+            ]
+            outputs = writer.write(schedule_of(step.program, sums=sums.nodes), inputs, add_sum=sums.add)
+            handed_back = [outputs[place] for leaf in step.handed_back for place in leaf.places]
+            assign_all(writer, back, handed_back)
     with emit.once():
         target = emit.at(pointers[-1], emit.builder.mul(number, emit.integer(size)), ir.FloatType())
     sums.store(target)
@@ -117,24 +125,42 @@ def _source(given: KernelArguments, minibatch: Minibatch, leaf: Leaf, number: in
     return SampleSource(Spot(given.index_of(packed.leaves[number])), size, shuffled=True, in_words=False)
 
 
+@contextmanager
+def _turns(emit: Emitter, count: int) -> Iterator[Value | None]:
+    """Steps of a sequence, from the last to the first; None where samples are no steps of sequences."""
+    if count == 1:
+        yield None
+        return
+    with emit.loop(count) as turn:
+        yield emit.builder.sub(emit.integer(count - 1), turn)
+
+
 # --- the samples of a block ----------------------------------------------------------------------------------
 
 
 class _SampleLoads:
     """Reads the samples of one block after the other."""
 
-    def __init__(self, writer: CodeWriter, pointers: Sequence[Value], minibatch: Value, num_samples: int) -> None:
+    def __init__(self, writer: CodeWriter, pointers: Sequence[Value], number: Value, minibatch: Minibatch) -> None:
         self._writer, self._pointers = writer, pointers
-        self._minibatch, self._num_samples = minibatch, num_samples
+        self._number, self._minibatch = number, minibatch
 
-    def begin(self, start: Value) -> None:
-        """A block that begins with this sample of the minibatch."""
-        emit = self._writer.emit
-        before = emit.builder.mul(self._minibatch, emit.integer(self._num_samples))
-        self._spot = emit.builder.add(before, start)
-        self._rows_at = emit.at(self._pointers[1], self._spot, INT32)
+    def begin(self, start: Value, turn: Value | None) -> None:
+        """A block that begins with this row of the minibatch, at this step of its sequences."""
+        emit, minibatch = self._writer.emit, self._minibatch
+        spot = lambda number: emit.builder.add(emit.builder.mul(number, emit.integer(minibatch.num_rows)), start)
+        self._rows_at = emit.at(self._pointers[1], spot(self._number), INT32)
         lanes = range(0, self._writer.block, emit.lanes)
         self._rows = [emit.load(emit.at(self._rows_at, lane, INT32), WORD) for lane in lanes]
+        if turn is None:
+            self._spot, self._further = spot(self._number), None
+            return
+        # Leaves of sequences lie step after step, in the table as beside it.
+        steps = emit.builder.mul(self._number, emit.integer(minibatch.turns))
+        self._spot = spot(emit.builder.add(steps, turn))
+        self._further = emit.builder.mul(turn, emit.integer(minibatch.stride))
+        further = emit.broadcast(emit.builder.trunc(self._further, INT32))
+        self._rows = [emit.builder.add(rows, further) for rows in self._rows]
 
     def read(self, leaf: Leaf, source: SampleSource) -> list[BlockValue]:
         """The numbers, or rows, of a leaf."""
@@ -160,6 +186,7 @@ class _SampleLoads:
         with emit.loop(self._writer.block) as sample:
             if source.shuffled:
                 number = emit.builder.zext(emit.load_number(emit.at(self._rows_at, sample, INT32), WORD), INT64)
+                number = number if self._further is None else emit.builder.add(number, self._further)
             else:
                 number = emit.builder.add(self._spot, sample)
             place = emit.builder.mul(number, emit.integer(source.stride))
@@ -246,7 +273,7 @@ class _BlockSums:
     def _store_part(self, sums: Placed, part: TilePart, target: Value) -> None:
         """Stores the part of a tile that belongs to one result, in the result's row-major order."""
         emit = self._emit
-        strides = (1, part.rows) if part.turned else (part.columns, 1)
+        strides = part.strides
         with emit.loop(part.rows) as row, emit.loop(part.columns) as column:
             own = emit.builder.add(row, emit.integer(part.first_row))
             number = emit.load_number(sums.at(emit, own, column), FLOAT32)

@@ -62,9 +62,9 @@ def _blocks(num_envs: int, num_nodes: int) -> list[CodeLaunch]:
     return [CodeLaunch(min(ENVIRONMENTS_TOGETHER, _power_of_two_within(num_envs)))]
 
 
-def _parts(num_samples: int, device: Any) -> list[CodeLaunch]:
-    block = min(SAMPLES_TOGETHER, _power_of_two_within(num_samples))
-    return [CodeLaunch(block, min(PARTS_OF_A_CORE * usable_cores(), num_samples // block))]
+def _parts(num_rows: int, device: Any, *, by_step: bool = False) -> list[CodeLaunch]:
+    block = min(SAMPLES_TOGETHER, _power_of_two_within(num_rows))
+    return [CodeLaunch(block, min(PARTS_OF_A_CORE * usable_cores(), num_rows // block))]
 
 
 def run_rollout_code(
@@ -95,9 +95,9 @@ def run_gradient_code(step: GradientStep, minibatch: Minibatch, *, launch: CodeL
 
 def _shares(launch: CodeLaunch, minibatch: Minibatch) -> list[tuple[CodeLaunch, range]]:
     """As many samples as whole blocks hold, and those that are left in smaller ones."""
-    whole = minibatch.num_samples // launch.block * launch.block
+    whole = minibatch.num_rows // launch.block * launch.block
     # `left & -left` is the largest power of two that divides what is left.
-    left = minibatch.num_samples - whole
+    left = minibatch.num_rows - whole
     shares = [(launch, range(whole)), (CodeLaunch(left & -left, 1), range(whole, whole + left))]
     return shares if left else shares[:1]
 

@@ -51,30 +51,30 @@ def gradient_kernel(
     step: GradientStep, minibatch: Minibatch, *, launch: GradientLaunch, numerics: Numerics
 ) -> tuple[Kernel, list[Any]]:
     """The kernel of a minibatch, and the arrays that it takes."""
-    packed, num_samples = minibatch.packed, minibatch.num_samples
+    packed, num_rows, turns = minibatch.packed, minibatch.num_rows, minibatch.turns
     conditioned = minibatch.shuffled.conditioned
     given = KernelArguments()
     places = [
         SamplePlace(_pointer(given, conditioned[number]), None, shuffled=False)
         if number in conditioned
-        else SamplePlace("table", first, shuffled=True)
-        if first is not None
-        else SamplePlace(_pointer(given, leaf), None, shuffled=True)
-        for number, (leaf, first) in enumerate(zip(packed.leaves, packed.columns, strict=True))
+        else SamplePlace("table", packed.columns[number], shuffled=True)
+        if packed.columns[number] is not None
+        else SamplePlace(_pointer(given, packed.leaves[number]), None, shuffled=True)
+        for number in range(len(step.sample))
     ]
     if minibatch.vector is not None:
         _pointer(given, minibatch.vector.numbers)
     aligned = len(given.arrays)
     slots = [_slot(given, array, minibatch.vector) for array in minibatch.uniforms.slots]
-    whole_blocks = num_samples % launch.block == 0
+    whole_blocks = num_rows % launch.block == 0
     pointers = [_pointer(given, array) for array in given.arrays]
     source = gradient_source(step, places, slots, pointers, whole_blocks=whole_blocks, numerics=numerics)
     size = sum(each.size for each in step.sums if each.is_computed)
-    programs = min(launch.programs, -(-num_samples // launch.block))
+    programs = min(launch.programs, -(-num_rows // launch.block))
     sums = jax.ShapeDtypeStruct((programs, size), jnp.dtype(jnp.float32))
-    sizes = {"N": num_samples, "W": packed.table.shape[1], "SIZE": size, "PROGRAMS": programs}
+    sizes = {"N": num_rows, "T": turns, "STRIDE": minibatch.stride, "W": packed.table.shape[1], "SIZE": size}
     arrays = [packed.table, minibatch.shuffled.rows, minibatch.number.reshape(1), *given.arrays]
-    constants, uniforms = {**sizes, "BLOCK": launch.block}, len(given.arrays) - aligned
+    constants, uniforms = {**sizes, "PROGRAMS": programs, "BLOCK": launch.block}, len(given.arrays) - aligned
     return Kernel(source, programs, (sums,), constants, launch.num_warps, uniforms), arrays
 
 
@@ -106,8 +106,9 @@ def gradient_source(
     """The function `kernel` of a minibatch's gradients.
 
     Its arguments are pointers to the packed table, to the rows of all minibatches `[M, N]`, to the number of this
-    one, `pointers`, then to the sums of each program `[PROGRAMS, SIZE]`; and `N` samples, `W` words of a row of
-    the table, `SIZE`, `PROGRAMS` and `BLOCK`. What a block needs is read while the block before is computed.
+    one, `pointers`, then to the sums of each program `[PROGRAMS, SIZE]`; and `N` samples, or sequences of `T`
+    steps that lie `STRIDE` rows apart, `W` words of a row of the table, `SIZE`, `PROGRAMS` and `BLOCK`. What a
+    block needs is read while the block before is computed.
 
     Args:
         step: the program of one sample.
@@ -119,13 +120,15 @@ def gradient_source(
     """
     # The same tiles for all loops, which each keep some of them: offsets in the result do not depend on loops.
     accumulators = accumulators_of(step.sums, step.program.outputs)
-    plan = plan_sample_loops(accumulators, step.program)
+    plan = plan_sample_loops(accumulators, step.program, step.handed_on)
     numbers = {node: f"sum{n}" for n, node in enumerate(node for each in plan.loops for node in each.numbers)}
     lines = []
     for n, each in enumerate(plan.loops):
         lines += _sample_loop(_Common(step, places, slots, whole_blocks, numerics), each, numbers, f"p{n}")
     arguments = ", ".join(["table", "rows", "minibatch", *pointers, "sums"])
-    constants = ", ".join(f"{name}: tl.constexpr" for name in ("N", "W", "SIZE", "PROGRAMS", "BLOCK"))
+    constants = ", ".join(
+        f"{name}: tl.constexpr" for name in ("N", "T", "STRIDE", "W", "SIZE", "PROGRAMS", "BLOCK")
+    )
     head = [
         "@triton.jit",
         f"def {GRADIENTS_KERNEL}({arguments}, {constants}):",
@@ -149,25 +152,72 @@ def _sample_loop(task: _Common, each: SampleLoop, numbers: Mapping[Node, str], p
     """One loop over a program's samples, and its sums; all its names begin alike."""
     mask = "" if task.whole_blocks else "here"
     summing_from = [node for tile in each.tiles.values() for term in tile.terms for node in term.nodes]
-    program = Program(task.step.program.inputs, (*dict.fromkeys([*summing_from, *each.numbers]),))
-    samples = SamplePrefetch(prefix)
+    step = task.step
+    back = {place: step.handed_on[place] for place in each.carried}
+    program = Program(step.program.inputs, (*dict.fromkeys([*summing_from, *each.numbers, *back.values()]),))
+    samples = SamplePrefetch(prefix, by_step=bool(step.carried))
     source = KernelSource(task.numerics, task.slots, indent=2, prefix=f"{prefix}v")
     writer = TritonWriter(source, beside=samples.beside, exact_scalars=False)
-    inputs = _inputs(task, program, samples)
+    inputs = _inputs(task, program, samples, prefix)
     source.lines += samples.words
     sums = _SumWriter(writer, each, numbers, mask)
-    writer.write(schedule_of(program, segmented=True, sums=sums.nodes), inputs, add_sum=sums.add)
-    loop = ["    for first in range(tl.program_id(0) * BLOCK, N, PROGRAMS * BLOCK):"]
+    outputs = writer.write(schedule_of(program, segmented=True, sums=sums.nodes), inputs, add_sum=sums.add)
+    names = dict(zip(program.outputs, outputs, strict=True))
+    carried = _Carried(prefix, step, each.carried)
+    carried.hand_back(source, [names[node] for node in back.values()])
+    loop = [*LOOP_OVER_STEPS, *carried.forgotten()] if step.carried else [LOOP_OVER_BLOCKS]
     here = [f"        {mask} = first + tl.arange(0, BLOCK) < N"] if mask else []
-    before = [*source.before.lines, *samples.opening(), *_empty(each, numbers)]
+    before = [*source.before.lines, *samples.opening(), *_empty(each, numbers), *carried.nothing()]
     inside = [*loop, *here, *samples.ahead(), *source.lines, *samples.over()]
     return [*before, *inside, *_tile_stores(each), *_summed(each, numbers)]
 
 
-def _inputs(task: _Common, program: Program, samples: SamplePrefetch) -> list[str]:
+LOOP_OVER_BLOCKS = "    for first in range(tl.program_id(0) * BLOCK, N, PROGRAMS * BLOCK):"
+
+
+LOOP_OVER_STEPS = (
+    "    for count in range(tl.cdiv(N - tl.program_id(0) * BLOCK, PROGRAMS * BLOCK) * T):",
+    "        first = tl.program_id(0) * BLOCK + count // T * (PROGRAMS * BLOCK)",
+)
+"""The steps of a block of sequences, then those of the next block."""
+
+
+class _Carried:
+    """What a loop hands back from each step of its sequences to the one before."""
+
+    def __init__(self, prefix: str, step: GradientStep, places: Sequence[int]) -> None:
+        widths = {place: leaf.width for leaf in step.carried for place in leaf.places}
+        shape = lambda width: "[BLOCK]" if width is None else f"[BLOCK, {columns(width)}]"
+        self._shapes = {_carried_name(prefix, place): shape(widths[place]) for place in places}
+
+    def nothing(self) -> list[str]:
+        """Lines before the loop."""
+        return [f"    {name} = tl.zeros({shape}, tl.float32)" for name, shape in self._shapes.items()]
+
+    def forgotten(self) -> list[str]:
+        """Lines at the begin of a turn: nothing is handed back to the last step of a block."""
+        return [f"        {name} = tl.where(count % T == 0, 0.0, {name})" for name in self._shapes]
+
+    def hand_back(self, source: KernelSource, values: Sequence[str]) -> None:
+        """Writes the end of a turn. All values have names before the first is assigned."""
+        new = [source.fresh() for _ in values]
+        for name, value, shape in zip(new, values, self._shapes.values(), strict=True):
+            source.line(f"{name} = tl.broadcast_to({value}, {shape}).to(tl.float32)")
+        for name, value in zip(self._shapes, new, strict=True):
+            source.line(f"{name} = {value}")
+
+
+def _carried_name(prefix: str, place: int) -> str:
+    return f"{prefix}back{place}"
+
+
+def _inputs(task: _Common, program: Program, samples: SamplePrefetch, prefix: str) -> list[str]:
     """The names of the inputs that a loop needs; the others are not read."""
     needed = {node for node in program.nodes() if node.op == "input"}
     names = [""] * len(program.inputs)
+    for leaf in task.step.carried:
+        for place in leaf.places:
+            names[place] = _carried_name(prefix, place)
     for leaf, place in zip(task.step.sample, task.places, strict=True):
         if any(program.inputs[n] in needed for n in leaf.places):
             for n, name in zip(leaf.places, samples.read(leaf, place), strict=True):
@@ -257,7 +307,7 @@ def _number_stores(plan: FissionPlan, numbers: Mapping[Node, str]) -> list[str]:
 
 def _store(n: int, part: TilePart) -> str:
     """Stores the part of a tile that belongs to one result, in the result's row-major order."""
-    row, strides = f"(i{n} - {part.first_row})", (1, part.rows) if part.turned else (part.columns, 1)
+    row, strides = f"(i{n} - {part.first_row})", part.strides
     place = f"{part.offset} + {row} * {strides[0]} + o{n} * {strides[1]}"
     mask = f"({row} >= 0) & ({row} < {part.rows}) & (o{n} < {part.columns})"
     return f"    tl.store(own + {place}, tile{n}, mask={mask})"

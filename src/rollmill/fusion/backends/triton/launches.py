@@ -40,6 +40,12 @@ EXACT_ROLLOUTS = (Launch(16, 2), Launch(32, 4), Launch(16, 4), Launch(64, 4))
 GRADIENTS = ((1, 128, 8), (2, 64, 4), (4, 64, 4), (4, 32, 2))
 """Programs on each multiprocessor of the chip, samples of a block and its warps, where gradients are summed."""
 
+FEW_SAMPLES = ((1, 16, 4), (1, 16, 2), (1, 32, 4))
+"""The same where larger blocks would leave most of the chip idle, and for sequences with a memory.
+
+Of those a kernel holds all matrices twice, transposed for the way back: a GRU of 64 takes 218 KB of shared memory.
+"""
+
 
 def triton_kernels(numerics: Numerics) -> Backend:
     """Kernels in Triton's language."""
@@ -112,9 +118,10 @@ def _rollout_launches(numerics: Numerics, num_envs: int, num_nodes: int) -> Sequ
     return [LONG_ROLLOUT] if needs_segments(num_nodes) else ROLLOUTS
 
 
-def _gradient_launches(num_samples: int, device: Any) -> list[GradientLaunch]:
+def _gradient_launches(num_rows: int, device: Any, *, by_step: bool = False) -> list[GradientLaunch]:
     processors = getattr(device, "core_count", None) or 128
-    return [GradientLaunch(processors * n, *block) for n, *block in GRADIENTS]
+    few = by_step or num_rows < 32 * processors
+    return [GradientLaunch(processors * n, *block) for n, *block in (FEW_SAMPLES if few else GRADIENTS)]
 
 
 def _shared_programs(launch: AnyLaunch, lanes: int) -> GradientLaunch:

@@ -26,8 +26,9 @@ class SamplePlace(NamedTuple):
 class SamplePrefetch:
     """Reads the samples of the next block while one is computed: words of the table four at a time."""
 
-    def __init__(self, prefix: str) -> None:
-        self._prefix = prefix
+    def __init__(self, prefix: str, *, by_step: bool = False) -> None:
+        """Reads nothing yet. `by_step` is for sequences, which are read from the last step to the first."""
+        self._prefix, self._by_step = prefix, by_step
         self.words: list[str] = []
         """Lines that take apart what was read."""
         self._fetched: dict[str, str] = {}
@@ -58,18 +59,19 @@ class SamplePrefetch:
 
     def opening(self) -> list[str]:
         """Lines that read the first block's samples."""
-        return [
-            "    spot = tl.minimum(tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), N - 1)",
-            "    row = tl.load(rows + spot)",
-            "    at = row.to(tl.int64) * W",
-            *(f"    {name} = {expression}" for name, expression in self._fetched.items()),
-            *(f"    {line}" for line in NEXT),
+        first = [
+            "spot = tl.minimum(tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), N - 1)",
+            "row = tl.load(rows + spot)",
         ]
+        fetches = [f"{name} = {expression}" for name, expression in self._fetched.items()]
+        begin, after = (_step("0"), _step("1")) if self._by_step else (first, NEXT)
+        return [f"    {line}" for line in (*begin, "at = row.to(tl.int64) * W", *fetches, *after)]
 
     def ahead(self) -> list[str]:
         """Lines that read the next block's samples."""
-        fetches = [f"        next_{name} = {expression}" for name, expression in self._fetched.items()]
-        return ["        at = row.to(tl.int64) * W", *fetches, *(f"        {line}" for line in NEXT)]
+        fetches = [f"next_{name} = {expression}" for name, expression in self._fetched.items()]
+        after = _step("(count + 2)") if self._by_step else NEXT
+        return [f"        {line}" for line in ("at = row.to(tl.int64) * W", *fetches, *after)]
 
     def over(self) -> list[str]:
         """Lines that make the next block's samples those that are computed."""
@@ -107,7 +109,8 @@ class SamplePrefetch:
     def _load(self, leaf: Leaf, place: SamplePlace, n: int) -> str:
         """The name of the n-th number, or row, of a leaf."""
         size = int(np.prod(leaf.shape))
-        row = f"row.to(tl.int64) * {size}" if place.shuffled else f"spot.to(tl.int64) * {size}"
+        spot = "place" if self._by_step else "spot"
+        row = f"row.to(tl.int64) * {size}" if place.shuffled else f"{spot}.to(tl.int64) * {size}"
         start = f"{row if place.first is None else 'at'} + {(place.first or 0) + n * (leaf.width or 1)}"
         mask = ""
         if leaf.width is not None:
@@ -115,10 +118,21 @@ class SamplePrefetch:
             start = f"({start})[:, None] + {column}"
             mask = f", mask={column} < {leaf.width}, other=0" if columns(leaf.width) != leaf.width else ""
         cast = f".to({TYPES[leaf.dtype.name]}, bitcast=True)" if place.first is not None else ""
-        # Leaves that were conditioned lie minibatch after minibatch, `[M, N, ...]`.
-        before = "" if place.shuffled else f" + tl.load(minibatch).to(tl.int64) * {size} * N"
+        # Leaves that were conditioned lie minibatch after minibatch, `[M, N, ...]` or `[M, T, N, ...]`.
+        before = "" if place.shuffled else f" + tl.load(minibatch).to(tl.int64) * {size} * N * T"
         return self._fetch(f"tl.load({place.pointer}{before} + {start}{mask}){cast}")
 
 
 NEXT = ("spot = tl.minimum(spot + PROGRAMS * BLOCK, N - 1)", "row = tl.load(rows + spot)")
 """Lines that go on to the rows of the next block."""
+
+
+def _step(number: str) -> tuple[str, ...]:
+    """Lines that go to the rows of a step: `T` steps of a block of sequences, from the last one, then the next."""
+    block = f"tl.program_id(0) * BLOCK + {number} // T * (PROGRAMS * BLOCK)"
+    return (
+        f"spot = tl.minimum({block} + tl.arange(0, BLOCK), N - 1)",
+        f"step = T - 1 - {number} % T",
+        "row = tl.load(rows + spot).to(tl.int64) + step * STRIDE",
+        "place = step * N + spot",
+    )
