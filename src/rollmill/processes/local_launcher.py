@@ -10,7 +10,6 @@ import sys
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 from rollmill.channels.errors import ConnectionLost
@@ -115,9 +114,7 @@ class LocalLauncher:
     def __enter__(self) -> "LocalLauncher":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _server_for(self, environment: dict[str, str]) -> "ForkServerProcess":

@@ -5,7 +5,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -200,9 +199,7 @@ class ThreadSupervisor:
     def __enter__(self) -> "ThreadSupervisor":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def take(self, worker: _Worker, message: WorkerMessage) -> None:

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -198,15 +198,13 @@ class Checkpoints:
     def __enter__(self) -> "Checkpoints":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         try:
             self.close()
         except StorageError as failure:
-            if error is None:
+            if kind is None:
                 raise
-            warnings.warn(str(failure), CheckpointWarning, stacklevel=2)  # must not hide `error`
+            warnings.warn(str(failure), CheckpointWarning, stacklevel=2)  # must not hide the error in flight
 
     def _write(
         self,

@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any
 
 from rollmill.core.errors import CheckpointError, DataError, StorageError
@@ -84,13 +83,11 @@ class MetricsLog:
     def __enter__(self) -> "MetricsLog":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         try:
             self.close()
         except StorageError:
-            if error is None:  # must not hide an exception in flight
+            if kind is None:  # must not hide an exception in flight
                 raise
 
     def _open(self, iteration: int) -> int | None:

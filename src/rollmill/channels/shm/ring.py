@@ -34,7 +34,6 @@ Between hosts (`channels.tcp.queue`) both sides of a ring are in one process, an
 
 import struct
 import zlib
-from types import TracebackType
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -356,9 +355,7 @@ class RingMessage:
     def __enter__(self) -> "RingMessage":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         self.release()
         if kind is None:
             self.reader.check_owner()  # as in `copy`: data read from the views may be corrupt
