@@ -19,17 +19,15 @@ from gymnasium import spaces
 from jaxtyping import Bool, Int, PyTree
 
 from rollmill.core.errors import UsageError, unknown_name
-from rollmill.core.types import HostEnvironment, HostFailure, HostStep, HostVector
+from rollmill.core.types import HostEnvironment, HostStep, HostVector
 from rollmill.envs.adapters import import_extra
 from rollmill.envs.host import (
-    RunningSums,
+    RowVector,
     allocate,
     begin,
     check_indices,
     copy_batch,
-    environment_seed,
     fit_to_space,
-    step_struct,
 )
 from rollmill.envs.options import unknown_option
 
@@ -117,32 +115,20 @@ class StartGames:
     ) -> HostVector:
         """Starts the environments; see `StartHost`."""
         check_indices(self.name, indices)
-        seeds = tuple(environment_seed(seed, index, generation=generation) for index in indices)
-        return GamesVector(self, seeds, gamma)
+        return GamesVector(self, indices, seed=seed, generation=generation, gamma=gamma)
 
 
-class GamesVector:
+class GamesVector(RowVector):
     """A `core.types.HostVector` of games. Single environments do not raise."""
 
-    def __init__(self, start: StartGames, seeds: tuple[int, ...], gamma: float | None) -> None:
+    def __init__(
+        self, start: StartGames, indices: Sequence[int], *, seed: int, generation: int, gamma: float | None
+    ) -> None:
         env = HostEnvironment(start.name, start, start.observation_space, start.action_space)
-        self._observation_space, self._action_space = start.observation_space, start.action_space
+        super().__init__(env, indices, seed=seed, generation=generation, gamma=gamma)
         self._clips, self._by_lives = start.reward_clipping, start.episodic_life
-        self._frames = np.zeros(len(seeds), np.int32)
-        self._struct = step_struct(env, len(seeds), discounted=gamma is not None)
-        self._sums = RunningSums(len(seeds), gamma)
-        self._seeds = seeds
-        self._games = start.build(len(seeds), life_loss_info=start.episodic_life)
-
-    @property
-    def num_envs(self) -> int:
-        """Number of environments, `n`."""
-        return len(self._seeds)
-
-    @property
-    def seeds(self) -> tuple[int, ...]:
-        """Seed of each environment."""
-        return self._seeds
+        self._frames = np.zeros(self.num_envs, np.int32)
+        self._games = start.build(self.num_envs, life_loss_info=start.episodic_life)
 
     def reset(self, *, out: HostStep | None = None) -> HostStep:
         """See `HostVector.reset`."""
@@ -176,10 +162,6 @@ class GamesVector:
         """
         before, self._frames = self._frames, frames
         return frames < before if self._by_lives else np.ones(self.num_envs, np.bool_)
-
-    def drain_failures(self) -> list[HostFailure]:
-        """An empty list: single environments do not fail."""
-        return []
 
     def close(self) -> None:
         """Ends the threads."""

@@ -16,18 +16,14 @@ from jaxtyping import PyTree
 
 from rollmill.core.errors import UsageError, unknown_name
 from rollmill.core.installation import install_command
-from rollmill.core.types import HostEnvironment, HostFailure, HostStep, HostVector
+from rollmill.core.types import HostEnvironment, HostStep, HostVector
 from rollmill.envs.host import (
-    RunningSums,
+    RowVector,
     allocate,
     begin,
     check_indices,
     copy_batch,
-    environment_seed,
-    find_non_finite,
     fit_to_space,
-    non_finite_error,
-    step_struct,
 )
 from rollmill.envs.options import unknown_option
 
@@ -59,14 +55,13 @@ def make(name: str, *, num_threads: int = 0, **options: Any) -> HostEnvironment:
         indices: Sequence[int], /, *, seed: int, generation: int = 0, gamma: float | None = None
     ) -> HostVector:
         check_indices(full_name, indices)
-        seeds = tuple(environment_seed(seed, index, generation=generation) for index in indices)
-        return PoolVector(env, build, indices, seeds, gamma)
+        return PoolVector(env, build, indices, seed=seed, generation=generation, gamma=gamma)
 
     env = HostEnvironment(full_name, start, _space(observation_space), _space(action_space))
     return env
 
 
-class PoolVector:
+class PoolVector(RowVector):
     """A `core.types.HostVector` of one pool, with same-step instead of next-step resets.
 
     A pool resets an environment in the step after the one that ended an episode; here those environments are
@@ -79,27 +74,15 @@ class PoolVector:
         env: HostEnvironment,
         build: Callable[..., Any],
         indices: Sequence[int],
-        seeds: tuple[int, ...],
+        *,
+        seed: int,
+        generation: int,
         gamma: float | None,
     ) -> None:
-        self._name, self._indices = env.name, tuple(indices)
-        self._observation_space, self._action_space = env.observation_space, env.action_space
-        self._struct = step_struct(env, len(seeds), discounted=gamma is not None)
-        self._sums = RunningSums(len(seeds), gamma)
-        self._seeds = seeds
+        super().__init__(env, indices, seed=seed, generation=generation, gamma=gamma)
         with _quiet():
-            self._pool = build(num_envs=len(seeds), seed=list(seeds))
+            self._pool = build(num_envs=self.num_envs, seed=list(self.seeds))
             _ = self._pool.observation_space  # created, with warnings, at the first access
-
-    @property
-    def num_envs(self) -> int:
-        """Number of environments, `n`."""
-        return len(self._seeds)
-
-    @property
-    def seeds(self) -> tuple[int, ...]:
-        """Seed of each environment."""
-        return self._seeds
 
     def reset(self, *, out: HostStep | None = None) -> HostStep:
         """See `HostVector.reset`."""
@@ -127,21 +110,10 @@ class PoolVector:
         self._sums.add(out, done)
         return out
 
-    def drain_failures(self) -> list[HostFailure]:
-        """An empty list: single environments do not fail; see the class."""
-        return []
-
     def close(self) -> None:
         """Closes the pool and ends its threads."""
         self._pool.close()
         del self._pool
-
-    def _check_finite(self, observation: PyTree[np.ndarray], reward: np.ndarray | None) -> None:
-        """Raises NonFiniteError if an environment gave NaN or infinity in this step, or in a reset."""
-        number = find_non_finite(self._observation_space, observation, reward)
-        if number is not None:
-            i, step = number.row, 0 if reward is None else self._sums.step_of(number.row) + 1
-            raise non_finite_error(self._name, number, index=self._indices[i], step=step, seed=self._seeds[i])
 
 
 def _import_envpool() -> ModuleType:

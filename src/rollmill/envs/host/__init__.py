@@ -7,7 +7,7 @@ from rollmill.core.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from rollmill.envs.host.actions import fit_to_space, replaced_by_legal
-    from rollmill.envs.host.batch_simulator import MakeBatch, batch_environment
+    from rollmill.envs.host.batch_simulator import batch_environment
     from rollmill.envs.host.copies import EVALUATION, environment_seed
     from rollmill.envs.host.environment import (
         StartByName,
@@ -16,17 +16,15 @@ if TYPE_CHECKING:
         evaluation_start,
         host_environment,
     )
-    from rollmill.envs.host.episode_sums import RunningSums
     from rollmill.envs.host.filming import Film, filmed
     from rollmill.envs.host.layout import allocate, begin, copy_batch, step_struct
-    from rollmill.envs.host.numbers import find_non_finite, non_finite_error
     from rollmill.envs.host.parallel import parallel_environment
+    from rollmill.envs.host.row_vector import RowVector
 
 __all__ = [
     "EVALUATION",
     "Film",
-    "MakeBatch",
-    "RunningSums",
+    "RowVector",
     "StartByName",
     "StartPython",
     "allocate",
@@ -37,10 +35,8 @@ __all__ = [
     "environment_seed",
     "evaluation_start",
     "filmed",
-    "find_non_finite",
     "fit_to_space",
     "host_environment",
-    "non_finite_error",
     "parallel_environment",
     "replaced_by_legal",
     "step_struct",
@@ -48,13 +44,12 @@ __all__ = [
 
 _MODULES = {
     "rollmill.envs.host.actions": "fit_to_space replaced_by_legal",
-    "rollmill.envs.host.batch_simulator": "MakeBatch batch_environment",
+    "rollmill.envs.host.batch_simulator": "batch_environment",
     "rollmill.envs.host.environment": "StartByName StartPython check_indices evaluation_start host_environment",
     "rollmill.envs.host.filming": "Film filmed",
-    "rollmill.envs.host.numbers": "find_non_finite non_finite_error",
     "rollmill.envs.host.layout": "allocate begin copy_batch step_struct",
     "rollmill.envs.host.parallel": "parallel_environment",
-    "rollmill.envs.host.episode_sums": "RunningSums",
+    "rollmill.envs.host.row_vector": "RowVector",
     "rollmill.envs.host.copies": "EVALUATION environment_seed",
 }
 __getattr__, __dir__ = lazy_names(__name__, _MODULES)

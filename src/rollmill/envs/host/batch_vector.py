@@ -13,19 +13,18 @@ from gymnasium.vector.utils import batch_space
 from jaxtyping import Bool, PyTree
 
 from rollmill.core.errors import ContractError, UsageError
-from rollmill.core.types import FINAL_MASK, HostEnvironment, HostFailure, HostStep
+from rollmill.core.types import FINAL_MASK, HostEnvironment, HostStep
 from rollmill.core.user_frame import attribute_to_user_code
 from rollmill.envs.host.actions import fit_to_space
-from rollmill.envs.host.copies import close_quietly, environment_seed
-from rollmill.envs.host.episode_sums import RunningSums
-from rollmill.envs.host.layout import allocate, begin, copy_batch, leaves, step_struct
-from rollmill.envs.host.numbers import find_non_finite, non_finite_error
+from rollmill.envs.host.copies import close_quietly
+from rollmill.envs.host.layout import allocate, begin, copy_batch, leaves
 from rollmill.envs.host.observations import writer
+from rollmill.envs.host.row_vector import RowVector
 
 Flags = Bool[np.ndarray, " n"]
 
 
-class BatchVector:
+class BatchVector(RowVector):
     """A `core.types.HostVector` of one vector environment, which it closes, with the global indices of its rows.
 
     The first observation of the next episode comes with the step that ended the one before. A vector environment
@@ -44,26 +43,13 @@ class BatchVector:
         gamma: float | None,
         reset_options: Mapping[str, Any] | None,
     ) -> None:
-        self._name, self._batch, self._indices = env.name, batch, tuple(indices)
-        self._observation_space, self._action_space = env.observation_space, env.action_space
-        self._struct = step_struct(env, len(indices), discounted=gamma is not None)
-        self._sums = RunningSums(len(indices), gamma)
-        self._seeds = tuple(environment_seed(seed, index, generation=generation) for index in indices)
+        super().__init__(env, indices, seed=seed, generation=generation, gamma=gamma)
+        self._batch = batch
         self._options = dict(reset_options or {})
         self._has_mask, self._is_reset = env.has_action_mask, False
         self._write = writer(env.observation_space)
         self.mode = _mode_of(env.name, batch)
         """How the vector environment begins new episodes."""
-
-    @property
-    def num_envs(self) -> int:
-        """Number of environments, `n`."""
-        return len(self._seeds)
-
-    @property
-    def seeds(self) -> tuple[int, ...]:
-        """Seed of each environment; the vector environment is given the first one."""
-        return self._seeds
 
     def reset(self, *, out: HostStep | None = None) -> HostStep:
         """See `HostVector.reset`; a second reset continues the random generators."""
@@ -103,10 +89,6 @@ class BatchVector:
             self._check_finite(out.observation, None)
         self._sums.add(out, done)
         return out
-
-    def drain_failures(self) -> list[HostFailure]:
-        """An empty list: a vector environment that raises ends with an error, as its rows are not apart."""
-        return []
 
     def close(self) -> None:
         """Closes the vector environment."""
@@ -226,13 +208,6 @@ class BatchVector:
                     "single_observation_space and num_envs."
                 )
         return observation
-
-    def _check_finite(self, observation: PyTree[np.ndarray], reward: np.ndarray | None) -> None:
-        """Raises NonFiniteError if an environment gave NaN or infinity in this step, or in a reset."""
-        number = find_non_finite(self._observation_space, observation, reward)
-        if number is not None:
-            i, step = number.row, 0 if reward is None else self._sums.step_of(number.row) + 1
-            raise non_finite_error(self._name, number, index=self._indices[i], step=step, seed=self._seeds[i])
 
 
 FLAGS = ("rewards", "terminations", "truncations")
