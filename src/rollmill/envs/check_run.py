@@ -346,7 +346,7 @@ def _resembles(values: Any, firsts: Any, num_values: int) -> np.ndarray:
 
 
 def _is_close(result: np.ndarray, expected: np.ndarray) -> bool:
-    """True if equal up to rounding, relative to the largest number of a floating-point leaf."""
+    """Returns whether both are equal up to rounding, relative to the largest number of a floating-point leaf."""
     if not np.issubdtype(expected.dtype, np.floating):
         return np.array_equal(result, expected)
     finite = np.abs(expected[np.isfinite(expected)])

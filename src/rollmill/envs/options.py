@@ -32,7 +32,7 @@ def keyword_names(function: Callable[..., Any]) -> list[str]:
 
 
 def takes_any(function: Callable[..., Any]) -> bool:
-    """True if a function accepts keyword arguments of any name."""
+    """Returns whether a function accepts keyword arguments of any name."""
     kinds = [parameter.kind for parameter in inspect.signature(function).parameters.values()]
     return inspect.Parameter.VAR_KEYWORD in kinds
 

@@ -76,12 +76,12 @@ def _strong_leaf(leaf: Any, like: Any) -> Any:
 
 
 def is_weak(leaf: Any) -> bool:
-    """True if JAX treats the dtype of this leaf as weak."""
+    """Returns whether JAX treats the dtype of this leaf as weak."""
     return isinstance(leaf, bool | int | float) or bool(getattr(leaf, "weak_type", False))
 
 
 def _widens(dtype: np.dtype, target: Any) -> bool:
-    """True for a cast from integer to integer or floating, or from floating to floating."""
+    """Returns True for a cast from integer to integer or floating, or from floating to floating."""
     if jnp.issubdtype(dtype, jnp.integer):
         return jnp.issubdtype(target, jnp.integer) or jnp.issubdtype(target, jnp.floating)
     return jnp.issubdtype(dtype, jnp.floating) and jnp.issubdtype(target, jnp.floating)

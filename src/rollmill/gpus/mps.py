@@ -65,7 +65,7 @@ def find_mps() -> str | None:
 
 
 def daemon_answers(environment: Mapping[str, str]) -> bool:
-    """True if the control of a daemon answers."""
+    """Returns whether the control of a daemon answers."""
     pipes = Path(environment.get(PIPE_DIRECTORY, DEFAULT_PIPES))
     if not (pipes / "control").exists():
         return False

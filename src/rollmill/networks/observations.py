@@ -85,7 +85,7 @@ def resolve_layout(space: spaces.Space, layout: ImageLayout) -> ImageLayout:
 
 
 def has_channels_first(shape: tuple[int, ...], layout: ImageLayout = "auto") -> bool:
-    """True if axis 0 of an image is its channel axis, as in stacked frames of EnvPool and Gymnasium.
+    """Returns whether axis 0 of an image is its channel axis, as in stacked frames of EnvPool and Gymnasium.
 
     With `auto` it is if it is at most 16 and smaller than the two others, and these are equal or both
     above 16: (4, 84, 84) and (3, 210, 160) have their channels first, (84, 84, 4) and (10, 10, 16) last.

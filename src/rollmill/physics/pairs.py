@@ -44,7 +44,7 @@ def pairs_of(read: Reader) -> tuple[list[Geom], list[Pair], list[float]]:
 
 
 def _may_touch(read: Reader, a: int, b: int) -> bool:
-    """Whether MuJoCo looks for contacts of two geoms."""
+    """Returns whether MuJoCo looks for contacts of two geoms."""
     m = read.compiled
     owners = [read.owner_body(int(m.geom_bodyid[index])) for index in (a, b)]
     if owners[0] == owners[1]:

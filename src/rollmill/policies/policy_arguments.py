@@ -108,12 +108,12 @@ def spread_key(key: Key, batch: Shape) -> Array:
 
 
 def is_traced(*trees: PyTree) -> bool:
-    """True if a leaf is a tracer of JAX, as inside of `jax.jit` and `jax.vmap`."""
+    """Returns whether a leaf is a tracer of JAX, as inside of `jax.jit` and `jax.vmap`."""
     return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(trees))
 
 
 def holds_jax(*trees: PyTree) -> bool:
-    """True if a leaf is an array of JAX."""
+    """Returns whether a leaf is an array of JAX."""
     return any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(trees))
 
 

@@ -117,7 +117,7 @@ class WorkerHealth:
         return Lost(self.job, reason, status, raised=True, details=details, final=final)
 
     def overdue(self, now: float, timeouts: Timeouts) -> bool:
-        """Whether it must be killed, because something that it has to do does not happen. Says so once."""
+        """Returns whether it must be killed, because something that it has to do does not happen. Says so once."""
         if self._kill_reason:
             return False
         if self._last is not None:

@@ -192,7 +192,7 @@ class SweepDirectory:
             return {}
 
     def is_finished(self, trial: Trial) -> bool:
-        """True if the trial came to its end, or to a return at which it was to stop."""
+        """Returns whether the trial came to its end, or to a return at which it was to stop."""
         return _has_ended(self.summary(trial))
 
     def unfinished(self) -> list[Trial]:

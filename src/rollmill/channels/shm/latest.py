@@ -146,7 +146,7 @@ class BoardReader:
         return self._board.stamps[newest.number % NUM_SLOTS][STAMP] == 2 * newest.number
 
     def ended(self) -> bool:
-        """True if the writer has closed. Read it before `newest`, so that no last message is missed."""
+        """Returns whether the writer has closed. Read it before `newest`, so that no last message is missed."""
         return bool(self._words[ENDED])
 
     def close(self) -> None:

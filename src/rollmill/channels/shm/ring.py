@@ -461,7 +461,7 @@ class RingReader:
         return self._sections[-1].section
 
     def _is_published(self, position: int) -> bool:
-        """True if that message was published; moves on to the section that holds it."""
+        """Returns whether that message was published; moves on to the section that holds it."""
         while (section := self._section()) is not None:
             end = section.end
             self._fence()

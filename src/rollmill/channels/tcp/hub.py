@@ -41,7 +41,7 @@ class Hub:
         return self._broker.claim(end)
 
     def is_replaced(self, end: str, incarnation: int) -> bool:
-        """True if a later incarnation has claimed `end`; False if the broker cannot be reached."""
+        """Returns whether a later incarnation has claimed `end`; False if the broker cannot be reached."""
         try:
             return self._broker.holder(end) > incarnation
         except RollmillError:  # without a coordinator no end is replaced any more

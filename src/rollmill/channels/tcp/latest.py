@@ -48,7 +48,7 @@ class BoardPublisher:
                     self._serving.discard(index)
 
     def is_draining(self) -> bool:
-        """True if the writer was closed and a connected reader has not received the end yet."""
+        """Returns whether the writer was closed and a connected reader has not received the end yet."""
         return bool(self._board.words[ENDED]) and bool(self._serving)
 
     def _send_newest(self, connection: Connection, doorbell: Doorbell) -> None:

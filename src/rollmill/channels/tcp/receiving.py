@@ -80,7 +80,7 @@ class ReceiverEndpoint:
                 self._step_down(source)
 
     def _step_down(self, source: int) -> bool:
-        """True if this receiver was replaced; it then gets `ChannelClosed` from its next receive."""
+        """Returns whether this receiver was replaced; it then gets `ChannelClosed` from its next receive."""
         if not self._hub.is_replaced(self._ends[source].receiver, self.incarnations[source]):
             return False
         self._rings[source].root[CONSUMER] += 1

@@ -58,11 +58,11 @@ class SenderThread:
         self._thread.start()
 
     def has_unsent(self) -> bool:
-        """True if published messages are unsent and the receiver still accepts them."""
+        """Returns whether published messages are unsent and the receiver still accepts them."""
         return self._consumer[TAKEN] < self._producer[PUBLISHED] and self._thread.is_alive()
 
     def is_draining(self) -> bool:
-        """True if the sender was closed and its remaining messages are still being sent."""
+        """Returns whether the sender was closed and its remaining messages are still being sent."""
         return bool(self._producer[ENDED]) and self._thread.is_alive()
 
     def close(self) -> None:

@@ -31,7 +31,7 @@ class SnapshotRequests:
         self._final = False
 
     def wants(self, iteration: int) -> bool:
-        """Whether a snapshot before this iteration is requested. Reports an earlier request as missed."""
+        """Returns whether a snapshot before this iteration is requested. Reports an earlier request as missed."""
         self._read()
         if self._snapshot is not None and iteration > self._snapshot:
             send(self._control, MissedSnapshot(self._snapshot))
