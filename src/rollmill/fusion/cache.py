@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 def cached_file(folder: str, known: Sequence[object], *, packages: Sequence[str] = ()) -> Path:
-    """The file of a result that depends on these values, on JAX and on packages, by their versions."""
+    """Returns the file of a result that depends on these values, on JAX and on packages, by their versions."""
     versions = [version(name) for name in ("jax", "jaxlib", *packages)]
     name = hashlib.sha256(json.dumps([*known, versions]).encode()).hexdigest()[:24]
     return cache_root() / folder / f"{name}.json"

@@ -134,14 +134,14 @@ def stages_of(lowered: LoweredFunction) -> list[CompilerStage]:
 
 
 def _state_of(step: RolloutStep) -> int:
-    """Bytes that one environment hands from step to step."""
+    """Returns the bytes that one environment hands from step to step."""
     # What is known, or another number again, takes no register of its own.
     each = [(leaf, place) for leaf in step.carried for place in leaf.places if step.carries(place)]
     return sum((leaf.width or 1) * leaf.dtype.itemsize for leaf, _ in each)
 
 
 def _section_size(elf: bytes, wanted: str) -> int:
-    """Bytes of a section of a 64-bit ELF file, little-endian, as NVIDIA's are."""
+    """Returns the bytes of a section of a 64-bit ELF file, little-endian, as NVIDIA's are."""
     (table,) = struct.unpack_from("<Q", elf, 0x28)
     size, count, names = struct.unpack_from("<HHH", elf, 0x3A)
     sections = [struct.unpack_from("<IIQQQQ", elf, table + n * size) for n in range(count)]

@@ -69,7 +69,7 @@ def check_package(backend: Backend) -> None:
 
 
 def many_products(pressure: Pressure) -> str | None:
-    """Why a program compiles for minutes, on a CPU as for a GPU; None where it does not."""
+    """Returns why a program compiles for minutes, on a CPU as for a GPU; None where it does not."""
     if pressure.products <= MAX_PRODUCTS:
         return None
     return (

@@ -68,7 +68,7 @@ class Costs(NamedTuple):
 
 
 def costs_of(program: Program) -> Costs:
-    """The cost of a program; loops of an unknown number of turns are counted once."""
+    """Returns the cost of a program; loops of an unknown number of turns are counted once."""
     nodes = program.nodes()
     guarded = {node for guard in guarded_regions(nodes, program.outputs) for node in guard.nodes}
     return Costs(
@@ -94,7 +94,7 @@ def _cost(node: Node) -> Cost:
 
 
 def _arithmetic(node: Node) -> Cost:
-    """The cost of one number."""
+    """Returns the cost of one number."""
     # By the operands' type: comparisons of floats give booleans. The last one, for a select's first is a boolean.
     kind = (node.operands[-1] if node.operands else node).dtype
     if kind.kind != "f" or node.op == "table":
@@ -127,5 +127,5 @@ def _loop_cost(loop: Loop) -> Cost:
 
 
 def bytes_of(shapes: Sequence[tuple[tuple[int, ...], np.dtype]]) -> int:
-    """Bytes of one environment's arrays."""
+    """Returns the bytes of one environment's arrays."""
     return sum(int(np.prod(shape)) * dtype.itemsize for shape, dtype in shapes)

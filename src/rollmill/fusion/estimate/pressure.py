@@ -35,7 +35,7 @@ class Pressure(NamedTuple):
 
 
 def pressure_of(program: Program) -> Pressure:
-    """The register pressure and the code size of a program, in the order in which it is written."""
+    """Returns the register pressure and the code size of a program, in the order in which it is written."""
     nodes = [node for segment in segments_of(program.nodes()) for node in segment.nodes]
     guarded = {node for region in guarded_regions(nodes, program.outputs) for node in region.nodes}
     total, rare = sum(map(_instructions, nodes)), sum(map(_instructions, guarded))
@@ -63,7 +63,7 @@ def _peak(nodes: Sequence[Node], outputs: Sequence[Node]) -> int:
 
 
 def _products(nodes: Sequence[Node]) -> int:
-    """The number of matrix products; those in loops count once."""
+    """Returns the number of matrix products; those in loops count once."""
     bodies = [node.attributes[0].body.nodes() for node in nodes if node.op == "loop"]
     return sum(node.op == "dot" for node in nodes) + sum(map(_products, bodies))
 
@@ -78,7 +78,7 @@ def _registers(node: Node) -> int:
 
 
 def _inside(node: Node) -> int:
-    """The most that a loop's body takes, beyond what it carries."""
+    """Returns the most that a loop's body takes, beyond what it carries."""
     if node.op != "loop":
         return 0
     body = node.attributes[0].body

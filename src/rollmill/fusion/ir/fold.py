@@ -74,17 +74,17 @@ class Maker(Protocol):
     """Makes the nodes that an operation is replaced by; a `Region` is one."""
 
     def constant(self, value: bool | int | float, dtype: Any) -> Node:
-        """A number that is known."""
+        """Returns a number that is known."""
         ...
 
     def uniform(self, slot: int, place: int, dtype: Any, width: int | None = None) -> Node:
-        """A number, or a row, of a uniform array."""
+        """Returns a number, or a row, of a uniform array."""
         ...
 
     def emit(
         self, op: str, *operands: Node, dtype: Any, width: int | None = None, attributes: tuple[Any, ...] = ()
     ) -> Node:
-        """The result of an operation."""
+        """Returns the result of an operation."""
         ...
 
 
@@ -184,7 +184,7 @@ def _neutral(op: str, left: Node, right: Node) -> Node | None:
 
 
 def _compared(region: Maker, op: str, left: Node, right: Node) -> Node | None:
-    """A comparison of what was a boolean with a number: the boolean, its opposite, or neither."""
+    """Returns a comparison of what was a boolean with a number: the boolean, its opposite, or neither."""
     boolean = left.operands[0]
     if boolean.dtype != np.bool_:
         return None
@@ -211,12 +211,12 @@ def _in(number: int | float, dtype: np.dtype) -> Any:
 
 
 def is_float(dtype: np.dtype) -> bool:
-    """Whether a type is a float; bfloat16 is one here, though not to NumPy."""
+    """Returns whether a type is a float; bfloat16 is one here, though not to NumPy."""
     return jnp.issubdtype(dtype, jnp.floating)
 
 
 def is_short_float(dtype: np.dtype) -> bool:
-    """Whether a type is a float of 16 bits; such numbers are computed with in float32 and then rounded."""
+    """Returns whether a type is a float of 16 bits; such numbers are computed with in float32 and then rounded."""
     return is_float(dtype) and dtype.itemsize == 2
 
 

@@ -17,7 +17,7 @@ from rollmill.fusion.ir.operations import OPERATIONS, ROWS, TYPED
 def evaluate(
     program: Program, inputs: Sequence[Array], uniforms: Sequence[Array], *, block: int, precision: Any = None
 ) -> list[Array]:
-    """The outputs for a block of environments.
+    """Returns the outputs for a block of environments.
 
     Args:
         program: what to run.
@@ -119,7 +119,7 @@ def _row_value(node: Node, operands: list[Any], uniforms: Sequence[Array], preci
 
 
 def _loop(node: Node, operands: list[Any], uniforms: Sequence[Array], precision: Any) -> list[Array]:
-    """Each environment goes on for as long as its own condition holds."""
+    """Runs a loop, in which each environment goes on for as long as its own condition holds."""
     loop: Loop = node.attributes[0]
     count = len(loop.body.outputs)
     # What all environments have in common has no axis of them, and a row of it has that of its columns alone.

@@ -22,13 +22,13 @@ class Region:
         self._captured: dict[Node, Node] = {}
 
     def input(self, dtype: Any, width: int | None = None) -> Node:
-        """A number, or a row, that is handed in."""
+        """Returns a number, or a row, that is handed in."""
         node = Node("input", (), (len(self.inputs),), np.dtype(dtype), width, self)
         self.inputs.append(node)
         return node
 
     def constant(self, value: bool | int | float, dtype: Any) -> Node:
-        """A number that is known; integers wrap around as the dtype does."""
+        """Returns a number that is known; integers wrap around as the dtype does."""
         if self.outer is not None:
             return self.outer.constant(value, dtype)
         dtype = np.dtype(dtype)
@@ -38,7 +38,7 @@ class Region:
         return self._once(key, lambda: Node("constant", (), (number,), dtype))
 
     def uniform(self, slot: int, place: int, dtype: Any, width: int | None = None) -> Node:
-        """A number, or a row, of what all environments have in common."""
+        """Returns a number, or a row, of what all environments have in common."""
         if self.outer is not None:
             return self.outer.uniform(slot, place, dtype, width)
         dtype = np.dtype(dtype)
@@ -49,7 +49,7 @@ class Region:
     def emit(
         self, op: str, *operands: Node, dtype: Any, width: int | None = None, attributes: tuple[Any, ...] = ()
     ) -> Node:
-        """The result of an operation; what depends on nothing in a loop is computed outside of it."""
+        """Returns the result of an operation; what depends on nothing in a loop is computed outside of it."""
         # Loop-invariant code motion, as a side effect of where nodes are made: an operation none of whose operands
         # was made in this loop's body is made in the region around it, and so on outwards.
         if self.outer is not None and all(operand.region is not self for operand in operands):
@@ -66,7 +66,7 @@ class Region:
         return self._once(key, lambda: Node(op, inside, attributes, dtype, width, self))
 
     def inside(self, node: Node) -> Node:
-        """The node as this region may use it."""
+        """Returns the node as this region may use it."""
         if node.region is None or node.region is self:
             return node
         # The outer node itself stays unknown here; a loop's program reads it through an input of its own.
@@ -85,11 +85,11 @@ class Region:
         return len(self._made)
 
     def is_same(self, one: Node, other: Node) -> bool:
-        """Whether two nodes are one, seen from here."""
+        """Returns whether two nodes are one, seen from here."""
         return self._captured.get(one, one) is self._captured.get(other, other)
 
     def program(self, outputs: Sequence[Node]) -> Program:
-        """The program that computes these outputs."""
+        """Returns the program that computes these outputs."""
         inside = tuple(self.inside(node) for node in outputs)  # may take more from outside
         return Program(tuple(self.inputs), inside)
 

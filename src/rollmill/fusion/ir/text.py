@@ -29,7 +29,7 @@ class NodeNames:
                 self._names[node], count = f"v{count}", count + 1
 
     def of(self, node: Node) -> str:
-        """A node where it is read."""
+        """Returns a node where it is read."""
         match node.op:
             case "constant":
                 return str(node.value)
@@ -47,13 +47,13 @@ class NodeNames:
         return ", ".join(map(self.of, nodes))
 
     def line(self, node: Node) -> str:
-        """The line that computes a node; a loop's program is not part of it."""
+        """Returns the line that computes a node; a loop's program is not part of it."""
         name, operands = f"{self.of(node)}:{type_text(node)}", self.all_of(node.operands)
         return f"{name} = {node.op}{_attributes_text(node)} {operands}".rstrip()
 
 
 def program_text(program: Program) -> str:
-    """A program, with its inputs first and its outputs last."""
+    """Returns a program, with its inputs first and its outputs last."""
     return "\n".join(_program_lines(program))
 
 
@@ -78,7 +78,7 @@ def _loop_lines(loop: Loop) -> Iterator[str]:
 
 
 def inputs_line(program: Program, names: NodeNames) -> str:
-    """The inputs of a program, with their types; one that is known, or another again, as that."""
+    """Returns the inputs of a program, with their types; one that is known, or another again, as that."""
     shown = []
     for place, node in enumerate(program.inputs):
         own = node.op == "input" and node.attributes[0] == place
@@ -87,7 +87,7 @@ def inputs_line(program: Program, names: NodeNames) -> str:
 
 
 def type_text(node: Node) -> str:
-    """The type of a node, such as `f32` or `i32[4]`; a loop's is that of what it carries."""
+    """Returns the type of a node, such as `f32` or `i32[4]`; a loop's is that of what it carries."""
     if node.op == "loop":
         return f"({', '.join(map(type_text, node.attributes[0].body.outputs))})"
     return _dtype_text(node.dtype) if node.width is None else f"{_dtype_text(node.dtype)}[{node.width}]"

@@ -41,7 +41,7 @@ class Lowering(NamedTuple):
         return self._replace(region=Region(self.region))
 
     def apply(self, op: str, *nodes: Node, dtype: Any = None) -> Node:
-        """An operation of `operations.OPERATIONS`; its result is a row where an operand is one."""
+        """Returns an operation of `operations.OPERATIONS`; its result is a row where an operand is one."""
         width = next((node.width for node in nodes if node.width is not None), None)
         # A bias beside what is known of a product: two uniform rows in a row of additions become one.
         if op == "add" and width is not None:
@@ -64,17 +64,17 @@ class Lowering(NamedTuple):
         return one, other
 
     def uniform_row(self, array: Array) -> Node:
-        """A uniform array `[width]` as one node."""
+        """Returns a uniform array `[width]` as one node."""
         return self.region.uniform(self.prologue.slot(array), 0, array.dtype, array.size)
 
     def constant(self, value: Any, dtype: Any) -> Node:
-        """A number that is known."""
+        """Returns a number that is known."""
         return self.region.constant(value, dtype)
 
     # --- beside the kernel ------------------------------------------------------------------------------
 
     def array(self, value: Value) -> Any:
-        """A known or uniform value as an array of the prologue."""
+        """Returns a known or uniform value as an array of the prologue."""
         match value:
             case Const(array):
                 return array
@@ -109,7 +109,7 @@ class Lowering(NamedTuple):
         raise TypeError(f"{type(value).__name__} is written out first")
 
     def scalar(self, value: Value) -> Node:
-        """The node of an array of one number."""
+        """Returns the node of an array of one number."""
         return self.scalars(value).nodes.reshape(-1)[0]
 
     def _uniform_scalars(self, value: Uniform) -> ScalarArray:
@@ -127,14 +127,14 @@ class Lowering(NamedTuple):
         return filled(data.shape[:-1], dtype, lambda at: KeyPair(data.nodes[(*at, 0)], data.nodes[(*at, 1)]))
 
     def key_data(self, value: Value) -> ScalarArray:
-        """The data of keys, `[..., 2]`."""
+        """Returns the data of keys, `[..., 2]`."""
         nodes = np.empty((int(np.prod(value.shape)), 2), object)
         for place, key in enumerate(self.scalars(value).nodes.flat):
             nodes[place, 0], nodes[place, 1] = key.first, key.second
         return ScalarArray(nodes.reshape((*value.shape, 2)), np.dtype(np.uint32))
 
     def column(self, row: Node, place: int) -> Node:
-        """A number out of a row."""
+        """Returns a number out of a row."""
         return self.region.emit("column", row, dtype=row.dtype, attributes=(int(place),))
 
     # --- as rows ----------------------------------------------------------------------------------------
@@ -222,7 +222,7 @@ def check_columns(shape: tuple[int, ...]) -> None:
 
 
 def settled(value: Value) -> Value:
-    """A value that is made of constants alone as a `Const`."""
+    """Returns a value that is made of constants alone as a `Const`."""
     if isinstance(value, ScalarArray) and not is_key(value.dtype):
         nodes = flat_nodes(value)
         if all(node.op == "constant" for node in nodes):

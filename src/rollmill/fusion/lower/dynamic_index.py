@@ -132,7 +132,7 @@ def _moves(start: Start) -> bool:
 
 
 def load_slice(ctx: Lowering, value: Const | Uniform, starts: Sequence[Start], sizes: Sequence[int]) -> NodeArray:
-    """The block of a shared array that begins at `starts`, number by number."""
+    """Returns the block of a shared array that begins at `starts`, number by number."""
     slot = ctx.prologue.slot(ctx.array(value))
     strides = [int(np.prod(value.shape[axis + 1 :])) for axis in range(len(value.shape))]
     begin = ctx.constant(0, np.int32)
@@ -149,7 +149,7 @@ def load_slice(ctx: Lowering, value: Const | Uniform, starts: Sequence[Start], s
 
 
 def default_fill(dtype: np.dtype) -> float | int | bool:
-    """The value that JAX reads out of bounds where no fill value is given."""
+    """Returns the value that JAX reads out of bounds where no fill value is given."""
     if dtype == np.bool_:
         return True
     if is_float(dtype):

@@ -96,7 +96,7 @@ def lower_function(
     carried: bool = False,
     summed: bool = False,
 ) -> LoweredFunction:
-    """The program of `function(*uniform, *each)`; see `trace_function` for the arguments.
+    """Returns the program of `function(*uniform, *each)`; see `trace_function` for the arguments.
 
     Raises:
         CannotFuse: a primitive that has no meaning in a kernel, or arrays too large for it.
@@ -164,7 +164,7 @@ def lower_traced(traced: TracedFunction, assumed: ValueClasses = ()) -> LoweredF
 
 
 def _with_layout(traced: TracedFunction, assumed: ValueClasses, in_rows: list[bool]) -> LoweredFunction:
-    """The program for inputs in rows or scalars; carried ones are in rows where they come back as such."""
+    """Returns the program for inputs in rows or scalars; carried ones are in rows where they come back as such."""
     lowered: list[tuple[Program, list[Any], list[Output]]] = []
 
     def make(uniform: list[Array]) -> UniformArrays:
@@ -188,7 +188,7 @@ def _with_layout(traced: TracedFunction, assumed: ValueClasses, in_rows: list[bo
 def _stable_layout(
     traced: TracedFunction, assumed: ValueClasses, in_rows: list[bool], uniform: list[Array]
 ) -> tuple[Lowering, list[ScalarArray | RowArray], list[tuple[Value, bool | None]]]:
-    """The context, the inputs, and the results with the layout that each must have, True for rows.
+    """Returns the context, the inputs, and the results with the layout that each must have, True for rows.
 
     Lowered again while a carried leaf comes back in rows that was handed in as scalars: rows only ever grow more.
     """
@@ -239,7 +239,7 @@ def _is_row(leaf: jax.ShapeDtypeStruct) -> bool:
 def _inputs(
     region: Region, traced: TracedFunction, assumed: ValueClasses, in_rows: Sequence[bool]
 ) -> list[ScalarArray | RowArray]:
-    """A node for each number that is handed in, or row; what is known, or another again, is that."""
+    """Returns a node for each number that is handed in, or row; what is known, or another again, is that."""
     unlabelled = [None] * (len(traced.each) - len(assumed))
     met: dict[Any, Node] = {}
     try:
@@ -276,7 +276,7 @@ def _input(
 
 
 def _output(ctx: Lowering, value: Value, in_rows: bool | None, uniform: list[Array], summed: bool) -> Output:
-    """A value as it leaves the program, or the prologue, whose outputs so far are `uniform`.
+    """Returns a value as it leaves the program, or the prologue, whose outputs so far are `uniform`.
 
     `in_rows` says how it must lie, or None that it may lie as it does; a vector that is `summed` may be in parts.
     """
@@ -299,7 +299,7 @@ def _output(ctx: Lowering, value: Value, in_rows: bool | None, uniform: list[Arr
 
 
 def _sides_of(ctx: Lowering, value: OuterProducts) -> OuterProducts:
-    """A sum of products as it leaves the program: vectors of rows, numbers, or of both side by side."""
+    """Returns a sum of products as it leaves the program: vectors of rows, numbers, or of both side by side."""
     pairs = [VectorPair(*map(partial(_side, ctx), pair)) for pair in value.pairs]
     # A result is stored block by block, and the same blocks are added up for all pairs.
     if len({(_widths(left), _widths(right)) for left, right in pairs}) > 1:
@@ -309,7 +309,7 @@ def _sides_of(ctx: Lowering, value: OuterProducts) -> OuterProducts:
 
 
 def _side(ctx: Lowering, side: Value) -> Const | RowArray | ScalarArray | Concat:
-    """A side of a product of vectors as it leaves the program."""
+    """Returns a side of a product of vectors as it leaves the program."""
     if 0 in side.shape:
         return Const(np.zeros(side.shape, side.dtype))
     if isinstance(side, Concat):
@@ -323,5 +323,5 @@ def _widths(side: Value) -> tuple[int, ...]:
 
 
 def _lies_in_rows(side: Value) -> bool:
-    """Whether a side of a product is a row, and not single numbers."""
+    """Returns whether a side of a product is a row, and not single numbers."""
     return isinstance(side, RowArray) or (not isinstance(side, ScalarArray) and side.shape[-1] >= MIN_ROW)

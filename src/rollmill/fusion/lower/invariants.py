@@ -37,7 +37,7 @@ whose label is `ConstLabel` is known. None for a leaf in rows, of which nothing 
 
 
 def labels_of(begun: Sequence[Output]) -> ValueClasses:
-    """The most that can be assumed of leaves that begin as these."""
+    """Returns the most that can be assumed of leaves that begin as these."""
     return _numbered([_labels(value) for value in begun])
 
 
@@ -47,7 +47,7 @@ def meet(labels: ValueClasses, after: Sequence[Output]) -> ValueClasses:
 
 
 def _labels(value: Output) -> list[Hashable] | None:
-    """A label for each number of a leaf; None for a leaf that is not made of scalars."""
+    """Returns a label for each number of a leaf; None for a leaf that is not made of scalars."""
     match value:
         case Const(array):
             return [ConstLabel(number.item(), array.dtype) for number in array.reshape(-1)]
@@ -72,7 +72,7 @@ def _kept(before: tuple[Hashable, ...] | None, value: Output) -> list[Hashable] 
 
 
 def _numbered(leaves: Sequence[Sequence[Hashable] | None]) -> ValueClasses:
-    """The same labels by their numbers, so that what says the same is the same."""
+    """Returns the same labels by their numbers, so that what says the same is the same."""
     numbers: dict[Hashable, int] = {}
 
     def number(label: Hashable) -> Hashable:

@@ -136,12 +136,12 @@ def _results(
 
 
 def _operand(ctx: Lowering, name: str, value: Value) -> Value:
-    """A value as the rule of a primitive takes it."""
+    """Returns a value as the rule of a primitive takes it."""
     return value if name in KEEP_PRODUCTS else products.materialised(ctx, value)
 
 
 def _plain_params(equation: core.JaxprEqn) -> dict[str, Any]:
-    """An equation's parameters, in which JAX leaves integers of NumPy's."""
+    """Returns an equation's parameters, in which JAX leaves integers of NumPy's."""
     return {name: _plain(value) for name, value in equation.params.items()}
 
 
@@ -158,7 +158,7 @@ def _check_types(outputs: Sequence[Any]) -> None:
 
 
 def _is_moved(name: str, values: Sequence[Value]) -> bool:
-    """Whether shared arrays are only looked at from another side, which NumPy does here."""
+    """Returns whether shared arrays are only looked at from another side, which NumPy does here."""
     if name not in shapes.MOVES and name not in ("split", "unstack", "iota"):
         return False
     return all(map(shapes.is_moved_here, values))

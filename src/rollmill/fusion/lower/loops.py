@@ -64,7 +64,7 @@ def emit_loop(
 
 
 def _turn(ctx: Lowering, body: Body, start: Sequence[Value]) -> tuple[list[CarryForm], Lowering, list[Value]]:
-    """The forms of all carried values, the context of the body, and the values after a turn."""
+    """Returns the forms of all carried values, the context of the body, and the values after a turn."""
     held = [CarryForm() for _ in start]
     while True:
         inside = ctx.inside()
@@ -81,7 +81,7 @@ def _turn(ctx: Lowering, body: Body, start: Sequence[Value]) -> tuple[list[Carry
 def _asking(
     ctx: Lowering, condition: Body, start: Sequence[Value], held: Sequence[CarryForm]
 ) -> tuple[Program, list[Node]]:
-    """The program that says whether another turn follows, and what it reads from outside."""
+    """Returns the program that says whether another turn follows, and what it reads from outside."""
     inside = ctx.inside()
     now = [_handed_in(inside, value, how) for value, how in zip(start, held, strict=True)]
     (goes_on,) = condition(inside, now)
@@ -90,7 +90,7 @@ def _asking(
 
 
 def _handed_in(inside: Lowering, value: Value, how: CarryForm) -> Value:
-    """A carried array as a turn sees it."""
+    """Returns a carried array as a turn sees it."""
     if not how.changes:
         return value
     if how.in_rows:
@@ -101,7 +101,7 @@ def _handed_in(inside: Lowering, value: Value, how: CarryForm) -> Value:
 
 
 def _like(value: ScalarArray | RowArray, make: Callable[[], Node]) -> ScalarArray | RowArray:
-    """An array of the same kind, of nodes that are made in row-major order."""
+    """Returns an array of the same kind, of nodes that are made in row-major order."""
     nodes = no_nodes(value.nodes.shape)
     for at in np.ndindex(*nodes.shape):
         nodes[at] = KeyPair(make(), make()) if is_key(value.dtype) else make()
@@ -109,7 +109,7 @@ def _like(value: ScalarArray | RowArray, make: Callable[[], Node]) -> ScalarArra
 
 
 def _as_needed(inside: Lowering, how: CarryForm, before: Value, after: Value) -> CarryForm:
-    """How an array must be held for what a turn made of it."""
+    """Returns how an array must be held for what a turn made of it."""
     if not how.changes and is_same(before, after, inside.region.is_same):
         return how
     return CarryForm(True, how.in_rows or isinstance(after, RowArray) or isinstance(before, RowArray))

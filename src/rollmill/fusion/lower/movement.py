@@ -56,17 +56,17 @@ def index_columns(ctx: Lowering, value: Value, first: int, width: int) -> Value:
 
 
 def index_leading(ctx: Lowering, value: Value, at: int) -> Value:
-    """An element along the first axis."""
+    """Returns an element along the first axis."""
     return gather_static(ctx, value, positions(value.shape)[at, ...])
 
 
 def reshaped(ctx: Lowering, value: Value, shape: tuple[int, ...]) -> Value:
-    """The same elements in another shape."""
+    """Returns the same elements in another shape."""
     return gather_static(ctx, value, positions(value.shape).reshape(shape))
 
 
 def transposed(ctx: Lowering, value: Value, axes: tuple[int, ...]) -> Value:
-    """The same elements with other axes."""
+    """Returns the same elements with other axes."""
     return gather_static(ctx, value, positions(value.shape).transpose(axes))
 
 
@@ -134,7 +134,7 @@ def _piece(
     lead: tuple[int, ...],
     fill: Node | None,
 ) -> Value:
-    """The run of columns that begins, in each row, in one of these places."""
+    """Returns the run of columns that begins, in each row, in one of these places."""
     sources = [_source(value, int(place)) for place in begins]
     # A tile for fewer columns would be mostly padding, and scalars side by side are scalars still.
     if width <= NARROW or all(_is_scalars(value, source) for source in sources):
@@ -176,7 +176,7 @@ def _number(ctx: Lowering, value: RowArray | Concat, place: int, fill: Node | No
 
 
 def _run(ctx: Lowering, value: RowArray | Concat, source: _Piece, width: int, fill: Node | None) -> Node:
-    """A run of columns as a row."""
+    """Returns a run of columns as a row."""
     if source.part < 0:
         assert fill is not None
         return ctx.region.emit("splat", fill, dtype=value.dtype, width=width)

@@ -57,7 +57,7 @@ class Prologue:
 
 
 def trace_prologue(make: Callable[[list[Array]], UniformArrays], uniform: Sequence[Any]) -> Prologue:
-    """The prologue that computes what `make` returns for uniform arguments of these shapes."""
+    """Returns the prologue that computes what `make` returns for uniform arguments of these shapes."""
     num_slots: list[int] = []
 
     def trace(*leaves: Array) -> list[Array]:
@@ -70,7 +70,7 @@ def trace_prologue(make: Callable[[list[Array]], UniformArrays], uniform: Sequen
 
 
 def _without_dead_code(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
-    """The same results, without equations and constants that none of them needs."""
+    """Returns the same results, without equations and constants that none of them needs."""
     jaxpr = closed.jaxpr
     read = {atom for atom in jaxpr.outvars if not isinstance(atom, core.Literal)}
     live = []
@@ -94,7 +94,7 @@ class PrologueBuilder:
         self._computed: dict[Any, Any] = {}
 
     def slot(self, array: Array | np.ndarray) -> int:
-        """The slot of an array, which is the same each time it is asked for."""
+        """Returns the slot of an array, which is the same each time it is asked for."""
         key = self._identity(array)
         if key not in self._slots:
             self._slots[key] = len(self.arrays)
@@ -102,7 +102,7 @@ class PrologueBuilder:
         return self._slots[key]
 
     def _identity(self, array: Array | np.ndarray) -> Any:
-        """A key for an array: known numbers by themselves, others by their identity."""
+        """Returns a key for an array: known numbers by themselves, others by their identity."""
         if isinstance(array, np.ndarray):
             return array.shape, array.dtype.name, array.tobytes()
         self._held[id(array)] = array  # so that no other array gets its id
@@ -118,16 +118,16 @@ class PrologueBuilder:
         return self._once(value.array, key, lambda: _pick(value.array, places))
 
     def turned(self, matrix: Array | np.ndarray) -> Array | np.ndarray:
-        """The transposed matrix, computed once."""
+        """Returns the transposed matrix, computed once."""
         return self._once(matrix, ("turned",), lambda: matrix.T)
 
     def combined(self, rows: Array | np.ndarray, weights: np.ndarray, dtype: Any) -> Array:
-        """The sum of a matrix' rows, each times a number, computed once."""
+        """Returns the sum of a matrix' rows, each times a number, computed once."""
         total = lambda: jnp.sum(jnp.asarray(rows) * weights[:, None], axis=0).astype(dtype)
         return self._once(rows, ("combined", weights.tobytes(), dtype), total)
 
     def added(self, one: Node, other: Node) -> Array:
-        """The sum of two uniform rows, computed once."""
+        """Returns the sum of two uniform rows, computed once."""
         # Nodes are unique in their region, and `one` and `other` thus say which rows these are.
         whole = self.arrays[one.attributes[0]]
         return self._once(whole, ("added", one, other), lambda: self._row(one) + self._row(other))
@@ -137,7 +137,7 @@ class PrologueBuilder:
         return self.arrays[slot].reshape(-1)[place : place + (node.width or 1)]
 
     def _once(self, array: Any, how: Any, make: Callable[[], Any]) -> Any:
-        """The result of `make` for an array, computed once."""
+        """Returns the result of `make` for an array, computed once."""
         key = (self._identity(array), how)
         if key not in self._computed:
             self._computed[key] = make()

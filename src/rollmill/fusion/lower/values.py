@@ -176,12 +176,12 @@ def filled(shape: tuple[int, ...], dtype: Any, make: Callable[[tuple[int, ...]],
 
 
 def no_nodes(shape: int | Sequence[int]) -> NodeArray:
-    """An array for nodes to be put into."""
+    """Returns an array for nodes to be put into."""
     return np.empty(shape, object)
 
 
 def alone(node: Node) -> NodeArray:
-    """An array of one node, without axes."""
+    """Returns an array of one node, without axes."""
     nodes = no_nodes(())
     nodes[()] = node
     return nodes
@@ -199,39 +199,39 @@ def check_size(shape: tuple[int, ...], what: str = "an array") -> None:
 
 
 def is_traced(array: Any) -> bool:
-    """Whether the numbers of an array are not known yet."""
+    """Returns whether the numbers of an array are not known yet."""
     return isinstance(array, Tracer)
 
 
 def is_key(dtype: Any) -> bool:
-    """Whether elements of this type are random keys."""
+    """Returns whether elements of this type are random keys."""
     return jnp.issubdtype(dtype, jax.dtypes.prng_key)
 
 
 def shared(array: Any) -> Const | Uniform:
-    """An array that all environments have in common; keys are held as they are, for NumPy has none."""
+    """Returns an array that all environments have in common; keys are held as they are, for NumPy has none."""
     if is_traced(array) or (isinstance(array, jax.Array) and is_key(array.dtype)):
         return Uniform(array)
     return Const(np.asarray(array))
 
 
 def is_shared(value: Value) -> bool:
-    """Whether all environments have it in common."""
+    """Returns whether all environments have it in common."""
     return isinstance(value, Const | Uniform)
 
 
 def positions(shape: tuple[int, ...]) -> np.ndarray:
-    """The number of each element of an array in row-major order."""
+    """Returns the number of each element of an array in row-major order."""
     return np.arange(np.prod(shape, dtype=int)).reshape(shape)
 
 
 def is_output(x: Any) -> bool:
-    """Whether something in a tree of results is one result of a lowered function."""
+    """Returns whether something in a tree of results is one result of a lowered function."""
     return isinstance(x, Output)
 
 
 def flat_nodes(value: Value | PrologueOutput) -> list[Node]:
-    """The nodes of a value in row-major order, both of each key, and those of all its parts."""
+    """Returns the nodes of a value in row-major order, both of each key, and those of all its parts."""
     match value:
         case Const() | Uniform() | PrologueOutput():
             return []
@@ -246,7 +246,7 @@ def flat_nodes(value: Value | PrologueOutput) -> list[Node]:
 
 
 def is_same(one: Value, other: Value, same_node: Callable[[Node, Node], bool]) -> bool:
-    """Whether two values are surely equal."""
+    """Returns whether two values are surely equal."""
     match one, other:
         case Const(a), Const(b):
             return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()

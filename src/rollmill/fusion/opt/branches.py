@@ -44,7 +44,7 @@ def guarded_regions(nodes: Sequence[Node], outputs: Sequence[Node]) -> list[Guar
 
 
 def _decisions(nodes: Sequence[Node]) -> dict[Node, list[Node]]:
-    """The scalar conditions of selects, each with the selects that it decides."""
+    """Returns the scalar conditions of selects, each with the selects that it decides."""
     decisions: dict[Node, list[Node]] = {}
     for node in nodes:
         if node.op == "select" and node.operands[0].width is None:

@@ -20,12 +20,12 @@ class Pass(NamedTuple):
     """The result of `run` as lines of text."""
 
     def text(self, program: Program) -> str:
-        """The result for a program, as text."""
+        """Returns the result for a program, as text."""
         return "\n".join(self.lines(self.run(program), NodeNames(program))) or "none"
 
 
 def schedule_lines(schedule: Schedule, names: NodeNames) -> Iterator[str]:
-    """A schedule: one line for each node, indented by the branches and loops that it is in."""
+    """Yields a schedule: one line for each node, indented by the branches and loops that it is in."""
     yield inputs_line(schedule.program, names)
     yield from (INDENT + line for item in schedule.items for line in _item_lines(item, names))
     yield f"return {names.all_of(schedule.program.outputs)}"

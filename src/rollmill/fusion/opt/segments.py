@@ -24,7 +24,7 @@ class ProgramSegment(NamedTuple):
 
 
 def needs_segments(num_nodes: int) -> bool:
-    """Whether Triton's dependence analysis would take hours on a program of so many nodes."""
+    """Returns whether Triton's dependence analysis would take hours on a program of so many nodes."""
     return num_nodes > MAX_NODES
 
 
@@ -38,7 +38,7 @@ def segments_of(nodes: Sequence[Node]) -> list[ProgramSegment]:
 
 
 def _levels(nodes: Sequence[Node]) -> dict[Node, int]:
-    """The number of changes between rows and scalars before each node; even for rows."""
+    """Returns the number of changes between rows and scalars before each node; even for rows."""
     levels: dict[Node, int] = {}
     for node in nodes:
         # As early as its operands allow: the first levels then hold as many nodes as can be.
@@ -50,7 +50,7 @@ def _levels(nodes: Sequence[Node]) -> dict[Node, int]:
 
 
 def _is_of_rows(node: Node) -> bool:
-    """Whether a node is a row, or made of one."""
+    """Returns whether a node is a row, or made of one."""
     if node.op == "loop":
         body, condition, _ = node.attributes[0]
         inside = [*body.nodes(), *([] if condition is None else condition.nodes())]

@@ -50,7 +50,7 @@ class SkinnyMatmuls(NamedTuple):
     """Products that other nodes absorb: to the row of a head's sum, or to the scalar of a bias."""
 
     def joined(self, other: "SkinnyMatmuls") -> "SkinnyMatmuls":
-        """The union of both."""
+        """Returns the union of both."""
         return SkinnyMatmuls(
             self.first | other.first,
             self.added | other.added,
@@ -97,7 +97,7 @@ def _find_first(product: Node, only_user: Mapping[Node, Node], products: SkinnyM
 
 
 def _only_users(nodes: Sequence[Node], outputs: Sequence[Node]) -> dict[Node, Node]:
-    """The only node that reads each node which no other reads."""
+    """Returns the only node that reads each node which no other reads."""
     users: dict[Node, list[Node]] = {}
     for node in nodes:
         for operand in node.operands:
@@ -129,12 +129,12 @@ def _heads(
 
 
 def is_stacked_product(node: Node, most: int) -> bool:
-    """Whether a node is the product of at most so many scalars with rows of a matrix."""
+    """Returns whether a node is the product of at most so many scalars with rows of a matrix."""
     return node.op == "dot" and node.operands[0].op == "stack" and node.attributes[1] <= most
 
 
 def _addend(user: Node, product: Node, only_user: Mapping[Node, Node]) -> Bias | None:
-    """The addend of a product, where it can be one more row of the matrix; None otherwise."""
+    """Returns the addend of a product, where it can be one more row of the matrix; None otherwise."""
     if user.op != "add":
         return None
     other = _other(user, product)
@@ -151,12 +151,12 @@ def _addend(user: Node, product: Node, only_user: Mapping[Node, Node]) -> Bias |
 
 
 def _other(user: Node, operand: Node) -> Node:
-    """The other one of two operands."""
+    """Returns the other one of two operands."""
     return user.operands[0] if user.operands[1] is operand else user.operands[1]
 
 
 def _weighted(product: Node) -> tuple[Node, Node] | None:
-    """The row and the uniform row of their product."""
+    """Returns the row and the uniform row of their product."""
     if product.op != "mul" or product.width is None:
         return None
     for row, weight in (product.operands, product.operands[::-1]):

@@ -44,7 +44,7 @@ def rollout_search(
     unroll: int,
     step: RolloutStep,
 ) -> Search:
-    """The search for the fastest of these launches of a rollout.
+    """Returns the search for the fastest of these launches of a rollout.
 
     Args:
         graph: what is trained.
@@ -82,7 +82,7 @@ def rollouts_in_a_row(
     collector: Collector,
     key: Key,
 ) -> tuple[Collector, Trajectory]:
-    """The last of several rollouts, of which each goes on where the one before has ended."""
+    """Returns the last of several rollouts, of which each goes on where the one before has ended."""
     shape = jax.eval_shape(collect, weights, collector, key)[1]
     empty = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shape)
     again = lambda now, key: (collect(weights, now[0], key), None)
@@ -105,7 +105,7 @@ def minibatch_loop_search(
     *,
     step: GradientStep,
 ) -> Search:
-    """The search for the fastest of these launches of the gradients of a minibatch.
+    """Returns the search for the fastest of these launches of the gradients of a minibatch.
 
     Args:
         graph: what is trained.

@@ -67,11 +67,11 @@ class Search(NamedTuple):
     """Compiles the kernels of all launches, for when the functions that call them are compiled."""
 
     def stored(self) -> Tuned | None:
-        """The result of an earlier search; None where there was none."""
+        """Returns the result of an earlier search; None where there was none."""
         return read_cached(self.file, self._read)
 
     def _read(self, document: Any) -> Tuned:
-        """The result that a document holds.
+        """Returns the result that a document holds.
 
         Raises:
             DataError: it holds something else.
@@ -107,7 +107,7 @@ def compile_candidates(search: Search) -> Sequence[Callable[[], Callable[..., An
 def fastest(
     search: Search, candidates: Sequence[Callable[[], Callable[..., Any]]], arguments: Sequence[Any]
 ) -> Tuned:
-    """The fastest launch, and its time beside the unfused function's.
+    """Returns the fastest launch, and its time beside the unfused function's.
 
     Args:
         search: of which no result is stored.
@@ -139,7 +139,7 @@ def fastest(
 
 
 def seconds_of_call(function: Callable[..., Any], arguments: Sequence[Any]) -> float:
-    """Seconds of a call: the median of several times, each of several calls in a row."""
+    """Returns the seconds of a call: the median of several times, each of several calls in a row."""
     jax.block_until_ready(function(*arguments))
     # Calls in a row hide the time between two of them, in which a device would wait for the host.
     calls = max(1, min(CALLS, round(SECONDS / _seconds_of(1, function, arguments))))

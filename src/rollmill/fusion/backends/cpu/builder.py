@@ -40,19 +40,19 @@ class Emitter:
     # --- types and constants ------------------------------------------------------------------------------
 
     def vector(self, dtype: np.dtype) -> ir.VectorType:
-        """The type of a vector."""
+        """Returns the type of a vector."""
         return ir.VectorType(number_type(dtype), self.lanes)
 
     def constant(self, number: Any, dtype: np.dtype = FLOAT32) -> Value:
-        """A vector of the same number."""
+        """Returns a vector of the same number."""
         return ir.Constant(self.vector(dtype), [_literal(number, dtype)] * self.lanes)
 
     def integer(self, number: int) -> Value:
-        """A single index."""
+        """Returns a single index."""
         return ir.Constant(INT64, number)
 
     def counting(self) -> Value:
-        """The number of each lane."""
+        """Returns the number of each lane."""
         return ir.Constant(ir.VectorType(INT32, self.lanes), list(range(self.lanes)))
 
     # --- arithmetic ---------------------------------------------------------------------------------------
@@ -80,16 +80,16 @@ class Emitter:
         return self.call(f"llvm.{name}.{suffix}", *operands, result=result or kinds[0])
 
     def call(self, name: str, *operands: Value, result: Any) -> Value:
-        """A function by its name."""
+        """Calls a function by its name."""
         return self.builder.call(self.declared(name, result, [operand.type for operand in operands]), operands)
 
     def declared(self, name: str, result: Any, operands: list[Any]) -> ir.Function:
-        """A function of these types."""
+        """Declares a function of these types, unless the module has it."""
         function = self.module.globals.get(name)
         return ir.Function(self.module, ir.FunctionType(result, operands), name) if function is None else function
 
     def each_lane(self, name: str, *operands: Value) -> Value:
-        """A function of C for each lane, one after the other."""
+        """Calls a function of C for each lane, one after the other."""
         vector = ir.Constant(operands[0].type, ir.Undefined)
         for lane in range(self.lanes):
             place = ir.Constant(INT32, lane)
@@ -98,20 +98,20 @@ class Emitter:
         return vector
 
     def broadcast(self, number: Value) -> Value:
-        """A single number in all lanes."""
+        """Returns a single number in all lanes."""
         vector = ir.VectorType(number.type, self.lanes)
         first = self.builder.insert_element(ir.Constant(vector, ir.Undefined), number, ir.Constant(INT32, 0))
         zeros = ir.Constant(ir.VectorType(INT32, self.lanes), [0] * self.lanes)
         return self.builder.shuffle_vector(first, ir.Constant(vector, ir.Undefined), zeros)
 
     def any(self, condition: Value) -> Value:
-        """Whether a boolean holds in any lane."""
+        """Returns whether a boolean holds in any lane."""
         return self.call(f"llvm.vector.reduce.or.v{self.lanes}i1", condition, result=ir.IntType(1))
 
     # --- memory -------------------------------------------------------------------------------------------
 
     def at(self, pointer: Value, index: Value | int, kind: Any) -> Value:
-        """The pointer to the element with this index."""
+        """Returns the pointer to the element with this index."""
         if isinstance(index, int):
             index = self.integer(index)
         return self.builder.gep(pointer, [index], inbounds=True, source_etype=kind)
@@ -122,7 +122,7 @@ class Emitter:
         return self._from_memory(stored, dtype)
 
     def load(self, pointer: Value, dtype: np.dtype) -> Value:
-        """A vector of numbers that lie side by side."""
+        """Returns a vector of numbers that lie side by side."""
         kind = ir.VectorType(memory_type(dtype), self.lanes)
         return self._from_memory(self.builder.load(pointer, typ=kind, align=np.dtype(dtype).itemsize), dtype)
 
@@ -136,7 +136,7 @@ class Emitter:
         self.builder.store(whole, pointer, align=np.dtype(dtype).itemsize)
 
     def gather(self, pointer: Value, places: Value, dtype: np.dtype) -> Value:
-        """The numbers at a place of each lane's own."""
+        """Returns the numbers at a place of each lane's own."""
         kind = memory_type(dtype)
         vector = ir.Constant(ir.VectorType(kind, self.lanes), ir.Undefined)
         for lane in range(self.lanes):
@@ -157,11 +157,11 @@ class Emitter:
     # --- floats of 16 bits ----------------------------------------------------------------------------------
 
     def rounded(self, x: Value, dtype: np.dtype) -> Value:
-        """The nearest number of a type of 16 bits; ties go to even."""
+        """Returns the nearest number of a type of 16 bits; ties go to even."""
         return self.short_of_bits(self.bits_of_short(x, dtype), dtype)
 
     def short_of_bits(self, bits: Value, dtype: np.dtype) -> Value:
-        """The float32 number that 16 bits stand for."""
+        """Returns the float32 number that 16 bits stand for."""
         builder, wide = self.builder, _with_element(bits.type, FLOATS["float32"])
         if dtype.name == "float16":
             return builder.fpext(builder.bitcast(bits, _with_element(bits.type, ir.HalfType())), wide)
@@ -169,7 +169,7 @@ class Emitter:
         return builder.bitcast(builder.shl(words, _constant_like(words, 16)), wide)
 
     def bits_of_short(self, x: Value, dtype: np.dtype) -> Value:
-        """The 16 bits of the nearest number of a type."""
+        """Returns the 16 bits of the nearest number of a type."""
         builder, short = self.builder, _with_element(x.type, ir.IntType(16))
         if dtype.name == "float16":
             return builder.bitcast(builder.fptrunc(x, _with_element(x.type, ir.HalfType())), short)
@@ -191,7 +191,7 @@ class Emitter:
             yield
 
     def slot(self, kind: Any) -> Value:
-        """A variable."""
+        """Returns a variable."""
         with self.once():
             return variable(self.builder, kind)
 
@@ -254,7 +254,7 @@ def variable(builder: ir.IRBuilder, kind: Any) -> Value:
 
 
 def byte(builder: ir.IRBuilder, pointer: Value, offset: int) -> Value:
-    """The pointer to what lies so many bytes further."""
+    """Returns the pointer to what lies so many bytes further."""
     return builder.gep(pointer, [INT64(offset)], inbounds=True, source_etype=BYTE)
 
 
@@ -271,7 +271,7 @@ def number_type(dtype: Any) -> Any:
 
 
 def memory_type(dtype: Any) -> Any:
-    """The type of a number in memory."""
+    """Returns the type of a number in memory."""
     dtype = np.dtype(dtype)
     if is_short_float(dtype):
         return ir.IntType(16)
@@ -279,12 +279,12 @@ def memory_type(dtype: Any) -> Any:
 
 
 def _with_element(kind: Any, element: Any) -> Any:
-    """A type of as many elements as another one, or of a single number as that is."""
+    """Returns a type of as many elements as another one, or of a single number as that is."""
     return ir.VectorType(element, kind.count) if isinstance(kind, ir.VectorType) else element
 
 
 def _constant_like(value: Value, number: int) -> Value:
-    """A number in all elements of a value's type."""
+    """Returns a number in all elements of a value's type."""
     count = value.type.count if isinstance(value.type, ir.VectorType) else None
     return ir.Constant(value.type, number if count is None else [number] * count)
 

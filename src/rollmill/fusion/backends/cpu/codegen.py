@@ -92,13 +92,13 @@ class CodeWriter:
             self._held[node] = read(self, variable)
 
     def anywhere(self, condition: Vectors) -> Value:
-        """Whether a boolean holds for any sample of the block."""
+        """Returns whether a boolean holds for any sample of the block."""
         return self.emit.any(functools.reduce(self.emit.builder.or_, condition))
 
     # --- one node ------------------------------------------------------------------------------------------
 
     def value(self, node: Node) -> BlockValue:
-        """The value of a node; a row, in memory."""
+        """Returns the value of a node; a row, in memory."""
         return self._held[node] if node.width is None else self.in_memory(node)
 
     def _node(self, node: Node) -> BlockValue:
@@ -124,7 +124,7 @@ class CodeWriter:
         return self.beside([self.vectors(operand) for operand in node.operands], node.dtype)
 
     def vectors(self, node: Node) -> Vectors:
-        """A number of each sample."""
+        """Returns a number of each sample."""
         value = self._held[node]
         assert isinstance(value, list), node
         return value
@@ -152,7 +152,7 @@ class CodeWriter:
     def _packed(
         self, slot: int, first: int, shape: tuple[int, int], strides: tuple[int, int], dtype: np.dtype, stride: int
     ) -> Placed:
-        """A matrix, or a row, of a uniform array, copied once with whole vectors in each row."""
+        """Returns a matrix, or a row, of a uniform array, copied once with whole vectors in each row."""
         key, columns = (slot, first, shape, strides), padded(shape[1], self.emit.lanes)
         if key not in self._uniform:
             self._uniform[key] = self.scratch.take(shape[0] * columns, dtype)
@@ -170,7 +170,7 @@ class CodeWriter:
         return Placed(self.scratch.take(self.block * columns, dtype), columns, 1, width, dtype)
 
     def in_memory(self, node: Node) -> Placed:
-        """A row, in memory."""
+        """Returns a row, in memory."""
         held = self._held[node]
         if isinstance(held, Placed):
             return held
@@ -217,7 +217,7 @@ class CodeWriter:
         return self.strided(rows.at(self.emit, 0, node.attributes[0]), rows.sample_stride, rows.dtype)
 
     def strided(self, pointer: Value, stride: int, dtype: np.dtype) -> Vectors:
-        """A number of each sample, of which the first lies here and the others as many elements apart."""
+        """Returns a number of each sample, of which the first lies here and the others as many elements apart."""
         emit, kind = self.emit, memory_type(dtype)
         pointers = [emit.at(pointer, first * stride, kind) for first in range(0, self.block, emit.lanes)]
         if stride == 1:
@@ -235,7 +235,7 @@ class CodeWriter:
         return rows
 
     def _reduced(self, node: Node) -> Vectors:
-        """A row's sum or extreme, sample by sample; then as vectors again."""
+        """Returns a row's sum or extreme, sample by sample; then as vectors again."""
         row = node.operands[0]
         self._ready(node)
         width, lanes = row.width or 0, self.emit.lanes
@@ -255,7 +255,7 @@ class CodeWriter:
         return [self.emit.load(pointer, node.dtype) for pointer in pointers]
 
     def across(self, op: str, vector: Value, dtype: np.dtype = FLOAT32) -> Value:
-        """The sum or extreme of the lanes of a vector, always in the same order."""
+        """Returns the sum or extreme of the lanes of a vector, always in the same order."""
         kind, operation = vector.type.element, COMBINED[op]
         named = lambda own: f"llvm.vector.reduce.{own}.{suffix_of(vector.type)}"
         if not is_float(dtype):
@@ -330,7 +330,7 @@ SPECIAL: dict[str, Callable[[CodeWriter, Node], Any]] = {
 
 
 def _neutral(op: str, dtype: np.dtype) -> Any:
-    """The neutral element of a sum, or of an extreme."""
+    """Returns the neutral element of a sum, or of an extreme."""
     if op == "row_sum":
         return 0
     least, most = (-np.inf, np.inf) if is_float(dtype) else (np.iinfo(dtype).min, np.iinfo(dtype).max)

@@ -32,11 +32,11 @@ class BlockWriter(Protocol):
         ...
 
     def value(self, node: Node) -> BlockValue:
-        """The value of a node; a row, in memory."""
+        """Returns the value of a node; a row, in memory."""
         ...
 
     def anywhere(self, condition: Vectors) -> Value:
-        """Whether a boolean holds for any sample of the block."""
+        """Returns whether a boolean holds for any sample of the block."""
         ...
 
     def new_rows(self, width: int, dtype: np.dtype) -> Placed:
@@ -57,7 +57,7 @@ class BlockWriter(Protocol):
 
 
 def new_variable(writer: BlockWriter, node: Node) -> Any:
-    """A variable for a node's value: numbers of each sample, zero at first, or rows."""
+    """Returns a variable for a node's value: numbers of each sample, zero at first, or rows."""
     if node.width is None:
         kind = writer.emit.vector(node.dtype)
         slots = [writer.emit.slot(kind) for _ in range(writer.groups)]
@@ -100,7 +100,7 @@ def assign_all(writer: BlockWriter, variables: Sequence[Any], values: Sequence[B
 
 
 def read(writer: BlockWriter, variable: Any) -> BlockValue:
-    """The value that a variable has."""
+    """Returns the value that a variable has."""
     if isinstance(variable, Placed):
         return variable
     slots, dtype = variable
@@ -108,7 +108,7 @@ def read(writer: BlockWriter, variable: Any) -> BlockValue:
 
 
 def rows_of(variables: Sequence[Any]) -> list[Placed]:
-    """The variables that hold rows."""
+    """Returns the variables that hold rows."""
     return [variable for variable in variables if isinstance(variable, Placed)]
 
 

@@ -62,7 +62,7 @@ class NewProgram(NamedTuple):
 
 
 def new_program(lanes: int, arrays: int) -> NewProgram:
-    """A module's program, which takes so many arrays."""
+    """Returns a module's program, which takes so many arrays."""
     module = ir.Module("rollmill")
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), [POINTER, INT64, POINTER]), PROGRAM)
     function.linkage = "internal"
@@ -81,7 +81,7 @@ def call(kernel: NativeKernel, arrays: Sequence[Array]) -> list[Array]:
 
 
 def _register(kernel: NativeKernel, inputs: int) -> str:
-    """The name by which XLA knows a kernel."""
+    """Returns the name by which XLA knows a kernel."""
     _write_handler(kernel, inputs)
     text = str(kernel.module)
     name = f"rollmill_{hashlib.sha256(text.encode()).hexdigest()[:24]}"
@@ -134,7 +134,7 @@ def _say_version(builder: ir.IRBuilder, frame: Value, extension: Value) -> None:
 
 
 def _pointers(builder: ir.IRBuilder, frame: Value, inputs: int, outputs: int) -> tuple[Value, Value]:
-    """An array of the pointers to inputs and outputs; and the pointer to the memory for scratch."""
+    """Returns an array of the pointers to inputs and outputs; and the pointer to the memory for scratch."""
     found = variable(builder, ir.ArrayType(POINTER, inputs + outputs))
     buffers = [(FRAME_ARGUMENTS, n) for n in range(inputs)] + [(FRAME_RESULTS, n) for n in range(outputs + 1)]
     data = [read(builder, read(builder, read(builder, frame, side), 8 * n), BUFFER_DATA) for side, n in buffers]

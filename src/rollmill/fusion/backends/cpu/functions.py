@@ -47,7 +47,7 @@ def expm1(emit: Emitter, x: Value) -> Value:
 
 
 def tanh(emit: Emitter, x: Value) -> Value:
-    """The hyperbolic tangent: `e / (e + 2)` where `e = expm1(2 x)`; from 9.1 on it is one."""
+    """Returns the hyperbolic tangent: `e / (e + 2)` where `e = expm1(2 x)`; from 9.1 on it is one."""
     inside = _between(emit, x, -9.1, 9.1)
     whole, small = _expm1_parts(emit, emit.add(inside, inside))
     power = _power_of_two(emit, whole)
@@ -100,17 +100,17 @@ def log1p(emit: Emitter, x: Value) -> Value:
 
 
 def sin(emit: Emitter, x: Value) -> Value:
-    """The sine of any angle in radians."""
+    """Returns the sine of any angle in radians."""
     return _signed_zero(emit, x, _any_angle(emit, x, "sinf", quarter=0))
 
 
 def cos(emit: Emitter, x: Value) -> Value:
-    """The cosine of any angle in radians."""
+    """Returns the cosine of any angle in radians."""
     return _any_angle(emit, x, "cosf", quarter=1)
 
 
 def tan(emit: Emitter, x: Value) -> Value:
-    """The tangent, by `sin` and `cos`."""
+    """Returns the tangent, by `sin` and `cos`."""
     return emit.builder.fdiv(sin(emit, x), cos(emit, x))
 
 
@@ -161,7 +161,7 @@ def _expm1_parts(emit: Emitter, x: Value) -> tuple[Value, Value]:
 
 
 def _nearest(emit: Emitter, x: Value, factor: float) -> tuple[Value, Value]:
-    """The integer nearest to `factor x`, below 2^22, as a float and as an integer."""
+    """Returns the integer nearest to `factor x`, below 2^22, as a float and as an integer."""
     builder = emit.builder
     shifted = emit.fma(x, emit.constant(factor), emit.constant(ROUNDING))
     bits = builder.bitcast(shifted, emit.vector(INT32))
@@ -191,12 +191,12 @@ def _any_angle(emit: Emitter, x: Value, by_c: str, *, quarter: int) -> Value:
 
 
 def _signed_zero(emit: Emitter, x: Value, value: Value) -> Value:
-    """The value of an odd function, which is `x` itself where that is zero."""
+    """Returns the value of an odd function, which is `x` itself where that is zero."""
     return emit.builder.select(emit.builder.fcmp_ordered("==", x, emit.constant(0.0)), x, value)
 
 
 def _circular(emit: Emitter, x: Value, *, quarter: int) -> Value:
-    """The sine of `x` and as many quarter turns; the argument is reduced in double precision."""
+    """Returns the sine of `x` and as many quarter turns; the argument is reduced in double precision."""
     builder = emit.builder
     wide = builder.fpext(x, emit.vector(FLOAT64))
     turns = emit.intrinsic("roundeven", builder.fmul(wide, emit.constant(2 / math.pi, FLOAT64)))

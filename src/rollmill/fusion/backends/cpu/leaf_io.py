@@ -16,7 +16,7 @@ MAX_TOGETHER = 8
 
 
 def load_leaf(writer: CodeWriter, leaf: Leaf, pointer: Value, first: Value) -> list[BlockValue]:
-    """The numbers, or rows, of a leaf `[E, *shape]`, for a block that begins with this sample."""
+    """Returns the numbers, or rows, of a leaf `[E, *shape]`, for a block that begins with this sample."""
     size, kind = len(leaf.places) * (leaf.width or 1), memory_type(leaf.dtype)
     own = writer.emit.at(pointer, writer.emit.builder.mul(first, writer.emit.integer(size)), kind)
     parts = [writer.emit.at(own, n * (leaf.width or 1), kind) for n in range(len(leaf.places))]

@@ -29,7 +29,7 @@ class Placed(NamedTuple):
     dtype: np.dtype = FLOAT32
 
     def at(self, emit: Emitter, sample: Value | int, column: Value | int) -> Value:
-        """The pointer to one number."""
+        """Returns the pointer to one number."""
         kind = memory_type(self.dtype)
         whole = lambda n: emit.integer(n) if isinstance(n, int) else n
         # Strides are constants, so LLVM folds these into the addresses of loads and stores.
@@ -51,7 +51,7 @@ class Scratch:
         self.size = 0
 
     def take(self, numbers: int, dtype: np.dtype = FLOAT32) -> Value:
-        """A piece for as many numbers."""
+        """Allocates scratch space for a number of elements of `dtype`."""
         size = self._bytes(numbers, dtype)
         # Offsets are known while code is written: addresses are computed once, before the loops over blocks.
         with self._emit.once():
@@ -120,7 +120,7 @@ def unpack(emit: Emitter, target: Value, source: Value, matrix: Matrix) -> None:
 
 
 def side_by_side(emit: Emitter, scratch: Scratch, rows: Placed, block: int) -> Placed:
-    """A copy whose columns lie side by side."""
+    """Returns a copy whose columns lie side by side."""
     columns = padded(rows.width, emit.lanes)
     copy = Placed(scratch.take(block * columns, rows.dtype), columns, 1, rows.width, rows.dtype)
     # Products read whole vectors, so columns up to the next vector have to be zeros.
@@ -147,7 +147,7 @@ class Tiling(NamedTuple):
 
 
 def tilings(rows: int, vectors: int, room: int) -> list[Tiling]:
-    """The pieces that a product's vectors are cut into, for registers that hold so many."""
+    """Returns the pieces that a product's vectors are cut into, for registers that hold so many."""
     # A tile is `rows x width` sums in registers; each turn loads `width` vectors and broadcasts `rows` numbers, so
     # that `rows * width` multiplications need `rows + width` loads.
     widths = [(first, min(MAX_BESIDE, vectors - first)) for first in range(0, vectors, MAX_BESIDE)]
@@ -209,7 +209,7 @@ def _vectors(emit: Emitter, rows: Placed, row: Value, tile: Tiling) -> list[Valu
 
 
 def _columns(emit: Emitter, tile: Tiling) -> range:
-    """The first columns of a tile's vectors."""
+    """Returns the first columns of a tile's vectors."""
     return range(tile.first * emit.lanes, (tile.first + tile.vectors) * emit.lanes, emit.lanes)
 
 

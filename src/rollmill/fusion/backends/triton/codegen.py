@@ -79,7 +79,7 @@ class TritonWriter:
         return [names[node] for node in outputs]
 
     def named(self, inputs: Sequence[Node], names: Sequence[str]) -> list[str]:
-        """The names of inputs whose numbers have these names; some are known, or another input again."""
+        """Returns the names of inputs whose numbers have these names; some are known, or another input again."""
         known = lambda node: self._constant(node) if node.op == "constant" else names[int(node.attributes[0])]
         return [known(node) for node in inputs]
 
@@ -104,7 +104,7 @@ class TritonWriter:
         )
 
     def _skinny_node(self, node: Node, operands: list[str]) -> str | None:
-        """A node that belongs to a skinny product."""
+        """Returns a node that belongs to a skinny product."""
         skinny = self._skinny
         if node in skinny.absorbed:
             return operands[node.operands.index(skinny.absorbed[node])]
@@ -115,7 +115,7 @@ class TritonWriter:
         return None
 
     def _added(self, node: Node, product: Node, operands: list[str]) -> str:
-        """A skinny product, and what is added to it."""
+        """Returns a skinny product, and what is added to it."""
         at = node.operands.index(product)
         addend = self._skinny.first[product]
         more = ONE if addend is None or addend.scalar is None else operands[1 - at]
@@ -127,7 +127,7 @@ class TritonWriter:
         return name
 
     def shape(self, node: Node) -> str:
-        """The shape of the tensor that a node becomes."""
+        """Returns the shape of the tensor that a node becomes."""
         return "[BLOCK]" if node.width is None else f"[BLOCK, {columns(node.width)}]"
 
     def _expression(self, node: Node, operands: list[str]) -> str:
@@ -175,7 +175,7 @@ class TritonWriter:
     # --- rows ------------------------------------------------------------------------------------------
 
     def masked(self, row: Node, name: str, other: str) -> str:
-        """A row whose columns that are too many are `other`."""
+        """Returns a row whose columns that are too many are `other`."""
         width = row.width or 0
         whole = f"tl.broadcast_to({name}, {self.shape(row)})"
         return (
@@ -185,11 +185,11 @@ class TritonWriter:
         )
 
     def _repeated(self, scalar: Node, name: str) -> str:
-        """A scalar as a row of one column."""
+        """Returns a scalar as a row of one column."""
         return f"{self._beside_others(scalar, name)}[:, None]"
 
     def _beside_others(self, scalar: Node, name: str) -> str:
-        """A scalar in the layout from which it goes into rows; uniform ones have any layout."""
+        """Returns a scalar in the layout from which it goes into rows; uniform ones have any layout."""
         return name if scalar.op in ("constant", "uniform") else self._apart.into(name)
 
     def _stack(self, node: Node, operands: list[str]) -> str:
@@ -218,11 +218,11 @@ class TritonWriter:
         return self._assign(self.product(self._taken(left, operand), matrix))
 
     def _taken(self, row: Node, name: str) -> str:
-        """A row as a product takes it."""
+        """Returns a row as a product takes it."""
         return permute_to_mma_order(self.masked(row, name, "0.0"), row.width or 0, self.source.numerics)
 
     def product(self, left: str, right: str, *, onto: str = "") -> str:
-        """The product of two matrices, added to a third where there is one."""
+        """Returns the product of two matrices, added to a third where there is one."""
         more = f", {onto}" if onto else ""
         if self.source.numerics == "bfloat16":
             return f"tl.dot({left}.to(tl.bfloat16), {right}.to(tl.bfloat16){more})"
@@ -240,7 +240,7 @@ class TritonWriter:
             self._skinny = self._skinny.joined(find_skinny_matmuls(nodes, outputs, self._scattered))
 
     def _first(self, node: Node, scalars: Sequence[str]) -> str:
-        """The product of a few scalars; what is added to it is one more row of the matrix."""
+        """Returns the product of a few scalars; what is added to it is one more row of the matrix."""
         slot, rows, size, start, transposed = node.attributes
         width, before = node.width or 0, self.source.before
         matrix = before.matrix(slot, rows, size, start, width, transposed=transposed, of_scalars=True)
@@ -256,7 +256,7 @@ class TritonWriter:
         return self._assign(self.product(self.beside(scalars), matrix))
 
     def beside(self, scalars: Sequence[str]) -> str:
-        """A row of scalars with these names, filled up with zeros; each is made once."""
+        """Returns a row of scalars with these names, filled up with zeros; each is made once."""
         key = tuple(scalars)
         if key not in self.tiles:
             self.tiles[key] = self._beside(self.source, [*key, *[ZERO] * (columns(len(key)) - len(key))])

@@ -30,7 +30,7 @@ from triton.language.extra import libdevice
 
 
 def entry(name: str) -> str:
-    """The end of a kernel's source: makes the function of that name the one that is compiled.
+    """Returns the end of a kernel's source: makes the function of that name the one that is compiled.
 
     Kernels have the name in traces of profilers, too.
     """
@@ -145,7 +145,7 @@ def compiled(kernel: Kernel, arrays: Sequence[jax.ShapeDtypeStruct], capability:
 
 
 def capability_here() -> int:
-    """The compute capability of the GPU that is here."""
+    """Returns the compute capability of the GPU that is here."""
     from jaxlib import gpu_triton
 
     return gpu_triton.get_compute_capability(0)
@@ -180,7 +180,7 @@ def _compiled(compilation: Compilation) -> Any:
 
 
 def _alignments(kernel: Kernel, num_arrays: int) -> list[int]:
-    """Bytes that each pointer is a multiple of; 0 where that is not known."""
+    """Returns the bytes that each pointer is a multiple of; 0 where that is not known."""
     own = num_arrays - kernel.uniforms
     return [ALIGNED] * own + [0] * kernel.uniforms + [ALIGNED] * len(kernel.outputs)
 
@@ -203,7 +203,7 @@ _TYPES = {
 
 
 def _source_file(source: str) -> Path:
-    """The file of a kernel's module, written whole or not at all."""
+    """Returns the file of a kernel's module, written whole or not at all."""
     text = HEADER + "\n" + source
     name = "kernel_" + hashlib.sha256(text.encode()).hexdigest()[:16]
     file = cache_root() / "kernels" / f"{name}.py"

@@ -28,7 +28,7 @@ class Compilation(NamedTuple):
 
     @classmethod
     def from_json(cls, text: str) -> "Compilation":
-        """The compilation whose fields are a JSON list."""
+        """Returns the compilation whose fields are a JSON list."""
         file, pointers, constants, options, capability = json.loads(text)
         pairs = lambda items: tuple(tuple(item) for item in items)
         return cls(file, pairs(pointers), pairs(constants), pairs(options), capability)

@@ -36,7 +36,7 @@ class NodeWriter(Protocol):
         ...
 
     def shape(self, node: Node) -> str:
-        """The shape of the tensor that a node becomes."""
+        """Returns the shape of the tensor that a node becomes."""
         ...
 
     def write(self, schedule: Schedule, inputs: Sequence[str]) -> list[str]:
@@ -133,7 +133,7 @@ def _write_loop(writer: NodeWriter, item: EmitLoop, operands: Sequence[str]) -> 
 
 
 def _copied(writer: NodeWriter, name: str, node: Node) -> str:
-    """A value in the shape that it has after a turn; `x - 0` keeps the sign of zeros, unlike `x + 0`."""
+    """Returns a value in the shape that it has after a turn; `x - 0` keeps the sign of zeros, unlike `x + 0`."""
     whole = name if node.width is None else f"tl.broadcast_to({name}, {writer.shape(node)})"
     if node.dtype == np.bool_:
         return f"{whole} & tl.full({writer.shape(node)}, 1, tl.int1)"

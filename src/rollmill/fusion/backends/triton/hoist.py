@@ -50,18 +50,18 @@ class Hoisted:
         self._names: dict[tuple, str] = {}
 
     def once(self, key: tuple, text: str) -> str:
-        """The name of the expression that is written once under a key."""
+        """Returns the name of the expression that is written once under a key."""
         if key not in self._names:
             self._names[key] = self._fresh()
             self.lines.append(f"    {self._names[key]} = {text}")
         return self._names[key]
 
     def columns(self, width: int) -> str:
-        """The numbers of a row's columns."""
+        """Returns the numbers of a row's columns."""
         return self.once(("columns", columns(width)), f"tl.arange(0, {columns(width)})")
 
     def mma_order(self, width: int) -> str:
-        """The numbers of a row's columns in the order of a product: see `permute_to_mma_order`."""
+        """Returns the numbers of a row's columns in the order of a product: see `permute_to_mma_order`."""
         column = self.columns(width)
         if self._numerics != "tf32":
             return column
@@ -70,7 +70,7 @@ class Hoisted:
         )
 
     def uniform(self, slot: int, place: int, dtype: np.dtype, width: int | None) -> str:
-        """A number, in every place of a block; or a row."""
+        """Returns a number, in every place of a block; or a row."""
         if width is not None:
             return self.row(slot, place, width)
         load = f"tl.load({self._slots[slot]} + {place})"
@@ -117,13 +117,13 @@ class Hoisted:
         return matrix
 
     def ones(self) -> str:
-        """A row whose first number is one, and the others zero, in every place of a block."""
+        """Returns a row whose first number is one, and the others zero, in every place of a block."""
         row = f"tl.where({self.columns(MAX_SKINNY)}[None, :] == 0, 1.0, 0.0)"
         return self.once(("ones",), f"tl.broadcast_to({row}, [BLOCK, {MAX_SKINNY}])")
 
 
 def permute_to_mma_order(row: str, width: int, numerics: Numerics) -> str:
-    """A row as the left side of a product whose matrix has its rows in the order of `Hoisted.mma_order`.
+    """Returns a row as the left side of a product whose matrix has its rows in the order of `Hoisted.mma_order`.
 
     A thread gets neighbouring columns out of a product. Into one of bfloat16 it takes neighbours too, but into one
     of tf32 columns that are four apart. In the order 0 2 4 6 1 3 5 7 of each eight, no number changes its thread.

@@ -81,7 +81,7 @@ def triton_kernels(numerics: Numerics) -> Backend:
 
 
 def hopeless_on_gpu(pressure: Pressure) -> str | None:
-    """Why a kernel would be slower than XLA, or take too long to compile; None where neither is known.
+    """Returns why a kernel would be slower than XLA, or take too long to compile; None where neither is known.
 
     In each step, one program goes through all of a kernel's instructions, alone on its scheduler. Numbers that
     find no register are kept in the data cache, and instructions that the instruction cache does not hold are

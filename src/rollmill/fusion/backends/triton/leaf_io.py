@@ -39,7 +39,7 @@ class LeafIO(NamedTuple):
     """Which environments are there; empty where all are."""
 
     def load(self, pointer: str, row: str, leaf: Leaf) -> list[str]:
-        """The names of a leaf's numbers, or rows."""
+        """Returns the names of a leaf's numbers, or rows."""
         if self._are_many(leaf):
             return self._load_by_instructions(f"{pointer} + {row} * {math.prod(leaf.shape)}", leaf)
         names = []
@@ -126,7 +126,7 @@ class LeafIO(NamedTuple):
         return start
 
     def _inside(self) -> list[str]:
-        """An operand, where environments of a block may not be there."""
+        """Returns an operand, where environments of a block may not be there."""
         return [f"{self.mask}.to(tl.int32)"] if self.mask else []
 
 
@@ -136,7 +136,7 @@ def _together(leaf: Leaf) -> int:
 
 
 def _moved(kind: str, first: int, together: int) -> tuple[str, str]:
-    """The suffix of an instruction that moves so many numbers, and its operands, from this one on."""
+    """Returns the suffix of an instruction that moves so many numbers, and its operands, from this one on."""
     operands = ", ".join(f"${first + n}" for n in range(together))
     return (f".v{together}.{kind}", f"{{{operands}}}") if together > 1 else (f".{kind}", operands)
 

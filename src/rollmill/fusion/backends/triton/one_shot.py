@@ -75,7 +75,7 @@ def lanes_of(size: int) -> int:
 def one_shot_mean(
     vector: Float[Array, " N"], addresses: UInt32[Array, " A"], *, ranks: int, first_lane: int
 ) -> Float[Array, " N"]:
-    """The mean of a vector over all GPUs, in the program that is being traced.
+    """Returns the mean of a vector over all GPUs, in the program that is being traced.
 
     Args:
         vector: of float32; all GPUs have to come to their means in the same order.
@@ -97,7 +97,7 @@ def compile_one_shot_mean(size: int, ranks: int) -> None:
 
 
 def mean_kernel(size: int, ranks: int, first_lane: int) -> Kernel:
-    """The kernel of the mean of a vector of this size."""
+    """Returns the kernel of the mean of a vector of this size."""
     constants = {"SIZE": size, "RANKS": ranks, "FIRST": first_lane}
     return Kernel(
         SOURCE + entry("one_shot_mean"),

@@ -208,7 +208,7 @@ COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge", "is_finite")
 
 
 def of_type(text: str, op: str, dtype: np.dtype) -> str:
-    """An expression of just this type.
+    """Returns an expression of just this type.
 
     Triton takes a number in an expression for an int32 or a float32, and widens what stands beside it; sums of
     short integers and of booleans are of int32, too.
@@ -223,7 +223,7 @@ KNOWN = "_by"
 
 
 def by_constant(op: str, dtype: np.dtype, amount: object) -> str:
-    """The name of an operation of integers, without checks that a known second operand makes needless."""
+    """Returns the name of an operation of integers, without checks that a known second operand makes needless."""
     if not isinstance(amount, int) or isinstance(amount, bool) or dtype.kind not in "iu":
         return op
     if op.startswith("shift"):

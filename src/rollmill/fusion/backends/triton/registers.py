@@ -9,13 +9,13 @@ ZERO, ONE = "tl.zeros([BLOCK], tl.float32)", "tl.full([BLOCK], 1.0, tl.float32)"
 
 
 def pack_row(source: KernelSource, parts: Sequence[str]) -> str:
-    """A row of scalars, in the type that products take, that stays in the registers of its thread."""
+    """Returns a row of scalars, in the type that products take, that stays in the registers of its thread."""
     cast = ".to(tl.bfloat16)" if source.numerics == "bfloat16" else ""
     return interleave(source, [part + cast for part in parts])
 
 
 def interleave(source: KernelSource, parts: Sequence[str]) -> str:
-    """A row of scalars, as many as a power of two, that stays in the registers of its thread."""
+    """Returns a row of scalars, as many as a power of two, that stays in the registers of its thread."""
     if len(parts) == 1:
         return parts[0]
     # `tl.join` puts two tensors side by side in the last axis, so even and odd parts come in turns again.
@@ -26,7 +26,7 @@ def interleave(source: KernelSource, parts: Sequence[str]) -> str:
 
 
 def pack_by_select(source: KernelSource, parts: Sequence[str], onto: tuple[str, int] | None = None) -> str:
-    """A row of scalars, each selected by its column: it lies as tensor cores take it.
+    """Returns a row of scalars, each selected by its column: it lies as tensor cores take it.
 
     `onto` is a row that has the first of them already, and how many.
     """

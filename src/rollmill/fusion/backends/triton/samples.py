@@ -42,7 +42,7 @@ class SamplePrefetch:
         return [self._load(leaf, place, n) for n in range(len(leaf.places))]
 
     def beside(self, source: KernelSource, parts: Sequence[str]) -> str:
-        """A row of scalars; those that lie beside each other in the table are read as a row."""
+        """Returns a row of scalars; those that lie beside each other in the table are read as a row."""
         # Parts that are words of the table side by side can be read as a row in one go; other parts are selected
         # into their columns one by one.
         numbers = [self._numbers.get(part, -1) for part in parts]
@@ -78,13 +78,13 @@ class SamplePrefetch:
         return [f"        {name} = next_{name}" for name in self._fetched]
 
     def _fetch(self, expression: str) -> str:
-        """The name of what an expression of `spot`, `row` and `at` reads."""
+        """Returns the name of what an expression of `spot`, `row` and `at` reads."""
         name = f"{self._prefix}s{len(self._fetched)}"
         self._fetched[name] = expression
         return name
 
     def _word(self, number: int, dtype: np.dtype) -> str:
-        """The name of a word of the table as a number of this type."""
+        """Returns the name of a word of the table as a number of this type."""
         group, place = divmod(number, TOGETHER)
         # Four words of 32 bits are one load of 16 bytes, the widest there is.
         if group not in self._groups:
@@ -107,7 +107,7 @@ class SamplePrefetch:
         return names
 
     def _load(self, leaf: Leaf, place: SamplePlace, n: int) -> str:
-        """The name of the n-th number, or row, of a leaf."""
+        """Returns the name of the n-th number, or row, of a leaf."""
         size = int(np.prod(leaf.shape))
         spot = "place" if self._by_step else "spot"
         row = f"row.to(tl.int64) * {size}" if place.shuffled else f"{spot}.to(tl.int64) * {size}"

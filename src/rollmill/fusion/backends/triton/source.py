@@ -43,6 +43,6 @@ class KernelSource:
         self._indent += by
 
     def fresh(self) -> str:
-        """A name that nothing has yet."""
+        """Returns a name that nothing has yet."""
         self._count += 1
         return f"{self._prefix}{self._count}"

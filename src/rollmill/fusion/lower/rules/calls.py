@@ -70,7 +70,7 @@ def _cond(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Va
 
 
 def _merged(ctx: Lowering, index: Value, cases: Sequence[Value]) -> Value:
-    """The result of the branch that is taken."""
+    """Returns the result of the branch taken."""
     if all(is_same(case, cases[0], ctx.region.is_same) for case in cases[1:]):
         return cases[0]
     if all(map(is_shared, (index, *cases))) and not is_key(cases[0].dtype):

@@ -55,7 +55,7 @@ def _while(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[V
 
 
 def _repeated(ctx: Lowering, body: Body, condition: Body, start: list[Value]) -> list[Value]:
-    """A loop for as long as its condition, a single boolean, holds."""
+    """Returns a loop for as long as its condition, a single boolean, holds."""
     # Written out as long as the condition is known: such loops have a fixed number of turns, and each turn is then
     # folded with what it knows of its own number.
     first, now, turns = ctx.region.size, start, 0
@@ -78,7 +78,7 @@ def _any_lane(ctx: Lowering, now: list[Value]) -> list[Value]:
 
 
 def _turn_of_lanes(condition: Body, body: Body) -> Body:
-    """A turn of a loop under `vmap`: lanes that have ended keep what they carry."""
+    """Returns a turn of a loop under `vmap`: lanes that have ended keep what they carry."""
 
     def turn(ctx: Lowering, now: list[Value]) -> list[Value]:
         goes_on, *before = now
@@ -117,7 +117,7 @@ class _Scan(NamedTuple):
     """Whether each carried value and each stacked output is read."""
 
     def place(self, turn: int) -> int:
-        """The place of a turn's elements in the arrays."""
+        """Returns the place of a turn's elements in the arrays."""
         return self.length - 1 - turn if self.reverse else turn
 
 
@@ -131,7 +131,7 @@ def _scan(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Va
 
 
 def _operands(equation: Equation, values: Sequence[Value]) -> tuple[list[Value], list[Value], list[Value]]:
-    """The operands: fixed values, carried values, and arrays of which each turn takes an element."""
+    """Returns the operands: fixed values, carried values, and arrays of which each turn takes an element."""
     if "ft_in" in equation.params:  # from jax 0.11 on
         fixed, start, taken = equation.params["ft_in"].update(values).unpack()
         return list(fixed), list(start), list(taken)
@@ -140,7 +140,7 @@ def _operands(equation: Equation, values: Sequence[Value]) -> tuple[list[Value],
 
 
 def _written_out(ctx: Lowering, scan: _Scan) -> list[Value] | None:
-    """The scan written out turn after turn; None where that is too long."""
+    """Returns the scan written out turn after turn; None where that is too long."""
     begin, now = ctx.region.size, scan.start
     given: list[list[Value]] = []
     for turn in range(scan.length):
@@ -163,7 +163,7 @@ def _turn(ctx: Lowering, scan: _Scan, now: list[Value], taken: Sequence[Value]) 
 
 
 def _counted(ctx: Lowering, scan: _Scan) -> list[Value]:
-    """A loop that counts its turns, and holds what it gives in arrays that it writes to."""
+    """Returns a loop that counts its turns, and holds what it gives in arrays that it writes to."""
     count, zero = len(scan.start), Const(np.zeros((), np.int32))
     written = [n for n, needed in enumerate(scan.needed[count:]) if needed]
     arrays = [Const(np.zeros(scan.given[n].shape, scan.given[n].dtype)) for n in written]
@@ -193,7 +193,7 @@ def _number(node: Node) -> ScalarArray:
 
 
 def _element(ctx: Lowering, value: Value, place: Node) -> Value:
-    """The element of a turn; of evenly spaced integers by arithmetic."""
+    """Returns the element of a turn; of evenly spaced integers by arithmetic."""
     if isinstance(value, Const) and value.array.ndim == 1 and value.dtype.kind in "iu":
         first, step = value.array[0], np.diff(value.array[:2]).sum()
         if np.array_equal(value.array, first + step * np.arange(value.array.size)):

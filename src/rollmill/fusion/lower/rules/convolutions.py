@@ -64,7 +64,7 @@ def _axes_of(spec: Sequence[int]) -> tuple[int, ...]:
 
 
 def _taps(params: dict[str, Any], image: tuple[int, ...], weights: tuple[int, ...], group: int) -> _Taps:
-    """The taps of one group of channels."""
+    """Returns the taps of one group of channels."""
     (batch, channels, *spatial), (out, into, *kernel), _ = params["dimension_numbers"]
     pixels = positions(image).transpose((batch, channels, *spatial))
     filters = positions(weights).transpose((*kernel, into, out))

@@ -64,7 +64,7 @@ def _by_parts(
 
 
 def applied(ctx: Lowering, op: str, *values: Value, dtype: Any = None) -> Value:
-    """An operation of `operations.OPERATIONS` on each element."""
+    """Returns an operation of `operations.OPERATIONS` on each element."""
     own = values[op == "select"].dtype if dtype is None else dtype
     return mapped(ctx, lambda *nodes: ctx.apply(op, *nodes, dtype=own), values, own)
 
@@ -102,12 +102,12 @@ def _by_nodes(combine: Callable[..., Node]) -> Rule:
 
 
 def identity(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
-    """The identity, for primitives that change no number."""
+    """Returns the identity, for primitives that change no number."""
     return list(values)
 
 
 def converted(ctx: Lowering, node: Node, dtype: Any) -> Node:
-    """A number in another type: of floats the integer towards zero, of all but zero True."""
+    """Returns a number in another type: of floats the integer towards zero, of all but zero True."""
     if node.dtype == np.dtype(dtype):
         return node
     if dtype == np.bool_:
@@ -156,7 +156,7 @@ def _reduce_precision(ctx: Lowering, equation: Equation, x: Node) -> Node:
 
 
 def _nextafter(ctx: Lowering, equation: Equation, x: Node, y: Node) -> Node:
-    """The neighbour of `x` towards `y`: one more or one less in the bits of its magnitude."""
+    """Returns the neighbour of `x` towards `y`: one more or one less in the bits of its magnitude."""
     kind = np.dtype(f"int{x.dtype.itemsize * 8}")
     limits = np.iinfo(kind)
     number = lambda n: ctx.constant(n, kind)
@@ -204,7 +204,7 @@ def _logistic(ctx: Lowering, equation: Equation, x: Node) -> Node:
 
 
 def _polynomial(ctx: Lowering, equation: Equation, x: Node, *coefficients: Node) -> Node:
-    """A polynomial by Horner's rule; the constant comes first."""
+    """Returns a polynomial by Horner's rule; the constant comes first."""
     total = coefficients[-1]
     for coefficient in coefficients[-2::-1]:
         total = ctx.apply("add", ctx.apply("mul", total, x), coefficient)
@@ -212,7 +212,7 @@ def _polynomial(ctx: Lowering, equation: Equation, x: Node, *coefficients: Node)
 
 
 def _integer_pow(ctx: Lowering, equation: Equation, x: Node) -> Node:
-    """An integer power by repeated squaring, in the order in which JAX multiplies."""
+    """Returns an integer power by repeated squaring, in the order in which JAX multiplies."""
     exponent = equation.params["y"]
     if exponent == 0:
         return ctx.constant(1, x.dtype)
@@ -249,7 +249,7 @@ def _in_order(op: str) -> Callable[..., Node]:
 
 
 def ordered_bits(ctx: Lowering, x: Node) -> Node:
-    """An integer by which floats are in total order; integers are what they are."""
+    """Returns an integer by which floats are in total order; integers are what they are."""
     if not is_float(x.dtype):
         return x
     kind = np.dtype(f"int{x.dtype.itemsize * 8}")
@@ -265,7 +265,7 @@ def _select_n(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> lis
 
 
 def one_of(ctx: Lowering, which: Value, cases: Sequence[Value]) -> Value:
-    """The case of a number, or the second where a boolean is True."""
+    """Returns the case of a number, or the second where a boolean is True."""
     result = cases[0]
     for number, case in enumerate(cases[1:], start=1):
         is_case = lambda node, n=number: ctx.apply("eq", node, ctx.constant(n, node.dtype))

@@ -29,7 +29,7 @@ class Cells(NamedTuple):
     dtype: Any
 
     def again(self, nodes: NodeArray) -> Value:
-        """A value of the same kind with these nodes."""
+        """Returns a value of the same kind with these nodes."""
         return ScalarArray(nodes, self.dtype) if self.width is None else RowArray(nodes, self.width, self.dtype)
 
 
@@ -41,7 +41,7 @@ def cells(ctx: Lowering, value: Value, *, whole_rows: bool) -> Cells:
 
 
 def is_clamped(mode: Any) -> bool:
-    """Whether an index out of bounds means the nearest inside."""
+    """Returns whether an index out of bounds means the nearest inside."""
     name = getattr(mode, "name", str(mode))
     if name not in ("CLIP", "PROMISE_IN_BOUNDS", "FILL_OR_DROP"):
         raise LoweringError(f"indexing in the mode {name}")
@@ -57,7 +57,7 @@ def _dynamic_slice(ctx: Lowering, equation: Equation, values: Sequence[Value]) -
 
 
 def block_at(ctx: Lowering, value: Value, indices: Sequence[Node], sizes: Sequence[int]) -> Value:
-    """The block of a value that begins at these indices, or as near to them as it fits."""
+    """Returns the block of a value that begins at these indices, or as near to them as it fits."""
     most = [size - block for size, block in zip(value.shape, sizes, strict=True)]
     starts = [start_of(ctx, index, m, clamp=True)[0] for index, m in zip(indices, most, strict=True)]
     if isinstance(value, Const | Uniform) and is_in_memory(value, starts, sizes):
@@ -68,7 +68,7 @@ def block_at(ctx: Lowering, value: Value, indices: Sequence[Node], sizes: Sequen
 
 
 def element_at(ctx: Lowering, value: Value, index: Node) -> Value:
-    """The element along the first axis at an index, which is in bounds."""
+    """Returns the element along the first axis at an index, which is in bounds."""
     first = [index] + [ctx.constant(0, np.int32)] * (len(value.shape) - 1)
     block = block_at(ctx, value, first, (1, *value.shape[1:]))
     if isinstance(block, RowArray):
@@ -103,7 +103,7 @@ def _gather(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[
 
 
 def _keeps_rows(value: Value, equation: Equation, numbers: Any, sizes: Sequence[int]) -> bool:
-    """Whether a gather takes rows as wholes, and gives them as such."""
+    """Returns whether a gather takes rows as wholes, and gives them as such."""
     last = len(value.shape) - 1
     touched = {*numbers.start_index_map, *numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
     stays_last = numbers.offset_dims[-1:] == (len(equation.shape) - 1,)

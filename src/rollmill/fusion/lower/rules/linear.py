@@ -63,7 +63,7 @@ def _factorised(ctx: Lowering, matrix: NodeArray) -> tuple[NodeArray, list[Node]
 
 
 def _row_of_greatest(ctx: Lowering, column: Sequence[Node], first: int) -> Node:
-    """The row, from the first on, whose number is the greatest by magnitude; the first of equals."""
+    """Returns the row, from the first on, whose number is the greatest by magnitude; the first of equals."""
     best, place = ctx.apply("abs", column[first]), ctx.constant(first, np.int32)
     for n in range(first + 1, len(column)):
         magnitude = ctx.apply("abs", column[n])
@@ -96,7 +96,7 @@ def _eliminate(ctx: Lowering, pivot: Sequence[Node], row: list[Node], step: int,
 
 
 def _pivots_to_permutation(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
-    """The order of the rows after one exchange after the other."""
+    """Returns the order of the rows after one exchange after the other."""
     pivots, size = ctx.scalars(values[0]).nodes, equation.params["permutation_size"]
     found = no_nodes(equation.shape)
     for at in np.ndindex(*pivots.shape[:-1]):
@@ -111,7 +111,7 @@ def _pivots_to_permutation(ctx: Lowering, equation: Equation, values: Sequence[V
 
 
 def _cholesky(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
-    """The lower factor; NaN throughout where the matrix is not positive definite."""
+    """Returns the lower factor; NaN throughout where the matrix is not positive definite."""
     check_order("cholesky", values[0].shape, values[0].shape[-1])
     matrices = ctx.scalars(values[0]).nodes
     found = no_nodes(matrices.shape)
@@ -121,7 +121,7 @@ def _cholesky(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> lis
 
 
 def _root(ctx: Lowering, matrix: NodeArray) -> NodeArray:
-    """The lower Cholesky factor of one matrix; NaN throughout if the matrix is not positive definite."""
+    """Returns the lower Cholesky factor of one matrix; NaN throughout if the matrix is not positive definite."""
     size, dtype = len(matrix), matrix[0, 0].dtype
     zero, nan = ctx.constant(0, dtype), ctx.constant(np.nan, dtype)
     root = no_nodes(matrix.shape)
@@ -141,7 +141,7 @@ def _root(ctx: Lowering, matrix: NodeArray) -> NodeArray:
 
 
 def _less_products(ctx: Lowering, number: Node, one: NodeArray, other: NodeArray) -> Node:
-    """A number less the products of two vectors, one after the other."""
+    """Subtracts the products of two vectors from a number, one after the other."""
     for a, b in zip(one, other, strict=True):
         number = ctx.apply("sub", number, ctx.apply("mul", a, b))
     return number

@@ -90,12 +90,12 @@ def _added(arrays: Sequence[NodeArray], ctx: Lowering) -> NodeArray:
 
 
 def _are_vectors(value: Value, sides: Sides) -> bool:
-    """Whether an operand is vectors, one for each place of the axes that are summed over."""
+    """Returns whether an operand is vectors, one for each place of the axes that are summed over."""
     return not sides.batch and sides.free == (len(value.shape) - 1,)
 
 
 def _vectors_inside(ctx: Lowering, value: Value, sides: Sides) -> list[Value]:
-    """The vectors of an operand, one for each place of the axes that are summed over."""
+    """Returns the vectors of an operand, one for each place of the axes that are summed over."""
     if len(value.shape) == 1:
         return [value]
     places = positions(value.shape).transpose((*sides.summed, *sides.free))
@@ -148,7 +148,7 @@ def _exchanged(ctx: Lowering, value: Value, batch: int, first: int, second: int)
 
 
 def _has_free_rows(value: Value, sides: Sides) -> bool:
-    """Whether a value has rows that are no vectors to multiply, but lie across."""
+    """Returns whether a value has rows that are no vectors to multiply, but lie across."""
     return isinstance(value, RowArray) and len(value.shape) - 1 in sides.free[-1:]
 
 
@@ -210,7 +210,7 @@ def gathered(ctx: Lowering, vectors: Sequence[Value], lead: tuple[int, ...], wid
 
 
 def _matrix(ctx: Lowering, shared: Value, sides: Sides, at: tuple[int, ...]) -> MatrixOperand:
-    """The matrix of one batch; transposed where it lies in memory so that it need not be moved."""
+    """Returns the matrix of one batch; transposed where it lies in memory so that it need not be moved."""
     array = ctx.array(shared)
     summed = int(np.prod([array.shape[axis] for axis in sides.summed], initial=1))
     columns = int(np.prod([array.shape[axis] for axis in sides.free], initial=1))
@@ -233,7 +233,7 @@ def _row_of(at: tuple[int, ...], shape: tuple[int, ...]) -> int:
 
 
 def vector_matrix(ctx: Lowering, vector: Value, matrix: MatrixOperand, dtype: Any) -> Value:
-    """A vector `[c]` times a shared matrix `[c, n]`."""
+    """Returns a vector `[c]` times a shared matrix `[c, n]`."""
     if isinstance(vector, Concat):
         return _of_parts(ctx, vector, matrix, dtype)
     # In this order: products that tensor cores cannot take (integers, a handful of numbers), those too narrow for
@@ -315,7 +315,7 @@ def _column_by_column(ctx: Lowering, vector: Value, matrix: MatrixOperand, dtype
 
 
 def _multiple(ctx: Lowering, number: Node, matrix: MatrixOperand, dtype: Any) -> RowArray:
-    """The only row of a matrix, times a number."""
+    """Returns the only row of a matrix, times a number."""
     whole = ctx.prologue.turned(matrix.array) if matrix.transposed else matrix.array
     (row,) = ctx.row_operands(_as_value(whole), (1, matrix.columns))
     return ctx.rows_of(alone(_product(ctx, number, row, dtype)), matrix.columns, dtype)
@@ -372,7 +372,7 @@ def _across(ctx: Lowering, one: Value, own: Sides, other: Value, theirs: Sides, 
 
 
 def sum_of_products(ctx: Lowering, one: NodeArray, other: NodeArray, dtype: Any) -> Node:
-    """The product of two vectors of nodes, added up one after the other."""
+    """Returns the product of two vectors of nodes, added up one after the other."""
     products = [_product(ctx, a, b, dtype) for a, b in zip(one, other, strict=True)]
     # A sum over nothing, as of a vector without elements, is zero.
     if not products:
@@ -385,7 +385,7 @@ def _sum_over_columns(ctx: Lowering, one: Node, other: Node, dtype: Any) -> Node
 
 
 def _product(ctx: Lowering, one: Node, other: Node, dtype: Any) -> Node:
-    """A product as it is summed: of short floats in long ones, as matrix products do."""
+    """Returns a product as it is summed: of short floats in long ones, as matrix products do."""
     wide = np.float32 if is_float(np.dtype(dtype)) else dtype
     return ctx.apply("mul", converted(ctx, one, wide), converted(ctx, other, wide))
 

@@ -40,7 +40,7 @@ def check_threefry(dtype: Any) -> None:
 
 
 def _of_data(ctx: Lowering, function: Callable[..., Any], *values: Value) -> Value:
-    """The results of a function of arrays."""
+    """Returns the results of a function of arrays."""
     structs = [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in values]
     # JAX's own implementation is traced down to 32-bit integers: the same stream, bit for bit.
     (result,) = ctx.read(jax.make_jaxpr(function)(*structs), values, ctx)

@@ -56,7 +56,7 @@ def _by_op(op: str) -> Rule:
 
 
 def _of_lanes(op: str) -> Rule:
-    """A collective over lanes of `vmap`, whose axes are numbers in its jaxpr."""
+    """Returns a collective over lanes of `vmap`, whose axes are numbers in its jaxpr."""
 
     def rule(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
         axes = equation.params["axes"]
@@ -69,7 +69,7 @@ def _of_lanes(op: str) -> Rule:
 
 
 def reduced(ctx: Lowering, op: str, value: Value, axes: Sequence[int]) -> Value:
-    """An array without some axes, its elements along them combined one after the other."""
+    """Returns an array without some axes, its elements along them combined one after the other."""
     last = len(value.shape) - 1
     leading = tuple(axis for axis in axes if axis != last)
     if isinstance(value, Concat):
@@ -115,14 +115,14 @@ def _over_columns(ctx: Lowering, op: str, rows: RowArray) -> ScalarArray:
 
 
 def row_total(ctx: Lowering, op: str, row: Node) -> Node:
-    """The columns of a row combined to one number."""
+    """Returns the columns of a row combined to one number."""
     numbers = converted(ctx, row, np.int32) if row.dtype == np.bool_ else row
     total = ctx.region.emit(OVER_COLUMNS[op], numbers, dtype=numbers.dtype)
     return converted(ctx, total, row.dtype)
 
 
 def of_none(op: str, dtype: Any) -> Any:
-    """The result of a reduction over no elements."""
+    """Returns the result of a reduction over no elements."""
     limits = jnp.finfo(dtype) if is_float(dtype) else None if dtype == np.bool_ else np.iinfo(dtype)
     match op:
         case "max":
@@ -172,7 +172,7 @@ def _log_add_exp(ctx: Lowering) -> Combine:
 
 
 def _argument_of(op: str) -> Rule:
-    """The first of the greatest, or of the least; NaN before all."""
+    """Returns the first of the greatest, or of the least; NaN before all."""
 
     def rule(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
         (axis,) = equation.params["axes"]

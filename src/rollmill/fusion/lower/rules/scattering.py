@@ -27,7 +27,7 @@ def _dynamic_update_slice(ctx: Lowering, equation: Equation, values: Sequence[Va
 
 
 def with_block(ctx: Lowering, value: Value, block: Value, indices: Sequence[Node]) -> Value:
-    """A value with a block written at these indices, or as near to them as it fits."""
+    """Returns a value with a block written at these indices, or as near to them as it fits."""
     most = [size - own for size, own in zip(value.shape, block.shape, strict=True)]
     starts = [start_of(ctx, index, m, clamp=True)[0] for index, m in zip(indices, most, strict=True)]
     before, after = _alike(ctx, value, block, whole_rows=most[-1:] == [0])
@@ -37,7 +37,7 @@ def with_block(ctx: Lowering, value: Value, block: Value, indices: Sequence[Node
 
 
 def with_element(ctx: Lowering, value: Value, element: Value, index: Node) -> Value:
-    """A value with an element along the first axis written at an index, which is in bounds."""
+    """Returns a value with an element along the first axis written at an index, which is in bounds."""
     before, after = _alike(ctx, value, element, whole_rows=len(element.shape) > 0)
     nodes = before.nodes.copy()
     start = start_of(ctx, index, len(nodes) - 1, clamp=True)[0]
@@ -46,7 +46,7 @@ def with_element(ctx: Lowering, value: Value, element: Value, index: Node) -> Va
 
 
 def _alike(ctx: Lowering, value: Value, block: Value, *, whole_rows: bool) -> tuple[Cells, Cells]:
-    """An array and what is written to it, both of rows or both of scalars."""
+    """Returns an array and what is written to it, both of rows or both of scalars."""
     if whole_rows and (isinstance(value, RowArray) or isinstance(block, RowArray)):
         value, block = ctx.rows(value), ctx.rows(block)
     return cells(ctx, value, whole_rows=whole_rows), cells(ctx, block, whole_rows=whole_rows)
@@ -84,7 +84,7 @@ def write(
 
 
 def _is_here(ctx: Lowering, starts: Sequence[Start], first: Sequence[int], inside: Node | None) -> Node | None:
-    """Whether a block begins at these places; None for yes."""
+    """Returns whether a block begins at these places; None for yes."""
     checks = [] if inside is None else [inside]
     for start, place in zip(starts, first, strict=True):
         if not isinstance(start, int):
@@ -150,12 +150,12 @@ def _combination(ctx: Lowering, kind: str) -> Combine:
 
 
 def _is_moved_inside(mode: Any) -> bool:
-    """Whether what lies out of bounds is written at the nearest place inside; it is left out otherwise."""
+    """Returns whether what lies out of bounds is written at the nearest place inside; it is left out otherwise."""
     return is_clamped(mode) and getattr(mode, "name", "") == "CLIP"
 
 
 def _keeps_rows(value: Value, updates: Value, numbers: Any) -> bool:
-    """Whether whole rows are written."""
+    """Returns whether whole rows are written."""
     last = len(value.shape) - 1
     touched = {
         *numbers.scatter_dims_to_operand_dims,

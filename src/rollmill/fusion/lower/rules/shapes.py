@@ -168,7 +168,7 @@ MAX_PICKED = 64
 
 
 def is_moved_here(value: Value) -> bool:
-    """Whether the elements of a shared array are put in other places while tracing."""
+    """Returns whether the elements of a shared array are put in other places while tracing."""
     if isinstance(value, Uniform) and value.places is None:
         return value.array.ndim <= 1 or value.array.size <= MAX_PICKED
     return True

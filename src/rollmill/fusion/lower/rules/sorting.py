@@ -26,7 +26,7 @@ def _sort(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Va
 
 
 def _top_k(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
-    """The greatest, the first of equals first; NaN is greater than all."""
+    """Returns the greatest, the first of equals first; NaN is greater than all."""
     axis, count = equation.params.get("axis", -1), equation.params["k"]
     array = ctx.scalars(values[0])
     numbers = np.array([ctx.constant(n, np.int32) for n in range(array.shape[axis])], object)
@@ -67,7 +67,7 @@ def _mapped(array: ScalarArray, change: Callable[[Node], Node]) -> ScalarArray:
 def _sorted(
     ctx: Lowering, arrays: Sequence[ScalarArray], keys: Sequence[ScalarArray], axis: int, *, stable: bool
 ) -> Iterator[ScalarArray]:
-    """The arrays in the order of the keys, along an axis."""
+    """Yields the arrays in the order of the keys, along an axis."""
     moved = [np.moveaxis(array.nodes, axis, -1) for array in (*arrays, *keys)]
     size, own = moved[0].shape[-1], len(arrays)
     if size > MAX_SORTED:

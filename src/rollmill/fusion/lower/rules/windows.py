@@ -26,7 +26,7 @@ MAX_COMBINED = 4096
 def windows(
     places: np.ndarray, sizes: Sequence[int], strides: Sequence[int], dilation: Sequence[int]
 ) -> np.ndarray:
-    """The places under each window, `[*outputs, *sizes]`."""
+    """Returns the places under each window, `[*outputs, *sizes]`."""
     # Positions that a window covers, with the gaps of its dilation.
     reach = [(size - 1) * step + 1 for size, step in zip(sizes, dilation, strict=True)]
     if any(span > size for span, size in zip(reach, places.shape, strict=True)):
@@ -79,7 +79,7 @@ def _pool(op: str) -> Rule:
 
 
 def _leaves_rows(params: dict[str, Any]) -> bool:
-    """Whether windows are one column wide, so that nothing happens along rows."""
+    """Returns whether windows are one column wide, so that nothing happens along rows."""
     trivial = params["padding"][-1] == (0, 0) and params["base_dilation"][-1] == 1
     return trivial and params["window_dimensions"][-1] == params["window_strides"][-1] == 1
 
