@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from rollmill.channels.errors import Abandoned, TimedOut
 from rollmill.core.errors import UsageError
+from rollmill.processes.heartbeat import Progress
 from rollmill.processes.messages import Seconds, WorkerMessage, size_of
 
 MAX_UNTAKEN = 10_000
@@ -89,3 +90,31 @@ class Mailbox:
             of_kind.append(message)
             self._untaken_bytes[message.kind] += size_of(message)
         self._changed.notify_all()
+
+
+class MailboxControl:
+    """The part of a `Control` that reads a mailbox and notes progress, the same in processes and threads."""
+
+    def __init__(self, mailbox: Mailbox, pulse: Progress) -> None:
+        self._mailbox, self._pulse = mailbox, pulse
+
+    def latest(self, kind: str) -> WorkerMessage | None:
+        """See `Control`."""
+        return self._mailbox.latest(kind)
+
+    def wait(self, kind: str, timeout: Seconds | None = None) -> WorkerMessage:
+        """See `Control`."""
+        with self._pulse.idle(f"waiting for {kind!r}"):
+            return self._mailbox.wait(kind, timeout)
+
+    def at(self, note: str, *, expect: Seconds = 0.0) -> None:
+        """See `Control`."""
+        self._pulse.note(note, expect)
+
+    def stopping(self) -> bool:
+        """See `Control`."""
+        return self._mailbox.stopping
+
+    def check(self) -> None:
+        """See `Control`."""
+        self._mailbox.check()

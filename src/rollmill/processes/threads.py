@@ -17,7 +17,7 @@ from rollmill.processes.clocks import Clock
 from rollmill.processes.events import FINAL, Event, Finished, Hung, Received, Started
 from rollmill.processes.heartbeat import Progress
 from rollmill.processes.jobs import Job, function_of
-from rollmill.processes.mailbox import Mailbox
+from rollmill.processes.mailbox import Mailbox, MailboxControl
 from rollmill.processes.messages import NOTHING, Seconds, WorkerMessage, outgoing, size_of, snapshot
 from rollmill.processes.supervision import ALL, MAX_UNREAD, addressed, by_name, named
 
@@ -35,10 +35,11 @@ class _Failed(NamedTuple):
     error: BaseException
 
 
-class LocalControl:
+class LocalControl(MailboxControl):
     """`Control` of a thread."""
 
     def __init__(self, worker: "_Worker", supervisor: "ThreadSupervisor") -> None:
+        super().__init__(worker.mailbox, worker.pulse)
         self._worker = worker
         self._supervisor = supervisor
 
@@ -47,35 +48,12 @@ class LocalControl:
     ) -> None:
         """See `Control`."""
         self._supervisor.take(self._worker, snapshot(outgoing(kind, fields, arrays)))
-        self._worker.pulse.touch()
-
-    def latest(self, kind: str) -> WorkerMessage | None:
-        """See `Control`."""
-        return self._worker.mailbox.latest(kind)
-
-    def wait(self, kind: str, timeout: Seconds | None = None) -> WorkerMessage:
-        """See `Control`."""
-        with self._worker.pulse.idle(f"waiting for {kind!r}"):
-            return self._worker.mailbox.wait(kind, timeout)
+        self._pulse.touch()
 
     def answer(self, kind: str, reply: Callable[[WorkerMessage], Mapping[str, Any]]) -> None:
         """See `Control`."""
         post = self._supervisor.post
-        self._worker.mailbox.answer(
-            kind, lambda message: post(self._worker, outgoing(kind, reply(message), NOTHING))
-        )
-
-    def at(self, note: str, *, expect: Seconds = 0.0) -> None:
-        """See `Control`."""
-        self._worker.pulse.note(note, expect)
-
-    def stopping(self) -> bool:
-        """See `Control`."""
-        return self._worker.mailbox.stopping
-
-    def check(self) -> None:
-        """See `Control`."""
-        self._worker.mailbox.check()
+        self._mailbox.answer(kind, lambda message: post(self._worker, outgoing(kind, reply(message), NOTHING)))
 
 
 class _Worker:

@@ -22,8 +22,8 @@ from rollmill.processes.framing import encode, receive_frame, send_frame
 from rollmill.processes.handshake import connect_as
 from rollmill.processes.heartbeat import Progress
 from rollmill.processes.jobs import Job, function_of
-from rollmill.processes.mailbox import Mailbox
-from rollmill.processes.messages import NOTHING, Seconds, WorkerMessage, outgoing
+from rollmill.processes.mailbox import Mailbox, MailboxControl
+from rollmill.processes.messages import NOTHING, WorkerMessage, outgoing
 
 EXIT_ORPHANED = 3
 """Exit code of a worker whose coordinator is gone."""
@@ -56,14 +56,13 @@ def serve(job: Job, address: str, token: bytes) -> int:
     return 1 if last.kind == ".failed" else 0
 
 
-class SocketControl:
+class SocketControl(MailboxControl):
     """`Control` of a process."""
 
     def __init__(self, peer: socket.socket) -> None:
+        super().__init__(Mailbox(), Progress(threading.get_ident()))
         self._peer, self._hung_up = peer, False
         self._sending = threading.Lock()
-        self._mailbox = Mailbox()
-        self._pulse = Progress(threading.get_ident())
 
     def send(
         self, kind: str, fields: Mapping[str, Any] = NOTHING, arrays: Mapping[str, np.ndarray] = NOTHING
@@ -72,30 +71,9 @@ class SocketControl:
         self.send_message(outgoing(kind, fields, arrays))
         self._pulse.touch()
 
-    def latest(self, kind: str) -> WorkerMessage | None:
-        """See `Control`."""
-        return self._mailbox.latest(kind)
-
-    def wait(self, kind: str, timeout: Seconds | None = None) -> WorkerMessage:
-        """See `Control`."""
-        with self._pulse.idle(f"waiting for {kind!r}"):
-            return self._mailbox.wait(kind, timeout)
-
     def answer(self, kind: str, reply: Callable[[WorkerMessage], Mapping[str, Any]]) -> None:
         """See `Control`."""
         self._mailbox.answer(kind, lambda message: self.send_message(outgoing(kind, reply(message), NOTHING)))
-
-    def at(self, note: str, *, expect: Seconds = 0.0) -> None:
-        """See `Control`."""
-        self._pulse.note(note, expect)
-
-    def stopping(self) -> bool:
-        """See `Control`."""
-        return self._mailbox.stopping
-
-    def check(self) -> None:
-        """See `Control`."""
-        self._mailbox.check()
 
     def send_message(self, message: WorkerMessage) -> None:
         """Sends a message of any kind, Rollmill's own included."""
