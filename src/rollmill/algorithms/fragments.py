@@ -13,10 +13,9 @@ from gymnasium import spaces
 from jaxtyping import Array, Bool, Float, Int, PyTree, Shaped
 
 from rollmill.algorithms.hyperparameters import as_data
-from rollmill.core.checked_parts import are_checked
 from rollmill.core.errors import ContractError, UsageError
 from rollmill.core.spaces import box_bounds, struct
-from rollmill.core.traced_once import TracedOnce
+from rollmill.core.traced_once import TracedOnce, are_checked
 from rollmill.core.types import (
     FINAL_MASK,
     Action,

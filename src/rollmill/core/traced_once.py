@@ -1,6 +1,8 @@
-"""Functions that are traced once, and replayed from their traces afterwards."""
+"""Traces functions once and replays them afterwards, and tells whether parts of a graph are traced for checks."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import jax
@@ -81,3 +83,21 @@ def _with(structure: Any, leaves: list[Any], traced: tuple[Any, ...]) -> Any:
     """Returns the arguments with other values in the places of the traced leaves."""
     others = iter(traced)
     return jax.tree.unflatten(structure, [next(others) if isinstance(leaf, Tracer) else leaf for leaf in leaves])
+
+
+_CHECKED = ContextVar("parts of graphs are checked", default=True)
+
+
+def are_checked() -> bool:
+    """Returns whether functions of environments and networks are traced for their checks."""
+    return _CHECKED.get()
+
+
+@contextmanager
+def without_checks() -> Iterator[None]:
+    """Builds graphs without checks, to compare them with graphs that were checked."""
+    token = _CHECKED.set(False)
+    try:
+        yield
+    finally:
+        _CHECKED.reset(token)

@@ -4,12 +4,12 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from rollmill.core.checked_parts import without_checks
 from rollmill.core.errors import CheckpointError, RollmillError, UsageError
 from rollmill.core.imports import ImportRefused, import_named
 from rollmill.core.json_data import parse_json, writable
 from rollmill.core.sameness import certainly_same
 from rollmill.core.schema import read_as
+from rollmill.core.traced_once import without_checks
 from rollmill.core.types import NO_OPTIONS, Environment, HostEnvironment, Options
 from rollmill.core.user_frame import failed_import
 from rollmill.dataflow import Graph, fingerprint, fragment_fingerprints

@@ -28,10 +28,21 @@ from rollmill.fusion.kernels.gradients import GradientStep, Minibatch
 from rollmill.fusion.kernels.leaves import to_raw
 from rollmill.fusion.kernels.minibatch_loop import example_minibatch, fused_minibatch_loop
 from rollmill.fusion.kernels.rollout import RolloutStep, fused_collect
-from rollmill.fusion.kernels.tracing import trace_abstractly
 from rollmill.fusion.tune.timing import Search, file_of
 
 T = TypeVar("T")
+
+
+def trace_abstractly(make: Callable[..., T], *arguments: Any) -> T:
+    """Returns the value of `make` for these arrays or shapes while it is traced; nothing is computed."""
+    made: list[T] = []
+
+    def trace(*arguments: Any) -> tuple[()]:
+        made.append(make(*arguments))
+        return ()
+
+    jax.eval_shape(trace, *arguments)
+    return made[0]
 
 
 def rollout_search(
