@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from rollmill.fusion import Search, Tuned
+from rollmill.fusion.tune import timing
 from rollmill.programs.tuning import Tuner
 
 
@@ -61,8 +62,18 @@ def test_candidates_are_timed_once_and_their_result_is_stored(tmp_path):
         prepared.append(1)
         return lambda: [jnp.ones(8)]
 
-    for _ in range(2):
+    for is_stored in (False, True):
         with Tuner(jax.devices()[0]) as tuner:
             tuned = tuner.start(search, prepare)()
             assert isinstance(tuned, Tuned) and tuned.launch in search.launches
+            assert (tuner.seconds == 0) == is_stored
     assert prepared == [1]
+
+
+@pytest.mark.parametrize(("times", "chosen"), [((1.0, 0.98), (1,)), ((0.98, 1.0), (1,)), ((1.0, 0.9), (2,))])
+def test_of_launches_that_are_as_fast_the_first_is_taken(times, chosen, tmp_path, monkeypatch):
+    """So that searches on the same machine choose the same."""
+    search = search_in(tmp_path, no_wait)
+    monkeypatch.setattr(timing, "seconds_of_call", lambda function, arguments: function)
+    candidates = [lambda time=time: time for time in (*times, 2.0)]
+    assert timing.fastest(search, candidates, ()) == Tuned(chosen, times[chosen[0] - 1], 2.0)

@@ -1,7 +1,7 @@
 """Chooses the kernels of a training run by timing, if its steps can be lowered."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -58,7 +58,9 @@ def choose_fused(
     """Chooses kernels for a graph, or returns `plain` if it has none. Arguments are those of `choose_kernels`."""
     backend = backend_of(place.device, numerics)
     with Tuner(place.device) as tuner:
-        return _choose(_Chooser(graph, fusion, backend, unroll, place, launches, tuner, num_seeds), plain)
+        chooser = _Chooser(graph, fusion, backend, unroll, place, launches, tuner, num_seeds)
+        choice = _choose(chooser, plain)
+        return choice._replace(search=chooser.account()) if tuner.seconds else choice
 
 
 def possible_fusion(graph: Graph, numerics: Numerics) -> Fusion:
@@ -149,6 +151,14 @@ class _Chooser:
     launches: Launches | None
     tuner: Tuner
     num_seeds: int
+    saved: dict[KernelPart, float] = field(default_factory=dict)
+    """Seconds that a kernel saves in an iteration, as it was timed."""
+
+    def account(self) -> str:
+        """Returns a note on the seconds that the search took, and on those that its kernels save."""
+        took = f"finding kernels took {self.tuner.seconds:.0f} s, once for this device and size"
+        saved = sum(self.saved.values()) * self.graph.loops.iterations
+        return f"{took}; they save about {saved:,.0f} s of this training" if self.saved else took
 
     @property
     def lanes(self) -> int:
@@ -285,7 +295,16 @@ class _Chooser:
             return fused._replace(note=f"{part} are one kernel ({fused.note}){began}")
         if self.fusion == "auto" and tuned.gain < 1:
             return plain._replace(note=f"{part} are not fused: a kernel would take {1 / tuned.gain:.1f} x as long")
+        self.saved[part] = self._seconds_saved(part, tuned)
         return fused._replace(note=f"{part} are one kernel ({fused.note}), {tuned.gain:.1f} x as fast")
+
+    def _seconds_saved(self, part: KernelPart, tuned: Tuned) -> float:
+        """Returns the seconds that a kernel saves in an iteration."""
+        seconds = ((tuned.unfused_seconds or 0.0) - (tuned.seconds or 0.0)) / self.backend.timed_repeats
+        if part == "rollouts":
+            return seconds
+        loops = self.graph.loops  # of a replay memory, one minibatch is timed
+        return seconds * loops.epochs * (1 if self.graph.replay is None else loops.num_minibatches)
 
     # --- one device's share of a training; several lanes are timed as one that is as large -------------------
 

@@ -59,6 +59,8 @@ class KernelChoice(NamedTuple):
 
     unroll: int = 1
     """Steps of the loop that are compiled as one, without a kernel."""
+    search: str | None = None
+    """A note for the user on what the search for the kernels took and saves, if there was one."""
 
     @property
     def are_plain(self) -> bool:
@@ -73,7 +75,7 @@ class KernelChoice(NamedTuple):
     @property
     def notes(self) -> list[str]:
         """Notes for the user."""
-        return [part.note for part in (self.rollouts, self.gradients) if part.note]
+        return [note for note in (self.rollouts.note, self.gradients.note, self.search) if note]
 
     @property
     def launches(self) -> Launches | None:

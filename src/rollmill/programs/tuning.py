@@ -1,6 +1,7 @@
 """Searches for fast kernels: all candidates are compiled in the background, and then timed one after the other."""
 
 import contextlib
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, TypeAlias, TypeVar
@@ -26,6 +27,9 @@ class Tuner:
         self._pool = ThreadPoolExecutor(thread_name_prefix="rollmill-compile")
         self._kernels = contextlib.ExitStack()
         self._compiling: list[Future[Any]] = []
+        self._began: float | None = None
+        self.seconds = 0.0
+        """Seconds from the start of the first search to the end of the last; 0 where all results were stored."""
         self._closed = False
 
     def __enter__(self) -> "Tuner":
@@ -50,6 +54,7 @@ class Tuner:
         """
         if (stored := search.stored()) is not None:
             return lambda: stored
+        began = self._began = time.perf_counter() if self._began is None else self._began
         wait_for_kernels = self._kernels.enter_context(search.compile_ahead())
         candidates = self._submit(lambda: self._compile_candidates(search, wait_for_kernels))
         arguments = prepare()
@@ -57,7 +62,10 @@ class Tuner:
         def finish() -> Tuned:
             values = arguments()  # made while candidates are compiled
             wait(self._compiling)
-            return fastest(search, candidates.result(), values)
+            try:
+                return fastest(search, candidates.result(), values)
+            finally:
+                self.seconds = time.perf_counter() - began
 
         return finish
 

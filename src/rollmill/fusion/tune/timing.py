@@ -21,6 +21,8 @@ from rollmill.fusion.backends.base import CompilingAhead
 from rollmill.fusion.cache import cached_file, read_cached, write_once
 
 REPEATS, CALLS = 5, 10
+NEAR = 1.03
+"""Launches whose times differ by less are as fast: the first of them is taken, so that searches agree."""
 SECONDS = 0.1
 """A time is that of at most `CALLS` calls in a row, and of fewer where they take longer than this."""
 
@@ -131,7 +133,8 @@ def fastest(
             last = error
     if not times:
         raise CannotFuse(f"no launch of the kernel runs on this device: {last}") from last
-    best = min(times, key=lambda launch: times[launch])
+    shortest = min(times.values())
+    best = next(launch for launch in times if times[launch] < NEAR * shortest)
     tuned = Tuned(tuple(best), times[best], seconds_of_call(plain(), arguments))
     with contextlib.suppress(OSError, CheckpointError):  # where nothing can be kept, it is timed again
         write_once(search.file, json.dumps(tuned._asdict()))
