@@ -305,15 +305,11 @@ def agent_policy(
     agent_ids: bool,
     normalise_observations: bool,
 ) -> AgentPolicy:
-    """Makes the policy of an environment of several agents.
+    """Makes the policy of an environment of several agents, without transforms.
 
-    Args:
-        env: the environment, without transforms.
-        sets: the parameter sets.
-        make_networks: functions that make the networks, by parameter set.
-        critic: input of critics.
-        agent_ids: add a one-hot of the index to the observations of agents that share parameters.
-        normalise_observations: standardise observations, and central features, by running statistics.
+    Networks are made for each parameter set. `critic` is the input of critics. `agent_ids` adds a one-hot of the
+    index to the observations of agents that share parameters. `normalise_observations` standardises observations,
+    and central features, by running statistics.
     """
     central = _central_struct(env) if critic == "central" else None
     central_size = _central_size(env, central) if critic == "central" else None

@@ -382,13 +382,8 @@ def search(
 ) -> SearchResult:
     """Searches from a position of ONE environment.
 
-    Args:
-        planner: network and environment.
-        network: the network's weights.
-        key: random key of all noise.
-        root: the position, as the network evaluates it.
-        now: the position, with its legal actions and the environment's parameters.
-        explores: adds the noise of self-play.
+    `root` is the position as the network evaluates it, and `now` the position with its legal actions and the
+    environment's parameters. `explores` adds the noise of self-play, all of it by `key`.
     """
     config = planner.config
     if config.num_simulations == 0:

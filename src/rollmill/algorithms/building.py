@@ -89,18 +89,12 @@ def configured(
     network: Callable[..., Any] | NetworkConfig | Mapping[str, Any] | str | None,
     overrides: dict[str, Any],
 ) -> tuple[Config, Choices]:
-    """The validated hyperparameters after overrides, and the same with the parts given as Python objects.
+    """Returns the validated hyperparameters after overrides, and the same with the parts given as Python objects.
 
-    Args:
-        kind: dataclass of the algorithm's hyperparameters.
-        env: the environment, as the algorithm takes it; one on the host is trained on by workers.
-        config: an instance of it, or a dictionary of some of its fields. Default: the defaults.
-        network: settings of the network, the name of a torso or of a registered network, or a
-            function that makes it.
-        overrides: fields to replace. `learning_rate` may be an Optax schedule, by the number of updates.
-
-    Raises:
-        UsageError: an unknown name, or a value of another type.
+    `config` is an instance of `kind`, or a dictionary of some of its fields; by default it has the defaults. The
+    network is given by its settings, by the name of a torso or of a registered network, or by a function that
+    makes it. `learning_rate` may be an Optax schedule, by the number of updates. An environment on the host is
+    trained on by workers. Raises a `UsageError` for an unknown name, or a value of another type.
     """
     if _is_on_host(env):
         leave_device_memory()
@@ -169,12 +163,9 @@ def optimiser_of(
 ) -> Optimiser:
     """Returns the optimiser for these hyperparameters. A schedule replaces annealing.
 
-    Args:
-        choices: the hyperparameters.
-        scaling: makes the optimiser's transformation from the configuration.
-        loops: of the training, without iterations that learn nothing.
-        rate: name of the hyperparameter that is the learning rate.
-        every: updates of the training for each one that this optimiser makes.
+    `scaling` makes the optimiser's transformation from the configuration, `loops` count no iterations that learn
+    nothing, and `rate` names the hyperparameter that is the learning rate. The optimiser makes an update for
+    `every` updates of the training.
     """
     if choices.schedule is not None:
         check_schedule(choices.schedule, planned_updates(loops))
@@ -230,13 +221,9 @@ def parts_of(
 ) -> Parts:
     """Checks the user's inputs and prepares them for a graph.
 
-    Args:
-        env: the environment, or anything that `as_environment` accepts.
-        choices: hyperparameters, of which `num_envs`, `gamma`, `network` and the normalisations are used.
-        params: parameters of the environment instead of its own.
-
-    Raises:
-        UsageError: the spaces are not supported, or the environment has several agents.
+    `env` may be anything that `as_environment` accepts; `params` replace its own. Of the hyperparameters,
+    `num_envs`, `gamma`, `network` and the normalisations are used. Raises a `UsageError` if the spaces are not
+    supported, or if the environment has several agents.
     """
     gamma = _gamma_of_rewards(choices.config) if choices.config.normalize_rewards else None
     env, environment, host = environment_parts(env, params=params, num_envs=choices.config.num_envs, gamma=gamma)
@@ -269,17 +256,12 @@ def environment_parts(
     gamma: float | None = None,
     final_mask: bool = False,
 ) -> tuple[Environment | HostEnvironment, EnvironmentFunctions, StartHost | None]:
-    """The environment of a single agent, its functions, and what starts it where it is a host environment.
+    """Returns the environment of a single agent, its functions, and what starts it if it is a host environment.
 
-    Args:
-        env: the environment, or anything that `as_environment` accepts.
-        params: parameters of the environment instead of its own.
-        num_envs: number of environments of the training.
-        gamma: if given, discounted returns are recorded, for reward normalisation.
-        final_mask: whether the legal actions of final states are recorded, if the environment tells them.
-
-    Raises:
-        UsageError: the environment has several agents or players, or takes no parameters.
+    `env` may be anything that `as_environment` accepts; `params` replace its own. With `gamma`, discounted returns
+    are recorded, for reward normalisation. `final_mask` records the legal actions of final states, if the
+    environment tells them. Raises a `UsageError` if the environment has several agents or players, or takes no
+    parameters.
     """
     env = single_agent(env)
     if isinstance(env, Environment) and env.num_players > 1:
@@ -319,10 +301,9 @@ def refuse_params(env: HostEnvironment, params: Params | None) -> None:
 
 
 def loops_of(config: Any, *, by_sequence: bool, epochs: int = 1, num_minibatches: int = 1) -> Loops:
-    """The loop sizes of a training; those not given as arguments come from `config`.
+    """Returns the loop sizes of a training; those not given as arguments come from `config`.
 
-    Raises:
-        UsageError: sizes are not positive, or do not divide.
+    Raises a `UsageError` if sizes are not positive, or do not divide.
     """
     check_positive({name: getattr(config, name) for name in ("total_timesteps", "num_envs", "num_steps")})
     check_positive({"update_epochs": epochs, "num_minibatches": num_minibatches})
@@ -405,21 +386,11 @@ def graph_of(
     appraise: Any = None,
     condense: Any = None,
 ) -> Graph:
-    """Assembles the graph of an actor-critic.
+    """Assembles the graph of an actor-critic from the parts of `parts_of`.
 
-    Args:
-        name: name of the algorithm.
-        parts: environment and policy, from `parts_of`.
-        choices: hyperparameters.
-        loops: sizes of the loops.
-        scaling: makes the optimiser's transformation from the configuration, such as
-            `lambda config: optax.scale_by_adam()`.
-        prepare: see `Graph.prepare`.
-        gradients: function of the fragment `Graph.gradients`.
-        condition: see `Graph.condition`.
-        keep_learning: see `Graph.keep_learning`.
-        appraise: see `Graph.appraise`.
-        condense: see `Graph.condense`.
+    `scaling` makes the optimiser's transformation from the configuration, such as `lambda config:
+    optax.scale_by_adam()`. `gradients` is the function of the fragment, and the other arguments are fields of
+    `Graph`.
     """
     policy, environment = parts.policy, parts.environment
     optimiser, rewards = optimiser_of(choices, scaling, loops), choices.config.normalize_rewards

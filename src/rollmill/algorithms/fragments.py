@@ -162,13 +162,11 @@ def host_functions(
     final_mask: bool = False,
     view: Callable[[HostStep], HostStep] = lambda step: step,
 ) -> EnvironmentFunctions:
-    """The functions of a host environment: crossings to the replica that steps it.
+    """Returns the functions of a host environment: crossings to the replica that steps it.
 
-    Args:
-        env: the environment; it resets and accounts for episodes itself (`HostVector`).
-        gamma: if given, discounted returns are recorded, for reward normalisation.
-        final_mask: whether the legal actions of final states are kept, if the environment tells them.
-        view: arranges the arrays of a step for algorithms that extend the observation.
+    It resets and accounts for episodes itself (`HostVector`). With `gamma`, discounted returns are recorded, for
+    reward normalisation. `final_mask` keeps the legal actions of final states, if the environment tells them.
+    `view` arranges the arrays of a step for algorithms that extend the observation.
     """
     from rollmill.envs import step_struct
 

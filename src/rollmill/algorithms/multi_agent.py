@@ -255,14 +255,8 @@ def condition(
     """Sets weights so that a mean over rows is a mean over active agents, and standardises advantages over these.
 
     Advantages are standardised for each kind, or for each agent of independent ones. The advantage of a single
-    active agent would always become zero, and stays as it is.
-
-    Args:
-        sets: parameter sets of all agents.
-        minibatch: the part of a minibatch that is held here.
-        reduce: the mean over replicas.
-        standardise: whether advantages are standardised.
-        num_rows: rows of the minibatch of all replicas. Default: those held here.
+    active agent would always become zero, and stays as it is. The minibatch is the part held here, of `num_rows`
+    rows in all replicas, by default its own.
     """
     rows: SetRows = minibatch.samples
     independent = {name for group in sets if group.independent for name in group.names}
@@ -331,12 +325,9 @@ def _share_of_set(sets: tuple[ParameterSet, ...], name: str, share: dict[str, Ar
 
 
 def mean_gradients(policy: AgentPolicy, loss: SampleLoss, config: Any) -> MeanGradients:
-    """The fragment `gradients`: of the sum over parameter sets of the mean losses of their active agents.
+    """Returns the fragment `gradients`: of the sum over parameter sets of the mean losses of their active agents.
 
-    Args:
-        policy: the networks, and which agents share them.
-        loss: of one agent in one environment step.
-        config: hyperparameters of the loss.
+    The loss is that of one agent in one environment step.
     """
     return MeanGradients(partial(_row_loss, policy, loss, config), lambda learner: learner.weights.networks)
 

@@ -140,19 +140,11 @@ def off_policy_parts(
 ) -> OffPolicyParts:
     """Checks the inputs of an algorithm with a replay memory, and prepares them for a graph.
 
-    Args:
-        kind: dataclass of the algorithm's hyperparameters.
-        env: the environment, or anything that `rollmill.ppo` takes for one.
-        config: an instance of `kind`, or a dictionary of some of its fields.
-        overrides: fields of `kind` to replace.
-        params: parameters of the environment instead of its own.
-        network: settings of the networks instead of `config.network`.
-        replay: makes the replay memory from the hyperparameters. Default: a uniform one of single steps.
-        steps_an_update: environment steps of one update, where `gradient_steps` is None. Default: 1, as SAC and
-            TD3 were published.
-
-    Raises:
-        UsageError: invalid names, types or sizes, or an environment of several agents.
+    `config` is an instance of `kind`, or a dictionary of some of its fields; overrides replace fields. `params`
+    and `network` replace those of the environment and of the configuration. `replay` makes the replay memory from
+    the hyperparameters, by default a uniform one of single steps. `steps_an_update` are environment steps of one
+    update, if `gradient_steps` is None: by default 1, as SAC and TD3 were published. Raises a `UsageError` for
+    invalid names, types or sizes, and for an environment of several agents.
     """
     config, choices = configured(kind, env, config, network, overrides)
     if choices.network is not None:
@@ -217,22 +209,11 @@ def off_policy_graph(
     outputs: PolicyOutputs = PolicyOutputs(),  # noqa: B008 - immutable
     store: ExperienceStore | None = None,
 ) -> Graph:
-    """Assembles the graph of an algorithm with a replay memory.
+    """Assembles the graph of an algorithm with a replay memory from the parts of `off_policy_parts`.
 
-    Args:
-        name: name of the algorithm.
-        parts: from `off_policy_parts`.
-        policy: the fragment, which explores.
-        greedy: the policy as it is deployed.
-        start_learner: makes the learner; it has a field `progress`, a `StepCounts`.
-        weights: see `Graph.weights`.
-        gradients: the fragment.
-        update: the fragment.
-        report: see `Graph.report`.
-        hyperparameters: see `Graph.hyperparameters`; the learner has a field of this name then.
-        condition: see `Graph.condition`.
-        outputs: see `Graph.outputs`.
-        store: replaces `parts.replay`.
+    `policy` explores, and `greedy` is the policy as it is deployed. The learner has a field `progress`, a
+    `StepCounts`, and one for hyperparameters if there are any. `store` replaces `parts.replay`. The other
+    arguments are fields of `Graph`.
     """
     return Graph(
         settings=settings_of(name, parts.env, parts.config, custom=parts.custom),
@@ -273,12 +254,9 @@ def learner_numbers(
 
 
 def adam(parts: OffPolicyParts, rate: str = "learning_rate", *, every: int = 1) -> Optimiser:
-    """Adam with clipping, as the hyperparameters say.
+    """Returns Adam with clipping, by the hyperparameters, of which `rate` is the learning rate.
 
-    Args:
-        parts: parts of the algorithm.
-        rate: name of the hyperparameter that is the learning rate.
-        every: updates of the training for each one that this optimiser makes.
+    It makes an update for `every` updates of the training.
     """
     scaling = lambda config: optax.scale_by_adam(eps=config.adam_eps)
     return optimiser_of(parts.choices, scaling, _learning(parts), rate=rate, every=every)

@@ -59,15 +59,10 @@ def planned_updates(loops: Loops) -> int:
 
 
 def planned_rate(schedule: NumberSchedule, loops: Loops, planned: Number) -> optax.Schedule:
-    """Returns a learning rate as a function of the number of updates.
+    """Returns a learning rate; a schedule as text becomes a function of the number of updates.
 
-    Args:
-        schedule: the learning rate by the share of the training.
-        loops: sizes of the training.
-        planned: its number of updates, which may be traced.
-
-    Raises:
-        UsageError: the training makes more updates than the optimiser counts.
+    `planned` is that number for the whole training, which may be traced; by default that of the loops. Raises a
+    `UsageError` if the text is not a schedule, or if the training makes more updates than the optimiser counts.
     """
     check_count(planned_updates(loops))
 
@@ -84,18 +79,12 @@ def clipped_descent(
     max_grad_norm: Number,
     anneal_over: Number | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """Gradient descent with clipping and scaling, on the gradients as one flat vector.
+    """Returns gradient descent with clipping and scaling, on the gradients as one flat vector.
 
-    Its `update` has the argument `share` of `descend`. Numbers may be traced, which are not checked.
-
-    Args:
-        scaling: the optimiser's transformation, such as `optax.scale_by_adam()`.
-        learning_rate: initial learning rate, or a schedule by the number of updates.
-        max_grad_norm: largest global norm; longer gradients are scaled down to it.
-        anneal_over: number of planned updates over which a constant learning rate is annealed linearly to zero.
-
-    Raises:
-        UsageError: the learning rate or the norm is negative.
+    Its `update` has the argument `share` of `descend`. The learning rate is a number, or a schedule by the number
+    of updates. Gradients with a larger global norm than `max_grad_norm` are scaled down to it. A constant learning
+    rate is annealed linearly to zero over `anneal_over` planned updates. Raises a `UsageError` if rate or norm is
+    negative, unless it is traced.
     """
     initial = learning_rate(0) if callable(learning_rate) else learning_rate
     for name, number in {"learning_rate": initial, "max_grad_norm": max_grad_norm}.items():
@@ -210,16 +199,12 @@ def descend(
     *,
     share: float = 1.0,
 ) -> tuple[PyTree[Array], PyTree[Array]]:
-    """One step of the optimiser: returns the new weights and optimiser state.
+    """Makes one step of the optimiser; returns the new weights and optimiser state.
 
-    Args:
-        optimiser: from `clipped_descent`, or one that reads its numbers from `held`.
-        weights: weights to update.
-        state: the optimiser's state.
-        gradients: gradients of a minibatch's mean loss with respect to the weights.
-        held: hyperparameters of the learner.
-        share: fraction of a minibatch that the gradients come from. If the gradients of K workers are applied
-            separately, a training makes K times as many updates as planned, each with a share of 1 / K.
+    The gradients are those of a minibatch's mean loss with respect to the weights. An optimiser that reads its
+    numbers from the learner's hyperparameters gets them in `held`. `share` is the fraction of a minibatch that the
+    gradients come from. If the gradients of K workers are applied separately, a training makes K times as many
+    updates as planned, each with a share of 1 / K.
     """
     make = optimiser.at if isinstance(optimiser, Optimiser) else lambda held: optimiser
     held = {} if held is None else held

@@ -95,17 +95,10 @@ def action_of(env: Environment, choice: Int[Array, ""]) -> Action:
 def advance(
     env: Environment, state: State, choice: Int[Array, ""], params: Params
 ) -> tuple[Timestep, Float[Array, ""]]:
-    """Steps an environment as a search does.
+    """Steps an environment, as its author wrote it (`Environment.planning_env`), by the action with an index.
 
-    Args:
-        env: the environment as its author wrote it (`Environment.planning_env`).
-        state: the position's state.
-        choice: index of the action.
-        params: the position's parameters.
-
-    Returns:
-        The timestep, and the factor of all that comes after it, for the player who moved: 1 where the turn stays,
-        -1 where it passes to the opponent, and 0 where the episode terminates.
+    Returns the timestep, and the factor of all that comes after it, for the player who moved: 1 where the turn
+    stays, -1 where it passes to the opponent, and 0 where the episode terminates.
     """
     # A step of a plannable environment depends on no key.
     timestep = env.step(jax.random.key(0), state, action_of(env, choice), params)

@@ -278,8 +278,7 @@ def _program(
 ) -> tuple[core.ClosedJaxpr, tuple[int, ...], tuple[int, ...]]:
     """Builds the closed jaxpr of a piece, which computes the values in `wanted`.
 
-    Returns:
-        The jaxpr, and the numbers of its inputs and of its outputs.
+    Returns it with the numbers of its inputs and of its outputs.
     """
     made = {var for equation in equations for var in equation.outvars}
     gives = [var for var in made if numbers[var] in wanted]

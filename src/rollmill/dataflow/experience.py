@@ -27,15 +27,9 @@ def waiting_iterations(store: ExperienceStore, loops: Loops) -> int:
 
 
 def draw_equally(key: Key, stored: Int[Array, " W"], *, count: int) -> tuple[Int[Array, " B"], Int[Array, " B"]]:
-    """Draws `count` items of one shard, each with equal probability.
+    """Draws `count` items of one shard, each with equal probability; `stored` counts those of each environment.
 
-    Args:
-        key: random key of the draw.
-        stored: number of items that each environment of the shard has stored.
-        count: number of items to draw, `B`.
-
-    Returns:
-        The environment of each item, by position in the shard, and the item's number in that environment.
+    Returns the environment of each item, by position in the shard, and the item's number in that environment.
     """
     ends = jnp.cumsum(stored)
     choice = jax.random.randint(key, (count,), 0, ends[-1])

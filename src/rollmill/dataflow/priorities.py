@@ -42,13 +42,9 @@ def empty_priorities(capacity: int) -> Priorities:
 def with_values(
     priorities: Priorities, environment: Int[Array, " N"], row: Int[Array, " N"], values: Float[Array, " N"]
 ) -> Priorities:
-    """Sets the priorities of some rows of several environments.
+    """Sets the priorities, with leaves `[E, ...]`, of some rows of several environments.
 
-    Args:
-        priorities: leaves `[E, ...]`.
-        environment: the environment of each row. Entries equal to `E` are ignored.
-        row: the row. Rows that occur twice must have equal values.
-        values: the new priorities.
+    Entries of `environment` equal to `E` are ignored. Rows that occur twice must have equal values.
     """
     block, place = row // BLOCK, row % BLOCK
     changed = priorities.values.at[environment, block, place].set(values, mode="drop")
@@ -70,20 +66,11 @@ def draw_by_priority(
     capacity: int,
     weight_exponent: float,
 ) -> tuple[Int[Array, " B"], Int[Array, " B"], Float[Array, " B"]]:
-    """Draws transitions of one shard by stratified sampling.
+    """Draws `count` transitions of one shard by stratified sampling.
 
-    Args:
-        key: random key of the draw.
-        priorities: priorities of the shard's rings, with leaves `[W, ...]`.
-        steps: number of steps stored in each ring.
-        oldest: oldest step of each ring.
-        count: number of transitions to draw.
-        capacity: rows of a ring.
-        weight_exponent: a transition drawn with probability `p` from `n` has the weight `(n
-            p)^-weight_exponent`.
-
-    Returns:
-        Environments, steps and importance weights.
+    Priorities have leaves `[W, ...]`. `steps` are those stored in each ring, from the `oldest` on, in `capacity`
+    rows. A transition drawn with probability `p` from `n` has the weight `(n p)^-weight_exponent`. Returns
+    environments, steps and importance weights.
     """
     ends = jnp.cumsum(priorities.sums.reshape(-1))
     total, blocks = ends[-1], priorities.sums.shape[1]

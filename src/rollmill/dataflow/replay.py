@@ -332,9 +332,7 @@ class PrioritisedReplay(NamedTuple):
 def store(rings: ReplayRing, steps: Step) -> ReplayRing:
     """Adds the steps `[T, E, ...]` of a rollout to the rings. Priorities do not change.
 
-    Args:
-        rings: rings of the environments held here.
-        steps: steps of these environments. With action masks, `info` holds those of final states.
+    With action masks, `info` holds those of final states.
     """
     num_steps, num_envs = steps.reward.shape
     capacity = rings.outcomes.words.shape[1]

@@ -185,7 +185,7 @@ def measured_between(
 ) -> Measurement | None:
     """Returns the throughput by the lines of metrics so far. None if it is too early to tell.
 
-    A training that cannot reach `bound` steps a second is told early. Nothing is learned before `learns_from`
+    A training is stopped early if it cannot reach `bound` steps a second. Nothing is learned before `learns_from`
     environment steps. `ended` says that no more lines will come.
     """
     warm = [point for point in points if point.env_steps >= learns_from]
