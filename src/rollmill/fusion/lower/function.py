@@ -112,17 +112,16 @@ def trace_function(
     carried: bool = False,
     summed: bool = False,
 ) -> TracedFunction:
-    """Traces `function(*uniform, *each)`.
+    """Traces `function(*uniform, *each)` of one environment.
 
-    Args:
-        function: function of one environment.
-        each: shapes of the arguments that differ from environment to environment; each array becomes inputs of
-            the program in row-major order, one a number, or one a row. A random key is two numbers.
-        uniform: arguments that all environments have in common: shapes, or arrays of which only those are read.
-        carried: whether the function returns a tuple whose first part is handed in again as the first of `each`:
-            then both lie in the same way, and nothing of it is left to be known or uniform.
-        summed: whether only sums of the results over environments are wanted: then products of two vectors, such
-            as gradients of matrices, are left as `OuterProducts`.
+    Each array of `each`, the shapes of arguments that differ from environment to environment, becomes inputs of
+    the program in row-major order, one input for a number or for a row. A random key is two numbers. `uniform`
+    arguments are common to all environments: shapes, or arrays, of which only the ones in use are read.
+
+    With `carried`, the function returns a tuple whose first part is passed again as the first of `each`. Both then
+    use the same layout, and no part of it is treated as known or uniform. With `summed`, only sums of the results
+    over environments are wanted: products of two vectors, such as gradients of matrices, are left as
+    `OuterProducts`.
     """
     # Weak types are kept: they decide to which type JAX promotes an operand.
     shapes = jax.tree.map(_shape_of, tuple(uniform))
@@ -144,10 +143,9 @@ def _shape_of(leaf: Any) -> jax.ShapeDtypeStruct:
 
 
 def lower_traced(traced: TracedFunction, assumed: ValueClasses = ()) -> LoweredFunction:
-    """The program of a traced function; `assumed` says of the first leaves which numbers are known or equal.
+    """Lowers a traced function; `assumed` says which numbers of the first leaves are known or equal.
 
-    Raises:
-        CannotFuse: a primitive that has no meaning in a kernel, or arrays too large for it.
+    Raises `CannotFuse` for a primitive without a meaning in a kernel, or for arrays too large for it.
     """
     in_rows = [_is_row(leaf) for leaf in traced.each]
     try:

@@ -28,14 +28,9 @@ class CodeWriter:
     """Writes programs into a function."""
 
     def __init__(self, emit: Emitter, scratch: Scratch, slots: Sequence[Value], *, block: int, room: int) -> None:
-        """Writes nothing yet.
+        """Prepares a writer for blocks of samples, a power of two and at least the lanes.
 
-        Args:
-            emit: emitter of the function.
-            scratch: its memory.
-            slots: pointers to uniform arrays.
-            block: samples; a power of two, at least as many as there are lanes.
-            room: vectors that a product may hold in registers.
+        `slots` are pointers to uniform arrays, and a product may hold `room` vectors in registers.
         """
         self.emit, self.scratch, self.block, self.room = emit, scratch, block, room
         self.groups = block // emit.lanes

@@ -50,13 +50,11 @@ class TritonWriter:
         apart: LayoutChange = KEEP_LAYOUT,
         exact_scalars: bool = True,
     ) -> None:
-        """Nothing written yet.
+        """Prepares a writer after the lines of `source` so far.
 
-        Args:
-            source: the lines so far.
-            beside: how scalars become a row; `pack_row` if left out.
-            apart: how scalars come out of rows, and go into them.
-            exact_scalars: whether functions of single numbers are exact, as an environment's must be.
+        `beside` joins scalars to a row, by default by `pack_row`, and `apart` takes scalars out of rows and puts
+        them into rows. Functions of single numbers are exact if they have to be, as those of an environment
+        (`exact_scalars`).
         """
         self.source = source
         self._exact_scalars = exact_scalars

@@ -34,13 +34,9 @@ class Hoisted:
         *,
         memory: Memory = BY_TRITON,
     ) -> None:
-        """Lines so far none.
+        """Prepares an empty prologue, in which `fresh` returns new names.
 
-        Args:
-            numerics: of products.
-            slots: pointers to uniform arrays.
-            fresh: gives names that nothing has yet.
-            memory: how rows and matrices are read.
+        `slots` are pointers to uniform arrays; `memory` reads rows and matrices.
         """
         self.lines: list[str] = []
         self._numerics = numerics

@@ -19,14 +19,10 @@ class KernelSource:
         memory: Memory = BY_TRITON,
         prefix: str = "v",
     ) -> None:
-        """No lines yet.
+        """Prepares a source without lines, in which all names begin with `prefix`.
 
-        Args:
-            numerics: precision of whatever is not exact.
-            slots: pointers to uniform arrays.
-            indent: indentation of the part that is being written.
-            memory: how the kernel reads and writes.
-            prefix: with which all names begin.
+        `numerics` is the precision of everything that need not be exact. `slots` are pointers to uniform arrays;
+        `memory` reads and writes. The first part has this indentation.
         """
         self.numerics: Numerics = numerics
         self.slots, self.memory = slots, memory
