@@ -81,8 +81,7 @@ class Layout:
     def pack(self, tree: PyTree, buffer: Buffer) -> None:
         """Copies the leaves of `tree` to their offsets in `buffer`.
 
-        Raises:
-            UsageError: structure, shape or dtype differ from the layout; nothing is converted.
+        Raises a `UsageError` if structure, shape or dtype differ from the layout; nothing is converted.
         """
         self.fill(self.flat_views(buffer), tree)
 

@@ -38,8 +38,7 @@ _ordered = core.Primitive("ordered_convolution")
 def order_convolutions(own: OwnCode = by_xla) -> None:
     """Makes programs compiled for CPUs from now on convolve in the fast order of axes.
 
-    Args:
-        own: computes some convolutions by code of this process. Exported programs do not contain it.
+    `own` computes some convolutions by code of this process. Exported programs do not contain it.
     """
 
     def rule(context: mlir.LoweringRuleContext, lhs: ir.Value, rhs: ir.Value, **params: Any) -> Sequence[ir.Value]:

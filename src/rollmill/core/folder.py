@@ -60,8 +60,7 @@ class Folder:
     def make(self) -> None:
         """Creates the folder, its parents and the root if they are missing.
 
-        Raises:
-            ForeignFileError: there is a link or a file in its place.
+        Raises a `ForeignFileError` if a link or a file is in its place.
         """
         if not self.names:
             self.root.mkdir(parents=True, exist_ok=True)

@@ -12,13 +12,9 @@ def lazy_names(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Returns the functions `__getattr__` and `__dir__` of a package.
 
-    The package imports the same names under `TYPE_CHECKING` and lists them in `__all__`, for type checkers read no
-    table.
-
-    Args:
-        package: name of the package.
-        modules: names, with spaces between them, by the module that defines them.
-        packages: packages within it that are imported at their first use as well, with spaces between them.
+    `modules` has the names, with spaces between them, by the module that defines them, and `packages` those of
+    inner packages that are imported at their first use as well. The package imports the same names under
+    `TYPE_CHECKING` and lists them in `__all__`, for type checkers read no table.
     """
     inner = packages.split()
     origins = {name: module for module, names in modules.items() for name in names.split()}

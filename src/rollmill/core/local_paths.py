@@ -51,13 +51,8 @@ ON_THE_COMMAND_LINE = "--force replaces it, --output names another."
 def check_new_file(path: Path, *, force: bool, way_out: str = ON_THE_COMMAND_LINE) -> None:
     """Checks the destination of a file.
 
-    Args:
-        path: the file.
-        force: whether an existing file is replaced.
-        way_out: the hint of the error for an existing file.
-
-    Raises:
-        UsageError: it is a folder or exists already, or its folder does not exist or cannot be written.
+    Raises a `UsageError` if it is a folder, if it exists already and is not replaced by `force`, with the hint
+    `way_out`, or if its folder does not exist or cannot be written.
     """
     try:
         if path.is_dir():

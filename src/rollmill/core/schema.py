@@ -50,15 +50,9 @@ def coerce(name: str, hint: Any, value: Any) -> Any:
     """Converts a value from Python to its annotated type, and checks its bounds.
 
     It may be a NumPy or JAX scalar, a list for a tuple, a float such as 1e6 for an integer, a mapping for a
-    dataclass, or the string "inf" for a number.
-
-    Args:
-        name: the value's name, with which messages begin.
-        hint: the annotation. Types without a conversion here accept any value.
-        value: the value.
-
-    Raises:
-        UsageError: a part of the value has another type or is out of bounds, or a field is unknown or missing.
+    dataclass, or the string "inf" for a number. Types without a conversion here accept any value. Raises a
+    `UsageError` that begins with the value's name if a part of it has another type or is out of bounds, or if a
+    field is unknown or missing.
     """
     return _Walk(from_json=False).convert(name, hint, value)
 

@@ -30,11 +30,9 @@ def new_figure(width: float, height: float) -> Any:
 
 
 def tidy(axes: Any, *, grid: str = "both") -> None:
-    """Leaves the lower and the left side of axes, and a faint grid behind what is drawn.
+    """Leaves the lower and the left side of matplotlib's axes, and a faint grid behind the drawing.
 
-    Args:
-        axes: `matplotlib.axes.Axes`.
-        grid: `x`, `y` or `both`: the axes whose marks have lines.
+    `grid` is `x`, `y` or `both`: the axes whose marks have lines.
     """
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis=grid, color=GRID, linewidth=0.7)

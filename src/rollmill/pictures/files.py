@@ -36,8 +36,8 @@ SUFFIXES = (".gif", ".mp4")
 def check_place(path: Path, *, fps: float | None, force: bool) -> None:
     """Checks the destination of frames before anything is played.
 
-    Raises:
-        UsageError: the name is not a GIF, MP4 or folder, the rate does not fit it, or something exists already.
+    Raises a `UsageError` if the name is not a GIF, MP4 or folder, if the rate does not fit it, or if something
+    exists already.
     """
     is_folder = not path.suffix
     if not is_folder and path.suffix not in SUFFIXES:
@@ -70,11 +70,7 @@ def check_fps(fps: float | None) -> None:
 
 
 def gathered(frames: Iterable[Picture]) -> list[Picture]:
-    """Returns the frames as a list.
-
-    Raises:
-        UsageError: they are too many to hold at once.
-    """
+    """Returns the frames as a list. Raises a `UsageError` if they are too many to hold at once."""
     kept, size = [], 0
     for frame in frames:
         kept.append(frame)
@@ -94,14 +90,9 @@ def _is_frame(path: Path) -> bool:
 def write_frames(path: Path, frames: Iterable[Picture], *, fps: float) -> None:
     """Writes frames as a GIF, an MP4, or as `00000.png` and so on in a folder, by the ending of the name.
 
-    Args:
-        path: the file or folder, which is replaced where it exists.
-        frames: at least one, all of one size; of an MP4 and PNGs each is written as it comes.
-        fps: frames a second, of a GIF and an MP4.
-
-    Raises:
-        UsageError: the library that writes them is not installed, or a GIF has too many frames.
-        StorageError: the files cannot be written.
+    What exists there is replaced. There is at least one frame, and all are of one size; of an MP4 and PNGs each is
+    written as it comes. Raises a `UsageError` if the library that writes them is not installed, or if a GIF has
+    too many frames, and a `StorageError` if the files cannot be written.
     """
     beside: Path | None = None
     try:

@@ -46,8 +46,7 @@ def size_of(drawing: Drawing, longer_side: int) -> tuple[int, int]:
 def rasterise(drawing: Drawing, longer_side: int) -> Picture:
     """Returns the pixels of a drawing with `longer_side` pixels on its longer side.
 
-    Raises:
-        UsageError: the drawing has no area, or a colour is invalid.
+    Raises a `UsageError` if the drawing has no area, or if a colour is invalid.
     """
     height, width = size_of(drawing, longer_side)
     scale = (width / float(drawing.right - drawing.left), height / float(drawing.top - drawing.bottom))

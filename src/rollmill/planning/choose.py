@@ -53,8 +53,7 @@ def place_custom(plan: Plan, options: PlacementOptions, custom: Sequence[str], *
 def settings_of(options: PlacementOptions) -> PlanSettings:
     """Returns the settings of the plan that the options name; empty ones without a plan, or if it has none.
 
-    Raises:
-        UsageError: the file holds no plan.
+    Raises a `UsageError` if the file holds no plan.
     """
     plan = None if options.plan is None else read_plan(options.plan)
     return PlanSettings() if plan is None or plan.settings is None else plan.settings

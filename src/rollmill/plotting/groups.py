@@ -78,8 +78,7 @@ class Curves(NamedTuple):
 def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings that tell a run from runs of other groups, from its recorded configuration.
 
-    Raises:
-        DataError: a part of it is no object.
+    Raises a `DataError` if a part of it is not an object.
     """
     graph, options = object_in(config, "graph"), object_in(config, "options")
     settings: dict[str, Any] = {name: graph.get(name) for name in NAMES_FIRST}

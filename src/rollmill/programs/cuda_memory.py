@@ -24,8 +24,7 @@ class _Handle(ctypes.Structure):
 def allocate(gpu: int, num_bytes: int) -> int:
     """Allocates zeroed memory on a GPU, and returns its address.
 
-    Raises:
-        NoPeerMemory: there is none, as all functions here do for what CUDA refuses.
+    Raises `NoPeerMemory` if CUDA refuses, as all functions here do.
     """
     address = ctypes.c_uint64()
     with _context(gpu):

@@ -48,9 +48,7 @@ class Tuner:
     def start(self, search: Search, prepare: Callable[[], Arguments]) -> Callable[[], Tuned]:
         """Starts to compile the candidates of a search; returns the function that times them.
 
-        Args:
-            search: what to find.
-            prepare: begins to prepare the arguments; called only if something has to be timed.
+        `prepare` begins to prepare the arguments; it is called only if something has to be timed.
         """
         if (stored := search.stored()) is not None:
             return lambda: stored

@@ -38,8 +38,7 @@ class Address:
 def listen(address: Address) -> socket.socket:
     """Returns a socket that listens there; a Unix socket is for this user alone.
 
-    Raises:
-        UsageError: the address is in use, not this machine's, or not permitted.
+    Raises a `UsageError` if the address is in use, not this machine's, or not permitted.
     """
     shown = str(address.path) if address.path is not None else f"{address.host}:{address.port}"
     try:

@@ -85,10 +85,9 @@ class Batcher(Generic[T]):
 
 
 def check_rule(rule: BatchingRule) -> BatchingRule:
-    """The rule itself.
+    """Returns the rule.
 
-    Raises:
-        UsageError: the largest batch is no power of two, or the wait is negative or longer than a minute.
+    Raises a `UsageError` unless the largest batch is a power of two and the wait at most a minute.
     """
     size = rule.max_batch
     if not 1 <= size <= MAX_ROWS or size & (size - 1):

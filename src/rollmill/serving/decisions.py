@@ -39,17 +39,11 @@ class PolicyRows(NamedTuple):
 
 
 class BatchedPolicy:
-    """A run's policy as a function of batches.
+    """A run's policy as a function of batches of at most `max_batch` rows, a power of two.
 
-    Args:
-        loaded: the run.
-        max_batch: largest batch, a power of two.
-        sessions: most sessions of a recurrent policy.
-        stochastic: draw actions as in training, instead of taking the most likely ones.
-        seed: seed of the drawn actions.
-
-    Raises:
-        UsageError: the policy needs more than observations and legal actions, as a search does.
+    A recurrent policy has at most this number of sessions. A `stochastic` one draws its actions by the seed, as in
+    training, instead of taking the most likely ones. Raises a `UsageError` if the policy needs more than
+    observations and legal actions, as a search does.
     """
 
     def __init__(

@@ -53,11 +53,9 @@ class ServerLimits:
 
 
 def limits_of(max_batch: int, numbers: int) -> ServerLimits:
-    """Returns the limits of a server whose largest body holds a full batch.
+    """Returns the limits of a server whose largest body holds a full batch of `max_batch` observations.
 
-    Args:
-        max_batch: observations of a batch.
-        numbers: numbers of one observation and its legal actions.
+    `numbers` are those of one observation and its legal actions.
     """
     body = BYTES_BESIDES + max_batch * (BYTES_PER_NUMBER * numbers + BYTES_BESIDES_EACH)
     usual = ServerLimits(body)

@@ -30,14 +30,9 @@ CLOSED_AT_ONCE = 64
 
 
 class Server:
-    """Serves a policy on a listening socket.
+    """Serves a compiled policy on a listening socket, in batches gathered by `rule`.
 
-    Args:
-        policy: compiled.
-        rule: how requests are gathered into batches.
-        limits: of sizes and times.
-        statistics: where the work is counted.
-        token: that clients have to send, or None.
+    Clients have to send the `token` unless it is None.
     """
 
     def __init__(

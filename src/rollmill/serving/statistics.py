@@ -55,13 +55,10 @@ def quantile(buckets: Int[np.ndarray, " buckets"], share: float) -> float | None
 
 
 class ServerStatistics:
-    """The counts of one worker, and the sums over all of them.
+    """The counts of one worker, which has this index, and the sums over all of them.
 
-    Args:
-        workers: number of workers.
-        index: the worker that counts here.
-        descriptor: file of `bytes_of(workers)` zeros that all workers have opened, by its number; -1 for memory of
-            this process alone.
+    The descriptor is that of a file of `bytes_of(workers)` zeros that all workers have opened; -1 stands for
+    memory of this process alone.
     """
 
     def __init__(self, workers: int = 1, index: int = 0, descriptor: int = -1) -> None:

@@ -124,21 +124,13 @@ def run_workers(
 ) -> int:
     """Starts workers, replaces those that are lost, and stops them when asked to.
 
-    The first one starts alone: it reports what is wrong with the run once, and fills the compilation cache.
+    The first one starts alone: it reports errors of the run once, and fills the compilation cache. Each runs
+    Python with the arguments of `command`, its index, its cores and the descriptor of its pipe, and inherits
+    `descriptors`. `stop` is called ten times a second, and `ready` once all workers serve. Workers have `patience`
+    seconds to answer what is in flight.
 
-    Args:
-        command: Python arguments of a worker; its index, its cores and the descriptor of its pipe are appended.
-        parts: the part of the machine that each has.
-        descriptors: that workers inherit.
-        stop: asked ten times a second.
-        ready: called once all workers serve.
-        patience: seconds for the workers to answer what is in flight.
-
-    Returns:
-        The exit code: of a worker that could not start, or 0.
-
-    Raises:
-        WorkersLost: workers ended again and again, or one before it served.
+    Returns the exit code: of a worker that could not start, or 0. Raises `WorkersLost` if workers ended again and
+    again, or one before it served.
     """
 
     def launch(index: int, pipe: int) -> subprocess.Popen:

@@ -89,15 +89,10 @@ def report(
     metric: str,
     total: int,
 ) -> str:
-    """Returns the page.
+    """Returns the page of a sweep, with the learning curve of each row.
 
-    Args:
-        title: title of the sweep.
-        curves: the learning curve of each row.
-        rows: rows of the table, the best first.
-        options: columns of the table that say what a trial was given.
-        metric: column by which it is sorted.
-        total: number of rows, of which only the first may be shown.
+    Rows are sorted by the column `metric`, the best first; of `total` rows only the first may be shown. `options`
+    are the columns with the settings of a trial.
     """
     best = count_best(rows, options, metric)
     note = f"The best {len(rows)} of {total} are shown." if total > len(rows) else ""

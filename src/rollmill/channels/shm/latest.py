@@ -74,8 +74,7 @@ class BoardWriter:
     def begin(self) -> memoryview:
         """Starts the next message and returns its payload bytes; `finish` publishes it.
 
-        Raises:
-            ChannelClosed: this writer was replaced.
+        Raises `ChannelClosed` if this writer was replaced.
         """
         if self._words[WRITER] != self._owner:
             raise ChannelClosed(f"{self._name}: another writer took this one's place.")

@@ -19,11 +19,9 @@ PREFIX = "rollmill-"
 def listen(address: str) -> tuple[socket.socket, str]:
     """Returns a listening socket, and the address that reaches it.
 
-    Args:
-        address: port 0 takes a free port, and `unix:` a free name.
+    Port 0 takes a free port, `unix:` a free name.
 
-    Raises:
-        UsageError: the address cannot be listened on.
+    Raises a `UsageError` if the address cannot be listened on.
     """
     address = _free_name() if address == "unix:" else address
     family, where = parse_address(address)

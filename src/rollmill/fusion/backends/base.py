@@ -59,11 +59,7 @@ class Backend(NamedTuple):
 
 
 def check_package(backend: Backend) -> None:
-    """Checks that the package of a backend is installed.
-
-    Raises:
-        UsageError: if it is not, with the command that installs it.
-    """
+    """Checks that the package of a backend is installed. A `UsageError` has the command that installs it."""
     if importlib.util.find_spec(backend.package) is None:
         raise UsageError(f"kernels need {backend.package}, which is missing: {install_command('fusion')}")
 

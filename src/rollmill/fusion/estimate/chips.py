@@ -53,10 +53,9 @@ CHIPS = {
 
 
 def find_chip(name: str | None) -> tuple[str, Chip]:
-    """The chip of this name; or the one that is here, and where there is none that is known, the first choice.
+    """Returns the chip of this name, by default the one that is here, or the first choice without a known one.
 
-    Raises:
-        UsageError: there is no such chip.
+    Raises a `UsageError` if there is no such chip.
     """
     if name is None:
         kinds = [device.device_kind for device in jax.devices() if device.platform == "gpu"]

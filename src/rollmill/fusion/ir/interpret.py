@@ -17,17 +17,10 @@ from rollmill.fusion.ir.operations import OPERATIONS, ROWS, TYPED
 def evaluate(
     program: Program, inputs: Sequence[Array], uniforms: Sequence[Array], *, block: int, precision: Any = None
 ) -> list[Array]:
-    """Returns the outputs for a block of environments.
+    """Returns the outputs for a block of environments, one array for each, in the shapes of the inputs.
 
-    Args:
-        program: what to run.
-        inputs: one `[block]`, or `[block, width]` for a row, for each input of the program.
-        uniforms: the arrays that nodes read by slot.
-        block: environments.
-        precision: of matrix products, as `jax.lax.dot` takes it.
-
-    Returns:
-        One array for each output, in the shapes of the inputs.
+    An input of the program is `[block]`, or `[block, width]` for a row. `uniforms` are the arrays that nodes read
+    by slot. `precision` is that of matrix products, as `jax.lax.dot` takes it.
     """
     results: dict[Node, Any] = {}
     for node in program.nodes():

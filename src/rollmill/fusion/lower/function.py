@@ -98,8 +98,7 @@ def lower_function(
 ) -> LoweredFunction:
     """Returns the program of `function(*uniform, *each)`; see `trace_function` for the arguments.
 
-    Raises:
-        CannotFuse: a primitive that has no meaning in a kernel, or arrays too large for it.
+    Raises `CannotFuse` for a primitive without a meaning in a kernel, or for arrays too large for it.
     """
     return lower_traced(trace_function(function, each, uniform, carried=carried, summed=summed))
 

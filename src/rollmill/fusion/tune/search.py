@@ -55,16 +55,10 @@ def rollout_search(
     unroll: int,
     step: RolloutStep,
 ) -> Search:
-    """Returns the search for the fastest of these launches of a rollout.
+    """Returns the search for the fastest of these launches of a rollout on a device, of the graph's `step`.
 
-    Args:
-        graph: what is trained.
-        state: shapes of a state of the environments that one device holds.
-        backend: makes the kernels.
-        launches: to be tried.
-        device: to be timed on.
-        unroll: steps of the unfused loop that are compiled as one.
-        step: the graph's.
+    The state has the shapes of the environments that one device holds. `unroll` steps of the unfused loop are
+    compiled as one.
     """
     kind, collector = backend.rollouts, state.collector
     # A task of shapes is enough to write and to compile kernels; only their times need arrays.
@@ -116,15 +110,9 @@ def minibatch_loop_search(
     *,
     step: GradientStep,
 ) -> Search:
-    """Returns the search for the fastest of these launches of the gradients of a minibatch.
+    """Returns the search for the fastest of these launches of a minibatch's gradients, by the graph's `step`.
 
-    Args:
-        graph: what is trained.
-        shapes: shapes of a learner, its batch, and the rows `[M, N]` of an epoch, on one device.
-        backend: makes the kernels.
-        launches: to be tried.
-        device: to be timed on.
-        step: the graph's.
+    Shapes are those of a learner, its batch, and the rows `[M, N]` of an epoch, on one device.
     """
     kind, (learner, _, rows) = backend.gradients, shapes
 

@@ -111,13 +111,8 @@ def fastest(
 ) -> Tuned:
     """Returns the fastest launch, and its time beside the unfused function's.
 
-    Args:
-        search: of which no result is stored.
-        candidates: what `compile_candidates` returned for it.
-        arguments: of these functions, where they are to run.
-
-    Raises:
-        CannotFuse: if no launch runs on this device, with the last one's error.
+    `candidates` are those of `compile_candidates` for the search, and the arguments lie where they are to run.
+    Raises `CannotFuse` with the last error if no launch runs on this device.
     """
     times, last = {}, None
     # Errors are kept, each with its launch: one that does not fit the chip does not end the search.

@@ -30,10 +30,7 @@ MAX_AWAITED_CORES = 8
 def machine_code_for(lhs: Any, rhs: Any, params: dict[str, Any]) -> Convolve | None:
     """Returns the machine code of a convolution, or None if there is none or XLA is as fast.
 
-    Args:
-        lhs: the left operand, or its shape and dtype.
-        rhs: the right operand.
-        params: parameters of `jax.lax.conv_general_dilated_p`.
+    Operands may be shapes and dtypes. `params` are those of `jax.lax.conv_general_dilated_p`.
     """
     if not _is_plain(lhs, rhs, params):
         return None

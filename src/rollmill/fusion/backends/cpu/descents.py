@@ -38,13 +38,10 @@ class _FlatLeaf(NamedTuple):
 def machine_code_for(
     operands: Sequence[Any], program: core.ClosedJaxpr, count: int
 ) -> Callable[..., list[Array]] | None:
-    """Returns the machine code of a step as a function of its operands. None for small steps, and for those
-    without code.
+    """Returns the machine code of a step as a function of its operands. None for small steps, and without code.
 
-    Args:
-        operands: shapes and dtypes of the leaves of weights, gradients and state.
-        program: maps flat gradients and the state to the flat step and the next state.
-        count: number of leaves of the weights.
+    Operands are shapes and dtypes of the leaves of weights (`count` of them), gradients and state. The program
+    maps flat gradients and the state to the flat step and the next state.
     """
     leaves, first = [], 0
     for operand in operands[:count]:

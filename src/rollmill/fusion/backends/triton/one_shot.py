@@ -75,23 +75,17 @@ def lanes_of(size: int) -> int:
 def one_shot_mean(
     vector: Float[Array, " N"], addresses: UInt32[Array, " A"], *, ranks: int, first_lane: int
 ) -> Float[Array, " N"]:
-    """Returns the mean of a vector over all GPUs, in the program that is being traced.
+    """Returns the mean of a float32 vector over all GPUs, in the program that is being traced.
 
-    Args:
-        vector: of float32; all GPUs have to come to their means in the same order.
-        addresses: of the shared memory on each GPU, its low and its high 32 bits, and this GPU's rank at the end.
-        ranks: number of the GPUs, at most `MAX_RANKS`.
-        first_lane: the first of the lanes that this mean uses, which no other may use at the same time.
+    All of the `ranks` GPUs, at most `MAX_RANKS`, have to come to their means in the same order. `addresses` are
+    those of the shared memory on each GPU, low and high 32 bits, and this GPU's rank at the end. No other mean may
+    use the lanes from `first_lane` on at the same time.
     """
     return call(mean_kernel(vector.size, ranks, first_lane), [vector, addresses])[0]
 
 
 def compile_one_shot_mean(size: int, ranks: int) -> None:
-    """Compiles the kernel for the GPU that is here, to see whether it can be.
-
-    Raises:
-        CannotFuse: it cannot.
-    """
+    """Compiles the kernel for the GPU that is here. Raises `CannotFuse` if that is not possible."""
     arrays = [jax.ShapeDtypeStruct((size,), jnp.float32), jax.ShapeDtypeStruct((2 * ranks + 1,), jnp.uint32)]
     compiled(mean_kernel(size, ranks, 0), arrays, capability_here())
 
