@@ -32,9 +32,13 @@ pytest.importorskip("llvmlite", reason="llvmlite is not installed: pip install '
 PAGE = (Path(__file__).parents[2] / "docs/distribution.md").read_text()
 ENVS, STEPS, ITERATIONS = 8, 8, 6
 SIZES = {"num_envs": ENVS, "num_steps": STEPS, "num_shards": ENVS}
+GRU = rollmill.NetworkConfig(torso="gru", hidden_sizes=(8,), recurrent_size=8)
 ALGORITHMS = {
     "ppo": (rollmill.ppo, {"num_minibatches": 2, "update_epochs": 2, "normalize_observations": True}),
     "a3c": (rollmill.a3c, {}),
+    "gru": (rollmill.ppo, {"num_minibatches": 2, "num_shards": 4, "network": GRU}),
+    "impala": (rollmill.impala, {"num_minibatches": 2, "num_shards": 4}),
+    "dqn": (rollmill.dqn, {"batch_size": 32, "learning_starts": 128, "buffer_size": 1_600, "gradient_steps": 3}),
 }
 COUNTS = {
     "central": {"actors": 2},
@@ -50,9 +54,8 @@ OPTIONS = {"tensorboard": False, "quiet": True}
 @functools.cache
 def graph_of(algorithm, iterations=ITERATIONS):
     make, settings = ALGORITHMS[algorithm]
-    network = rollmill.NetworkConfig(hidden_sizes=(16,))
-    steps = ENVS * STEPS * iterations
-    return make("CartPole-v1", **SIZES, **settings, total_timesteps=steps, network=network)
+    chosen = {**SIZES, "network": rollmill.NetworkConfig(hidden_sizes=(16,)), **settings}
+    return make("CartPole-v1", **chosen, total_timesteps=ENVS * STEPS * iterations)
 
 
 def placed(policy, fusion, place="threads"):
@@ -93,9 +96,13 @@ def by_xla(tmp_path_factory):
     return train
 
 
+EVERYWHERE = itertools.product(("ppo", "a3c"), list_distributions(), ("rollout", "full"))
+MINIBATCHES = itertools.product(
+    ("gru", "impala", "dqn"), ("single-learner-coarse", "central", "multi-learner"), ("full",)
+)
 CASES = [
     pytest.param(*case, marks=() if case == ("ppo", "single-learner-coarse", "full") else pytest.mark.slow)
-    for case in itertools.product(ALGORITHMS, list_distributions(), ("rollout", "full"))
+    for case in (*EVERYWHERE, *MINIBATCHES)
     if partition_of(*case[1:]) is not None
 ]
 
