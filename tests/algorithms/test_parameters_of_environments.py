@@ -83,11 +83,52 @@ def test_a_whole_number_keeps_its_type():
     assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(first))
 
 
+def gravities(graph, iterations: int) -> list[np.ndarray]:
+    """The gravity of each environment's step, found from its angular velocity, in the first step of iterations."""
+    state, found = start_state(graph), []
+    step = jax.jit(partial(iterate, graph))
+    for _ in range(iterations):
+        begun = state.collector
+        after = jax.vmap(graph.environment, in_axes=(None, 0, None))(
+            jax.random.key(0), begun.environment, jnp.int32(0)
+        )
+        _, _, angle, velocity = np.asarray(begun.observation, np.float64).T
+        inertia = 0.5 * (4 / 3 - 0.1 * np.cos(angle) ** 2 / 1.1)
+        push = 0.05 * velocity**2 * np.sin(angle) / 1.1
+        change = (np.asarray(after.info["final_observation"][:, 3], np.float64) - velocity) / 0.02
+        found.append((change * inertia + np.cos(angle) * push) / np.sin(angle))
+        state, _ = step(state)
+    return found
+
+
+def test_a_parameter_follows_its_schedule_step_by_step():
+    """An iteration is eight of sixteen steps: gravity goes from 10 to 20, and is 15 after one iteration."""
+    graph = graph_of(gravity="linear:10:20", force=0, reset_bound=0.2)
+    first, second = gravities(graph, 2)
+    np.testing.assert_allclose(first, 10, rtol=1e-3)
+    np.testing.assert_allclose(second, 15, rtol=1e-3)
+    assert lowered(graph) == lowered(graph_of(gravity="linear:5:6", force=1, reset_bound=0.1))
+    _, held, steps = graph.start_environment(jax.random.key(0), jnp.int32(0))[0][1:]
+    assert (
+        int(steps) == int(held["planned_steps"]) == 16
+    )  # beside a training, as in evaluations, it has its last value
+
+
+def test_a_distribution_is_drawn_from_for_each_episode():
+    graph = graph_of(gravity="uniform:5:15", force=0, reset_bound=0.2, pole_mass=0.1)
+    (drawn,) = gravities(graph, 1)
+    assert ((drawn > 4.99) & (drawn < 15.01)).all() and drawn.std() > 0.1
+    assert lowered(graph) == lowered(graph_of(gravity="uniform:1:2", force=1, reset_bound=0.1, pole_mass=0.2))
+    assert rollmill.make("CartPole-v1", gravity="uniform:5:15").params.gravity == 10
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"gravty": 3.7}, "CartPole-v1 has no option 'gravty'; did you mean gravity?"),
         ({"gravity": "low"}, "CartPole-v1: gravity='low' has to be of type float"),
+        ({"gravity": "linear:1"}, "CartPole-v1: gravity='linear:1' must be a number or a schedule"),
+        ({"gravity": "uniform:2:1"}, "CartPole-v1: gravity='uniform:2:1' has its low end above its high end"),
         ({"gravity": float("inf")}, "CartPole-v1: gravity=inf has to be finite"),
     ],
 )

@@ -5,6 +5,7 @@ Whatever is not in this table's fast part is in its slow one: `pytest -m slow te
 
 import functools
 import itertools
+import json
 import os
 import re
 import secrets
@@ -332,6 +333,24 @@ def kill_midway(process, run):
 
 
 # --- stopping and going on ----------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_schedules_and_a_curriculum_are_exact_across_a_kill(tmp_path):
+    options = ("--ent-coef", "linear:0.02:0", "--clip-coef", "cosine:0.3:0.1")
+    options += ("--env-option", "gravity=linear:9.8:20", "--env-option", "pole_mass=uniform:0.05:0.3")
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    process = start_command(whole, iterations=LONGER, options=options)
+    told = process.communicate(timeout=LONG_SECONDS)
+    assert process.returncode == 0, told
+    kill_midway(start_command(killed, iterations=LONGER, options=options), killed)
+    rollmill.resume(killed, quiet=True)
+    ends = [json.loads((run / "summary.json").read_text())["weights_sha256"] for run in (whole, killed)]
+    assert ends[0] == ends[1]
+    lines = [json.loads(line) for line in (killed / "metrics.jsonl").read_text().splitlines()]
+    gravities = [9.8 + 10.2 * number / LONGER for number in range(LONGER)]
+    assert [line["schedules/gravity"] for line in lines] == pytest.approx(gravities, rel=1e-5)
+
 
 LONGER = 250
 """Iterations of about a millisecond: not all of them are done while this process waits for a processor."""

@@ -9,6 +9,7 @@ Shape letter: `n` environments.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 from jaxtyping import PyTree
@@ -16,6 +17,7 @@ from jaxtyping import PyTree
 from rollmill.algorithms.agents import AgentView, CriticSees, view_agents
 from rollmill.algorithms.building import refuse_params
 from rollmill.algorithms.fragments import EnvironmentFunctions, environment_functions, host_functions
+from rollmill.algorithms.sizes import steps_each
 from rollmill.core.types import (
     Environment,
     HostEnvironment,
@@ -29,7 +31,7 @@ from rollmill.envs.host import evaluation_start
 
 
 def agent_environment(
-    env: Environment | HostEnvironment, *, params: Params | None, num_envs: int, critic: CriticSees
+    env: Environment | HostEnvironment, config: Any, *, params: Params | None, critic: CriticSees
 ) -> tuple[EnvironmentFunctions, StartHost | None]:
     """Returns the functions of an environment of several agents, and what starts it if it is a host environment.
 
@@ -39,7 +41,10 @@ def agent_environment(
         refuse_params(env, params)
         return host_functions(env, view=viewed), StartViewed(env.start)
     view = partial(view_agents, critic=critic)
-    return environment_functions(env, params=params, num_envs=num_envs, view=view), None
+    functions = environment_functions(
+        env, params=params, num_envs=config.num_envs, view=view, planned_steps=steps_each(config)
+    )
+    return functions, None
 
 
 def viewed(step: HostStep) -> HostStep:

@@ -59,6 +59,7 @@ from rollmill.algorithms.search import (
     gumbel_search,
     puct_search,
 )
+from rollmill.algorithms.sizes import steps_each
 from rollmill.core.bounds import (
     Count,
     Fraction,
@@ -261,7 +262,9 @@ def alphazero(
     policy = network_policy(env, make_network, normalise_observations=False)
     _check_memory(policy)
     planner = Planner(strongly_typed(planned), policy, _resolved(config, env))
-    environment = environment_functions(env, params=params, num_envs=config.num_envs, mask=position)
+    environment = environment_functions(
+        env, params=params, num_envs=config.num_envs, mask=position, planned_steps=steps_each(config)
+    )
     loops = loops_of(
         config, by_sequence=False, epochs=config.update_epochs, num_minibatches=config.num_minibatches
     )

@@ -36,7 +36,7 @@ from rollmill.algorithms.optimisers import (
     rate_schedule,
 )
 from rollmill.algorithms.reports import with_schedules
-from rollmill.algorithms.sizes import check_positive, check_shards, iterations_for
+from rollmill.algorithms.sizes import check_positive, check_shards, iterations_for, steps_each
 from rollmill.core.bounds import scheduled_fields
 from rollmill.core.errors import UsageError
 from rollmill.core.json_data import is_json
@@ -226,7 +226,7 @@ def parts_of(
     supported, or if the environment has several agents.
     """
     gamma = _gamma_of_rewards(choices.config) if choices.config.normalize_rewards else None
-    env, environment, host = environment_parts(env, params=params, num_envs=choices.config.num_envs, gamma=gamma)
+    env, environment, host = environment_parts(env, choices.config, params=params, gamma=gamma)
     config = with_layout(choices.config, env)
     make_network = choices.network or partial(actor_critic, config=config.network)
     policy = network_policy(
@@ -250,25 +250,30 @@ def _gamma_of_rewards(config: Any) -> float:
 
 def environment_parts(
     env: Environment | HostEnvironment | GymnasiumObject | str,
+    config: Any,
     *,
     params: Params | None,
-    num_envs: int,
     gamma: float | None = None,
     final_mask: bool = False,
 ) -> tuple[Environment | HostEnvironment, EnvironmentFunctions, StartHost | None]:
     """Returns the environment of a single agent, its functions, and what starts it if it is a host environment.
 
-    `env` may be anything that `as_environment` accepts; `params` replace its own. With `gamma`, discounted returns
-    are recorded, for reward normalisation. `final_mask` records the legal actions of final states, if the
-    environment tells them. Raises a `UsageError` if the environment has several agents or players, or takes no
-    parameters.
+    `env` may be anything that `as_environment` accepts; `params` replace its own. The sizes of the training come
+    from its `config`. With `gamma`, discounted returns are recorded, for reward normalisation. `final_mask`
+    records the legal actions of final states, if the environment tells them. Raises a `UsageError` if the
+    environment has several agents or players, or takes no parameters.
     """
     env = single_agent(env)
     if isinstance(env, Environment) and env.num_players > 1:
         raise UsageError(f"{env.name} is a game for two players; train it with alphazero.")
     if isinstance(env, Environment):
         functions = environment_functions(
-            env, params=params, num_envs=num_envs, gamma=gamma, final_mask=final_mask
+            env,
+            params=params,
+            num_envs=config.num_envs,
+            gamma=gamma,
+            final_mask=final_mask,
+            planned_steps=steps_each(config),
         )
         return env, functions, None
     refuse_params(env, params)

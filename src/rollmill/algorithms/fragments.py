@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree, Shaped
 
 from rollmill.algorithms.hyperparameters import as_data
 from rollmill.core.errors import ContractError, UsageError
+from rollmill.core.schedules import NumberSchedule
 from rollmill.core.spaces import box_bounds, struct
 from rollmill.core.traced_once import TracedOnce, are_checked
 from rollmill.core.types import (
@@ -30,7 +31,16 @@ from rollmill.core.types import (
     Timestep,
 )
 from rollmill.core.user_frame import attribute_to_user_code
-from rollmill.dataflow import ActionMask, Decision, PolicyOutputs, Step, StepReply, is_large, remote_environment
+from rollmill.dataflow import (
+    ActionMask,
+    Decision,
+    Hyperparameters,
+    PolicyOutputs,
+    Step,
+    StepReply,
+    is_large,
+    remote_environment,
+)
 from rollmill.envs import (
     RunningStatistics,
     auto_reset,
@@ -44,12 +54,15 @@ from rollmill.envs import (
     record_final_mask,
     strongly_typed,
 )
-from rollmill.envs.numbers import numbers_of, replaced
+from rollmill.envs.numbers import UNIFORM, drawing, held_numbers, now_of, replaced, with_ends
 from rollmill.networks import ActorCritic, Distribution, Output
 
 MakeNetwork = Callable[[Key, spaces.Space, spaces.Space], ActorCritic]
 """`(key, observation space, action space) -> network`."""
 
+
+PLANNED_STEPS, STEPS_DONE = "planned_steps", "steps_done"
+"""Numbers of an environment that schedules of its parameters follow."""
 
 KEPT_INFO = (
     *("final_observation", "episode_return", "episode_length", "discounted_return", "agent_returns"),
@@ -83,6 +96,7 @@ def environment_functions(
     final_mask: bool = False,
     view: Callable[[Environment], Environment] = lambda env: env,
     mask: Callable[[Environment, State, Params], ActionMask] = legal_actions,
+    planned_steps: int = 1,
 ) -> EnvironmentFunctions:
     """Adds auto-reset, episode accounting and parameters to an environment.
 
@@ -96,48 +110,93 @@ def environment_functions(
         view: transform of the environment inside of auto-reset, for algorithms that extend the observation.
         mask: knowledge of the state that a policy needs besides the observation (`dataflow.ActionMask`), from the
             environment with all transforms, its state and its parameters. Default: its legal actions.
+        planned_steps: steps of each environment in the training, over which schedules of parameters extend.
     """
+    own, inputs = env.params, _inputs(env, params)
     env = strongly_typed(env)
     env = env._replace(reset=TracedOnce(env.reset), step=TracedOnce(env.step))
     if are_checked():
         check_types(env, params_vary=False)
-    env = view(env)
+    env = view(drawing(env._replace(inputs=inputs)))
     env = record_final_mask(env) if final_mask and env.action_mask is not None else env
     env = record_episodes(auto_reset(env))
     env = env if gamma is None else record_discounted_returns(env, gamma)
-    given_of = partial(_params_of, env.params, env.params if params is None else params, num_envs)
+    given_of = partial(_params_of, own, own if params is None else params, num_envs)
     jax.eval_shape(given_of, jnp.int32(0))  # raises for params of a wrong structure or shape
-    name, parameters = env.name, _parameters(env) if params is None else {}
+    name, held = env.name, _Held.of(inputs, planned_steps)
 
-    def params_of(index, *held):
-        return replaced(given_of(index), *held) if held else given_of(index)
+    def params_of(index, *kept):
+        return held.params(given_of(index), *kept) if kept else given_of(index)
 
-    def start(key, index, held=None):
-        held = () if not parameters else (as_data(parameters) if held is None else held,)
+    def start(key, index, parameters=None):
+        kept = held.begin(parameters)
         with attribute_to_user_code(f"{name}: reset"):
-            observation, state = env.reset(key, params_of(index, *held))
-        return (state, index, *held), observation
+            observation, state = env.reset(key, params_of(index, *kept))
+        return (state, index, *kept), observation
 
     def step(key, state, action):
-        inner, *rest = state
+        inner, index, *kept = state
         action = clip_to_space(env.action_space, action)
         with attribute_to_user_code(f"{name}: step"):
-            timestep = env.step(key, inner, action, params_of(*rest))
+            timestep = env.step(key, inner, action, params_of(index, *kept))
         info = {name: timestep.info[name] for name in KEPT_INFO if name in timestep.info}
-        return timestep._replace(state=(timestep.state, *rest), info=info)
+        return timestep._replace(state=(timestep.state, index, *held.after(*kept)), info=info)
 
     def action_mask(state):
         return mask(env, state[0], params_of(*state[1:]))
 
-    return EnvironmentFunctions(start, step, action_mask, parameters)
+    return EnvironmentFunctions(start, step, action_mask, held.parameters)
 
 
-def _parameters(env: Environment) -> dict[str, float]:
-    """Returns the numbers that options have set, without those that choose shapes or code of the environment."""
-    names = env.inputs
+class _Held(NamedTuple):
+    """What the state of an environment holds of its parameters: numbers, and the steps that schedules follow."""
+
+    inputs: Mapping[str, NumberSchedule]
+    parameters: dict[str, float]
+    """Numbers by name, as a training begins with them."""
+    follows_steps: bool
+
+    @classmethod
+    def of(cls, inputs: Mapping[str, NumberSchedule], planned_steps: int) -> "_Held":
+        """Returns what is held for parameters that are inputs."""
+        follows = any(course.shape not in ("constant", UNIFORM) for course in inputs.values())
+        steps = {PLANNED_STEPS: float(planned_steps), STEPS_DONE: 0.0} if follows else {}
+        return cls(inputs, {**held_numbers(inputs), **steps}, follows)
+
+    def begin(self, numbers: Hyperparameters | None) -> tuple[Any, ...]:
+        """Returns the parts of the first state; without `numbers`, those of the end of a training."""
+        if not self.inputs:
+            return ()
+        held = dict(as_data(self.parameters) if numbers is None else numbers)
+        if not self.follows_steps:
+            return (held,)
+        done = held.pop(STEPS_DONE)
+        return held, jnp.asarray(held[PLANNED_STEPS] if numbers is None else done).astype(jnp.int32)
+
+    def after(self, *kept: Any) -> tuple[Any, ...]:
+        """Returns the parts of the state after a step."""
+        return (kept[0], kept[1] + 1) if self.follows_steps else kept
+
+    def params(self, own: Params, held: Hyperparameters, *steps: Int[Array, ""]) -> Params:
+        """Returns the present parameters."""
+        done = steps[0].astype(jnp.float32) / held[PLANNED_STEPS] if steps else 1.0
+        return now_of(own, with_ends(self.inputs, held), done)
+
+
+def _inputs(env: Environment, params: Params | None) -> dict[str, NumberSchedule]:
+    """Returns the inputs of an environment, without those that choose shapes or code of it.
+
+    Raises:
+        UsageError: one of these has a schedule or a distribution.
+    """
+    names = list(env.inputs) if params is None else []
     if names and not _can_be_inputs(env, names):
-        names = tuple(name for name in names if _can_be_inputs(env, (name,)))
-    return numbers_of(env.params, names)
+        names = [name for name in names if _can_be_inputs(env, (name,))]
+    for name in env.inputs.keys() - set(names):
+        if env.inputs[name].shape != "constant":
+            why = "params is given as well" if params is not None else f"{env.name} chooses shapes or code by it"
+            raise UsageError(f"{name}={':'.join(map(str, env.inputs[name]))} cannot change: {why}.")
+    return {name: env.inputs[name] for name in names}
 
 
 def _can_be_inputs(env: Environment, names: Sequence[str]) -> bool:

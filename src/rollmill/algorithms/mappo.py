@@ -173,7 +173,7 @@ def _graph(
     config, choices = configured(MAPPOConfig, env, config, network, overrides)
     make_network = choices.network
     env = require_multi_agent(as_environment(env), name)
-    environment, host = agent_environment(env, params=params, num_envs=config.num_envs, critic=critic)
+    environment, host = agent_environment(env, config, params=params, critic=critic)
     sets = parameter_sets(env.agents, config.sharing)
     policy = agent_policy(
         env,

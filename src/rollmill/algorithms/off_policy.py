@@ -151,7 +151,7 @@ def off_policy_parts(
         raise UsageError(
             "this algorithm makes its own networks, of actions' values; give network=rollmill.NetworkConfig(...)."
         )
-    env, environment, host = environment_parts(env, params=params, num_envs=config.num_envs, final_mask=True)
+    env, environment, host = environment_parts(env, config, params=params, final_mask=True)
     config = with_layout(config, env)
     memory = (replay or uniform_replay)(config)
     loops = _loops_of(config, steps_an_update)

@@ -1,6 +1,7 @@
 """Checks of an algorithm's sizes, with messages that name sizes that fit."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from rollmill.core.errors import UsageError
 
@@ -13,6 +14,12 @@ def check_positive(sizes: Mapping[str, int]) -> None:
     for name, size in sizes.items():
         if size < 1:
             raise UsageError(f"{name}={size} must be at least 1.")
+
+
+def steps_each(config: Any) -> int:
+    """Returns the steps of each environment in a training of this configuration."""
+    each_iteration = max(config.num_envs * config.num_steps, 1)
+    return max(-(-config.total_timesteps // each_iteration), 1) * config.num_steps
 
 
 def iterations_for(total_timesteps: int, num_envs: int, num_steps: int) -> int:

@@ -4,6 +4,7 @@ import math
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from rollmill.core.errors import UsageError
@@ -23,7 +24,7 @@ class NumberSchedule(NamedTuple):
     first: Any
     last: Any
 
-    def at(self, done: float | Float[Array, "..."]) -> Float[Array, "..."]:
+    def at(self, done: float | Float[Array | np.ndarray, "..."]) -> Float[Array, "..."]:
         """Returns the number after the fraction `done` of the run. Fractions above 1 count as 1."""
         part = jnp.clip(jnp.asarray(done, jnp.float32), 0.0, 1.0)
         if self.shape == "constant":

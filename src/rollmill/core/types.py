@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree, UInt8
 
 from rollmill.core.drawing import Drawing
+from rollmill.core.schedules import NumberSchedule
 
 Key: TypeAlias = PRNGKeyArray
 """A typed random key, as `jax.random.key` returns; shape `[]`."""
@@ -131,7 +132,7 @@ class Environment(NamedTuple):
     those alone whose episode ended, in groups of `E / reset_ratio`, with the same results."""
     options: Options = NO_OPTIONS
     """Options that `make` was given besides the name; a run records both, to make the environment again."""
-    inputs: tuple[str, ...] = ()
+    inputs: Mapping[str, NumberSchedule] = MappingProxyType({})
     """Fields of `params` that are numbers and were set by options. Programs of a training take them as inputs."""
 
 

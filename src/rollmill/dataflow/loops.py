@@ -39,9 +39,9 @@ def start(
 
     Numbers in `hyperparameters`, by the names of `Graph.inputs`, replace those of the graph.
     """
-    parameters = {
-        name.removeprefix(OF_ENVIRONMENT): value
-        for name, value in (hyperparameters or {}).items()
+    parameters: Hyperparameters = {
+        name.removeprefix(OF_ENVIRONMENT): jnp.asarray(value, jnp.float32)
+        for name, value in (graph.inputs if hyperparameters is None else hyperparameters).items()
         if name.startswith(OF_ENVIRONMENT)
     }
     collector = start_collector(graph, key, index, parameters)

@@ -1,18 +1,29 @@
-"""Numbers among an environment's parameters that options set by name: `make("CartPole-v1", gravity=3.7)`."""
+"""Numbers among an environment's parameters that options set by name: `make("CartPole-v1", gravity=3.7)`.
+
+A number may follow a schedule of the training (`linear:9.8:20`), or be drawn for each episode (`uniform:5:15`).
+"""
 
 import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any
 
+import equinox as eqx
+import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 from rollmill.core.errors import UsageError
-from rollmill.core.types import Environment, Params
+from rollmill.core.schedules import NumberSchedule, parse_schedule
+from rollmill.core.types import Action, Environment, Key, Observation, Params, State, Timestep
 from rollmill.envs.options import like
+from rollmill.envs.transforms import vary, wrap
 
 MAX_WHOLE = 2**24
 """Largest whole number that float32 holds with all smaller ones."""
+
+UNIFORM = "uniform"
+"""Shape of a number that is drawn for each episode between two ends."""
 
 
 def number_names(params: Params) -> list[str]:
@@ -25,23 +36,45 @@ def number_names(params: Params) -> list[str]:
 def with_numbers(env: Environment, numbers: Mapping[str, Any]) -> Environment:
     """Returns an environment with other numbers among its parameters, which programs take as inputs.
 
+    Outside of a training, its parameters hold the last number of a schedule, and the mean of a distribution.
+
     Raises:
         UsageError: a value has another type than the number in its place, or is too large or not finite.
     """
     if not numbers:
         return env
-    values = {name: like(env.name, name, value, getattr(env.params, name)) for name, value in numbers.items()}
-    for name, value in values.items():
-        if not math.isfinite(value):
-            raise UsageError(f"{env.name}: {name}={value!r} has to be finite.")
-        if isinstance(value, int) and abs(value) > MAX_WHOLE:
-            raise UsageError(f"{env.name}: {name}={value!r} has to lie between -{MAX_WHOLE} and {MAX_WHOLE}.")
-    return env._replace(params=dataclasses.replace(env.params, **values), inputs=tuple(sorted(values)))
+    inputs = {name: _course(env, name, value) for name, value in sorted(numbers.items())}
+    values = {
+        name: (first + last) / 2 if shape == UNIFORM else last for name, (shape, first, last) in inputs.items()
+    }
+    return env._replace(params=dataclasses.replace(env.params, **values), inputs=inputs)
 
 
-def numbers_of(params: Params, names: tuple[str, ...]) -> dict[str, float]:
-    """Returns numbers of the parameters by name."""
-    return {name: float(getattr(params, name)) for name in names}
+def _course(env: Environment, name: str, value: Any) -> NumberSchedule:
+    """Returns the schedule, or the distribution, that an option stands for."""
+    default = getattr(env.params, name)
+    if isinstance(value, str) and ":" in value:
+        return _parsed(env, name, value, default)
+    value = like(env.name, name, value, default)
+    if not math.isfinite(value):
+        raise UsageError(f"{env.name}: {name}={value!r} has to be finite.")
+    if isinstance(value, int) and abs(value) > MAX_WHOLE:
+        raise UsageError(f"{env.name}: {name}={value!r} has to lie between -{MAX_WHOLE} and {MAX_WHOLE}.")
+    return NumberSchedule("constant", value, value)
+
+
+def _parsed(env: Environment, name: str, text: str, default: Any) -> NumberSchedule:
+    if not isinstance(default, float):
+        raise UsageError(f"{env.name}: {name}={text!r} has to be one whole number, as {default!r} is.")
+    shape, _, ends = text.partition(":")
+    try:
+        course = parse_schedule(name, f"linear:{ends}" if shape == UNIFORM else text)
+    except UsageError as error:
+        hint = "hint: uniform:LOW:HIGH draws a number for each episode."
+        raise UsageError(f"{env.name}: {error} {hint}") from None
+    if shape == UNIFORM and course.first > course.last:
+        raise UsageError(f"{env.name}: {name}={text!r} has its low end above its high end.")
+    return course._replace(shape=UNIFORM) if shape == UNIFORM else course
 
 
 def replaced(params: Params, numbers: Mapping[str, Any]) -> Params:
@@ -49,6 +82,66 @@ def replaced(params: Params, numbers: Mapping[str, Any]) -> Params:
     types = {name: jnp.asarray(getattr(params, name)).dtype for name in numbers}
     typed = {name: jnp.asarray(value).astype(types[name]) for name, value in numbers.items()}
     return dataclasses.replace(params, **typed) if typed else params
+
+
+def held_numbers(inputs: Mapping[str, NumberSchedule]) -> dict[str, float]:
+    """Returns schedules and distributions as numbers by name: the first, and the last by the shape as well."""
+    firsts = {name: float(course.first) for name, course in inputs.items()}
+    lasts = {
+        f"{name}:{course.shape}": float(course.last)
+        for name, course in inputs.items()
+        if course.shape != "constant"
+    }
+    return {**firsts, **lasts}
+
+
+def with_ends(inputs: Mapping[str, NumberSchedule], held: Mapping[str, Any]) -> dict[str, NumberSchedule]:
+    """Returns the inputs with their ends taken from held numbers, which may be traced."""
+    return {
+        name: NumberSchedule(shape, held[name], held.get(f"{name}:{shape}", held[name]))
+        for name, (shape, _, _) in inputs.items()
+    }
+
+
+class EpisodeParams(eqx.Module):
+    """Parameters with the ends between which some are drawn."""
+
+    own: Params
+    low: dict[str, Float[Array, "..."]]
+    high: dict[str, Float[Array, "..."]]
+
+
+def now_of(params: Params, inputs: Mapping[str, NumberSchedule], done: float | Float[Array, ""]) -> Params:
+    """Returns the parameters after the share `done` of a training; `EpisodeParams` if some of them are drawn."""
+    values = {name: course.at(done) for name, course in inputs.items() if course.shape != UNIFORM}
+    own, drawn = replaced(params, values), {n: course for n, course in inputs.items() if course.shape == UNIFORM}
+    if not drawn:
+        return own
+    ends = ({name: jnp.float32(course[end]) for name, course in drawn.items()} for end in (1, 2))
+    return EpisodeParams(own, *ends)
+
+
+def drawing(env: Environment) -> Environment:
+    """Returns an environment that draws the parameters with a distribution for each episode."""
+    if not any(course.shape == UNIFORM for course in env.inputs.values()):
+        return env
+
+    def reset(key: Key, params: EpisodeParams) -> tuple[Observation, State]:
+        return env.reset(key, params.own)
+
+    def step(key: Key, state: State, action: Action, params: EpisodeParams) -> Timestep:
+        return env.step(key, state, action, params.own)
+
+    inner = wrap(env, reset, step, unwrap=lambda state, params: (state, params.own))
+    return vary(inner._replace(params=now_of(env.params, env.inputs, 1.0)), _drawn)
+
+
+def _drawn(key: Key, params: EpisodeParams) -> EpisodeParams:
+    values = {}
+    for number, (name, low) in enumerate(sorted(params.low.items())):
+        share = jax.random.uniform(jax.random.fold_in(key, number))
+        values[name] = low + share * (params.high[name] - low)
+    return EpisodeParams(replaced(params.own, values), params.low, params.high)
 
 
 def _is_number(value: Any) -> bool:

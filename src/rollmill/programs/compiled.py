@@ -317,7 +317,15 @@ def held_leaves(graph: Graph, shape: tuple[int, ...] = ()) -> GivenLeaves:
         return {"learner.progress.whole": whole, "learner.progress.part": np.zeros(shape, np.float32)}
 
     numbers = {f"learner.hyperparameters.{name}": np.full(shape, value) for name, value in held.items()}
+    numbers |= _parameter_leaves(graph, shape)
     return GivenLeaves(numbers, progress)
+
+
+def _parameter_leaves(graph: Graph, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
+    """Returns the parameters that each copy of an environment holds, as leaves of the training state, by path."""
+    copies = (*shape, graph.loops.num_envs)
+    names = graph.parameters.keys() - {"steps_done"}  # which the state counts on
+    return {f"collector.environment.2.{n}": np.full(copies, graph.parameters[n], np.float32) for n in names}
 
 
 def state_shapes(graph: Graph, seeds: Sequence[int] = (0,)) -> PyTree[jax.ShapeDtypeStruct]:

@@ -69,7 +69,7 @@ def _constants(trial: Trial) -> tuple[Any, ...]:
     settings = {name: value for name, value in request.settings.items() if name not in shapes.keys() | {"seed"}}
     numbers = _environment_numbers(request)
     options = {name: value for name, value in request.environment_options.items() if name not in numbers}
-    return request.algorithm, request.environment, settings, shapes, sorted(numbers), options
+    return request.algorithm, request.environment, settings, shapes, numbers, options
 
 
 def _shape(config: Any, name: str) -> str | None:
@@ -82,9 +82,9 @@ def _shape(config: Any, name: str) -> str | None:
     return None
 
 
-def _environment_numbers(request: TrainingRequest) -> frozenset[str]:
-    """Returns the options that are numbers of the environment, and inputs of its programs."""
-    if not any(isinstance(value, int | float) for value in request.environment_options.values()):
-        return frozenset()
+def _environment_numbers(request: TrainingRequest) -> dict[str, str]:
+    """Returns the shapes of the options that are numbers of the environment, and inputs of its programs."""
+    if not any(isinstance(value, int | float | str) for value in request.environment_options.values()):
+        return {}
     env = make(request.environment, **request.environment_options)
-    return frozenset(getattr(env, "inputs", ()))
+    return {name: course.shape for name, course in getattr(env, "inputs", {}).items()}

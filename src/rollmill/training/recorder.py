@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Array, PyTree
 
+from rollmill.algorithms.hyperparameters import SCHEDULES, scheduled_in
 from rollmill.algorithms.reports import GAMES, MOMENTS, explained_variance
 from rollmill.dataflow import COMPUTED, Graph
 from rollmill.gpus.activity import GpuActivity
@@ -206,7 +207,7 @@ class Recorder:
                 break
             self._iteration = done + count
             self._count_episodes(row)
-            self._sums.add(row, iterations=count)
+            self._sums.add({**row, **self._courses_over(done, count, row)}, iterations=count)
             if self._iteration % self._each_line == 0 or self._iteration == self._loops.iterations:
                 lines.append(self._next_line(speed, begin + each * (self._iteration - report.first)))
         else:
@@ -215,6 +216,15 @@ class Recorder:
         self._reported_seconds = now
         self._announce_checkpoint()
         return report.first + total
+
+    def _courses_over(self, first: int, count: int, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the sums of the environment's scheduled parameters over iterations, in the shape of a row."""
+        done, shape = np.arange(first, first + count) / self._loops.iterations, np.shape(next(iter(row.values())))
+        return {
+            SCHEDULES + name: np.full(shape, np.sum(course.at(done)))
+            for name, course in scheduled_in(self._algorithm.parameters)
+            if course.shape != "uniform"
+        }
 
     def wants_state(self, iteration: int) -> bool:
         """Returns whether it is time for a checkpoint or an evaluation."""

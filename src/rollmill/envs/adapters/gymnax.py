@@ -21,7 +21,7 @@ from rollmill.core.types import Action, Environment, Key, Params, State, Timeste
 from rollmill.envs.adapters import import_extra
 from rollmill.envs.adapters.gymnax_drawings import draw_of
 from rollmill.envs.adapters.promotion import promoting
-from rollmill.envs.numbers import number_names
+from rollmill.envs.numbers import number_names, with_numbers
 from rollmill.envs.options import keyword_names, like, unknown_option
 from rollmill.gpus.jax_settings import standard_promotion
 
@@ -50,7 +50,7 @@ def make(name: str, **options: Any) -> Environment:
     if name not in gymnax.registered_envs:
         raise unknown_name("gymnax environment", name, gymnax.registered_envs)
     with standard_promotion():
-        source, params = _make(gymnax, name, options)
+        source, params, numbers = _make(gymnax, name, options)
         observed = _space(source.observation_space(params))
         env = Environment(
             name=f"gymnax:{name}",
@@ -60,12 +60,11 @@ def make(name: str, **options: Any) -> Environment:
             action_space=_space(source.action_space(params)),
             params=params,
             draw=draw_of(name, source, observed),
-            inputs=tuple(sorted(options.keys() & set(number_names(params)))),
         )
-        return promoting(env)
+        return promoting(with_numbers(env, numbers))
 
 
-def _make(gymnax: ModuleType, name: str, options: dict[str, Any]) -> tuple[Any, Any]:
+def _make(gymnax: ModuleType, name: str, options: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
     """Gymnax's environment and its parameters, with those in `options` replaced."""
     try:
         source, params = gymnax.make(name)
@@ -82,10 +81,11 @@ def _make(gymnax: ModuleType, name: str, options: dict[str, Any]) -> tuple[Any, 
             raise unknown_option(f"gymnax:{name}", option, known)
     if others:
         source, params = gymnax.make(name, **others)
-    replaced = {option: value for option, value in options.items() if option in defaults}
-    return source, params.replace(
-        **{n: like(f"gymnax:{name}", n, value, defaults[n]) for n, value in replaced.items()}
-    )
+    names = number_names(params)
+    numbers = {option: value for option, value in options.items() if option in names}
+    others = {n: value for n, value in options.items() if n in defaults and n not in numbers}
+    params = params.replace(**{n: like(f"gymnax:{name}", n, value, defaults[n]) for n, value in others.items()})
+    return source, params, numbers
 
 
 def _major_version() -> int:

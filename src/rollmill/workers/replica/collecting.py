@@ -49,7 +49,7 @@ def _rollout(context: ReplicaContext, kernels: KernelChoice) -> CompiledRollout 
     if here and graph.host is None:
         collector = restored_collector(context, collector_shapes(context.flow, len(context.index)))
         if collector is None:
-            collector = start_environments(graph, context.start_key, context.index)
+            collector = start_environments(graph, context.start_key, context.index, context.begin.first)
         return CompiledRollout(graph, context.key, collector, kernels.rollouts.function)
     graph = graph if graph.host is not None else with_remote_environment(graph, context.flow)
     if here:

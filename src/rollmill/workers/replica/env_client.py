@@ -212,7 +212,9 @@ class RemoteEnvs(NamedTuple):
             return message.copy(), bool(message.header.flags & RESTARTED)
 
 
-def start_environments(graph: Graph, key: Any, index: np.ndarray) -> Collector:
-    """Starts the environments with these indices, by one compiled program."""
+def start_environments(graph: Graph, key: Any, index: np.ndarray, iteration: int) -> Collector:
+    """Starts the environments with these indices before an iteration, by one compiled program."""
     parameters = {name: np.float32(value) for name, value in graph.parameters.items()}
+    if "steps_done" in parameters:
+        parameters["steps_done"] = np.float32(iteration * graph.loops.num_steps)
     return jax.jit(partial(start_collector, graph))(key, index, parameters)

@@ -161,4 +161,6 @@ def _collector(context: ReplicaContext) -> Collector | None:
         return None
     shapes = collector_shapes(context.flow, len(context.index))
     restored = restored_collector(context, shapes)
-    return start_environments(context.graph, context.start_key, context.index) if restored is None else restored
+    if restored is not None:
+        return restored
+    return start_environments(context.graph, context.start_key, context.index, context.begin.first)
