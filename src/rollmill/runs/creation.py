@@ -21,14 +21,21 @@ from rollmill.runs.trust import names_to_remember, remember
 UNRECORDED = ("run_dir", "resume_if_exists", "quiet", "plan")
 
 
-def create_run(config: dict[str, Any], options: RunOptions) -> RunDirectory:
+def provenance_now() -> dict[str, Any]:
+    """Returns the versions, the hardware and the commits that a run begins with."""
+    commits = {"rollmill": own_commit(), "working_directory": commit_of()}
+    return {"versions": versions(), "hardware": hardware(), "commits": commits}
+
+
+def create_run(
+    config: dict[str, Any], options: RunOptions, provenance: dict[str, Any] | None = None
+) -> RunDirectory:
     """Creates the directory of a run. If a name that the user did not choose is taken, it gets a number.
 
-    Raises a `UsageError` if the chosen directory is occupied.
+    The provenance is the present one by default. Raises a `UsageError` if the chosen directory is occupied.
     """
     root = run_root(config["graph"], options)
-    commits = {"rollmill": own_commit(), "working_directory": commit_of()}
-    provenance = {"versions": versions(), "hardware": hardware(), "commits": commits}
+    provenance = provenance or provenance_now()
     names = (root.name, *(f"{root.name}-{n}" for n in range(2, 100))) if options.run_dir is None else ()
     run = None
     for name in names:

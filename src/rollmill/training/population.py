@@ -21,7 +21,7 @@ from rollmill.record.display import Display, choose_display
 from rollmill.record.metrics import MetricsLog
 from rollmill.record.run_directory import RunDirectory
 from rollmill.record.signals import StopRequest, stop_on_signals
-from rollmill.runs.creation import create_run
+from rollmill.runs.creation import create_run, provenance_now
 from rollmill.training.hook_calls import HookCalls
 from rollmill.training.placing import prepare_devices
 from rollmill.training.preparing import (
@@ -74,7 +74,8 @@ def train_population(requests: Sequence[TrainingRequest]) -> list[Run]:
     )
     prepared = [prepare(each, None, display, shared=program) for each in planned]
     with stop_on_signals() as stop, contextlib.ExitStack() as stack:
-        lanes = [_open(stack, each, display) for each in prepared]
+        provenance = provenance_now()
+        lanes = [_open(stack, each, display, provenance) for each in prepared]
         _follow(program, prepared[0], lanes, stop)
         return [_end(lane, stop) for lane in lanes]
 
@@ -136,9 +137,11 @@ def _constants(planned: PlannedTraining) -> dict[str, Any]:
     return {**settings, **config, **held, **how}
 
 
-def _open(stack: contextlib.ExitStack, prepared: PreparedTraining, display: Display) -> _Lane:
+def _open(
+    stack: contextlib.ExitStack, prepared: PreparedTraining, display: Display, provenance: dict[str, Any]
+) -> _Lane:
     """Creates the run of a training, and what records it."""
-    run = create_run(prepared.config, prepared.options)
+    run = create_run(prepared.config, prepared.options, provenance)
     stack.enter_context(run.lock())
     checkpoints = stack.enter_context(open_checkpoints(run, prepared.options))
     log = stack.enter_context(MetricsLog(run, tensorboard=prepared.options.tensorboard, resume_from=0))
@@ -153,8 +156,9 @@ def _follow(
     """Runs the program to its end, and records what becomes of each training."""
     graph, options = prepared.algorithm, prepared.options
     state = program.start()
+    begun = jax.device_get(state)  # once: a slice of each leaf for each lane is thousands of small programs
     for number, lane in enumerate(lanes):
-        lane.recorder.begin(_lane_of(state, number))
+        lane.recorder.begin(_lane_of(begun, number))
     training = ProgramTraining(
         graph,
         program,
