@@ -26,7 +26,7 @@ EXTRAS = {
     "ray": ("clusters", install_command("cluster")),
     "ale_py": ("ale:... environments", install_command("ale")),
     "envpool": ("envpool:... environments", install_command("envpool")),
-    "mujoco": ("Gymnasium's MuJoCo environments", install_command("mujoco")),
+    "mujoco": ("robots:... and Gymnasium's MuJoCo environments", install_command("mujoco")),
     "brax": ("brax:... environments", install_command("brax")),
     "craftax": ("craftax:... environments", install_command("craftax")),
     "gymnax": ("gymnax:... environments", install_command("gymnax")),

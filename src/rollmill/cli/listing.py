@@ -36,6 +36,7 @@ def run(arguments: list[str]) -> int:
         ("jaxmarl:ID", f"particles and battles of JaxMARL, with `{install_command('jaxmarl')}`"),
         ("pgx:ID", f"games of Pgx for one or two players, with `{install_command('pgx')}`"),
         ("playground:ID", f"environments of MuJoCo Playground, with `{install_command('playground')}`"),
+        ("robots:ID", f"robots in our own physics, with `{install_command('robots')}`"),
         ("xminigrid:ID", f"grid worlds of XLand-MiniGrid, with `{install_command('xminigrid')}`"),
         ("ale:GAME", f"Atari 2600 games, on the host CPU, with `{install_command('ale')}`"),
         ("gymnasium:ID", "environments of Gymnasium, on the host CPU"),

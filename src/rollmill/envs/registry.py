@@ -33,6 +33,7 @@ _ADAPTERS = {
     "pgx": "rollmill.envs.adapters.pgx",
     "playground": "rollmill.envs.adapters.playground",
     "envpool": "rollmill.envs.adapters.envpool",
+    "robots": "rollmill.envs.robots",
     "xminigrid": "rollmill.envs.adapters.xminigrid",
     "gymnasium": "rollmill.envs.adapters.gymnasium",
 }

@@ -4,8 +4,8 @@
 robot.
 """
 
-from rollmill.physics.loading import load
+from rollmill.physics.loading import ITERATIONS, load
 from rollmill.physics.model import Model, Params, State, Structure
 from rollmill.physics.stepping import initial_state, step
 
-__all__ = ["Model", "Params", "State", "Structure", "initial_state", "load", "step"]
+__all__ = ["ITERATIONS", "Model", "Params", "State", "Structure", "initial_state", "load", "step"]

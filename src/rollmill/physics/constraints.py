@@ -168,11 +168,7 @@ def _limit_rows(
 
 
 def _friction_rows(model: Model, rates: Float[Array, " dofs"]) -> JointRows | None:
-    losses = model.params.friction_loss
-    if isinstance(losses, np.ndarray):
-        dofs = tuple(int(i) for i in np.nonzero(losses)[0])
-    else:
-        dofs = tuple(range(model.structure.num_velocities))
+    dofs = model.structure.rubbing
     if not dofs:
         return None
     owners: dict[int, Joint] = {
@@ -183,7 +179,7 @@ def _friction_rows(model: Model, rates: Float[Array, " dofs"]) -> JointRows | No
     weights = np.array([joint.inverse_weight for joint in joints])
     stiffness = impedance / np.maximum((1 - impedance) * weights, TINY)
     wanted = real([-joint.friction_softness.damping for joint in joints]) * pick(rates, dofs)
-    bounds = pick(jnp.asarray(losses, float), dofs)
+    bounds = pick(jnp.asarray(model.params.friction_loss, float), dofs)
     return JointRows(dofs, real(stiffness), wanted, jnp.ones_like(wanted), bounds)
 
 

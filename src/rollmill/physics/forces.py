@@ -53,9 +53,9 @@ def smooth_forces(
 def passive_forces(model: Model, positions: Float[Array, " coordinates"], rates: Float[Array, " dofs"]) -> Array:
     """Returns MuJoCo's `qfrc_passive`: those of springs and dampers, `[dofs]`."""
     forces = -jnp.asarray(model.params.damping, float) * rates
-    stiffness = model.params.stiffness
-    if isinstance(stiffness, np.ndarray) and not stiffness.any():
+    if not model.structure.has_springs:
         return forces
+    stiffness = model.params.stiffness
     stretches: list[Array] = []
     for joint in model.structure.joints:
         is_scalar = joint.kind in ("hinge", "slide")

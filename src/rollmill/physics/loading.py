@@ -41,6 +41,7 @@ def load(
     refuse_uncovered(mujoco, compiled, sensors=sensors)
     read = Reader(mujoco, compiled)
     geoms, pairs, friction = pairs_of(read)
+    params = _params(read, friction)
     structure = Structure(
         bodies=tuple(_body(read, index) for index in read.moving),
         geoms=tuple(geoms),
@@ -51,9 +52,13 @@ def load(
         implicit=read.implicit,
         iterations=iterations,
         line_search_iterations=line_search_iterations,
+        has_springs=bool(params.stiffness.any()),
+        has_dampers=bool(params.damping.any()),
+        has_servos=bool(params.bias[:, 2].any()),
+        rubbing=tuple(int(dof) for dof in np.nonzero(params.friction_loss)[0]),
         initial_positions=tuple(float(x) for x in compiled.qpos0),
     )
-    return Model(structure, _params(read, friction))
+    return Model(structure, params)
 
 
 def _import_mujoco() -> Any:

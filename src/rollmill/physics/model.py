@@ -150,6 +150,12 @@ class Structure:
     (implicitfast)."""
     iterations: int
     line_search_iterations: int
+    has_springs: bool
+    has_dampers: bool
+    has_servos: bool
+    """Whether the force of an actuator depends on velocity."""
+    rubbing: tuple[int, ...]
+    """Degrees of freedom with dry friction."""
     initial_positions: tuple[float, ...]
 
     @cached_property
@@ -178,7 +184,11 @@ class Structure:
 
 
 class Params(eqx.Module):
-    """Numbers of a robot that may differ between copies; derived ones, such as MuJoCo's inverse weights, stay."""
+    """Numbers of a robot that may differ between copies.
+
+    Those that MuJoCo derives, such as inverse weights, stay as they are. So do springs, dampers and dry friction
+    that the robot does not have.
+    """
 
     gravity: Float[Numbers, "3"]
     mass: Float[Numbers, " bodies"]

@@ -89,10 +89,9 @@ def _implicit(
     if structure.implicit == "none":
         return accelerations
     damping, armature = jnp.asarray(params.damping, float), jnp.asarray(params.armature, float)
-    has_servos = not isinstance(params.bias, np.ndarray) or bool(params.bias[:, 2].any())
-    if structure.implicit == "velocity" and has_servos:
+    if structure.implicit == "velocity" and structure.has_servos:
         damping = damping - acted.slopes
-    elif isinstance(params.damping, np.ndarray) and not params.damping.any():
+    elif not structure.has_dampers:
         return accelerations
     slopes = structure.time_step * damping
     matrix = generalised(structure, placed, placed.inertias, armature + slopes)

@@ -1,0 +1,32 @@
+"""`robots:ID`: robots in our own physics, with tasks by their published definitions."""
+
+import importlib
+from typing import Any
+
+from rollmill.core.errors import unknown_name
+from rollmill.core.types import Environment
+from rollmill.envs.options import keyword_names, unknown_option
+
+TASKS = {"Ant": "ant:ant"}
+"""`module:function` of the tasks, which are imported at their first use."""
+
+
+def make(name: str, **options: Any) -> Environment:
+    """Makes the robot's task of an id.
+
+    Args:
+        name: an id, such as `Ant`.
+        **options: arguments of the task, such as `max_steps=500`.
+
+    Raises:
+        UsageError: there is no such task or option, or MuJoCo, which reads the robot's model, is not installed.
+    """
+    if name not in TASKS:
+        raise unknown_name("robot", name, TASKS)
+    module, _, function = TASKS[name].partition(":")
+    factory = getattr(importlib.import_module(f"rollmill.envs.robots.{module}"), function)
+    known = keyword_names(factory)
+    for option in options:
+        if option not in known:
+            raise unknown_option(f"robots:{name}", option, known)
+    return factory(**options)

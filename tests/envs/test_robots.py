@@ -1,0 +1,69 @@
+"""Robots' tasks: their physics beside C MuJoCo's, and rewards and ends by value."""
+
+import jax
+import jax.numpy as jnp
+import mujoco
+import numpy as np
+import pytest
+
+import rollmill
+from rollmill.core.errors import UsageError
+from rollmill.envs.robots import ant
+
+
+def test_unknown_robots_and_options_are_refused():
+    with pytest.raises(UsageError, match="Ant"):
+        rollmill.make("robots:Aunt")
+    with pytest.raises(UsageError, match="no option 'max_step'"):
+        rollmill.make("robots:Ant", max_step=3)
+    with pytest.raises(UsageError, match="iterations has to be at least 1, got 0"):
+        rollmill.make("robots:Ant", iterations=0)
+
+
+def test_the_ant_starts_on_bent_legs():
+    env = rollmill.make("robots:Ant")
+    observation, state = env.reset(jax.random.key(0), env.params)
+    q = np.asarray(state.inner.robot.positions)
+    assert observation.shape == env.observation_space.shape == (60,)
+    np.testing.assert_allclose(q[:7], [0, 0, 0.44, 1, 0, 0, 0], atol=1e-7)
+    np.testing.assert_array_less(np.abs(q[7::2]), 0.2)
+    resting = np.radians([30, -30, -30, 30])
+    assert np.all(np.abs(q[8::2] - resting) <= 0.2) and np.all(np.abs(q[8::2]) >= np.radians(30) - 1e-6)
+    np.testing.assert_allclose(observation[:10], [0.44, *[0] * 9], atol=1e-6)
+    np.testing.assert_allclose(observation[10:12], 1)
+
+
+def test_rewards_by_hand():
+    params = rollmill.make("robots:Ant").params
+    observation = jnp.zeros(60).at[10].set(0.95).at[11].set(0.4).at[12:14].set(1.0).at[20].set(0.5)
+    action = jnp.zeros(8).at[0].set(-1.0)
+    reward = ant._merits(observation, action, params)
+    assert float(reward) == pytest.approx(0.5 + 0.1 + 0.5 * 0.5 - 0.005 - 0.05 * 0.5 - 0.1 * 2)
+    before, after = jnp.zeros(15), jnp.zeros(15).at[0].set(0.05).at[1].set(0.3)
+    closer = (1000 - np.hypot(999.95, 0.3)) * 60
+    assert float(ant._progress(before, after, params)) == pytest.approx(closer, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_the_ant_moves_as_in_mujoco_and_falls():
+    env = rollmill.make("robots:Ant", max_steps=5, iterations=8, line_search_iterations=8)
+    compiled = mujoco.MjModel.from_xml_string(ant.model_text())
+    data, random = mujoco.MjData(compiled), np.random.default_rng(0)
+    step = jax.jit(env.step)
+    _, state = env.reset(jax.random.key(1), env.params)
+    data.qpos[:], data.qvel[:] = np.asarray(state.inner.robot.positions), np.asarray(state.inner.robot.velocities)
+    for count in range(1, 31):
+        action = random.uniform(-1, 1, 8).astype(np.float32)
+        timestep = step(jax.random.key(0), state, jnp.asarray(action), env.params)
+        data.ctrl[:] = action
+        mujoco.mj_step(compiled, data, nstep=2)
+        robot, state = timestep.state.inner.robot, timestep.state
+        np.testing.assert_allclose(robot.positions, data.qpos, atol=2e-4)
+        np.testing.assert_allclose(robot.velocities, data.qvel, atol=2e-2)
+        assert bool(timestep.truncated) == (count >= 5)
+        assert bool(timestep.terminated) == (data.qpos[2] < 0.31)
+    on_its_back = jnp.asarray(robot.positions).at[2:7].set(jnp.array([0.28, 0.0, 1.0, 0.0, 0.0]))
+    robot = rollmill.physics.State(on_its_back, jnp.zeros(14), jnp.zeros(14), robot.sensors)
+    fallen = type(state)(inner=ant.AntState(robot, state.inner.action), elapsed=state.elapsed)
+    timestep = step(jax.random.key(0), fallen, jnp.zeros(8), env.params)
+    assert bool(timestep.terminated) and float(timestep.reward) == -2.0
