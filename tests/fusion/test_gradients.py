@@ -208,13 +208,26 @@ KERNELS = [
     ("continuous", "bfloat16", 80, GradientLaunch(2, 32, 2)),
     ("masked", "tf32", 120, GradientLaunch(1, 16, 1)),
 ]
+LONG = ("mappo", "ippo", "dqn", "dqn-masked", "sac", "td3", "impala", "gru", "lstm")
+"""Cases of many operations, of which one kernel each is compiled."""
+SHORT = (
+    "shared",
+    "separate",
+    "no-hidden-layer",
+    "continuous",
+    "state-dependent-std",
+    "plain-losses",
+    "masked",
+    "a3c",
+)
 ALL = [
     (name, numerics, capability, GradientLaunch(2, *block))
-    for name in CASES
+    for name in SHORT
     for numerics in ("tf32", "bfloat16")
     for capability in (80, 90, 120)
     for block in ((64, 4), (128, 8))
 ]
+ALL += [(name, "tf32", 90, GradientLaunch(2, 16 if name in ("gru", "lstm") else 64, 4)) for name in LONG]
 
 
 @pytest.mark.parametrize(
