@@ -99,5 +99,5 @@ def test_the_command_prints_every_stage_of_both_kernels(capsys):
 
 
 def test_the_command_says_which_kernel_there_is_not(capsys):
-    assert run(["fusion", "CartPole-v1", "--ir", "--network.torso", "gru"]) == 0
-    assert "=== gradients: not fused: " in capsys.readouterr().out
+    assert run(["fusion", "TicTacToe-v0", "--ir", "--algorithm", "alphazero"]) == 0
+    assert "=== rollout: not fused: " in capsys.readouterr().out
