@@ -155,12 +155,12 @@ class AgentPolicy(NamedTuple):
         return ()
 
     def normalise(self, weights: AgentWeights, view: AgentView) -> AgentView:
-        """The view with normalised observations; any leading axes."""
+        """Returns the view with normalised observations; any leading axes."""
         central = view.central if weights.central is None else normalise(weights.central, view.central)
         return AgentView(self.normalise_agents(weights, view.agents), view.active, central)
 
     def normalise_agents(self, weights: AgentWeights, agents: dict[str, Observation]) -> dict[str, Observation]:
-        """The agents' normalised observations; any leading axes."""
+        """Returns the agents' normalised observations; any leading axes."""
         if weights.agents is None:
             return agents
         return {name: normalise(statistics, agents[name]) for name, statistics in weights.agents.items()}
@@ -242,7 +242,7 @@ class AgentPolicy(NamedTuple):
     def greedy(
         self, weights: AgentWeights, key: Key, memory: Memory, observation: Observation, action_mask: PyTree
     ) -> Decision:
-        """The most likely actions, for a raw view, or the agents' raw observations alone."""
+        """Returns the most likely actions, for a raw view, or the agents' raw observations alone."""
 
         def choose(name: str, distributions: Distribution) -> tuple[Action, Float[Array, " A"]]:
             action = jax.vmap(lambda one: one.mode())(distributions)
@@ -259,7 +259,7 @@ class AgentPolicy(NamedTuple):
         return Decision(actions, (), AgentExtras({name: log_prob for name, (_, log_prob) in chosen.items()}))
 
     def _keys(self, key: Key) -> dict[str, Array]:
-        """A key for each agent, `[A]` for each kind."""
+        """Returns a key for each agent, `[A]` for each kind."""
         stops = np.cumsum([kind.count for kind in self.kinds]).tolist()
         keys = split_key(key, stops[-1])
         return {kind.name: keys[stop - kind.count : stop] for kind, stop in zip(self.kinds, stops, strict=True)}
@@ -281,13 +281,13 @@ class AgentPolicy(NamedTuple):
         return (observation, jnp.eye(group.size, dtype=jnp.float32)[first : first + kind.count])
 
     def _central(self, view: AgentView) -> Float[Array, " features"] | None:
-        """The common input of all critics; None if each sees its agent's own observation only."""
+        """Returns the common input of all critics; None if each sees its agent's own observation only."""
         if self.critic == "own":
             return None
         return view.central if self.central is not None else self._concatenated(view)
 
     def _concatenated(self, view: AgentView) -> Float[Array, " features"]:
-        """All observations in one vector, zeros for inactive agents, then the flags of active agents."""
+        """Returns all observations in one vector, zeros for inactive agents, then the flags of active agents."""
         parts = []
         for kind in self.kinds:
             flat = jax.vmap(partial(flatten, kind.observation_space))(view.agents[kind.name])
@@ -323,7 +323,7 @@ def agent_policy(
 
 
 def may_become_inactive(env: Environment | HostEnvironment) -> bool:
-    """True if agents may leave an episode before it ends; of host environments that is not known."""
+    """Returns whether agents may leave an episode before it ends; of host environments that is not known."""
     return isinstance(env, HostEnvironment) or env.active is not None
 
 

@@ -48,7 +48,7 @@ def agent_environment(
 
 
 def viewed(step: HostStep) -> HostStep:
-    """A step whose observations are views, with the active agents; of the same arrays."""
+    """Returns a step whose observations are views, with the active agents; of the same arrays."""
     info = dict(step.info)
     active, final_active = info.pop("active"), info.pop("final_active")
     info["final_observation"] = AgentView(info["final_observation"], final_active, ())
@@ -56,7 +56,7 @@ def viewed(step: HostStep) -> HostStep:
 
 
 def plain(step: HostStep) -> HostStep:
-    """The step that `viewed` has made this one of."""
+    """Returns the step that `viewed` has made this one of."""
     view, final = step.observation, step.info["final_observation"]
     info = {**step.info, "final_observation": final.agents, "active": view.active, "final_active": final.active}
     return step._replace(observation=view.agents, info=info)

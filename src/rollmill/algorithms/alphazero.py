@@ -220,11 +220,11 @@ class Planner(NamedTuple):
         return output.distribution.logits, jnp.tanh(output.value) if self.config.squash_values else output.value
 
     def value(self, network: PyTree[Array], observation: Observation) -> Float[Array, ""]:
-        """The value for the player to move."""
+        """Returns the value for the player to move."""
         return self.predict(network, observation, ())[1]
 
     def advance(self, state: State, choice: Int[Array, ""], params: Params) -> tuple[Timestep, Float[Array, ""]]:
-        """The timestep after an action, and the discount of all that comes after it."""
+        """Returns the timestep after an action, and the discount of all that comes after it."""
         timestep, factor = advance(self.env, state, choice, params)
         return timestep, jnp.float32(self.config.gamma) * factor
 
@@ -307,7 +307,7 @@ def _scaling(config: Any) -> optax.GradientTransformation:
 
 
 def _resolved(config: AlphaZeroConfig, env: Environment) -> AlphaZeroConfig:
-    """The hyperparameters with those chosen that follow from the number of players."""
+    """Returns the hyperparameters with those chosen that follow from the number of players."""
     return replace(config, squash_values=env.num_players > 1) if config.squash_values is None else config
 
 
@@ -330,14 +330,14 @@ def _elsewhere(choices: Choices, env: Environment) -> Graph:
 def play(
     planner: Planner, weights: PolicyWeights, key: Key, memory: Memory, observation: Observation, mask: ActionMask
 ) -> Decision:
-    """A move of self-play: searches with noise, and plays what the search chooses."""
+    """Returns a move of self-play: searches with noise, and plays what the search chooses."""
     return _decide(planner, weights, key, memory, observation, _as_position(planner, mask), explores=True)
 
 
 def play_greedily(
     planner: Planner, weights: PolicyWeights, key: Key, memory: Memory, observation: Observation, mask: ActionMask
 ) -> Decision:
-    """The best move: searches without noise; the key is not used."""
+    """Returns the best move: searches without noise; the key is not used."""
     now = _as_position(planner, mask)
     return _decide(planner, weights, jax.random.key(0), memory, observation, now, explores=False)
 
@@ -363,7 +363,7 @@ def _decide(
 
 
 def _as_position(planner: Planner, mask: ActionMask) -> Position:
-    """The position that the policy was given; legal actions are enough for a network alone."""
+    """Returns the position that the policy was given; legal actions are enough for a network alone."""
     if isinstance(mask, Position):
         return mask
     if planner.config.num_simulations == 0:
@@ -411,7 +411,7 @@ def search(
 def _expanded(
     planner: Planner, network: PyTree[Array], params: Params, choice: Int[Array, ""], state: PyTree[Array]
 ) -> Expansion:
-    """A step of a search: an action's outcome, evaluated by the network."""
+    """Returns a step of a search: an action's outcome, evaluated by the network."""
     with traced("environment"):
         timestep, discount = planner.advance(state, choice, params)
         legal = legal_actions(planner.env, timestep.state, params)

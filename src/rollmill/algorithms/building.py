@@ -179,7 +179,7 @@ def optimiser_of(
 
 
 def schedule_of(choices: Choices, loops: Loops, held: Hyperparameters, *, every: int = 1) -> optax.Schedule:
-    """The learning rate for these hyperparameters, by the number of updates of `optimiser_of`."""
+    """Returns the learning rate for these hyperparameters, by the number of updates of `optimiser_of`."""
     return rate_schedule(**_learning_rate(choices, loops, every, held))
 
 
@@ -193,7 +193,7 @@ def _started(config: Config) -> Config:
 def _learning_rate(
     choices: Choices, loops: Loops, every: int, held: Hyperparameters, name: str = "learning_rate"
 ) -> dict[str, Any]:
-    """The common arguments of `clipped_descent` and `rate_schedule`."""
+    """Returns the common arguments of `clipped_descent` and `rate_schedule`."""
     config, updates = current(choices.config, held), planned_updates(loops)
     planned: Any = held.get(PLANNED_UPDATES, updates)
     rate: Any = getattr(config, name)
@@ -209,7 +209,7 @@ def _learning_rate(
 
 
 def _slowed(schedule: Callable[..., Any], every: int) -> optax.Schedule:
-    """A schedule by the updates of the training for an optimiser that makes one in `every`."""
+    """Returns a schedule by the updates of the training for an optimiser that makes one in `every`."""
     return lambda updates: schedule(updates * every)
 
 
@@ -290,7 +290,7 @@ def single_agent(env: Environment | HostEnvironment | GymnasiumObject | str) -> 
 
 
 def with_layout(config: Config, env: Environment | HostEnvironment) -> Config:
-    """The hyperparameters, with the layout of images resolved by the observation space."""
+    """Returns the hyperparameters, with the layout of images resolved by the observation space."""
     settings: Any = config
     layout = resolve_layout(env.observation_space, settings.network.image_layout)
     return replace(settings, network=replace(settings.network, image_layout=layout))
@@ -330,7 +330,7 @@ def loops_of(config: Any, *, by_sequence: bool, epochs: int = 1, num_minibatches
 def settings_of(
     name: str, env: Environment | HostEnvironment, config: Any, *, custom: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """The settings from which a graph is rebuilt: names, options and hyperparameters, as JSON.
+    """Returns the settings from which a graph is rebuilt: names, options and hyperparameters, as JSON.
 
     Args:
         name: name of the algorithm.

@@ -257,7 +257,7 @@ def _explore(
     observation: Observation,
     action_mask: PyTree,
 ) -> Decision:
-    """A random action with the probability epsilon, otherwise the best."""
+    """Returns a random action with the probability epsilon, otherwise the best."""
     values = agent.values(weights.network, observation)
     choice_key, action_key = jax.random.split(key)
     random = agent.distribution(jnp.zeros_like(values), action_mask).sample(action_key)
@@ -274,7 +274,7 @@ def _act(
     observation: Observation,
     action_mask: PyTree,
 ) -> Decision:
-    """The best action."""
+    """Returns the best action."""
     values = agent.values(weights.network, observation)
     return Decision(agent.distribution(values, action_mask).mode(), memory, ())
 
@@ -298,7 +298,7 @@ def _epsilon(config: Any, learner: DQNLearner) -> Float[Array, ""]:
 def _error(
     agent: _ValueAgent, config: DQNConfig, network: PyTree[Array], target: PyTree[Array], sample: Transitions
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """The temporal-difference error of ONE transition, and the action's value."""
+    """Returns the temporal-difference error of ONE transition, and the action's value."""
     value = _chosen(agent, agent.values(network, sample.observation), sample.action)
     next_values = agent.values(target, sample.next_observation)
     chooser = agent.values(network, sample.next_observation) if config.double else next_values
@@ -326,7 +326,7 @@ def _loss(
     sample: Transitions,
     sequence: PyTree[Array],
 ) -> tuple[Float[Array, ""], Metrics]:
-    """The loss of ONE transition."""
+    """Returns the loss of ONE transition."""
     difference, value = error(network, learner.target, sample)
     size = jnp.abs(difference)
     squared = 0.5 * jnp.square(difference)

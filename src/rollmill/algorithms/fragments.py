@@ -72,7 +72,7 @@ KEPT_INFO = (
 
 
 def legal_actions(env: Environment, state: State, params: Params) -> PyTree[Bool[Array, "..."]]:
-    """The environment's action mask; `()` where all actions are legal."""
+    """Returns the environment's action mask; `()` where all actions are legal."""
     return () if env.action_mask is None else env.action_mask(state, params)
 
 
@@ -245,7 +245,7 @@ def host_functions(
 
 
 def _params_of(default: Params, given: Params, num_envs: int, index: Int[Array, ""]) -> Params:
-    """The parameters of the environment with this index."""
+    """Returns the parameters of the environment with this index."""
     if jax.tree.structure(given) != jax.tree.structure(default):
         raise UsageError(
             f"params has the structure {jax.tree.structure(given)}; expected that of the environment's own "
@@ -331,7 +331,7 @@ class NetworkPolicy(NamedTuple):
         return PolicyWeights(eqx.filter(self.make(key), eqx.is_inexact_array), observations, values)
 
     def start_memory(self) -> Memory:
-        """The memory at the start of an episode; `()` for a network without memory."""
+        """Returns the memory at the start of an episode; `()` for a network without memory."""
         zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), self.skeleton)
         return eqx.combine(zeros, self.static).initial_memory()
 
@@ -348,19 +348,19 @@ class NetworkPolicy(NamedTuple):
     def forward(
         self, weights: PolicyWeights, memory: Memory, observation: Observation, action_mask: PyTree
     ) -> Output:
-        """The network's output for a normalised observation; its value may be normalised, too."""
+        """Returns the network's output for a normalised observation; its value may be normalised, too."""
         network = eqx.combine(weights.network, self.static)
         return network(observation, memory, None if isinstance(action_mask, tuple) else action_mask)
 
     def value(self, weights: PolicyWeights, memory: Memory, observation: Observation) -> Float[Array, ""]:
-        """The value of a raw observation, in the units of rewards."""
+        """Returns the value of a raw observation, in the units of rewards."""
         network = eqx.combine(weights.network, self.static)
         return weights.raw_value(network.value(self.normalise(weights, observation), memory))
 
     def distribution(
         self, weights: PolicyWeights, memory: Memory, observation: Observation, action_mask: PyTree
     ) -> Distribution:
-        """The action distribution for a raw observation."""
+        """Returns the action distribution for a raw observation."""
         return self.forward(weights, memory, self.normalise(weights, observation), action_mask).distribution
 
     @property
@@ -418,7 +418,7 @@ class NetworkPolicy(NamedTuple):
     def greedy(
         self, weights: PolicyWeights, key: Key, memory: Memory, observation: Observation, action_mask: PyTree
     ) -> Decision:
-        """The most likely action, for a raw observation."""
+        """Returns the most likely action, for a raw observation."""
         output = self.forward(weights, memory, self.normalise(weights, observation), action_mask)
         action = output.distribution.mode()
         return self._decision(weights, output, action, output.distribution.log_prob(action))

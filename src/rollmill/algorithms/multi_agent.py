@@ -80,7 +80,7 @@ def start_learner(
     *,
     normalise_values: bool,
 ) -> AgentLearner:
-    """The initial learner."""
+    """Returns the initial learner."""
     weights, held = policy.start_weights(key), as_data(numbers)
     begin = optimiser.init
     start = {group.name: jax.vmap(begin) if group.independent else begin for group in policy.sets}
@@ -195,7 +195,7 @@ def _values(policy: AgentPolicy, learner: AgentLearner, trajectory: Trajectory):
 
 
 def _raw(learner: AgentLearner, name: str, value: Float[Array, "..."]) -> Float[Array, "..."]:
-    """A critic's value in the unit of rewards."""
+    """Returns a critic's value in the unit of rewards."""
     return value if learner.targets is None else denormalise(learner.targets[name], value)
 
 

@@ -98,7 +98,7 @@ class StepCounts(eqx.Module):
         return jnp.minimum((high * float(_WORD) + low) / steps, 1)
 
     def is_before(self, step: int) -> Bool[Array, ""]:
-        """Whether fewer environment steps than this have been made."""
+        """Returns whether fewer environment steps than this have been made."""
         wraps, rest = divmod(step, _WORD)
         if wraps >= _WORD:
             return jnp.asarray(True)
@@ -118,12 +118,12 @@ class Module(NamedTuple):
         return eqx.filter(self.make(key), eqx.is_inexact_array)
 
     def __call__(self, weights: PyTree[Array], *inputs: Any) -> Any:
-        """The network's output for one observation."""
+        """Returns the network's output for one observation."""
         return eqx.combine(weights, self.static)(*inputs)
 
 
 def module(make: Callable[[Key], Any]) -> Module:
-    """A network that `make` makes from a random key."""
+    """Returns a network that `make` makes from a random key."""
     return Module(make, weights_and_rest(make)[1])
 
 
@@ -162,7 +162,7 @@ def off_policy_parts(
 
 
 def uniform_replay(config: Any) -> Replay:
-    """A replay memory from which single steps are drawn uniformly."""
+    """Returns a replay memory from which single steps are drawn uniformly."""
     return Replay(
         capacity=config.buffer_size // config.num_envs,
         minibatch_size=config.batch_size,
@@ -242,7 +242,7 @@ def off_policy_graph(
 
 
 def start_progress() -> StepCounts:
-    """The progress before the first step."""
+    """Returns the progress before the first step."""
     return StepCounts(jnp.uint32(0), jnp.uint32(0))
 
 
@@ -263,24 +263,24 @@ def adam(parts: OffPolicyParts, rate: str = "learning_rate", *, every: int = 1) 
 
 
 def rate_metric(parts: OffPolicyParts, *, every: int = 1) -> Callable[[Learner, PyTree[Array]], Metrics]:
-    """The metric of the hyperparameter `learning_rate`, by the learner and its state of `adam`."""
+    """Returns the metric of the hyperparameter `learning_rate`, by the learner and its state of `adam`."""
     schedule = partial(schedule_of, parts.choices, _learning(parts), every=every)
     return lambda learner, state: {"learning_rate": rate_now(schedule(learner.hyperparameters), state)}
 
 
 def _learning(parts: OffPolicyParts) -> Loops:
-    """The loops of the iterations that learn: before them no update is made, and no schedule goes on."""
+    """Returns the loops of the iterations that learn: before them no update is made, and no schedule goes on."""
     loops = parts.loops
     return loops._replace(iterations=max(loops.iterations - waiting_iterations(parts.replay, loops), 1))
 
 
 def explores_at_random(config: Any, progress: StepCounts) -> Bool[Array, ""]:
-    """Whether actions are random still: until learning begins."""
+    """Returns whether actions are random still: until learning begins."""
     return progress.is_before(config.learning_starts)
 
 
 def random_action(space: spaces.Box | spaces.Discrete, key: Key, action_mask: PyTree) -> Action:
-    """A uniformly random action; a legal one where there is a mask."""
+    """Returns a uniformly random action; a legal one where there is a mask."""
     dtype = jax.dtypes.canonicalize_dtype(space.dtype)
     if isinstance(space, spaces.Discrete):
         legal = jnp.ones(int(space.n), bool) if isinstance(action_mask, tuple) else action_mask
@@ -291,7 +291,7 @@ def random_action(space: spaces.Box | spaces.Discrete, key: Key, action_mask: Py
 
 
 def follow(target: PyTree[Array], network: PyTree[Array], tau: Number) -> PyTree[Array]:
-    """The target network moved towards the network by the fraction `tau` (Lillicrap et al., 2016)."""
+    """Returns the target network moved towards the network by the fraction `tau` (Lillicrap et al., 2016)."""
     return jax.tree.map(lambda slow, fast: slow + tau * (fast - slow), target, network)
 
 
@@ -359,7 +359,7 @@ def _loops_of(config: Any, steps_an_update: int) -> Loops:
 
 
 def _most_shards(num_envs: int, batch_size: int) -> int:
-    """The largest power of two that divides both, up to a limit."""
+    """Returns the largest power of two that divides both, up to a limit."""
     both = math.gcd(num_envs, batch_size)
     return min(both & -both, MAX_SHARDS)
 

@@ -87,7 +87,7 @@ def start_learner(
     *,
     normalise_rewards: bool,
 ) -> ActorCriticLearner:
-    """The initial learner."""
+    """Returns the initial learner."""
     weights, held = policy.start_weights(key), as_data(numbers)
     scalar = jax.ShapeDtypeStruct((), jnp.float32)
     returns = initial_statistics(scalar) if normalise_rewards else None

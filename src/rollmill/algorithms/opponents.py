@@ -26,7 +26,7 @@ LOOKAHEAD = "lookahead-"
 
 
 def opponent(env: Environment, name: str) -> tuple[Decide, Callable[[Environment, State, Params], Position]]:
-    """The policy of a fixed opponent, and its knowledge of the environment's state.
+    """Returns the policy of a fixed opponent, and its knowledge of the environment's state.
 
     Args:
         env: a game for two players.

@@ -51,7 +51,7 @@ def advanced(count: Annealing, share: float) -> Annealing:
 
 
 def planned_updates(loops: Loops) -> int:
-    """Number of updates of a training with one update for each minibatch.
+    """Returns the number of updates of a training with one update for each minibatch.
 
     Those that an iteration leaves out count as made (`at_iteration_end`).
     """
@@ -102,7 +102,7 @@ def clipped_descent(
 
 
 def rate_schedule(learning_rate: Number | optax.Schedule, *, anneal_over: Number | None = None) -> optax.Schedule:
-    """The learning rate as a function of the number of updates; for the arguments, see `clipped_descent`.
+    """Returns the learning rate as a function of the number of updates; for the arguments, see `clipped_descent`.
 
     Raises:
         UsageError: it is annealed over more updates than the optimiser counts.
@@ -222,7 +222,7 @@ def descend(
 def _vector_step(
     make: Callable[[Hyperparameters], Any], share: float, gradients: Float[Array, " numbers"], given: Any
 ) -> Any:
-    """The flat step, and the next state with the hyperparameters, as `descend_flat` takes them."""
+    """Returns the flat step, and the next state with the hyperparameters, as `descend_flat` takes them."""
     state, held = given
     step, state = make(held).update.of_vector(gradients, state, share=share)  # type: ignore[attr-defined]
     return step, (state, held)
@@ -238,11 +238,11 @@ class _FlatUpdate:
     reads_weights: bool
 
     def __call__(self, updates: Any, state: Any, params: Any = None, **others: Any) -> Any:
-        """The steps, and the next state, as Optax's updates return them."""
+        """Returns the steps, and the next state, as Optax's updates return them."""
         return self.flat.update(updates, state, params, **others)
 
     def of_vector(self, gradients: Float[Array, " numbers"], state: PyTree[Array], *, share: float) -> Any:
-        """The flat step, and the next state, of gradients that are flat already."""
+        """Returns the flat step, and the next state, of gradients that are flat already."""
         return self.inner.update(gradients, state, None, share=share)
 
 

@@ -65,7 +65,7 @@ def require_discrete(env: Environment, *, who: str) -> None:
 
 
 def position(env: Environment, state: State, params: Params = None) -> Position:
-    """The position that an environment with all of its transforms is in, from which a search can begin.
+    """Returns the position that an environment with all of its transforms is in, from which a search can begin.
 
     Args:
         env: an environment that can be planned in.
@@ -87,7 +87,7 @@ def position(env: Environment, state: State, params: Params = None) -> Position:
 
 
 def action_of(env: Environment, choice: Int[Array, ""]) -> Action:
-    """The action of a `Discrete` space with this index."""
+    """Returns the action of a `Discrete` space with this index."""
     space: Any = env.action_space
     return (choice + int(space.start)).astype(jax.dtypes.canonicalize_dtype(space.dtype))
 

@@ -31,7 +31,7 @@ def bootstrap_values(
     terminated: Bool[Array, " T"],
     truncated: Bool[Array, " T"],
 ) -> Float[Array, " T"]:
-    """The value to bootstrap from after each step: `V(s_{t+1})` within an episode.
+    """Returns the value to bootstrap from after each step: `V(s_{t+1})` within an episode.
 
     It is 0 after a termination. After a truncation it is the value of the final observation, not of
     the first one of the next episode, which auto-reset puts in its place (Pardo et al., "Time Limits in

@@ -211,7 +211,7 @@ class _SoftAgent(NamedTuple):
         return float(np.sum(np.log(0.5 * (high - low))))
 
     def target_entropy(self, action_mask: PyTree) -> float | Float[Array, ""]:
-        """The entropy to keep where these actions are legal."""
+        """Returns the entropy to keep where these actions are legal."""
         if self.config.target_entropy is not None:
             return self.config.target_entropy
         if isinstance(self.action_space, spaces.Box):
@@ -221,7 +221,7 @@ class _SoftAgent(NamedTuple):
         return DISCRETE_ENTROPY * jnp.log(jnp.maximum(jnp.sum(action_mask), 1).astype(jnp.float32))
 
     def distribution(self, actor: PyTree[Array], observation: Observation, action_mask: PyTree) -> Any:
-        """The action distribution."""
+        """Returns the action distribution."""
         return self.actor(actor, observation, None if isinstance(action_mask, tuple) else action_mask)
 
 
@@ -254,7 +254,7 @@ def _agent_of(parts: OffPolicyParts) -> _SoftAgent:
 def _explore(
     agent: _SoftAgent, weights: SACWeights, key: Key, memory: Memory, observation: Observation, action_mask: PyTree
 ) -> Decision:
-    """An action drawn from the policy; a random one before learning begins."""
+    """Returns an action drawn from the policy; a random one before learning begins."""
     policy_key, random_key = jax.random.split(key)
     action = agent.distribution(weights.actor, observation, action_mask).sample(policy_key)
     random = random_action(agent.action_space, random_key, action_mask)
@@ -264,7 +264,7 @@ def _explore(
 def _act(
     agent: _SoftAgent, weights: SACWeights, key: Key, memory: Memory, observation: Observation, action_mask: PyTree
 ) -> Decision:
-    """The policy's most likely action."""
+    """Returns the policy's most likely action."""
     return Decision(agent.distribution(weights.actor, observation, action_mask).mode(), memory, ())
 
 
@@ -284,7 +284,7 @@ def _start(agent: _SoftAgent, optimisers: _SACOptimisers, numbers: Mapping[str, 
 def _loss(
     agent: _SoftAgent, networks: SACNetworks, learner: SACLearner, sample: Transitions, sequence: PyTree[Array]
 ) -> tuple[Float[Array, ""], Metrics]:
-    """The losses of ONE transition: each has gradients with respect to its own network alone."""
+    """Returns the losses of ONE transition: each has gradients with respect to its own network alone."""
     agent, (next_key, key) = agent.now(learner), jax.random.split(sample.key)
     constant: SACNetworks = jax.lax.stop_gradient(networks)
     temperature = jnp.exp(constant.log_temperature)
@@ -316,7 +316,7 @@ def _continuous_values(
     observation: Observation,
     mask: PyTree,
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """The lower value of an action that is drawn, and minus its log-density as if bounds were -1 and 1.
+    """Returns the lower value of an action that is drawn, and minus its log-density as if bounds were -1 and 1.
 
     So entropies, and with them the temperature, do not depend on the unit of the actions.
     """
@@ -333,14 +333,14 @@ def _discrete_values(
     observation: Observation,
     mask: PyTree,
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """The expected lower value of an action, and the entropy."""
+    """Returns the expected lower value of an action, and the entropy."""
     distribution = agent.distribution(actor, observation, mask)
     values = jnp.minimum(*[agent.critic(critic, observation) for critic in critics])
     return jnp.sum(jax.nn.softmax(distribution.logits) * values), distribution.entropy()
 
 
 def _value_of(agent: _SoftAgent, critic: PyTree[Array], sample: Transitions) -> Float[Array, ""]:
-    """The value of the action that was taken."""
+    """Returns the value of the action that was taken."""
     if not isinstance(agent.action_space, spaces.Discrete):
         return agent.critic(critic, sample.observation, sample.action)
     values = agent.critic(critic, sample.observation)

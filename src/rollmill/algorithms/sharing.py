@@ -54,7 +54,7 @@ def parameter_sets(agents: tuple[AgentKind, ...], sharing: Mapping[str, str]) ->
 
 
 def set_of(sets: tuple[ParameterSet, ...], name: str) -> ParameterSet:
-    """The parameter set of the kind of that name."""
+    """Returns the parameter set of the kind of that name."""
     return next(group for group in sets if name in group.names)
 
 

@@ -201,7 +201,7 @@ class _DeterministicAgent(NamedTuple):
     config: TD3Config
 
     def disturbed(self, action: Action, noise: Float[Array, "..."]) -> Action:
-        """An action with noise, in halves of the action space's width, within the bounds."""
+        """Returns an action with noise, in halves of the action space's width, within the bounds."""
         low, high = (
             jnp.asarray(np.asarray(b, np.float32)) for b in (self.action_space.low, self.action_space.high)
         )
@@ -235,7 +235,7 @@ def _explore(
     observation: Observation,
     action_mask: PyTree,
 ) -> Decision:
-    """The policy's action with noise; a random one before learning begins."""
+    """Returns the policy's action with noise; a random one before learning begins."""
     noise_key, random_key = jax.random.split(key)
     action = agent.actor(weights.actor, observation)
     noise = weights.exploration_noise * jax.random.normal(noise_key, action.shape)
@@ -251,7 +251,7 @@ def _act(
     observation: Observation,
     action_mask: PyTree,
 ) -> Decision:
-    """The policy's action."""
+    """Returns the policy's action."""
     return Decision(agent.actor(weights.actor, observation), memory, ())
 
 
@@ -272,7 +272,7 @@ def _loss(
     sample: Transitions,
     sequence: PyTree[Array],
 ) -> tuple[Float[Array, ""], Metrics]:
-    """The losses of ONE transition: each has gradients with respect to its own network alone."""
+    """Returns the losses of ONE transition: each has gradients with respect to its own network alone."""
     config, targets = current(agent.config, numbers_now(learner)), learner.targets
     next_action = agent.actor(targets.actor, sample.next_observation)
     noise = config.target_noise * jax.random.normal(sample.key, next_action.shape)

@@ -48,5 +48,5 @@ class Drawing(NamedTuple):
 
 
 def rectangle(left: float, bottom: float, right: float, top: float, colour: Colour) -> Polygon:
-    """A filled rectangle with level sides."""
+    """Returns a filled rectangle with level sides."""
     return Polygon(((left, bottom), (right, bottom), (right, top), (left, top)), colour)

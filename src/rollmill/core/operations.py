@@ -45,7 +45,7 @@ def set_recording(on: bool) -> None:
 
 
 def traced(name: str) -> AbstractContextManager[object]:
-    """The scope of an operation in traced code."""
+    """Returns the scope of an operation in traced code."""
     return jax.named_scope(SCOPE_MARK + name)
 
 

@@ -86,7 +86,7 @@ def random_opening(
 def winner_of(
     own_line: Bool[Array, ""], opponents_line: Bool[Array, ""], to_move: Int[Array, ""]
 ) -> Int[Array, ""]:
-    """The player who has a line, 0 or 1, or -1 for none; `own_line` is that of the player to move."""
+    """Returns the player who has a line, 0 or 1, or -1 for none; `own_line` is that of the player to move."""
     opponents = jnp.where(opponents_line, 1 - to_move, NO_PLAYER)
     return jnp.where(own_line, to_move, opponents).astype(jnp.int32)
 
@@ -104,6 +104,6 @@ def draw_board(own: np.ndarray, opponents: np.ndarray, to_move: int) -> str:
 def stones_of_players(
     planes: Float[np.ndarray, "H W 2"], moves: int | Int[Array, ""] | Int[np.ndarray, ""]
 ) -> tuple[Bool[np.ndarray, "H W"], Bool[np.ndarray, "H W"]]:
-    """The squares of player 0 and of player 1, from those of the player to move and of the opponent."""
+    """Returns the squares of player 0 and of player 1, from those of the player to move and of the opponent."""
     own, opponents = planes[..., 0] != 0, planes[..., 1] != 0
     return (opponents, own) if int(moves) % 2 else (own, opponents)

@@ -244,7 +244,7 @@ def _rollout(env: Environment, key: Key, params: Params, num_steps: int) -> tupl
 def _until_end(
     env: Environment, key: Key, params: Params, last: CheckedSteps, max_steps: int
 ) -> tuple[CheckedSteps, Int[Array, ""]]:
-    """The step that ends an episode, or the last of `max_steps` further ones, and the number of these."""
+    """Returns the step that ends an episode, or the last of `max_steps` further ones, and the number of these."""
 
     def goes_on(so_far: tuple[CheckedSteps, Int[Array, ""]]) -> Bool[Array, ""]:
         taken, number = so_far
@@ -285,7 +285,7 @@ def _is_sound(env: Environment, params: Params, taken: CheckedSteps) -> Bool[Arr
 
 
 def _possible(masks: PyTree[np.ndarray], kind: str | None) -> np.ndarray:
-    """The mask of all choices of a kind of agents; of the single agent, for None."""
+    """Returns the mask of all choices of a kind of agents; of the single agent, for None."""
     return masks if kind is None else masks[kind]
 
 

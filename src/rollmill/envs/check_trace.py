@@ -34,7 +34,7 @@ class Traced(NamedTuple):
 
 
 def check_types(env: Environment, *, params_vary: bool = True) -> Traced:
-    """The quick part of `check_environment`: the types of all results of reset and step.
+    """Runs the quick part of `check_environment`: the types of all results of reset and step.
 
     Ignores weak types: see `strongly_typed`.
 
@@ -314,7 +314,7 @@ def warn_of_weak_types(env: Environment) -> None:
 
 
 def _trace(env: Environment, what: str, function: Callable, *args: Any) -> tuple[Any, Any]:
-    """The jaxpr of a function and the types of its results; traced again in every call."""
+    """Returns the jaxpr of a function and the types of its results; traced again in every call."""
     with attribute_to_user_code(f"{env.name}: {what}"):
         program, shapes = jax.make_jaxpr(lambda *args: function(*args), return_shape=True)(*args)
     types = [jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type) for aval in program.out_avals]

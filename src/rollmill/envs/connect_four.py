@@ -107,7 +107,7 @@ def connect_four(*, random_plies: int = 0, fewest_random_plies: int | None = Non
 
 
 def empty() -> ConnectFourState:
-    """The first position."""
+    """Returns the first position."""
     nothing = Stones(jnp.uint32(0), jnp.uint32(0))
     return ConnectFourState(own=nothing, opponent=nothing, moves=jnp.int32(0))
 
@@ -135,7 +135,7 @@ def dropped(stones: Stones, column: Int[Array, ""]) -> Stones:
 
 
 def has_four(stones: Stones) -> Bool[Array, ""]:
-    """True if four stones are in line, in a row, a column or a diagonal."""
+    """Returns whether four stones are in line, in a row, a column or a diagonal."""
     lines = _along_rows(stones.upper) | _along_rows(stones.lower)
     for distance in UPWARDS:
         lines |= _across_rows(stones, distance)
@@ -156,17 +156,17 @@ def observe(state: ConnectFourState) -> Float[Array, "6 7 2"]:
 
 
 def to_move(state: ConnectFourState) -> Int[Array, ""]:
-    """The player whose turn it is: 0, who moves first, or 1."""
+    """Returns the player whose turn it is: 0, who moves first, or 1."""
     return state.moves & 1
 
 
 def winner(state: ConnectFourState) -> Int[Array, ""]:
-    """The player who has four in line, 0 or 1; -1 if nobody has."""
+    """Returns the player who has four in line, 0 or 1; -1 if nobody has."""
     return winner_of(has_four(state.own), has_four(state.opponent), to_move(state))
 
 
 def render(state: ConnectFourState) -> str:
-    """The board as text, above the numbers of its columns: `X` for player 0, `O` for player 1."""
+    """Returns the board as text, above the numbers of its columns: `X` for player 0, `O` for player 1."""
     planes = np.asarray(observe(state))
     board = draw_board(planes[..., 0], planes[..., 1], int(to_move(state)))
     return f"{board}\n{' '.join(map(str, range(COLUMNS)))}"
@@ -177,7 +177,7 @@ def _lowest_bit(word: UInt32[Array, ""]) -> UInt32[Array, ""]:
 
 
 def _along_rows(word: UInt32[Array, ""]) -> UInt32[Array, ""]:
-    """The left ends of four stones side by side."""
+    """Returns the left ends of four stones side by side."""
     pairs = word & (word >> 1)
     return pairs & (pairs >> 2)
 

@@ -94,10 +94,10 @@ def accelerate(state: MountainCarState, push: Float[Array, ""], params: Mountain
 
 
 def at_goal(state: MountainCarState, params: MountainCarParams) -> Bool[Array, ""]:
-    """True if the car is at the goal or beyond, and fast enough."""
+    """Returns whether the car is at the goal or beyond, and fast enough."""
     return (state.position >= params.goal_position) & (state.velocity >= params.goal_velocity)
 
 
 def observe(state: MountainCarState) -> Float[Array, "2"]:
-    """The observation, `[position, velocity]`."""
+    """Returns the observation, `[position, velocity]`."""
     return jnp.stack([state.position, state.velocity])

@@ -41,7 +41,7 @@ class RunningStatistics(eqx.Module):
 
 
 def identity(means: PyTree) -> PyTree:
-    """The reduction over a single replica."""
+    """Returns the reduction over a single replica."""
     return means
 
 
@@ -153,7 +153,7 @@ def scale(statistics: RunningStatistics, value: PyTree[Array]) -> PyTree[Array]:
 
 
 def _average(where: Bool[Array, "..."] | None, num_axes: int, values: PyTree) -> PyTree:
-    """The mean over leading axes, with values that do not count as zeros."""
+    """Returns the mean over leading axes, with values that do not count as zeros."""
     axes = tuple(range(num_axes))
 
     def one(x: Array) -> Array:

@@ -46,7 +46,7 @@ def _named(function: Callable[..., Any], *, only_defaults: bool = False) -> list
 
 
 def unknown_option(environment: str, option: str, known: Iterable[str]) -> UsageError:
-    """A `UsageError` that lists the options of an environment, and suggests the nearest one."""
+    """Returns a `UsageError` that lists the options of an environment, and suggests the nearest one."""
     names = sorted(known)
     if not names:
         return UsageError(f"{environment} has no options; {option!r} was given.")

@@ -11,5 +11,5 @@ Scalar: TypeAlias = Float[Array, "..."] | float
 
 
 def wrapped(angle: Float[Array, ""]) -> Float[Array, ""]:
-    """The angle (rad) wrapped to [-pi, pi]."""
+    """Returns the angle (rad) wrapped to [-pi, pi]."""
     return angle - 2 * math.pi * jnp.round(angle / (2 * math.pi))

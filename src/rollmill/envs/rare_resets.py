@@ -70,7 +70,7 @@ def _in_groups(
     *,
     group: int,
 ) -> PyTree[Array]:
-    """The rows of `now`, in which those that are done have been replaced."""
+    """Returns the rows of `now`, in which those that are done have been replaced."""
     num_groups = -(-done.size // group)
     # Past the last one that is done the index is E: a row that is read from the end, and not written.
     finished = jnp.nonzero(done, size=num_groups * group, fill_value=done.size)[0]
@@ -86,7 +86,7 @@ def _in_groups(
 
 
 def _broadcast(size: int, batched: PyTree[bool], value: PyTree[Array]) -> PyTree[Array]:
-    """The value with an axis of environments in front, where it has none."""
+    """Returns the value with an axis of environments in front, where it has none."""
     return jax.tree.map(lambda b, v: v if b else jnp.broadcast_to(v, (size, *jnp.shape(v))), batched, value)
 
 

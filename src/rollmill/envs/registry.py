@@ -116,7 +116,7 @@ def check_name(name: str) -> None:
 
 
 def _made(name: str, options: dict[str, Any]) -> Environment | HostEnvironment:
-    """The environment of a name, without transforms beyond those of its factory."""
+    """Returns the environment of a name, without transforms beyond those of its factory."""
     prefix, colon, adapter_id = name.partition(":")
     if colon:
         return _named(_adapter(prefix)(adapter_id, **options), name, options)
@@ -149,7 +149,7 @@ def from_gymnasium(
     transforms: Sequence[str] = (),
     reset_options: Mapping[str, Any] | None = None,
 ) -> HostEnvironment:
-    """An environment from Gymnasium's: of an id, of what `gymnasium.make` returned, or of a function.
+    """Returns an environment from Gymnasium's: of an id, of what `gymnasium.make` returned, or of a function.
 
     A function, or a class, of one argument, the number of environments, makes a `gymnasium.vector.VectorEnv`: a
     simulator of a batch, of which each process makes one, with as many environments as it steps.
@@ -211,7 +211,7 @@ def _transformed(env: Environment | HostEnvironment, names: Sequence[str]) -> En
 
 
 def _of_spec(env: gymnasium.Env | VectorEnv, options: Options) -> Environment | HostEnvironment:
-    """The environment of an object's id and options."""
+    """Returns the environment of an object's id and options."""
     name, own_options = importlib.import_module(_ADAPTERS["gymnasium"]).recipe_of(env)
     return make(f"gymnasium:{name}", **own_options, **options)
 
@@ -234,7 +234,7 @@ def _call_with_size(function: Callable[..., Any], keyword: str, num_envs: int) -
 
 
 def _one_more(name: str, factory: Callable[[], Any], last: list[Any]) -> gymnasium.Env:
-    """A new environment of a function; `last` holds a weak reference to the one before."""
+    """Returns a new environment of a function; `last` holds a weak reference to the one before."""
     made = factory()
     if not isinstance(made, gymnasium.Env):
         raise UsageError(f"{name} returned {_described(made)}; it has to return a gymnasium.Env.")

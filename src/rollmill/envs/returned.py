@@ -22,7 +22,7 @@ def as_timestep(name: str, returned: Any) -> Timestep:
 
 
 def outline(value: Any) -> str:
-    """A value's structure in one line, with types as leaves."""
+    """Returns a value's structure in one line, with types as leaves."""
     if type(value) is tuple:
         return f"a tuple of {len(value)} values ({', '.join(outline(part) for part in value)})"
     leaves = jax.tree_util.tree_leaves_with_path(value)
@@ -33,7 +33,7 @@ def outline(value: Any) -> str:
 
 
 def type_of(leaf: Any) -> str:
-    """An array's dtype and shape; the type of anything else."""
+    """Returns an array's dtype and shape; the type of anything else."""
     if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
         return type(leaf).__name__
     return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"

@@ -211,7 +211,7 @@ def _num_others(rules: TagContinuousRules) -> int:
 def reset(
     rules: TagContinuousRules, key: Key, params: TagContinuousParams
 ) -> tuple[dict[str, Float[Array, "_ F"]], TagContinuousState]:
-    """All agents start at rest, anywhere on the square, facing one of its four sides."""
+    """Starts all agents at rest, anywhere on the square, facing one of its four sides."""
     place_key, direction_key = jax.random.split(key)
     x, y = params.grid_length * jax.random.uniform(place_key, (2, rules.num_agents))
     zeros = jnp.zeros(rules.num_agents, jnp.float32)

@@ -177,7 +177,7 @@ def step(
 def _walk(
     state: TagGridWorldState, action: Int[Array, " A"], params: TagGridWorldParams
 ) -> tuple[Int[Array, " A"], Int[Array, " A"], Bool[Array, " A"]]:
-    """The next cells, and flags of agents that hit a wall; tagged agents do not move."""
+    """Returns the next cells, and flags of agents that hit a wall; tagged agents do not move."""
     length = jnp.asarray(params.grid_length, jnp.int32)
     cells = jnp.stack([state.x, state.y])
     target = cells + jnp.where(state.in_game[None], jnp.asarray(MOVES.T)[:, action], 0)

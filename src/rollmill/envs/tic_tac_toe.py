@@ -80,7 +80,7 @@ def tic_tac_toe(*, random_plies: int = 0, fewest_random_plies: int | None = None
 
 
 def empty() -> TicTacToeState:
-    """The first position."""
+    """Returns the first position."""
     return TicTacToeState(own=jnp.uint32(0), opponent=jnp.uint32(0), moves=jnp.int32(0))
 
 
@@ -94,7 +94,7 @@ def move(state: TicTacToeState, square: Int[Array, ""]) -> Timestep:
 
 
 def has_three(squares: UInt32[Array, ""]) -> Bool[Array, ""]:
-    """True if the squares contain a row, a column or a diagonal."""
+    """Returns whether the squares contain a row, a column or a diagonal."""
     lines = jnp.array(_LINES, jnp.uint32)
     return ((squares & lines) == lines).any()
 
@@ -105,23 +105,23 @@ def legal_squares(state: TicTacToeState) -> Bool[Array, "9"]:
 
 
 def observe(state: TicTacToeState) -> Float[Array, "3 3 2"]:
-    """The squares of the player to move and those of the opponent, as planes of 0 and 1."""
+    """Returns the squares of the player to move and those of the opponent, as planes of 0 and 1."""
     planes = jnp.stack([_bits(state.own), _bits(state.opponent)], axis=-1)
     return planes.reshape(SIZE, SIZE, 2).astype(jnp.float32)
 
 
 def to_move(state: TicTacToeState) -> Int[Array, ""]:
-    """The player whose turn it is: 0, who moves first, or 1."""
+    """Returns the player whose turn it is: 0, who moves first, or 1."""
     return state.moves & 1
 
 
 def winner(state: TicTacToeState) -> Int[Array, ""]:
-    """The player who has three in line, 0 or 1; -1 if nobody has."""
+    """Returns the player who has three in line, 0 or 1; -1 if nobody has."""
     return winner_of(has_three(state.own), has_three(state.opponent), to_move(state))
 
 
 def render(state: TicTacToeState) -> str:
-    """The board as text: `X` for player 0, `O` for player 1, `.` for a free square."""
+    """Returns the board as text: `X` for player 0, `O` for player 1, `.` for a free square."""
     planes = np.asarray(observe(state))
     return draw_board(planes[..., 0], planes[..., 1], int(to_move(state)))
 

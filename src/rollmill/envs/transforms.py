@@ -284,7 +284,7 @@ def wrap(
 def _functions_of_state(
     env: Environment, lift: Callable[[Callable[..., Any]], Callable[..., Any]]
 ) -> dict[str, Callable[..., Any] | None]:
-    """The optional functions of an environment's state, lifted; None for those that it does not have."""
+    """Returns the optional functions of an environment's state, lifted; None for those that it does not have."""
     functions = {
         "action_mask": env.action_mask,
         "active": env.active,
@@ -297,7 +297,7 @@ def _functions_of_state(
 
 
 def _params_axes(env: Environment, params: Params, num_envs: int) -> list[int | None]:
-    """The axis of each leaf for `vmap`: 0 for one value for each copy, None for a shared value."""
+    """Returns the axis of each leaf for `vmap`: 0 for one value for each copy, None for a shared value."""
     expected, structure = jax.tree_util.tree_flatten_with_path(env.params)
     if jax.tree.structure(params) != structure:
         raise UsageError(
@@ -326,5 +326,5 @@ def _select(condition: Bool[Array, ""], chosen: PyTree, other: PyTree) -> PyTree
 
 
 def _strongly_typed(leaf: Any) -> Array:
-    """An array whose dtype is not weak, even if the leaf was a Python number."""
+    """Returns an array whose dtype is not weak, even if the leaf was a Python number."""
     return jnp.asarray(leaf, jnp.result_type(leaf))

@@ -220,7 +220,7 @@ def _expanded(tree: Tree, node: Int[Array, ""], model: Model) -> tuple[Tree, Int
 
 
 def _backed_up(tree: Tree, leaf: Int[Array, ""], value: Float[Array, ""], root_rule: Rule, rule: Rule) -> Tree:
-    """The tree with the statistics and frontiers of all nodes updated that lie on the path to a leaf."""
+    """Returns the tree with the statistics and frontiers of all nodes updated that lie on the path to a leaf."""
     lineage = tree.lineage[leaf]
     num_levels = lineage.size
     at_once = LEVELS_AT_ONCE if jax.default_backend() == "cpu" else num_levels
@@ -250,7 +250,7 @@ def _with_levels_updated(
     root_rule: Rule,
     rule: Rule,
 ) -> tuple[Tree, Below]:
-    """The tree with some nodes of a path updated, from the lowest level up, and the highest of them.
+    """Returns the tree with some nodes of a path updated, from the lowest level up, and the highest of them.
 
     The root is the node at `root_level`, if there are as many.
     """
@@ -308,7 +308,7 @@ def _frontiers(tree: Tree, levels: Levels, choice: Int[Array, " L"], below: Belo
 
 
 def _written(tree: Tree, path: Int[Array, " L"], statistics: Statistics, frontier: Int[Array, " L"]) -> Tree:
-    """The tree with these statistics and frontiers at the nodes of a path."""
+    """Returns the tree with these statistics and frontiers at the nodes of a path."""
     # Beyond the last node nothing is written.
     row = jnp.where(path == NO_NODE, tree.children.shape[0], path)
     put = lambda leaf, values: leaf.at[row].set(values, mode="drop")

@@ -151,7 +151,7 @@ def _spaces(envpool: ModuleType, name: str, options: dict[str, Any]) -> tuple[sp
 
 
 def _space(space: spaces.Space) -> spaces.Space:
-    """The space in 32 bits; the extreme numbers of its dtype, which mean "unbounded", become infinite."""
+    """Returns the space in 32 bits; the extreme numbers of its dtype, which mean "unbounded", become infinite."""
     if isinstance(space, spaces.Dict):
         return spaces.Dict({name: _space(part) for name, part in space.spaces.items()})
     if not isinstance(space, spaces.Box) or not np.issubdtype(space.dtype, np.floating):

@@ -126,7 +126,7 @@ def _space(space: Any) -> spaces.Space:
 
 
 def _box(space: Any) -> spaces.Box:
-    """A `Box` in which the largest float of its dtype, which means "unbounded" in gymnax, is infinite."""
+    """Returns a `Box` in which the largest float of its dtype, which means "unbounded" in gymnax, is infinite."""
     dtype = np.dtype(space.dtype)
     low, high = (np.broadcast_to(np.asarray(bound), space.shape) for bound in (space.low, space.high))
     if np.issubdtype(dtype, np.floating):

@@ -152,7 +152,7 @@ def _never(source: Any, state: State) -> Bool[Array, ""]:
 
 
 def _alive(state: State) -> Bool[Array, " A"]:
-    """The units of both armies that live; JaxMARL nests the state where it plays the enemies."""
+    """Returns the units of both armies that live; JaxMARL nests the state where it plays the enemies."""
     return getattr(state, "state", state).unit_alive
 
 

@@ -71,7 +71,7 @@ def _source(pettingzoo: Any, name: str, *, by_module: bool) -> _Source:
 
 
 def _id(name: str) -> str:
-    """An id as its module is named, `pistonball_v6`; PettingZoo registers `pistonball-v6`."""
+    """Returns an id as its module is named, `pistonball_v6`; PettingZoo registers `pistonball-v6`."""
     stem, dash, version = name.rpartition("-v")
     return f"{stem}_v{version}" if dash and version.isdecimal() else name
 
@@ -95,7 +95,7 @@ def _particles(name: str) -> _Source:
 
 
 def _registered(name: str, spec: Any) -> _Source:
-    """The function of a registered environment, with the arguments that it was registered with."""
+    """Returns the function of a registered environment, with the arguments that it was registered with."""
     create, beside = spec.entry_point, None
     if isinstance(create, str):
         module_name, _, attribute = create.partition(":")

@@ -144,6 +144,6 @@ def _to_move(state: PgxState, params: Params) -> Int[Array, ""]:
 
 
 def _observation_space(observation: jax.ShapeDtypeStruct) -> spaces.Box:
-    """A `Box` of float32: from 0 to 1 for planes of booleans, without bounds otherwise."""
+    """Returns a `Box` of float32: from 0 to 1 for planes of booleans, without bounds otherwise."""
     low, high = (0.0, 1.0) if observation.dtype == np.bool_ else (-np.inf, np.inf)
     return spaces.Box(low, high, observation.shape, np.float32)

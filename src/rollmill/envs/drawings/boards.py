@@ -41,7 +41,7 @@ def draw_marks(first: Bool[np.ndarray, "H W"], second: Bool[np.ndarray, "H W"]) 
 
 
 def draw_channels(planes: Num[np.ndarray, "H W C"]) -> Drawing:
-    """A square for each place whose channel is not 0, in the channel's colour; the last channel on top."""
+    """Draws a square for each place whose channel is not 0, in the channel's colour; the last channel on top."""
     rows, columns, channels = planes.shape
     squares = [
         rectangle(x + 0.03, y + 0.03, x + 0.97, y + 0.97, CHANNELS[c % len(CHANNELS)])
@@ -52,7 +52,7 @@ def draw_channels(planes: Num[np.ndarray, "H W C"]) -> Drawing:
 
 
 def draw_point(position: tuple[float, float], goal: tuple[float, float], *, radius: float) -> Drawing:
-    """A point on the square from -1 to 1, and the circle that it has to reach."""
+    """Draws a point on the square from -1 to 1, and the circle that it has to reach."""
     frame = Line(((-1, -1), (1, -1), (1, 1), (-1, 1), (-1, -1)), 0.012, INK)
     shapes = (frame, Circle(goal, radius, "#fbe7c1"), Circle(goal, 0.05, ORANGE), Circle(position, 0.07, BLUE))
     return Drawing(-1.1, -1.1, 1.1, 1.1, shapes, fps=8.0)

@@ -112,7 +112,7 @@ def _height(position: float | np.floating) -> float:
 
 
 def _turned(start: Point, length: float, angle: float) -> Point:
-    """The end of a rod that leaves a point at an angle from upright, to the right (rad)."""
+    """Returns the end of a rod that leaves a point at an angle from upright, to the right (rad)."""
     return start[0] + length * math.sin(angle), start[1] + length * math.cos(angle)
 
 

@@ -45,7 +45,7 @@ def _fit_leaf(space: spaces.Space, actions: Any, num_envs: int) -> np.ndarray:
 
 
 def element_splitter(space: spaces.Space) -> Callable[[PyTree[np.ndarray]], Iterator[Any]]:
-    """A function from a batch of actions to its elements, one for each environment."""
+    """Returns a function from a batch of actions to its elements, one for each environment."""
     match space:
         case spaces.Dict():
             names = list(space.spaces)

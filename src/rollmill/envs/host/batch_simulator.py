@@ -50,7 +50,7 @@ class StartBatch:
 def batch_environment(
     name: str, make: MakeBatch, *, reset_options: Mapping[str, Any] | None = None
 ) -> HostEnvironment:
-    """A host environment whose processes step one vector environment each.
+    """Returns a host environment whose processes step one vector environment each.
 
     One of two rows is made, reset, stepped once and closed, to learn its spaces, whether its infos contain an
     `action_mask`, `[n, ...]`, and whether it resets the rows that it is asked to.

@@ -95,7 +95,7 @@ class BatchVector(RowVector):
         close_quietly(self._batch)
 
     def first_info(self) -> Mapping[str, Any]:
-        """The infos of a first reset."""
+        """Returns the infos of a first reset."""
         self._is_reset = True
         return self._reset(self._seeds[0], self._options)[1]
 
@@ -196,7 +196,7 @@ class BatchVector(RowVector):
         return array
 
     def _checked(self, observation: Any) -> Any:
-        """The observations of all rows, if they have the shapes of the space."""
+        """Returns the observations of all rows, if they have the shapes of the space."""
         for leaf, like in zip(
             leaves(self._observation_space, observation),
             leaves(self._observation_space, self._struct.observation),

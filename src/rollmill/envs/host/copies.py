@@ -24,7 +24,7 @@ EVALUATION = 2**32
 
 
 def environment_seed(root: int, index: int, *, generation: int = 0, attempt: int = 0) -> int:
-    """The seed of one environment.
+    """Returns the seed of one environment.
 
     Environments with the same `root`, `generation` and `attempt` have different seeds.
 
@@ -128,7 +128,7 @@ class Copies(Generic[Single]):
             raise _given_up(self._name, failure, count) from error
 
     def drain_failures(self) -> list[HostFailure]:
-        """The failures since the last call, in order."""
+        """Returns the failures since the last call, in order."""
         drained, self._failures = self._failures, []
         return drained
 

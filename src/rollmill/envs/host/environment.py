@@ -68,7 +68,7 @@ class StartByName:
 def host_environment(
     name: str, make: Callable[[], gymnasium.Env], *, reset_options: Mapping[str, Any] | None = None
 ) -> HostEnvironment:
-    """A host environment whose copies are made by `make`.
+    """Returns a host environment whose copies are made by `make`.
 
     One copy is made, reset and closed, to learn its spaces and whether its infos contain an `action_mask`: an
     array, in the shape of `core.spaces.possible_choices`, in the info of every reset and step.

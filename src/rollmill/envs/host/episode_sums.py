@@ -21,7 +21,7 @@ class RunningSums:
         self._gamma = None if gamma is None else np.float32(gamma)
 
     def step_of(self, i: int) -> int:
-        """Number of steps so far in the episode of environment `i`."""
+        """Returns the number of steps so far in the episode of environment `i`."""
         return int(self._lengths[i])
 
     def restart(self) -> None:
@@ -53,7 +53,7 @@ class AgentSums:
         self._lengths = np.zeros(num_envs, np.int32)
 
     def step_of(self, i: int) -> int:
-        """Number of steps so far in the episode of environment `i`."""
+        """Returns the number of steps so far in the episode of environment `i`."""
         return int(self._lengths[i])
 
     def restart(self) -> None:

@@ -95,7 +95,7 @@ def _look(env: Any, film: Film) -> None:
 
 
 def filmed(env: HostEnvironment, film: Film) -> HostEnvironment:
-    """The environment, whose copies put their pictures on a film.
+    """Returns the environment, whose copies put their pictures on a film.
 
     Raises:
         UsageError: its copies are no objects with Gymnasium's or PettingZoo's interface.

@@ -26,7 +26,7 @@ class NonFinite(NamedTuple):
 def find_non_finite(
     space: spaces.Space, observation: PyTree[np.ndarray], reward: PyTree[Float[np.ndarray, "n ..."]] | None = None
 ) -> NonFinite | None:
-    """The first non-finite number of a batch; None if all are finite.
+    """Returns the first non-finite number of a batch; None if all are finite.
 
     Args:
         space: space of one observation.
@@ -43,7 +43,7 @@ def find_non_finite(
 
 
 def non_finite_error(name: str, number: NonFinite, *, index: int, step: int, seed: int) -> NonFiniteError:
-    """The error that ends a run because of a non-finite number.
+    """Returns the error that ends a run because of a non-finite number.
 
     Args:
         name: name of the environment.

@@ -16,7 +16,7 @@ Write = Callable[[PyTree[np.ndarray], int, Any], None]
 
 
 def writer(space: spaces.Space) -> Write:
-    """A function that writes one observation to row `i` of a batch, cast to the batch's dtypes.
+    """Returns a function that writes one observation to row `i` of a batch, cast to the batch's dtypes.
 
     A row is written completely or, if the observation does not match the space, not at all. Shapes that NumPy
     would broadcast are refused too, and whole numbers that the batch cannot hold (`CastError`).
@@ -77,14 +77,14 @@ def _writer_of_parts(space: spaces.Space) -> Write:
 
 
 def _at(value: Any, path: tuple[Any, ...]) -> Any:
-    """The part of an element, or of a batch, at a path of keys and positions."""
+    """Returns the part of an element, or of a batch, at a path of keys and positions."""
     for key in path:
         value = value[key]
     return value
 
 
 def _paths(space: spaces.Space, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The path of each leaf, in the order of `leaves`."""
+    """Yields the path of each leaf, in the order of `leaves`."""
     if not isinstance(space, spaces.Dict | spaces.Tuple):
         yield path
         return
@@ -93,7 +93,7 @@ def _paths(space: spaces.Space, path: tuple[Any, ...] = ()) -> Iterator[tuple[An
 
 
 def _tuples(space: spaces.Space, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], int]]:
-    """The path and the length of each `Tuple`."""
+    """Yields the path and the length of each `Tuple`."""
     if isinstance(space, spaces.Tuple):
         yield path, len(space.spaces)
     if isinstance(space, spaces.Dict | spaces.Tuple):

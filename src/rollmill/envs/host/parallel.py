@@ -45,13 +45,13 @@ class StartParallel:
 
 
 def parallel_of(start: StartParallel) -> HostEnvironment:
-    """The host environment whose copies are started so."""
+    """Returns the host environment whose copies are started so."""
     spaces = joint_spaces(start.agents)
     return HostEnvironment(start.name, start, *spaces, start.has_action_mask, agents=start.agents)
 
 
 def parallel_environment(name: str, make: Callable[[], Any]) -> HostEnvironment:
-    """A host environment of several agents whose copies are made by `make`.
+    """Returns a host environment of several agents whose copies are made by `make`.
 
     One copy is made, reset and closed, to learn its agents, their spaces, and whether their infos contain an
     `action_mask`: an array in the shape of `core.spaces.possible_choices`, in every reset and step. Agents whose
@@ -82,7 +82,7 @@ def parallel_environment(name: str, make: Callable[[], Any]) -> HostEnvironment:
 
 
 def _agents(name: str, single: Any) -> list[Agent]:
-    """All agents that an environment may have."""
+    """Returns all agents that an environment may have."""
     if not all(hasattr(single, method) for method in METHODS):
         raise UsageError(
             f"{name} is a {type(single).__name__}, without the methods of PettingZoo's ParallelEnv. hint: "

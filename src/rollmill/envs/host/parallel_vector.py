@@ -156,7 +156,7 @@ class ParallelVector(OneByOne):
     # --- all environments ------------------------------------------------------------------------------
 
     def _by_agent(self, actions: dict[str, Any]) -> dict[str, list[Any]]:
-        """The actions of each kind in a list, environment by environment."""
+        """Returns the actions of each kind in a list, environment by environment."""
         flat = {name: _rows(kind, actions[name]) for name, kind in self._kinds.items()}
         return {name: list(split(flat[name])) for name, split in self._elements.items()}
 

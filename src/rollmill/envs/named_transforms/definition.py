@@ -80,7 +80,7 @@ def box_of(space: spaces.Space, name: str, *, ranks: tuple[int, ...], hint: str)
 
 
 def number_of(text: str) -> float | None:
-    """The finite number that a text stands for; None if it stands for none."""
+    """Returns the finite number that a text stands for; None if it stands for none."""
     try:
         value = float(text)
     except ValueError:
@@ -89,11 +89,11 @@ def number_of(text: str) -> float | None:
 
 
 def count_of(text: str) -> int | None:
-    """The whole number from 1 that a text stands for; None if it stands for none."""
+    """Returns the whole number from 1 that a text stands for; None if it stands for none."""
     return int(text) if text.isascii() and text.isdigit() and int(text) >= 1 else None
 
 
 def bad_argument(name: str, argument: str, expected: str, example: str) -> UsageError:
-    """The error for an argument that a transform cannot take."""
+    """Returns the error for an argument that a transform cannot take."""
     given = f"{name}:{argument}" if argument else name
     return UsageError(f"the transform {given!r} cannot be used: {expected}. hint: {example}.")

@@ -42,11 +42,11 @@ class TransformName(NamedTuple):
     argument: str
 
     def __str__(self) -> str:
-        """The notation."""
+        """Returns the notation."""
         return f"{self.name}:{self.argument}" if self.argument else self.name
 
     def on(self, spaces: Spaces) -> Transform:
-        """The transform of an environment with these spaces.
+        """Returns the transform of an environment with these spaces.
 
         Raises:
             UsageError: its argument cannot be used, or it does not fit the spaces.

@@ -93,12 +93,12 @@ def time_observation(argument: str, spaces: Spaces) -> Transform:
 
 
 def bounds_of(space: gymnasium_spaces.Box) -> tuple[np.ndarray, np.ndarray]:
-    """The bounds of a space in its dtype of 32 bits or fewer."""
+    """Returns the bounds of a space in its dtype of 32 bits or fewer."""
     return box_bounds(space, struct(space).dtype)
 
 
 def channel_axis(shape: tuple[int, ...]) -> int:
-    """The axis of an image's channels: the first one if it is shorter than both others, else the last."""
+    """Returns the axis of an image's channels: the first one if it is shorter than both others, else the last."""
     return 0 if shape[0] < min(shape[1:]) else 2
 
 
@@ -122,7 +122,7 @@ def _leaves(space: gymnasium_spaces.Space, path: tuple[Any, ...] = ()) -> Iterat
 
 
 def _encoded(spaces: Spaces) -> Transform:
-    """The transform to one float32 vector of all leaves in order."""
+    """Returns the transform to one float32 vector of all leaves in order."""
     leaves = tuple(_leaves(spaces.observation))
     limits = [_limits(leaf.space) for leaf in leaves]
     low, high = (np.concatenate([pair[side] for pair in limits]).astype(np.float32) for side in (0, 1))
@@ -165,7 +165,7 @@ def _categories(space: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def mapped_box(spaces: Spaces, low: Any, high: Any, function: Callable[[Any, Any], Any]) -> Transform:
-    """The transform that maps each observation, by `(xp, observation)`, into a `Box` with these bounds."""
+    """Returns the transform that maps each observation, by `(xp, observation)`, into a `Box` with these bounds."""
     return Transform(
         gymnasium_spaces.Box(low, high, dtype=low.dtype.type),
         spaces.action,

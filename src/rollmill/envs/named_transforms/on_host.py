@@ -54,7 +54,7 @@ class TransformedObject(gymnasium.Wrapper):
         return observation, total, terminated, truncated, info  # pyright: ignore[reportPossiblyUnbound]
 
     def _arrays(self, observation: Any) -> Any:
-        """The observation as arrays of the space's 32-bit dtypes."""
+        """Returns the observation as arrays of the space's 32-bit dtypes."""
         parts = leaves(self._inner_observations, observation)
         arrays = [fitted(part, like.dtype) for part, like in zip(parts, self._kinds, strict=True)]
         for array, like in zip(arrays, self._kinds, strict=True):
@@ -66,7 +66,7 @@ class TransformedObject(gymnasium.Wrapper):
 
 
 def _assembled(space: spaces.Space, arrays: Any) -> Any:
-    """An element of a space from its leaves in order."""
+    """Returns an element of a space from its leaves in order."""
     match space:
         case spaces.Dict():
             return {name: _assembled(part, arrays) for name, part in space.spaces.items()}

@@ -81,7 +81,7 @@ class Accumulators(NamedTuple):
 
 
 def accumulators_of(sums: Sequence[Sum], outputs: Sequence[Node]) -> Accumulators:
-    """The accumulators for the sums of a program's outputs."""
+    """Returns the accumulators for the sums of a program's outputs."""
     offsets, size = [], 0
     for each in sums:
         # In the order of the results. Those that nothing computes take no place in the vector.
@@ -119,7 +119,7 @@ def _add_blocks(tiles: "_Tiles", offset: int, each: Sum, outputs: Sequence[Node]
 
 
 def is_row(side: Side) -> bool:
-    """Whether a side is a row, and not numbers side by side."""
+    """Returns whether a side is a row, and not numbers side by side."""
     return len(side) == 1 and side[0] is not None and side[0].width is not None
 
 
@@ -168,5 +168,5 @@ class _Tiles:
 
 
 def _fits(side: Side, more: Side) -> bool:
-    """Whether numbers fit beside numbers."""
+    """Returns whether numbers fit beside numbers."""
     return not is_row(side) and not is_row(more) and len(side) + len(more) <= MAX_SKINNY

@@ -11,7 +11,7 @@ class KernelArguments:
         self.arrays = list(arrays)
 
     def index_of(self, array: Any) -> int:
-        """The place of an array, which is given from now on."""
+        """Returns the place of an array, which is given from now on."""
         # By identity, for tracers cannot be compared; each array is one pointer of the kernel, however often it is
         # used.
         for number, known in enumerate(self.arrays):

@@ -136,7 +136,7 @@ class Minibatch(NamedTuple):
 
 
 def lower_gradients(graph: Graph) -> GradientStep:
-    """The program of one sample, for the shapes with which a graph starts; nothing is computed.
+    """Returns the program of one sample, for the shapes with which a graph starts; nothing is computed.
 
     Raises:
         CannotFuse: what no kernel can compute, with the line where it stands.
@@ -156,7 +156,7 @@ def gradient_step(
     sample: PyTree[jax.ShapeDtypeStruct],
     sequence: PyTree[jax.ShapeDtypeStruct] = (),
 ) -> GradientStep:
-    """The program of one sample, or of one step of a sequence.
+    """Returns the program of one sample, or of one step of a sequence.
 
     Args:
         graph: what is trained.
@@ -208,7 +208,7 @@ def _ahead(
 
 
 def kernel_gradients(graph: Graph) -> MeanGradients | SequenceGradients:
-    """The graph's gradients, where they are a mean over samples, or over the steps of sequences.
+    """Returns the graph's gradients, where they are a mean over samples, or over the steps of sequences.
 
     Raises:
         CannotFuse: they are none.
@@ -339,7 +339,7 @@ def results_of(
 
 
 def _conditioned_leaves(graph: Graph, batch: PackedBatch, rows: Array, *, reduce: Reduce) -> dict[int, Array]:
-    """The leaves that conditioning a minibatch changes; the others are not even read for it."""
+    """Returns the leaves that conditioning a minibatch changes; the others are not even read for it."""
     by_sequence = graph.loops.cut == "sequences"
     of_steps = lambda leaf: leaf.reshape(graph.loops.num_steps, -1, *leaf.shape[1:])[:, rows].swapaxes(0, 1)
     taken = jax.tree.map(of_steps if by_sequence else lambda leaf: leaf[rows], batch.packed.samples)
@@ -355,7 +355,7 @@ def _conditioned_leaves(graph: Graph, batch: PackedBatch, rows: Array, *, reduce
 def run_gradients_reference(
     step: GradientStep, minibatch: Minibatch, *, precision: Any = None
 ) -> Float[Array, " size"]:
-    """All samples at once, by JAX's own functions; those of sequences step after step, from the last."""
+    """Computes all samples at once, by JAX's own functions; those of sequences step after step, from the last."""
     count, turns, uniforms = minibatch.num_rows, minibatch.turns, minibatch.uniforms
     rows = minibatch.shuffled.rows[minibatch.number]
     computed = [each for each in step.sums if each.is_computed]

@@ -31,7 +31,7 @@ class Leaf(NamedTuple):
     """Its value where no program computes it, for all environments share it."""
 
     def split(self, array: Array) -> list[Array]:
-        """An array `[E, *shape]` as inputs of a program."""
+        """Returns an array `[E, *shape]` as inputs of a program."""
         # Row-major: the places of a leaf follow each other as its numbers, or rows, do.
         tail = () if self.width is None else (self.width,)
         flat = array.reshape(array.shape[0], len(self.places), *tail)
@@ -45,13 +45,13 @@ class Leaf(NamedTuple):
         return numbers.reshape(num_envs, *self.shape)
 
     def repeated(self, uniforms: UniformArrays, *axes: int) -> Array:
-        """An array `[*axes, *shape]` of a leaf that all environments share."""
+        """Returns an array `[*axes, *shape]` of a leaf that all environments share."""
         shared = uniforms.outputs[self.same.number] if isinstance(self.same, PrologueOutput) else self.same
         return jnp.broadcast_to(jnp.asarray(shared, self.dtype), (*axes, *self.shape))
 
 
 def input_leaves(program: Program, structs: PyTree[jax.ShapeDtypeStruct]) -> list[Leaf]:
-    """The leaves that a program's first inputs belong to."""
+    """Returns the leaves that a program's first inputs belong to."""
     leaves, first = [], 0
     for struct in jax.tree.leaves(structs):
         size = math.prod(struct.shape)
@@ -63,7 +63,7 @@ def input_leaves(program: Program, structs: PyTree[jax.ShapeDtypeStruct]) -> lis
 
 
 def output_leaves(lowered: LoweredFunction) -> list[list[Leaf]]:
-    """The leaves of each output of a function."""
+    """Returns the leaves of each output of a function."""
     first, parts = 0, []
     for part in lowered.outputs:
         parts.append(leaves_of_outputs(part, first))
@@ -72,7 +72,7 @@ def output_leaves(lowered: LoweredFunction) -> list[list[Leaf]]:
 
 
 def leaves_of_outputs(part: PyTree[Output], first: int = 0) -> list[Leaf]:
-    """The leaves of results; `first` is the place of their first node among a program's outputs."""
+    """Returns the leaves of results; `first` is the place of their first node among a program's outputs."""
     leaves = []
     for value in jax.tree.leaves(part, is_leaf=is_output):
         leaves.append(output_leaf(value, first))
@@ -81,7 +81,7 @@ def leaves_of_outputs(part: PyTree[Output], first: int = 0) -> list[Leaf]:
 
 
 def output_leaf(value: Output, first: int) -> Leaf:
-    """The leaf of a result whose first node is this one of a program's outputs."""
+    """Returns the leaf of a result whose first node is this one of a program's outputs."""
     if isinstance(value, Const | PrologueOutput):
         return Leaf(value.shape, value.dtype, (), None, value.array if isinstance(value, Const) else value)
     assert isinstance(value, RowArray | ScalarArray), value
@@ -93,12 +93,12 @@ def output_leaf(value: Output, first: int) -> Leaf:
 
 
 def to_raw(tree: PyTree) -> list[Any]:
-    """The leaves of a tree of arrays or of shapes, typed keys as their data."""
+    """Returns the leaves of a tree of arrays or of shapes, typed keys as their data."""
     return [_raw(leaf) if _is_key(leaf) else leaf for leaf in jax.tree.leaves(tree)]
 
 
 def from_raw(like: PyTree, leaves: Sequence[Array]) -> PyTree:
-    """A tree again, in the structure of `like`."""
+    """Returns a tree again, in the structure of `like`."""
     known, structure = jax.tree.flatten(like)
     pairs = zip(known, leaves, strict=True)
     whole = [jax.random.wrap_key_data(raw) if _is_key(leaf) else raw for leaf, raw in pairs]

@@ -43,7 +43,7 @@ class FissionPlan(NamedTuple):
 
 
 def plan_sample_loops(kept: Accumulators, program: Program, carried: Mapping[int, Node] = NOTHING) -> FissionPlan:
-    """The loops over the samples that these sums need, and no more.
+    """Returns the loops over the samples that these sums need, and no more.
 
     `carried` has the node that becomes an input in the next turn, by the place of that input.
     """
@@ -71,7 +71,7 @@ def plan_sample_loops(kept: Accumulators, program: Program, carried: Mapping[int
 
 
 def _products(program: Program, carried: Sequence[Node]) -> dict[Node, int]:
-    """The rows, and carried inputs, that each node is computed from, one bit for each of them."""
+    """Returns the rows, and carried inputs, that each node is computed from, one bit for each of them."""
     rows: dict[Node, int] = {}
     count = 0
     first = set(carried)
@@ -107,12 +107,12 @@ def _joined(parts: Sequence[int], bits: int) -> list[int]:
 
 
 def _part(parts: Sequence[int], bits: int) -> int:
-    """The number of the part that these rows belong to; what needs none belongs to the first."""
+    """Returns the number of the part that these rows belong to; what needs none belongs to the first."""
     return next((n for n, part in enumerate(parts) if part & bits), 0)
 
 
 def _terms(term: Term, parts: Sequence[int], depends: dict[Node, int]) -> list[Term]:
-    """A number as a sum of numbers that each belong to one part, as far as it is a sum."""
+    """Returns a number as a sum of numbers that each belong to one part, as far as it is a sum."""
     factor, node = term
     # It belongs to one part already, or to none; taken apart, it would only be more terms.
     if sum(1 for part in parts if part & depends[node]) < 2:

@@ -59,7 +59,7 @@ def fused_minibatch_loop(
 def example_minibatch(
     graph: Graph, step: GradientStep, learner: Learner, batch: Batch, rows: UInt32[Array, "M N"]
 ) -> Minibatch:
-    """The first minibatch of an epoch, as the loop hands it to a kernel."""
+    """Returns the first minibatch of an epoch, as the loop hands it to a kernel."""
     packed, carried = pack_batch(batch), _carried(graph)
     shuffled = jax.tree.map(lambda leaf: leaf[0], shuffle_samples(graph, packed, rows[None], identity))
     learner, vector = carried.learner(carried.begin(learner))

@@ -94,7 +94,7 @@ class RolloutStep:
 
 
 def lower_rollout(graph: Graph) -> RolloutStep:
-    """The program of one step, for the shapes with which a graph starts; nothing is computed.
+    """Returns the program of one step, for the shapes with which a graph starts; nothing is computed.
 
     Raises:
         CannotFuse: what no kernel can compute, with the line where it stands.
@@ -106,7 +106,7 @@ def lower_rollout(graph: Graph) -> RolloutStep:
 
 
 def rollout_step(graph: Graph, weights: PyTree[Any], collector: PyTree[jax.ShapeDtypeStruct]) -> RolloutStep:
-    """The program of one step.
+    """Returns the program of one step.
 
     Args:
         graph: what is trained.
@@ -152,7 +152,7 @@ def _under_invariants(labels: ValueClasses, step: TracedFunction) -> LoweredFunc
 
 
 def pressure_of_rollout(graph: Graph) -> Pressure:
-    """The size of a step of policy and environment, where they can be one kernel; nothing is compiled.
+    """Returns the size of a step of policy and environment, where they can be one kernel; nothing is compiled.
 
     Raises:
         CannotFuse: if they cannot, with the line where it stands.
@@ -169,7 +169,7 @@ def _step_raw(graph: Graph, like: PyTree, weights: Weights, raw: list[Array], ke
 def _appraised_step(
     graph: Graph, weights: Weights, now: Collector, key: Key, t: Int[Array, ""]
 ) -> tuple[Collector, Step]:
-    """A step with all that is cheaper to compute here than of the whole trajectory."""
+    """Returns a step with all that is cheaper to compute here than of the whole trajectory."""
     after, step = step_one(graph, weights, now, key, t)
     return after, step if graph.appraise is None else graph.appraise(weights, step)
 
@@ -223,7 +223,7 @@ def run_reference(
 
 
 def written_leaves(step: RolloutStep) -> list[Leaf]:
-    """The collector's leaves that a rollout changes."""
+    """Returns the collector's leaves that a rollout changes."""
     return [leaf for leaf, changes in zip(step.after, step.changed, strict=True) if changes]
 
 

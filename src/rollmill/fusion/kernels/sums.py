@@ -93,7 +93,7 @@ def _side_by_side(value: Any, first: int) -> tuple[Leaf, ...]:
 def mean_of(
     each: Sum, outputs: Sequence[Array], uniforms: UniformArrays, num_samples: int, precision: Any
 ) -> Array:
-    """The mean over samples, from a program's outputs for all of them: the reference for kernels."""
+    """Returns the mean over samples, from a program's outputs for all of them: the reference for kernels."""
     if not each.is_computed:
         return each.leaves[0].repeated(uniforms)
 

@@ -15,7 +15,7 @@ class Vector(NamedTuple):
     """Cut out of `numbers`."""
 
     def offset_of(self, array: Any) -> int | None:
-        """The offset of a leaf in the vector; None for an array that is no leaf."""
+        """Returns the offset of a leaf in the vector; None for an array that is no leaf."""
         first = 0
         for leaf in self.leaves:
             # By identity: a prologue hands on an argument that it does not change as the same object.
@@ -26,12 +26,12 @@ class Vector(NamedTuple):
 
 
 def as_vector(tree: PyTree[Array]) -> Float[Array, " size"]:
-    """The numbers of a tree's leaves."""
+    """Returns the numbers of a tree's leaves."""
     return jnp.concatenate([leaf.reshape(-1) for leaf in jax.tree.leaves(tree)])
 
 
 def cut(numbers: Float[Array, " size"], like: PyTree[jax.ShapeDtypeStruct]) -> tuple[PyTree[Array], Vector]:
-    """The tree whose leaves are in a vector, and those leaves."""
+    """Returns the tree whose leaves are in a vector, and those leaves."""
     leaves, first = [], 0
     for leaf in jax.tree.leaves(like):
         leaves.append(numbers[first : first + leaf.size].reshape(leaf.shape))
@@ -40,6 +40,6 @@ def cut(numbers: Float[Array, " size"], like: PyTree[jax.ShapeDtypeStruct]) -> t
 
 
 def can_be_vector(tree: PyTree[Any]) -> bool:
-    """Whether all leaves are of float32."""
+    """Returns whether all leaves are of float32."""
     leaves = jax.tree.leaves(tree)
     return bool(leaves) and all(leaf.dtype == jnp.float32 for leaf in leaves)

@@ -163,7 +163,7 @@ class _SampleLoads:
         self._rows = [emit.builder.add(rows, further) for rows in self._rows]
 
     def read(self, leaf: Leaf, source: SampleSource) -> list[BlockValue]:
-        """The numbers, or rows, of a leaf."""
+        """Returns the numbers, or rows, of a leaf."""
         if leaf.width is None:
             return [self._numbers(leaf, source, n) for n in range(len(leaf.places))]
         return [self._row(leaf, source, n * leaf.width) for n in range(len(leaf.places))]
@@ -180,7 +180,7 @@ class _SampleLoads:
         return [emit.builder.bitcast(x, emit.vector(leaf.dtype)) for x in numbers] if source.in_words else numbers
 
     def _row(self, leaf: Leaf, source: SampleSource, first: int) -> Placed:
-        """A row of each sample, copied one by one."""
+        """Returns a row of each sample, copied one by one."""
         emit, rows = self._writer.emit, self._writer.new_rows(leaf.width or 0, leaf.dtype)
         kind = memory_type(leaf.dtype)
         with emit.loop(self._writer.block) as sample:

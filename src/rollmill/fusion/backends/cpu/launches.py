@@ -76,7 +76,7 @@ def run_rollout_code(
     *,
     launch: CodeLaunch,
 ) -> tuple[list[Array], list[Array]]:
-    """Returns all steps as machine code on the CPU."""
+    """Computes all steps by machine code on the CPU."""
     from rollmill.fusion.backends.cpu.ffi import call
 
     kernel = _rollout_code(launch, step, uniforms, carried, keys, num_steps)
@@ -84,7 +84,7 @@ def run_rollout_code(
 
 
 def run_gradient_code(step: GradientStep, minibatch: Minibatch, *, launch: CodeLaunch) -> Array:
-    """Returns all samples as machine code on the CPU, and the sum over its parts, always in the same order."""
+    """Computes all samples by machine code on the CPU, and the sum over its parts, always in the same order."""
     from rollmill.fusion.backends.cpu.ffi import call
 
     sums = [

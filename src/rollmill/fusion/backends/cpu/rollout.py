@@ -68,13 +68,13 @@ def rollout_code(
 
 
 def _standing(writer: CodeWriter, nodes: Sequence[Node], held: Mapping[int, BlockValue]) -> list[BlockValue]:
-    """The values of a step's inputs; some are known, or another input again."""
+    """Returns the values of a step's inputs; some are known, or another input again."""
     known = lambda node: [writer.emit.constant(node.value, node.dtype)] * writer.groups
     return [known(node) if node.op == "constant" else held[node.attributes[0]] for node in nodes]
 
 
 def _first_of(emit: Emitter, number: Value, num_envs: int, block: int) -> Value:
-    """The first environment of a block; the last block begins earlier where they are no multiple of it.
+    """Returns the first environment of a block; the last block begins earlier where they are no multiple of it.
 
     Some environments are then computed twice, with the same results.
     """

@@ -38,7 +38,7 @@ class GradientLaunch(NamedTuple):
 def run_gradients_kernel(
     step: GradientStep, minibatch: Minibatch, *, launch: GradientLaunch, numerics: Numerics, lanes: int = 1
 ) -> Float[Array, " size"]:
-    """All samples in one kernel on a GPU, and the sum over its parts, always in the same order.
+    """Computes all samples in one kernel on a GPU, and the sum over its parts, always in the same order.
 
     Inside `jax.vmap` if there are several `lanes`.
     """
@@ -50,7 +50,7 @@ def run_gradients_kernel(
 def gradient_kernel(
     step: GradientStep, minibatch: Minibatch, *, launch: GradientLaunch, numerics: Numerics
 ) -> tuple[Kernel, list[Any]]:
-    """The kernel of a minibatch, and the arrays that it takes."""
+    """Returns the kernel of a minibatch, and the arrays that it takes."""
     packed, num_rows, turns = minibatch.packed, minibatch.num_rows, minibatch.turns
     conditioned = minibatch.shuffled.conditioned
     given = KernelArguments()
@@ -79,12 +79,12 @@ def gradient_kernel(
 
 
 def _pointer(given: KernelArguments, array: Any) -> str:
-    """The name of the pointer to an array."""
+    """Returns the name of the pointer to an array."""
     return f"given{given.index_of(array)}"
 
 
 def _slot(given: KernelArguments, array: Any, vector: Vector | None) -> str:
-    """The pointer to a uniform array; weights are read from their vector."""
+    """Returns the pointer to a uniform array; weights are read from their vector."""
     offset = None if vector is None else vector.offset_of(array)
     if vector is None or offset is None:
         return _pointer(given, array)
@@ -103,7 +103,7 @@ def gradient_source(
     whole_blocks: bool,
     numerics: Numerics,
 ) -> str:
-    """The function `kernel` of a minibatch's gradients.
+    """Returns the function `kernel` of a minibatch's gradients.
 
     Its arguments are pointers to the packed table, to the rows of all minibatches `[M, N]`, to the number of this
     one, `pointers`, then to the sums of each program `[PROGRAMS, SIZE]`; and `N` samples, or sequences of `T`
@@ -212,7 +212,7 @@ def _carried_name(prefix: str, place: int) -> str:
 
 
 def _inputs(task: _Common, program: Program, samples: SamplePrefetch, prefix: str) -> list[str]:
-    """The names of the inputs that a loop needs; the others are not read."""
+    """Returns the names of the inputs that a loop needs; the others are not read."""
     needed = {node for node in program.nodes() if node.op == "input"}
     names = [""] * len(program.inputs)
     for leaf in task.step.carried:

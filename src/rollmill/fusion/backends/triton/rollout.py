@@ -48,7 +48,7 @@ def run_kernel(
     numerics: Numerics,
     lanes: int = 1,
 ) -> tuple[list[Array], list[Array]]:
-    """All steps in one kernel on a GPU; inside `jax.vmap` if there are several `lanes`."""
+    """Computes all steps in one kernel on a GPU; inside `jax.vmap` if there are several `lanes`."""
     kernel, arrays = rollout_kernel(step, uniforms, carried, keys, num_steps, launch=launch, numerics=numerics)
     found = (call if lanes == 1 else call_in_lanes)(kernel, arrays)
     return unpack(step, uniforms, found, carried, num_steps)
@@ -64,7 +64,7 @@ def rollout_kernel(
     launch: Launch,
     numerics: Numerics,
 ) -> tuple[Kernel, list[Any]]:
-    """The kernel of a rollout, and the arrays that it takes."""
+    """Returns the kernel of a rollout, and the arrays that it takes."""
     num_envs = keys.shape[0]
     source = rollout_source(step, num_steps, num_envs, launch.block, numerics)
     struct = lambda leaf, *axes: jax.ShapeDtypeStruct((*axes, *leaf.shape), leaf.dtype)
@@ -89,7 +89,7 @@ def rollout_kernel(
 
 @lru_cache(maxsize=64)  # launches that differ in warps share it, and so does the program that is compiled at last
 def rollout_source(step: RolloutStep, num_steps: int, num_envs: int, block: int, numerics: Numerics) -> str:
-    """The function `kernel` of a rollout; its arguments are pointers, and `N`, `T` and `BLOCK`.
+    """Returns the function `kernel` of a rollout; its arguments are pointers, and `N`, `T` and `BLOCK`.
 
     Pointers: the collector's leaves, the keys, uniform arrays; then leaves after the rollout that have changed,
     and the leaves of the trajectory.
