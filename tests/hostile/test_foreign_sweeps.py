@@ -12,8 +12,7 @@ from rollmill.core.imports import ONLY, ImportRefused, import_named, only_import
 from rollmill.gpus.machine_parts import MachinePart
 from rollmill.sweeps.directory import SweepDirectory
 from rollmill.sweeps.trial_processes import start_trials
-from rollmill.training.named_code import named_by
-from rollmill.training.request import TrainingRequest, resolve
+from rollmill.training.request import TrainingRequest, named_by, resolve
 
 SETTINGS = {"num_envs": 8, "total_timesteps": 512, "num_steps": 32}
 

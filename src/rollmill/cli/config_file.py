@@ -21,8 +21,7 @@ from rollmill.record.run_directory import RunDirectory
 from rollmill.runs.earlier_versions import with_added
 from rollmill.runs.options import RunOptions
 from rollmill.runs.trust import CLUSTER, trusted_modules
-from rollmill.training.named_code import named_by
-from rollmill.training.request import TrainingRequest
+from rollmill.training.request import TrainingRequest, named_by
 
 OPTION = "--config"
 MAX_BYTES = 2**20

@@ -21,13 +21,14 @@ from rollmill.sweeps.halving import HalvingRule, default_grace_steps
 from rollmill.sweeps.proposals import SAMPLERS, check_sampler
 from rollmill.sweeps.search_space import Axis, combinations, listed_axis, points
 from rollmill.sweeps.spec import SweepSpec, Trial
-from rollmill.training.named_code import NamedCode, named_by
 from rollmill.training.request import (
     NETWORK,
     OF_ENVIRONMENT,
+    NamedCode,
     ResolvedRequest,
     TrainingRequest,
     coerced_setting,
+    named_by,
     seeds_of,
     setting_from_text,
     setting_name,

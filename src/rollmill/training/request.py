@@ -4,7 +4,7 @@ The command line parses its words into a `TrainingRequest`, a sweep and a search
 and processes receive it as JSON. Nothing is imported or built before it is resolved.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from typing import Any, NamedTuple
@@ -24,6 +24,7 @@ from rollmill.record.json_files import plain
 from rollmill.runs.algorithms import ALGORITHMS, find_algorithm
 from rollmill.runs.options import RunOptions
 from rollmill.runs.specification import build_graph, import_modules
+from rollmill.runs.trust import cluster_name
 from rollmill.training.evaluations import unwatched
 from rollmill.training.placing import prepare_devices
 from rollmill.training.training import PreparedTraining, Run, prepare_training, train
@@ -291,3 +292,25 @@ def _with_num_envs(config: Any, num_envs: int) -> Any:
     if not is_dataclass(config) or "num_envs" not in {each.name for each in fields(config)}:
         raise UsageError("the hyperparameters of this algorithm have no num_envs, so that its batch cannot grow.")
     return replace(config, num_envs=num_envs)  # pyright: ignore[reportArgumentType]
+
+
+class NamedCode(NamedTuple):
+    """The modules and clusters that requests name."""
+
+    modules: frozenset[str]
+    """Modules to import, of distribution policies and of environments."""
+    clusters: frozenset[str]
+    """Clusters, as names that are trusted."""
+
+
+def named_by(requests: Iterable[TrainingRequest]) -> NamedCode:
+    """Returns the code that requests name."""
+    modules, clusters = set[str](), set[str]()
+    for request in requests:
+        modules |= {*request.imports, request.environment.partition(":")[2].rpartition(":")[0]}
+        policy, cluster = (request.settings.get(name) for name in ("distribution", "cluster"))
+        if isinstance(policy, str) and ":" in policy:
+            modules.add(policy.partition(":")[0])
+        if isinstance(cluster, str) and ":" in cluster:
+            clusters.add(cluster_name(cluster))
+    return NamedCode(frozenset(modules - {""}), frozenset(clusters))
