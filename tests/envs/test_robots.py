@@ -8,7 +8,7 @@ import pytest
 
 import rollmill
 from rollmill.core.errors import UsageError
-from rollmill.envs.robots import ant
+from rollmill.envs.robots import ant, cartpole
 
 
 def test_unknown_robots_and_options_are_refused():
@@ -42,6 +42,28 @@ def test_rewards_by_hand():
     before, after = jnp.zeros(15), jnp.zeros(15).at[0].set(0.05).at[1].set(0.3)
     closer = (1000 - np.hypot(999.95, 0.3)) * 60
     assert float(ant._progress(before, after, params)) == pytest.approx(closer, rel=1e-4)
+
+
+def test_the_cart_moves_as_in_mujoco():
+    env = rollmill.make("robots:Cartpole", max_steps=1000)
+    compiled = mujoco.MjModel.from_xml_string(cartpole.MODEL)
+    data, random = mujoco.MjData(compiled), np.random.default_rng(0)
+    step = jax.jit(env.step)
+    first, state = env.reset(jax.random.key(3), env.params)
+    data.qpos[:], data.qvel[:] = np.asarray(first)[[0, 2]], np.asarray(first)[[1, 3]]
+    ended = False
+    while not ended:
+        action = random.uniform(-0.05, 0.05, 1).astype(np.float32)
+        timestep = step(jax.random.key(0), state, jnp.asarray(action), env.params)
+        data.ctrl[:] = action
+        mujoco.mj_step(compiled, data, nstep=2)
+        (x, angle), (speed, rate) = data.qpos, data.qvel
+        np.testing.assert_allclose(timestep.observation, [x, speed, angle, rate], rtol=1e-3, atol=1e-3)
+        ended = abs(x) > 3 or abs(angle) > np.pi / 2
+        expected = -2 if ended else 1 - angle**2 - 0.01 * abs(speed) - 0.005 * abs(rate)
+        assert float(timestep.reward) == pytest.approx(expected, abs=2e-3)
+        assert bool(timestep.terminated) == ended and not bool(timestep.truncated)
+        state = timestep.state
 
 
 @pytest.mark.slow

@@ -1,9 +1,12 @@
 """Physics by value against C MuJoCo, from the states that it is in."""
 
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import mujoco
 import numpy as np
 import pytest
@@ -71,9 +74,6 @@ def test_energy_and_momentum_of_a_free_tree():
 
 
 def _drift(text: str) -> tuple[float, float]:
-    import jax
-    import jax.numpy as jnp
-
     compiled = mujoco.MjModel.from_xml_string(text)
     model = physics.load(compiled)
     rates = np.array([0.3, -0.2, 0.5, 1.0, 2.0, -0.5, 1.5])
@@ -91,6 +91,30 @@ def _drift(text: str) -> tuple[float, float]:
         values.append((data.energy[1], np.concatenate([data.subtree_linvel[0], data.subtree_angmom[0]])))
     (energy0, moment0), (energy1, moment1) = values
     return abs(energy1 / energy0 - 1), float(np.abs(moment1 - moment0).max() / np.abs(moment0).max())
+
+
+def test_parameters_may_differ_between_copies():
+    text = """<mujoco><option timestep="0.01"/><worldbody><body><joint axis="0 1 0" damping="0.3" armature="0.1"/>
+      <geom type="capsule" fromto="0 0 0 0.5 0 0.1" size="0.1"/></body></worldbody></mujoco>"""
+    compiled = mujoco.MjModel.from_xml_string(text)
+    model = physics.load(compiled)
+    factors = jnp.array([1.0, 2.0])
+
+    def speed(factor: jax.Array) -> jax.Array:
+        params = dataclasses.replace(
+            model.params, mass=model.params.mass * factor, inertia=model.params.inertia * factor
+        )
+        return physics.step(
+            physics.Model(model.structure, params), physics.initial_state(model), jnp.zeros(0)
+        ).velocities
+
+    ours, data = jax.vmap(speed)(factors), mujoco.MjData(compiled)
+    for mine in np.asarray(ours):
+        mujoco.mj_resetData(compiled, data)
+        mujoco.mj_step(compiled, data)
+        np.testing.assert_allclose(mine, data.qvel, rtol=1e-5)
+        compiled.body_mass[:] *= 2
+        compiled.body_inertia[:] *= 2
 
 
 BOX = '<body><freejoint/><geom name="{}" type="{}" size="1 1 1"/></body>'

@@ -7,7 +7,7 @@ from rollmill.core.errors import unknown_name
 from rollmill.core.types import Environment
 from rollmill.envs.options import keyword_names, unknown_option
 
-TASKS = {"Ant": "ant:ant"}
+TASKS = {"Ant": "ant:ant", "Cartpole": "cartpole:cartpole"}
 """`module:function` of the tasks, which are imported at their first use."""
 
 

@@ -1,0 +1,110 @@
+"""robots:Cartpole: a pole that is balanced on a cart by a continuous force.
+
+Observation, reward, reset and end are those of Isaac Gym's Cartpole (Makoviychuk et al., "Isaac Gym: High
+Performance GPU-Based Physics Simulation For Robot Learning", 2021; IsaacGymEnvs). The physics are MuJoCo's instead
+of PhysX's. The ends of the rail, at 4 m, are left out, because an episode ends at 3 m.
+"""
+
+import math
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from gymnasium import spaces
+from jaxtyping import Array, Float
+
+from rollmill import physics
+from rollmill.core.types import Environment, Key, Timestep
+from rollmill.envs.physics import Scalar
+from rollmill.envs.robots.substeps import advance, in_float32, uniform
+from rollmill.envs.transforms import time_limit
+
+SUBSTEPS = 2
+TIME_STEP = 1 / 60
+
+MODEL = f"""
+<mujoco model="cartpole">
+  <option timestep="{TIME_STEP / SUBSTEPS}" integrator="implicitfast"/>
+  <default><geom type="box" contype="0" conaffinity="0"/></default>
+  <worldbody>
+    <body name="cart" pos="0 0 2">
+      <joint name="slider" type="slide" axis="0 1 0"/>
+      <geom size="0.1 0.125 0.1" mass="1"/>
+      <body name="pole">
+        <joint name="hinge" axis="1 0 0"/>
+        <geom size="0.02 0.03 0.5" pos="0 0 0.47" mass="1"/>
+      </body>
+    </body>
+  </worldbody>
+  <actuator><motor joint="slider" gear="400" ctrlrange="-1 1"/></actuator>
+</mujoco>"""
+"""The cart on its rail, and the pole, of 1 kg each."""
+
+
+class CartpoleParams(eqx.Module):
+    """Numbers of the robot and of the task; every leaf may hold one value for each environment."""
+
+    robot: physics.Params
+    position_limit: Scalar = 3.0
+    angle_limit: Scalar = math.pi / 2
+    """Bounds (m, rad) beyond which an episode ends."""
+    outside: Scalar = -2.0
+    """Reward of the step that leaves them."""
+    reset_position: Scalar = 0.1
+    reset_speed: Scalar = 0.25
+    """Bounds of the first coordinates (m, rad) and of their rates (m/s, rad/s)."""
+
+
+def cartpole(*, max_steps: int = 500) -> Environment:
+    """A pole balanced on a cart, 1 continuous action (Isaac Gym's Cartpole).
+
+    Args:
+        max_steps: time limit of an episode, in steps of 1/60 s.
+    """
+    model = physics.load(MODEL)
+    task = _Cartpole(model.structure)
+    env = Environment(
+        name="robots:Cartpole",
+        reset=task.reset,
+        step=task.step,
+        observation_space=spaces.Box(-np.inf, np.inf, (4,), np.float32),
+        action_space=spaces.Box(-1.0, 1.0, (1,), np.float32),
+        params=CartpoleParams(in_float32(model.params)),
+    )
+    return time_limit(env, max_steps)
+
+
+class _Cartpole:
+    """The functions of the task, for the structure of its robot."""
+
+    def __init__(self, structure: physics.Structure):
+        self.structure = structure
+
+    def reset(self, key: Key, params: CartpoleParams) -> tuple[Float[Array, "4"], physics.State]:
+        """Starts near upright and centre; the observation is position and speed, angle and its rate."""
+        for_positions, for_rates = jax.random.split(key)
+        positions = uniform(for_positions, 2, params.reset_position)
+        state = physics.State(positions, uniform(for_rates, 2, params.reset_speed), jnp.zeros(2), jnp.zeros(0))
+        return _observe(state), state
+
+    def step(self, key: Key, state: physics.State, action: Float[Array, "1"], params: CartpoleParams) -> Timestep:
+        """Advances the physics twice; terminates if cart or pole leave their bounds."""
+        moved = advance(physics.Model(self.structure, params.robot), state, jnp.clip(action, -1.0, 1.0), SUBSTEPS)
+        observation = _observe(moved)
+        position, speed, angle, rate = observation
+        outside = (jnp.abs(position) > params.position_limit) | (jnp.abs(angle) > params.angle_limit)
+        inside = 1.0 - angle * angle - 0.01 * jnp.abs(speed) - 0.005 * jnp.abs(rate)
+        return Timestep(
+            observation=observation,
+            state=moved,
+            reward=jnp.where(outside, params.outside, inside),
+            terminated=outside,
+            truncated=jnp.zeros((), bool),
+            info={},
+        )
+
+
+def _observe(state: physics.State) -> Float[Array, "4"]:
+    positions, rates = state.positions, state.velocities
+    return jnp.stack([positions[0], rates[0], positions[1], rates[1]])
