@@ -1,6 +1,7 @@
 """Files of the cache.
 
-`kernels/` holds the source of kernels, `launches/` the fastest launches, `means/` the fastest ways to take means.
+`kernels/` holds the source of kernels, `code/` machine code for CPUs, `launches/` the fastest launches, and
+`means/` the fastest ways to take means.
 """
 
 import contextlib
@@ -17,6 +18,7 @@ from rollmill.core.installation import cache_root, folder_in_cache
 from rollmill.core.json_data import parse_json
 
 MAX_BYTES = 2**20
+MAX_CODE_BYTES = 2**26
 
 T = TypeVar("T")
 
@@ -39,6 +41,26 @@ def read_cached(file: Path, read: Callable[[Any], T]) -> T | None:
         with contextlib.suppress(OSError, CheckpointError):
             folder.remove(file.name)
         return None
+
+
+def stored_code(known: Sequence[object], compile: Callable[[], bytes], *, packages: Sequence[str]) -> bytes:
+    """Returns machine code that depends on these values and packages: that which is stored, or else compiled."""
+    file = cached_file("code", known, packages=packages)
+    folder, name = folder_in_cache(file), file.stem
+    with contextlib.suppress(OSError, CheckpointError):
+        digest, _, code = folder.read(name, limit=MAX_CODE_BYTES).partition(b"\n")
+        if digest == _digest(code):
+            return code
+    code = compile()
+    with contextlib.suppress(OSError, CheckpointError):  # where nothing can be kept, it is compiled again
+        folder.make()
+        with folder.replacing(name, shared=True) as whole:
+            whole.write(_digest(code) + b"\n" + code)
+    return code
+
+
+def _digest(code: bytes) -> bytes:
+    return hashlib.sha256(code).hexdigest().encode()
 
 
 def write_once(file: Path, text: str) -> None:

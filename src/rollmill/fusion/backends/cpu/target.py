@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from rollmill.core.errors import CannotFuse
 from rollmill.core.installation import install_command
 from rollmill.core.machine import usable_cores
+from rollmill.fusion.cache import stored_code
 
 
 class Processor(NamedTuple):
@@ -48,17 +49,25 @@ def function_address(module: str, name: str, *, written_out: bool = False) -> in
     """Returns the address of a function of a module in LLVM's language, compiled for this processor.
 
     Modules are compiled one at a time: LLVM's binding has one context for all threads. Loops that are
-    `written_out` remain as they are, which takes a third of the time to compile.
+    `written_out` remain as they are, which takes a third of the time to compile. The code is stored, and found by
+    the module and the processor.
     """
-    binding = _binding()
-    parsed = binding.parse_assembly(module)
-    parsed.verify()
-    machine = _machine()
-    _optimise(parsed, machine, written_out)
-    engine = binding.create_mcjit_compiler(parsed, machine)
+    binding, own = _binding(), processor()
+    known = [module, written_out, own.name, own.features, binding.llvm_version_info]
+    code = stored_code(known, lambda: _compiled(module, written_out), packages=["llvmlite"])
+    engine = binding.create_mcjit_compiler(binding.parse_assembly(""), _machine())
+    engine.add_object_file(binding.ObjectFileRef.from_data(code))
     engine.finalize_object()
     _engines.append(engine)
     return engine.get_function_address(name)
+
+
+def _compiled(module: str, written_out: bool) -> bytes:
+    """Returns the object file of a module."""
+    parsed, machine = _binding().parse_assembly(module), _machine()
+    parsed.verify()
+    _optimise(parsed, machine, written_out)
+    return machine.emit_object(parsed)
 
 
 def _optimise(module: Any, machine: Any, written_out: bool) -> None:
