@@ -66,13 +66,13 @@ def test_triton_kernels_of_all_launches_are_made_from_one_lowering(lowered, tmp_
     monkeypatch.setenv("ROLLMILL_CACHE_DIR", str(tmp_path))
     graph, backend = training(), triton_kernels("tf32")._replace(device=lambda device: "a GPU")
     nothing_ahead = lambda *_: contextlib.nullcontext(lambda: None)
-    sizes = lambda size, device: [(4, 64, 4), (4, 32, 2)]
+    sizes = lambda size, device, **_: [(4, 64, 4), (4, 32, 2)]
     backend = backend._replace(
         rollouts=backend.rollouts._replace(compile_ahead=nothing_ahead),
         gradients=backend.gradients._replace(launches=sizes, compile_ahead=nothing_ahead),
     )
     with tuning.Tuner(jax.devices()[0]) as tuner:
-        chooser = choosing._Chooser(graph, "full", backend, 1, KernelPlace(jax.devices()[0], 1), None, tuner)
+        chooser = choosing._Chooser(graph, "full", backend, 1, KernelPlace(jax.devices()[0], 1), None, tuner, 1)
         plain = plain_kernels(1)
         ways = [
             chooser.implementation("rollouts", plain.rollouts),
