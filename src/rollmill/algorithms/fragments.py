@@ -122,7 +122,7 @@ def environment_functions(
     env = record_episodes(auto_reset(env))
     env = env if gamma is None else record_discounted_returns(env, gamma)
     given_of = partial(_params_of, own, own if params is None else params, num_envs)
-    jax.eval_shape(given_of, jnp.int32(0))  # raises for params of a wrong structure or shape
+    jax.eval_shape(given_of, jax.ShapeDtypeStruct((), jnp.int32))  # raises for params of a wrong shape
     name, held = env.name, _Held.of(inputs, planned_steps)
 
     def params_of(index, *kept):

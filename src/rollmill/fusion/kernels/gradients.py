@@ -144,7 +144,7 @@ def lower_gradients(graph: Graph) -> GradientStep:
     kernel_gradients(graph)  # refuses what has no batch
     index = jax.ShapeDtypeStruct((graph.loops.num_envs,), jnp.int32)
     begin = lambda key, index: first_batch(graph, start(graph, key, index))
-    learner, batch = jax.eval_shape(begin, jax.random.key(0), index)
+    learner, batch = jax.eval_shape(begin, jax.eval_shape(jax.random.key, 0), index)
     return gradient_step(
         graph, learner, each_struct(jax.eval_shape(flat_samples, batch)), each_struct(batch.sequences)
     )

@@ -106,7 +106,7 @@ class _OneVector(_Carried):
 
 
 def _network_shapes(graph: Graph) -> PyTree[jax.ShapeDtypeStruct]:
-    learner = jax.eval_shape(graph.start_learner, jax.random.key(0))
+    learner = jax.eval_shape(graph.start_learner, jax.eval_shape(jax.random.key, 0))
     return jax.eval_shape(kernel_gradients(graph).network, learner)
 
 

@@ -101,7 +101,8 @@ def lower_rollout(graph: Graph) -> RolloutStep:
     """
     if isinstance(graph.policy, UnfusedPolicy):
         raise CannotFuse(graph.policy.reason)
-    state = jax.eval_shape(partial(start, graph), jax.random.key(0), jax.ShapeDtypeStruct((1,), jnp.int32))
+    key, indices = jax.eval_shape(jax.random.key, 0), jax.ShapeDtypeStruct((1,), jnp.int32)
+    state = jax.eval_shape(partial(start, graph), key, indices)
     return rollout_step(graph, jax.eval_shape(graph.weights, state.learner), each_struct(state.collector))
 
 
@@ -124,7 +125,8 @@ def rollout_step(graph: Graph, weights: PyTree[Any], collector: PyTree[jax.Shape
     leaves = input_leaves(lowered.program, [to_raw(collector), key])
     count = len(jax.tree.leaves(collector))
     after, step = output_leaves(lowered)
-    shapes = jax.eval_shape(partial(_appraised_step, graph), weights, collector, jax.random.key(0), t)[1]
+    key = jax.eval_shape(jax.random.key, 0)
+    shapes = jax.eval_shape(partial(_appraised_step, graph), weights, collector, key, t)[1]
     return RolloutStep(lowered, leaves[:count], leaves[count:], after, step, shapes)
 
 

@@ -30,6 +30,23 @@ from rollmill.fusion.lower.values import (
 TYPES = ("bool", "int8", "int16", "int32", "uint8", "uint16", "uint32", "float16", "bfloat16", "float32")
 """Types of the numbers in a kernel."""
 
+EXACT_TYPES = set(map(np.dtype, ("bool", "int32", "uint32", "float32")))
+EXACT = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "neg": np.negative,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+}
+"""NumPy's functions that compute the same as primitives of JAX, in every bit."""
+
 MAX_NODES = 100_000
 """Operations of a program, with those that turn out not to be needed."""
 
@@ -164,9 +181,40 @@ def _is_moved(name: str, values: Sequence[Value]) -> bool:
     return all(map(shapes.is_moved_here, values))
 
 
+def _by_numpy(equation: core.JaxprEqn, arrays: Sequence[Any]) -> np.ndarray | None:
+    """Returns the result of an equation of known numbers by NumPy, where it is certainly XLA's; otherwise None.
+
+    XLA would compile a program for each kind of operands.
+    """
+    avals: list[Any] = [var.aval for var in equation.outvars]
+    (result, *others), name = avals, equation.primitive.name
+    dtypes = [np.dtype(result.dtype), *(getattr(array, "dtype", None) for array in arrays)]
+    if others or any(map(is_traced, arrays)) or not all(dtype in EXACT_TYPES for dtype in dtypes):
+        return None
+    with np.errstate(all="ignore"):
+        if name == "convert_element_type" and (dtypes[1] != np.float32 or dtypes[0] == np.float32):
+            computed = np.asarray(arrays[0]).astype(dtypes[0])
+        elif name in EXACT:
+            computed = np.asarray(EXACT[name](*arrays))
+        else:
+            return None
+    is_plain = computed.dtype == dtypes[0] and computed.shape == result.shape
+    return computed if is_plain and all(map(_is_portable, (*arrays, computed))) else None
+
+
+def _is_portable(array: Any) -> bool:
+    """Returns whether no number is subnormal, which XLA may round to zero, or a NaN, which has several forms."""
+    if array.dtype != np.float32:
+        return True
+    sizes = np.abs(array)
+    return bool(np.all((sizes == 0) | (sizes >= np.finfo(np.float32).tiny)))
+
+
 def _beside(equation: core.JaxprEqn, values: Sequence[Value], ctx: Lowering) -> Sequence[Value]:
     """Results of an equation whose operands all environments share: constants, or a part of the prologue."""
     arrays = [ctx.array(value) for value in values]
+    if (known := _by_numpy(equation, arrays)) is not None:
+        return [shared(known)]
     params = equation.primitive.get_bind_params(equation.params)
     bind = lambda: equation.primitive.bind(*arrays, **params)
     # Known arrays alone give a known result at once, which later equations are folded by.
