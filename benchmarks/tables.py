@@ -427,27 +427,38 @@ def instances_alphazero() -> str:
 
 
 WAYS_OF_SWEEPS = {
-    "one-by-one": "processes, one after the other",
-    "turns": "processes, in turns",
     "side-by-side": "processes under MPS",
-    "shared": "`rollmill sweep` as it is: one program",
+    "shared": "one program",
 }
 
 
 def sweeps() -> str:
-    """Returns the seconds of whole sweeps on a GPU, by how their trials share it."""
+    """Returns the seconds of whole sweeps on a GPU: of the first one, and of one like it afterwards."""
     rows = []
     for name in ("sweeps-gpu", "sweeps-short-gpu"):
         found = read_result(name)
-        (round_,) = found["rounds"]
-        ways = {way: round_[way] for way in WAYS_OF_SWEEPS if way in round_}
-        trials = round_["shared"]["trials"]
-        for way, each in ways.items():
-            seconds = each["seconds"] * trials / each["trials"]
-            sizes = f"{trials} trials of {found['steps_of_a_trial'] / 1e6:g} M steps"
-            ratio = seconds / round_["shared"]["seconds"]
-            rows.append([sizes, WAYS_OF_SWEEPS[way], f"{seconds:.1f} s", f"{ratio:.1f}"])
-    return table_of(["sweep", "trials as", "time", "over one program"], rows)
+        for way, text in WAYS_OF_SWEEPS.items():
+            if each := [round_[way] for round_ in found["rounds"] if way in round_]:
+                sizes = f"{each[0]['trials']} trials of {found['steps_of_a_trial'] / 1e6:g} M steps"
+                rows.append([sizes, text, *(f"{one['seconds']:.1f} s" for one in each)])
+    return table_of(["sweep", "trials as", "first", "again"], rows)
+
+
+def seeds() -> str:
+    """Returns the speed of several seeds in one program on a GPU, by kernels and by XLA."""
+    found = read_result("seeds-gpu")
+    ours = found["steps_per_second"]["all seeds, kernels"]["median"]
+    rows = [
+        [
+            name,
+            f"{each['median'] / 1e6:.1f} M",
+            f"{ours / each['median']:.1f}",
+            f"{found['return_at_the_end'][name]:.0f} after {found['steps_of_each_seed'][name] / 1e6:.0f} M",
+        ]
+        for name, each in found["steps_per_second"].items()
+    ]
+    head = ["program", "steps/s of all seeds", "kernels of all seeds are faster by", "return, steps of each seed"]
+    return table_of(head, rows)
 
 
 def placements() -> str:
@@ -737,6 +748,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "distribution": distribution,
     "instances ppo": instances_ppo,
     "instances alphazero": instances_alphazero,
+    "seeds": seeds,
     "sweeps": sweeps,
     "placements": placements,
     "reductions": reductions,
