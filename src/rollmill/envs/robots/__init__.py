@@ -1,14 +1,13 @@
 """`robots:ID`: robots in our own physics, with tasks by their published definitions."""
 
-import importlib
 from typing import Any
 
 from rollmill.core.errors import unknown_name
 from rollmill.core.types import Environment
 from rollmill.envs.options import keyword_names, unknown_option
+from rollmill.envs.robots import ant, cartpole
 
-TASKS = {"Ant": "ant:ant", "Cartpole": "cartpole:cartpole"}
-"""`module:function` of the tasks, which are imported at their first use."""
+TASKS = {"Ant": ant.ant, "Cartpole": cartpole.cartpole}
 
 
 def make(name: str, **options: Any) -> Environment:
@@ -23,10 +22,8 @@ def make(name: str, **options: Any) -> Environment:
     """
     if name not in TASKS:
         raise unknown_name("robot", name, TASKS)
-    module, _, function = TASKS[name].partition(":")
-    factory = getattr(importlib.import_module(f"rollmill.envs.robots.{module}"), function)
-    known = keyword_names(factory)
+    known = keyword_names(TASKS[name])
     for option in options:
         if option not in known:
             raise unknown_option(f"robots:{name}", option, known)
-    return factory(**options)
+    return TASKS[name](**options)
