@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rollmill.core.errors import CannotFuse
 from rollmill.fusion.backends.triton import compile as compiling
 from rollmill.fusion.backends.triton.compile import Kernel, call_in_lanes, compiled, entry, in_lanes
 
@@ -34,6 +35,14 @@ def test_a_kernel_in_lanes_compiles_without_a_gpu(batched):
     assert (kernel.lanes, kernel.programs, kernel.outputs[0].shape) == (3, 1, (3, 16))
     built = compiled(kernel, [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes], 90)
     assert built.metadata.name == "scaled" and "%ctaid.y" in built.asm["ptx"]
+
+
+def test_a_block_that_does_not_fit_the_chip_is_refused():
+    compiling._check_shared_memory(232_448, 90)
+    with pytest.raises(CannotFuse, match="needs 288,768 bytes of shared memory, and the GPU has 232,448"):
+        compiling._check_shared_memory(288_768, 90)
+    with pytest.raises(CannotFuse, match="the GPU has 101,376"):
+        compiling._check_shared_memory(110_000, 999)
 
 
 def test_pointers_move_by_the_size_of_what_differs():

@@ -123,6 +123,7 @@ def _launched(kernel: Kernel, arrays: Sequence[Any]) -> list[Array]:
 
     capability = capability_here()
     built = compiled(kernel, [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays], capability)
+    _check_shared_memory(built.metadata.shared, capability)
     code = gpu_triton.TritonKernel(
         built.metadata.name,
         kernel.num_warps,
@@ -137,6 +138,16 @@ def _launched(kernel: Kernel, arrays: Sequence[Any]) -> list[Array]:
     # As jaxlib's handler expects it: a compressed protocol buffer.
     opaque = zlib.compress(launch.to_proto(built.metadata.name, b""))
     return list(jax.ffi.ffi_call("triton_kernel_call_ffi", list(kernel.outputs))(*arrays, opaque=opaque))
+
+
+def _check_shared_memory(needed: int, capability: int) -> None:
+    """Raises `CannotFuse` if a block of a kernel does not fit the chip, before CUDA refuses the launch."""
+    room = SHARED_BYTES.get(capability, min(SHARED_BYTES.values()))
+    if needed > room:
+        raise CannotFuse(
+            f"a block of the kernel needs {needed:,} bytes of shared memory, and the GPU has {room:,}",
+            advice="a smaller network, or fusion=rollout, fits",
+        )
 
 
 def compiled(kernel: Kernel, arrays: Sequence[jax.ShapeDtypeStruct], capability: int) -> Any:
@@ -184,6 +195,9 @@ def _alignments(kernel: Kernel, num_arrays: int) -> list[int]:
     own = num_arrays - kernel.uniforms
     return [ALIGNED] * own + [0] * kernel.uniforms + [ALIGNED] * len(kernel.outputs)
 
+
+SHARED_BYTES = {80: 166_912, 86: 101_376, 87: 166_912, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
+"""Shared memory of a block, by compute capability, from the specifications in the CUDA programming guide."""
 
 ALIGNED = 16
 """Bytes that XLA's buffers are aligned to, at least."""
