@@ -102,13 +102,15 @@ def start(source: Path, cache: Path, words: list[str]) -> dict[str, float]:
         run = Path(folder, "run")
         options = ["--quiet", "--no-tensorboard", "--run-dir", str(run)]
         command = [sys.executable, "-m", "rollmill", "train", *words, *options]
+        errors, metrics = Path(folder, "errors"), run / "metrics.jsonl"
         began = time.perf_counter()
-        with subprocess.Popen(
-            command, env=variables(source, cache), cwd=folder, stderr=subprocess.PIPE
-        ) as training:
-            while not any(run.glob("metrics.jsonl")) or not (run / "metrics.jsonl").stat().st_size:
+        with (
+            errors.open("w") as stderr,  # a pipe that nobody reads would fill
+            subprocess.Popen(command, env=variables(source, cache), cwd=folder, stderr=stderr) as training,
+        ):
+            while not metrics.exists() or not metrics.stat().st_size:
                 if training.poll() is not None:
-                    raise Failed(f"{source}: exit code {training.returncode}\n{training.communicate()[1]}")
+                    raise Failed(f"{source}: exit code {training.returncode}\n{errors.read_text()[-2000:]}")
                 time.sleep(0.005)
             seconds = time.perf_counter() - began
             used = Path(f"/proc/{training.pid}/stat").read_text().rpartition(")")[2].split()
