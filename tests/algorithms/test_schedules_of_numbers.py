@@ -76,7 +76,7 @@ def test_an_update_reads_the_value_of_its_share_of_the_training(algorithm):
     step, plain = jax.jit(partial(iterate, graph)), jax.jit(partial(iterate, constant))
     for iteration in range(4):
         value = 0.4 + 0.4 * max(iteration - waiting, 0) / (4 - waiting)
-        held = hyperparameters_of(constant) | dict.fromkeys(names, np.float32(value))
+        held = hyperparameters_of(constant) | dict.fromkeys(names, np.asarray(value, np.float32))
         lent = replace(expected, learner=with_hyperparameters(expected.learner, held))
         (moved, metrics), (expected, _) = step(moved), plain(lent)
         for name in names:
