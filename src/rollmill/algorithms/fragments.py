@@ -1,6 +1,7 @@
 """The environment and policy fragments that on-policy algorithms share, for ONE environment."""
 
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
@@ -186,8 +187,7 @@ class _Held(NamedTuple):
 def _inputs(env: Environment, params: Params | None) -> dict[str, NumberSchedule]:
     """Returns the inputs of an environment, without those that choose shapes or code of it.
 
-    Raises:
-        UsageError: one of these has a schedule or a distribution.
+    Warns of these. Raises a `UsageError` if one of them has a schedule or a distribution.
     """
     names = list(env.inputs) if params is None else []
     if names and not _can_be_inputs(env, names):
@@ -196,6 +196,9 @@ def _inputs(env: Environment, params: Params | None) -> dict[str, NumberSchedule
         if env.inputs[name].shape != "constant":
             why = "params is given as well" if params is not None else f"{env.name} chooses shapes or code by it"
             raise UsageError(f"{name}={':'.join(map(str, env.inputs[name]))} cannot change: {why}.")
+        if params is None:
+            told = f"{env.name} chooses shapes or code by {name}, so that another value of it is compiled anew."
+            warnings.warn(told, stacklevel=2)
     return {name: env.inputs[name] for name in names}
 
 
