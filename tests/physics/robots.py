@@ -57,6 +57,23 @@ TUMBLER = """
 """
 """Joints and actuators of all kinds, welded and free bodies, and geoms that touch in most covered pairs."""
 
+CROWD = """
+<mujoco>
+  <option timestep="0.004" gravity="0 0 0" iterations="100" tolerance="1e-12"/>
+  <default><geom friction="0.7"/><joint damping="0.1"/></default>
+  <worldbody>
+    <body><freejoint/><geom size="0.1"/>
+      <body pos="0.2 0 0"><joint axis="0 1 0"/><geom type="capsule" fromto="0 0 0 0.3 0.05 0" size="0.05"/>
+        <body pos="0.3 0.05 0"><joint axis="0 0 1"/>
+          <geom type="capsule" fromto="0.1 0 0 0.3 0.05 0.1" size="0.05"/></body></body></body>
+    <body pos="0.2 0.12 0.02" euler="20 30 0"><freejoint/><geom type="capsule" size="0.06 0.2"/></body>
+    <body pos="0 0.05 0.25"><freejoint/><geom size="0.12" condim="1"/></body>
+    <body pos="0.3 0.2 0.05"><freejoint/><geom size="0.12"/></body>
+  </worldbody>
+</mujoco>
+"""
+"""A chain and three bodies that push each other apart: contacts between spheres and capsules that move."""
+
 
 def tumbler(*, integrator: str = "Euler", flags: str = "", option: str = "") -> Any:
     """MuJoCo's model of a robot that tumbles among a ball and a stick."""
@@ -80,7 +97,7 @@ def states(compiled: Any, count: int, seed: int = 0) -> tuple[np.ndarray, np.nda
 def visited(compiled: Any, count: int, seed: int = 0, starts: int = 4) -> dict[str, np.ndarray]:
     """States that C MuJoCo comes to under random controls, and what its step makes of each."""
     random = np.random.default_rng(seed)
-    data = mujoco.MjData(compiled)
+    data: Any = mujoco.MjData(compiled)
     seen: dict[str, list[np.ndarray]] = {
         name: [] for name in ("q", "v", "w", "u", "a", "q1", "v1", "s", "contacts")
     }
@@ -88,6 +105,8 @@ def visited(compiled: Any, count: int, seed: int = 0, starts: int = 4) -> dict[s
         if i % (count // starts) == 0:
             mujoco.mj_resetData(compiled, data)
             data.qvel[:] = random.normal(size=compiled.nv)
+            data.qpos[:] += 0.05 * random.normal(size=compiled.nq)
+            mujoco.mj_normalizeQuat(compiled, data.qpos)
         data.ctrl[:] = random.uniform(-1.5, 1.5, compiled.nu)
         before = [data.qpos, data.qvel, data.qacc_warmstart, data.ctrl]
         for name, values in zip("qvwu", before, strict=True):

@@ -11,7 +11,7 @@ import mujoco
 import numpy as np
 import pytest
 
-from physics.robots import relative, states, stepped, tumbler, visited
+from physics.robots import CROWD, relative, states, stepped, tumbler, visited
 from rollmill import physics
 from rollmill.core.errors import UsageError
 
@@ -40,6 +40,16 @@ def test_constrained_steps():
     assert np.mean(relative(ours.sensors, seen["s"]) < 1e-3) >= 0.99
     of_trunk = slice(0, 12)  # MuJoCo 4 takes gyroscopic forces of lone bodies at the end of a step
     assert np.mean(relative(ours.velocities[:, of_trunk], seen["v1"][:, of_trunk]) < 1e-3) >= 0.99
+
+
+@pytest.mark.slow
+def test_contacts_between_bodies_that_move():
+    compiled = mujoco.MjModel.from_xml_string(CROWD)
+    seen = visited(compiled, 200, starts=25)
+    assert seen["contacts"].mean() > 1
+    model = physics.load(compiled, iterations=12, line_search_iterations=12)
+    ours = stepped(model, seen["q"], seen["v"], seen["w"], seen["u"])
+    assert np.mean(relative(ours.accelerations, seen["a"]) < 1e-3) >= 0.99
 
 
 SHARP = """
