@@ -18,7 +18,6 @@ NumPy arrays instead of copying, so pass it `message.copy()`, never a view into 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -154,9 +153,7 @@ class ReceivedMessage(Protocol):
         """Returns the message."""
         ...
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         """Releases the slot."""
         ...
 

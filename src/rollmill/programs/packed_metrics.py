@@ -11,7 +11,7 @@ from rollmill.dataflow import Metrics
 class PackedMetrics(eqx.Module):
     """The metrics of an iteration as one vector; their names are known once the iteration is traced."""
 
-    values: Float[Array, "*S metric"]
+    values: Float[Array | np.ndarray, "*S metric"]
     names: tuple[str, ...] = eqx.field(static=True)
 
     def row(self) -> dict[str, float]:
