@@ -52,7 +52,12 @@ CASES: dict[str, tuple[Callable[..., Graph], str, dict[str, Any]]] = {
     "sac-wide": (rollmill.sac, "Pendulum-v1", {**REPLAY, "network": WIDE}),
 }
 GPU_LAUNCHES = {"rollouts": (16, 1), "gradients": (264, 64, 4)}
-OTHER_GRADIENTS = {"gru": (256, 16, 4), "lstm": (256, 16, 4), "impala-gru": (256, 16, 4), "sac-wide": (132, 64, 8)}
+OTHER_GRADIENTS = {
+    "gru": (264, 16, 4, 1),
+    "lstm": (264, 16, 4, 1),
+    "impala-gru": (264, 16, 4, 1),
+    "sac-wide": (132, 64, 8),
+}
 """Launches of cases with large sums, or with few rows."""
 EXACT = {"sac-wide": (132, 32, 8)}
 

@@ -1,5 +1,6 @@
 """The gradients of a minibatch as one kernel on a GPU."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -33,6 +34,8 @@ class GradientLaunch(NamedTuple):
     block: int = 64
     """Samples of a block; a power of two, at least 16."""
     num_warps: int = 4
+    reads_again: int = 0
+    """1 to read the matrices of a step of a sequence anew in every step, so that they take no shared memory."""
 
 
 def run_gradients_kernel(
@@ -68,7 +71,10 @@ def gradient_kernel(
     slots = [_slot(given, array, minibatch.vector) for array in minibatch.uniforms.slots]
     whole_blocks = num_rows % launch.block == 0
     pointers = [_pointer(given, array) for array in given.arrays]
-    source = gradient_source(step, places, slots, pointers, whole_blocks=whole_blocks, numerics=numerics)
+    again = bool(launch.reads_again)
+    source = gradient_source(
+        step, places, slots, pointers, whole_blocks=whole_blocks, numerics=numerics, reads_again=again
+    )
     size = sum(each.size for each in step.sums if each.is_computed)
     programs = min(launch.programs, -(-num_rows // launch.block))
     sums = jax.ShapeDtypeStruct((programs, size), jnp.dtype(jnp.float32))
@@ -102,6 +108,7 @@ def gradient_source(
     *,
     whole_blocks: bool,
     numerics: Numerics,
+    reads_again: bool = False,
 ) -> str:
     """Returns the function `kernel` of a minibatch's gradients.
 
@@ -117,6 +124,7 @@ def gradient_source(
         pointers: the arguments that places and slots need.
         whole_blocks: whether every block is full.
         numerics: of products.
+        reads_again: whether each step of a sequence reads its matrices anew.
     """
     # The same tiles for all loops, which each keep some of them: offsets in the result do not depend on loops.
     accumulators = accumulators_of(step.sums, step.program.outputs)
@@ -124,7 +132,9 @@ def gradient_source(
     numbers = {node: f"sum{n}" for n, node in enumerate(node for each in plan.loops for node in each.numbers)}
     lines = []
     for n, each in enumerate(plan.loops):
-        lines += _sample_loop(_Common(step, places, slots, whole_blocks, numerics), each, numbers, f"p{n}")
+        lines += _sample_loop(
+            _Common(step, places, slots, whole_blocks, numerics, reads_again), each, numbers, f"p{n}"
+        )
     arguments = ", ".join(["table", "rows", "minibatch", *pointers, "sums"])
     constants = ", ".join(
         f"{name}: tl.constexpr" for name in ("N", "T", "STRIDE", "W", "SIZE", "PROGRAMS", "BLOCK")
@@ -134,6 +144,7 @@ def gradient_source(
         f"def {GRADIENTS_KERNEL}({arguments}, {constants}):",
         "    rows += tl.load(minibatch).to(tl.int64) * N",
         "    own = sums + tl.program_id(0) * SIZE",
+        "    FAR: tl.constexpr = 1 << 30",  # more steps than there are: a compiler does not know what it divides
     ]
     return "\n".join([*head, *lines, *_number_stores(plan, numbers), "", entry(GRADIENTS_KERNEL)])
 
@@ -146,6 +157,7 @@ class _Common(NamedTuple):
     slots: Sequence[str]
     whole_blocks: bool
     numerics: Numerics
+    reads_again: bool
 
 
 def _sample_loop(task: _Common, each: SampleLoop, numbers: Mapping[Node, str], prefix: str) -> list[str]:
@@ -156,7 +168,9 @@ def _sample_loop(task: _Common, each: SampleLoop, numbers: Mapping[Node, str], p
     back = {place: step.handed_on[place] for place in each.carried}
     program = Program(step.program.inputs, (*dict.fromkeys([*summing_from, *each.numbers, *back.values()]),))
     samples = SamplePrefetch(prefix, by_step=bool(step.carried))
-    source = KernelSource(task.numerics, task.slots, indent=2, prefix=f"{prefix}v")
+    reads_again = bool(step.carried) and (task.reads_again or _matrix_bytes(program) > MAX_MATRIX_BYTES)
+    slots = [f"({slot} + again)" for slot in task.slots] if reads_again else task.slots
+    source = KernelSource(task.numerics, slots, indent=2, prefix=f"{prefix}v")
     writer = TritonWriter(source, beside=samples.beside, exact_scalars=False)
     inputs = _inputs(task, program, samples, prefix)
     source.lines += samples.words
@@ -167,9 +181,50 @@ def _sample_loop(task: _Common, each: SampleLoop, numbers: Mapping[Node, str], p
     carried.hand_back(source, [names[node] for node in back.values()])
     loop = [*LOOP_OVER_STEPS, *carried.forgotten()] if step.carried else [LOOP_OVER_BLOCKS]
     here = [f"        {mask} = first + tl.arange(0, BLOCK) < N"] if mask else []
-    before = [*source.before.lines, *samples.opening(), *_empty(each, numbers), *carried.nothing()]
-    inside = [*loop, *here, *samples.ahead(), *source.lines, *samples.over()]
-    return [*before, *inside, *_tile_stores(each), *_summed(each, numbers)]
+    uniforms, opening = source.before.lines, samples.opening()
+    inside = [*samples.ahead(), *source.lines, *samples.over()]
+    if reads_again:
+        inside = ["        again = count // FAR", *_where_used(uniforms, inside)]
+        # Names of their own before the loop, which would carry them otherwise.
+        own = lambda line: re.sub(rf"\b{prefix}v(?=\d)", f"{prefix}u", line).replace(" + again)", ")")
+        uniforms, opening = list(map(own, uniforms)), list(map(own, opening))
+    before = [*uniforms, *opening, *_empty(each, numbers), *carried.nothing()]
+    return [*before, *loop, *here, *inside, *_tile_stores(each), *_summed(each, numbers)]
+
+
+MAX_MATRIX_BYTES = 212_992
+"""Matrices of a loop that find room in shared memory beside all else, on a Hopper chip."""
+
+
+def _where_used(uniforms: Sequence[str], lines: Sequence[str]) -> list[str]:
+    """Lines of a loop with the definitions of uniform values, each before the statement that first needs it.
+
+    So a matrix takes shared memory only while it is multiplied by.
+    """
+    waiting = {line.split(" = ")[0].strip(): f"    {line}" for line in uniforms}
+    placed: list[str] = []
+
+    def place(text: str) -> None:
+        for name in re.findall(r"\w+", text):
+            if (line := waiting.pop(name, None)) is not None:
+                place(line)
+                placed.append(line)
+
+    statement: list[str] = []
+    for line in [*lines, ""]:
+        begins = not line.startswith("         ") and not line.strip().startswith(("else", "elif"))
+        if begins and statement:
+            place("\n".join(statement))
+            placed += statement
+            statement = []
+        statement.append(line)
+    return placed
+
+
+def _matrix_bytes(program: Program) -> int:
+    """Bytes of the matrices that a program multiplies by."""
+    matrices = {(*node.attributes, node.width) for node in program.nodes() if node.op == "dot"}
+    return sum(4 * columns(summed) * columns(width or 1) for _, summed, *_, width in matrices)
 
 
 LOOP_OVER_BLOCKS = "    for first in range(tl.program_id(0) * BLOCK, N, PROGRAMS * BLOCK):"

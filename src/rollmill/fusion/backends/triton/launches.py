@@ -41,9 +41,11 @@ GRADIENTS = ((1, 128, 8), (2, 64, 4), (4, 64, 4), (4, 32, 2))
 """Programs on each multiprocessor of the chip, samples of a block and its warps, where gradients are summed."""
 
 FEW_SAMPLES = ((1, 16, 4), (1, 16, 2), (1, 32, 4))
-"""The same where larger blocks would leave most of the chip idle, and for sequences with a memory.
+"""The same where larger blocks would leave most of the chip idle."""
+SEQUENCES = ((1, 16, 4, 0), (2, 16, 4, 1), (2, 32, 4, 1))
+"""The same for sequences with a memory; the last number is 1 if matrices are read anew in every step.
 
-Of those a kernel holds all matrices twice, transposed for the way back: a GRU of 64 takes 218 KB of shared memory.
+Kept on the chip, a GRU of 64 takes 218 KB of shared memory.
 """
 
 
@@ -120,8 +122,8 @@ def _rollout_launches(numerics: Numerics, num_envs: int, num_nodes: int) -> Sequ
 
 def _gradient_launches(num_rows: int, device: Any, *, by_step: bool = False) -> list[GradientLaunch]:
     processors = getattr(device, "core_count", None) or 128
-    few = by_step or num_rows < 32 * processors
-    return [GradientLaunch(processors * n, *block) for n, *block in (FEW_SAMPLES if few else GRADIENTS)]
+    candidates = SEQUENCES if by_step else FEW_SAMPLES if num_rows < 32 * processors else GRADIENTS
+    return [GradientLaunch(processors * n, *others) for n, *others in candidates]
 
 
 def _shared_programs(launch: AnyLaunch, lanes: int) -> GradientLaunch:
