@@ -9,7 +9,7 @@ from typing import Any
 from rollmill.core.errors import UsageError
 from rollmill.core.interruption import pass_on_interrupt
 from rollmill.core.local_paths import local_path
-from rollmill.core.machine import without_collection
+from rollmill.core.machine import return_freed_memory, without_collection
 from rollmill.core.schema import check_names
 from rollmill.dataflow import Graph
 from rollmill.gpus.jax_settings import check_compiled
@@ -126,7 +126,9 @@ def begin_training(
     run = create_run(prepared.config, options)
     display.note(f"run {run.root}")
     with contextlib.closing(display), run.lock(), open_checkpoints(run, options) as checkpoints:
-        return drive(prepared, run, checkpoints, hooks=hooks, watch=watch)
+        trained = drive(prepared, run, checkpoints, hooks=hooks, watch=watch)
+    return_freed_memory()  # of compilation above all: a process may train many times
+    return trained
 
 
 def _resumed(algorithm: Graph, options: RunOptions, imports: Sequence[str], hooks: Sequence[Hook]) -> Run | None:
