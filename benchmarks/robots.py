@@ -1,0 +1,66 @@
+"""PPO on a robot's task for a fixed time, with the curve of its return, on one device.
+
+    python benchmarks/robots.py [--environment Ant] [--seconds 40] [--seeds 0 1 2] [--envs 4096] [--fusion off]
+
+Sizes are those of IsaacGymEnvs' Ant: 4,096 environments, 16 steps, two minibatches, four epochs, layers of 256,
+128 and 64 with a shared torso, and a learning rate of 3e-4, which is constant here and follows the KL divergence
+there. A return is the mean of the training episodes that ended in an iteration. Writes results/robots-NAME.json.
+"""
+
+import time
+from typing import Any
+
+import jax
+import numpy as np
+from measure import options, write_result
+
+import rollmill
+from rollmill.programs.compiled import lower
+
+STEPS, ITERATIONS = 16, 4
+"""Steps of a rollout, and iterations between two readings of the metrics."""
+
+
+def train(environment: str, num_envs: int, seconds: float, seed: int, fusion: Any) -> dict[str, Any]:
+    """Returns seconds, environment steps and mean return of a training, about every half second."""
+    graph = rollmill.ppo(
+        rollmill.make(f"robots:{environment}"),
+        num_envs=num_envs,
+        num_steps=STEPS,
+        total_timesteps=num_envs * STEPS * 10_000,
+        num_minibatches=2,
+        update_epochs=4,
+        learning_rate=3e-4,
+        anneal_lr=False,
+        ent_coef=0.0,
+        vf_coef=1.0,
+        max_grad_norm=1.0,
+        normalize_observations=True,
+        normalize_rewards=True,
+        network=rollmill.NetworkConfig(hidden_sizes=(256, 128, 64), activation="swish", shared_torso=True),
+    )
+    begin = time.perf_counter()
+    program = lower(graph, seeds=(seed,), fusion=fusion)
+    compiled, state = time.perf_counter() - begin, program.start()
+    begin, done, curve = time.perf_counter(), 0, []
+    while (took := time.perf_counter() - begin) < seconds:
+        for _ in range(ITERATIONS):
+            state, values = program.advance(state)
+        metrics = dict(zip(program.metric_names, np.asarray(values).reshape(-1).tolist(), strict=True))
+        done += ITERATIONS * num_envs * STEPS
+        if not curve or took > curve[-1][0] + 0.5:
+            curve.append([took, done, metrics["episodes/return_sum"] / max(metrics["episodes/ended"], 1.0)])
+    jax.block_until_ready(state)
+    rate = done / (time.perf_counter() - begin)
+    print(f"{environment} seed {seed}: {rate / 1e6:.2f} M steps/s, return {curve[-1][2]:.0f} after {done:,} steps")
+    return {"seed": seed, "compile_seconds": compiled, "steps_per_second": rate, "curve": curve}
+
+
+def main() -> None:
+    chosen = options(__doc__, environment="Ant", seconds=40.0, seeds=[0], envs=4_096, fusion="off")
+    runs = [train(chosen.environment, chosen.envs, chosen.seconds, seed, chosen.fusion) for seed in chosen.seeds]
+    write_result(f"robots-{chosen.environment.lower()}", {"envs": chosen.envs, "runs": runs}, chosen.output)
+
+
+if __name__ == "__main__":
+    main()
