@@ -113,7 +113,7 @@ def test_they_are_the_gradients_of_the_mean(name):
 
 def test_a_matrix_that_agents_share_has_one_product_for_each_of_them():
     step = lower_gradients(graph_of(CASES["mappo"]))
-    assert [len(found.pairs) for found in step.sums if found.shape == (40, 33)] == [4, 1, 1, 1]
+    assert [len(found.pairs) for found in step.sums if found.shape == (40, 33)] == [1, 1, 4, 4]
 
 
 @pytest.mark.slow
@@ -251,7 +251,8 @@ def kernel_of_loss(loss, weights, width):
     def trace(weights, samples, rows):
         one = jax.ShapeDtypeStruct((width,), jnp.float32)
         lowered = lower_function(lambda weights, x: jax.grad(loss)(weights, x), (one,), (weights,), summed=True)
-        step = GradientStep(lowered, input_leaves(lowered.program, [one]), sums_of(lowered))
+        leaves, results = input_leaves(lowered.program, [one]), lowered.outputs
+        step = GradientStep(lowered, leaves, sums_of(results), results, [], [])
         minibatch = Minibatch(jnp.int32(0), pack([samples]), Shuffled(rows, {}), step.prologue(weights))
         kernel, arrays = gradient_kernel(step, minibatch, launch=GradientLaunch(2, 32, 2), numerics="tf32")
         kept = accumulators_of(step.sums, step.program.outputs)
