@@ -85,7 +85,7 @@ def test_the_ant_moves_as_in_mujoco_and_falls():
         assert bool(timestep.truncated) == (count >= 5)
         assert bool(timestep.terminated) == (data.qpos[2] < 0.31)
     on_its_back = jnp.asarray(robot.positions).at[2:7].set(jnp.array([0.28, 0.0, 1.0, 0.0, 0.0]))
-    robot = rollmill.physics.State(on_its_back, jnp.zeros(14), jnp.zeros(14), robot.sensors)
+    robot = rollmill.physics.RobotState(on_its_back, jnp.zeros(14), jnp.zeros(14), robot.sensors)
     fallen = type(state)(inner=ant.AntState(robot, state.inner.action), elapsed=state.elapsed)
     timestep = step(jax.random.key(0), fallen, jnp.zeros(8), env.params)
     assert bool(timestep.terminated) and float(timestep.reward) == -2.0

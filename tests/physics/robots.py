@@ -118,12 +118,14 @@ def visited(compiled: Any, count: int, seed: int = 0, starts: int = 4) -> dict[s
     return {name: np.array(values) for name, values in seen.items()}
 
 
-def stepped(model: physics.Model, q: np.ndarray, v: np.ndarray, w: np.ndarray, u: np.ndarray) -> physics.State:
+def stepped(
+    model: physics.Model, q: np.ndarray, v: np.ndarray, w: np.ndarray, u: np.ndarray
+) -> physics.RobotState:
     """Our step of many states, given the accelerations that the solver starts from."""
 
-    def one(q: jax.Array, v: jax.Array, w: jax.Array, u: jax.Array) -> physics.State:
+    def one(q: jax.Array, v: jax.Array, w: jax.Array, u: jax.Array) -> physics.RobotState:
         start = physics.initial_state(model, q, v)
-        return physics.step(model, physics.State(start.positions, start.velocities, w, start.sensors), u)
+        return physics.step(model, physics.RobotState(start.positions, start.velocities, w, start.sensors), u)
 
     return jax.jit(jax.vmap(one))(*(jnp.array(values, float) for values in (q, v, w, u)))
 

@@ -5,7 +5,7 @@ robot.
 """
 
 from rollmill.physics.loading import ITERATIONS, load
-from rollmill.physics.model import Model, Params, State, Structure
+from rollmill.physics.model import Model, Params, RobotState, Structure
 from rollmill.physics.stepping import initial_state, step
 
-__all__ = ["ITERATIONS", "Model", "Params", "State", "Structure", "initial_state", "load", "step"]
+__all__ = ["ITERATIONS", "Model", "Params", "RobotState", "Structure", "initial_state", "load", "step"]

@@ -17,7 +17,7 @@ from rollmill.physics.kinematics import Frames
 from rollmill.physics.model import WORLD, Joint, Model, Softness, Structure
 
 
-class Sides(NamedTuple):
+class ContactSides(NamedTuple):
     """Bodies that take part in contacts, and the contacts' places from the references of their trees."""
 
     contacts: tuple[int, ...]
@@ -30,7 +30,7 @@ class Sides(NamedTuple):
 class ContactRows(NamedTuple):
     """The pyramids of contacts: four rows each, the normal plus or minus friction times a tangent."""
 
-    sides: tuple[Sides, ...]
+    sides: tuple[ContactSides, ...]
     frames: Float[Array, "contacts 3 3"]
     friction: Float[Array, " contacts"]
     """0 where there is none: the four rows are then one, with a quarter of its stiffness."""
@@ -41,7 +41,7 @@ class ContactRows(NamedTuple):
 
 
 class JointRows(NamedTuple):
-    """Rows of single degrees of freedom."""
+    """ConstraintRows of single degrees of freedom."""
 
     dofs: tuple[int, ...]
     stiffness: Float[Array, " rows"]
@@ -52,7 +52,7 @@ class JointRows(NamedTuple):
     """Of dry friction: the largest force."""
 
 
-class Rows(NamedTuple):
+class ConstraintRows(NamedTuple):
     """All constraints of a robot."""
 
     contacts: ContactRows | None
@@ -71,10 +71,10 @@ def constraint_rows(
     positions: Float[Array, " coordinates"],
     rates: Float[Array, " dofs"],
     motions: Float[Array, "bodies 6"],
-) -> Rows:
+) -> ConstraintRows:
     """Returns the constraints of a configuration."""
     touching = contacts(model, placed)
-    return Rows(
+    return ConstraintRows(
         None if touching is None else _contact_rows(model, placed, motions, touching),
         _limit_rows(model.structure, positions, rates),
         _friction_rows(model, rates),
@@ -86,7 +86,7 @@ def relative_velocities(rows: ContactRows, motions: Float[Array, "bodies 6"]) ->
     return times(rows.frames, _in_world(rows.sides, motions))
 
 
-def _in_world(sides: tuple[Sides, ...], motions: Float[Array, "bodies 6"]) -> Float[Array, "contacts 3"]:
+def _in_world(sides: tuple[ContactSides, ...], motions: Float[Array, "bodies 6"]) -> Float[Array, "contacts 3"]:
     first, *others = sides
     result = point_velocity(pick(motions, first.bodies), first.arms) * first.sign
     for side in others:
@@ -129,21 +129,21 @@ def _contact_rows(
     return ContactRows(sides, touching.frames, friction, stiffness, wanted)
 
 
-def _sides(structure: Structure, placed: Frames, touching: Contacts) -> tuple[Sides, ...]:
+def _sides(structure: Structure, placed: Frames, touching: Contacts) -> tuple[ContactSides, ...]:
     """Returns the moving bodies of contacts: one of each contact, then the others of those that have two."""
     pairs = [structure.pairs[i] for i in touching.pairs]
     measured = [measuring_body(structure, pair) for pair in pairs]
     owners = [(structure.geoms[pair.second].body, structure.geoms[pair.first].body) for pair in pairs]
-    result: list[Sides] = []
+    result: list[ContactSides] = []
     if any(second == WORLD for second, _ in owners):
         raise AssertionError("the first geom of a pair is the one that may be part of the world")
-    result.append(Sides(tuple(range(len(pairs))), tuple(measured), touching.places, 1.0))
+    result.append(ContactSides(tuple(range(len(pairs))), tuple(measured), touching.places, 1.0))
     both = tuple(i for i, (_, first) in enumerate(owners) if first != WORLD)
     if both:
         bodies = tuple(owners[i][1] for i in both)
         references = pick(placed.references, [measured[i] for i in both])
         arms = pick(touching.places, both) + references - pick(placed.references, bodies)
-        result.append(Sides(both, bodies, arms, -1.0))
+        result.append(ContactSides(both, bodies, arms, -1.0))
     return tuple(result)
 
 

@@ -35,9 +35,9 @@ class Joint:
     name: str
     kind: Literal["free", "ball", "slide", "hinge"]
     position: int
-    """Index of its first coordinate in `State.positions`."""
+    """Index of its first coordinate in `RobotState.positions`."""
     velocity: int
-    """Index of its first degree of freedom in `State.velocities`."""
+    """Index of its first degree of freedom in `RobotState.velocities`."""
     anchor: Triple
     axis: Triple
     """In the body's frame."""
@@ -214,7 +214,7 @@ class Model(eqx.Module):
     params: Params
 
 
-class State(eqx.Module):
+class RobotState(eqx.Module):
     """A robot's state."""
 
     positions: Float[Array, " coordinates"]

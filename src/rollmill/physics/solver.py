@@ -24,7 +24,7 @@ from rollmill.physics.algebra import (
     times,
     transposed,
 )
-from rollmill.physics.constraints import ContactRows, JointRows, Rows, relative_velocities, scattered
+from rollmill.physics.constraints import ConstraintRows, ContactRows, JointRows, relative_velocities, scattered
 from rollmill.physics.kinematics import Frames, velocities
 from rollmill.physics.masses import generalised, generalised_forces, solved
 from rollmill.physics.model import Model, Structure
@@ -37,7 +37,7 @@ class _Problem(NamedTuple):
 
     structure: Structure
     placed: Frames
-    rows: Rows
+    rows: ConstraintRows
     armature: Float[Array, " dofs"]
     smooth: Float[Array, " dofs"]
     """All forces but those of constraints and of inertia."""
@@ -51,7 +51,7 @@ class _Pushes(NamedTuple):
 
 
 def constrained_accelerations(
-    model: Model, placed: Frames, rows: Rows, smooth: Float[Array, " dofs"], start: Float[Array, " dofs"]
+    model: Model, placed: Frames, rows: ConstraintRows, smooth: Float[Array, " dofs"], start: Float[Array, " dofs"]
 ) -> Float[Array, " dofs"]:
     """Returns the accelerations of the degrees of freedom.
 
@@ -67,7 +67,7 @@ def constrained_accelerations(
 
 
 def contact_wrenches(
-    structure: Structure, rows: Rows, accelerations: Float[Array, "bodies 6"]
+    structure: Structure, rows: ConstraintRows, accelerations: Float[Array, "bodies 6"]
 ) -> Float[Array, "bodies 6"] | None:
     """Returns the wrenches of contacts on bodies that accelerate so, but for biases; None without contacts."""
     if rows.contacts is None:
@@ -173,7 +173,9 @@ def _columns(structure: Structure, placed: Frames, arm: Float[Array, "3"], body:
     return real(mask) * (placed.axes[:, 3:] + turned)
 
 
-def _joint_pushes(rows: Rows, x: Float[Array, " dofs"]) -> tuple[Float[Array, " dofs"], Float[Array, " dofs"]]:
+def _joint_pushes(
+    rows: ConstraintRows, x: Float[Array, " dofs"]
+) -> tuple[Float[Array, " dofs"], Float[Array, " dofs"]]:
     """Returns forces and stiffness of the rows of single degrees of freedom."""
     forces, stiffness = jnp.zeros_like(x), jnp.zeros_like(x)
     if (limits := rows.limits) is not None:
@@ -198,7 +200,7 @@ class _Lines(NamedTuple):
 
 
 def _lines(
-    rows: Rows,
+    rows: ConstraintRows,
     accelerations: Float[Array, "bodies 6"],
     changes: Float[Array, "bodies 6"],
     x: Float[Array, " dofs"],

@@ -9,11 +9,11 @@ from jaxtyping import Array, Float
 
 from rollmill.core.errors import UsageError
 from rollmill.physics.algebra import cross, real, row, times, transposed
-from rollmill.physics.constraints import Rows, constraint_rows
+from rollmill.physics.constraints import ConstraintRows, constraint_rows
 from rollmill.physics.forces import Actuation, actuation, body_wrenches, smooth_forces
 from rollmill.physics.kinematics import Frames, bias_accelerations, frames, velocities
 from rollmill.physics.masses import generalised, solved, summed_outwards
-from rollmill.physics.model import Model, Sensor, State, Structure
+from rollmill.physics.model import Model, RobotState, Sensor, Structure
 from rollmill.physics.solver import constrained_accelerations, contact_wrenches
 
 
@@ -21,7 +21,7 @@ def initial_state(
     model: Model,
     positions: Float[Array, " coordinates"] | np.ndarray | None = None,
     rates: Float[Array, " dofs"] | np.ndarray | None = None,
-) -> State:
+) -> RobotState:
     """Returns a state in the robot's first pose at rest, or at given coordinates and velocities.
 
     Args:
@@ -43,10 +43,10 @@ def initial_state(
     at = jnp.asarray(structure.initial_positions if positions is None else positions, float)
     moving = jnp.zeros(structure.num_velocities) if rates is None else jnp.asarray(rates, float)
     readings = jnp.zeros(3 * len(structure.sensors))
-    return State(_unit_quaternions(structure, at), moving, jnp.zeros_like(moving), readings)
+    return RobotState(_unit_quaternions(structure, at), moving, jnp.zeros_like(moving), readings)
 
 
-def step(model: Model, state: State, control: Float[Array, " actuators"]) -> State:
+def step(model: Model, state: RobotState, control: Float[Array, " actuators"]) -> RobotState:
     """Returns the state of a robot after one time step.
 
     Args:
@@ -66,11 +66,11 @@ def step(model: Model, state: State, control: Float[Array, " actuators"]) -> Sta
     if structure.sensors:
         readings = _readings(model, placed, rows, rates, motions, accelerations)
     moved = rates + structure.time_step * _implicit(model, placed, acted, accelerations)
-    return State(_moved(structure, positions, moved), moved, accelerations, readings)
+    return RobotState(_moved(structure, positions, moved), moved, accelerations, readings)
 
 
 def _accelerations(
-    model: Model, placed: Frames, rows: Rows, smooth: Float[Array, " dofs"], start: Float[Array, " dofs"]
+    model: Model, placed: Frames, rows: ConstraintRows, smooth: Float[Array, " dofs"], start: Float[Array, " dofs"]
 ) -> Float[Array, " dofs"]:
     if not rows.are_none:
         return constrained_accelerations(model, placed, rows, smooth, start)
@@ -101,7 +101,7 @@ def _implicit(
 def _readings(
     model: Model,
     placed: Frames,
-    rows: Rows,
+    rows: ConstraintRows,
     rates: Float[Array, " dofs"],
     motions: Float[Array, "bodies 6"],
     accelerations: Float[Array, " dofs"],

@@ -75,7 +75,7 @@ def model_text() -> str:
 class AntState(eqx.Module):
     """The robot, and the last action."""
 
-    robot: physics.State
+    robot: physics.RobotState
     action: Float[Array, "8"]
 
 
@@ -146,7 +146,7 @@ class _Ant:
         pose = jnp.asarray(self.structure.initial_positions[:7], jnp.float32)
         rates = jnp.concatenate([jnp.zeros(6), uniform(for_rates, 8, params.reset_speed)])
         zeros = jnp.zeros(14)
-        robot = physics.State(jnp.concatenate([pose, angles]), rates, zeros, jnp.zeros(24))
+        robot = physics.RobotState(jnp.concatenate([pose, angles]), rates, zeros, jnp.zeros(24))
         state = AntState(robot, jnp.zeros(8))
         return self.observe(state, params), state
 

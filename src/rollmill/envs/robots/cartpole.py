@@ -81,14 +81,18 @@ class _Cartpole:
     def __init__(self, structure: physics.Structure):
         self.structure = structure
 
-    def reset(self, key: Key, params: CartpoleParams) -> tuple[Float[Array, "4"], physics.State]:
+    def reset(self, key: Key, params: CartpoleParams) -> tuple[Float[Array, "4"], physics.RobotState]:
         """Starts near upright and centre; the observation is position and speed, angle and its rate."""
         for_positions, for_rates = jax.random.split(key)
         positions = uniform(for_positions, 2, params.reset_position)
-        state = physics.State(positions, uniform(for_rates, 2, params.reset_speed), jnp.zeros(2), jnp.zeros(0))
+        state = physics.RobotState(
+            positions, uniform(for_rates, 2, params.reset_speed), jnp.zeros(2), jnp.zeros(0)
+        )
         return _observe(state), state
 
-    def step(self, key: Key, state: physics.State, action: Float[Array, "1"], params: CartpoleParams) -> Timestep:
+    def step(
+        self, key: Key, state: physics.RobotState, action: Float[Array, "1"], params: CartpoleParams
+    ) -> Timestep:
         """Advances the physics twice; terminates if cart or pole leave their bounds."""
         moved = advance(physics.Model(self.structure, params.robot), state, jnp.clip(action, -1.0, 1.0), SUBSTEPS)
         observation = _observe(moved)
@@ -105,6 +109,6 @@ class _Cartpole:
         )
 
 
-def _observe(state: physics.State) -> Float[Array, "4"]:
+def _observe(state: physics.RobotState) -> Float[Array, "4"]:
     positions, rates = state.positions, state.velocities
     return jnp.stack([positions[0], rates[0], positions[1], rates[1]])

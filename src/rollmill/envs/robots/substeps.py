@@ -10,7 +10,9 @@ from rollmill.core.errors import UsageError
 from rollmill.core.schema import coerce
 
 
-def advance(model: physics.Model, state: physics.State, control: Float[Array, " n"], count: int) -> physics.State:
+def advance(
+    model: physics.Model, state: physics.RobotState, control: Float[Array, " n"], count: int
+) -> physics.RobotState:
     """Returns the state after a number of steps with the same controls."""
     return jax.lax.fori_loop(0, count, lambda _, state: physics.step(model, state, control), state)
 
