@@ -41,7 +41,7 @@ class ContactRows(NamedTuple):
 
 
 class JointRows(NamedTuple):
-    """ConstraintRows of single degrees of freedom."""
+    """Rows of single degrees of freedom."""
 
     dofs: tuple[int, ...]
     stiffness: Float[Array, " rows"]
