@@ -34,6 +34,9 @@ FOLDER = "programs"
 MAX_BYTES = 2**28
 """Bytes of a stored program, compressed."""
 
+PLATFORMS = ("cpu",)
+"""Platforms on which loaded programs were compared with compiled ones."""
+
 MIN_COMPILE_SECONDS = 0.3
 """Programs that compile faster are not stored, as in JAX's cache."""
 
@@ -175,7 +178,7 @@ def store_for(device: Any, digest: str | None, known: Sequence[object], sources:
     """
     settings = jax.config.values
     is_on = settings["jax_enable_compilation_cache"] and settings["jax_compilation_cache_dir"]
-    if digest is None or not is_on or settings[WITH_NAMES]:
+    if digest is None or not is_on or settings[WITH_NAMES] or device.platform not in PLATFORMS:
         return NO_STORE
     around = [surroundings(device), [hashlib.sha256(source.read_bytes()).hexdigest() for source in sources]]
     text = json.dumps([digest, *known, around])
