@@ -52,7 +52,7 @@ from rollmill.programs.kernels import (
     without_kernels,
 )
 from rollmill.programs.packed_metrics import PackedMetrics, packed
-from rollmill.programs.program_store import NO_STORE, Program, ProgramStore, store_for
+from rollmill.programs.program_store import NO_STORE, ProgramStore, StorableProgram, store_for
 from rollmill.programs.reductions import AXES, MeshAllReduce, mesh_all_reduce, mesh_of
 from rollmill.record.checkpoints import GivenLeaves
 
@@ -192,7 +192,7 @@ def lower(
     counts = [jax.ShapeDtypeStruct((), jnp.int32)] if sums_iterations else []
 
     def compile_with(kernels: KernelChoice) -> jax.stages.Compiled:
-        step = Program(
+        step = StorableProgram(
             part="step",
             function=_step(graph, seeds, mesh, mean, specs, kernels),
             arguments=(placed, *counts, *mean.operands),
@@ -255,7 +255,7 @@ def _start_maker(
 
     Seeds and hyperparameters are inputs of the program.
     """
-    start = Program(
+    start = StorableProgram(
         part="start",
         function=partial(_start, graph),
         arguments=jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), start_inputs(graph, seeds)),

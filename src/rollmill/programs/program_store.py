@@ -64,7 +64,7 @@ class ProgramStore:
     def __init__(self, name: str | None, device: Any = None) -> None:
         self.name, self.device = name, device
 
-    def program(self, make: "Program") -> Callable[[], jax.stages.Compiled]:
+    def program(self, make: "StorableProgram") -> Callable[[], jax.stages.Compiled]:
         """Returns a function that loads or compiles a program, in any thread.
 
         A program that is not stored is lowered before.
@@ -75,7 +75,7 @@ class ProgramStore:
         lowered = make.lower(self.name)
         return lambda: self._kept(file, make, lowered)
 
-    def _loaded(self, file: Path, make: "Program") -> jax.stages.Compiled | None:
+    def _loaded(self, file: Path, make: "StorableProgram") -> jax.stages.Compiled | None:
         try:
             folder = folder_in_cache(file)
             digest, _, packed = folder.read(file.name, limit=MAX_BYTES).partition(b"\n")
@@ -88,7 +88,9 @@ class ProgramStore:
         except Exception:  # whatever a program of another version raises: it is compiled again
             return None
 
-    def _kept(self, file: Path | None, make: "Program", lowered: jax.stages.Lowered) -> jax.stages.Compiled:
+    def _kept(
+        self, file: Path | None, make: "StorableProgram", lowered: jax.stages.Lowered
+    ) -> jax.stages.Compiled:
         """Compiles a program, and stores it unless it depends on more than the store's name, or compiles fast."""
         began = time.perf_counter()
         with _cache_hits() as hits:
@@ -104,14 +106,14 @@ class ProgramStore:
                 whole.write(_digest(packed) + b"\n" + packed)
         return compiled
 
-    def _file(self, make: "Program") -> Path | None:
+    def _file(self, make: "StorableProgram") -> Path | None:
         if self.name is None:
             return None
         how = _digest(json.dumps([sorted(make.options.items()), sorted(make.settings)]).encode()).decode()[:16]
         return cache_root() / FOLDER / f"{make.part}-{self.name}-{how}"
 
 
-class Program(NamedTuple):
+class StorableProgram(NamedTuple):
     """A program to load or to compile."""
 
     part: str

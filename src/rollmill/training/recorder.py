@@ -78,7 +78,7 @@ def default_log_every(graph: Graph, *, trainings: int = 1) -> int:
     return math.ceil(graph.loops.iterations * trainings / most)
 
 
-class _Line(NamedTuple):
+class _PendingLine(NamedTuple):
     """A line of the metrics that is to be written."""
 
     iteration: int
@@ -198,7 +198,7 @@ class Recorder:
         total = sum(counts)
         each = (now - begin) / max(1, total)
         speed = self._pace.after(total * self._steps_each)
-        lines: list[_Line] = []
+        lines: list[_PendingLine] = []
         for done, row, count in zip(accumulate(counts, initial=report.first), report.rows, counts, strict=False):
             if not is_finite(row):
                 if self._sums.iterations:
@@ -391,9 +391,9 @@ class Recorder:
     def _returns(self) -> list[float | None]:
         return [window.mean_return for window in self._windows]
 
-    def _next_line(self, speed: float, seconds: float) -> "_Line":
+    def _next_line(self, speed: float, seconds: float) -> "_PendingLine":
         """Returns the line of the iterations since the last one, and starts the next."""
-        line = _Line(
+        line = _PendingLine(
             self._iteration,
             {"seconds": seconds, **self._line(speed)},
             min(window.episodes for window in self._windows),
@@ -401,7 +401,7 @@ class Recorder:
         self._sums = RowSums()
         return line
 
-    def _write_lines(self, lines: Sequence["_Line"]) -> None:
+    def _write_lines(self, lines: Sequence["_PendingLine"]) -> None:
         """Writes the lines of one report in one piece, which takes one call of the system, and tells the hooks."""
         if not lines:
             return

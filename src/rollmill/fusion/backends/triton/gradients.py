@@ -177,7 +177,7 @@ def _sample_loop(task: _Common, each: SampleLoop, numbers: Mapping[Node, str], p
     sums = _SumWriter(writer, each, numbers, mask)
     outputs = writer.write(schedule_of(program, segmented=True, sums=sums.nodes), inputs, add_sum=sums.add)
     names = dict(zip(program.outputs, outputs, strict=True))
-    carried = _Carried(prefix, step, each.carried)
+    carried = _BackwardCarry(prefix, step, each.carried)
     carried.hand_back(source, [names[node] for node in back.values()])
     loop = [*LOOP_OVER_STEPS, *carried.forgotten()] if step.carried else [LOOP_OVER_BLOCKS]
     here = [f"        {mask} = first + tl.arange(0, BLOCK) < N"] if mask else []
@@ -237,7 +237,7 @@ LOOP_OVER_STEPS = (
 """The steps of a block of sequences, then those of the next block."""
 
 
-class _Carried:
+class _BackwardCarry:
     """What a loop hands back from each step of its sequences to the one before."""
 
     def __init__(self, prefix: str, step: GradientStep, places: Sequence[int]) -> None:
