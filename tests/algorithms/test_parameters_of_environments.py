@@ -54,15 +54,16 @@ def test_a_step_follows_the_held_gravity(gravity):
 
 @pytest.mark.parametrize("episodes", [3])
 def test_an_evaluation_has_the_parameters_of_the_training(episodes):
-    """Poles without gravity and force stay in their limits for the whole episode."""
-    plain, still = graph_of(), graph_of(gravity=0, force=0, reset_bound=0.001, max_steps=30)
+    """Poles without gravity and force stay in their limits for the whole episode; a schedule is at its end."""
+    unmoved = {"force": 0, "reset_bound": 0.001, "max_steps": 30}
+    still, later = graph_of(gravity=0, **unmoved), graph_of(gravity="linear:1000:0", **unmoved)
     lengths = [
         evaluator(graph, graph.weights(start_state(graph).learner), episodes=episodes, seed=0)(
             graph.weights(start_state(graph).learner)
         ).lengths
-        for graph in (still, plain)
+        for graph in (still, later, graph_of())
     ]
-    assert (lengths[0] == 30).all() and not (lengths[1] == 30).all()
+    assert (lengths[0] == 30).all() and (lengths[1] == 30).all() and not (lengths[2] == 30).all()
 
 
 def test_what_cannot_be_traced_stays_a_constant():

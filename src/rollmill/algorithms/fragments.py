@@ -165,14 +165,15 @@ class _Held(NamedTuple):
         return cls(inputs, {**held_numbers(inputs), **steps}, follows)
 
     def begin(self, numbers: Hyperparameters | None) -> tuple[Any, ...]:
-        """Returns the parts of the first state; without `numbers`, those of the end of a training."""
+        """Returns the parts of the first state; without the steps that were done, at the end of a training."""
         if not self.inputs:
             return ()
-        held = dict(as_data(self.parameters) if numbers is None else numbers)
+        held = as_data(self.parameters) | dict(numbers or {})
         if not self.follows_steps:
             return (held,)
-        done = held.pop(STEPS_DONE)
-        return held, jnp.asarray(held[PLANNED_STEPS] if numbers is None else done).astype(jnp.int32)
+        del held[STEPS_DONE]
+        done = (numbers or {}).get(STEPS_DONE, held[PLANNED_STEPS])
+        return held, jnp.asarray(done).astype(jnp.int32)
 
     def after(self, *kept: Any) -> tuple[Any, ...]:
         """Returns the parts of the state after a step."""

@@ -143,8 +143,9 @@ def _most_at_once(graph: Graph) -> int:
 
 
 def _parameters(graph: Graph) -> dict[str, np.ndarray]:
-    """Returns the environment's parameters that programs take as inputs."""
-    return {name: np.asarray(value, np.float32) for name, value in graph.parameters.items()}
+    """Returns the environment's parameters that programs take as inputs, at the end of the training."""
+    numbers = {name: value for name, value in graph.parameters.items() if name != "steps_done"}
+    return {name: np.asarray(value, np.float32) for name, value in numbers.items()}
 
 
 def _play(
