@@ -51,6 +51,15 @@ def test_what_a_program_contains_keeps_trials_apart(tmp_path):
     assert names_together(sweep) == ["0", "1"]
 
 
+def test_the_discount_factor_of_normalised_rewards_keeps_trials_apart(tmp_path):
+    sweep = sweep_over(tmp_path / "sweep", {"normalize_rewards": True}, gamma=[0.9, 0.99])
+    assert names_together(sweep) == []
+    settings = {**SETTINGS, "normalize_rewards": True, "quiet": True}
+    requests = [TrainingRequest("ppo", "CartPole-v1", {**settings, "gamma": gamma}) for gamma in (0.9, 0.99)]
+    with pytest.raises(UsageError, match="that differ in gamma cannot share a program"):
+        train_population(requests)
+
+
 def test_trials_with_other_ends_of_schedules_share_a_program(tmp_path):
     ends = ["linear:0.1:0", "linear:0.2:0.1", "cosine:0.1:0", 0.1]
     sweep = sweep_over(tmp_path / "sweep", ent_coef=ends)

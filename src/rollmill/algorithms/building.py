@@ -18,6 +18,7 @@ from rollmill.algorithms.fragments import (
 )
 from rollmill.algorithms.hyperparameters import (
     OF_THE_LOOPS,
+    OF_THE_REWARDS,
     PLANNED_UPDATES,
     configured_schedule,
     current,
@@ -399,7 +400,8 @@ def graph_of(
     """
     policy, environment = parts.policy, parts.environment
     optimiser, rewards = optimiser_of(choices, scaling, loops), choices.config.normalize_rewards
-    numbers = numbers_to_hold(parts.config, loops, constant=OF_THE_LOOPS)
+    constant = (*OF_THE_LOOPS, *OF_THE_REWARDS) if rewards else OF_THE_LOOPS
+    numbers = numbers_to_hold(parts.config, loops, constant=constant)
     return Graph(
         settings=settings_of(name, parts.env, parts.config, custom=parts.custom),
         observation_space=parts.env.observation_space,

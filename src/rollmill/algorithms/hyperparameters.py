@@ -29,6 +29,9 @@ PLANNED_UPDATES = "planned_updates"
 OF_THE_LOOPS = ("target_kl",)
 """Hyperparameters that end an iteration's learning, which programs contain."""
 
+OF_THE_REWARDS = ("gamma",)
+"""Hyperparameters that normalise rewards: environments add up returns with them, and programs contain them."""
+
 OF_THE_OPTIMISER = ("learning_rate", "critic_learning_rate")
 """Hyperparameters with schedules that the optimiser follows, by its own count of updates."""
 
