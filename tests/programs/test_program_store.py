@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import rollmill
-from rollmill.dataflow import iteration_digest
+from rollmill.dataflow import iteration_digest, program_digests
 from rollmill.dataflow.program_digests import Digests
 from rollmill.programs import program_store
-from rollmill.programs.compiled import lower
+from rollmill.programs.compiled import MAKERS, PACKAGE, lower
 from rollmill.programs.program_store import calls_of, store_for
 
 SIZES = {"num_envs": 2, "num_steps": 4, "num_minibatches": 1, "update_epochs": 1, "total_timesteps": 8}
@@ -129,12 +129,43 @@ class Doubling:
         return "rule"
 
 
-def test_an_object_that_tells_nothing_of_itself_makes_a_digest_incomplete():
+def test_an_object_that_tells_nothing_of_itself_makes_a_digest_incomplete(monkeypatch):
     primitive = jax.extend.core.Primitive("held")
     primitive.def_abstract_eval(lambda x, **_: x)
+    monkeypatch.setattr(program_digests, "_primitives", lambda _: {id(primitive)})
     digest = lambda held: Digests().whole(jax.make_jaxpr(lambda x: primitive.bind(x, held=held))(1.0))
     assert digest(Doubling()) is None and digest(lambda: 0) is None
     assert digest("text") != digest("texts") and digest((1, None)) is not None
+
+
+def test_a_primitive_of_another_package_makes_a_digest_incomplete():
+    primitive = jax.extend.core.Primitive("sin")
+    primitive.def_abstract_eval(lambda x: x)
+    digest = lambda function: Digests().whole(jax.make_jaxpr(function)(1.0))
+    assert digest(primitive.bind) is None and digest(jax.jit(primitive.bind)) is None
+    assert digest(jax.lax.sin_p.bind) is not None
+
+
+def test_random_numbers_of_another_kind_make_another_program():
+    def draw(is_partitionable):
+        with jax.threefry_partitionable(is_partitionable):
+            return jax.random.bits(jax.random.key(0), (3,))
+
+    digests = {Digests().whole(jax.make_jaxpr(lambda kind=kind: draw(kind))()) for kind in (True, False)}
+    assert len(digests) == 2
+
+
+def test_a_store_that_cannot_be_entered_is_passed_over(stored, monkeypatch):
+    def refuse(path, **_):
+        raise PermissionError(path)
+
+    monkeypatch.setattr(program_store.Path, "exists", refuse)
+    assert lower(graph_of(**SIZES)).compile_seconds > 0
+
+
+def test_files_that_lower_primitives_make_programs():
+    lowering = [file for file in PACKAGE.rglob("*.py") if "register_lowering(" in file.read_text()]
+    assert lowering and set(lowering) <= set(MAKERS)
 
 
 def named(known=(), sources=(), digest="digest"):
@@ -162,4 +193,6 @@ def test_the_place_of_a_program_depends_on_settings_variables_and_sources(tmp_pa
 
 def test_calls_out_of_a_program_are_found():
     solved = jax.jit(jnp.linalg.cholesky).lower(jnp.eye(3)).as_text()
+    foreign = jax.ffi.ffi_call("my-op::x", jax.ShapeDtypeStruct((), jnp.float32))
+    assert calls_of(jax.jit(foreign).lower(1.0).as_text()) == {"my-op::x"}
     assert calls_of(solved) and not calls_of(jax.jit(jnp.sin).lower(1.0).as_text())

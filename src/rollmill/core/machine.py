@@ -46,7 +46,7 @@ PACKAGES = {
 
 def versions() -> dict[str, str | None]:
     """Returns the versions of Python and of the packages that affect a run's numbers, None if not installed."""
-    return {"python": platform.python_version()} | {key: _version(name) for key, name in PACKAGES.items()}
+    return {"python": platform.python_version()} | {key: version_of(name) for key, name in PACKAGES.items()}
 
 
 def hardware() -> dict[str, Any]:
@@ -71,7 +71,8 @@ def own_commit() -> str | None:
         return None
 
 
-def _version(distribution: str) -> str | None:
+def version_of(distribution: str) -> str | None:
+    """Returns the version of an installed package, None if it is not installed."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:

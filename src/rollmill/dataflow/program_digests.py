@@ -27,6 +27,9 @@ TRACED_BEFORE = {
 OF_JAX = {"UnspecifiedValue", "Mesh", "AbstractMesh"}
 """Names of JAX's types of parameters, likewise."""
 
+OWNERS = {"jax", "rollmill"}
+"""Packages with primitives whose rules are known: by JAX's version, and by the sources that make programs."""
+
 PLAIN = (type(None), bool, int, float, complex, str, bytes, enum.Enum, np.dtype, type)
 """Types of parameters whose text says all of them."""
 
@@ -54,7 +57,8 @@ class Digests:
     def whole(self, program: core.ClosedJaxpr) -> str | None:
         """Returns the digest of a program if it covers all that the program computes.
 
-        It does not if an operation holds an object known by a text alone, such as a function of the host.
+        It does not if an operation holds an object known by a text alone, such as a function of the host, or is
+        a primitive of another package, which may compile to anything.
         """
         digest = self.of_closed(program)
         return digest if self._known[id(program)][2] else None
@@ -76,8 +80,10 @@ class Digests:
                 for name, value in sorted(equation.params.items())
                 if (operation, name) not in NAMES_ONLY
             ]
+            parameters += _context(equation)
             lines.append([operation, *parameters, *map(atom, equation.invars), "->", *map(atom, equation.outvars)])
             self._is_whole &= not (equation.ctx.compute_type or equation.ctx.xla_metadata)
+            self._is_whole &= id(equation.primitive) in _primitives(len(sys.modules))
         lines.append([atom(var) for var in program.outvars])
         return sha256("\n".join(map(" ".join, lines)))
 
@@ -114,6 +120,21 @@ def _is_of_jax(value: Any) -> bool:
         named = getattr(sys.modules.get(value.__module__), value.__qualname__, None)
         return value.__module__.partition(".")[0] == "jax" and named is value
     return type(value).__module__.partition(".")[0] == "jax" and type(value).__qualname__ in OF_JAX
+
+
+def _context(equation: core.JaxprEqn) -> list[str]:
+    """Returns settings that the function chose for an operation, other than those of the whole program."""
+    current = jax.config.values.get("jax_threefry_partitionable")
+    chosen = getattr(equation.ctx, "threefry_partitionable", current)
+    return [] if chosen == current else [f"threefry_partitionable={chosen}"]
+
+
+@functools.cache
+def _primitives(num_modules: int) -> frozenset[int]:
+    """Returns the addresses of all primitives of JAX and Rollmill, as far as their modules are imported."""
+    modules = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] in OWNERS]
+    values = (value for module in modules for value in list(vars(module).values()))
+    return frozenset(id(value) for value in values if isinstance(value, core.Primitive))
 
 
 def _array(value: Any) -> str:

@@ -64,11 +64,24 @@ DIVIDED = ("collector", "rings")
 """Parts of the state that are divided among devices; the rest is whole on each."""
 
 PACKAGE = Path(__file__).parents[1]
-MAKERS = [
-    PACKAGE / name
-    for name in ("programs/compiled.py", "programs/packed_metrics.py", "core/traced_once.py", "core/threefry.py")
-]
-"""Files that make programs of traces."""
+MAKERS = sorted(
+    file
+    for pattern in (
+        "core/convolutions.py",
+        "core/flat_descent.py",
+        "core/threefry.py",
+        "core/traced_once.py",
+        "dataflow/minibatch_loop.py",
+        "fusion/backends/cpu/*.py",
+        "programs/__init__.py",
+        "programs/compiled.py",
+        "programs/kernels.py",
+        "programs/packed_metrics.py",
+    )
+    for file in PACKAGE.glob(pattern)
+)
+"""Files that make programs of traces: how operations are lowered and iterations are repeated, and for how many
+seeds."""
 
 UNROLL = {"gpu": 4}
 """On a GPU the launches of a small step cost more than its arithmetic; `benchmarks/training.py --unroll` tells."""

@@ -16,7 +16,6 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +24,7 @@ from jax.experimental.serialize_executable import deserialize_and_load, serializ
 
 from rollmill.core.errors import CheckpointError
 from rollmill.core.installation import cache_root, folder_in_cache
-from rollmill.core.machine import usable_cores
+from rollmill.core.machine import usable_cores, version_of
 from rollmill.core.threefry import small_programs
 from rollmill.programs.cache import WITH_NAMES
 from rollmill.programs.compiler_options import CompilerOptions
@@ -70,7 +69,7 @@ class ProgramStore:
         A program that is not stored is lowered before.
         """
         file = self._file(make)
-        if file is not None and file.exists():
+        if file is not None and _is_there(file):
             return lambda: self._loaded(file, make) or self._kept(file, make, make.lower(self.name))
         lowered = make.lower(self.name)
         return lambda: self._kept(file, make, lowered)
@@ -161,6 +160,14 @@ def _cache_hits() -> Iterator[list[str]]:
         jax.monitoring.unregister_event_listener(hear)
 
 
+def _is_there(file: Path) -> bool:
+    """Returns whether there is a file. Nobody can tell in a folder of another user."""
+    try:
+        return file.exists()
+    except OSError:
+        return False
+
+
 def _digest(content: bytes) -> bytes:
     return hashlib.sha256(content).hexdigest().encode()
 
@@ -191,7 +198,7 @@ def surroundings(device: Any) -> list[object]:
     """Returns what every program of a device depends on: versions, settings, variables and the processor."""
     client = device.client
     return [
-        *map(version, ("jax", "jaxlib")),
+        *map(version_of, ("jax", "jaxlib", "llvmlite")),
         platform.python_version(),
         [client.platform, client.platform_version, device.device_kind],
         _settings(),
@@ -202,7 +209,7 @@ def surroundings(device: Any) -> list[object]:
 
 def calls_of(text: str) -> set[str]:
     """Returns what a lowered program calls by name."""
-    return set(re.findall(r"custom_call\s*@([\w.$]+)", text))
+    return {name or other for name, other in re.findall(r'custom_call\s*@(?:"([^"]*)"|([\w.$]+))', text)}
 
 
 def _settings() -> dict[str, str]:
