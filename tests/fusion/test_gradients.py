@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import rollmill
+from rollmill.core.errors import CannotFuse
 from rollmill.dataflow import flat_samples, gradients_of_rows, identity, pack, plain_minibatch_loop, start
 from rollmill.fusion import (
     GradientLaunch,
@@ -122,6 +123,31 @@ def test_a_minibatch_is_of_any_size():
     graph = graph_of(CASES["no-hidden-layer"])
     learner, batch, rows = learned_a_little(graph)
     assert_the_gradients_of_the_mean(graph, learner, batch, rows[:61])
+
+
+def test_constants_of_sequences_are_those_of_the_conditioned_minibatch():
+    """V-trace reads rewards, which are scaled here."""
+
+    def scale_rewards(minibatch, reduce):
+        samples = minibatch.samples
+        return minibatch._replace(samples=samples._replace(reward=3 * samples.reward))
+
+    graph = graph_of(Case("CartPole-v1", LINEAR, "impala"))._replace(condition=scale_rewards)
+    assert_the_gradients_of_the_mean(graph, *learned_a_little(graph))
+
+
+def test_conditioning_of_whole_sequences_is_refused():
+    def shift_ends(minibatch, reduce):
+        return minibatch._replace(sequences=jax.tree.map(lambda leaf: leaf + 1, minibatch.sequences))
+
+    graph = graph_of(Case("CartPole-v1", LINEAR, "impala"))._replace(condition=shift_ends)
+    begin = lambda key: first_batch(graph, start(graph, key, jnp.arange(8)))
+    learner, batch = jax.eval_shape(begin, jax.random.key(0))
+    computed = lambda learner, batch, rows: fused_gradients(graph, batch, identity, run=run_gradients_reference)(
+        learner, rows
+    )
+    with pytest.raises(CannotFuse, match="whole sequences"):
+        jax.eval_shape(computed, learner, batch, jnp.arange(4, dtype=jnp.uint32))
 
 
 def assert_the_gradients_of_the_mean(graph, learner, batch, rows):

@@ -288,12 +288,12 @@ def minibatch_of(
     num_steps, packed, rows = graph.loops.num_steps, batch.packed, shuffled.rows[number]
     width = len(packed.table) // num_steps
     places = rows[None] + jnp.arange(num_steps, dtype=jnp.uint32)[:, None] * jnp.uint32(width)
-    by_step = jax.tree.map(
-        lambda leaf: leaf.reshape(num_steps, len(rows), *leaf.shape[1:]), packed.take(places.reshape(-1))
-    )
-    sequences = jax.tree.map(lambda leaf: leaf[rows], batch.sequences)
-    ahead = _ahead(gradients, learner, Batch(_swapped(by_step), sequences))
     leaves = {n: leaf[number] for n, leaf in shuffled.conditioned.items()}
+    by_step, structure = jax.tree.flatten(packed.take(places.reshape(-1)))
+    by_step = [leaf.reshape(num_steps, len(rows), *leaf.shape[1:]) for leaf in by_step]
+    samples = jax.tree.unflatten(structure, [leaves.get(n, leaf) for n, leaf in enumerate(by_step)])
+    sequences = jax.tree.map(lambda leaf: leaf[rows], batch.sequences)
+    ahead = _ahead(gradients, learner, Batch(_swapped(samples), sequences))
     leaves |= dict(enumerate(jax.tree.leaves(_swapped(ahead)), start=len(packed.leaves)))
     if gradients.recurrent:
         own = Shuffled(rows[None], {n: leaf[None] for n, leaf in leaves.items()})
@@ -344,7 +344,11 @@ def _conditioned_leaves(graph: Graph, batch: PackedBatch, rows: Array, *, reduce
     of_steps = lambda leaf: leaf.reshape(graph.loops.num_steps, -1, *leaf.shape[1:])[:, rows].swapaxes(0, 1)
     taken = jax.tree.map(of_steps if by_sequence else lambda leaf: leaf[rows], batch.packed.samples)
     sequences = jax.tree.map(lambda leaf: leaf[rows], batch.sequences) if by_sequence else ()
-    conditioned = graph.condition(Batch(taken, sequences), reduce).samples
+    conditioned, of_sequences = graph.condition(Batch(taken, sequences), reduce)
+    if [*map(id, jax.tree.leaves(sequences))] != [*map(id, jax.tree.leaves(of_sequences))]:
+        raise CannotFuse(
+            "conditioning a minibatch changes leaves of whole sequences, and kernels take those of the batch."
+        )
     pairs = zip(jax.tree.leaves(taken), jax.tree.leaves(conditioned), strict=True)
     # By identity: conditioning hands on the leaves that it does not change as they are. What was gathered for
     # those is dead code, and never computed.
@@ -366,7 +370,7 @@ def run_gradients_reference(
         )
         for place, leaf in minibatch.shuffled.conditioned.items():
             own = leaf[minibatch.number]
-            leaves[place] = own if turns == 1 else own[turn]
+            leaves[place] = own[turn] if step.carried else own
         return [leaves[place] for place in range(len(leaves))]
 
     def again(back: list[Array], turn: Int[Array, ""]) -> tuple[list[Array], Array]:
