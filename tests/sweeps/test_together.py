@@ -72,6 +72,12 @@ def test_trials_with_other_parameters_of_the_environment_share_a_program(tmp_pat
     assert names_together(sweep) == ["0", "2"]
 
 
+def test_invalid_options_of_the_environment_are_left_to_their_trials(tmp_path):
+    sweep = sweep_over(tmp_path / "sweep", **{"env-option.gravity": [9.8, "heavy", 3.7], "seed": [0, 1]})
+    assert names_together(sweep) == ["0", "1", "4", "5"]
+    assert num_programs(sweep.trials(), ()) == 2
+
+
 @pytest.mark.parametrize(
     ("settings", "environment"),
     [

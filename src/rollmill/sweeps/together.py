@@ -87,7 +87,11 @@ def _shape(config: Any, name: str) -> str | None:
 
 def _environment_numbers(request: TrainingRequest) -> dict[str, str]:
     """Returns the shapes of the options that are numbers of the environment, and inputs of its programs."""
-    if not any(isinstance(value, int | float | str) for value in request.environment_options.values()):
+    values = request.environment_options.values()
+    if ":" in request.environment or not any(isinstance(value, int | float | str) for value in values):
+        return {}  # environments of adapters have none, and may be slow to make
+    try:
+        env = make(request.environment, **request.environment_options)
+    except Exception:  # a factory may raise anything, which its trial reports
         return {}
-    env = make(request.environment, **request.environment_options)
     return {name: course.shape for name, course in getattr(env, "inputs", {}).items()}
