@@ -140,3 +140,9 @@ def test_a_distribution_is_drawn_from_for_each_episode():
 def test_other_values_are_refused_by_name(options, message):
     with pytest.raises(UsageError, match=message.replace("?", r"\?")):
         rollmill.make("CartPole-v1", **options)
+
+
+def test_parameters_given_twice_are_refused():
+    env = rollmill.make("CartPole-v1", gravity=3.7)
+    with pytest.raises(UsageError, match="CartPole-v1 was made with gravity, and params is given as well"):
+        rollmill.ppo(env, params=env.params)

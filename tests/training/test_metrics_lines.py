@@ -130,6 +130,8 @@ def moments(*arrays):
 def test_damaged_sums_of_a_checkpoint_are_named(tmp_path):
     with pytest.raises(CheckpointError, match=r"metadata\.unwritten\.sums\['x'\] is of 3 seeds, not of 2"):
         recorded_progress.check_sums(SavedSums(1, {"x": (1.0, 2.0, 3.0)}), where="checkpoint 1", seeds=2)
+    with pytest.raises(CheckpointError, match=r"unwritten\.sums are of 1 and 2 seeds"):
+        recorded_progress.check_sums(SavedSums(1, {"x": (1.0,), "y": (1.0, 2.0)}), where="checkpoint 1", seeds=2)
     with pytest.raises(CheckpointError, match=r"iterations=-1 must be at least 0"):
         recorded_progress.check_sums(SavedSums(-1), where="checkpoint 1", seeds=2)
     sums = RowSums(SavedSums(2, {"x": (1.0, 3.0)}))
@@ -141,6 +143,11 @@ def test_sums_of_an_older_version_with_other_metrics_go_on():
     sums = RowSums(SavedSums(1, {"gone": (1.0,), "x": (2.0,)}))
     sums.add({"x": 3.0, "new": 4.0})
     assert sums.totals() == {"x": 5.0, "new": 4.0, "gone": 1.0}
+    saved = json.loads(json.dumps(sums.to_json()))
+    again = RowSums(SavedSums(2, {name: tuple(each) for name, each in saved["sums"].items()}, saved["absent"]))
+    again.add({"x": 1.0, "new": 6.0})
+    means = {name: float(mean[0]) for name, mean in again.means().items()}
+    assert means == {"x": 2.0, "new": 5.0, "gone": 1.0}  # each over the iterations in which it was there
 
 
 def test_trainings_of_one_process_write_as_many_lines_together_as_one():

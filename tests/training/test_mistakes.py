@@ -104,7 +104,7 @@ FAILS = {
     "rollmill.auto_reset(host)": "it resets itself",
     "rollmill.time_limit('CartPole-v1', 5)": "time_limit takes an environment, got a str. hint: rollmill.make",
     "rollmill.time_limit(env, 5.5)": "max_steps=5.5 must be an integer",
-    "rollmill.make('CartPole-v1', gravity=3)": "its options:",
+    "rollmill.make('CartPole-v1', gravty=3)": "has no option 'gravty'; did you mean gravity?",
     "rollmill.make('')": "unknown environment ''",
     "rollmill.train('ppo')": 'hint: rollmill.ppo("CartPole-v1") makes one.',
     "rollmill.train(rollmill.a3c)": 'hint: rollmill.a3c("CartPole-v1") makes one.',

@@ -188,18 +188,23 @@ class _Held(NamedTuple):
 def _inputs(env: Environment, params: Params | None) -> dict[str, NumberSchedule]:
     """Returns the inputs of an environment, without those that choose shapes or code of it.
 
-    Warns of these. Raises a `UsageError` if one of them has a schedule or a distribution.
+    Warns of these. Raises a `UsageError` if one of them has a schedule or a distribution, or if `params` is given
+    as well.
     """
-    names = list(env.inputs) if params is None else []
+    if params is not None and env.inputs:
+        given = ", ".join(env.inputs)
+        raise UsageError(
+            f"{env.name} was made with {given}, and params is given as well. hint: set {given} in params alone."
+        )
+    names = list(env.inputs)
     if names and not _can_be_inputs(env, names):
         names = [name for name in names if _can_be_inputs(env, (name,))]
     for name in env.inputs.keys() - set(names):
         if env.inputs[name].shape != "constant":
-            why = "params is given as well" if params is not None else f"{env.name} chooses shapes or code by it"
+            why = f"{env.name} chooses shapes or code by it"
             raise UsageError(f"{name}={':'.join(map(str, env.inputs[name]))} cannot change: {why}.")
-        if params is None:
-            told = f"{env.name} chooses shapes or code by {name}, so that another value of it is compiled anew."
-            warnings.warn(told, stacklevel=2)
+        told = f"{env.name} chooses shapes or code by {name}, so that another value of it is compiled anew."
+        warnings.warn(told, stacklevel=2)
     return {name: env.inputs[name] for name in names}
 
 

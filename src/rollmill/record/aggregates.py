@@ -19,6 +19,8 @@ class SavedSums:
     iterations: int = 0
     sums: dict[str, tuple[float, ...]] = field(default_factory=dict)
     """For each metric, one number for each seed."""
+    absent: dict[str, int] = field(default_factory=dict)
+    """Iterations in which a metric was not there, for those that were not there in all."""
 
 
 class RowSums:
@@ -28,14 +30,18 @@ class RowSums:
         saved = saved or SavedSums()
         self.iterations = saved.iterations
         self.names = list(saved.sums)
+        self._absent = dict(saved.absent)
         self._sums = np.asarray(list(saved.sums.values()), np.float64)  # [metric, seed]
 
     def add(self, row: Mapping[str, Any], *, iterations: int = 1) -> None:
         """Adds the metrics of one iteration, or their sums over several."""
         names, numbers = list(row), np.asarray(list(row.values()), np.float64).reshape(len(row), -1)
-        if self.names and self.names != names:  # of a run that another version began
+        if self.names and self.names != names:  # another version began the line, or other options
             sums = dict(zip(names, numbers, strict=True))
+            self._absent |= {name: self.iterations for name in names if name not in self.names}
             for name, before in zip(self.names, self._sums, strict=True):
+                if name not in sums:
+                    self._absent[name] = self._absent.get(name, 0) + iterations
                 sums[name] = sums[name] + before if name in sums else before
             names, numbers = list(sums), np.asarray(list(sums.values()))
         elif self.names:
@@ -53,8 +59,8 @@ class RowSums:
         `weights` maps some metrics to the metric with the fraction of each iteration in which they were computed.
         They are 0 in the rest, and their means are over the computed part, or NaN.
         """
-        whole = self._sums / (self.iterations or 1)
-        means = dict(zip(self.names, whole, strict=True))
+        counts = [[(self.iterations or 1) - self._absent.get(name, 0)] for name in self.names]
+        means = dict(zip(self.names, self._sums / counts if counts else self._sums, strict=True))
         sums = dict(zip(self.names, self._sums, strict=True))
         with np.errstate(invalid="ignore"):
             return means | {name: sums[name] / sums[weight] for name, weight in weights.items() if name in sums}
@@ -62,7 +68,7 @@ class RowSums:
     def to_json(self) -> dict[str, Any]:
         """Returns the sums in the JSON form of `SavedSums`."""
         sums = dict(zip(self.names, self._sums.tolist(), strict=True))
-        return {"iterations": self.iterations, "sums": sums}
+        return {"iterations": self.iterations, "sums": sums, **({"absent": self._absent} if self._absent else {})}
 
 
 SECONDS = 1.0

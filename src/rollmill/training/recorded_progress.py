@@ -63,6 +63,9 @@ def check_sums(saved: SavedSums, *, where: str, seeds: int) -> None:
     """Raises a `CheckpointError` unless sums of metrics are of as many seeds as are trained."""
     if saved.iterations < 0:
         raise CheckpointError(f"{where}: metadata.unwritten.iterations={saved.iterations} must be at least 0.")
+    if len(lengths := {len(numbers) for numbers in saved.sums.values()}) > 1:
+        counts = " and ".join(map(str, sorted(lengths)))
+        raise CheckpointError(f"{where}: metadata.unwritten.sums are of {counts} seeds; all are of as many.")
     for name, numbers in saved.sums.items():
         if len(numbers) not in (1, seeds):
             raise CheckpointError(

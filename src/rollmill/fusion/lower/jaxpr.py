@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
@@ -188,6 +189,8 @@ def _by_numpy(equation: core.JaxprEqn, arrays: Sequence[Any]) -> np.ndarray | No
     """
     avals: list[Any] = [var.aval for var in equation.outvars]
     (result, *others), name = avals, equation.primitive.name
+    if jnp.issubdtype(result.dtype, jax.dtypes.extended):  # keys
+        return None
     dtypes = [np.dtype(result.dtype), *(getattr(array, "dtype", None) for array in arrays)]
     if others or any(map(is_traced, arrays)) or not all(dtype in EXACT_TYPES for dtype in dtypes):
         return None
