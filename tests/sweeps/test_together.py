@@ -75,7 +75,7 @@ def test_trials_with_other_parameters_of_the_environment_share_a_program(tmp_pat
 def test_invalid_options_of_the_environment_are_left_to_their_trials(tmp_path):
     sweep = sweep_over(tmp_path / "sweep", **{"env-option.gravity": [9.8, "heavy", 3.7], "seed": [0, 1]})
     assert names_together(sweep) == ["0", "1", "4", "5"]
-    assert num_programs(sweep.trials(), ()) == 2
+    assert num_programs(sweep, sweep.trials(), ()) == 2
 
 
 @pytest.mark.parametrize(
@@ -98,10 +98,14 @@ def test_a_program_holds_a_limited_number_of_trials(tmp_path):
 
 
 def test_programs_are_counted(tmp_path):
-    trials = sweep_over(tmp_path / "sweep", num_steps=[8, 16], seed=range(MAX_TRIALS + 3)).trials()
-    assert num_programs(trials, ()) == 4
-    assert num_programs(trials[: MAX_TRIALS + 1], {"00", "01"}) == 3
-    assert num_programs(sweep_over(tmp_path / "apart", {"evaluate_every": 1}, seed=[0, 1]).trials(), ()) == 2
+    sweep = sweep_over(tmp_path / "sweep", num_steps=[8, 16], seed=range(MAX_TRIALS + 3))
+    trials = sweep.trials()
+    assert num_programs(sweep, trials, ()) == 4
+    assert num_programs(sweep, trials[: MAX_TRIALS + 1], {"00", "01"}) == 3
+    sweep.run(trials[0]).root.mkdir()  # it has begun, and goes on in a program of its own
+    assert num_programs(sweep, trials[:3], ()) == 2
+    apart = sweep_over(tmp_path / "apart", {"evaluate_every": 1}, seed=[0, 1])
+    assert num_programs(apart, apart.trials(), ()) == 2
 
 
 def test_trials_that_have_begun_go_on_alone(tmp_path):

@@ -79,7 +79,11 @@ def run_sweep(
             while (open_trials := len(schedule.waiting) + sweep.remaining) and not stop.requested:
                 shares = together == "auto" and early is None
                 # On GPUs one program of many trials is faster than many programs. Proposals come one by one.
-                enough = num_programs(schedule.waiting, schedule.alone) if shares and not sweep.remaining else None
+                enough = (
+                    num_programs(sweep, schedule.waiting, schedule.alone)
+                    if shares and not sweep.remaining
+                    else None
+                )
                 with divide_machine(at_once, open_trials, sharing, enough=enough) as parts:
                     total = sweep.spec.num_trials
                     ended = f"{total - open_trials} of them {'ended' if rule else 'finished'}"

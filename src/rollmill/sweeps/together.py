@@ -32,28 +32,27 @@ def trials_together(
     Trials with names in `alone` need a program of their own, because one that they shared has failed. Trials are
     divided among the `places` parts of the machine that are free.
     """
-    is_fresh = lambda trial: trial.name not in alone and not sweep.has_begun(trial)
-    if not waiting or not is_fresh(waiting[0]) or not _may_share(waiting[0]):
+    if not waiting or not _is_fresh(sweep, waiting[0], alone) or not _may_share(waiting[0]):
         return []
     constants = _constants(waiting[0])
-    found = (trial for trial in waiting if is_fresh(trial) and _constants(trial) == constants)
+    found = (trial for trial in waiting if _is_fresh(sweep, trial, alone) and _constants(trial) == constants)
     alike = list(islice(found, MAX_TRIALS * places))  # no more can start now, however many wait
     count = math.ceil(len(alike) / places)
     return alike[:count] if count > 1 else []
 
 
-def num_programs(waiting: Sequence[Trial], alone: Collection[str]) -> int:
-    """Returns the fewest programs that trials can be divided into.
-
-    Args:
-        waiting: trials that wait.
-        alone: names of trials that need a program of their own.
-    """
+def num_programs(sweep: SweepDirectory, waiting: Sequence[Trial], alone: Collection[str]) -> int:
+    """Returns the fewest programs for the trials that wait; `alone` is that of `trials_together`."""
     looked_at = waiting[:LOOKED_AT]
-    shared = [trial for trial in looked_at if trial.name not in alone and _may_share(trial)]
+    shared = [trial for trial in looked_at if _is_fresh(sweep, trial, alone) and _may_share(trial)]
     alike = Counter(repr(_constants(trial)) for trial in shared)
     programs = sum(math.ceil(count / MAX_TRIALS) for count in alike.values())
     return len(waiting) - len(shared) + programs
+
+
+def _is_fresh(sweep: SweepDirectory, trial: Trial, alone: Collection[str]) -> bool:
+    """Returns whether a trial has not begun: one that has goes on in a program of its own."""
+    return trial.name not in alone and not sweep.has_begun(trial)
 
 
 def _may_share(trial: Trial) -> bool:
