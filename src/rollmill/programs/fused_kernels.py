@@ -173,9 +173,9 @@ class _Chooser:
 
     def check(self) -> None:
         """Raises a UsageError if kernels are impossible here."""
-        if self.lanes > 1 and self.place.device.platform == "cpu":
+        if self.lanes > 1 and self.graph.replay is not None:
             seeds = f"num_seeds={self.num_seeds} computes several seeds with replay memories at once"
-            raise UsageError(f"{seeds}, and machine code holds one seed")
+            raise UsageError(f"{seeds}, and a kernel holds one of these")
         self.backend.check(self.place.device)
         check_package(self.backend)
 
@@ -235,6 +235,8 @@ class _Chooser:
 
     def _gradient_candidates(self) -> "_Candidates":
         step = lower_gradients(self.graph)
+        if self.lanes > 1 and step.carried:  # never compared on a GPU
+            raise CannotFuse(f"num_seeds={self.num_seeds} computes several seeds at once, and sequences have one")
         shapes = jax.eval_shape(self._epoch, self._example_shapes)
         launches = self.backend.gradients.launches(
             num_kernel_rows(self.graph, step, *shapes), self.place.device, by_step=bool(step.carried)

@@ -101,7 +101,7 @@ def _lane_source(kernel: Kernel, sizes: Sequence[int]) -> str:
 
     It has the kernel's name, by which profilers know it.
     """
-    name = kernel.source.rstrip().rsplit(" ", 1)[-1]
+    name = kernel.source.rstrip().rsplit(" ", 1)[-1]  # a source ends with `entry(name)`
     pointers = [f"p{n}" for n in range(len(sizes))]
     moved = [f"p{n} + lane * {size}" if size else f"p{n}" for n, size in enumerate(sizes)]
     constants = [f"{name}: tl.constexpr" for name in kernel.constants]
