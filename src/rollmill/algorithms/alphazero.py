@@ -330,7 +330,7 @@ def _elsewhere(choices: Choices, env: Environment) -> Graph:
 def play(
     planner: Planner, weights: PolicyWeights, key: Key, memory: Memory, observation: Observation, mask: ActionMask
 ) -> Decision:
-    """Returns a move of self-play: searches with noise, and plays what the search chooses."""
+    """Returns the move that a search with exploration noise chooses in self-play."""
     return _decide(planner, weights, key, memory, observation, _as_position(planner, mask), explores=True)
 
 

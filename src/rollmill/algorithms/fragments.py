@@ -150,7 +150,7 @@ def environment_functions(
 
 
 class _Held(NamedTuple):
-    """What the state of an environment holds of its parameters: numbers, and the steps that schedules follow."""
+    """Parameters that an environment holds in its state: numbers, and the steps that their schedules follow."""
 
     inputs: Mapping[str, NumberSchedule]
     parameters: dict[str, float]
@@ -159,7 +159,7 @@ class _Held(NamedTuple):
 
     @classmethod
     def of(cls, inputs: Mapping[str, NumberSchedule], planned_steps: int) -> "_Held":
-        """Returns what is held for parameters that are inputs."""
+        """Returns the held numbers of the parameters that are inputs of programs."""
         follows = any(course.shape not in ("constant", UNIFORM) for course in inputs.values())
         steps = {PLANNED_STEPS: float(planned_steps), STEPS_DONE: 0.0} if follows else {}
         return cls(inputs, {**held_numbers(inputs), **steps}, follows)

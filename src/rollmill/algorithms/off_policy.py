@@ -254,7 +254,7 @@ def learner_numbers(
 
 
 def adam(parts: OffPolicyParts, rate: str = "learning_rate", *, every: int = 1) -> Optimiser:
-    """Returns Adam with clipping, by the hyperparameters, of which `rate` is the learning rate.
+    """Returns Adam with clipped gradients, whose learning rate is the hyperparameter named `rate`.
 
     It makes an update for `every` updates of the training.
     """

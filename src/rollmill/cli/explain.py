@@ -134,7 +134,7 @@ def _print_stages(graph: Graph) -> int:
 
 
 def _arguments(algorithm: str) -> Any:
-    """Returns the command's options, of which many are the algorithm's."""
+    """Returns the options of the command and of the algorithm."""
     config = ALGORITHMS[algorithm].config()
     environment = Arg(metavar="ENVIRONMENT", help="Id of the environment.", positional=True)
     arguments = make_dataclass(

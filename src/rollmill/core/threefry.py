@@ -86,7 +86,7 @@ def small_programs() -> Iterator[None]:
 
 
 def unroll_threefry() -> None:
-    """Makes programs lowered for CPUs from now on draw without loops, but for those of `small_programs`."""
+    """Lets CPU programs that are lowered later draw without loops, except inside `small_programs`."""
     unrolled, rolled = (
         mlir.lower_fun(jax.jit(function, inline=True), multiple_results=True)  # traced once for equal shapes
         for function in (threefry, rolled_threefry)
