@@ -48,11 +48,13 @@ def train(environment: str, num_envs: int, seconds: float, seed: int, fusion: An
             state, values = program.advance(state)
         metrics = dict(zip(program.metric_names, np.asarray(values).reshape(-1).tolist(), strict=True))
         done += ITERATIONS * num_envs * STEPS
-        if not curve or took > curve[-1][0] + 0.5:
-            curve.append([took, done, metrics["episodes/return_sum"] / max(metrics["episodes/ended"], 1.0)])
+        ended = metrics["episodes/ended"]  # without an episode that ended there is no return
+        if ended and (not curve or took > curve[-1][0] + 0.5):
+            curve.append([took, done, metrics["episodes/return_sum"] / ended])
     jax.block_until_ready(state)
     rate = done / (time.perf_counter() - begin)
-    print(f"{environment} seed {seed}: {rate / 1e6:.2f} M steps/s, return {curve[-1][2]:.0f} after {done:,} steps")
+    last = f"{curve[-1][2]:.0f}" if curve else "unknown"
+    print(f"{environment} seed {seed}: {rate / 1e6:.2f} M steps/s, return {last} after {done:,} steps")
     return {"seed": seed, "compile_seconds": compiled, "steps_per_second": rate, "curve": curve}
 
 
