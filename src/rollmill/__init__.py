@@ -163,8 +163,8 @@ _MODULES = {
     "rollmill.training.training": "Run train",
 }
 _PACKAGES = (
-    "algorithms channels cli core dataflow envs fusion gpus hooks networks pages physics pictures plan_search "
-    "planning plotting policies processes profiler profiling programs recipes record runs serving sweeps "
-    "training workers"
+    "algorithms channels cli core dataflow envs fusion gpus hooks networks overview pages physics pictures "
+    "plan_search planning plotting policies processes profiler profiling programs recipes record runs serving "
+    "sweeps training workers"
 )
 __getattr__, __dir__ = lazy_names(__name__, _MODULES, packages=_PACKAGES)

@@ -48,6 +48,7 @@ COMMANDS = {
         "show a run's policy at play, as GIF, MP4, PNGs or in the terminal: rollmill render RUN",
         only_acts=True,
     ),
+    "runs": Command("runs", "list the runs and sweeps of a folder, with their states: rollmill runs [FOLDER]"),
     "plot": Command("plot", "draw learning curves of runs and sweeps: rollmill plot RUN [RUN ...]"),
     "play": Command(
         "play", "play a game for two players against a run's policy: rollmill play RUN", only_acts=True

@@ -124,12 +124,12 @@ def grouped(curves: Sequence[SeedCurve], *, smoothing: float = 0.0) -> tuple[Cur
 
 
 def _key(settings: Mapping[str, Any]) -> tuple:
-    return tuple(sorted((name, _text(value)) for name, value in settings.items()))
+    return tuple(sorted((name, setting_text(value)) for name, value in settings.items()))
 
 
 def labels_of(groups: Sequence[Mapping[str, Any]]) -> list[str]:
     """Returns a label for each group: algorithm and environment if they differ, and other settings that do."""
-    named = [tuple(_text(group.get(name)) for name in NAMES_FIRST) for group in groups]
+    named = [tuple(setting_text(group.get(name)) for name in NAMES_FIRST) for group in groups]
     alike = [name for i, name in enumerate(NAMES_FIRST) if len({pair[i] for pair in named}) == 1]
     heads = [
         " on ".join(text for name, text in zip(NAMES_FIRST, pair, strict=True) if name not in alike)
@@ -138,7 +138,7 @@ def labels_of(groups: Sequence[Mapping[str, Any]]) -> list[str]:
     labels = []
     for group, pair, head in zip(groups, named, heads, strict=True):
         twins = [other for other, theirs in zip(groups, named, strict=True) if theirs == pair]
-        rest = ", ".join(f"{name}={_text(group.get(name))}" for name in _differing(twins))
+        rest = ", ".join(f"{name}={setting_text(group.get(name))}" for name in _differing(twins))
         labels.append(", ".join(part for part in (head, rest) if part) or " on ".join(pair))
     return labels
 
@@ -146,10 +146,11 @@ def labels_of(groups: Sequence[Mapping[str, Any]]) -> list[str]:
 def _differing(groups: Sequence[Mapping[str, Any]]) -> list[str]:
     """Settings that are not the same in all groups, in the order in which they are recorded."""
     names = dict.fromkeys(name for group in groups for name in group)
-    return [name for name in names if len({_text(group.get(name)) for group in groups}) > 1]
+    return [name for name in names if len({setting_text(group.get(name)) for group in groups}) > 1]
 
 
-def _text(value: Any) -> str:
+def setting_text(value: Any) -> str:
+    """Returns the value of a setting as labels and tables show it: `64 64` for the sizes of layers."""
     match value:
         case bool() | None:
             return str(value).lower()
@@ -157,7 +158,7 @@ def _text(value: Any) -> str:
             short = f"{value:g}"
             return short if float(short) == value else repr(value)
         case list() | tuple():
-            return " ".join(map(_text, value)) or "none"
+            return " ".join(map(setting_text, value)) or "none"
     return str(value)
 
 

@@ -4,8 +4,8 @@ import contextlib
 import functools
 import math
 import os
-from collections.abc import Iterator
-from typing import IO, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import IO, NamedTuple, TypeGuard
 
 import msgspec
 
@@ -14,6 +14,8 @@ from rollmill.core.folder import Folder
 from rollmill.record.run_directory import METRICS, RunDirectory
 
 MAX_LINE_BYTES = 2**20
+TAIL_BYTES = 2**16
+"""Bytes at the end of a file in which the newest values are looked for; a line has about a thousand."""
 LINE_START = ("iteration", "env_steps", "seconds")
 """Fields of every line that count the progress of a run."""
 RETURN = "episode/return"
@@ -64,6 +66,31 @@ def thinned_curve(run: RunDirectory, max_points: int, *, seed: int | None = None
     points = (_parsed(line, metric) for line in lines)
     by_steps = {point.env_steps: point._replace(seconds=0.0) for point in points if point is not None}
     return [by_steps[steps] for steps in sorted(by_steps)]
+
+
+def newest_values(run: RunDirectory, names: Sequence[str]) -> dict[str, float]:
+    """Returns the newest finite values of metrics in the last lines of a run, however long the file is.
+
+    A metric that none of these lines has is left out.
+    """
+    with _opened(run.folder, METRICS) as file:
+        if file is None:
+            return {}
+        file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
+        lines = file.read(TAIL_BYTES).rpartition(b"\n")[0].splitlines()
+    values: dict[str, float] = {}
+    for line in reversed(lines):
+        with contextlib.suppress(msgspec.DecodeError, RecursionError, OverflowError):
+            read = msgspec.json.decode(line, type=dict[str, object])
+            known = {name: read.get(name) for name in names if name not in values}
+            values |= {name: float(value) for name, value in known.items() if _is_finite(value)}
+        if len(values) == len(names):
+            break
+    return values
+
+
+def _is_finite(value: object) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 class LineFollower:

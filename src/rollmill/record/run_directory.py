@@ -208,9 +208,13 @@ class RunDirectory:
             os.close(descriptor)
             _HELD.discard(held)
 
+    def is_held(self) -> bool:
+        """Returns True if this process trains the run."""
+        return self.root.resolve() in _HELD
+
     def is_locked(self) -> bool:
         """Returns True if another process trains the run."""
-        if self.root.resolve() in _HELD:  # to open the file, and close it again, would end the lock
+        if self.is_held():  # to open the file, and close it again, would end the lock
             return False
         try:
             with self.folder.reading(LOCK) as file:

@@ -1,0 +1,83 @@
+"""The command `rollmill runs [FOLDER]`: a table of the runs and sweeps of a folder."""
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, TypeAlias
+
+from rollmill.cli.parsing import parse
+from rollmill.core.errors import UsageError
+from rollmill.core.options import Arg
+from rollmill.overview.entries import State
+from rollmill.overview.finding import find_entries
+from rollmill.overview.table import SortKey, check_settings, ordered, selected, table
+
+_States: TypeAlias = Annotated[tuple[State, ...], Arg(name="state", repeated=True)]
+_Where: TypeAlias = Annotated[tuple[str, ...], Arg(metavar="NAME=VALUE", repeated=True)]
+_Show: TypeAlias = Annotated[tuple[str, ...], Arg(metavar="NAME", repeated=True)]
+_On: TypeAlias = Annotated[bool, Arg(only_on=True)]
+
+
+@dataclass(frozen=True)
+class Runs:
+    """List the runs and sweeps of a folder: state, steps, return, speed."""
+
+    folder: Annotated[Path, Arg(metavar="[FOLDER]", positional=True)] = Path("runs")
+    """Folder that is searched, with the folders inside it; runs/ if left out."""
+    states: _States = ()
+    """Only those in this state."""
+    algorithm: Annotated[str | None, Arg(metavar="NAME")] = None
+    """Only those of this algorithm; * and ? are wildcards, here and in --env."""
+    env: Annotated[str | None, Arg(metavar="NAME")] = None
+    """Only those on this environment, such as 'CartPole*'."""
+    where: _Where = ()
+    """Only runs with this value of a setting, such as learning_rate=0.001."""
+    show: _Show = ()
+    """Setting that gets a column, such as learning_rate."""
+    sort: SortKey = "changed"
+    """Order of the rows: newest, largest or highest first; names from A to Z."""
+    limit: int | None = None
+    """Most rows that are printed."""
+    trials: _On = False
+    """Also the trials of sweeps, each in a row."""
+    json: _On = False
+    """Print an array of JSON objects with all values of each row, settings included."""
+
+
+def run(arguments: list[str]) -> int:
+    """Prints the table."""
+    options = parse(Runs, arguments, prog="rollmill runs")
+    if options.limit is not None and options.limit < 1:
+        raise UsageError(f"--limit {options.limit} has to be at least 1.")
+    where = dict(_pair(text) for text in options.where)
+    entries = find_entries(options.folder, trials=options.trials or bool(where))
+    check_settings(entries, options.show)
+    rows = selected(
+        entries, states=options.states, algorithm=options.algorithm, environment=options.env, where=where
+    )
+    rows = ordered(rows, options.sort)
+    shown = rows[: options.limit]
+    if options.json:
+        print(json.dumps([entry.to_json() for entry in shown], indent=2))
+    elif shown:
+        print(table(shown, folder=options.folder, show=options.show))
+    _note_hidden(options.folder, found=len(entries), fitting=len(rows), shown=len(shown))
+    return 0
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise UsageError(f"--where {text} has to be NAME=VALUE, such as learning_rate=0.001.")
+    return name.replace("-", "_"), value
+
+
+def _note_hidden(folder: Path, *, found: int, fitting: int, shown: int) -> None:
+    """Says on the standard error that rows are left out, or that there are none."""
+    if not found:
+        print(f"note: there are no runs in {folder}.", file=sys.stderr)
+    elif not fitting:
+        print(f"note: none of the {found} runs and sweeps in {folder} fits.", file=sys.stderr)
+    elif shown < fitting:
+        print(f"note: {fitting - shown} more; --limit shows {shown}.", file=sys.stderr)

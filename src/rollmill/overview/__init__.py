@@ -1,0 +1,1 @@
+"""Overviews of the runs and sweeps of a folder, while they train and afterwards."""

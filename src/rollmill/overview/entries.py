@@ -1,0 +1,192 @@
+"""Reads the state of one run or sweep from its directory, which may be growing or damaged.
+
+Nothing is imported, compiled or changed, and nothing in the directory is trusted.
+"""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from rollmill.core.errors import DataError, RollmillError
+from rollmill.plotting.groups import object_in, settings_of
+from rollmill.record.metric_curves import RETURN, newest_values
+from rollmill.record.run_directory import CONFIG, METRICS, SUMMARY, VERSIONS, RunDirectory
+from rollmill.sweeps.directory import FINISHED, SPECIFICATION, SweepDirectory
+
+State: TypeAlias = Literal["running", "finished", "stopped", "failed", "killed", "damaged"]
+"""`running`: a process trains it. `finished`: it came to its end. `stopped`: by a signal or a hook, with a
+checkpoint. `failed`: it met a number that was not finite. `killed`: its process has ended without a summary, and
+the newest checkpoint is kept. `damaged`: its files cannot be read."""
+
+MAX_NUMBER = 1e18
+"""Numbers of a damaged file beyond it are left out."""
+STEPS, SPEED = "env_steps", "steps_per_second"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A run or a sweep as a row of an overview."""
+
+    path: Path
+    kind: Literal["run", "sweep"]
+    state: State
+    algorithm: str = ""
+    environment: str = ""
+    steps: int | None = None
+    """Environment steps so far, over all seeds and trials."""
+    planned_steps: int | None = None
+    mean_return: float | None = None
+    """Mean return of the latest episodes. Of a sweep that of its best trial, over seeds if these vary."""
+    evaluation_return: float | None = None
+    steps_per_second: float | None = None
+    seed: int | None = None
+    num_seeds: int | None = None
+    trials: int | None = None
+    """Number of trials of a sweep; None for a run."""
+    finished_trials: int | None = None
+    started: datetime | None = None
+    changed: datetime | None = None
+    """Time of the newest line of metrics or summary."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Hyperparameters and options of the environment, from dotted names to values."""
+    note: str = ""
+    """Why a directory cannot be read, or why a training stopped."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the row as JSON's types."""
+        times = {name: _iso(getattr(self, name)) for name in ("started", "changed")}
+        return {**asdict(self), **times, "path": str(self.path), "settings": dict(self.settings)}
+
+
+def read_run(root: Path) -> Entry:
+    """Returns the row of the run in `root`; `damaged` with a note if its files cannot be read."""
+    run = RunDirectory(root)
+    try:
+        return _read_run(run)
+    except (RollmillError, OSError) as error:
+        return Entry(root, "run", "damaged", changed=_changed(root, [CONFIG]), note=str(error))
+
+
+def read_sweep(root: Path) -> tuple[Entry, list[Entry]]:
+    """Returns the row of the sweep in `root`, and those of its trials that have begun."""
+    try:
+        sweep = SweepDirectory.open(root)
+        begun = [sweep.run(trial).root for trial in sweep.trials() if sweep.run(trial).config_file.exists()]
+        trials = [read_run(directory) for directory in begun]
+        return _read_sweep(sweep, trials), trials
+    except (RollmillError, OSError) as error:
+        damaged = Entry(root, "sweep", "damaged", changed=_changed(root, [SPECIFICATION]), note=str(error))
+        return damaged, []
+
+
+def _read_run(run: RunDirectory) -> Entry:
+    config, summary = run.read_config(), run.read_summary() or {}
+    graph, options = object_in(config, "graph"), object_in(config, "options")
+    newest = newest_values(run, (STEPS, SPEED, RETURN, "evaluation/return"))
+    seeds = _whole(options.get("num_seeds")) or 1
+    state = _state(run, summary, newest)
+    is_over = state in ("finished", "stopped")
+    steps, planned = newest.get(STEPS), _whole(object_in(graph, "config").get("total_timesteps"))
+    return Entry(
+        path=run.root,
+        kind="run",
+        state=state,
+        algorithm=_text(graph.get("algorithm")),
+        environment=_text(graph.get("environment")),
+        steps=_whole(summary.get("total_env_steps")) if is_over else None if steps is None else int(steps * seeds),
+        planned_steps=None if planned is None else planned * seeds,
+        mean_return=_number(summary.get("final_return")) if is_over else newest.get(RETURN),
+        evaluation_return=newest.get("evaluation/return"),
+        steps_per_second=_number(summary.get(SPEED)) if is_over else newest.get(SPEED),
+        seed=_whole(options.get("seed")),
+        num_seeds=seeds,
+        started=_changed(run.root, [VERSIONS]),
+        changed=_changed(run.root, [METRICS, SUMMARY] if newest or summary else [CONFIG]),
+        settings=_settings(config),
+        note=_text(summary.get("stop_reason") or summary.get("stopped_by")) if state == "stopped" else "",
+    )
+
+
+def _state(run: RunDirectory, summary: Mapping[str, Any], newest: Mapping[str, float]) -> State:
+    """Returns the state of a run. A summary that is older than the metrics is that of an earlier stop."""
+    if run.is_held() or run.is_locked():
+        return "running"
+    summed, logged = _whole(summary.get(STEPS)), newest.get(STEPS, 0)
+    if summed is not None and summed >= logged:
+        return "finished" if summary.get("status") == FINISHED else "stopped"
+    return "failed" if run.fault.is_folder() else "killed"
+
+
+def _read_sweep(sweep: SweepDirectory, trials: Sequence[Entry]) -> Entry:
+    running = {entry.path.name for entry in trials if entry.state == "running"}
+    metric = sweep.spec.metric
+    rows = sweep.rows(metric, running=running)
+    statuses = {row["trial"]: row["status"] for row in rows}
+    finished = sum(status in ("finished", "stopped early") for status in statuses.values())
+    over_seeds = rows[0].get("mean_over_seeds", rows[0][metric]) if rows else None
+    request = sweep.spec.request
+    return Entry(
+        path=sweep.root,
+        kind="sweep",
+        state=_sweep_state(sweep, finished, running),
+        algorithm=request.algorithm,
+        environment=request.environment,
+        steps=_sum(entry.steps for entry in trials),
+        mean_return=over_seeds if metric.endswith("_return") else None,
+        steps_per_second=_sum(entry.steps_per_second for entry in trials if entry.state == "running"),
+        trials=sweep.spec.num_trials,
+        finished_trials=finished,
+        started=_changed(sweep.root, [SPECIFICATION]),
+        changed=max((entry.changed for entry in trials if entry.changed), default=None),
+        note=f"{failed} failed" if (failed := sum(status == "failed" for status in statuses.values())) else "",
+    )
+
+
+def _sweep_state(sweep: SweepDirectory, finished: int, running: set[str]) -> State:
+    if running or RunDirectory(sweep.root).is_held() or RunDirectory(sweep.root).is_locked():
+        return "running"
+    return "finished" if finished >= sweep.spec.num_trials or sweep.stopping().ended else "stopped"
+
+
+def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        return settings_of(config)
+    except DataError:
+        return {}
+
+
+def _changed(root: Path, names: Sequence[str]) -> datetime | None:
+    """Returns the time of the newest change of files in a directory."""
+    times = []
+    for name in names:
+        try:
+            times.append(os.stat(root / name, follow_symlinks=False).st_mtime)
+        except OSError:
+            continue
+    return datetime.fromtimestamp(max(times), UTC) if times else None
+
+
+def _iso(time: datetime | None) -> str | None:
+    return None if time is None else time.isoformat(timespec="seconds")
+
+
+def _sum(values: Iterable[Any]) -> Any:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _number(value: Any) -> float | None:
+    known = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < MAX_NUMBER
+    return float(value) if known else None
+
+
+def _whole(value: Any) -> int | None:
+    known = isinstance(value, int) and not isinstance(value, bool) and abs(value) < MAX_NUMBER
+    return value if known else None
