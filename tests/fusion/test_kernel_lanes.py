@@ -38,11 +38,13 @@ def test_a_kernel_in_lanes_compiles_without_a_gpu(batched):
 
 
 def test_a_block_that_does_not_fit_the_chip_is_refused():
-    compiling._check_shared_memory(232_448, 90)
-    with pytest.raises(CannotFuse, match="needs 288,768 bytes of shared memory, and the GPU has 232,448"):
-        compiling._check_shared_memory(288_768, 90)
+    compiling._check_shared_memory("scaled", 232_448, 90)
+    with pytest.raises(
+        CannotFuse, match="rollmill_gradients needs 288,768 bytes of shared memory, and the GPU has 232,448"
+    ):
+        compiling._check_shared_memory("rollmill_gradients", 288_768, 90)
     with pytest.raises(CannotFuse, match="the GPU has 101,376"):
-        compiling._check_shared_memory(110_000, 999)
+        compiling._check_shared_memory("scaled", 110_000, 999)
 
 
 def test_pointers_move_by_the_size_of_what_differs():

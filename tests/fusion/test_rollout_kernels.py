@@ -241,3 +241,34 @@ def test_places_in_a_trajectory_that_is_too_long_have_64_bits(num_steps, wide):
     graph = graph_on("CartPole-v1")
     step = lower_rollout(graph)
     assert ("at = t.to(tl.int64) * N + env" in rollout_source(step, num_steps, 16, 16, "tf32")) == wide
+
+
+# --- matrices that do not fit -------------------------------------------------------------------------------
+
+LSTM = rollmill.NetworkConfig(torso="lstm", hidden_sizes=(64,), recurrent_size=64)
+"""Actor and critic have eight matrices of 16 KB each."""
+
+
+def kernel_from_shapes(network):
+    graph = graph_on("CartPole-v1", network)
+    index = jax.ShapeDtypeStruct((graph.loops.num_envs,), jnp.int32)
+    collector = jax.eval_shape(partial(start, graph), jax.eval_shape(jax.random.key, 3), index).collector
+    step = lower_rollout(graph)
+    keys = jax.ShapeDtypeStruct((graph.loops.num_envs, 2), jnp.uint32)
+    task = step, step.prologue.shapes, to_raw(collector), keys, NUM_STEPS
+    return rollout_kernel(*task, launch=Launch(16, 1), numerics="tf32")
+
+
+def test_a_rollout_reads_matrices_anew_where_they_do_not_fit():
+    kernel, _ = kernel_from_shapes(LSTM)
+    before, inside = kernel.source.split("    for t in range(T):")
+    assert "[:, None] * 256" not in before
+    assert inside.count("[:, None] * 256") == 16
+    assert "again" not in kernel_from_shapes(TINY)[0].source
+
+
+@by_triton
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_rollout_of_a_large_memory_finds_room_in_shared_memory():
+    assert compiled(*kernel_from_shapes(LSTM), 90).metadata.shared < 64 * 1024

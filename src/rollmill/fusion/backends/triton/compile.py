@@ -13,6 +13,7 @@ from jaxtyping import Array
 
 from rollmill.core.errors import CannotFuse, CheckpointError
 from rollmill.core.installation import cache_root
+from rollmill.core.operations import GRADIENTS_KERNEL
 from rollmill.fusion.backends.triton import memory, operations
 from rollmill.fusion.backends.triton.compile_file import Compilation, compile_file
 from rollmill.fusion.cache import write_exactly
@@ -123,7 +124,7 @@ def _launched(kernel: Kernel, arrays: Sequence[Any]) -> list[Array]:
 
     capability = capability_here()
     built = compiled(kernel, [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays], capability)
-    _check_shared_memory(built.metadata.shared, capability)
+    _check_shared_memory(built.metadata.name, built.metadata.shared, capability)
     code = gpu_triton.TritonKernel(
         built.metadata.name,
         kernel.num_warps,
@@ -140,13 +141,15 @@ def _launched(kernel: Kernel, arrays: Sequence[Any]) -> list[Array]:
     return list(jax.ffi.ffi_call("triton_kernel_call_ffi", list(kernel.outputs))(*arrays, opaque=opaque))
 
 
-def _check_shared_memory(needed: int, capability: int) -> None:
+def _check_shared_memory(name: str, needed: int, capability: int) -> None:
     """Raises `CannotFuse` if a block of a kernel does not fit the chip, before CUDA refuses the launch."""
     room = SHARED_BYTES.get(capability, min(SHARED_BYTES.values()))
     if needed > room:
         raise CannotFuse(
-            f"a block of the kernel needs {needed:,} bytes of shared memory, and the GPU has {room:,}",
-            advice="a smaller network, or fusion=rollout, fits",
+            f"a block of the kernel {name} needs {needed:,} bytes of shared memory, and the GPU has {room:,}",
+            advice="a smaller network, or fusion=rollout, fits"
+            if name == GRADIENTS_KERNEL
+            else "a smaller network fits",
         )
 
 

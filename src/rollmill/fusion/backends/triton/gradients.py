@@ -1,6 +1,5 @@
 """The gradients of a minibatch as one kernel on a GPU."""
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,6 +14,7 @@ from rollmill.fusion.backends.triton.compile import Kernel, call, call_in_lanes,
 from rollmill.fusion.backends.triton.control import Names
 from rollmill.fusion.backends.triton.hoist import columns
 from rollmill.fusion.backends.triton.registers import ONE
+from rollmill.fusion.backends.triton.rereading import FAR, matrices_fit, read_where_used, slots_read_again
 from rollmill.fusion.backends.triton.samples import SamplePlace, SamplePrefetch
 from rollmill.fusion.backends.triton.source import KernelSource
 from rollmill.fusion.ir import Node, Program
@@ -144,7 +144,7 @@ def gradient_source(
         f"def {GRADIENTS_KERNEL}({arguments}, {constants}):",
         "    rows += tl.load(minibatch).to(tl.int64) * N",
         "    own = sums + tl.program_id(0) * SIZE",
-        "    FAR: tl.constexpr = 1 << 30",  # more steps than there are: a compiler does not know what it divides
+        f"    {FAR}",
     ]
     return "\n".join([*head, *lines, *_number_stores(plan, numbers), "", entry(GRADIENTS_KERNEL)])
 
@@ -168,8 +168,8 @@ def _sample_loop(task: _Common, each: SampleLoop, numbers: Mapping[Node, str], p
     back = {place: step.handed_on[place] for place in each.carried}
     program = Program(step.program.inputs, (*dict.fromkeys([*summing_from, *each.numbers, *back.values()]),))
     samples = SamplePrefetch(prefix, by_step=bool(step.carried))
-    reads_again = bool(step.carried) and (task.reads_again or _matrix_bytes(program) > MAX_MATRIX_BYTES)
-    slots = [f"({slot} + again)" for slot in task.slots] if reads_again else task.slots
+    reads_again = bool(step.carried) and (task.reads_again or not matrices_fit(program.nodes()))
+    slots = slots_read_again(task.slots) if reads_again else task.slots
     source = KernelSource(task.numerics, slots, indent=2, prefix=f"{prefix}v")
     writer = TritonWriter(source, beside=samples.beside, exact_scalars=False)
     inputs = _inputs(task, program, samples, prefix)
@@ -181,50 +181,11 @@ def _sample_loop(task: _Common, each: SampleLoop, numbers: Mapping[Node, str], p
     carried.hand_back(source, [names[node] for node in back.values()])
     loop = [*LOOP_OVER_STEPS, *carried.forgotten()] if step.carried else [LOOP_OVER_BLOCKS]
     here = [f"        {mask} = first + tl.arange(0, BLOCK) < N"] if mask else []
-    uniforms, opening = source.before.lines, samples.opening()
-    inside = [*samples.ahead(), *source.lines, *samples.over()]
+    uniforms, inside = source.before.lines, [*samples.ahead(), *source.lines, *samples.over()]
     if reads_again:
-        inside = ["        again = count // FAR", *_where_used(uniforms, inside)]
-        # Names of their own before the loop, which would carry them otherwise.
-        own = lambda line: re.sub(rf"\b{prefix}v(?=\d)", f"{prefix}u", line).replace(" + again)", ")")
-        uniforms, opening = list(map(own, uniforms)), list(map(own, opening))
-    before = [*uniforms, *opening, *_empty(each, numbers), *carried.nothing()]
+        uniforms, inside = read_where_used(uniforms, inside, "count")
+    before = [*uniforms, *samples.opening(), *_empty(each, numbers), *carried.nothing()]
     return [*before, *loop, *here, *inside, *_tile_stores(each), *_summed(each, numbers)]
-
-
-MAX_MATRIX_BYTES = 212_992
-"""Matrices of a loop that find room in shared memory beside all else, on a Hopper chip."""
-
-
-def _where_used(uniforms: Sequence[str], lines: Sequence[str]) -> list[str]:
-    """Lines of a loop with the definitions of uniform values, each before the statement that first needs it.
-
-    So a matrix takes shared memory only while it is multiplied by.
-    """
-    waiting = {line.split(" = ")[0].strip(): f"    {line}" for line in uniforms}
-    placed: list[str] = []
-
-    def place(text: str) -> None:
-        for name in re.findall(r"\w+", text):
-            if (line := waiting.pop(name, None)) is not None:
-                place(line)
-                placed.append(line)
-
-    statement: list[str] = []
-    for line in [*lines, ""]:
-        begins = not line.startswith("         ") and not line.strip().startswith(("else", "elif"))
-        if begins and statement:
-            place("\n".join(statement))
-            placed += statement
-            statement = []
-        statement.append(line)
-    return placed
-
-
-def _matrix_bytes(program: Program) -> int:
-    """Bytes of the matrices that a program multiplies by."""
-    matrices = {(*node.attributes, node.width) for node in program.nodes() if node.op == "dot"}
-    return sum(4 * columns(summed) * columns(width or 1) for _, summed, *_, width in matrices)
 
 
 LOOP_OVER_BLOCKS = "    for first in range(tl.program_id(0) * BLOCK, N, PROGRAMS * BLOCK):"

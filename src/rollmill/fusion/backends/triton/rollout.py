@@ -17,6 +17,7 @@ from rollmill.fusion.backends.triton.leaf_io import LeafIO
 from rollmill.fusion.backends.triton.memory import BY_INSTRUCTIONS, BY_TRITON
 from rollmill.fusion.backends.triton.operations import TYPES
 from rollmill.fusion.backends.triton.registers import ENV_PER_THREAD, ENV_PER_THREAD_BOTH_WAYS
+from rollmill.fusion.backends.triton.rereading import FAR, matrices_fit, read_where_used, slots_read_again
 from rollmill.fusion.backends.triton.source import KernelSource
 from rollmill.fusion.kernels.rollout import RolloutStep, unpack, written_leaves
 from rollmill.fusion.lower.prologue import UniformArrays
@@ -101,7 +102,8 @@ def rollout_source(step: RolloutStep, num_steps: int, num_envs: int, block: int,
     after = [f"after{n}" for n, does in enumerate(changes) if does]
     out = [f"step{n}" for n, leaf in enumerate(step.step) if leaf.places]
     memory = BY_INSTRUCTIONS if needs_segments(len(program.nodes())) else BY_TRITON
-    source = KernelSource(numerics, uniform, memory=memory)
+    again = not matrices_fit(program.nodes())
+    source = KernelSource(numerics, slots_read_again(uniform) if again else uniform, memory=memory)
     writer = TritonWriter(source, apart=ENV_PER_THREAD_BOTH_WAYS if numerics == "float32" else ENV_PER_THREAD)
     # Where all blocks are whole, no access needs a mask.
     mask = "" if num_envs % block == 0 else "here"
@@ -112,7 +114,6 @@ def rollout_source(step: RolloutStep, num_steps: int, num_envs: int, block: int,
     inputs = writer.named(program.inputs[: len(loaded)], loaded)
     # What was written so far, the loads of the state, stays in front of the loop over steps.
     opening, source.lines = source.lines, []
-    source.line("for t in range(T):")
     source.deeper()
     source.line(f"at = {_wide_enough('t', step, num_steps * num_envs)} * N + env")
     schedule = schedule_of(program, segmented=True)
@@ -122,6 +123,10 @@ def rollout_source(step: RolloutStep, num_steps: int, num_envs: int, block: int,
             places.store(f"step{n}", "at", leaf, [outputs[place] for place in leaf.places])
     _advance(source, step, inputs, outputs)
     source.deeper(-1)
+    uniforms, turn, source.lines = source.before.lines, source.lines, []
+    if again:
+        # The number of a program has no bounds that a compiler knows, unlike that of a step.
+        uniforms, turn = read_where_used(uniforms, turn, "t + tl.program_id(0)")
     for n, (leaf, does) in enumerate(zip(step.carried, changes, strict=True)):
         if does:
             places.store(f"after{n}", "env", leaf, [inputs[place] for place in leaf.places])
@@ -131,8 +136,10 @@ def rollout_source(step: RolloutStep, num_steps: int, num_envs: int, block: int,
         f"def {ROLLOUT_KERNEL}({arguments}, N: tl.constexpr, T: tl.constexpr, BLOCK: tl.constexpr):",
         "    env = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)",
         *(["    here = env < N"] if mask else []),
+        *([f"    {FAR}"] if again else []),
     ]
-    return "\n".join([*head, *source.before.lines, *opening, *source.lines, "", entry(ROLLOUT_KERNEL)])
+    loop = ["    for t in range(T):", *turn]
+    return "\n".join([*head, *uniforms, *opening, *loop, *source.lines, "", entry(ROLLOUT_KERNEL)])
 
 
 def _wide_enough(t: str, step: RolloutStep, rows: int) -> str:
