@@ -30,7 +30,8 @@ HEAD = """# Command line
 
 All commands and their options, as `rollmill COMMAND --help` prints them. Integers may be written as `1e6`. Exit
 codes: 0, done; 1, the training failed, and what it had learned is kept; 2, the command cannot be carried out as it
-was given; 3, the memory is too small; 130 and 143, stopped by Ctrl-C and SIGTERM.
+was given; 3, the memory is too small; 130, 140 and 143, stopped by Ctrl-C,
+SIGUSR2 and SIGTERM.
 
 | command | |
 |---|---|

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from rollmill.core.interruption import NOTICES, Interruption
+from rollmill.core.interruption import Interruption, surviving_checkpoint_requests
 from rollmill.record.signals import stop_on_signals
 
 
@@ -90,22 +90,38 @@ def test_an_interruption_in_a_finaliser_is_not_printed(capsys):
         signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.parametrize("number", NOTICES)
-def test_the_notice_of_a_batch_system_is_a_request(number):
-    before = signal.getsignal(number)
+def test_the_notice_of_a_batch_system_is_a_request_to_stop():
+    before = signal.getsignal(signal.SIGUSR2)
     with stop_on_signals() as stop:
-        os.kill(os.getpid(), number)
-        assert (stop.signal_name, stop.exit_code) == (signal.Signals(number).name, 128 + number)
-    assert signal.getsignal(number) is before
+        os.kill(os.getpid(), signal.SIGUSR2)
+        assert (stop.signal_name, stop.exit_code, stop.take_checkpoint_request()) == ("SIGUSR2", 140, False)
+    assert signal.getsignal(signal.SIGUSR2) is before
+
+
+def test_a_request_for_a_checkpoint_stops_nothing():
+    with stop_on_signals() as stop:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert (stop.requested, stop.exit_code) == (False, 0)
+        assert [stop.take_checkpoint_request() for _ in range(2)] == [True, False]
+
+
+def test_a_request_for_a_checkpoint_before_the_training_ends_nothing():
+    with surviving_checkpoint_requests():
+        os.kill(os.getpid(), signal.SIGUSR1)
+        with surviving_checkpoint_requests(), stop_on_signals() as stop:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            assert stop.take_checkpoint_request()
+        os.kill(os.getpid(), signal.SIGUSR1)
+    assert signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
 
 
 def test_a_sigterm_after_a_notice_takes_its_place():
     with stop_on_signals() as stop:
-        os.kill(os.getpid(), signal.SIGUSR1)
+        os.kill(os.getpid(), signal.SIGUSR2)
         noticed = stop.received_at
         os.kill(os.getpid(), signal.SIGTERM)
         assert stop.signal_name == "SIGTERM" and stop.received_at > noticed
-        os.kill(os.getpid(), signal.SIGUSR1)
+        os.kill(os.getpid(), signal.SIGUSR2)
         assert stop.signal_name == "SIGTERM"
 
 
@@ -115,6 +131,6 @@ def test_a_notice_goes_to_the_handler_that_the_program_has():
     try:
         with stop_on_signals() as stop:
             os.kill(os.getpid(), signal.SIGUSR1)
-            assert seen == [signal.SIGUSR1] and not stop.requested
+            assert seen == [signal.SIGUSR1] and not stop.take_checkpoint_request()
     finally:
         signal.signal(signal.SIGUSR1, before)

@@ -147,18 +147,33 @@ def test_it_needs_a_directory_to_find():
         RunOptions(resume_if_exists=True)
 
 
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
-@pytest.mark.slow
-def test_the_notice_of_a_batch_system_stops_with_a_checkpoint(tmp_path, undisturbed, number):
-    notify = lambda event: (
-        os.kill(os.getpid(), number) if isinstance(event, MetricsLogged) and event.iteration == 2 else None
-    )
-    again = {"run_dir": tmp_path / "run", "resume_if_exists": True}
-    first = rollmill.train(small(), hooks=[notify], **again, **QUIET)
-    assert (first.summary["status"], first.exit_code) == ("stopped", 128 + number)
-    assert first.summary["stopped_by"] == signal.Signals(number).name
-    assert (first.directory / f"checkpoints/{first.summary['iterations']}").is_dir()
-    second = rollmill.train(small(), **again, **QUIET)
+def signalling(number, iteration):
+    def hook(event):
+        if isinstance(event, MetricsLogged) and event.iteration == iteration:
+            os.kill(os.getpid(), number)
+
+    return hook
+
+
+PLACES = [
+    {},
+    pytest.param({"distribution": "single-learner-coarse", "place": "threads"}, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_signals_of_a_batch_system_save_then_stop_and_change_no_number(tmp_path, undisturbed, place, capfd):
+    """SIGUSR1 after the first iteration, SIGUSR2 after the third, and the same call again."""
+    again = {"run_dir": tmp_path / "run", "resume_if_exists": True, "log_every": 1, "checkpoint_iterations": 100}
+    hooks = [signalling(signal.SIGUSR1, 1), signalling(signal.SIGUSR2, 3)]
+    first = rollmill.train(small(), hooks=hooks, **again, **place, **{**QUIET, "quiet": False})
+    assert "SIGUSR1: saving a checkpoint" in capfd.readouterr().err
+    ended = first.summary["iterations"]
+    assert (first.summary["status"], first.exit_code) == ("stopped", 140) and 3 <= ended < ITERATIONS
+    assert first.summary["stopped_by"] == "SIGUSR2"
+    saved = sorted(int(entry.name) for entry in (first.directory / "checkpoints").iterdir() if entry.is_dir())
+    assert (saved[0], saved[-1], len(saved)) == (0, ended, 3) and 1 <= saved[1] <= ended
+    second = rollmill.train(small(), **again, **place, **QUIET)
     assert second.summary["weights_sha256"] == undisturbed.summary["weights_sha256"]
 
 

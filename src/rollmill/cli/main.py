@@ -11,7 +11,7 @@ from typing import NamedTuple, NoReturn
 # Only fast imports: the handler of Ctrl-C is installed before JAX is imported.
 from rollmill.cli.output import code_after_output, open_streams
 from rollmill.core.errors import RollmillError, unknown_name
-from rollmill.core.interruption import Interruption
+from rollmill.core.interruption import Interruption, surviving_checkpoint_requests
 from rollmill.core.machine import leave_device_memory, versions, without_collection
 from rollmill.core.text import printable, shortened
 from rollmill.gpus.device_errors import known_device_error
@@ -66,7 +66,7 @@ COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs a command and exits: 0 on success, 2 on a usage error, 130 or 143 on a signal."""
+    """Runs a command and exits: 0 on success, 2 on a usage error, 130, 140 or 143 on a signal."""
     words = sys.argv[1:] if arguments is None else list(arguments)
     records = bool(words) and words[0] in COMMANDS and COMMANDS[words[0]].records
     run_and_exit(lambda: _run(words), keeps_result=records)
@@ -84,7 +84,8 @@ def run_and_exit(action: Callable[[], int], *, keeps_result: bool) -> NoReturn:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:
-        code = _code_of(action)
+        with surviving_checkpoint_requests() if keeps_result else contextlib.nullcontext():
+            code = _code_of(action)
         if not keeps_result:
             code = code_after_output(code, output)
     except BaseException as error:

@@ -5,18 +5,42 @@ Imports nothing slow, as the command line imports it first.
 
 import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
-"""Signals by which batch systems say that a job's time is almost over; SIGTERM and SIGKILL follow."""
+CHECKPOINT_REQUEST = signal.SIGUSR1
+"""Signal that asks a training for a checkpoint, after which it goes on."""
+STOP_NOTICE = signal.SIGUSR2
+"""Signal by which a batch system says that a job's time is almost over; SIGTERM and SIGKILL follow."""
+NOTICES = (CHECKPOINT_REQUEST, STOP_NOTICE)
 
 
 def leave_signals_to_coordinator() -> None:
     """Ignores in a worker the signals that stop a training: batch systems send them to all processes of a job."""
     for number in (signal.SIGINT, *NOTICES):
         signal.signal(number, signal.SIG_IGN)
+
+
+def nothing_to_save(number: int, frame: FrameType | None) -> None:
+    """Handles SIGUSR1 before a training begins: its first checkpoint follows anyway."""
+
+
+@contextmanager
+def surviving_checkpoint_requests() -> Iterator[None]:
+    """Keeps SIGUSR1 from ending the process while it compiles, unless the program handles the signal."""
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if not in_main_thread or signal.getsignal(CHECKPOINT_REQUEST) != signal.SIG_DFL:
+        yield
+        return
+    signal.signal(CHECKPOINT_REQUEST, nothing_to_save)
+    try:
+        yield
+    finally:
+        signal.signal(CHECKPOINT_REQUEST, signal.SIG_DFL)
 
 
 @dataclass

@@ -1,4 +1,8 @@
-"""Stopping on Ctrl-C, `kill`, a closed terminal or a batch system's notice without tearing an iteration."""
+"""Stops and checkpoints on signals without tearing an iteration.
+
+Ctrl-C, `kill`, a closed terminal and SIGUSR2, a batch system's notice, stop a training. SIGUSR1 asks for a
+checkpoint.
+"""
 
 import signal
 import threading
@@ -9,7 +13,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from rollmill.core.interruption import NOTICES, Interruption
+from rollmill.core.interruption import CHECKPOINT_REQUEST, NOTICES, STOP_NOTICE, Interruption, nothing_to_save
 
 CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *NOTICES)
 
@@ -21,6 +25,13 @@ class StopRequest:
     signal_number: int | None = None
     received_at: float = 0.0
     """`time.monotonic()` at which the signal arrived."""
+    wants_checkpoint: bool = False
+    """True once SIGUSR1 has arrived, until `take_checkpoint_request`."""
+
+    def take_checkpoint_request(self) -> bool:
+        """Returns whether SIGUSR1 has arrived since the last call."""
+        wanted, self.wants_checkpoint = self.wants_checkpoint, False
+        return wanted
 
     @property
     def seconds(self) -> float:
@@ -47,17 +58,21 @@ class StopRequest:
 def stop_on_signals() -> Iterator[StopRequest]:
     """Turns the first of the signals `CAUGHT` into a `StopRequest` while the context is active.
 
-    A second SIGINT raises KeyboardInterrupt at once. SIGTERM or SIGHUP after a notice replaces it, since its
-    deadline counts. Other later signals are ignored. SIGHUP, which a closing terminal sends, stays ignored under
-    `nohup`. A notice goes to the program's own handler, such as submitit's, if it has one. Previous handlers are
-    restored at the end. Outside the main thread Python cannot set handlers, and nothing is caught.
+    SIGUSR1 stops nothing, but requests a checkpoint. A second SIGINT raises KeyboardInterrupt at once. SIGTERM or
+    SIGHUP after SIGUSR2 replaces it, since its deadline counts. Other later signals are ignored. SIGHUP, which a
+    closing terminal sends, stays ignored under `nohup`. SIGUSR1 and SIGUSR2 go to the program's own handler, such
+    as submitit's, if it has one. Previous handlers are restored at the end. Outside the main thread Python cannot
+    set handlers, and nothing is caught.
     """
     request = StopRequest()
 
     def handle(number: int, frame: FrameType | None) -> None:
+        if number == CHECKPOINT_REQUEST:
+            request.wants_checkpoint = True
+            return
         if request.requested and number == signal.SIGINT:
             raise KeyboardInterrupt
-        if not request.requested or (request.signal_number in NOTICES and number not in NOTICES):
+        if not request.requested or (request.signal_number == STOP_NOTICE and number != STOP_NOTICE):
             request.signal_number, request.received_at = int(number), time.monotonic()
 
     if threading.current_thread() is not threading.main_thread():
@@ -76,7 +91,7 @@ def stop_on_signals() -> Iterator[StopRequest]:
 
 
 def _is_ours(number: int, handler: Any) -> bool:
-    """Returns whether a signal stops a training, by its present handler."""
+    """Returns whether a training handles a signal, by its present handler."""
     if number in NOTICES:
-        return handler == signal.SIG_DFL
+        return handler in (signal.SIG_DFL, nothing_to_save)
     return number != signal.SIGHUP or handler != signal.SIG_IGN

@@ -7,6 +7,7 @@ from itertools import islice
 from typing import Any
 
 from rollmill.core.errors import DeviceMemoryError
+from rollmill.core.interruption import CHECKPOINT_REQUEST
 from rollmill.core.machine import GpuSharing
 from rollmill.gpus.machine_parts import MachinePart, MachineParts, divide_machine
 from rollmill.processes.logs import last_line
@@ -118,6 +119,7 @@ def _run_all(
             trials = trials or list(islice(_next_trials(sweep, schedule, early, say), 1))
             if trials:
                 schedule.running.append(_started(sweep, trials, parts.each[part], part, imports, say))
+        _pass_on_request(stop, schedule)
         ended = [running for running in schedule.running if running.process.poll() is not None]
         if early:
             _stop_early(schedule, early)
@@ -128,6 +130,12 @@ def _run_all(
         results.write_if_due([trial.name for running in schedule.running for trial in running.trials])
         if not ended:
             time.sleep(LOOK_SECONDS)
+
+
+def _pass_on_request(stop: StopRequest, schedule: _Schedule) -> None:
+    """Has all running trials save a checkpoint, if one was requested."""
+    for running in schedule.running if stop.take_checkpoint_request() else ():
+        running.process.send_signal(CHECKPOINT_REQUEST)
 
 
 def _next_together(sweep: SweepDirectory, schedule: _Schedule, places: int) -> list[Trial]:

@@ -157,6 +157,9 @@ def _follow(
         match report:
             case MetricsRows():
                 settle_claim()
+                if signals.take_checkpoint_request():
+                    display.note("SIGUSR1: saving a checkpoint")
+                    recorder.request_checkpoint()
                 with span("metrics log", "storage"):
                     wants_state = recorder.wants_state(recorder.record(report))
                 if wants_state:

@@ -172,7 +172,7 @@ def _follow(
     for report in training.run(lambda: stop.requested):
         match report:
             case MetricsRows():
-                if _record(lanes, report):
+                if _record(lanes, report, saving=stop.take_checkpoint_request()):
                     training.request_snapshot()
             case Saved(iteration, after):
                 _keep(lanes, iteration, jax.device_get(after), stopping=stop.requested)
@@ -181,8 +181,13 @@ def _follow(
                     lane.recorder.started_up(so_far.compiling, so_far.total)
 
 
-def _record(lanes: Sequence[_Lane], report: MetricsRows) -> bool:
-    """Writes down the metrics of each training. Returns whether one of them needs its state."""
+def _record(lanes: Sequence[_Lane], report: MetricsRows, *, saving: bool) -> bool:
+    """Writes down the metrics of each training. Returns whether one of them needs its state.
+
+    If `saving`, a checkpoint of each was requested.
+    """
+    for lane in lanes if saving else ():
+        lane.recorder.request_checkpoint()
     done = [lane.recorder.record(_rows_of(report, number)) for number, lane in enumerate(lanes)]
     return any(lane.recorder.wants_state(iteration) for lane, iteration in zip(lanes, done, strict=True))
 

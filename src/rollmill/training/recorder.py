@@ -226,6 +226,10 @@ class Recorder:
             if course.shape != "uniform"
         }
 
+    def request_checkpoint(self) -> None:
+        """Makes a checkpoint due at the end of the next iterations."""
+        self._hooks.wants_checkpoint = True
+
     def wants_state(self, iteration: int) -> bool:
         """Returns whether it is time for a checkpoint or an evaluation."""
         return self.is_due(iteration) or (self._evaluation is not None and self._evaluation.is_due(iteration))

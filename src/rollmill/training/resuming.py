@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from rollmill.core.errors import CheckpointError, UsageError
-from rollmill.core.interruption import pass_on_interrupt
+from rollmill.core.interruption import pass_on_interrupt, surviving_checkpoint_requests
 from rollmill.core.schema import coerce
 from rollmill.dataflow import Graph, fingerprint
 from rollmill.gpus.jax_settings import check_compiled
@@ -36,6 +36,7 @@ from rollmill.training.recorder import Run, open_checkpoints
 from rollmill.training.starting import given_weights
 
 
+@surviving_checkpoint_requests()
 def resume(
     run_dir: str | Path,
     *,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from rollmill.core.errors import UsageError
-from rollmill.core.interruption import pass_on_interrupt
+from rollmill.core.interruption import pass_on_interrupt, surviving_checkpoint_requests
 from rollmill.core.local_paths import local_path
 from rollmill.core.machine import return_freed_memory, without_collection
 from rollmill.core.schema import check_names
@@ -30,6 +30,7 @@ from rollmill.training.sessions import Session
 from rollmill.training.starting import given_weights
 
 
+@surviving_checkpoint_requests()
 def train(
     algorithm: Graph,
     options: RunOptions | Mapping[str, Any] | None = None,
