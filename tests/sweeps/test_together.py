@@ -51,6 +51,21 @@ def test_what_a_program_contains_keeps_trials_apart(tmp_path):
     assert names_together(sweep) == ["0", "1"]
 
 
+@pytest.mark.parametrize("numbers", [{"target_kl": [0.1, 0.2]}, {"learning_rate": ["constant:1e-3", 1e-3]}])
+def test_numbers_that_programs_contain_keep_trials_apart(tmp_path, numbers):
+    sweep = sweep_over(tmp_path / "sweep", **numbers)
+    assert names_together(sweep) == []
+    assert num_programs(sweep, sweep.trials(), ()) == 2
+
+
+def test_the_numbers_of_a_search_keep_trials_apart(tmp_path):
+    axes = (listed_axis("gamma", [0.9, 1.0]), listed_axis("learning-rate", [1e-3, 1e-2]))
+    request = TrainingRequest("alphazero", "TicTacToe-v0")
+    points = [(gamma, rate) for gamma in (0.9, 1.0) for rate in (1e-3, 1e-2)]
+    sweep = SweepDirectory.create(tmp_path / "sweep", SweepSpec(request, axes, 4, tuple(points)))
+    assert names_together(sweep) == ["0", "1"]
+
+
 def test_the_discount_factor_of_normalised_rewards_keeps_trials_apart(tmp_path):
     sweep = sweep_over(tmp_path / "sweep", {"normalize_rewards": True}, gamma=[0.9, 0.99])
     assert names_together(sweep) == []

@@ -18,7 +18,7 @@ Shape letters: `T` steps, `E` environments of this replica, `A` actions.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -103,18 +103,18 @@ from rollmill.dataflow import (
 from rollmill.envs import strongly_typed
 from rollmill.networks import NetworkConfig, actor_critic
 
-OF_THE_SEARCH = (
-    *("gamma", "value_scale", "gumbel_scale"),
-    *("dirichlet_fraction", "dirichlet_alpha", "temperature"),
-)
-"""Hyperparameters that the search reads, which programs contain."""
-
 UNFUSED = "alphazero searches a tree before each move, and the trees of all games are larger than a kernel holds"
 
 
 @dataclass(frozen=True)
 class AlphaZeroConfig:
     """Hyperparameters of AlphaZero."""
+
+    IN_PROGRAMS: ClassVar[tuple[str, ...]] = (
+        *("gamma", "value_scale", "gumbel_scale"),
+        *("dirichlet_fraction", "dirichlet_alpha", "temperature"),
+    )
+    """Hyperparameters that the search reads, which programs contain."""
 
     total_timesteps: Count = 2_000_000
     """Moves of the whole training, over all environments."""
@@ -269,7 +269,7 @@ def alphazero(
         config, by_sequence=False, epochs=config.update_epochs, num_minibatches=config.num_minibatches
     )
     optimiser = optimiser_of(choices, _scaling, loops)
-    numbers = numbers_to_hold(config, loops, constant=OF_THE_SEARCH)
+    numbers = numbers_to_hold(config, loops)
     return Graph(
         settings=settings_of("alphazero", env, config, custom=choices.made_in_python(params=params)),
         observation_space=env.observation_space,

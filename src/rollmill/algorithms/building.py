@@ -1,6 +1,6 @@
 """Building the graph of an actor-critic from an environment, hyperparameters and a network."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -17,8 +17,6 @@ from rollmill.algorithms.fragments import (
     network_policy,
 )
 from rollmill.algorithms.hyperparameters import (
-    OF_THE_LOOPS,
-    OF_THE_REWARDS,
     PLANNED_UPDATES,
     configured_schedule,
     current,
@@ -350,21 +348,18 @@ def settings_of(
     }
 
 
-def numbers_to_hold(
-    config: Any, loops: Loops, *, constant: Collection[str] = (), **further: float | int
-) -> dict[str, float]:
+def numbers_to_hold(config: Any, loops: Loops, **further: float | int) -> dict[str, float]:
     """Returns the numbers that a learner holds: see `numbers_of`.
 
     Args:
         config: dataclass of the hyperparameters.
         loops: of the training, without iterations that learn nothing.
-        constant: fields that programs contain.
         **further: numbers that derive from others.
 
     Raises:
         UsageError: schedules extend over more updates than are counted.
     """
-    numbers = numbers_of(config, constant=constant, **{PLANNED_UPDATES: planned_updates(loops)}, **further)
+    numbers = numbers_of(config, **{PLANNED_UPDATES: planned_updates(loops)}, **further)
     if follows_schedules(numbers):
         check_count(planned_updates(loops))
     return numbers
@@ -400,8 +395,7 @@ def graph_of(
     """
     policy, environment = parts.policy, parts.environment
     optimiser, rewards = optimiser_of(choices, scaling, loops), choices.config.normalize_rewards
-    constant = (*OF_THE_LOOPS, *OF_THE_REWARDS) if rewards else OF_THE_LOOPS
-    numbers = numbers_to_hold(parts.config, loops, constant=constant)
+    numbers = numbers_to_hold(parts.config, loops)
     return Graph(
         settings=settings_of(name, parts.env, parts.config, custom=parts.custom),
         observation_space=parts.env.observation_space,

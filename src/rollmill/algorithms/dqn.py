@@ -11,7 +11,7 @@ Shape letter: `N` samples of a minibatch.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
@@ -64,9 +64,6 @@ from rollmill.dataflow import (
 )
 from rollmill.networks import MASKED_LOGIT, Categorical, NetworkConfig, action_values
 
-CONSTANT = ("exploration_fraction", "priority_exponent", "weight_exponent")
-"""Hyperparameters that programs contain, or that are part of another one."""
-
 EXPLORATION_STEPS = "exploration_steps"
 """Environment steps over which the share of random actions falls."""
 
@@ -77,6 +74,9 @@ STEPS_AN_UPDATE = 4
 @dataclass(frozen=True)
 class DQNConfig:
     """Hyperparameters of DQN, under their usual names."""
+
+    IN_PROGRAMS: ClassVar[tuple[str, ...]] = ("exploration_fraction", "priority_exponent", "weight_exponent")
+    """Hyperparameters that programs contain, or that are part of another one."""
 
     total_timesteps: Count = 500_000
     """Environment steps of the whole training, over all environments."""
@@ -202,7 +202,7 @@ def dqn(
     optimiser, rate = adam(parts), rate_metric(parts)
     error = partial(_error, agent, chosen)
     exponents = chosen.priority_exponent, chosen.weight_exponent
-    numbers = learner_numbers(parts, constant=CONSTANT, **{EXPLORATION_STEPS: _exploration_steps(chosen)})
+    numbers = learner_numbers(parts, **{EXPLORATION_STEPS: _exploration_steps(chosen)})
     prioritised = PrioritisedReplay(parts.replay, *exponents, partial(_errors, error))
     return off_policy_graph(
         "dqn",

@@ -8,7 +8,7 @@ learning rate as a function. The network's own settings matter at the start alon
 
 import copy
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import Any, TypeAlias
 
@@ -39,13 +39,22 @@ SCHEDULES = "schedules/"
 """Prefix of the metrics that are present values of hyperparameters with a schedule."""
 
 
-def numbers_of(config: object, *, constant: Collection[str] = (), **further: float | int) -> dict[str, float]:
+def in_programs(config: object) -> frozenset[str]:
+    """Returns the hyperparameters that programs contain, although they are numbers.
+
+    The algorithm reads them where it has no learner, such as in its policy.
+    """
+    of_rewards = OF_THE_REWARDS if getattr(config, "normalize_rewards", False) else ()
+    return frozenset((*OF_THE_LOOPS, *of_rewards, *getattr(config, "IN_PROGRAMS", ())))
+
+
+def numbers_of(config: object, **further: float | int) -> dict[str, float]:
     """Returns the hyperparameters that are data: the finite floats of a configuration, by name.
 
-    The algorithm reads `constant` fields where it has no learner, such as in its policy. `further` numbers derive
-    from others.
+    Those of `in_programs` are left out. `further` numbers derive from others.
     """
     numbers: dict[str, float] = {}
+    constant = in_programs(config)
     for name in (field.name for field in fields(config) if field.name not in constant):  # type: ignore[arg-type]
         value = getattr(config, name)
         if isinstance(value, float) and math.isfinite(value):
@@ -55,6 +64,31 @@ def numbers_of(config: object, *, constant: Collection[str] = (), **further: flo
             if schedule.shape != "constant":
                 numbers[f"{name}:{schedule.shape}"] = schedule.last
     return {**numbers, **{name: float(value) for name, value in further.items()}}
+
+
+def numbers_for(held: Mapping[str, float], config: object, other: object) -> dict[str, float] | None:
+    """Returns the numbers that a learner holds for another configuration, if the two differ in these alone.
+
+    Args:
+        held: numbers for `config`.
+        config: dataclass of the hyperparameters.
+        other: hyperparameters with other values.
+
+    Returns:
+        The numbers for `other`. None if programs for the two are not the same.
+    """
+    ours, theirs = numbers_of(config), numbers_of(other)
+    differ = differing(config, other)
+    if type(config) is not type(other) or ours.keys() != theirs.keys() or differ - held.keys():
+        return None
+    if any(type(getattr(config, name)) is not type(getattr(other, name)) for name in differ):
+        return None  # a number is annealed, and a schedule of one number is not
+    return {name: theirs.get(name, number) for name, number in held.items()}
+
+
+def differing(config: Any, other: Any) -> set[str]:
+    """Returns the names of the fields in which two configurations of a kind differ."""
+    return {field.name for field in fields(config) if getattr(config, field.name) != getattr(other, field.name)}
 
 
 def as_data(numbers: Mapping[str, float]) -> Hyperparameters:

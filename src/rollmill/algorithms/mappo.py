@@ -39,7 +39,6 @@ from rollmill.algorithms.building import (
     settings_of,
 )
 from rollmill.algorithms.fragments import EnvironmentFunctions
-from rollmill.algorithms.hyperparameters import OF_THE_LOOPS
 from rollmill.algorithms.multi_agent import condition, mean_gradients, prepare, report, start_learner, update
 from rollmill.algorithms.ppo import sample_loss
 from rollmill.algorithms.reports import with_schedules
@@ -200,7 +199,7 @@ def _assemble(
 ) -> Graph:
     config: MAPPOConfig = choices.config
     optimiser = optimiser_of(choices, lambda config: optax.scale_by_adam(eps=1e-5), loops)
-    numbers = numbers_to_hold(config, loops, constant=OF_THE_LOOPS)
+    numbers = numbers_to_hold(config, loops)
     return Graph(
         settings=settings,
         observation_space=env.observation_space,

@@ -4,7 +4,7 @@ Shape letter: `N` samples of a minibatch.
 """
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -246,11 +246,9 @@ def start_progress() -> StepCounts:
     return StepCounts(jnp.uint32(0), jnp.uint32(0))
 
 
-def learner_numbers(
-    parts: OffPolicyParts, *, constant: Collection[str] = (), **further: float | int
-) -> dict[str, float]:
+def learner_numbers(parts: OffPolicyParts, **further: float | int) -> dict[str, float]:
     """Returns the numbers that the learner holds: see `numbers_of`."""
-    return numbers_to_hold(parts.config, _learning(parts), constant=constant, **further)
+    return numbers_to_hold(parts.config, _learning(parts), **further)
 
 
 def adam(parts: OffPolicyParts, rate: str = "learning_rate", *, every: int = 1) -> Optimiser:

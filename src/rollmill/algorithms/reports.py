@@ -57,16 +57,13 @@ def explained_variance(row: Mapping[str, Any]) -> float | None:
     """
     if f"{MOMENTS}share" not in row:
         return None
+    moments = [row[MOMENTS + name] for name in ("share", "target", "target_square", "error", "error_square")]
+    share, target, target_square, error, error_square = np.asarray(moments, np.float64).reshape(5, -1)
     with np.errstate(divide="ignore", invalid="ignore"):
-        explained = 1 - np.maximum(_variance(row, "error"), 0) / _variance(row, "target")
-    finite = explained[np.isfinite(explained)]
-    return float(finite.mean()) if finite.size else None
-
-
-def _variance(row: Mapping[str, Any], name: str) -> np.ndarray:
-    """The variance of targets or errors from their moments; NaN for targets where it may be rounding only."""
-    moments = [row[f"{MOMENTS}{moment}"] for moment in ("share", name, f"{name}_square")]
-    share, mean, square = np.asarray(moments, np.float64).reshape(3, -1)
-    variance = square / share - np.square(mean / share)
-    is_resolved = (variance > RESOLUTION * square / share) | (name == "error")
-    return np.where(is_resolved, variance, np.nan)
+        square = target_square / share
+        variance = square - np.square(target / share)
+        unexplained = np.maximum(error_square / share - np.square(error / share), 0)
+        explained = 1 - unexplained / variance
+        is_resolved = variance > RESOLUTION * square  # it may be rounding only
+    explained = explained[is_resolved & np.isfinite(explained)]
+    return float(explained.mean()) if explained.size else None

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
@@ -57,6 +57,9 @@ DISCRETE_ENTROPY = 0.89
 @dataclass(frozen=True)
 class SACConfig:
     """Hyperparameters of SAC, under their usual names."""
+
+    IN_PROGRAMS: ClassVar[tuple[str, ...]] = ("initial_temperature",)
+    """Hyperparameters that are numbers, which programs contain."""
 
     total_timesteps: Count = 1_000_000
     """Environment steps of the whole training, over all environments."""
@@ -164,7 +167,7 @@ def sac(
     parts = off_policy_parts(SACConfig, env, config, overrides, params=params, network=network)
     agent = _agent_of(parts)
     optimisers = _SACOptimisers(adam(parts), adam(parts, "critic_learning_rate"))
-    numbers = learner_numbers(parts, constant=("initial_temperature",))
+    numbers = learner_numbers(parts)
     return off_policy_graph(
         "sac",
         parts,

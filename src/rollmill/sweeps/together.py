@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from itertools import islice
 from typing import Any, Literal, TypeAlias
 
-from rollmill.algorithms.hyperparameters import OF_THE_REWARDS
+from rollmill.algorithms.hyperparameters import in_programs
 from rollmill.core.bounds import scheduled_fields
 from rollmill.core.schedules import parse_schedule
 from rollmill.envs import is_on_host, make
@@ -75,10 +75,10 @@ def _constants(trial: Trial) -> tuple[Any, ...]:
 def _shape(config: Any, name: str) -> str | None:
     """Returns the shape of the schedule of a hyperparameter, or None for one that programs contain."""
     value = getattr(config, name, None)
-    if name in OF_THE_REWARDS and getattr(config, "normalize_rewards", False):
+    if name in in_programs(config):
         return None
     if isinstance(value, float):
-        return "constant"
+        return "number" if math.isfinite(value) else None
     if isinstance(value, str) and name in scheduled_fields(type(config)):
         return parse_schedule(name, value).shape
     return None
