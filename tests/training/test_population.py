@@ -2,13 +2,17 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import rollmill
+from rollmill.core.errors import UsageError
+from rollmill.runs.specification import build_graph
 from rollmill.training.population import train_population
-from rollmill.training.request import TrainingRequest, train_request
+from rollmill.training.population_plans import plan_population
+from rollmill.training.request import TrainingRequest, resolve, train_request
 from rollmill.training.resuming import resume
 
 SIZES = {
@@ -82,3 +86,26 @@ def test_trainings_with_a_replay_memory_share_a_program(tmp_path):
     alone = [train_request(request).summary["final_return"] for request in requests_in(tmp_path / "alone", "dqn")]
     assert returns == pytest.approx(alone, rel=0.3)
     assert rollmill.load(runs[0].directory) is not None
+
+
+def test_the_graph_of_a_population_is_built_once(tmp_path, monkeypatch):
+    requests = requests_in(tmp_path, "ppo")
+    expected = [resolve(request).graph() for request in requests]
+    built = []
+    build = lambda *words, **options: built.append(words) or build_graph(*words, **options)
+    monkeypatch.setattr("rollmill.training.request.build_graph", build)
+    planned = plan_population(requests)
+    assert len(built) == 1
+    for each, graph in zip(planned, expected, strict=True):
+        assert each.graph.inputs == graph.inputs
+        assert each.graph.settings == graph.settings
+    assert planned[0].graph.inputs != planned[1].graph.inputs
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"), [({"learning_rate": "constant:1e-2"}, "learning_rate"), ({"target_kl": 0.1}, "target_kl")]
+)
+def test_what_programs_contain_is_told(tmp_path, changes, told):
+    first, other = requests_in(tmp_path, "ppo")
+    with pytest.raises(UsageError, match=f"that differ in {told} cannot share"):
+        plan_population([first, replace(first, settings={**first.settings, **changes}), other])

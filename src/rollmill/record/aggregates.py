@@ -2,12 +2,14 @@
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Float64
 
 NO_WEIGHTS: Mapping[str, str] = MappingProxyType({})
 
@@ -23,6 +25,43 @@ class SavedSums:
     """Iterations in which a metric was not there, for those that were not there in all."""
 
 
+class StackedRows(NamedTuple):
+    """Metrics of iterations in a row as one array."""
+
+    names: list[str]
+    numbers: Float64[np.ndarray, "rows metrics seeds"]
+    counts: list[int]
+    """Number of iterations of each row."""
+
+    def of_seed(self, number: int) -> "StackedRows":
+        """Returns the metrics of one seed."""
+        return self._replace(numbers=self.numbers[:, :, number, None])
+
+    def of(self, prefix: str) -> Float64[np.ndarray, "rows some seeds"]:
+        """Returns those metrics whose names begin with a prefix."""
+        return self.numbers[:, [index for index, name in enumerate(self.names) if name.startswith(prefix)]]
+
+    def with_others(self, others: Mapping[str, Float64[np.ndarray, " rows"]]) -> "StackedRows":
+        """Returns the rows with further metrics, which are the same for all seeds."""
+        if not others:
+            return self
+        rows, _, seeds = self.numbers.shape
+        added = np.broadcast_to(np.stack(list(others.values()), axis=1)[..., None], (rows, len(others), seeds))
+        return self._replace(names=[*self.names, *others], numbers=np.concatenate([self.numbers, added], axis=1))
+
+
+def stacked(rows: Sequence[Mapping[str, Any]], counts: Sequence[int]) -> list[StackedRows]:
+    """Returns rows of metrics as arrays: one array for all rows with the same metrics that follow each other."""
+    blocks: list[StackedRows] = []
+    for names, group in groupby(zip(rows, counts, strict=True), key=lambda each: list(each[0])):
+        alike = list(group)
+        numbers = np.asarray([list(row.values()) for row, _ in alike], np.float64)
+        blocks.append(
+            StackedRows(names, numbers.reshape(len(alike), len(names), -1), [count for _, count in alike])
+        )
+    return blocks
+
+
 class RowSums:
     """Sums of metrics over iterations. Metrics are scalars or `[seed]`, and finite."""
 
@@ -35,7 +74,14 @@ class RowSums:
 
     def add(self, row: Mapping[str, Any], *, iterations: int = 1) -> None:
         """Adds the metrics of one iteration, or their sums over several."""
-        names, numbers = list(row), np.asarray(list(row.values()), np.float64).reshape(len(row), -1)
+        self.add_numbers(
+            list(row), np.asarray(list(row.values()), np.float64).reshape(len(row), -1), iterations=iterations
+        )
+
+    def add_numbers(
+        self, names: list[str], numbers: Float64[np.ndarray, "metrics seeds"], *, iterations: int = 1
+    ) -> None:
+        """Adds the metrics of one iteration, or their sums over several, as an array."""
         if self.names and self.names != names:  # another version began the line, or other options
             sums = dict(zip(names, numbers, strict=True))
             self._absent |= {name: self.iterations for name in names if name not in self.names}
@@ -59,8 +105,10 @@ class RowSums:
         `weights` maps some metrics to the metric with the fraction of each iteration in which they were computed.
         They are 0 in the rest, and their means are over the computed part, or NaN.
         """
-        counts = [[(self.iterations or 1) - self._absent.get(name, 0)] for name in self.names]
-        means = dict(zip(self.names, self._sums / counts if counts else self._sums, strict=True))
+        counts: Any = self.iterations or 1
+        if self._absent:
+            counts = [[counts - self._absent.get(name, 0)] for name in self.names]
+        means = dict(zip(self.names, self._sums / counts, strict=True))
         sums = dict(zip(self.names, self._sums, strict=True))
         with np.errstate(invalid="ignore"):
             return means | {name: sums[name] / sums[weight] for name, weight in weights.items() if name in sums}
@@ -135,7 +183,7 @@ class EpisodeWindow:
         """Adds the episodes that ended in one iteration: their number, and the sums of returns and lengths."""
         if count:
             self._recent.append(_EndedEpisodes(count, return_sum, length_sum))
-            left = sum(ended.count for ended in self._recent)
+            left = self._sums.count + count  # exact: numbers of episodes are whole
             while len(self._recent) > 1 and left - self._recent[0].count >= EPISODES:
                 left -= self._recent.popleft().count
             self._sums = self._summed()
@@ -145,7 +193,7 @@ class EpisodeWindow:
 
     def _summed(self) -> _EndedEpisodes:
         """Returns the sums over the window, from its beginning: they are the same in a run that was resumed."""
-        return _EndedEpisodes(*map(sum, zip(*self._recent, strict=True))) if self._recent else self._sums
+        return _EndedEpisodes(*map(sum, zip(*self._recent, strict=False))) if self._recent else self._sums
 
     @property
     def full(self) -> bool:

@@ -5,43 +5,32 @@ Each is a run of its own, with its metrics and checkpoints, which can go on alon
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jaxtyping import Array, PyTree
 
-from rollmill.core.errors import UsageError
-from rollmill.core.json_data import writable
-from rollmill.dataflow import Graph
 from rollmill.gpus.activity import GpuActivity
 from rollmill.programs.compiled import CompiledProgram
+from rollmill.record.aggregates import stacked
 from rollmill.record.display import Display, choose_display
 from rollmill.record.metrics import MetricsLog
 from rollmill.record.run_directory import RunDirectory
 from rollmill.record.signals import StopRequest, stop_on_signals
 from rollmill.runs.creation import create_run, provenance_now
 from rollmill.training.hook_calls import HookCalls
-from rollmill.training.placing import prepare_devices
+from rollmill.training.population_plans import plan_population
 from rollmill.training.preparing import (
-    PlannedTraining,
     PreparedTraining,
     compile_program,
     note_replay_size,
     prepare,
 )
 from rollmill.training.recorder import Recorder, Run, default_log_every, open_checkpoints
-from rollmill.training.request import TrainingRequest, resolve
-from rollmill.training.training import plan_training
+from rollmill.training.request import TrainingRequest
 from rollmill.workers.program_training import ProgramTraining
 from rollmill.workers.reports import MetricsRows, Saved, StartedUp
-
-ALONE = ("evaluate_every", "stop_at_return", "start_from")
-"""Options of runs that have a program of their own."""
-
-SHARED = ("unroll", "fusion", "numerics", "devices", "checkpoint_iterations", "log_every")
-"""Options that a program, or its windows, follow."""
 
 
 class _Lane(NamedTuple):
@@ -61,7 +50,7 @@ def train_population(requests: Sequence[TrainingRequest]) -> list[Run]:
     cannot be written any further.
     """
     display = choose_display(quiet=True)
-    planned = _planned(requests)
+    planned = plan_population(requests)
     first = planned[0]
     note_replay_size(first.graph, first.plan, display, num_seeds=len(planned))
     program = compile_program(
@@ -78,63 +67,6 @@ def train_population(requests: Sequence[TrainingRequest]) -> list[Run]:
         lanes = [_open(stack, each, display, provenance) for each in prepared]
         _follow(program, prepared[0], lanes, stop)
         return [_end(lane, stop) for lane in lanes]
-
-
-def _planned(requests: Sequence[TrainingRequest]) -> list[PlannedTraining]:
-    """Checks that the trainings can share a program, and plans each."""
-    if len(requests) < 2:
-        raise UsageError("a population needs at least two trainings.")
-    prepare_devices(requests[0].options, environment=requests[0].environment)
-    planned: list[PlannedTraining] = []
-    for request in requests:
-        resolved = resolve(request)
-        graph, options = resolved.graph(), resolved.options
-        if options.log_every is None:  # one process writes the lines of all
-            options = replace(options, log_every=default_log_every(graph, trainings=len(requests)))
-        # The graph is traced for the first one alone: the others are the same program.
-        described = {**planned[0].described, **_own_settings(graph)} if planned else None
-        planned.append(
-            plan_training(
-                graph,
-                options,
-                imports=request.imports,
-                recipe=request.recipe,
-                described=described,
-            )
-        )
-        _check_same_program(planned[0], planned[-1])
-    return planned
-
-
-def _own_settings(graph: Graph) -> dict[str, Any]:
-    """Returns the settings in which trainings of a program may differ."""
-    settings = writable(graph.settings)
-    return {name: settings[name] for name in ("config", "environment_options")}
-
-
-def _check_same_program(first: PlannedTraining, other: PlannedTraining) -> None:
-    """Checks that two trainings differ in seeds and hyperparameters alone."""
-    for name in ALONE:
-        if getattr(other.options, name) is not None:
-            raise UsageError(f"a training with {name} has a program of its own.")
-    if other.plan.place != "program" or other.options.num_seeds > 1 or other.graph.host is not None:
-        raise UsageError("a population consists of trainings of one seed each, in one program of this process.")
-    ours, theirs = _constants(first), _constants(other)
-    if differ := sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)):
-        raise UsageError(f"trainings that differ in {', '.join(differ)} cannot share a program.")
-
-
-def _constants(planned: PlannedTraining) -> dict[str, Any]:
-    """Returns what a compiled program contains of a training."""
-    graph, options = planned.graph, planned.options
-    config = {name: value for name, value in graph.settings["config"].items() if name not in graph.hyperparameters}
-    settings = {name: value for name, value in graph.settings.items() if name != "config"}
-    settings["environment_options"] = {
-        name: value for name, value in settings["environment_options"].items() if name not in graph.parameters
-    }
-    held = {"inputs": sorted(graph.inputs), "loops": graph.loops, "plan": planned.plan.to_json()}
-    how = {name: getattr(options, name) for name in SHARED}
-    return {**settings, **config, **held, **how}
 
 
 def _open(
@@ -186,10 +118,14 @@ def _record(lanes: Sequence[_Lane], report: MetricsRows, *, saving: bool) -> boo
 
     If `saving`, a checkpoint of each was requested.
     """
-    for lane in lanes if saving else ():
-        lane.recorder.request_checkpoint()
-    done = [lane.recorder.record(_rows_of(report, number)) for number, lane in enumerate(lanes)]
-    return any(lane.recorder.wants_state(iteration) for lane, iteration in zip(lanes, done, strict=True))
+    blocks = stacked(report.rows, report.counts or [1] * len(report.rows))  # once for all of them
+    wanted = False
+    for number, lane in enumerate(lanes):
+        if saving:
+            lane.recorder.request_checkpoint()
+        done = lane.recorder.record_rows(report.first, [block.of_seed(number) for block in blocks])
+        wanted |= lane.recorder.wants_state(done)
+    return wanted
 
 
 def _keep(lanes: Sequence[_Lane], iteration: int, state: PyTree[Array | np.ndarray], *, stopping: bool) -> None:
@@ -207,9 +143,3 @@ def _end(lane: _Lane, stop: StopRequest) -> Run:
 def _lane_of(state: PyTree[Array | np.ndarray], number: int) -> PyTree[Array | np.ndarray]:
     """Returns the state of one training."""
     return jax.tree.map(lambda leaf: leaf[number], state)
-
-
-def _rows_of(report: MetricsRows, number: int) -> MetricsRows:
-    """Returns the metrics of one training."""
-    rows = [{name: value[number] for name, value in row.items()} for row in report.rows]
-    return MetricsRows(report.first, rows, report.counts)

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import accumulate
 from pathlib import Path
@@ -24,8 +24,8 @@ from rollmill.hooks import (
     TrainingRewound,
     TrainingStarted,
 )
-from rollmill.programs.faults.find import is_finite
-from rollmill.record.aggregates import EpisodeWindow, RowSums, SavedSums, Throughput
+from rollmill.programs.faults.find import ALMOST_ONE, FINITE
+from rollmill.record.aggregates import EpisodeWindow, RowSums, SavedSums, StackedRows, Throughput, stacked
 from rollmill.record.checkpoints import Checkpoints, Restored
 from rollmill.record.display import Status
 from rollmill.record.leaves import tree_digest
@@ -40,7 +40,7 @@ from rollmill.training.hook_calls import HookCalls
 from rollmill.training.known_failures import TemperatureWatch
 from rollmill.training.preparing import PreparedTraining
 from rollmill.training.recorded_progress import Episodes, read_progress
-from rollmill.workers.reports import MetricsRows, Row
+from rollmill.workers.reports import MetricsRows
 
 MAX_LINES = 10_000
 """Lines of metrics that a training writes where nobody says."""
@@ -49,6 +49,9 @@ MAX_LINES_OF_REPLAY = 2_000
 """The same for algorithms that learn from a replay memory, whose iterations are many and short."""
 
 ENDED, FAILED = "episodes/ended", "episodes/failed"
+OF_EPISODES = (ENDED, "episodes/return_sum", "episodes/length_sum", FAILED)
+"""Metrics of the episodes that ended in an iteration."""
+
 HIDDEN = ("episodes/", "finite/", COMPUTED, GAMES, MOMENTS)
 """How metrics begin that are not logged as they are."""
 
@@ -123,6 +126,7 @@ class Recorder:
         """Time of the training at the last report of iterations, or at an evaluation since."""
         self._episodes = self._saved_episodes = Episodes()
         self._each_line = options.log_every or default_log_every(algorithm)
+        self._courses = list(scheduled_in(algorithm.parameters))
         self._sums = RowSums()
         self._saved_sums = self._sums.to_json()
         hyperparameters = algorithm.settings.get("config", {})
@@ -192,38 +196,58 @@ class Recorder:
 
         Those of one report are taken to have lasted equally long.
         """
-        counts = report.counts or [1] * len(report.rows)
+        return self.record_rows(report.first, stacked(report.rows, report.counts or [1] * len(report.rows)))
+
+    def record_rows(self, first: int, blocks: Sequence[StackedRows]) -> int:
+        """Logs the iterations after the `first` ones, as `record` does."""
         now = self._seconds
         begin = min(self._reported_seconds, now)
-        total = sum(counts)
+        total = sum(sum(block.counts) for block in blocks)
         each = (now - begin) / max(1, total)
         speed = self._pace.after(total * self._steps_each)
         lines: list[_PendingLine] = []
-        for done, row, count in zip(accumulate(counts, initial=report.first), report.rows, counts, strict=False):
-            if not is_finite(row):
-                if self._sums.iterations:
-                    lines.append(self._next_line(speed, begin + each * (done - report.first)))
-                self._write_lines(lines)
-                break
-            self._iteration = done + count
-            self._count_episodes(row)
-            self._sums.add({**row, **self._courses_over(done, count, row)}, iterations=count)
-            if self._iteration % self._each_line == 0 or self._iteration == self._loops.iterations:
-                lines.append(self._next_line(speed, begin + each * (self._iteration - report.first)))
-        else:
-            self._write_lines(lines)
+        seconds_at = lambda iteration: begin + each * (iteration - first)
+        self._iteration = first
+        whole = all(self._add(block, speed, seconds_at, lines) for block in blocks)
+        if not whole and self._sums.iterations:
+            lines.append(self._next_line(speed, seconds_at(self._iteration)))
+        self._write_lines(lines)
+        if whole:
             self._display.update(self._status(speed))
         self._reported_seconds = now
         self._announce_checkpoint()
-        return report.first + total
+        return first + total
 
-    def _courses_over(self, first: int, count: int, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the sums of the environment's scheduled parameters over iterations, in the shape of a row."""
-        done, shape = np.arange(first, first + count) / self._loops.iterations, np.shape(next(iter(row.values())))
+    def _add(
+        self,
+        block: StackedRows,
+        speed: float,
+        seconds_at: Callable[[int], float],
+        lines: list["_PendingLine"],
+    ) -> bool:
+        """Adds iterations up to one that is not finite, with their lines. Returns whether all are finite."""
+        finite = np.all(block.of(FINITE) > ALMOST_ONE, axis=(1, 2)).tolist()
+        good = len(finite) if all(finite) else finite.index(False)
+        block = block.with_others(self._courses_over(self._iteration, block.counts))
+        ended = self._episodes_of(block)
+        for numbers, count, episodes in zip(block.numbers[:good], block.counts, ended, strict=False):
+            self._iteration += count
+            self._count_episodes(episodes)
+            self._sums.add_numbers(block.names, numbers, iterations=count)
+            if self._iteration % self._each_line == 0 or self._iteration == self._loops.iterations:
+                lines.append(self._next_line(speed, seconds_at(self._iteration)))
+        return good == len(finite)
+
+    def _courses_over(self, first: int, counts: Sequence[int]) -> dict[str, np.ndarray]:
+        """Returns the environment's scheduled parameters, summed over the iterations of each row."""
+        courses = [(name, course) for name, course in self._courses if course.shape != "uniform"]
+        if not courses:
+            return {}
+        done = np.arange(first, first + sum(counts)) / self._loops.iterations
+        starts = list(accumulate(counts[:-1], initial=0))
         return {
-            SCHEDULES + name: np.full(shape, np.sum(course.at(done)))
-            for name, course in scheduled_in(self._algorithm.parameters)
-            if course.shape != "uniform"
+            SCHEDULES + name: np.add.reduceat(np.asarray(course.at(done), np.float64), starts)
+            for name, course in courses
         }
 
     def request_checkpoint(self) -> None:
@@ -383,13 +407,17 @@ class Recorder:
     def _seconds(self) -> float:
         return self._earlier_seconds + max(time.perf_counter() - self._began - self._start_seconds, 0.0)
 
-    def _count_episodes(self, row: Row) -> None:
-        each = np.asarray([row[ENDED], row["episodes/return_sum"], row["episodes/length_sum"]], np.float64)
-        of_seeds = each.reshape(3, -1).T.tolist()
-        ended = self._episodes.ended + sum(count for count, _, _ in of_seeds)
-        self._episodes = Episodes(ended, self._episodes.failed + float(row.get(FAILED, 0.0)))
-        for window, sums in zip(self._windows, of_seeds, strict=True):
-            window.add(*sums)
+    def _episodes_of(self, block: StackedRows) -> list[list[tuple[float, ...]]]:
+        """Returns the numbers `OF_EPISODES` of each row and seed."""
+        where = [block.names.index(name) if name in block.names else -1 for name in OF_EPISODES]
+        each = np.where(np.asarray(where)[:, None] < 0, 0.0, block.numbers[:, where])
+        return each.transpose(0, 2, 1).tolist()
+
+    def _count_episodes(self, of_seeds: Sequence[Sequence[float]]) -> None:
+        for window, (ended, returned, length, failed) in zip(self._windows, of_seeds, strict=True):
+            self._episodes = Episodes(self._episodes.ended + ended, self._episodes.failed + failed)
+            if ended:
+                window.add(ended, returned, length)
 
     @property
     def _returns(self) -> list[float | None]:

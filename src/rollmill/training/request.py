@@ -113,19 +113,27 @@ class ResolvedRequest(NamedTuple):
         """Environment steps by the hyperparameters; 0 where they name none."""
         return getattr(self.config, "total_timesteps", 0)
 
+    @property
+    def planned_envs(self) -> int | None:
+        """Number of environments by the plan, where the request has none."""
+        return None if "num_envs" in self.request.settings else settings_of(self.options).num_envs
+
+    @property
+    def environment_options(self) -> dict[str, Any]:
+        """Options of the environment, with those of the recipe."""
+        return {**options_of_recipe(self.request), **self.request.environment_options}
+
     def graph(self, num_envs: int | None = None, *, total_timesteps: int | None = None) -> Graph:
         """Builds the graph, by default with the environments and steps of the request or its plan.
 
         Raises a `UsageError` if the algorithm has no such number, or cannot be built.
         """
         request, config = self.request, self.config
-        planned = None if "num_envs" in request.settings else settings_of(self.options).num_envs
-        if (envs := num_envs or planned) is not None:
+        if (envs := num_envs or self.planned_envs) is not None:
             config = _with_num_envs(config, envs)
         if total_timesteps is not None:
             config = replace(config, total_timesteps=total_timesteps)
-        given = {**options_of_recipe(request), **request.environment_options}
-        return build_graph(request.algorithm, request.environment, config, options=given)
+        return build_graph(request.algorithm, request.environment, config, options=self.environment_options)
 
 
 def resolve(request: TrainingRequest) -> ResolvedRequest:

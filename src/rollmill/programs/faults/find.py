@@ -50,6 +50,9 @@ ALMOST_ONE = 0.9999
 """Flags are reduced as means over devices, which may round."""
 
 
+FINITE = "finite/"
+"""Prefix of the metrics that tell whether the outputs of a fragment were finite."""
+
 NOT_REPLAYED = (
     "The last good checkpoint is kept; what came before this iteration was overwritten, as a replay memory is.\n"
     "hint: a smaller learning_rate, or max_grad_norm."
@@ -87,7 +90,7 @@ class Fault(NamedTuple):
 
 def is_finite(metrics: Mapping[str, np.ndarray | np.floating]) -> bool:
     """Returns whether every fragment's outputs were finite in the iteration with these metrics."""
-    return all(np.all(value > ALMOST_ONE) for name, value in metrics.items() if name.startswith("finite/"))
+    return all(np.all(value > ALMOST_ONE) for name, value in metrics.items() if name.startswith(FINITE))
 
 
 def stop_at_nonfinite(

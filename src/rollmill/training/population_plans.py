@@ -1,0 +1,139 @@
+"""Plans trainings that share a program: the graph is built once, for the first of them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from rollmill.algorithms.hyperparameters import differing, numbers_for
+from rollmill.core.errors import UsageError
+from rollmill.core.json_data import writable
+from rollmill.core.types import Environment
+from rollmill.dataflow import Graph
+from rollmill.envs import make
+from rollmill.envs.numbers import held_numbers
+from rollmill.runs.algorithms import ALGORITHMS
+from rollmill.training.placing import prepare_devices
+from rollmill.training.preparing import PlannedTraining
+from rollmill.training.recorder import default_log_every
+from rollmill.training.request import ResolvedRequest, TrainingRequest, resolve
+from rollmill.training.training import plan_training
+
+ALONE = ("evaluate_every", "stop_at_return", "start_from")
+"""Options of runs that have a program of their own."""
+
+SHARED = ("unroll", "fusion", "numerics", "devices", "checkpoint_iterations", "log_every")
+"""Options that a program, or its windows, follow."""
+
+
+class _Built(NamedTuple):
+    """A request and its graph."""
+
+    resolved: ResolvedRequest
+    graph: Graph
+
+
+def plan_population(requests: Sequence[TrainingRequest]) -> list[PlannedTraining]:
+    """Checks that trainings can share a program, and plans each.
+
+    Raises a `UsageError` if they differ in more than seeds and numbers.
+    """
+    if len(requests) < 2:
+        raise UsageError("a population needs at least two trainings.")
+    prepare_devices(requests[0].options, environment=requests[0].environment)
+    resolved = resolve(requests[0])
+    first = _Built(resolved, resolved.graph())
+    planned = [_planned(first, None, trainings=len(requests))]
+    _check_same_program(planned[0], planned[0])
+    for request in requests[1:]:
+        resolved = resolve(request)
+        built = _Built(resolved, _graph_beside(first, resolved) or resolved.graph())
+        planned.append(_planned(built, planned[0].described, trainings=len(requests)))
+        _check_same_program(planned[0], planned[-1])
+    return planned
+
+
+def _planned(built: _Built, described: Mapping[str, Any] | None, *, trainings: int) -> PlannedTraining:
+    """Plans one of several trainings, with the description of the first one's graph, which is traced for it."""
+    (request, _, options), graph = built
+    if options.log_every is None:  # one process writes the lines of all
+        options = replace(options, log_every=default_log_every(graph, trainings=trainings))
+    return plan_training(
+        graph,
+        options,
+        imports=request.imports,
+        recipe=request.recipe,
+        described=None if described is None else {**described, **_own_settings(graph)},
+    )
+
+
+def _graph_beside(first: _Built, resolved: ResolvedRequest) -> Graph | None:
+    """Returns the graph of a training that differs from the first one in numbers alone, without building it.
+
+    None if they differ in more. Its functions are those of the first one, which read the numbers of the learner
+    and of the environment.
+    """
+    (request, config, _), (other, ours, _) = resolved, first.resolved
+    names = (request.algorithm, request.environment, resolved.planned_envs)
+    if names != (other.algorithm, other.environment, first.resolved.planned_envs):
+        return None
+    if not ALGORITHMS.is_built_in(request.algorithm):  # others may read their configuration in any way
+        return None
+    numbers = numbers_for(first.graph.hyperparameters, ours, config)
+    parameters = _parameters_beside(first, resolved)
+    if numbers is None or parameters is None:
+        return None
+    values = {name: getattr(config, name) for name in differing(ours, config)}
+    options = {name: value for name, value in resolved.environment_options.items() if name in parameters}
+    settings = dict(first.graph.settings)
+    settings["config"] = {**settings["config"], **values}
+    settings["environment_options"] = {**settings["environment_options"], **options}
+    return first.graph._replace(settings=settings, hyperparameters=numbers, parameters=parameters)
+
+
+def _parameters_beside(first: _Built, resolved: ResolvedRequest) -> Mapping[str, float] | None:
+    """Returns the parameters of the environment that programs take as inputs; None if they are others."""
+    ours, theirs, held = first.resolved.environment_options, resolved.environment_options, first.graph.parameters
+    if ours == theirs:
+        return held
+    differ = {name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)}
+    if differ - held.keys():
+        return None
+    env = make(resolved.request.environment, **theirs)
+    inputs = env.inputs if isinstance(env, Environment) else {}
+    numbers = held_numbers({name: course for name, course in inputs.items() if name in held})
+    before = {name for name in held if name.partition(":")[0] in ours}
+    return {**held, **numbers} if numbers.keys() == before else None
+
+
+def _own_settings(graph: Graph) -> dict[str, Any]:
+    """Returns the settings in which trainings of a program may differ."""
+    settings = writable(graph.settings)
+    return {name: settings[name] for name in ("config", "environment_options")}
+
+
+def _check_same_program(first: PlannedTraining, other: PlannedTraining) -> None:
+    """Checks that two trainings differ in seeds and hyperparameters alone."""
+    for name in ALONE:
+        if getattr(other.options, name) is not None:
+            raise UsageError(f"a training with {name} has a program of its own.")
+    if other.plan.place != "program" or other.options.num_seeds > 1 or other.graph.host is not None:
+        raise UsageError("a population consists of trainings of one seed each, in one program of this process.")
+    ours, theirs = _constants(first), _constants(other)
+    if differ := sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)):
+        raise UsageError(f"trainings that differ in {', '.join(differ)} cannot share a program.")
+
+
+def _constants(planned: PlannedTraining) -> dict[str, Any]:
+    """Returns what a compiled program contains of a training."""
+    graph, options = planned.graph, planned.options
+    config = {
+        name: type(value) if name in graph.hyperparameters else value  # a schedule is not a number
+        for name, value in graph.settings["config"].items()
+    }
+    settings = {name: value for name, value in graph.settings.items() if name != "config"}
+    settings["environment_options"] = {
+        name: value for name, value in settings["environment_options"].items() if name not in graph.parameters
+    }
+    held = {"inputs": sorted(graph.inputs), "loops": graph.loops, "plan": planned.plan.to_json()}
+    how = {name: getattr(options, name) for name in SHARED}
+    return {**settings, **config, **held, **how}
