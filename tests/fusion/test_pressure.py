@@ -52,6 +52,13 @@ def test_loops_hold_what_they_carry_and_what_a_turn_needs():
     assert loop.instructions < 2 * once.instructions + 100, "the code of a loop is there once"
 
 
+def test_operations_in_loops_are_counted():
+    """A program is long if its loops are: Triton looks at all of their operations, too."""
+    turn = lambda n, x: in_turns(x + n.astype(jnp.float32))
+    program = lower_function(lambda x: jax.lax.fori_loop(0, 1000, turn, x), [NUMBER]).program
+    assert len(program.nodes()) < 10 and 200 < pressure_of(program).operations < 220
+
+
 def test_instructions_behind_branches_are_counted_apart():
     def reset_where_it_ends(x):
         return jnp.where(x > 0.0, jax.random.normal(key_of(x)), x * 2.0)

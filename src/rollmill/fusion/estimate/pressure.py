@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from rollmill.fusion.estimate.cost import FREE, instructions_of
-from rollmill.fusion.ir import Node, Program
+from rollmill.fusion.ir import Node, Program, total_of
 from rollmill.fusion.opt.branches import guarded_regions
 from rollmill.fusion.opt.segments import segments_of
 
@@ -23,7 +23,7 @@ class Pressure(NamedTuple):
     """Estimates for one thread of a rollout's kernel."""
 
     operations: int
-    """Nodes of a step's program."""
+    """Nodes of a step's program, those in the bodies of loops once."""
     live: int
     """Registers that hold what is still read, where they are most."""
     instructions: int
@@ -39,7 +39,7 @@ def pressure_of(program: Program) -> Pressure:
     nodes = [node for segment in segments_of(program.nodes()) for node in segment.nodes]
     guarded = {node for region in guarded_regions(nodes, program.outputs) for node in region.nodes}
     total, rare = sum(map(_instructions, nodes)), sum(map(_instructions, guarded))
-    return Pressure(len(nodes), _peak(nodes, program.outputs), total - rare, _products(nodes), rare)
+    return Pressure(total_of(nodes), _peak(nodes, program.outputs), total - rare, _products(nodes), rare)
 
 
 def _peak(nodes: Sequence[Node], outputs: Sequence[Node]) -> int:

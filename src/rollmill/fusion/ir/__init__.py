@@ -7,7 +7,7 @@ replaced by when it is made, `region` the builder, `interpret` runs a program as
 
 from rollmill.fusion.ir.fold import COMPARISONS, is_float, is_short_float
 from rollmill.fusion.ir.interpret import evaluate
-from rollmill.fusion.ir.node import ANYWHERE, OF_UNIFORMS, STRUCTURAL, Loop, Node, Program, toposort
+from rollmill.fusion.ir.node import ANYWHERE, OF_UNIFORMS, STRUCTURAL, Loop, Node, Program, toposort, total_of
 from rollmill.fusion.ir.operations import OPERATIONS, ROWS, TYPED
 from rollmill.fusion.ir.region import Region
 from rollmill.fusion.ir.text import program_text
@@ -29,4 +29,5 @@ __all__ = [
     "is_short_float",
     "program_text",
     "toposort",
+    "total_of",
 ]

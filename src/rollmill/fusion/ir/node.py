@@ -89,6 +89,13 @@ class Loop(NamedTuple):
     """Iterations of a counted loop; None where the condition decides."""
 
 
+def total_of(nodes: Sequence[Node]) -> int:
+    """Returns the number of nodes, those in the bodies and conditions of loops among them, once."""
+    loops = [node.attributes[0] for node in nodes if node.op == "loop"]
+    inside = [part for loop in loops for part in (loop.body, loop.condition) if part is not None]
+    return len(nodes) + sum(total_of(part.nodes()) for part in inside)
+
+
 def toposort(roots: Sequence[Node], known: Container[Node] = ()) -> Iterator[Node]:
     """These nodes and everything that they are computed from, but for what is known, and what that needed.
 

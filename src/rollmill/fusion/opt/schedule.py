@@ -95,10 +95,11 @@ class _Scheduler:
         }
 
     def order(self) -> None:
-        if self._sums or not self._segmented:
+        segments = segments_of(self._nodes) if self._segmented and not self._sums else []
+        if len(segments) < 2:
             self._emit_each(self._nodes)
             return
-        for segment in segments_of(self._nodes):
+        for segment in segments:
             if segment.of_rows or len(segment.nodes) < MIN_SEGMENT:
                 self._emit_each(segment.nodes)
             else:

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from rollmill.fusion.ir import ANYWHERE, Node
+from rollmill.fusion.ir import ANYWHERE, Node, total_of
 
 MAX_NODES = 5_000
-"""Nodes of a program up to which the order does not matter."""
+"""Nodes of a program, with those in its loops, up to which the order does not matter."""
 
 
 class ProgramSegment(NamedTuple):
@@ -30,7 +30,7 @@ def needs_segments(num_nodes: int) -> bool:
 
 def segments_of(nodes: Sequence[Node]) -> list[ProgramSegment]:
     """Nodes of a program, operands first, in as few segments as can be where it is long; rows come first."""
-    if not needs_segments(len(nodes)):
+    if not needs_segments(total_of(nodes)):
         return [ProgramSegment(True, nodes)]
     # Sorting is stable and an operand's level is never above its user's: operands still come first.
     level = _levels(nodes).__getitem__

@@ -19,6 +19,7 @@ from rollmill.fusion.backends.triton.operations import TYPES
 from rollmill.fusion.backends.triton.registers import ENV_PER_THREAD, ENV_PER_THREAD_BOTH_WAYS
 from rollmill.fusion.backends.triton.rereading import FAR, matrices_fit, read_where_used, slots_read_again
 from rollmill.fusion.backends.triton.source import KernelSource
+from rollmill.fusion.ir import total_of
 from rollmill.fusion.kernels.rollout import RolloutStep, unpack, written_leaves
 from rollmill.fusion.lower.prologue import UniformArrays
 from rollmill.fusion.opt.schedule import schedule_of
@@ -101,7 +102,7 @@ def rollout_source(step: RolloutStep, num_steps: int, num_envs: int, block: int,
     before, uniform = [f"in{n}" for n in range(len(leaves))], [f"uniform{n}" for n in slots]
     after = [f"after{n}" for n, does in enumerate(changes) if does]
     out = [f"step{n}" for n, leaf in enumerate(step.step) if leaf.places]
-    memory = BY_INSTRUCTIONS if needs_segments(len(program.nodes())) else BY_TRITON
+    memory = BY_INSTRUCTIONS if needs_segments(total_of(program.nodes())) else BY_TRITON
     again = not matrices_fit(program.nodes())
     source = KernelSource(numerics, slots_read_again(uniform) if again else uniform, memory=memory)
     writer = TritonWriter(source, apart=ENV_PER_THREAD_BOTH_WAYS if numerics == "float32" else ENV_PER_THREAD)
