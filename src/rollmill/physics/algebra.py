@@ -36,8 +36,13 @@ def row(values: Float[Array, "n ..."], index: int) -> Float[Array, "..."]:
     return lax.index_in_dim(values, index, keepdims=False)
 
 
-def times(matrix: Float[Array, "... n m"], vector: Float[Array, "... m"]) -> Float[Array, "... n"]:
-    """Returns a matrix times a vector."""
+def times(matrix: Float[Array | np.ndarray, "... n m"], vector: Float[Array, "... m"]) -> Float[Array, "... n"]:
+    """Returns a matrix times a vector; a fixed matrix that exchanges axes takes no multiplications."""
+    if isinstance(matrix, np.ndarray):
+        places = np.argmax(np.abs(matrix).reshape(-1, *matrix.shape[-2:]).max(axis=0), axis=-1)
+        factors = np.take_along_axis(matrix, np.broadcast_to(places[:, None], (*matrix.shape[:-1], 1)), axis=-1)
+        if np.count_nonzero(matrix) == np.count_nonzero(factors):
+            return real(factors[..., 0]) * jnp.stack([vector[..., place] for place in places], axis=-1)
     return jnp.sum(matrix * vector[..., None, :], axis=-1)
 
 
@@ -51,8 +56,11 @@ def transposed(matrix: Float[Array, "... n m"]) -> Float[Array, "... m n"]:
     return jnp.swapaxes(matrix, -1, -2)
 
 
-def dot(a: Float[Array, "... n"], b: Float[Array, "... n"]) -> Float[Array, "..."]:
-    """Returns the inner product of two vectors."""
+def dot(a: Float[Array, "... n"], b: Float[Array | np.ndarray, "... n"]) -> Float[Array, "..."]:
+    """Returns the inner product of two vectors, without components of a fixed one that are zero."""
+    if isinstance(b, np.ndarray):
+        used = np.flatnonzero(np.any(b.reshape(-1, b.shape[-1]), axis=0))
+        a, b = jnp.stack([a[..., i] for i in used], axis=-1), real(b[..., used])
     return jnp.sum(a * b, axis=-1)
 
 
@@ -85,11 +93,30 @@ def quaternion_matrix(q: Float[Array, "4"]) -> Float[Array, "3 3"]:
     return jnp.stack(entries).reshape(3, 3)
 
 
-def axis_rotation(axis: Sequence[float], angle: Float[Array, ""]) -> Float[Array, "3 3"]:
-    """Returns the rotation about a fixed unit axis, by Rodrigues' formula."""
-    x, y, z = axis
-    skew = np.array([[0, -z, y], [z, 0, -x], [-y, x, 0]])
-    return real(np.eye(3)) + jnp.sin(angle) * real(skew) + (1.0 - jnp.cos(angle)) * real(skew @ skew)
+def turned(
+    rotation: Float[Array, "3 3"], axis: Sequence[float], axis_in_world: Float[Array, "3"], angle: Float[Array, ""]
+) -> Float[Array, "3 3"]:
+    """Returns a rotation after one about a fixed unit axis of its frame, by Rodrigues' formula."""
+    x, y, z = (np.float64(number) for number in axis)
+    first, second, third = (rotation[:, i] for i in range(3))
+    aside = jnp.stack(
+        [
+            _combined((z, second), (-y, third)),
+            _combined((-z, first), (x, third)),
+            _combined((y, first), (-x, second)),
+        ],
+        axis=1,
+    )
+    along = jnp.stack([_combined((number, axis_in_world), like=first) for number in (x, y, z)], axis=1)
+    return along + jnp.cos(angle) * (rotation - along) + jnp.sin(angle) * aside
+
+
+def _combined(*terms: tuple[float, Array], like: Array | None = None) -> Array:
+    """Returns a sum of vectors times fixed factors, without those whose factor is zero."""
+    parts = [vector if factor == 1.0 else real(factor) * vector for factor, vector in terms if factor]
+    if not parts:
+        return jnp.zeros_like(terms[0][1] if like is None else like)
+    return parts[0] if len(parts) == 1 else parts[0] + parts[1]
 
 
 def joined(angular: Float[Array, "... 3"], linear: Float[Array, "... 3"]) -> Float[Array, "... 6"]:
@@ -121,9 +148,34 @@ def point_force(force: Float[Array, "... 3"], arm: Float[Array, "... 3"]) -> Flo
 
 def point_stiffness(stiffness: Float[Array, "... 3 3"], arm: Float[Array, "... 3"]) -> Float[Array, "... 6 6"]:
     """Returns P'WP, where P gives the velocity of a body's point and W is symmetric."""
-    mixed = transposed(cross(jnp.broadcast_to(arm[..., None, :], stiffness.shape), stiffness))
-    angular = cross(jnp.broadcast_to(arm[..., None, :], stiffness.shape), mixed)
-    return blocks(angular, mixed, stiffness)
+    arms = jnp.broadcast_to(arm[..., None, :], stiffness.shape)
+    mixed = transposed(cross(arms, stiffness))
+    return blocks(mirrored(cross(arms, mixed)), mixed, mirrored(stiffness))
+
+
+def mirrored(matrix: Float[Array, "... 3 3"]) -> Float[Array, "... 3 3"]:
+    """Returns a symmetric matrix from the entries on and above its diagonal: kernels compute no others."""
+    return symmetric(matrix[..., 0, :], matrix[..., 1, 1:], matrix[..., 2, 2:])
+
+
+def symmetric(
+    first: Float[Array, "... 3"], second: Float[Array, "... 2"], third: Float[Array, "... 1"]
+) -> Float[Array, "... 3 3"]:
+    """Returns a symmetric matrix from its rows' entries on and to the right of the diagonal."""
+    rows = [
+        first,
+        jnp.concatenate([first[..., 1:2], second], axis=-1),
+        jnp.concatenate([first[..., 2:3], second[..., 1:2], third], axis=-1),
+    ]
+    return jnp.stack(rows, axis=-2)
+
+
+def skew(a: Float[Array, "... 3"]) -> Float[Array, "... 3 3"]:
+    """Returns the matrix whose product with a vector is the cross product of `a` and that vector."""
+    x, y, z = a[..., 0], a[..., 1], a[..., 2]
+    zero = jnp.zeros_like(x)
+    entries = jnp.stack([zero, -z, y, z, zero, -x, -y, x, zero], axis=-1)
+    return entries.reshape(*a.shape[:-1], 3, 3)
 
 
 def blocks(
@@ -132,13 +184,3 @@ def blocks(
     """Returns a symmetric matrix of its blocks, where `mixed` is from linear motion to torque."""
     upper = jnp.concatenate([angular, mixed], axis=-1)
     return jnp.concatenate([upper, jnp.concatenate([transposed(mixed), linear], axis=-1)], axis=-2)
-
-
-def body_inertia(
-    mass: Float[Array, " n"], center: Float[Array, "n 3"], central: Float[Array, "n 3 3"]
-) -> Float[Array, "n 6 6"]:
-    """Returns inertias about the reference of bodies with these centres of mass."""
-    stiffness = mass[:, None, None] * real(np.eye(3))[None]
-    around = point_stiffness(stiffness, center)
-    zero = jnp.zeros_like(central)
-    return around + blocks(central, zero, zero)

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 
 from rollmill.physics.algebra import cross, dot, pick, product, real, times, unit
 from rollmill.physics.kinematics import Frames
-from rollmill.physics.model import WORLD, Geom, Model, Pair, Structure
+from rollmill.physics.model import WORLD, Geom, Model, Numbers, Pair, Structure
 
 
 class Contacts(NamedTuple):
@@ -21,19 +21,20 @@ class Contacts(NamedTuple):
     """Negative where geoms overlap."""
     places: Float[Array, "contacts 3"]
     """From the reference of the second geom's tree, or of the first one's where the second cannot move."""
-    frames: Float[Array, "contacts 3 3"]
-    """Rows: the normal from the first geom to the second, and two tangents."""
+    frames: Float[Numbers, "contacts 3 3"]
+    """Rows: the normal from the first geom to the second, and two tangents; of NumPy where they are fixed."""
 
 
 class _Placed(NamedTuple):
     """Geoms in the world, measured from references."""
 
     positions: Float[Array, "n 3"]
-    rotations: Float[Array, "n 3 3"]
+    rotations: Float[Numbers, "n 3 3"]
+    """Of NumPy for geoms of the world."""
     sizes: Float[np.ndarray, "n 3"]
 
 
-_Points = tuple[Float[Array, " n"], Float[Array, "n 3"], Float[Array, "n 3 3"]]
+_Points = tuple[Float[Array, " n"], Float[Array, "n 3"], Float[Numbers, "n 3 3"]]
 """Distances, places and frames."""
 
 
@@ -52,8 +53,11 @@ def contacts(model: Model, placed: Frames) -> Contacts | None:
         found += [Contacts(tuple(indices), *points) for points in _FINDERS[kind](first, second)]
     if not found:
         return None
-    distances, places, directions = (jnp.concatenate(part) for part in list(zip(*found, strict=True))[1:])
-    return Contacts(tuple(i for part in found for i in part.pairs), distances, places, directions)
+    distances = jnp.concatenate([part.distances for part in found])
+    places = jnp.concatenate([part.places for part in found])
+    directions = [part.frames for part in found]
+    joined = np.concatenate if all(isinstance(part, np.ndarray) for part in directions) else jnp.concatenate
+    return Contacts(tuple(i for part in found for i in part.pairs), distances, places, joined(directions))
 
 
 def measuring_body(structure: Structure, pair: Pair) -> int:
@@ -66,9 +70,10 @@ def _place(placed: Frames, measured: list[int], geoms: list[Geom]) -> _Placed:
     """Returns geoms, each measured from the reference of another body's tree."""
     sizes = np.array([geom.size for geom in geoms])
     references = pick(placed.references, measured)
-    own_positions, own_rotations = real([geom.position for geom in geoms]), real([geom.rotation for geom in geoms])
+    own_positions, fixed = real([geom.position for geom in geoms]), np.array([geom.rotation for geom in geoms])
     if all(geom.body == WORLD for geom in geoms):
-        return _Placed(own_positions - references, own_rotations, sizes)
+        return _Placed(own_positions - references, fixed, sizes)
+    own_rotations = real(fixed)
     bodies = [geom.body for geom in geoms]
     rotations = _rows_or(placed.rotations, bodies, np.eye(3))
     shifts = _rows_or(placed.references, bodies, np.zeros(3)) + _rows_or(placed.positions, bodies, np.zeros(3))
@@ -85,22 +90,21 @@ def _rows_or(values: Array, indices: list[int], default: np.ndarray) -> Array:
 
 
 def _plane_sphere(planes: _Placed, spheres: _Placed) -> list[_Points]:
-    normals = planes.rotations[..., 2]
-    return [_plane_balls(planes, spheres.positions, spheres.sizes[:, 0], _frames(normals))]
+    return [_plane_balls(planes, spheres.positions, spheres.sizes[:, 0], _fixed_frames(planes))]
 
 
 def _plane_balls(
-    planes: _Placed, centers: Float[Array, "n 3"], radii: Float[np.ndarray, " n"], directions: Array
+    planes: _Placed, centers: Float[Array, "n 3"], radii: Float[np.ndarray, " n"], directions: Numbers
 ) -> _Points:
-    normals = planes.rotations[..., 2]
+    normals = np.asarray(planes.rotations)[..., 2]
     distances = dot(centers - planes.positions, normals) - real(radii)
     depths = 0.5 * distances + real(radii)
-    return distances, centers - depths[:, None] * normals, directions
+    return distances, centers - depths[:, None] * real(normals), directions
 
 
 def _plane_capsule(planes: _Placed, capsules: _Placed) -> list[_Points]:
     """Returns a contact at each end, whose tangents are along and across the capsule."""
-    normals, axes = planes.rotations[..., 2], capsules.rotations[..., 2]
+    normals, axes = real(planes.rotations[..., 2]), jnp.asarray(capsules.rotations[..., 2])
     tangents = unit(axes - dot(axes, normals)[:, None] * normals)
     directions = jnp.stack([normals, tangents, cross(normals, tangents)], axis=1)
     halves = real(capsules.sizes[:, 1:2])
@@ -110,8 +114,7 @@ def _plane_capsule(planes: _Placed, capsules: _Placed) -> list[_Points]:
 
 def _plane_box(planes: _Placed, boxes: _Placed) -> list[_Points]:
     """Returns a contact for each of the four pairs of opposite corners: the one that is nearer to the plane."""
-    normals = planes.rotations[..., 2]
-    directions = _frames(normals)
+    normals, directions = real(planes.rotations[..., 2]), _fixed_frames(planes)
     middles = dot(boxes.positions - planes.positions, normals)
     result: list[_Points] = []
     for signs in ((1, 1, 1), (1, 1, -1), (1, -1, 1), (1, -1, -1)):
@@ -128,7 +131,7 @@ def _sphere_sphere(first: _Placed, second: _Placed) -> list[_Points]:
 
 
 def _sphere_capsule(spheres: _Placed, capsules: _Placed) -> list[_Points]:
-    axes = capsules.rotations[..., 2]
+    axes = jnp.asarray(capsules.rotations[..., 2])
     along = _bounded(dot(spheres.positions - capsules.positions, axes), capsules)
     nearest = capsules.positions + along[:, None] * axes
     return [_balls(spheres.positions, spheres.sizes, nearest, capsules.sizes)]
@@ -136,7 +139,7 @@ def _sphere_capsule(spheres: _Placed, capsules: _Placed) -> list[_Points]:
 
 def _capsule_capsule(first: _Placed, second: _Placed) -> list[_Points]:
     """Returns the contact between the nearest points of two capsules' axes."""
-    axes1, axes2 = first.rotations[..., 2], second.rotations[..., 2]
+    axes1, axes2 = jnp.asarray(first.rotations[..., 2]), jnp.asarray(second.rotations[..., 2])
     between = first.positions - second.positions
     cosines, u, v = dot(axes1, axes2), -dot(axes1, between), dot(axes2, between)
     along1 = _bounded((u + cosines * v) / jnp.maximum(1.0 - cosines * cosines, 1e-9), first)
@@ -163,6 +166,15 @@ def _balls(
     distances = jnp.sqrt(dot(between, between)) - real(sizes1[:, 0] + sizes2[:, 0])
     depths = 0.5 * distances + real(sizes1[:, 0])
     return distances, centers1 + depths[:, None] * normals, _frames(normals)
+
+
+def _fixed_frames(planes: _Placed) -> Float[np.ndarray, "n 3 3"]:
+    """Returns the frames of contacts with planes that do not move, as `_frames` does."""
+    normals = np.asarray(planes.rotations)[..., 2]
+    second = np.where(np.abs(normals[:, 1:2]) < 0.5, [[0.0, 1.0, 0.0]], [[0.0, 0.0, 1.0]])
+    tangents = second - np.sum(second * normals, axis=-1, keepdims=True) * normals
+    tangents = tangents / np.linalg.norm(tangents, axis=-1, keepdims=True)
+    return np.stack([normals, tangents, np.cross(normals, tangents)], axis=1)
 
 
 def _frames(normals: Float[Array, "n 3"]) -> Float[Array, "n 3 3"]:

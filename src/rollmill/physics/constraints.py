@@ -14,7 +14,7 @@ from jaxtyping import Array, Float
 from rollmill.physics.algebra import TINY, pick, point_velocity, real, times
 from rollmill.physics.collisions import Contacts, contacts, measuring_body
 from rollmill.physics.kinematics import Frames
-from rollmill.physics.model import WORLD, Joint, Model, Softness, Structure
+from rollmill.physics.model import WORLD, Joint, Model, Numbers, Softness, Structure
 
 
 class ContactSides(NamedTuple):
@@ -31,7 +31,7 @@ class ContactRows(NamedTuple):
     """The pyramids of contacts: four rows each, the normal plus or minus friction times a tangent."""
 
     sides: tuple[ContactSides, ...]
-    frames: Float[Array, "contacts 3 3"]
+    frames: Float[Numbers, "contacts 3 3"]
     friction: Float[Array, " contacts"]
     """0 where there is none: the four rows are then one, with a quarter of its stiffness."""
     stiffness: Float[Array, " contacts"]

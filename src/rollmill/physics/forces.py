@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from rollmill.physics.algebra import carried_wrench, cross, joined, pick, real, row, times
-from rollmill.physics.kinematics import Frames, bias_accelerations
+from rollmill.physics.kinematics import Frames, bias_accelerations, in_world
 from rollmill.physics.masses import generalised_forces
 from rollmill.physics.model import Model
 
@@ -26,8 +26,8 @@ def body_wrenches(
     placed: Frames, motions: Float[Array, "bodies 6"], accelerations: Float[Array, "bodies 6"]
 ) -> Float[Array, "bodies 6"]:
     """Returns the wrench that each body needs to move and to accelerate so."""
-    momenta = times(placed.inertias, motions)
-    return times(placed.inertias, accelerations) + carried_wrench(motions, momenta)
+    momenta = placed.inertias.times(motions)
+    return placed.inertias.times(accelerations) + carried_wrench(motions, momenta)
 
 
 def smooth_forces(
@@ -40,14 +40,16 @@ def smooth_forces(
 ) -> Float[Array, " dofs"]:
     """Returns the forces of all but constraints: actuators, springs, dampers, gravity and the inertia of motion.
 
-    The last two are found by recursive Newton and Euler.
+    The last two are found by recursive Newton and Euler. Forces on free bodies are about the world's axes.
     """
-    accelerations = bias_accelerations(model, placed, rates, motions)
+    turning = in_world(model.structure, placed, rates)
+    accelerations = bias_accelerations(model, placed, turning, motions)
     wrenches = body_wrenches(placed, motions, accelerations)
     if acted.wrenches is not None:
         wrenches = wrenches - acted.wrenches
     bias = generalised_forces(model.structure, placed, wrenches)
-    return acted.forces + passive_forces(model, positions, rates) - bias
+    driven = acted.forces + passive_forces(model, positions, rates)
+    return in_world(model.structure, placed, driven) - bias
 
 
 def passive_forces(model: Model, positions: Float[Array, " coordinates"], rates: Float[Array, " dofs"]) -> Array:

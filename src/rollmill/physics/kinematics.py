@@ -12,20 +12,35 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from rollmill.physics.algebra import (
-    axis_rotation,
-    body_inertia,
     carried,
     cross,
+    dot,
     joined,
     pick,
     product,
     quaternion_matrix,
     real,
     row,
+    symmetric,
     times,
     transposed,
+    turned,
 )
 from rollmill.physics.model import WORLD, Body, Joint, Model, Structure
+
+
+class Inertias(NamedTuple):
+    """Mass, its first moment and its rotational inertia of bodies, about their references."""
+
+    masses: Float[Array, " bodies"]
+    moments: Float[Array, "bodies 3"]
+    rotational: Float[Array, "bodies 3 3"]
+
+    def times(self, motions: Float[Array, "bodies 6"]) -> Float[Array, "bodies 6"]:
+        """Returns momenta of motions, or wrenches that make accelerations."""
+        angular, linear = motions[..., :3], motions[..., 3:]
+        torque = times(self.rotational, angular) + cross(self.moments, linear)
+        return joined(torque, self.masses[:, None] * linear - cross(self.moments, angular))
 
 
 class Frames(NamedTuple):
@@ -37,8 +52,9 @@ class Frames(NamedTuple):
     """From the reference."""
     rotations: Float[Array, "bodies 3 3"]
     axes: Float[Array, "dofs 6"]
-    """Motion of each degree of freedom at unit velocity."""
-    inertias: Float[Array, "bodies 6 6"]
+    """Motion of each degree of freedom at unit velocity. A free body turns about the world's axes here, and about
+    its own ones in `RobotState`: `in_world` and `in_bodies` convert."""
+    inertias: Inertias
 
 
 IDENTITY = ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0))
@@ -65,13 +81,22 @@ def frames(model: Model, coordinates: Float[Array, " coordinates"]) -> Frames:
 
 def _inertias(
     model: Model, positions: Float[Array, "bodies 3"], rotations: Float[Array, "bodies 3 3"]
-) -> Float[Array, "bodies 6 6"]:
+) -> Inertias:
+    """Returns the inertias of the bodies about their references."""
     centers = positions + times(rotations, real([body.center for body in model.structure.bodies]))
-    entries = jnp.asarray(model.params.inertia, float)
-    parts = [lax.slice_in_dim(entries, i, i + 1, axis=1) for i in (0, 3, 4, 3, 1, 5, 4, 5, 2)]
-    own = jnp.concatenate(parts, axis=1).reshape(-1, 3, 3)
-    central = product(product(rotations, own), transposed(rotations))
-    return body_inertia(jnp.asarray(model.params.mass, float), centers, central)
+    masses, own = jnp.asarray(model.params.mass, float), jnp.asarray(model.params.inertia, float)
+    halves = product(rotations, symmetric(own[:, (0, 3, 4)], own[:, (1, 5)], own[:, (2,)]))
+    moments = masses[:, None] * centers
+
+    def entries(row: int) -> Float[Array, "bodies columns"]:
+        """Returns a row from the diagonal on."""
+        central = jnp.sum(halves[:, row : row + 1] * rotations[:, row:], axis=-1)
+        return central - moments[:, row : row + 1] * centers[:, row:]
+
+    squares = dot(moments, centers)[:, None]
+    rows = [entries(row) for row in range(3)]
+    rows = [jnp.concatenate([entry[:, :1] + squares, entry[:, 1:]], axis=1) for entry in rows]
+    return Inertias(masses, moments, symmetric(*rows))
 
 
 def _before_joints(
@@ -82,8 +107,8 @@ def _before_joints(
     if body.parent != WORLD:
         position, rotation = poses[body.parent]
         moved = position + times(rotation, real(body.position)) if any(body.position) else position
-        turned = rotation if body.rotation == IDENTITY else product(rotation, own)
-        return references[body.parent], (moved, turned)
+        oriented = rotation if body.rotation == IDENTITY else product(rotation, own)
+        return references[body.parent], (moved, oriented)
     first = body.joints[0]
     is_free = first.kind == "free"
     reference = (
@@ -98,20 +123,19 @@ def _moved(joint: Joint, pose: _Pose, coordinates: Array) -> tuple[_Pose, Float[
     at = joint.position
     if joint.kind == "free":
         rotation = quaternion_matrix(lax.slice_in_dim(coordinates, at + 3, at + 7))
-        linear = real(np.eye(6)[3:])
-        return (position, rotation), jnp.concatenate([linear, joined(transposed(rotation), jnp.zeros((3, 3)))])
+        return (position, rotation), real(np.eye(6)[[3, 4, 5, 0, 1, 2]])
     anchor = position + times(rotation, real(joint.anchor)) if any(joint.anchor) else position
     if joint.kind == "ball":
-        turned = product(rotation, quaternion_matrix(lax.slice_in_dim(coordinates, at, at + 4)))
-        columns = transposed(turned)
+        after = product(rotation, quaternion_matrix(lax.slice_in_dim(coordinates, at, at + 4)))
+        columns = transposed(after)
         axes = joined(columns, cross(jnp.broadcast_to(anchor[None], (3, 3)), columns))
-        return (_about(anchor, turned, joint), turned), axes
+        return (_about(anchor, after, joint), after), axes
     axis = times(rotation, real(joint.axis))
     change = row(coordinates, at) - joint.reference
     if joint.kind == "slide":
         return (position + change * axis, rotation), joined(jnp.zeros(3), axis)[None]
-    turned = product(rotation, axis_rotation(joint.axis, change))
-    return (_about(anchor, turned, joint), turned), joined(axis, cross(anchor, axis))[None]
+    after = turned(rotation, joint.axis, axis, change)
+    return (_about(anchor, after, joint), after), joined(axis, cross(anchor, axis))[None]
 
 
 def _about(anchor: Array, rotation: Array, joint: Joint) -> Array:
@@ -119,26 +143,40 @@ def _about(anchor: Array, rotation: Array, joint: Joint) -> Array:
     return anchor - times(rotation, real(joint.anchor)) if any(joint.anchor) else anchor
 
 
-def summed_by_body(structure: Structure, motions: Float[Array, "dofs 6"], first: Array | None = None) -> Array:
-    """Returns for each body the sum of the motions of its own joints and of those that carry it, `[bodies, 6]`.
-
-    Args:
-        structure: the robot's.
-        motions: of each degree of freedom.
-        first: motion of the world.
-    """
+def velocities(structure: Structure, placed: Frames, rates: Float[Array, " dofs"]) -> Float[Array, "bodies 6"]:
+    """Returns the motion of each body, or the part of its acceleration that accelerations of joints make."""
+    turning = placed.axes * rates[:, None]
     result: list[Array] = []
     for body in structure.bodies:
         start, size = body.joints[0].velocity, sum(joint.size for joint in body.joints)
-        own = jnp.sum(lax.slice_in_dim(motions, start, start + size), axis=0)
-        before = first if body.parent == WORLD else result[body.parent]
-        result.append(own if before is None else own + before)
+        if body.joints[0].kind == "free":
+            own = joined(rates[start + 3 : start + 6], rates[start : start + 3])
+        else:
+            own = jnp.sum(lax.slice_in_dim(turning, start, start + size), axis=0)
+        result.append(own if body.parent == WORLD else own + result[body.parent])
     return jnp.stack(result)
 
 
-def velocities(structure: Structure, placed: Frames, rates: Float[Array, " dofs"]) -> Float[Array, "bodies 6"]:
-    """Returns the motion of each body, or the part of its acceleration that accelerations of joints make."""
-    return summed_by_body(structure, placed.axes * rates[:, None])
+def in_world(structure: Structure, placed: Frames, values: Float[Array, " dofs"]) -> Float[Array, " dofs"]:
+    """Returns what turns free bodies, as rates or torques about their own axes, about the world's axes."""
+    return _rotated(structure, placed.rotations, values)
+
+
+def in_bodies(structure: Structure, placed: Frames, values: Float[Array, " dofs"]) -> Float[Array, " dofs"]:
+    """Returns what turns free bodies, as rates or torques about the world's axes, about their own axes."""
+    return _rotated(structure, transposed(placed.rotations), values)
+
+
+def _rotated(
+    structure: Structure, rotations: Float[Array, "bodies 3 3"], values: Float[Array, " dofs"]
+) -> Float[Array, " dofs"]:
+    parts: list[Array] = []
+    end = 0
+    for start in structure.free_velocities:
+        angular = values[start + 3 : start + 6]
+        parts += [values[end : start + 3], times(row(rotations, structure.owners[start]), angular)]
+        end = start + 6
+    return jnp.concatenate([*parts, values[end:]]) if parts else values
 
 
 def bias_accelerations(
@@ -146,27 +184,36 @@ def bias_accelerations(
 ) -> Float[Array, "bodies 6"]:
     """Returns the acceleration of each body if no joint accelerates, with gravity as an acceleration upwards."""
     structure = model.structure
-    turning = placed.axes * rates[:, None]
-    carrying = _carrying(structure, turning, motions)
+    carrying = _carrying(structure, placed, rates, motions)
     upwards = joined(jnp.zeros(3), -jnp.asarray(model.params.gravity, float))
-    return summed_by_body(structure, carried(carrying, turning), upwards)
+    result: list[Array] = []
+    for index, body in enumerate(structure.bodies):
+        before = upwards if body.parent == WORLD else result[body.parent]
+        start, size = body.joints[0].velocity, sum(joint.size for joint in body.joints)
+        if body.joints[0].kind == "free":  # its turning is carried by its flight
+            flight, spin = rates[start : start + 3], rates[start + 3 : start + 6]
+            result.append(before + joined(jnp.zeros(3), cross(flight, spin)))
+            continue
+        turning = placed.axes[start : start + size] * rates[start : start + size, None]
+        result.append(before + jnp.sum(carried(carrying[index], turning), axis=0))
+    return jnp.stack(result)
 
 
-def _carrying(structure: Structure, turning: Float[Array, "dofs 6"], motions: Float[Array, "bodies 6"]) -> Array:
-    """Returns the motion that carries each degree of freedom's axis, `[dofs, 6]`."""
+def _carrying(
+    structure: Structure, placed: Frames, rates: Float[Array, " dofs"], motions: Float[Array, "bodies 6"]
+) -> list[Float[Array, "size 6"]]:
+    """Returns for each body the motions that carry the axes of its joints; nothing for a free one."""
     result: list[Array] = []
     for body in structure.bodies:
         motion = jnp.zeros(6) if body.parent == WORLD else row(motions, body.parent)
+        own: list[Array] = []
         for joint in body.joints:
-            if joint.kind == "free":  # its linear axes stay, and its turning is carried by its flight
-                result.append(jnp.zeros((3, 6)))
-                motion = jnp.sum(lax.slice_in_dim(turning, joint.velocity, joint.velocity + 3), axis=0)
-            size = 3 if joint.kind in ("free", "ball") else 1
-            result.append(jnp.broadcast_to(motion[None], (size, 6)))
-            last = joint.velocity + joint.size
+            own.append(jnp.broadcast_to(motion[None], (joint.size, 6)))
             if joint is not body.joints[-1]:
-                motion = motion + jnp.sum(lax.slice_in_dim(turning, last - size, last), axis=0)
-    return jnp.concatenate(result)
+                first, last = joint.velocity, joint.velocity + joint.size
+                motion = motion + jnp.sum(placed.axes[first:last] * rates[first:last, None], axis=0)
+        result.append(jnp.concatenate(own))
+    return result
 
 
 def per_dof(structure: Structure, values: Float[Array, "bodies ..."]) -> Float[Array, "dofs ..."]:

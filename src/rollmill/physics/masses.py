@@ -6,15 +6,17 @@ Parents come before their children, so that elimination from the last to the fir
 entries before the diagonal instead.
 """
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
-from rollmill.physics.algebra import dot, pick, row, times
-from rollmill.physics.kinematics import Frames, per_dof
-from rollmill.physics.model import WORLD, Structure
+from rollmill.physics.algebra import blocks, dot, pick, real, row, skew, times
+from rollmill.physics.kinematics import Frames, Inertias, per_dof
+from rollmill.physics.model import WORLD, Model, Structure
 
 
 class SparseMatrix(NamedTuple):
@@ -25,36 +27,104 @@ class SparseMatrix(NamedTuple):
     """Columns of each row, the diagonal last. Those of a row are the first ones of any row below that meets it."""
 
 
-def generalised(
-    structure: Structure,
-    placed: Frames,
-    inertias: Float[Array, "bodies 6 6"],
-    diagonal: Float[Array, " dofs"],
-    joining: Float[Array, "dofs dofs"] | None = None,
-) -> SparseMatrix:
-    """Returns the matrix of degrees of freedom from inertias of bodies, by composite rigid bodies.
+def mass_matrix(model: Model, placed: Frames) -> SparseMatrix:
+    """Returns the matrix of inertia by composite rigid bodies, with armatures."""
+    structure, inertias = model.structure, placed.inertias
+    composites = Inertias(*(summed_outwards(structure, part) for part in inertias))
+    wrenches = Inertias(*(per_dof(structure, part) for part in composites)).times(placed.axes)
+    of_free: dict[int, Array] = {}
+    for start in structure.free_velocities:
+        body = structure.owners[start]
+        shifts = skew(composites.moments[body])
+        upright = composites.masses[body] * real(np.eye(3))
+        of_free[start] = blocks(composites.rotational[body], shifts, upright)
+    matrix = SparseMatrix(*_projected(structure, placed, wrenches, of_free))
+    return with_diagonal(structure, placed, matrix, jnp.asarray(model.params.armature, float))
 
-    Args:
-        structure: the robot's.
-        placed: its bodies.
-        inertias: of each body.
-        diagonal: what is added to the diagonal.
-        joining: what is added to all entries, where branches are joined.
+
+def with_stiffness(
+    structure: Structure, placed: Frames, matrix: SparseMatrix, stiffness: Float[Array, "bodies 6 6"]
+) -> SparseMatrix:
+    """Returns a matrix to which the stiffness of each body is added, which is that of its forces by its motion."""
+    composites = summed_outwards(structure, stiffness)
+    wrenches = times(per_dof(structure, composites), placed.axes)
+    of_free = {start: composites[structure.owners[start]] for start in structure.free_velocities}
+    rows, _ = _projected(structure, placed, wrenches, of_free)
+    return matrix._replace(rows=[old + new for old, new in zip(matrix.rows, rows, strict=True)])
+
+
+def _projected(
+    structure: Structure, placed: Frames, wrenches: Float[Array, "dofs 6"], of_free: dict[int, Float[Array, "6 6"]]
+) -> tuple[list[Float[Array, " n"]], list[tuple[int, ...]]]:
+    """Returns rows and columns of a matrix from the wrench that each degree of freedom makes on all beyond it.
+
+    Free joints move along axes of their own, so that entries with them are those of the wrenches.
     """
-    composites = per_dof(structure, summed_outwards(structure, inertias))
-    wrenches = times(composites, placed.axes)
     rows: list[Array] = []
     columns: list[tuple[int, ...]] = []
     for i, owner in enumerate(structure.owners):
         path = tuple(j for j in structure.paths[owner] if j <= i)
-        entries = dot(pick(placed.axes, path), jnp.broadcast_to(row(wrenches, i)[None], (len(path), 6)))
-        last = jnp.concatenate([entries[:-1], entries[-1:] + lax.slice_in_dim(diagonal, i, i + 1)])
-        if joining is not None:
-            last = _spread(last, path) + joining[i, : i + 1]
-            path = tuple(range(i + 1))
-        rows.append(last)
+        start, wrench = path[0], row(wrenches, i)
+        parts, rest = [], path
+        if start in of_free:
+            wrench = of_free[start][(i - start + 3) % 6] if i < start + 6 else wrench
+            parts, rest = [jnp.concatenate([wrench[3:], wrench[:3]])[: i + 1 - start]], path[6:]
+        if rest:
+            parts.append(dot(pick(placed.axes, rest), jnp.broadcast_to(wrench[None], (len(rest), 6))))
+        rows.append(jnp.concatenate(parts))
         columns.append(path)
-    return SparseMatrix(rows, columns)
+    return rows, columns
+
+
+def with_diagonal(
+    structure: Structure,
+    placed: Frames,
+    matrix: SparseMatrix,
+    diagonal: Float[Array, " dofs"],
+    dofs: Collection[int] | None = None,
+) -> SparseMatrix:
+    """Returns a matrix to which a number of each degree of freedom is added, about a free body's own axes.
+
+    Args:
+        structure: the robot's.
+        placed: its bodies.
+        matrix: the matrix.
+        diagonal: what is added.
+        dofs: degrees of freedom for which it is not zero, by default all.
+    """
+    rows: list[Array] = []
+    for i, entries in enumerate(matrix.rows):
+        if dofs is not None and i not in dofs:
+            rows.append(entries)
+            continue
+        start = next((start for start in structure.free_velocities if start + 3 <= i < start + 6), None)
+        if start is None:
+            added = lax.slice_in_dim(diagonal, i, i + 1)
+        else:
+            rotation = placed.rotations[structure.owners[i]]
+            around, place = diagonal[start + 3 : start + 6], i - start - 3
+            added = times(rotation[: place + 1], rotation[place] * around)
+        count = len(entries) - len(added)
+        rows.append(jnp.concatenate([entries[:count], entries[count:] + added]))
+    return matrix._replace(rows=rows)
+
+
+def with_joining(matrix: SparseMatrix, joining: Float[Array, "dofs dofs"] | None) -> SparseMatrix:
+    """Returns a matrix to which a dense one is added, where contacts join branches."""
+    if joining is None:
+        return matrix
+    size = range(len(matrix.rows))
+    rows = [_spread(matrix.rows[i], matrix.columns[i]) + joining[i, : i + 1] for i in size]
+    return SparseMatrix(rows, [tuple(range(i + 1)) for i in size])
+
+
+def dense(matrix: SparseMatrix) -> Float[Array, "dofs dofs"]:
+    """Returns all entries of a symmetric matrix."""
+    size, end = range(len(matrix.rows)), sum(map(len, matrix.columns))
+    pairs = [(i, j) for i, columns in enumerate(matrix.columns) for j in columns]
+    place = {pair: k for k, pair in enumerate(pairs)}
+    places = np.array([[place.get((max(i, j), min(i, j)), end) for j in size] for i in size])
+    return jnp.concatenate([*matrix.rows, jnp.zeros(1)])[places]
 
 
 def _spread(values: Float[Array, " n"], columns: tuple[int, ...]) -> Array:
@@ -78,7 +148,15 @@ def generalised_forces(
     structure: Structure, placed: Frames, wrenches: Float[Array, "bodies 6"]
 ) -> Float[Array, " dofs"]:
     """Returns the force of each degree of freedom that balances wrenches on the bodies."""
-    return dot(placed.axes, per_dof(structure, summed_outwards(structure, wrenches)))
+    sums = summed_outwards(structure, wrenches)
+    forces = dot(placed.axes, per_dof(structure, sums))
+    parts: list[Array] = []
+    end = 0
+    for start in structure.free_velocities:
+        wrench = sums[structure.owners[start]]
+        parts += [forces[end:start], wrench[3:], wrench[:3]]
+        end = start + 6
+    return jnp.concatenate([*parts, forces[end:]]) if parts else forces
 
 
 def solved(matrix: SparseMatrix, right: Float[Array, " dofs"]) -> Float[Array, " dofs"]:

@@ -174,6 +174,16 @@ class Structure:
         return tuple(i for i, body in enumerate(self.bodies) for joint in body.joints for _ in range(joint.size))
 
     @cached_property
+    def free_velocities(self) -> tuple[int, ...]:
+        """First degree of freedom of each free joint."""
+        return tuple(joint.velocity for joint in self.joints if joint.kind == "free")
+
+    @cached_property
+    def rubs_free_bodies(self) -> bool:
+        """Whether a free joint has dry friction."""
+        return any(start <= dof < start + 6 for start in self.free_velocities for dof in self.rubbing)
+
+    @cached_property
     def paths(self) -> tuple[tuple[int, ...], ...]:
         """Degrees of freedom that move each body, in order."""
         paths: list[tuple[int, ...]] = []

@@ -25,9 +25,17 @@ from rollmill.physics.algebra import (
     transposed,
 )
 from rollmill.physics.constraints import ConstraintRows, ContactRows, JointRows, relative_velocities, scattered
-from rollmill.physics.kinematics import Frames, velocities
-from rollmill.physics.masses import generalised, generalised_forces, solved
-from rollmill.physics.model import Model, Structure
+from rollmill.physics.kinematics import Frames, in_bodies, in_world, velocities
+from rollmill.physics.masses import (
+    SparseMatrix,
+    dense,
+    generalised_forces,
+    solved,
+    with_diagonal,
+    with_joining,
+    with_stiffness,
+)
+from rollmill.physics.model import Structure
 
 _SMALLEST = 1e-30
 
@@ -38,7 +46,10 @@ class _Problem(NamedTuple):
     structure: Structure
     placed: Frames
     rows: ConstraintRows
-    armature: Float[Array, " dofs"]
+    matrix: SparseMatrix
+    """Of inertia."""
+    inertia: Float[Array, "dofs dofs"]
+    """All entries of `matrix`."""
     smooth: Float[Array, " dofs"]
     """All forces but those of constraints and of inertia."""
 
@@ -51,19 +62,28 @@ class _Pushes(NamedTuple):
 
 
 def constrained_accelerations(
-    model: Model, placed: Frames, rows: ConstraintRows, smooth: Float[Array, " dofs"], start: Float[Array, " dofs"]
+    structure: Structure,
+    placed: Frames,
+    rows: ConstraintRows,
+    matrix: SparseMatrix,
+    smooth: Float[Array, " dofs"],
+    start: Float[Array, " dofs"],
 ) -> Float[Array, " dofs"]:
-    """Returns the accelerations of the degrees of freedom.
+    """Returns the accelerations of the degrees of freedom, of free bodies about the world's axes.
 
     Args:
-        model: the robot.
+        structure: the robot's.
         placed: its bodies.
         rows: its constraints.
+        matrix: its inertia.
         smooth: all forces but those of constraints and of inertia.
         start: where Newton's method begins.
     """
-    problem = _Problem(model.structure, placed, rows, jnp.asarray(model.params.armature, float), smooth)
-    return lax.fori_loop(0, model.structure.iterations, lambda _, x: _newton_step(problem, x), start)
+    if rows.are_none:
+        return solved(matrix, smooth)
+    problem = _Problem(structure, placed, rows, matrix, dense(matrix), smooth)
+    begin = (start, times(problem.inertia, start))
+    return lax.fori_loop(0, structure.iterations, lambda _, now: _newton_step(problem, *now), begin)[0]
 
 
 def contact_wrenches(
@@ -75,28 +95,33 @@ def contact_wrenches(
     return _on_bodies(structure, rows.contacts, _pushes(rows.contacts, accelerations).forces)
 
 
-def _newton_step(problem: _Problem, x: Float[Array, " dofs"]) -> Float[Array, " dofs"]:
+def _newton_step(
+    problem: _Problem, x: Float[Array, " dofs"], inertial: Float[Array, " dofs"]
+) -> tuple[Float[Array, " dofs"], Float[Array, " dofs"]]:
+    """Returns better accelerations, and the forces of inertia that belong to them."""
     structure, placed, rows = problem.structure, problem.placed, problem.rows
-    accelerations = velocities(structure, placed, x)
-    inertial = times(placed.inertias, accelerations)
-    wrenches, inertias, joining = inertial, placed.inertias, None
+    accelerations, own = velocities(structure, placed, x), in_bodies(structure, placed, x)
+    missing = inertial - problem.smooth
+    gradient, hessian = missing, problem.matrix
     if rows.contacts is not None:
         pushes = _pushes(rows.contacts, accelerations)
-        wrenches = inertial - _on_bodies(structure, rows.contacts, pushes.forces)
-        inertias = inertias + _added_stiffness(structure, rows.contacts, pushes.stiffness)
-        joining = _joining(structure, placed, rows.contacts, pushes.stiffness)
-    forces, stiffness = _joint_pushes(rows, x)
-    inert = problem.armature * x - problem.smooth
-    gradient = generalised_forces(structure, placed, wrenches) + inert - forces
-    hessian = generalised(structure, placed, inertias, problem.armature + stiffness, joining)
+        wrenches = _on_bodies(structure, rows.contacts, pushes.forces)
+        gradient = gradient - generalised_forces(structure, placed, wrenches)
+        added = _added_stiffness(structure, rows.contacts, pushes.stiffness)
+        hessian = with_stiffness(structure, placed, hessian, added)
+        hessian = with_joining(hessian, _joining(structure, placed, rows.contacts, pushes.stiffness))
+    if rows.limits is not None or rows.frictions is not None:
+        forces, stiffness = _joint_pushes(rows, own)
+        gradient = gradient - (in_world(structure, placed, forces) if structure.rubs_free_bodies else forces)
+        constrained = {dof for group in (rows.limits, rows.frictions) if group is not None for dof in group.dofs}
+        hessian = with_diagonal(structure, placed, hessian, stiffness, constrained)
     direction = -solved(hessian, gradient)
+    changed = times(problem.inertia, direction)
+    slope, curvature = dot(direction, missing), dot(direction, changed)
     changes = velocities(structure, placed, direction)
-    slope = jnp.sum(dot(changes, inertial)) + dot(direction, inert)
-    curvature = jnp.sum(dot(changes, times(placed.inertias, changes))) + dot(
-        direction, problem.armature * direction
-    )
-    lines = _lines(rows, accelerations, changes, x, direction)
-    return x + _best_step(lines, slope, curvature, structure.line_search_iterations) * direction
+    lines = _lines(rows, accelerations, changes, own, in_bodies(structure, placed, direction))
+    step = _best_step(lines, slope, curvature, structure.line_search_iterations)
+    return x + step * direction, inertial + step * changed
 
 
 def _edges(rows: ContactRows, along: Float[Array, "contacts 3"]) -> Float[Array, "contacts 4"]:
@@ -119,8 +144,9 @@ def _pushes(rows: ContactRows, accelerations: Float[Array, "bodies 6"]) -> _Push
     zero = jnp.zeros_like(mu)
     entries = [jnp.sum(active, axis=1), skew1, skew2, skew1, square1, zero, skew2, zero, square2]
     inner = jnp.stack(entries, axis=1).reshape(-1, 3, 3)
-    turned = transposed(rows.frames)
-    return _Pushes(times(turned, along), product(product(turned, inner), rows.frames))
+    back = np.swapaxes(rows.frames, -1, -2) if isinstance(rows.frames, np.ndarray) else transposed(rows.frames)
+    half = times(back[:, None], inner)  # of each row
+    return _Pushes(times(back, along), times(back[:, None], transposed(half)))
 
 
 def _on_bodies(

@@ -11,8 +11,8 @@ from rollmill.core.errors import UsageError
 from rollmill.physics.algebra import cross, real, row, times, transposed
 from rollmill.physics.constraints import ConstraintRows, constraint_rows
 from rollmill.physics.forces import Actuation, actuation, body_wrenches, smooth_forces
-from rollmill.physics.kinematics import Frames, bias_accelerations, frames, velocities
-from rollmill.physics.masses import generalised, solved, summed_outwards
+from rollmill.physics.kinematics import Frames, bias_accelerations, frames, in_bodies, in_world, velocities
+from rollmill.physics.masses import SparseMatrix, mass_matrix, solved, summed_outwards, with_diagonal
 from rollmill.physics.model import Model, RobotState, Sensor, Structure
 from rollmill.physics.solver import constrained_accelerations, contact_wrenches
 
@@ -57,45 +57,46 @@ def step(model: Model, state: RobotState, control: Float[Array, " actuators"]) -
     structure = model.structure
     positions, rates = state.positions, state.velocities
     placed = frames(model, positions)
-    motions = velocities(structure, placed, rates)
+    turning = in_world(structure, placed, rates)
+    motions = velocities(structure, placed, turning)
     acted = actuation(model, placed, positions, rates, control)
     rows = constraint_rows(model, placed, positions, rates, motions)
     smooth = smooth_forces(model, placed, positions, rates, motions, acted)
-    accelerations = _accelerations(model, placed, rows, smooth, state.accelerations)
+    matrix = mass_matrix(model, placed)
+    start = in_world(structure, placed, state.accelerations)
+    accelerations = constrained_accelerations(structure, placed, rows, matrix, smooth, start)
     readings = state.sensors
     if structure.sensors:
-        readings = _readings(model, placed, rows, rates, motions, accelerations)
-    moved = rates + structure.time_step * _implicit(model, placed, acted, accelerations)
+        readings = _readings(model, placed, rows, turning, motions, accelerations)
+    implicit = _implicit(model, placed, acted, matrix, accelerations)
+    moved = rates + structure.time_step * in_bodies(structure, placed, implicit)
+    accelerations = in_bodies(structure, placed, accelerations)
     return RobotState(_moved(structure, positions, moved), moved, accelerations, readings)
 
 
-def _accelerations(
-    model: Model, placed: Frames, rows: ConstraintRows, smooth: Float[Array, " dofs"], start: Float[Array, " dofs"]
-) -> Float[Array, " dofs"]:
-    if not rows.are_none:
-        return constrained_accelerations(model, placed, rows, smooth, start)
-    armature = jnp.asarray(model.params.armature, float)
-    return solved(generalised(model.structure, placed, placed.inertias, armature), smooth)
-
-
 def _implicit(
-    model: Model, placed: Frames, acted: Actuation, accelerations: Float[Array, " dofs"]
+    model: Model,
+    placed: Frames,
+    acted: Actuation,
+    matrix: SparseMatrix,
+    accelerations: Float[Array, " dofs"],
 ) -> Float[Array, " dofs"]:
     """Returns accelerations where forces that are linear in velocity are those at the end of the step.
 
     With M a = f and forces that change by -B h a', it is a' = (M + h B)^-1 f = a - (M + h B)^-1 h B a.
     """
-    structure, params = model.structure, model.params
+    structure = model.structure
     if structure.implicit == "none":
         return accelerations
-    damping, armature = jnp.asarray(params.damping, float), jnp.asarray(params.armature, float)
+    damping = jnp.asarray(model.params.damping, float)
     if structure.implicit == "velocity" and structure.has_servos:
         damping = damping - acted.slopes
     elif not structure.has_dampers:
         return accelerations
     slopes = structure.time_step * damping
-    matrix = generalised(structure, placed, placed.inertias, armature + slopes)
-    return accelerations - solved(matrix, slopes * accelerations)
+    forces = slopes * in_bodies(structure, placed, accelerations)
+    damped = with_diagonal(structure, placed, matrix, slopes)
+    return accelerations - solved(damped, in_world(structure, placed, forces))
 
 
 def _readings(

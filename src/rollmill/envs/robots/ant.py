@@ -29,16 +29,22 @@ _LEG = """
 <body name="leg_{i}" pos="{x} {y} 0">
   <joint name="hip_{i}" axis="0 0 1" range="-40 40"/>
   <geom fromto="0 0 0 {x} {y} 0"/>
+  <geom name="knee_{i}" class="touching" pos="{x} {y} 0"/>
   <body name="foot_{i}" pos="{x} {y} 0">
     <joint name="ankle_{i}" axis="{axis} 0" range="{range}"/>
     <geom fromto="0 0 0 {xx} {yy} 0"/>
+    <geom name="foot_{i}" class="touching" pos="{xx} {yy} 0"/>
     <site name="foot_{i}"/>
   </body>
 </body>"""
 
 
 def model_text() -> str:
-    """Returns the ant as MJCF: the proportions of Isaac Gym's, whose parts do not touch each other."""
+    """Returns the ant as MJCF: the proportions of Isaac Gym's, whose parts do not touch each other.
+
+    Knees and feet touch the floor. Nothing else comes to it before the torso is so low that the episode ends: a
+    hip is always above its knee or level with it.
+    """
     legs = [
         (0.2, 0.2, "-1 1", "30 100"),
         (-0.2, 0.2, "1 1", "-100 -30"),
@@ -58,10 +64,11 @@ def model_text() -> str:
   <option timestep="{TIME_STEP / SUBSTEPS}" integrator="implicitfast"/>
   <default>
     <joint armature="0.01" damping="0.1"/>
-    <geom type="capsule" size="0.08" density="5" friction="1" margin="0.01" contype="0" conaffinity="1"/>
+    <geom type="capsule" size="0.08" density="5" friction="1" margin="0.01" contype="0" conaffinity="0"/>
+    <default class="touching"><geom type="sphere" mass="0" conaffinity="1"/></default>
   </default>
   <worldbody>
-    <geom name="floor" type="plane" size="0 0 1" contype="1" conaffinity="0"/>
+    <geom name="floor" type="plane" size="0 0 1" contype="1"/>
     <body name="torso" pos="0 0 0.44">
       <freejoint/>
       <geom type="sphere" size="0.25"/>{body}
