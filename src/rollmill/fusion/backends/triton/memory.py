@@ -18,6 +18,8 @@ class Memory(NamedTuple):
     """`(places, numbers, checks)`: a statement."""
     few: int
     """Numbers of a leaf that are read and written so; more of them are moved side by side by instructions."""
+    four: str | None = None
+    """The function that reads four words of each place as four numbers; None to read them as a row."""
 
 
 def _load(places: str, checks: Sequence[str]) -> str:
@@ -41,7 +43,7 @@ def _write(places: str, numbers: str, checks: Sequence[str]) -> str:
 EVERYWHERE = "tl.full([1, 1], True, tl.int1)"
 
 BY_TRITON = Memory(_load, _store, few=4)
-BY_INSTRUCTIONS = Memory(_read, _write, few=0)
+BY_INSTRUCTIONS = Memory(_read, _write, few=0, four="read_four")
 """Numbers of 32 bits; others are left to Triton."""
 
 HELPERS = """\
@@ -67,6 +69,15 @@ def read_where(pointers, inside):
         return tl.inline_asm_elementwise(text, "=&r,l,r", places, tl.int32, True, 1).to(number, bitcast=True)
     else:
         return tl.load(pointers, mask=inside, other=0)
+
+
+@triton.jit
+def read_four(pointers):
+    text: tl.constexpr = "ld.global.v4.b32 {$0, $1, $2, $3}, [$4];"
+    places = [pointers.to(tl.int64)]
+    return tl.inline_asm_elementwise(
+        text, "=r,=r,=r,=r,l", places, (tl.uint32, tl.uint32, tl.uint32, tl.uint32), True, 1
+    )
 
 
 @triton.jit

@@ -7,6 +7,7 @@ import numpy as np
 
 from rollmill.dataflow import TOGETHER
 from rollmill.fusion.backends.triton.hoist import columns
+from rollmill.fusion.backends.triton.memory import BY_TRITON, Memory
 from rollmill.fusion.backends.triton.operations import TYPES
 from rollmill.fusion.backends.triton.registers import pack_by_select
 from rollmill.fusion.backends.triton.source import KernelSource
@@ -26,12 +27,12 @@ class SamplePlace(NamedTuple):
 class SamplePrefetch:
     """Reads the samples of the next block while one is computed: words of the table four at a time."""
 
-    def __init__(self, prefix: str, *, by_step: bool = False) -> None:
+    def __init__(self, prefix: str, *, by_step: bool = False, memory: Memory = BY_TRITON) -> None:
         """Reads nothing yet. `by_step` is for sequences, which are read from the last step to the first."""
-        self._prefix, self._by_step = prefix, by_step
+        self._prefix, self._by_step, self._memory = prefix, by_step, memory
         self.words: list[str] = []
         """Lines that take apart what was read."""
-        self._fetched: dict[str, str] = {}
+        self._fetched: list[tuple[tuple[str, ...], str]] = []
         self._groups: dict[int, list[str]] = {}
         self._numbers: dict[str, int] = {}
 
@@ -51,7 +52,7 @@ class SamplePrefetch:
             return pack_by_select(source, parts)
         column = source.before.columns(len(parts))
         words = f"table + at[:, None] + {numbers[0]} + {column}[None, :]"
-        fetched = self._fetch(f"tl.load({words}, mask={column}[None, :] < {count}, other=0)")
+        fetched = self._fetch(self._memory.read(words, [f"{column}[None, :] < {count}"]))
         tile = f"{fetched}.to(tl.float32, bitcast=True)"
         return pack_by_select(source, parts, onto=(tile, count))
 
@@ -59,29 +60,48 @@ class SamplePrefetch:
 
     def opening(self) -> list[str]:
         """Lines that read the first block's samples."""
-        first = [
-            "spot = tl.minimum(tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), N - 1)",
-            "row = tl.load(rows + spot)",
-        ]
-        fetches = [f"{name} = {expression}" for name, expression in self._fetched.items()]
-        begin, after = (_step("0"), _step("1")) if self._by_step else (first, NEXT)
+        first = ["spot = tl.minimum(tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), N - 1)", self._row()]
+        fetches = [f"{', '.join(names)} = {expression}" for names, expression in self._fetched]
+        begin, after = (self._step("0"), self._step("1")) if self._by_step else (first, self._next())
         return [f"    {line}" for line in (*begin, "at = row.to(tl.int64) * W", *fetches, *after)]
 
     def ahead(self) -> list[str]:
         """Lines that read the next block's samples."""
-        fetches = [f"next_{name} = {expression}" for name, expression in self._fetched.items()]
-        after = _step("(count + 2)") if self._by_step else NEXT
+        later = lambda names: ", ".join(f"next_{name}" for name in names)
+        fetches = [f"{later(names)} = {expression}" for names, expression in self._fetched]
+        after = self._step("(count + 2)") if self._by_step else self._next()
         return [f"        {line}" for line in ("at = row.to(tl.int64) * W", *fetches, *after)]
 
     def over(self) -> list[str]:
         """Lines that make the next block's samples those that are computed."""
-        return [f"        {name} = next_{name}" for name in self._fetched]
+        return [f"        {name} = next_{name}" for names, _ in self._fetched for name in names]
 
     def _fetch(self, expression: str) -> str:
         """Returns the name of what an expression of `spot`, `row` and `at` reads."""
         name = f"{self._prefix}s{len(self._fetched)}"
-        self._fetched[name] = expression
+        self._fetched.append(((name,), expression))
         return name
+
+    def _row(self) -> str:
+        """Returns the line that reads the rows of a block."""
+        return f"row = {self._memory.read('rows + spot', [])}"
+
+    def _next(self) -> Sequence[str]:
+        """Returns the lines that go on to the rows of the next block."""
+        return "spot = tl.minimum(spot + PROGRAMS * BLOCK, N - 1)", self._row()
+
+    def _step(self, number: str) -> Sequence[str]:
+        """Returns the lines that go to the rows of a step, by its number.
+
+        A block of sequences has `T` steps, from the last one to the first. Then comes the next block.
+        """
+        block = f"tl.program_id(0) * BLOCK + {number} // T * (PROGRAMS * BLOCK)"
+        return (
+            f"spot = tl.minimum({block} + tl.arange(0, BLOCK), N - 1)",
+            f"step = T - 1 - {number} % T",
+            f"{self._row()}.to(tl.int64) + step * STRIDE",
+            "place = step * N + spot",
+        )
 
     def _word(self, number: int, dtype: np.dtype) -> str:
         """Returns the name of a word of the table as a number of this type."""
@@ -97,6 +117,11 @@ class SamplePrefetch:
 
     def _four(self, group: int) -> list[str]:
         first = group * TOGETHER
+        if self._memory.four is not None:
+            name = f"{self._prefix}s{len(self._fetched)}"
+            names = tuple(f"{name}_{n}" for n in range(TOGETHER))
+            self._fetched.append((names, f"{self._memory.four}(table + at + {first})"))
+            return list(names)
         tile = self._fetch(f"tl.load(table + at[:, None] + ({first} + tl.arange(0, {TOGETHER}))[None, :])")
         names = [f"{tile}_{n}" for n in range(TOGETHER)]
         self.words += [
@@ -112,27 +137,12 @@ class SamplePrefetch:
         spot = "place" if self._by_step else "spot"
         row = f"row.to(tl.int64) * {size}" if place.shuffled else f"{spot}.to(tl.int64) * {size}"
         start = f"{row if place.first is None else 'at'} + {(place.first or 0) + n * (leaf.width or 1)}"
-        mask = ""
+        checks = []
         if leaf.width is not None:
             column = f"tl.arange(0, {columns(leaf.width)})[None, :]"
             start = f"({start})[:, None] + {column}"
-            mask = f", mask={column} < {leaf.width}, other=0" if columns(leaf.width) != leaf.width else ""
+            checks = [f"{column} < {leaf.width}"] if columns(leaf.width) != leaf.width else []
         cast = f".to({TYPES[leaf.dtype.name]}, bitcast=True)" if place.first is not None else ""
         # Leaves that were conditioned lie minibatch after minibatch, `[M, N, ...]` or `[M, T, N, ...]`.
         before = "" if place.shuffled else f" + tl.load(minibatch).to(tl.int64) * {size} * N * T"
-        return self._fetch(f"tl.load({place.pointer}{before} + {start}{mask}){cast}")
-
-
-NEXT = ("spot = tl.minimum(spot + PROGRAMS * BLOCK, N - 1)", "row = tl.load(rows + spot)")
-"""Lines that go on to the rows of the next block."""
-
-
-def _step(number: str) -> tuple[str, ...]:
-    """Lines that go to the rows of a step: `T` steps of a block of sequences, from the last one, then the next."""
-    block = f"tl.program_id(0) * BLOCK + {number} // T * (PROGRAMS * BLOCK)"
-    return (
-        f"spot = tl.minimum({block} + tl.arange(0, BLOCK), N - 1)",
-        f"step = T - 1 - {number} % T",
-        "row = tl.load(rows + spot).to(tl.int64) + step * STRIDE",
-        "place = step * N + spot",
-    )
+        return self._fetch(f"{self._memory.read(f'{place.pointer}{before} + {start}', checks)}{cast}")
