@@ -1,14 +1,15 @@
 """What a user waits for before the first iteration of a training in one process, and how fast it begins.
 
     python benchmarks/start.py [--algorithm ppo] [--environment CartPole-v1] [--repeats 5] [--source before=FOLDER]
-        [--settings WORD ...] [--train-seconds 0] [--name start] [--output FOLDER]
+        [--settings WORD ...] [--train-seconds 0] [--stacks] [--name start] [--output FOLDER]
 
 Each start is `rollmill train` in a process of its own, from its beginning to the end of its first iteration: cold,
 with an empty cache of compiled programs, and warm, with what the cold start left there. Bytecode of Python is
 always there. `--source NAME=FOLDER` starts other sources as well (a folder `src`), in turns with these; a setting
 such as `fusion=full` stands for `--fusion full`. Processor seconds are those of the whole process. One more start
 of each kind has clocks in it. Its phases are wall-clock times: those with two spaces in front are parts of others,
-and times of XLA overlap where it compiles in several threads.
+and times of XLA overlap where it compiles in several threads. With `--stacks` the functions in which the main
+thread was longest are there as well.
 
 With `--train-seconds` one more training runs for so long, and its own metrics tell its steps per second in the
 first ten seconds and later. Writes results/start-cpu.json.
@@ -16,6 +17,7 @@ first ten seconds and later. Writes results/start-cpu.json.
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -30,59 +32,6 @@ from typing import Any
 from measure import HERE, Failed, in_turns, options, platform, write_result
 
 FIRST_SECONDS = 10.0
-
-START = """
-import functools, json, os, sys, time
-
-began, phases = float(sys.argv[1]), {}
-from rollmill.cli.main import main
-import rollmill.cli.train
-phases["imports"] = time.time() - began
-
-import jax
-from rollmill.algorithms import fragments
-from rollmill.runs import specification
-from rollmill.training import preparing, request
-from rollmill.workers import program_training, reports
-
-def timed(owner, name, phase):
-    function = getattr(owner, name)
-    @functools.wraps(function)
-    def call(*args, **kwargs):
-        since = time.perf_counter()
-        try:
-            return function(*args, **kwargs)
-        finally:
-            phases[phase] = phases.get(phase, 0.0) + time.perf_counter() - since
-    setattr(owner, name, call)
-
-timed(request.ResolvedRequest, "graph", "graph")
-timed(fragments, "check_types", "  checks of the environment")
-timed(fragments, "network_policy", "  network")
-timed(specification, "fingerprint", "fingerprint")
-timed(preparing, "lower", "program")
-try:
-    from rollmill.programs.program_store import ProgramStore
-    timed(ProgramStore, "_loaded", "  loading")
-except ImportError:  # older sources
-    pass
-timed(jax.stages.Traced, "lower", "  lowering")
-timed(jax.stages.Lowered, "compile", "  XLA")
-
-run = program_training.ProgramTraining.run
-def until_first(self, stopping):
-    since = time.perf_counter()
-    for report in run(self, stopping):
-        if isinstance(report, reports.MetricsRows):
-            phases["first iteration"] = time.perf_counter() - since
-            used = os.times()
-            whole = {"seconds": time.time() - began, "processor": used.user + used.system}
-            print(json.dumps({**whole, "phases": phases}), flush=True)
-            os._exit(0)
-        yield report
-program_training.ProgramTraining.run = until_first
-main(["train", *sys.argv[2:], "--quiet", "--no-tensorboard"])
-"""
 
 
 def variables(source: Path, cache: Path) -> dict[str, str]:
@@ -118,15 +67,21 @@ def start(source: Path, cache: Path, words: list[str]) -> dict[str, float]:
     return {"seconds": seconds, "processor": sum(map(int, used[11:13])) / os.sysconf("SC_CLK_TCK")}
 
 
-def phases(source: Path, cache: Path, words: list[str]) -> dict[str, Any]:
+def phases(samples: bool, source: Path, cache: Path, words: list[str]) -> dict[str, Any]:
     """Starts a training with clocks in it, and returns the durations of its phases.
 
-    Clocks replace functions, so that such a process traces the iteration, which the command may do without.
+    Clocks replace functions. The process has the command's name, as only the command recalls digests.
     """
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-c", START, repr(time.time()), *words, "--run-dir", str(Path(folder, "run"))]
+        command = shutil.copy(HERE / "clocked_start.py", Path(folder, "rollmill"))
+        began = [repr(time.time()), str(int(samples))]
         done = subprocess.run(
-            command, capture_output=True, text=True, check=False, env=variables(source, cache), cwd=folder
+            [sys.executable, command, *began, *words, "--run-dir", str(Path(folder, "run"))],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=variables(source, cache),
+            cwd=folder,
         )
     if done.returncode:
         raise Failed(f"{source}: exit code {done.returncode}\n{done.stderr[-2000:]}")
@@ -188,6 +143,7 @@ def main() -> None:
         source=[[str]],
         settings=[str],
         train_seconds=0.0,
+        stacks=False,
         name="start",
     )
     pairs = [pair.partition("=") for given in chosen.source or [] for pair in given]
@@ -202,7 +158,7 @@ def main() -> None:
             runs = in_turns({name: partial(both, start, *at[name]) for name in at}, chosen.repeats, warm_up=1)
             for name, own in runs.items():
                 result[name] = {kind: medians([each[kind] for each in own]) for kind in ("cold", "warm")}
-                for kind, clocked in both(phases, *at[name]).items():
+                for kind, clocked in both(partial(phases, chosen.stacks), *at[name]).items():
                     result[name][kind]["with clocks"] = clocked
         if chosen.train_seconds:
             result["rates"] = first_seconds(Path(folder, "cache"), words, chosen.train_seconds)

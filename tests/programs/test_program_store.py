@@ -12,9 +12,10 @@ import pytest
 import rollmill
 from rollmill.dataflow import iteration_digest, program_digests
 from rollmill.dataflow.program_digests import Digests
-from rollmill.programs import program_store
-from rollmill.programs.compiled import MAKERS, PACKAGE, lower
-from rollmill.programs.program_store import calls_of, store_for
+from rollmill.programs import compiled as compiled_programs
+from rollmill.programs import kernels, program_store, stored_choices
+from rollmill.programs.compiled import MAKERS, PACKAGE, _MadeBeside, lower
+from rollmill.programs.program_store import ProgramStore, StorableProgram, calls_of, store_for
 
 SIZES = {"num_envs": 2, "num_steps": 4, "num_minibatches": 1, "update_epochs": 1, "total_timesteps": 8}
 LOWERED = "/jax/core/compile/jaxpr_to_mlir_module_duration"
@@ -90,6 +91,55 @@ def test_a_damaged_program_is_compiled_again(stored, lowerings):
     lowerings.clear()
     jax.tree.map(np.testing.assert_array_equal, before, leaves_after(lower(graph)))
     assert len(of_training(lowerings)) == 2
+
+
+def test_a_start_that_cannot_be_loaded_is_lowered_with_the_settings_of_its_caller(stored):
+    seen = []
+
+    def function(x):
+        seen.append(jax.config.jax_numpy_rank_promotion)
+        return x + 1
+
+    number = jax.ShapeDtypeStruct((), jnp.float32)
+    program = StorableProgram("start", function, [number], lambda: number, {})
+    store = ProgramStore("name", jax.devices()[0])
+    stored.mkdir()
+    store._file(program).write_bytes(b"damaged")
+    with jax.numpy_rank_promotion("warn"), _MadeBeside(program, store) as begun:  # of this thread alone
+        assert begun.wait()(1.0) == 2
+    assert seen == ["warn"]
+
+
+def test_a_program_with_kernels_is_loaded_without_writing_them(stored, lowerings, monkeypatch):
+    for module in (compiled_programs, stored_choices):
+        monkeypatch.setattr(module, "KERNEL_PLATFORMS", ("cpu",))
+    monkeypatch.setattr(program_store, "calls_of", lambda text: set())  # this process has their code
+    make = lambda: lower(graph_of(**SIZES), fusion="rollout")
+    compiled = make()
+    lowerings.clear()
+    with monkeypatch.context() as changed:
+        changed.setattr(kernels, "choose_kernels", lambda *_, **__: pytest.fail("kernels are chosen again"))
+        loaded = make()
+    assert of_training(lowerings) == []
+    assert loaded.launches == compiled.launches and loaded.launches["rollouts"] is not None
+    assert loaded.notes == [note for note in compiled.notes if "finding kernels" not in note]
+    jax.tree.map(np.testing.assert_array_equal, leaves_after(compiled), leaves_after(loaded))
+    (stored / next(file.name for file in stored.iterdir() if file.name.startswith("step"))).unlink()
+    assert make().launches == compiled.launches and len(of_training(lowerings)) == 1
+
+
+def test_programs_of_a_gpu_depend_on_its_driver_and_not_on_the_processor(monkeypatch):
+    gpu = SimpleNamespace(
+        platform="gpu",
+        device_kind="H200",
+        compute_capability="9.0",
+        client=SimpleNamespace(platform="gpu", platform_version="cuda 13"),
+    )
+    around = program_store.surroundings(gpu)
+    monkeypatch.setattr(program_store, "_processor", lambda: ("another",))
+    assert program_store.surroundings(gpu) == around
+    monkeypatch.setattr(program_store, "_driver", lambda: "another")
+    assert program_store.surroundings(gpu) != around
 
 
 def environment(name="Scaled", host=False):
@@ -183,7 +233,15 @@ def test_the_place_of_a_program_depends_on_settings_variables_and_sources(tmp_pa
         assert named(sources=[source]) != before
     with monkeypatch.context() as changed:
         changed.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true")
+        assert named(sources=[source]) == before, "XLA has read its flags"
+        changed.setattr(program_store, "_flags", lambda: "others")
         assert named(sources=[source]) != before
+    with monkeypatch.context() as changed:
+        changed.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        assert named(sources=[source]) != before
+    with monkeypatch.context() as changed:
+        changed.setenv("NVIDIA_VISIBLE_DEVICES", "GPU-0123")
+        assert named(sources=[source]) == before
     assert named(["other"], [source]) != before and named(sources=[source], digest="other") != before
     source.write_text("2")
     assert named(sources=[source]) != before

@@ -2,12 +2,14 @@
 
 import subprocess
 import sys
+from types import ModuleType
 
 import pytest
 
 import rollmill
 from rollmill.dataflow import digests_of, traces_of
 from rollmill.runs import recalled_digests
+from rollmill.runs.recalled_digests import _has_code
 from rollmill.runs.specification import describe
 
 SIZES = {"num_envs": 2, "num_steps": 4, "num_minibatches": 1, "update_epochs": 1, "total_timesteps": 8}
@@ -77,3 +79,11 @@ def test_a_module_of_the_users_own_makes_a_process_unknown(tmp_path):
     (tmp_path / "rollmill").write_text(f"import mine; {MODULES}")
     done = subprocess.run([sys.executable, tmp_path / "rollmill"], capture_output=True, text=True, timeout=120)
     assert "_Untold" in done.stderr
+
+
+def test_only_modules_without_a_file_and_with_functions_may_hold_code_of_the_users_own():
+    made = ModuleType("made")
+    assert not _has_code("made", made)
+    exec("def function(): pass", vars(made))
+    assert _has_code("made", made)
+    assert not any(_has_code(name, sys.modules[name]) for name in ("sys", "jaxlib._jax.jax_jit"))

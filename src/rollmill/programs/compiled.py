@@ -7,9 +7,8 @@ waits for the host; metrics leave as one small vector.
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,14 +45,15 @@ from rollmill.programs.compiler_options import CompilerOptions, options_for, pro
 from rollmill.programs.kernels import (
     Fusion,
     KernelChoice,
+    KernelRequest,
     Launches,
-    choose_kernels,
     seeds_side_by_side,
     without_kernels,
 )
 from rollmill.programs.packed_metrics import PackedMetrics, packed
-from rollmill.programs.program_store import NO_STORE, ProgramStore, StorableProgram, store_for
+from rollmill.programs.program_store import KERNEL_PLATFORMS, NO_STORE, ProgramStore, StorableProgram, store_for
 from rollmill.programs.reductions import AXES, MeshAllReduce, mesh_all_reduce, mesh_of
+from rollmill.programs.stored_choices import StoredChoices
 from rollmill.record.checkpoints import GivenLeaves
 
 LARGE_STATE_BYTES = 32 * 2**20
@@ -153,7 +153,6 @@ def lower(
     fusion: Fusion = "off",
     numerics: Numerics = "tf32",
     launches: Launches | None = None,
-    announce: Callable[[KernelChoice], None] = lambda kernels: None,
     compiler_options: CompilerOptions | None = None,
 ) -> CompiledProgram:
     """Compiles a graph into one program.
@@ -171,7 +170,6 @@ def lower(
         fusion: how deep the training is fused; see `choose_kernels`.
         numerics: of matrix products in kernels.
         launches: of kernels, as they were found when the run began.
-        announce: called with the kernels once they are chosen, before the program is compiled.
         compiler_options: of XLA, besides those that every program has.
 
     Raises:
@@ -184,16 +182,6 @@ def lower(
     began = time.perf_counter()
     if mesh.devices.flat[0].platform == "cpu":
         keep_freed_memory()
-    kernels = choose_kernels(
-        graph,
-        fusion=fusion,
-        numerics=numerics,
-        unroll=unroll,
-        devices=_own_first(mesh.devices.flat),
-        num_seeds=len(seeds),
-        launches=launches,
-    )
-    announce(kernels)
     shapes = state_shapes(graph, seeds)
     specs = _specs(shapes, has_seeds=len(seeds) > 1)
     shardings = jax.tree.map(partial(NamedSharding, mesh), specs)
@@ -204,24 +192,29 @@ def lower(
     donates_state = reuses_memory(graph, shapes, devices=mesh.size)
     counts = [jax.ShapeDtypeStruct((), jnp.int32)] if sums_iterations else []
 
-    def compile_with(kernels: KernelChoice) -> jax.stages.Compiled:
-        step = StorableProgram(
+    def step_with(kernels: KernelChoice) -> StorableProgram:
+        return StorableProgram(
             part="step",
             function=_step(graph, seeds, mesh, mean, specs, kernels),
             arguments=(placed, *counts, *mean.operands),
-            result=lambda: (shapes, PackedMetrics(np.zeros(()), metric_names(graph))),
+            result=lambda: (shapes, PackedMetrics(np.zeros(1), metric_names(graph))),
             options=options,
             settings={"donate_argnums": 0} if donates_state else {},
         )
-        return _step_store(graph, seeds, mesh, kernels).program(step)()
 
-    with _compiled_beside(_start_maker(graph, seeds, mesh, shapes, shardings), mesh) as compiled_start:
-        try:
-            compiled_step = compile_with(kernels)
-        except CannotFuse as reason:
-            kernels = without_kernels(fusion, unroll, reason)
-            compiled_step = compile_with(kernels)
-        begin = partial(compiled_start.result(), *start_inputs(graph, seeds, lanes))
+    request = KernelRequest(
+        graph,
+        fusion=fusion,
+        numerics=numerics,
+        unroll=unroll,
+        devices=_own_first(mesh.devices.flat),
+        num_seeds=len(seeds),
+        launches=launches,
+    )
+    start, start_store = _start_program(graph, seeds, shapes, shardings), _start_store(graph, seeds, mesh)
+    with _MadeBeside(start, start_store) as begun:
+        kernels, compiled_step = _make_step(request, step_with, mesh, before=begun.wait)
+        begin = partial(begun.wait(), *start_inputs(graph, seeds, lanes))
     seconds = time.perf_counter() - began
     return CompiledProgram(
         start=begin,
@@ -249,26 +242,67 @@ def _names_of(step: jax.stages.Compiled) -> tuple[str, ...]:
     return jax.tree.unflatten(returned, range(returned.num_leaves))[1].names
 
 
-def _step_store(graph: Graph, seeds: Sequence[int], mesh: Mesh, kernels: KernelChoice) -> ProgramStore:
-    """Returns the store for an iteration. Those of kernels and of several devices are not stored."""
-    if mesh.size > 1 or kernels.have_some or jax.process_count() > 1:
-        return NO_STORE
-    makers = MAKERS if kernels.are_plain else sorted(PACKAGE.rglob("*.py"))
-    return store_for(mesh.devices.flat[0], iteration_digest(graph), [len(seeds), kernels.unroll], makers)
-
-
-def _start_maker(
-    graph: Graph,
-    seeds: Sequence[int],
+def _make_step(
+    request: KernelRequest,
+    step_with: Callable[[KernelChoice], StorableProgram],
     mesh: Mesh,
-    shapes: PyTree[jax.ShapeDtypeStruct],
-    shardings: PyTree[NamedSharding],
-) -> Callable[[], jax.stages.Compiled]:
-    """Returns a function that loads or compiles the start of a training.
+    before: Callable[[], object],
+) -> tuple[KernelChoice, jax.stages.Compiled]:
+    """Chooses the kernels of an iteration, and compiles it; loads it instead if both are stored.
 
-    Seeds and hyperparameters are inputs of the program.
+    `before` is called before anything is timed, as XLA chooses some operations for a GPU.
     """
-    start = StorableProgram(
+    stored = StoredChoices(request, _makers_of_kernels() if _may_be_stored(mesh) else None)
+    if (kernels := stored.read()) is not None:
+        compiled = _step_store(request, mesh, kernels).load(step_with(kernels))
+        if compiled is not None:
+            return kernels, compiled
+    on_cpu = mesh.devices.flat[0].platform == "cpu"
+    if not (on_cpu or _may_be_stored(mesh)):  # processes of a mesh compile in the same order
+        before()
+    kernels = request.choose(before)
+    if not on_cpu:
+        before()
+    try:
+        compiled = _load_or_compile(step_with(kernels), _step_store(request, mesh, kernels))
+    except CannotFuse as reason:
+        kernels = without_kernels(request.fusion, request.unroll, reason)
+        compiled = _load_or_compile(step_with(kernels), _step_store(request, mesh, kernels))
+    stored.keep(kernels)
+    return kernels, compiled
+
+
+def _load_or_compile(program: StorableProgram, store: ProgramStore) -> jax.stages.Compiled:
+    loaded = store.load(program)
+    return store.compile(program, program.lower(store.name)) if loaded is None else loaded
+
+
+def _may_be_stored(mesh: Mesh) -> bool:
+    """Returns whether programs on a mesh are stored. Those of several devices are not."""
+    return mesh.size == jax.process_count() == 1
+
+
+def _step_store(request: KernelRequest, mesh: Mesh, kernels: KernelChoice) -> ProgramStore:
+    """Returns the store for an iteration with these kernels. On CPUs, those of kernels are not stored."""
+    device = mesh.devices.flat[0]
+    if not _may_be_stored(mesh) or (kernels.have_some and device.platform not in KERNEL_PLATFORMS):
+        return NO_STORE
+    known: list[object] = [request.num_seeds, kernels.unroll]
+    if kernels.have_some:
+        known += [request.numerics, kernels.launches]
+    makers = MAKERS if kernels.are_plain else _makers_of_kernels()
+    return store_for(device, iteration_digest(request.graph), known, makers)
+
+
+def _makers_of_kernels() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def _start_program(
+    graph: Graph, seeds: Sequence[int], shapes: PyTree[jax.ShapeDtypeStruct], shardings: PyTree[NamedSharding]
+) -> StorableProgram:
+    """Returns the start of a training. Seeds and hyperparameters are inputs of the program."""
+    return StorableProgram(
         part="start",
         function=partial(_start, graph),
         arguments=jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), start_inputs(graph, seeds)),
@@ -277,28 +311,38 @@ def _start_maker(
         settings={"out_shardings": shardings},
         runs_once=True,
     )
-    store = NO_STORE
-    if mesh.size == jax.process_count() == 1:
-        store = store_for(mesh.devices.flat[0], start_digest(graph), [len(seeds)], MAKERS)
-    return store.program(start)
 
 
-@contextmanager
-def _compiled_beside(
-    compiled: Callable[[], jax.stages.Compiled], mesh: Mesh
-) -> Iterator[Future[jax.stages.Compiled]]:
-    """Calls a function that compiles a program in a thread while the caller compiles another, if they run on CPUs.
+def _start_store(graph: Graph, seeds: Sequence[int], mesh: Mesh) -> ProgramStore:
+    if not _may_be_stored(mesh):
+        return NO_STORE
+    return store_for(mesh.devices.flat[0], start_digest(graph), [len(seeds)], MAKERS)
 
-    For GPUs it is compiled first, because XLA chooses some of their operations by timing.
+
+class _MadeBeside:
+    """A program that a thread loads or compiles while the caller makes another one.
+
+    It is traced and lowered by the caller, with the caller's settings of JAX.
     """
-    pool = ThreadPoolExecutor(1)
-    try:
-        compiling = pool.submit(compiled)
-        if mesh.devices.flat[0].platform != "cpu":
-            compiling.result()
-        yield compiling
-    finally:
-        pool.shutdown(wait=False)
+
+    def __init__(self, program: StorableProgram, store: ProgramStore) -> None:
+        self._program, self._store = program, store
+        self._pool = ThreadPoolExecutor(1)
+
+    def __enter__(self) -> "_MadeBeside":
+        program, store = self._program, self._store
+        if store.has(program):
+            self._made = self._pool.submit(store.load, program)
+        else:
+            self._made = self._pool.submit(store.compile, program, program.lower(store.name))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._pool.shutdown(wait=False)
+
+    def wait(self) -> jax.stages.Compiled:
+        """Returns the program. One that cannot be loaded is compiled here."""
+        return self._made.result() or _load_or_compile(self._program, self._store)
 
 
 def start_inputs(

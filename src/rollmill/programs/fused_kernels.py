@@ -54,10 +54,11 @@ def choose_fused(
     place: KernelPlace,
     launches: Launches | None,
     num_seeds: int,
+    before_timing: Callable[[], object] = lambda: None,
 ) -> KernelChoice:
     """Chooses kernels for a graph, or returns `plain` if it has none. Arguments are those of `choose_kernels`."""
     backend = backend_of(place.device, numerics)
-    with Tuner(place.device) as tuner:
+    with Tuner(place.device, before_timing) as tuner:
         chooser = _Chooser(graph, fusion, backend, unroll, place, launches, tuner, num_seeds)
         choice = _choose(chooser, plain)
         return choice._replace(search=chooser.account()) if tuner.seconds else choice

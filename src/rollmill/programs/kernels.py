@@ -100,6 +100,7 @@ def choose_kernels(
     launches: Launches | None = None,
     parts: Collection[KernelPart] = PARTS,
     shares: int | None = None,
+    before_timing: Callable[[], object] = lambda: None,
 ) -> KernelChoice:
     """Chooses how the rollouts and gradients of a graph are computed on the devices that share the environments.
 
@@ -107,8 +108,8 @@ def choose_kernels(
     `full`, the gradients too; or `auto`, which takes each kernel where there is one and it is faster, by timing,
     in trainings that are long enough. With `launches` from the beginning of the run, nothing is timed on devices
     of the same kind. `parts` are those computed here; the others are left to XLA. The environments are divided
-    into `shares` equal parts, by default one for each device. Raises a `UsageError` if a kernel was asked for and
-    cannot be made.
+    into `shares` equal parts, by default one for each device. `before_timing` is called before anything is timed.
+    Raises a `UsageError` if a kernel was asked for and cannot be made.
     """
     plain = plain_kernels(unroll)
     if fusion == "off" or (fusion == "auto" and devices[0].platform not in MIN_STEPS_TO_TUNE):
@@ -124,7 +125,23 @@ def choose_kernels(
     from rollmill.programs.fused_kernels import choose_fused  # most trainings do without the compiler
 
     place = KernelPlace(device, shares or len(devices), parts)
-    return choose_fused(graph, plain, fusion, numerics, unroll, place, launches, num_seeds)
+    return choose_fused(graph, plain, fusion, numerics, unroll, place, launches, num_seeds, before_timing)
+
+
+class KernelRequest(NamedTuple):
+    """The arguments of `choose_kernels` for a whole iteration, by their names."""
+
+    graph: Graph
+    fusion: Fusion
+    numerics: Numerics
+    unroll: int
+    devices: Sequence[Any]
+    num_seeds: int
+    launches: Launches | None
+
+    def choose(self, before_timing: Callable[[], object]) -> KernelChoice:
+        """Chooses the kernels."""
+        return choose_kernels(**self._asdict(), before_timing=before_timing)
 
 
 class KernelPlace(NamedTuple):

@@ -3,6 +3,7 @@
 JAX's own cache is asked for a program that was traced and lowered, which takes longer than loading it. Here a
 program is found by a digest of its operations, of JAX's version and settings, and of the device. A program that
 depends on anything else is not stored: one that calls a function of the host, or code that the process registers.
+Kernels for GPUs are part of the program that calls them.
 """
 
 import contextlib
@@ -14,13 +15,14 @@ import re
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 from jax.experimental.serialize_executable import deserialize_and_load, serialize
+from jaxlib import xla_client
 
 from rollmill.core.errors import CheckpointError
 from rollmill.core.installation import cache_root, folder_in_cache
@@ -36,10 +38,16 @@ MAX_BYTES = 2**28
 PLATFORMS = ("cpu",)
 """Platforms on which loaded programs were compared with compiled ones."""
 
+KERNEL_PLATFORMS = ("gpu",)
+"""Those on which a program contains its kernels. On CPUs it calls code that the process registers."""
+
 MIN_COMPILE_SECONDS = 0.3
 """Programs that compile faster are not stored, as in JAX's cache."""
 
-OWN_CALLS = {"Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "cu_threefry2x32_ffi"}
+KERNEL_CALL = "triton_kernel_call_ffi"
+"""The call of a kernel for GPUs, which the program itself contains."""
+
+OWN_CALLS = {"Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "cu_threefry2x32_ffi", KERNEL_CALL}
 """Calls out of a program that JAX knows without lowering one."""
 
 CACHE_HIT = "/jax/compilation_cache/cache_hits"
@@ -48,8 +56,17 @@ CACHE_HIT = "/jax/compilation_cache/cache_hits"
 NO_PART = re.compile("cache|log|dump|trace|state_dir", re.IGNORECASE)
 """Settings that change no program."""
 
-PREFIXES = ("JAX_", "XLA_", "TF_", "NVIDIA_", "EQX_", "ROLLMILL_")
+PREFIXES = ("JAX_", "XLA_", "TF_", "NVIDIA_", "CUBLAS_", "CUDNN_", "EQX_", "ROLLMILL_")
 """Beginnings of the names of environment variables that matter."""
+
+OF_A_CONTAINER = ("NVIDIA_VISIBLE_", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_REQUIRE_", "XLA_PYTHON_CLIENT_")
+"""Beginnings of the names of those that say which GPUs and how much of their memory a process has."""
+
+GPU_PACKAGES = (
+    *("triton", "jax-cuda12-plugin", "jax-cuda12-pjrt", "jax-cuda13-plugin", "jax-cuda13-pjrt"),
+    *("nvidia-cublas-cu12", "nvidia-cudnn-cu12", "nvidia-cublas", "nvidia-cudnn-cu13"),
+)
+"""Packages that compile programs for GPUs, or that these call."""
 
 
 class ProgramStore:
@@ -63,16 +80,19 @@ class ProgramStore:
     def __init__(self, name: str | None, device: Any = None) -> None:
         self.name, self.device = name, device
 
-    def program(self, make: "StorableProgram") -> Callable[[], jax.stages.Compiled]:
-        """Returns a function that loads or compiles a program, in any thread.
-
-        A program that is not stored is lowered before.
-        """
+    def has(self, make: "StorableProgram") -> bool:
+        """Returns whether a program is stored."""
         file = self._file(make)
-        if file is not None and _is_there(file):
-            return lambda: self._loaded(file, make) or self._kept(file, make, make.lower(self.name))
-        lowered = make.lower(self.name)
-        return lambda: self._kept(file, make, lowered)
+        return file is not None and _is_there(file)
+
+    def load(self, make: "StorableProgram") -> jax.stages.Compiled | None:
+        """Returns a stored program. None if it is not stored, or cannot be loaded here."""
+        file = self._file(make)
+        return self._loaded(file, make) if file is not None and _is_there(file) else None
+
+    def compile(self, make: "StorableProgram", lowered: jax.stages.Lowered) -> jax.stages.Compiled:
+        """Compiles a program, in any thread, and stores it."""
+        return self._kept(self._file(make), make, lowered)
 
     def _loaded(self, file: Path, make: "StorableProgram") -> jax.stages.Compiled | None:
         try:
@@ -81,6 +101,7 @@ class ProgramStore:
             if digest != _digest(packed):
                 folder.remove(file.name)
                 return None
+            _know_kernels(self.device)
             taken, returned = jax.tree.structure((tuple(make.arguments), {})), jax.tree.structure(make.result())
             here = {"backend": self.device.client, "execution_devices": [self.device]}
             return deserialize_and_load(zlib.decompress(packed), taken, returned, **here)
@@ -144,6 +165,14 @@ class StorableProgram(NamedTuple):
             return jax.jit(program, **self.settings).trace(*self.arguments).lower()
 
 
+def _know_kernels(device: Any) -> None:
+    """Makes JAX know how kernels are called on a GPU, as it does where they are made."""
+    if device.platform == "gpu":
+        from jaxlib import gpu_triton
+
+        assert gpu_triton is not None
+
+
 @contextlib.contextmanager
 def _cache_hits() -> Iterator[list[str]]:
     """Notes programs that this thread takes from JAX's cache inside of it."""
@@ -176,7 +205,7 @@ NO_STORE = ProgramStore(None)
 """The store of programs that depend on more than a digest of them."""
 
 
-def store_for(device: Any, digest: str | None, known: Sequence[object], sources: Sequence[Path]) -> ProgramStore:
+def store_for(device: Any, digest: str | None, known: Sequence[object], sources: Iterable[Path]) -> ProgramStore:
     """Returns the store of a program.
 
     Args:
@@ -195,15 +224,15 @@ def store_for(device: Any, digest: str | None, known: Sequence[object], sources:
 
 
 def surroundings(device: Any) -> list[object]:
-    """Returns what every program of a device depends on: versions, settings, variables and the processor."""
+    """Returns what every program of a device depends on: versions, settings, variables, and the chip."""
     client = device.client
     return [
         *map(version_of, ("jax", "jaxlib", "llvmlite")),
         platform.python_version(),
         [client.platform, client.platform_version, device.device_kind],
         _settings(),
-        _variables(os.environ),
-        [*_processor(), os.cpu_count(), usable_cores()],
+        [_flags(), _variables(os.environ)],
+        _gpu(device) if device.platform == "gpu" else [*_processor(), os.cpu_count(), usable_cores()],
     ]
 
 
@@ -218,9 +247,35 @@ def _settings() -> dict[str, str]:
     return {name: repr(getattr(jax.config, name, jax.config.values[name])) for name in names}
 
 
+def _flags() -> str:
+    """Returns a digest of the flags that XLA has read, which it does once: `XLA_FLAGS` may have changed since."""
+    options = xla_client.CompileOptions()
+    # Options hold the flags as soon as they were asked for.
+    assert options.executable_build_options.debug_options is not None
+    return hashlib.sha256(options.SerializeAsString()).hexdigest()
+
+
 def _variables(environment: Mapping[str, str]) -> dict[str, str]:
+    matters = lambda name: (
+        name.startswith(PREFIXES) and not name.startswith(OF_A_CONTAINER) and name != "XLA_FLAGS"
+    )
     known = sorted(environment.items())
-    return {name: value for name, value in known if name.startswith(PREFIXES) and not NO_PART.search(name)}
+    return {name: value for name, value in known if matters(name) and not NO_PART.search(name)}
+
+
+def _gpu(device: Any) -> list[object]:
+    """Returns the chip of a GPU, its driver, and the versions of what compiles for it."""
+    chip = [device.compute_capability, getattr(device, "core_count", None)]
+    return [chip, _driver(), [version_of(name) for name in GPU_PACKAGES]]
+
+
+@cache
+def _driver() -> str:
+    """Returns the version of NVIDIA's driver, as far as the system tells it."""
+    try:
+        return Path("/proc/driver/nvidia/version").read_text().partition("\n")[0]
+    except OSError:
+        return ""
 
 
 @cache

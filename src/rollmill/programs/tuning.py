@@ -20,10 +20,14 @@ class Tuner:
     """Runs searches on one device; what still compiles when its context is left by an error is ended.
 
     Nothing is timed before everything is compiled, so that no compilation disturbs a time.
+
+    Args:
+        device: the device.
+        before_timing: waits for what the caller compiles.
     """
 
-    def __init__(self, device: Any) -> None:
-        self._device = device
+    def __init__(self, device: Any, before_timing: Callable[[], object] = lambda: None) -> None:
+        self._device, self._before_timing = device, before_timing
         self._pool = ThreadPoolExecutor(thread_name_prefix="rollmill-compile")
         self._kernels = contextlib.ExitStack()
         self._compiling: list[Future[Any]] = []
@@ -60,6 +64,7 @@ class Tuner:
         def finish() -> Tuned:
             values = arguments()  # made while candidates are compiled
             wait(self._compiling)
+            self._before_timing()
             try:
                 return fastest(search, candidates.result(), values)
             finally:

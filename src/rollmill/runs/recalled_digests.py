@@ -14,6 +14,7 @@ import sysconfig
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import jax
@@ -63,11 +64,12 @@ def _file_of(settings: dict[str, Any]) -> Path | None:
     is_own = ALGORITHMS.is_built_in(settings["algorithm"]) and ENVIRONMENTS.is_built_in(settings["environment"])
     if not (is_own and jax.config.values["jax_enable_compilation_cache"]):
         return None
+    around = surroundings(jax.devices()[0])  # imports the modules of its platform
     try:
         modules = sorted(_foreign_modules())
     except _Untold:
         return None
-    known = [plain(settings), _own_sources(), modules, surroundings(jax.devices()[0])]
+    known = [plain(settings), _own_sources(), modules, around]
     return cache_root() / "digests" / f"{hashlib.sha256(json.dumps(known).encode()).hexdigest()[:32]}.json"
 
 
@@ -79,7 +81,8 @@ def _foreign_modules() -> Iterator[tuple[str, int, int]]:
     """Finds the modules of other packages, with the sizes of their files and the seconds of their changes.
 
     Raises:
-        _Untold: a module belongs to no installed package, or the process is not one of Rollmill's command.
+        _Untold: a module belongs to no installed package or has no file, or the process is not one of Rollmill's
+            command.
     """
     main = sys.modules["__main__"]
     command = getattr(main, "__file__", None)
@@ -87,13 +90,32 @@ def _foreign_modules() -> Iterator[tuple[str, int, int]]:
         raise _Untold
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if module is main or file is None or _is_own(file):
+        if module is main or (file is not None and _is_own(file)):
+            continue
+        if file is None:
+            if _has_code(name, module):
+                raise _Untold
             continue
         if any(folder in file for folder in INSTALLED):
             status = os.stat(file)
             yield name, status.st_size, int(status.st_mtime)
         elif not file.startswith(STANDARD):
             raise _Untold
+
+
+def _has_code(name: str, module: Any) -> bool:
+    """Returns whether a module without a file may hold code of Python that no other module's file tells.
+
+    Those of the interpreter, folders that are packages, and parts of a module in a file hold none.
+    """
+    spec = getattr(module, "__spec__", None)
+    if spec is not None:
+        return spec.origin not in ("built-in", "frozen") and spec.submodule_search_locations is None
+    if name.rpartition(".")[0] in sys.modules:
+        return False
+    values = list(vars(module).values())
+    inner = [part for value in values if isinstance(value, type) for part in vars(value).values()]
+    return any(isinstance(value, FunctionType) for value in (*values, *inner))
 
 
 def _is_own(file: str) -> bool:

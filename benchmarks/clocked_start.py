@@ -1,0 +1,157 @@
+"""One start of a training with clocks in it, for `start.py`, which runs a copy of this file by the command's name.
+
+    rollmill BEGAN SAMPLES WORD ...
+
+Prints the seconds since BEGAN (by `time.time`), those of processors, and the phases as a line of JSON at the end
+of the first iteration. With SAMPLES=1 there are also stacks of the main thread: a thread looks at it every few
+milliseconds, and adds the seconds since its last look to every function that the main thread is in.
+"""
+
+import contextlib
+import functools
+import json
+import os
+import sys
+import threading
+import time
+from importlib import import_module
+
+MAX_DEPTH, MIN_SECONDS, PAUSE = 24, 0.04, 0.003
+began, samples = float(sys.argv[1]), {}
+phases = {"before Python": time.time() - began}
+
+
+def sampled(thread: int) -> None:
+    """Adds up the seconds in functions of a thread, by their callers."""
+    last = time.perf_counter()
+    while True:
+        time.sleep(PAUSE)
+        frame, stack = sys._current_frames().get(thread), []
+        while frame is not None:
+            code = frame.f_code
+            if "importlib" not in code.co_filename:
+                place = "/".join(code.co_filename.rsplit("/", 2)[-2:])
+                stack.append(f"{place}:{code.co_name}")
+            frame = frame.f_back
+        now = time.perf_counter()
+        for depth in range(1, min(len(stack), MAX_DEPTH) + 1):
+            path = tuple(stack[-depth:])
+            samples[path] = samples.get(path, 0.0) + now - last
+        last = now
+
+
+def as_lines() -> list[str]:
+    """Returns the functions in which the thread spent most, indented below their callers."""
+    by_caller: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
+    for path, seconds in samples.items():
+        if seconds >= MIN_SECONDS:
+            by_caller.setdefault(path[1:], []).append(path)
+    lines = []
+
+    def write(caller: tuple[str, ...], depth: int) -> None:
+        for path in sorted(by_caller.get(caller, ()), key=samples.__getitem__, reverse=True):
+            lines.append(f"{samples[path]:6.2f} {' ' * depth}{path[0]}")
+            write(path, depth + 1)
+
+    write((), 0)
+    return lines
+
+
+def timed(owner: object, name: str, phase: str) -> None:
+    """Adds the seconds of a function's calls to a phase, if this version has the function."""
+    function = getattr(owner, name, None)
+    if function is None:
+        return
+
+    @functools.wraps(function)
+    def call(*args: object, **kwargs: object) -> object:
+        since = time.perf_counter()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            phases[phase] = phases.get(phase, 0.0) + time.perf_counter() - since
+
+    setattr(owner, name, call)
+
+
+if sys.argv[2] == "1":
+    threading.Thread(target=sampled, args=(threading.get_ident(),), daemon=True).start()
+since = time.perf_counter()
+from rollmill.cli.main import main  # noqa: E402
+
+import_module("rollmill.cli.train")
+phases["imports"] = time.perf_counter() - since
+
+CLOCKS = {
+    "rollmill.gpus.jax_settings": [("check_platform", "JAX's backend")],
+    "rollmill.training.request": [("ResolvedRequest.graph", "graph")],
+    "rollmill.algorithms.fragments": [
+        ("check_types", "  checks of the environment"),
+        ("network_policy", "  network"),
+    ],
+    "rollmill.runs.specification": [("fingerprint", "fingerprint"), ("recall_digests", "recalling digests")],
+    "rollmill.training.preparing": [
+        ("lower", "program"),
+        ("claim_before_compiling", "claims of memory"),
+        ("claim_compiled", "claims of memory"),
+        ("return_freed_memory", "returning memory"),
+    ],
+    "rollmill.programs.program_store": [
+        ("ProgramStore._loaded", "  loading"),
+        ("ProgramStore._file", "  names of stored programs"),
+        ("surroundings", "  surroundings"),
+    ],
+    "rollmill.programs.compiled": [("store_for", "  digests of sources")],
+    "rollmill.programs.kernels": [("choose_kernels", "  choosing kernels")],
+    "rollmill.training.training": [("_start", "start of the run")],
+    "jax.stages": [("Traced.lower", "  lowering"), ("Lowered.compile", "  XLA")],
+}
+for module, clocks in CLOCKS.items():
+    for name, phase in clocks:
+        owner, _, function = name.rpartition(".")
+        try:
+            found = import_module(module)
+        except ImportError:  # older sources
+            continue
+        timed(getattr(found, owner) if owner else found, function, phase)
+
+
+def clock_kernels() -> None:
+    """Measures the parts of choosing kernels, whose modules most trainings do without."""
+    from rollmill.fusion.backends.triton import compile
+    from rollmill.programs import fused_kernels, tuning
+
+    timed(fused_kernels, "lower_rollout", "    lowering a step")
+    timed(fused_kernels, "lower_gradients", "    lowering a step")
+    timed(fused_kernels, "rollout_search", "    writing kernels")
+    timed(fused_kernels, "minibatch_loop_search", "    writing kernels")
+    timed(tuning, "wait", "    waiting for candidates")
+    timed(tuning, "fastest", "    timing")
+    timed(compile, "compile_file", "  Triton")
+
+
+if any("fusion" in word for word in sys.argv):
+    with contextlib.suppress(ImportError):  # without Triton
+        clock_kernels()
+
+program_training = import_module("rollmill.workers.program_training")
+reports = import_module("rollmill.workers.reports")
+run = program_training.ProgramTraining.run
+
+
+def until_first(self: object, stopping: object) -> object:
+    """Trains until the first metrics, prints what it took, and exits."""
+    since = time.perf_counter()
+    for report in run(self, stopping):
+        if isinstance(report, reports.MetricsRows):
+            phases["first iteration"] = time.perf_counter() - since
+            used = os.times()
+            whole = {"seconds": time.time() - began, "processor": used.user + used.system}
+            children = used.children_user + used.children_system
+            print(json.dumps({**whole, "children": children, "phases": phases, "stacks": as_lines()}), flush=True)
+            os._exit(0)
+        yield report
+
+
+program_training.ProgramTraining.run = until_first
+main(["train", *sys.argv[3:], "--quiet", "--no-tensorboard"])

@@ -1,0 +1,96 @@
+"""Choices of kernels on disk, by what they depend on, so that a stored program needs no kernel to be written."""
+
+import contextlib
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from rollmill.core.errors import CheckpointError
+from rollmill.core.installation import cache_root
+from rollmill.core.schema import read_as
+from rollmill.dataflow import iteration_digest
+from rollmill.programs.kernels import Implementation, KernelChoice, KernelRequest, device_name
+from rollmill.programs.program_store import KERNEL_PLATFORMS, store_for
+
+FOLDER = "choices"
+
+
+@dataclass(frozen=True)
+class StoredPart:
+    """How one part of an iteration is computed."""
+
+    fused: bool
+    note: str | None
+    launch: tuple[int, ...] | None
+
+
+@dataclass(frozen=True)
+class StoredChoice:
+    """A choice as JSON holds it."""
+
+    rollouts: StoredPart
+    gradients: StoredPart
+
+
+class StoredChoices:
+    """The place of the choice of one request.
+
+    Args:
+        request: the request.
+        sources: files of Python that write its kernels. None: nothing is stored.
+    """
+
+    def __init__(self, request: KernelRequest, sources: Iterable[Path] | None) -> None:
+        self._request = request
+        self._file = None if sources is None else _file_of(request, sources)
+
+    def read(self) -> KernelChoice | None:
+        """Returns the stored choice, for a program that is stored as well. None if there is none."""
+        if self._file is None:
+            return None
+        from rollmill.fusion.cache import read_cached
+
+        file = self._file
+        stored = read_cached(file, lambda document: read_as(StoredChoice, document, where=str(file)))
+        if stored is None:
+            return None
+        return KernelChoice(
+            _implementation(stored.rollouts),
+            _implementation(stored.gradients),
+            device_name(self._request.devices[0]),
+            self._request.unroll,
+        )
+
+    def keep(self, kernels: KernelChoice) -> None:
+        """Stores a choice that contains kernels."""
+        if self._file is None or not kernels.have_some:
+            return
+        from rollmill.fusion.cache import write_once
+
+        choice = StoredChoice(_stored(kernels.rollouts), _stored(kernels.gradients))
+        with contextlib.suppress(OSError, CheckpointError):  # where nothing can be kept, it is chosen again
+            write_once(self._file, json.dumps(asdict(choice)))
+
+
+def _file_of(request: KernelRequest, sources: Iterable[Path]) -> Path | None:
+    """Returns the file of a choice. None where programs with kernels are not stored."""
+    device = request.devices[0]
+    if request.fusion == "off" or device.platform not in KERNEL_PLATFORMS:
+        return None
+    known = [request.fusion, request.numerics, request.unroll, request.num_seeds, request.launches]
+    name = store_for(device, iteration_digest(request.graph), ["choice", *known], sources).name
+    return None if name is None else cache_root() / FOLDER / f"{name}.json"
+
+
+def _stored(part: Implementation) -> StoredPart:
+    return StoredPart(part.fused, part.note, part.launch)
+
+
+def _implementation(part: StoredPart) -> Implementation:
+    return Implementation(_nothing, part.fused, part.note, part.launch)
+
+
+def _nothing(*arguments: Any, **options: Any) -> NoReturn:
+    raise AssertionError("a stored choice is for a stored program")
