@@ -33,5 +33,6 @@ def draw_equally(key: Key, stored: Int[Array, " W"], *, count: int) -> tuple[Int
     """
     ends = jnp.cumsum(stored)
     choice = jax.random.randint(key, (count,), 0, ends[-1])
-    environment = jnp.searchsorted(ends, choice, side="right").astype(jnp.int32)
+    # Unrolled, so that the search is one operation of a GPU and not a loop of some.
+    environment = jnp.searchsorted(ends, choice, side="right", method="scan_unrolled").astype(jnp.int32)
     return environment, choice - (ends - stored)[environment]

@@ -153,13 +153,16 @@ def learn_from_replay(
         carried, mutable, metrics = one_update(carried, mutable, n)
         return carried, mutable, added(sums, metrics)
 
+    def all_updates(_: Int[Array, ""], carry: tuple[Any, Any, Metrics]) -> tuple[Any, Any, Metrics]:
+        # A device goes through a loop with a fixed number of turns without asking the host before each of them.
+        return jax.lax.fori_loop(0, updates, again, carry)
+
     # A loop of no turns, and not a branch, while nothing is learned: what passes through a branch is copied.
-    learns = store.is_ready(rings, graph.loops)
-    count = jnp.where(learns, graph.loops.num_minibatches, 0)
+    learns, updates = store.is_ready(rings, graph.loops), graph.loops.num_minibatches
     begin = loop.begin(learner), store.mutable(rings)
-    sums = unlearned(jax.eval_shape(one_update, *begin, count)[2])
-    carried, mutable, sums = jax.lax.fori_loop(0, count, again, (*begin, sums))
-    many = jnp.maximum(count, 1).astype(jnp.float32)
+    sums = unlearned(jax.eval_shape(one_update, *begin, jnp.int32(0))[2])
+    carried, mutable, sums = jax.lax.fori_loop(0, learns.astype(jnp.int32), all_updates, (*begin, sums))
+    many = jnp.where(learns, updates, 1).astype(jnp.float32)
     means = {name: total if is_flag(name) else total / many for name, total in sums.items()}
     metrics = {**means, "epochs": learns.astype(jnp.float32), FILL: reduce(store.fill(rings))}
     return loop.end(carried), store.with_mutable(rings, mutable), metrics

@@ -77,7 +77,8 @@ def draw_by_priority(
     offsets = (
         (jnp.arange(count, dtype=jnp.float32) + jax.random.uniform(key, (count,))) / count * total * ALMOST_ONE
     )
-    block = jnp.minimum(jnp.searchsorted(ends, offsets, side="right"), ends.size - 1).astype(jnp.int32)
+    block = jnp.searchsorted(ends, offsets, side="right", method="scan_unrolled")
+    block = jnp.minimum(block, ends.size - 1).astype(jnp.int32)
     environment = block // blocks
     values = priorities.values.reshape(-1, BLOCK)[block]
     within = jnp.cumsum(values, axis=1)
