@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from rollmill.policies.policy import Policy
     from rollmill.policies.rendering import render
     from rollmill.profiler.profiling import ProfileOptions, profile
+    from rollmill.programs.offered import to_gymnasium, to_pettingzoo
     from rollmill.runs.algorithms import register_algorithm
     from rollmill.runs.diagnosis import replay
     from rollmill.runs.options import RunOptions
@@ -126,6 +127,8 @@ __all__ = [
     "sweep",
     "td3",
     "time_limit",
+    "to_gymnasium",
+    "to_pettingzoo",
     "train",
     "transform",
     "vary",
@@ -155,6 +158,7 @@ _MODULES = {
     "rollmill.policies.policy": "Policy",
     "rollmill.policies.rendering": "render",
     "rollmill.profiler.profiling": "ProfileOptions profile",
+    "rollmill.programs.offered": "to_gymnasium to_pettingzoo",
     "rollmill.runs.algorithms": "register_algorithm",
     "rollmill.runs.diagnosis": "replay",
     "rollmill.runs.options": "RunOptions",

@@ -1,0 +1,103 @@
+"""Conversion between arrays of JAX and the elements of a Gymnasium space."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from jaxtyping import PyTree
+
+from rollmill.core.errors import UsageError
+from rollmill.envs.host.actions import fit_to_space
+
+
+def element(space: spaces.Space, value: PyTree[Any]) -> Any:
+    """Returns a value as an element of a space, or a batch of them, in arrays that own their data.
+
+    They have the space's dtypes, and one element of a `Discrete` is a NumPy integer.
+    """
+    match space:
+        case spaces.Dict():
+            return {name: element(part, value[name]) for name, part in space.spaces.items()}
+        case spaces.Tuple():
+            return tuple(element(part, inner) for part, inner in zip(space.spaces, value, strict=True))
+        case _:
+            return np.array(value, space.dtype)[()]
+
+
+def owned(tree: PyTree[Any]) -> PyTree[Any]:
+    """Returns arrays that own their data, and scalars as NumPy scalars."""
+    match tree:
+        case dict():
+            return {name: owned(part) for name, part in tree.items()}
+        case list() | tuple():
+            return type(tree)(map(owned, tree)) if not hasattr(tree, "_fields") else type(tree)(*map(owned, tree))
+        case _:
+            return np.array(tree)[()]
+
+
+def batch_of_one(space: spaces.Space, action: Any) -> Any:
+    """Returns the batch of a single action."""
+    match space:
+        case spaces.Dict():
+            return {name: batch_of_one(part, action[name]) for name, part in space.spaces.items()}
+        case spaces.Tuple():
+            return tuple(batch_of_one(part, inner) for part, inner in zip(space.spaces, action, strict=True))
+        case _:
+            return np.asarray(action)[None]
+
+
+def checked_actions(name: str, space: spaces.Space, actions: Any, num_envs: int) -> Any:
+    """Returns a batch of actions for a program, those of a `Box` clipped to its bounds.
+
+    Args:
+        name: name of the environment in messages.
+        space: space of one action.
+        actions: leaves `[num_envs, ...]`.
+        num_envs: number of environments.
+
+    Raises:
+        UsageError: an action has another shape, is outside its space, or is not finite.
+    """
+    try:
+        fitting = fit_to_space(space, actions, num_envs)
+    except UsageError as error:
+        raise UsageError(f"{name}: {error}") from None
+    for leaf, part in _leaves(space, actions):
+        _check_leaf(name, leaf, part)
+    return fitting
+
+
+def _leaves(space: spaces.Space, actions: Any) -> Iterator[tuple[spaces.Space, np.ndarray]]:
+    """Yields the spaces without inner spaces, each with its part of the actions."""
+    match space:
+        case spaces.Dict():
+            for name, part in space.spaces.items():
+                yield from _leaves(part, actions[name])
+        case spaces.Tuple():
+            for part, inner in zip(space.spaces, actions, strict=True):
+                yield from _leaves(part, inner)
+        case _:
+            yield space, np.asarray(actions)
+
+
+def _check_leaf(name: str, space: spaces.Space, actions: np.ndarray) -> None:
+    if isinstance(space, spaces.Box):
+        if not np.isfinite(actions).all():
+            raise UsageError(f"{name}: an action is {actions[~np.isfinite(actions)][0]}, which is not finite.")
+        return
+    if actions.dtype.kind not in "iub":
+        raise UsageError(f"{name}: an action of {space} is a whole number, not one of the type {actions.dtype}.")
+    low, high = _choices(space)
+    if outside := actions[(actions < low) | (actions >= high)].tolist():
+        raise UsageError(f"{name}: the action {outside[0]} is outside {space}.")
+
+
+def _choices(space: spaces.Space) -> tuple[Any, Any]:
+    """Returns the lowest choice of a discrete space, and the number after the highest."""
+    match space:
+        case spaces.Discrete():
+            return space.start, space.start + space.n
+        case spaces.MultiDiscrete():
+            return space.start, space.start + space.nvec
+    return 0, 2
