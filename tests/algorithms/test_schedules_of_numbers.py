@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import jaxprs_in_params
 
 import rollmill
 from rollmill.algorithms.hyperparameters import follows_schedules, numbers_now, numbers_of
@@ -15,6 +16,7 @@ from rollmill.algorithms.ppo import PPOConfig
 from rollmill.core.errors import UsageError
 from rollmill.core.schedules import NumberSchedule
 from rollmill.dataflow import Graph, flow, iterate, start, with_hyperparameters
+from rollmill.fusion import lower_gradients
 from rollmill.programs.compiled import hyperparameters_of, start_state
 
 REPLAYED = {"num_envs": 2, "num_steps": 4, "learning_starts": 16, "batch_size": 8, "buffer_size": 400}
@@ -84,6 +86,45 @@ def test_an_update_reads_the_value_of_its_share_of_the_training(algorithm):
     pairs = zip(*(jax.tree.leaves(own_weights(graph, state)) for state in (moved, expected)), strict=True)
     for mine, theirs in pairs:
         np.testing.assert_allclose(mine, theirs, rtol=2e-5, atol=1e-7)
+
+
+def test_all_updates_of_an_iteration_read_the_value_with_which_it_begins():
+    sizes = {"num_envs": 4, "num_steps": 8, "update_epochs": 2, "num_minibatches": 2, "network": TINY}
+    make = partial(rollmill.ppo, "CartPole-v1", **sizes, total_timesteps=128, anneal_lr=False)
+    graph, constant = make(ent_coef="linear:0.8:0", clip_coef="linear:0.4:0.2"), make(ent_coef=0.8, clip_coef=0.4)
+    moved, expected = start_state(graph), start_state(constant)
+    step, plain = jax.jit(partial(iterate, graph)), jax.jit(partial(iterate, constant))
+    for iteration in range(3):
+        now = {"ent_coef": 0.8 - 0.2 * iteration, "clip_coef": 0.4 - 0.05 * iteration}
+        held = hyperparameters_of(constant) | {name: np.float32(value) for name, value in now.items()}
+        lent = replace(expected, learner=with_hyperparameters(expected.learner, held))
+        (moved, _), (expected, _) = step(moved), plain(lent)
+    assert int(moved.learner.progress.whole) == 12
+    assert moved.learner.hyperparameters.keys() == graph.hyperparameters.keys()
+    for mine, theirs in zip(own_weights(graph, moved), own_weights(constant, expected), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=2e-5, atol=1e-7)
+
+
+def cosines_in_loops(jaxpr, inside: bool = False) -> int:
+    """Counts the cosines of loops."""
+    count = 0
+    for equation in jaxpr.eqns:
+        within = inside or equation.primitive.name in ("scan", "while")
+        count += inside and equation.primitive.name == "cos"
+        count += sum(cosines_in_loops(part, within) for part in jaxprs_in_params(equation.params))
+    return count
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "dqn", "sac"])
+def test_schedules_are_evaluated_outside_of_loops(algorithm):
+    names, counts = [name for name in CASES[algorithm][2] if name != "critic_learning_rate"], []
+    for numbers in ({}, {name: "cosine:0.4:0.2" for name in names}):
+        graph = graph_of(algorithm, **numbers)
+        begin = lambda graph=graph: start(graph, jax.random.key(0), jnp.arange(graph.loops.num_envs))
+        program = jax.make_jaxpr(partial(iterate, graph))(jax.eval_shape(begin))
+        counts.append(cosines_in_loops(program.jaxpr))
+        assert "cos" not in str(lower_gradients(graph).prologue.closed)
+    assert counts[0] == counts[1]
 
 
 def own_weights(graph: Graph, state) -> list:

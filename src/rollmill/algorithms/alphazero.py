@@ -43,7 +43,7 @@ from rollmill.algorithms.fragments import (
     legal_actions,
     network_policy,
 )
-from rollmill.algorithms.hyperparameters import current, numbers_now
+from rollmill.algorithms.hyperparameters import current, numbers_now, settle_of
 from rollmill.algorithms.losses import squared_value_loss
 from rollmill.algorithms.on_policy import ActorCriticLearner, start_learner, unconditioned, update
 from rollmill.algorithms.optimisers import rate_now
@@ -296,6 +296,7 @@ def alphazero(
         ),
         hyperparameters=numbers,
         parameters=environment.parameters,
+        settle=settle_of(numbers),
     )
 
 

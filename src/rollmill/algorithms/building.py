@@ -22,6 +22,7 @@ from rollmill.algorithms.hyperparameters import (
     current,
     follows_schedules,
     numbers_of,
+    settle_of,
 )
 from rollmill.algorithms.on_policy import absorb, report, start_learner, unconditioned, update
 from rollmill.algorithms.optimisers import (
@@ -423,4 +424,5 @@ def graph_of(
         absorb=partial(absorb, loops.batch_size) if choices.config.normalize_values else None,
         hyperparameters=numbers,
         parameters=environment.parameters,
+        settle=settle_of(numbers),
     )

@@ -1,17 +1,19 @@
 """Hyperparameters as data: numbers that a learner holds, so that changing one compiles nothing.
 
 A compiled program reads them from the training state, as it reads weights. A number with a schedule is held as
-its two ends, and its present value follows from the updates that the learner has made. Programs contain what
-chooses shapes or code: sizes and counts, switches, None, an infinite bound, the shape of a schedule, and a
-learning rate as a function. The network's own settings matter at the start alone.
+its two ends. Its value follows from the updates that the learner has made when an iteration begins, and holds for
+all updates of the iteration. Programs contain what chooses shapes or code: sizes and counts, switches, None, an
+infinite bound, the shape of a schedule, and a learning rate as a function. The network's own settings matter at
+the start alone.
 """
 
 import copy
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import fields
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, replace
 from typing import Any, TypeAlias
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
@@ -120,6 +122,34 @@ def scheduled_in(numbers: Mapping[str, Any]) -> Iterator[tuple[str, NumberSchedu
             yield name, NumberSchedule(shape, numbers[name], last)
 
 
+class Settled(dict[str, Any]):
+    """The numbers of a learner within an iteration: those with a schedule have the value with which it begins."""
+
+
+jax.tree_util.register_pytree_with_keys(
+    Settled,
+    lambda held: ([(jax.tree_util.DictKey(name), held[name]) for name in sorted(held)], tuple(sorted(held))),
+    lambda names, values: Settled(zip(names, values, strict=True)),
+)
+
+
+def settled(learner: Any) -> Any:
+    """Returns the learner with its schedules evaluated, for all updates of an iteration.
+
+    It has the same leaves, so that it may be held where the learner is.
+    """
+    return learner if _is_settled(learner) else replace(learner, hyperparameters=Settled(numbers_now(learner)))
+
+
+def settle_of(numbers: Mapping[str, Any]) -> Callable[[Any], Any] | None:
+    """Returns `Graph.settle` for a learner that holds these numbers."""
+    return settled if follows_schedules(numbers) else None
+
+
+def _is_settled(learner: Any) -> bool:
+    return isinstance(learner.hyperparameters, Settled)
+
+
 def follows_schedules(numbers: Mapping[str, Any]) -> bool:
     """Returns whether numbers change with the updates of a learner, other than learning rates."""
     return any(True for _ in scheduled_in(numbers))
@@ -131,6 +161,8 @@ def numbers_now(learner: Any) -> Hyperparameters:
     The learner has the fields `hyperparameters` and, as soon as there are schedules, `updates_done`.
     """
     held = learner.hyperparameters
+    if _is_settled(learner):
+        return dict(held)
     return {**held, **{name: schedule.at(_share_done(learner)) for name, schedule in scheduled_in(held)}}
 
 

@@ -39,6 +39,7 @@ from rollmill.algorithms.building import (
     settings_of,
 )
 from rollmill.algorithms.fragments import EnvironmentFunctions
+from rollmill.algorithms.hyperparameters import settle_of
 from rollmill.algorithms.multi_agent import condition, mean_gradients, prepare, report, start_learner, update
 from rollmill.algorithms.ppo import sample_loss
 from rollmill.algorithms.reports import with_schedules
@@ -229,6 +230,7 @@ def _assemble(
         outputs=PolicyOutputs(distribution=policy.distributions_of),
         hyperparameters=numbers,
         parameters=environment.parameters,
+        settle=settle_of(numbers),
     )
 
 

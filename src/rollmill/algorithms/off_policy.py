@@ -28,7 +28,7 @@ from rollmill.algorithms.building import (
     with_layout,
 )
 from rollmill.algorithms.fragments import EnvironmentFunctions, weights_and_rest
-from rollmill.algorithms.hyperparameters import Number, numbers_now
+from rollmill.algorithms.hyperparameters import Number, numbers_now, settle_of
 from rollmill.algorithms.on_policy import unconditioned
 from rollmill.algorithms.optimisers import Optimiser, rate_now
 from rollmill.algorithms.reports import with_schedules
@@ -238,6 +238,7 @@ def off_policy_graph(
         outputs=outputs,
         hyperparameters=hyperparameters,
         parameters=parts.environment.parameters,
+        settle=settle_of(hyperparameters),
     )
 
 

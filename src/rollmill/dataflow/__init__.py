@@ -63,6 +63,7 @@ from rollmill.dataflow.learning import (
     prepare,
     report,
     unlearned,
+    unsettle,
 )
 from rollmill.dataflow.loops import iterate, start, start_learner, with_hyperparameters
 from rollmill.dataflow.minibatch_loop import (
@@ -76,6 +77,7 @@ from rollmill.dataflow.minibatch_loop import (
     is_flag,
     learn_minibatch,
     plain_minibatch_loop,
+    settle,
 )
 from rollmill.dataflow.minibatches import (
     choose_num_shards,
@@ -221,6 +223,7 @@ __all__ = [
     "rollout_one",
     "share",
     "rows_of_epochs",
+    "settle",
     "shuffled_rows",
     "start",
     "start_collector",
@@ -231,6 +234,7 @@ __all__ = [
     "step_all",
     "step_one",
     "unlearned",
+    "unsettle",
     "metric_names",
     "minibatch_gather",
     "answer_request",

@@ -367,6 +367,10 @@ class Graph(NamedTuple):
     """Numbers of the environment that its state holds for the same reason. `start_environment` takes them as its
     third argument."""
 
+    settle: Callable[[Learner], Learner] | None = None
+    """Evaluates the schedules of the learner's hyperparameters for all updates of an iteration. The result has the
+    leaves of the learner in their order. None if no number follows a schedule."""
+
     @property
     def inputs(self) -> dict[str, float]:
         """Returns the numbers that a training begins with, of the learner and of the environment, by name."""

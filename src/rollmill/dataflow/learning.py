@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
@@ -25,6 +26,7 @@ from rollmill.dataflow.minibatch_loop import (
     identity,
     is_flag,
     plain_minibatch_loop,
+    settle,
 )
 from rollmill.dataflow.minibatches import rows_of_epochs
 
@@ -112,11 +114,18 @@ def learn(
         after, metrics = loop.epoch(progress.carried, samples, shuffled)
         return _after_epoch(graph, progress, after, metrics), (metrics, progress.learning.astype(jnp.float32))
 
-    begin = _Progress(loop.begin(learner), jnp.asarray(True))
+    begin = _Progress(loop.begin(settle(graph, learner)), jnp.asarray(True))
     with traced("shuffle"):
         shuffled = loop.shuffled(samples, rows_of_epochs(key, index, graph.loops))
     end, (metrics, learned) = jax.lax.scan(epoch_step, begin, shuffled)
-    return end_iteration(graph, loop.end(end.carried)), over_epochs(metrics, learned)
+    return end_iteration(graph, unsettle(graph, loop.end(end.carried), learner)), over_epochs(metrics, learned)
+
+
+def unsettle(graph: Graph, learner: Learner, before: Learner) -> Learner:
+    """Returns the learner with the hyperparameters that it had before it was settled: schedules by their ends."""
+    if graph.settle is None:
+        return learner
+    return eqx.tree_at(lambda learner: learner.hyperparameters, learner, before.hyperparameters)  # pyright: ignore
 
 
 def end_iteration(graph: Graph, learner: Learner) -> Learner:
@@ -159,13 +168,13 @@ def learn_from_replay(
 
     # A loop of no turns, and not a branch, while nothing is learned: what passes through a branch is copied.
     learns, updates = store.is_ready(rings, graph.loops), graph.loops.num_minibatches
-    begin = loop.begin(learner), store.mutable(rings)
+    begin = loop.begin(settle(graph, learner)), store.mutable(rings)
     sums = unlearned(jax.eval_shape(one_update, *begin, jnp.int32(0))[2])
     carried, mutable, sums = jax.lax.fori_loop(0, learns.astype(jnp.int32), all_updates, (*begin, sums))
     many = jnp.where(learns, updates, 1).astype(jnp.float32)
     means = {name: total if is_flag(name) else total / many for name, total in sums.items()}
     metrics = {**means, "epochs": learns.astype(jnp.float32), FILL: reduce(store.fill(rings))}
-    return loop.end(carried), store.with_mutable(rings, mutable), metrics
+    return unsettle(graph, loop.end(carried), learner), store.with_mutable(rings, mutable), metrics
 
 
 def learn_sample(

@@ -48,6 +48,11 @@ def identity(tree: PyTree[Array]) -> PyTree[Array]:
     return tree
 
 
+def settle(graph: Graph, learner: Learner) -> Learner:
+    """Returns the learner as the updates of an iteration read it (see `Graph.settle`); again if it is settled."""
+    return learner if graph.settle is None else graph.settle(learner)
+
+
 def plain_minibatch_loop(graph: Graph, reduce: Reduce) -> MinibatchLoop:
     """Returns a loop that carries the learner, and gathers each minibatch."""
 

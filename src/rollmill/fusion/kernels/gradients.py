@@ -37,6 +37,7 @@ from rollmill.dataflow import (
     flat_samples,
     pack,
     prepare,
+    settle,
     start,
 )
 from rollmill.fusion.ir import Node, Program, evaluate
@@ -167,7 +168,7 @@ def gradient_step(
     Raises:
         CannotFuse: what no kernel can compute, with the line where it stands.
     """
-    gradients = kernel_gradients(graph)
+    gradients, learner = kernel_gradients(graph), jax.eval_shape(partial(settle, graph), learner)
     if isinstance(gradients, SequenceGradients):
         return _sequence_step(gradients, learner, sample, sequence)
     lowered = lower_function(gradients.of_one, (sample,), (learner,), summed=True)
@@ -282,6 +283,7 @@ def minibatch_of(
     vector: Vector | None = None,
 ) -> Minibatch:
     """Returns a minibatch as kernels take it. Of sequences, it computes what lies ahead of a kernel."""
+    learner = settle(graph, learner)
     gradients, uniforms = kernel_gradients(graph), step.prologue(learner)
     if not isinstance(gradients, SequenceGradients):
         return Minibatch(number, batch.packed, shuffled, uniforms, vector)

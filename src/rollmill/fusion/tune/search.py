@@ -22,6 +22,7 @@ from rollmill.dataflow import (
     collect,
     identity,
     plain_minibatch_loop,
+    settle,
 )
 from rollmill.fusion.backends.base import AnyLaunch, Backend
 from rollmill.fusion.kernels.gradients import GradientStep, Minibatch
@@ -126,7 +127,7 @@ def minibatch_loop_search(
         # Several epochs in a row, so that the device never waits for the host.
         shuffled = loop.shuffled(samples, jnp.broadcast_to(rows, (backend.timed_repeats, *rows.shape)))
         epoch = lambda carried, shuffled: loop.epoch(carried, samples, shuffled)
-        after, metrics = jax.lax.scan(epoch, loop.begin(learner), shuffled)
+        after, metrics = jax.lax.scan(epoch, loop.begin(settle(graph, learner)), shuffled)
         return loop.end(after), metrics
 
     what = [

@@ -35,6 +35,7 @@ from rollmill.dataflow import (
     iteration_key,
     learn_minibatch,
     minibatch_gather,
+    settle,
     shuffled_rows,
 )
 from rollmill.programs.compiled import CompiledProgram, held_leaves
@@ -216,6 +217,7 @@ def learning_steps(graph: Graph, state: State, trajectory: Trajectory) -> Iterat
     loops = graph.loops
     prepare = jax.jit(partial(graph.prepare, reduce=identity, replicas=1))
     learner, batch = prepare(state.learner, trajectory)
+    learner = settle(graph, learner)
     gather, learn = minibatch_gather(batch, loops), jax.jit(partial(learn_minibatch, graph))
     take = jax.jit(lambda rows: gather(rows))  # a tree of arrays has no hash, which `jit` needs
     for epoch in range(loops.epochs):

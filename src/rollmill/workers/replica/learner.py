@@ -45,7 +45,9 @@ from rollmill.dataflow import (
     remote_reduce,
     report,
     rows_of_epochs,
+    settle,
     unlearned,
+    unsettle,
     with_remote_update,
 )
 from rollmill.programs.compiler_options import program_options
@@ -153,7 +155,9 @@ class CutLearner:
         if graph.replay is None:
             ready = partial(_ready, graph, self._loop, mean, self._key, index)
             task, reported = self._run("prepare", ready, learner, trajectory, np.int32(iteration))
+            before = learner
             learner, metrics = self._learn(self._loop, *task)
+            learner = unsettle(graph, learner, before)
         else:
             learner, reported = self._run("prepare", partial(_prepare, graph, mean, index), learner, trajectory)
             learner, rings, metrics = self._learn_from_replay(learner, rings, trajectory, iteration)
@@ -193,7 +197,7 @@ class CutLearner:
             if self._skip is not None:
                 self._skip()
             return learner, rings, _row(unlearned({name: jnp.float32(0) for name in self._learned_names}))
-        leaves, structure = jax.tree.flatten(self._run("begin", self._loop.begin, learner))
+        leaves, structure = jax.tree.flatten(self._run("begin", partial(_begun, graph, self._loop), learner))
         step, metrics = partial(_learn_sample, self._loop, structure), []
         for n in range(loops.num_minibatches):
             now = jax.tree.unflatten(structure, leaves)
@@ -203,8 +207,8 @@ class CutLearner:
             leaves, found = self._run("minibatch", step, leaves, sample.minibatch, last=last)
             metrics.append(jax.tree.map(float, found))
         summary = self._over_epochs(_stacked(metrics, loops.num_minibatches), np.ones(1, np.float32))
-        learner = self._run("end", self._loop.end, jax.tree.unflatten(structure, leaves))
-        return learner, rings, _row(summary)
+        after = self._run("end", self._loop.end, jax.tree.unflatten(structure, leaves))
+        return unsettle(graph, after, learner), rings, _row(summary)
 
     def _run(self, name: str, function: Callable[..., Any], *arguments: PyTree, last: bool = False) -> PyTree:
         if name not in self._programs:
@@ -215,6 +219,11 @@ class CutLearner:
         if (update := self._update) is not None:
             handlers[UPDATE] = lambda gradients: update(gradients, last)
         return self._programs[name](handlers, *arguments)
+
+
+def _begun(graph: Graph, loop: MinibatchLoop, learner: Learner) -> Any:
+    """Returns the carry of a learner, with its schedules evaluated for the iteration."""
+    return loop.begin(settle(graph, learner))
 
 
 def _prepare(graph: Graph, mean: Reduce, index: np.ndarray, learner: Learner, trajectory: Trajectory):
@@ -242,7 +251,7 @@ def _ready(
         with traced("shuffle"):
             rows = rows_of_epochs(iteration_key(key, iteration, LEARN), jnp.asarray(index), graph.loops)
             shuffled = loop.shuffled(samples, rows)
-    return (loop.begin(learner), samples, shuffled), reported
+    return (loop.begin(settle(graph, learner)), samples, shuffled), reported
 
 
 def _sample(
