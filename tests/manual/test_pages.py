@@ -39,8 +39,8 @@ def test_every_command_has_its_options_on_the_page(pages):
 
 
 def test_the_figures_that_help_to_choose_are_those_of_other_pages():
-    """Every rate and ratio on the page is in a table that a benchmark wrote, or in the README's."""
-    sources = [ROOT / "README.md", *(DOCS / f"{name}.md" for name in ("distribution", "fusion", "instances"))]
+    """Every rate and ratio on the page is in a table that a benchmark wrote, or in the page on results."""
+    sources = [DOCS / f"{name}.md" for name in ("results", "distribution", "fusion", "instances")]
     known = set(re.findall(r"\d[\d.,]*", " ".join(source.read_text() for source in sources)))
     rows = re.findall(r"^\|.*\|$", (DOCS / "choosing.md").read_text(), re.M)
     figures = {figure for row in rows for figure in re.findall(r"(?<![\w-])\d+\.\d+(?!\w)|\d+(?= (?:k|s)\b)", row)}
