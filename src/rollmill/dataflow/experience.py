@@ -10,6 +10,9 @@ from rollmill.dataflow.graph import ExperienceStore, Graph, Loops
 FILL = "replay/fill"
 """Metric: mean fraction of a store's capacity in use."""
 
+FEW = 64
+"""Environments of a shard up to which each draw is compared with all of them."""
+
 
 def empty_experience(graph: Graph, index: Int[Array, " E"]) -> PyTree[Array]:
     """Returns the contents of a graph's store before the first step, or `()` without a store."""
@@ -33,6 +36,7 @@ def draw_equally(key: Key, stored: Int[Array, " W"], *, count: int) -> tuple[Int
     """
     ends = jnp.cumsum(stored)
     choice = jax.random.randint(key, (count,), 0, ends[-1])
-    # Unrolled, so that the search is one operation of a GPU and not a loop of some.
-    environment = jnp.searchsorted(ends, choice, side="right", method="scan_unrolled").astype(jnp.int32)
+    # One operation of a GPU for few environments, and some for many, but no loop.
+    method = "compare_all" if len(stored) <= FEW else "scan_unrolled"
+    environment = jnp.searchsorted(ends, choice, side="right", method=method).astype(jnp.int32)
     return environment, choice - (ends - stored)[environment]

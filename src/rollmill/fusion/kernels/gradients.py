@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int, PyTree, UInt32
 
 from rollmill.core.errors import CannotFuse
@@ -338,6 +339,14 @@ def results_of(
     # Outputs are in the structure of the function's results, so that it need not be traced again for it.
     structure = jax.tree.structure(step.results, is_leaf=is_output)
     return jax.tree.unflatten(structure, results)
+
+
+def in_one_vector(step: GradientStep, gradients: Weights, means: Float[Array, " size"]) -> PyTree[Array]:
+    """Returns the gradients as the part of a kernel's means that they are, or as they are if it is not all."""
+    sums = step.sums[: len(jax.tree.leaves(gradients))]
+    if not all(each.is_computed and each.dtype == np.float32 for each in sums):
+        return gradients
+    return means[: sum(each.size for each in sums)]
 
 
 def _conditioned_leaves(graph: Graph, batch: PackedBatch, rows: Array, *, reduce: Reduce) -> dict[int, Array]:

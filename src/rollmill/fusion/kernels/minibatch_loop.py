@@ -32,6 +32,7 @@ from rollmill.fusion.kernels.gradients import (
     PackedBatch,
     Run,
     Shuffled,
+    in_one_vector,
     kernel_gradients,
     lower_gradients,
     minibatch_of,
@@ -141,7 +142,8 @@ class _FusedLoop:
             gradients = self._carried.gradients(tree)
         with traced("update"):
             advanced = self._graph.update(carried, gradients)
-        return advanced, {**metrics, **gradient_metrics(gradients, metrics)}
+        # Of one vector they are a few operations of a GPU, and of a tree some for each leaf.
+        return advanced, {**metrics, **gradient_metrics(in_one_vector(self._step, tree, means), metrics)}
 
     def epoch(self, carried: Any, packed: PackedBatch, shuffled: Shuffled) -> tuple[Any, Metrics]:
         names: list[str] = []
