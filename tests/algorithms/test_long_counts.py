@@ -15,6 +15,7 @@ from rollmill.algorithms.off_policy import StepCounts, counted, start_progress
 from rollmill.core.errors import UsageError
 from rollmill.dataflow import Trajectory, empty_experience, identity
 from rollmill.networks import NetworkConfig
+from wordings import raises
 
 ENVS = 1024
 SIZES = {
@@ -107,7 +108,7 @@ def test_what_cannot_be_counted_is_refused(sizes, message):
 
 
 def test_iterations_of_any_algorithm_are_counted():
-    with pytest.raises(UsageError, match=f"total_timesteps={2**40} makes {2**37} iterations"):
+    with raises("total-timesteps-makes-iterations-num", 2**40, 2**37):
         rollmill.ppo("CartPole-v1", num_envs=8, num_steps=1, total_timesteps=2**40, num_minibatches=1)
 
 

@@ -15,6 +15,7 @@ from rollmill.core.errors import UsageError
 from rollmill.dataflow import collect, start
 from rollmill.envs.cartpole import CartPoleState, step
 from rollmill.runs.specification import rebuild_graph
+from wordings import raises
 
 CARTPOLE = rollmill.make("CartPole-v1")
 
@@ -29,33 +30,33 @@ def small(**sizes):
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ({"num_envs": 0}, r"num_envs=0 must be at least 1\."),
-        ({"num_minibatches": 32}, "leave one sample to each minibatch, and norm_adv .* hint: fewer minibatches"),
-        ({"num_steps": -3}, r"num_steps=-3 must be at least 1\."),
-        ({"update_epochs": 0}, r"update_epochs=0 must be at least 1\."),
-        ({"num_minibatches": 0}, r"num_minibatches=0 must be at least 1\."),
-        ({"total_timesteps": 0}, r"total_timesteps=0 must be at least 1\."),
-        ({"num_shards": 0}, r"num_shards=0 must be at least 1\."),
-        ({"num_shards": -2}, r"num_shards=-2 must be at least 1\."),
-        ({"gamma": 1.5}, r"gamma=1\.5 must lie between 0 and 1\."),
-        ({"gae_lambda": -0.1}, r"gae_lambda=-0\.1 must lie between 0 and 1\."),
-        ({"num_minibatches": 5}, r"32 samples .* num_minibatches=5 equal parts; nearest that do: 2 or 4\."),
-        ({"total_timesteps": 31}, r"total_timesteps=31 is less than .* 8 x 4 = 32; raise it to 32 or more"),
-        ({"num_shards": 3}, r"num_shards=3 does not divide num_envs=8\."),
+        ({"num_envs": 0}, ("must-be-at-least-1", "num_envs", "0")),
+        ({"num_minibatches": 32}, ("num-minibatches-num-envs-x",)),
+        ({"num_steps": -3}, ("must-be-at-least-1", "num_steps", "-3")),
+        ({"update_epochs": 0}, ("must-be-at-least-1", "update_epochs", "0")),
+        ({"num_minibatches": 0}, ("must-be-at-least-1", "num_minibatches", "0")),
+        ({"total_timesteps": 0}, ("must-be-at-least-1", "total_timesteps", "0")),
+        ({"num_shards": 0}, ("must-be-at-least-1", "num_shards", "0")),
+        ({"num_shards": -2}, ("must-be-at-least-1", "num_shards", "-2")),
+        ({"gamma": 1.5}, ("out-of-bounds", "gamma", "1.5", "lie between 0 and 1")),
+        ({"gae_lambda": -0.1}, ("out-of-bounds", "gae_lambda", "-0.1", "lie between 0 and 1")),
+        ({"num_minibatches": 5}, ("do-not-divide-into-num", "32", "samples", "5", "2 or 4")),
+        ({"total_timesteps": 31}, ("total-timesteps-is-less-than", "31", "8", "4", "32", "32")),
+        ({"num_shards": 3}, ("num-shards-does-not-divide", "3", "8")),
         (
             {"num_shards": 8, "num_minibatches": 8},
-            r"a shard holds 4 rows \(num_envs=8 / num_shards=8 x 4\), which do not divide into num_minibatches=8",
+            ("shard-holds-rows-num-envs", "4", "8", "8", "4", "8"),
         ),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused_with_the_numbers(sizes, message):
-    with pytest.raises(UsageError, match=message):
+    with raises(*message):
         rollmill.ppo(CARTPOLE, **small(**sizes))
 
 
 def test_sequences_are_what_a_recurrent_policy_cuts():
     recurrent = rollmill.NetworkConfig(torso="gru")
-    with pytest.raises(UsageError, match=r"8 sequences \(num_envs\) .* num_minibatches=3 .* do: 2 or 4\."):
+    with raises("do-not-divide-into-num", "8", "sequences (num_envs)", "3", "2 or 4"):
         rollmill.ppo(CARTPOLE, rollmill.PPOConfig(**small(num_minibatches=3, num_steps=3, network=recurrent)))
     loops = rollmill.ppo(CARTPOLE, rollmill.PPOConfig(**small(num_minibatches=4, network=recurrent))).loops
     assert (loops.cut, loops.num_shards) == ("sequences", 2)
@@ -71,7 +72,7 @@ def test_loops_are_the_sizes():
 def test_action_spaces_without_a_policy_are_refused():
     step = lambda key, state, action, params: CARTPOLE.step(key, state, action["a"], params)
     env = CARTPOLE._replace(action_space=spaces.Dict({"a": spaces.Discrete(2)}), step=step)
-    with pytest.raises(UsageError, match="has no policy; supported: Discrete, MultiDiscrete"):
+    with raises("action-space-has-no-policy"):
         rollmill.ppo(env)
 
 
@@ -156,7 +157,7 @@ def test_parameters_of_another_shape_are_refused_with_the_shapes_that_fit():
 
 
 def test_parameters_of_another_structure_are_refused_in_words():
-    with pytest.raises(UsageError, match=r"params has the structure .*'force'.*; expected .*CartPoleParams"):
+    with raises("params-has-structure-expected-environments", "'force'", "CartPoleParams"):
         graph = rollmill.ppo(CARTPOLE, **small(), params={"force": 3.0})
         jax.eval_shape(lambda: start(graph, jax.random.key(0), jnp.arange(8, dtype=jnp.int32)))
 

@@ -13,11 +13,11 @@ import rollmill
 from rollmill.algorithms.hyperparameters import follows_schedules, numbers_now, numbers_of
 from rollmill.algorithms.optimisers import Annealing
 from rollmill.algorithms.ppo import PPOConfig
-from rollmill.core.errors import UsageError
 from rollmill.core.schedules import NumberSchedule
 from rollmill.dataflow import Graph, flow, iterate, start, with_hyperparameters
 from rollmill.fusion import lower_gradients
 from rollmill.programs.compiled import hyperparameters_of, start_state
+from wordings import raises
 
 REPLAYED = {"num_envs": 2, "num_steps": 4, "learning_starts": 16, "batch_size": 8, "buffer_size": 400}
 TINY = rollmill.NetworkConfig(hidden_sizes=(4,))
@@ -159,13 +159,28 @@ def test_workers_get_the_count_of_updates_with_the_parameters():
 @pytest.mark.parametrize(
     ("numbers", "message"),
     [
-        ({"ent_coef": "linear:0.01"}, r"ent_coef='linear:0.01' must be a number or a schedule: constant:VALUE"),
-        ({"gamma": "linear:0.9:1.5"}, r"gamma='linear:0.9:1.5': 1.5 must lie between 0 and 1\."),
-        ({"clip_coef": "cosine:0:0.2"}, r"clip_coef='cosine:0:0.2': 0.0 must be greater than 0 and finite\."),
-        ({"max_grad_norm": "linear:inf:1"}, r"max_grad_norm='linear:inf:1' must be a schedule of finite numbers"),
-        ({"gamma": "linear:0.9:1", "normalize_rewards": True}, "gamma='linear:0.9:1' cannot be a schedule with"),
+        (
+            {"ent_coef": "linear:0.01"},
+            ("expected-number", "ent_coef", "'linear:0.01'", "a number or a schedule: constant:VALUE"),
+        ),
+        (
+            {"gamma": "linear:0.9:1.5"},
+            ("document-out-of-bounds", "gamma='linear:0.9:1.5'", "1.5", "lie between 0 and 1"),
+        ),
+        (
+            {"clip_coef": "cosine:0:0.2"},
+            ("expected-number", "clip_coef", "'cosine:0:0.2': 0.0", "greater than 0 and finite"),
+        ),
+        (
+            {"max_grad_norm": "linear:inf:1"},
+            ("must-be-schedule-finite-numbers", "max_grad_norm", "'linear:inf:1'"),
+        ),
+        (
+            {"gamma": "linear:0.9:1", "normalize_rewards": True},
+            ("gamma-cannot-be-schedule-with", "'linear:0.9:1'"),
+        ),
     ],
 )
 def test_other_schedules_are_refused_by_name_and_limit(numbers, message):
-    with pytest.raises(UsageError, match=message):
+    with raises(*message):
         graph_of("ppo", **numbers)

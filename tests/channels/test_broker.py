@@ -15,12 +15,13 @@ import pytest
 from rollmill.channels.broker.client import RemoteBroker
 from rollmill.channels.broker.local import LocalBroker
 from rollmill.channels.broker.server import BrokerServer
-from rollmill.channels.errors import ChannelClosed, Refused
+from rollmill.channels.errors import ChannelClosed
 from rollmill.channels.layout import Layout
 from rollmill.channels.shm.wire import MemoryWire
 from rollmill.channels.transport.connection import Connection
 from rollmill.channels.transport.handshake import GREETING, admit, converse, new_token, present
 from rollmill.core.errors import RollmillError, UsageError
+from wordings import raises
 
 
 @pytest.fixture
@@ -49,12 +50,12 @@ def test_who_asks_for_a_name_again_gets_the_same_memory(coordinator, remote):
 
 def test_another_digest_or_size_is_refused(remote):
     remote().segment("ring", nbytes=4096, digest="d")
-    with pytest.raises(UsageError, match="ring was opened as d, and now as e"):
+    with raises("was-opened-as-and-now", "ring", "d", "e"):
         remote().segment("ring", nbytes=4096, digest="e")
-    with pytest.raises(UsageError, match="ring has 4096 bytes, 8192 were asked for"):
+    with raises("has-bytes-were-asked-for", "ring", "4096", "8192"):
         remote().segment("ring", nbytes=8192, digest="d")
     remote().agree("end", digest="d")
-    with pytest.raises(UsageError, match="both ends"):
+    with raises("was-opened-as-and-now"):
         remote().agree("end", digest="e")
 
 
@@ -85,13 +86,13 @@ def test_addresses_are_announced_and_looked_up(remote):
 
 
 def test_memory_is_not_handed_out_over_tcp(remote):
-    with pytest.raises(UsageError, match="TcpWire"):
+    with raises("memory-is-shared-within-one", kind=UsageError):
         remote(over_tcp=True).segment("ring", nbytes=64, digest="d")
 
 
 @pytest.mark.parametrize("over_tcp", [False, True])
 def test_another_token_is_refused(coordinator, remote, over_tcp):
-    with pytest.raises(Refused, match="not that of the run"):
+    with raises("connection-was-refused-token-is"):
         remote(over_tcp=over_tcp, token=new_token())
     assert remote(over_tcp=over_tcp).lookup("x") is None  # and the broker still works
 
@@ -168,20 +169,20 @@ def connected(coordinator):
 
 @pytest.mark.parametrize("address", ["unix:@rollmill-nobody", "unix:/nowhere/broker", "tcp:127.0.0.1:1"])
 def test_nobody_at_the_address_is_told(address):
-    with pytest.raises(ChannelClosed, match="no broker answers"):
+    with raises("no-broker-answers-at"):
         RemoteBroker(address, "token")
 
 
 @pytest.mark.parametrize("address", ["", "unix:", "tcp:host", "http://x:1"])
 def test_what_is_no_address_is_told(address):
-    with pytest.raises(UsageError, match="is none: write tcp:host:port"):
+    with raises("address-is-none-write-tcp"):
         RemoteBroker(address, "token")
 
 
 def test_closing_the_server_ends_its_threads_and_the_clients_questions(coordinator, remote):
     client = remote()
     coordinator.server.close()
-    with pytest.raises(ChannelClosed, match="broker is gone"):
+    with raises("coordinators-broker-is-gone"):
         client.lookup("x")
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("rollmill-")]
 

@@ -6,13 +6,13 @@ import time
 import numpy as np
 import pytest
 
-from rollmill.channels.errors import Abandoned, ChannelClosed, TimedOut
+from rollmill.channels.errors import Abandoned, TimedOut
 from rollmill.channels.layout import Layout
 from rollmill.channels.shm.doorbell import Doorbell
 from rollmill.channels.shm.latest import BoardReader, BoardWriter, SeqlockBoard, board_bytes
 from rollmill.channels.shm.memory import private_memory
 from rollmill.channels.waiting import Waiter, never
-from rollmill.core.errors import UsageError
+from wordings import raises
 
 LAYOUT = Layout.of({"w": np.zeros((100, 50), np.float32), "b": np.zeros((7,), np.float64)})
 
@@ -52,7 +52,7 @@ def test_a_read_waits_for_the_version_it_asks_for(open_wire):
     writer = open_wire().latest_writer("weights", layout=LAYOUT, readers=1)
     reader = open_wire().latest_reader("weights", layout=LAYOUT, reader=0, readers=1)
     assert reader.version() is None
-    with pytest.raises(TimedOut, match="reading weights at 0"):
+    with raises("nothing-happened-within-s", "reading weights at 0"):
         reader.read(timeout=0.02)
     writer.publish(weights(3), version=3)
     assert reader.read(at_least=3, timeout=5.0).version == 3
@@ -93,7 +93,7 @@ def test_closing_lets_the_last_version_stand_and_another_writer_go_on(open_wire)
     writer.publish(weights(1), version=1)
     writer.close()
     assert reader.read(at_least=1, timeout=5.0).version == 1
-    with pytest.raises(ChannelClosed, match="before version 2"):
+    with raises("writer-closed-channel-before-version", "2"):
         reader.read(at_least=2, timeout=5.0)
     assert is_whole(reader.read())
     second = open_wire().latest_writer("weights", layout=LAYOUT, readers=1)
@@ -111,7 +111,7 @@ def test_a_waiting_reader_wakes_up_when_the_run_is_stopped(open_wire):
 
 
 def test_readers_are_numbered(open_wire):
-    with pytest.raises(UsageError, match="reader=2"):
+    with raises("must-be-from-0-to", "reader", "2"):
         open_wire().latest_reader("weights", layout=LAYOUT, reader=2, readers=2)
 
 
@@ -131,7 +131,7 @@ def test_a_writer_that_dies_in_mid_write_leaves_the_last_whole_version(board):
         dying.begin()[:] = b"\xff" * LAYOUT.nbytes
         found = reader.read()
         assert found.version == version and is_whole(found)
-        with pytest.raises(ChannelClosed, match="another writer"):
+        with raises("another-writer-took-this-ones"):
             BoardWriter(board()[0], [bell], "weights")
             dying.publish(weights(99), version=99)
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from rollmill.channels.layout import Layout, fresh_buffer
 from rollmill.core.errors import UsageError
+from wordings import raises
 
 DTYPES = [
     "bool",
@@ -107,14 +108,14 @@ def test_jax_arrays_and_strided_arrays_are_packed_by_value():
 @pytest.mark.parametrize(
     ("leaf", "says"),
     [
-        (jax.random.key(0), "random key"),
-        (np.array(["text"]), "numbers"),
-        (np.zeros(3, ">f4"), "byte order"),
-        (1.5, "float"),
+        (jax.random.key(0), ("is-typed-random-key-channels",)),
+        (np.array(["text"]), ("is-array-channels-carry-numbers",)),
+        (np.zeros(3, ">f4"), ("is-array-channels-carry-numbers",)),
+        (1.5, ("is-channels-carry-arrays-make", "float")),
     ],
 )
 def test_what_is_no_array_of_numbers_is_refused_by_name(leaf, says):
-    with pytest.raises(UsageError, match=says) as told:
+    with raises(*says) as told:
         Layout.of({"outer": {"leaf": leaf}})
     assert "outer.leaf" in str(told.value)
 

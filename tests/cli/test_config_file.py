@@ -9,6 +9,7 @@ from rollmill.core.errors import UsageError
 from rollmill.record.run_directory import RunDirectory
 from rollmill.runs.trust import remember
 from rollmill.training.request import TrainingRequest, read_request, resolve
+from wordings import raises
 
 FILE = """
 algorithm = "ppo"
@@ -140,33 +141,45 @@ def test_bad_files_are_explained(tmp_path, name, content, message):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("sead = 7", r"wrong.toml: unknown option sead. Did you mean seed\?"),
-        ("lr = 1e-3", r"wrong.toml: unknown option lr. Did you mean learning-rate\?"),
-        ("hidden-sizes = [4]", r"wrong.toml: unknown option hidden-sizes. Did you mean network.hidden-sizes\?"),
-        ("network.hiden_sizes = [4]", r"unknown option network.hiden_sizes. Did you mean network.hidden-sizes"),
+        ("sead = 7", ("unknown-option-in-file", "wrong.toml", "sead", "Did you mean seed?")),
+        ("lr = 1e-3", ("unknown-option-in-file", "wrong.toml", "lr", "Did you mean learning-rate?")),
+        (
+            "hidden-sizes = [4]",
+            ("unknown-option-in-file", "wrong.toml", "hidden-sizes", "Did you mean network.hidden-sizes?"),
+        ),
+        (
+            "network.hiden_sizes = [4]",
+            ("unknown-option-in-file", "network.hiden_sizes", "Did you mean network.hidden-sizes"),
+        ),
         (
             "environment-options.max_steps = 3",
-            r"environment-options. Did you mean env-option \(a table\)",
+            ("unknown-option-in-file", "environment-options", "Did you mean env-option (a table)"),
         ),
-        ('imports = ["mine"]', r"unknown option imports. Did you mean import\?"),
-        ("nothing-like-it = 1", "unknown option nothing-like-it. `rollmill train ALGORITHM --help` lists"),
+        ('imports = ["mine"]', ("unknown-option-in-file", "imports", "Did you mean import?")),
+        (
+            "nothing-like-it = 1",
+            ("unknown-option-in-file", "nothing-like-it", "`rollmill train ALGORITHM --help` lists"),
+        ),
         (
             'learning-rate = "1e-3"',
-            "='1e-3' must be a number.* leave out the quotes: learning-rate = 1e-3",
+            ("expected-number", "'1e-3'", "a number", "leave out the quotes: learning-rate = 1e-3"),
         ),
-        ('network.layer-norm = "true"', "must be True or False. hint: leave out the quotes: layer-norm = true"),
-        ('num_envs = "many"', r"wrong.toml: num_envs='many' must be an integer\.$"),
-        ("num_envs = 1.5", "wrong.toml: num_envs=1.5 must be an integer"),
-        ("num_envs = 0", "wrong.toml: num_envs=0 must be at least 1"),
-        ('fusion = "ful"', r"wrong.toml: unknown fusion 'ful'. Did you mean full\?"),
-        ("seed = [1, 2]", r"wrong.toml: seed=\[1, 2\] must be an integer"),
+        (
+            'network.layer-norm = "true"',
+            ("expected-number", "True or False", "hint: leave out the quotes: layer-norm = true"),
+        ),
+        ('num_envs = "many"', ("expected-number", "wrong.toml: num_envs", "'many'", "an integer")),
+        ("num_envs = 1.5", ("expected-number", "wrong.toml: num_envs", "1.5", "an integer")),
+        ("num_envs = 0", ("must-be-at-least-1", "wrong.toml: num_envs", "0")),
+        ('fusion = "ful"', ("unknown-name", "wrong.toml:", "fusion", "'ful'", "Did you mean full?")),
+        ("seed = [1, 2]", ("expected-number", "wrong.toml: seed", "[1, 2]", "an integer")),
     ],
-    ids=lambda text: text.partition(" ")[0],
+    ids=str,
 )
 def test_a_wrong_key_or_value_is_told_with_file_and_key(tmp_path, line, message):
     file = tmp_path / "wrong.toml"
     file.write_text(f"{line}\n")
-    with pytest.raises(UsageError, match=message):
+    with raises(*message):
         parsed("ppo", "CartPole-v1", "--config", file)
 
 
@@ -183,9 +196,9 @@ def test_numbers_of_a_file_are_read_as_in_python(tmp_path):
 
 
 def test_a_third_name_is_refused(file):
-    with pytest.raises(UsageError, match="'extra' is one name too many: .*here 'ppo', .*here 'CartPole-v1'"):
+    with raises("is-one-name-too-many", "'extra'", "'ppo'", "'CartPole-v1'"):
         parsed("ppo", "CartPole-v1", "extra", "--config", file)
-    with pytest.raises(UsageError, match="rollmill train ppo has no use for 'extra'"):
+    with raises("has-no-use-for-hint", "rollmill train ppo", "'extra'"):
         parsed("ppo", "CartPole-v1", "extra")
 
 
@@ -216,13 +229,13 @@ def of_run(folder, **changes):
 )
 def test_modules_that_a_run_of_others_names_have_to_be_named_again(tmp_path, changes):
     file = of_run(tmp_path / "run", **changes)
-    with pytest.raises(UsageError, match=r"would be imported: stranger\. hint: .* add --import stranger\."):
+    with raises("was-not-made-here-and-names-code", "stranger", "--import stranger"):
         parse_training(["--config", str(file)])
 
 
 def test_a_cluster_that_a_run_of_others_names_has_to_be_named_again(tmp_path):
     file = of_run(tmp_path / "run", options={"cluster": "10.0.0.1:6379"})
-    with pytest.raises(UsageError, match=r"hint: if you trust it, add --cluster 10\.0\.0\.1:6379\."):
+    with raises("was-not-made-here-and-names-cluster", "10", "0.0.1:6379."):
         parse_training(["--config", str(file)])
 
 
@@ -233,7 +246,7 @@ def test_modules_that_the_command_names_or_that_the_user_allowed_the_run_are_tho
     assert parse_training(["--config", str(file)]).request.imports == ("colorsys",)
     copied = file.with_name("other.json")  # a file beside it is not what was allowed
     copied.write_text(file.read_text())
-    with pytest.raises(UsageError, match="was not made here"):
+    with raises("was-not-made-here-and-names-code"):
         parse_training(["--config", str(copied)])
 
 
@@ -255,5 +268,5 @@ def test_files_beyond_all_bounds_are_refused_in_a_sentence(file, content, messag
 
 def test_settings_of_a_run_that_are_no_object_are_refused(tmp_path):
     file = of_run(tmp_path / "run", graph={"config": [1]})
-    with pytest.raises(UsageError, match=r"graph\.config=\[1\] must be an object"):
+    with raises("graph-config-must-be-object", "[1]"):
         parse_training(["--config", str(file)])

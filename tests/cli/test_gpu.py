@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rollmill.cli import gpu as command
-from rollmill.core.errors import UsageError
+from wordings import raises
 
 INSTANCES = Path(__file__).parents[1] / "gpus"
 sys.path.insert(0, str(INSTANCES))
@@ -50,7 +50,7 @@ def test_confirmed_commands_are_run_until_one_fails(h200, monkeypatch):
         return subprocess.CompletedProcess(words, len(ran) - 1)
 
     monkeypatch.setattr(subprocess, "run", fail_at_second)
-    with pytest.raises(UsageError, match="`nvidia-smi mig -i 0 -cgi .*` ended with exit code 1"):
+    with raises("ended-with-exit-code-what", "nvidia-smi mig -i 0 -cgi", "1"):
         command.run(["partition", "--slices", "3", "--yes"])
     assert ran == [["nvidia-smi", "-i"], ["nvidia-smi", "mig"]]
 
@@ -58,15 +58,18 @@ def test_confirmed_commands_are_run_until_one_fails(h200, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--seconds", "0"], "--seconds 0 has to be above 0"),
-        (["partition"], "--slices"),
-        (["partition", "--slices", "9"], "--slices 9 has to be from 1 to 7"),
-        (["partition", "--slices", "2", "--gpu", "3"], "--gpu 3: there are GPUs 0"),
-        (["divide"], "rollmill gpu has no use for 'divide'"),
+        (["--seconds", "0"], ("seconds-has-to-be-above", "0")),
+        (["partition"], ("rollmill-gpu-partition-needs-slices",)),
+        (["partition", "--slices", "9"], ("slices-has-to-be-from", "9", "7")),
+        (
+            ["partition", "--slices", "2", "--gpu", "3"],
+            ("gpu-there-are-gpus", "3", "0"),
+        ),
+        (["divide"], ("has-no-use-for-hint", "rollmill gpu", "'divide'")),
     ],
 )
 def test_bad_input_is_refused(h200, words, message):
-    with pytest.raises(UsageError, match=message):
+    with raises(*message):
         command.run(words)
 
 

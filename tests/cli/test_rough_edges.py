@@ -12,6 +12,7 @@ import pytest
 
 from rollmill.core.shell import command
 from rollmill.record.run_directory import RunDirectory
+from wordings import raises
 
 SETTINGS = {
     "a platform that is none": ({"JAX_PLATFORMS": "foo"}, "JAX cannot start with JAX_PLATFORMS=foo"),
@@ -50,18 +51,16 @@ def test_a_terminal_without_unicode_gets_the_list(rollmill):
 
 def test_a_size_of_minibatches_is_no_number_of_them():
     from rollmill.cli.train import run
-    from rollmill.core.errors import UsageError
 
-    with pytest.raises(UsageError, match="--num-minibatches is the number of minibatches .*, not their size"):
+    with raises("unknown-option", "num-minibatches is the number of minibatches", ", not their size"):
         getattr(run, "__wrapped__", run)(["ppo", "CartPole-v1", "--batch-size=3"])
 
 
 @pytest.mark.parametrize("option", OPTIONS)
 def test_names_of_other_libraries_lead_to_those_here(option):
     from rollmill.cli.train import run
-    from rollmill.core.errors import UsageError
 
-    with pytest.raises(UsageError, match=f"Did you mean {OPTIONS[option]}?"):
+    with raises("unknown-option-of-command", f"Did you mean {OPTIONS[option]}"):
         getattr(run, "__wrapped__", run)(["ppo", "CartPole-v1", option, "3"])
 
 

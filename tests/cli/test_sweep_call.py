@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import rollmill
-from rollmill.core.errors import UsageError
 from rollmill.sweeps.call import _settings, json_value
 from rollmill.training.request import TrainingRequest, read_request, resolve
+from wordings import raises
 
 TINY = {"num_envs": 4, "num_steps": 8, "num_minibatches": 1, "network": {"hidden_sizes": (4,)}}
 
@@ -43,7 +43,7 @@ def test_values_have_a_form_in_json(value, plain):
 
 @pytest.mark.parametrize("value", [float("nan"), object(), 1j, b"x", {1: 2}, lambda step: 1e-3])
 def test_values_without_a_form_in_json(value):
-    with pytest.raises(UsageError, match="option=.* has no JSON form"):
+    with raises("has-no-json-form", "option"):
         json_value("option", value)
 
 
@@ -72,27 +72,30 @@ def test_options_are_settings_of_the_command():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"algorithm": "pppo"}, "unknown algorithm 'pppo'"),
-        ({"over": {}}, "A sweep needs values to try"),
-        ({"over": {"seed": 5}}, "seed=5 has to be a list of values"),
-        ({"over": {"seed": {1, 2}}}, "has to be a list of values"),
-        ({"over": {"seed": []}}, "is empty, or has a value twice"),
-        ({"over": {"seed": [1, 1]}}, "is empty, or has a value twice"),
-        ({"over": {"gamma": [0.9, 1.5]}}, "gamma=1.5 must lie between 0 and 1"),
-        ({"over": {"anneal_lr": [True, 3]}}, "anneal-lr=3 must be True or False"),
-        ({"over": {"gamma": "0.1..0.9"}}, "a range of numbers cannot be listed"),
-        ({"learning_rte": 1}, r"unknown setting 'learning_rte'. Did you mean learning_rate\?"),
-        ({"lr": 1}, "unknown setting 'lr'. Did you mean learning_rate"),
-        ({"at_once": 0}, "at_once=0 has to be at least 1"),
-        ({"metric": "speed"}, "unknown metric 'speed'"),
-        ({"random": 0}, "--random 0 has to be at least 1"),
-        ({"run_dir": "x"}, "the sweep's directory is --sweep-dir"),
+        ({"algorithm": "pppo"}, ("unknown-name", "algorithm", "'pppo'")),
+        ({"over": {}}, ("sweep-needs-values-to-try",)),
+        ({"over": {"seed": 5}}, ("over-has-to-be-list", "seed", "5")),
+        ({"over": {"seed": {1, 2}}}, ("over-has-to-be-list",)),
+        ({"over": {"seed": []}}, ("over-is-empty-or-has",)),
+        ({"over": {"seed": [1, 1]}}, ("over-is-empty-or-has",)),
+        ({"over": {"gamma": [0.9, 1.5]}}, ("out-of-bounds", "gamma", "1.5", "lie between 0 and 1")),
+        ({"over": {"anneal_lr": [True, 3]}}, ("expected-number", "anneal-lr", "3", "True or False")),
+        ({"over": {"gamma": "0.1..0.9"}}, ("over-range-numbers-cannot-be",)),
+        (
+            {"learning_rte": 1},
+            ("unknown-name", "setting", "'learning_rte'", "Did you mean learning_rate?"),
+        ),
+        ({"lr": 1}, ("unknown-name", "setting", "'lr'", "Did you mean learning_rate")),
+        ({"at_once": 0}, ("at-once-has-to-be-at", "0")),
+        ({"metric": "speed"}, ("unknown-name", "metric", "'speed'")),
+        ({"random": 0}, ("has-to-be-at-least-1", "--random", "0")),
+        ({"run_dir": "x"}, ("run-dir-each-trial-has",)),
     ],
 )
 def test_bad_input_is_refused_before_anything_starts(changes, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     call = {"algorithm": "ppo", "environment": "CartPole-v1", "over": {"seed": range(2)}} | changes
-    with pytest.raises(UsageError, match=message):
+    with raises(*message):
         rollmill.sweep(**call)
     assert not list(tmp_path.iterdir())
 

@@ -6,8 +6,8 @@ import pytest
 
 import rollmill
 from rollmill.cli.main import main
-from rollmill.core.errors import UsageError
 from rollmill.core.local_paths import local_path
+from wordings import raises
 
 URL = "s3://bucket/x"
 TRAIN = ("ppo", "CartPole-v1")
@@ -82,19 +82,19 @@ def probe():
     ],
 )
 def test_functions(use, form):
-    with pytest.raises(UsageError, match="=s3://bucket/x is a URL, and Rollmill reads and writes files"):
+    with raises("is-url-and-rollmill-reads", "s3://bucket/x"):
         use(form(URL))
 
 
 @pytest.mark.parametrize("url", ["gs://b/x", "hdfs://host:9000/x", "https://host/x", "S3://b", "abfs+tls://c@a/x"])
 def test_schemes(url):
     for path in (url, Path(url)):
-        with pytest.raises(UsageError, match="is a URL"):
+        with raises("is-url-and-rollmill-reads"):
             local_path("run_dir", path)
 
 
 def test_files_have_a_path():
-    with pytest.raises(UsageError, match="run_dir=file://tmp/x is a URL, expected a path. hint: /tmp/x"):
+    with raises("is-url-expected-path-hint", "run_dir", "file://tmp/x", "tmp/x"):
         local_path("run_dir", "file:///tmp/x")
 
 

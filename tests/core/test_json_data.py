@@ -11,6 +11,7 @@ import pytest
 from rollmill.core.errors import DataError, UsageError
 from rollmill.core.json_data import parse_json, parse_object
 from rollmill.core.schema import read_as
+from wordings import raises
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ def test_a_value_of_another_type_is_named(values, reason):
 
 
 def test_a_missing_field_and_another_kind_of_document_are_named():
-    with pytest.raises(DataError, match="^f.json: c.name is missing.$"):
+    with raises("is-missing", "f.json: c.name", kind=DataError):
         read_as(Settings, {}, where="f.json", field="c")
     with pytest.raises(DataError, match=r"^f.json: \[\] must be an object.$"):
         read_as(Settings, [], where="f.json")
@@ -128,5 +129,5 @@ def test_a_value_that_fits_becomes_the_dataclass():
 
 
 def test_the_checks_of_the_dataclass_run():
-    with pytest.raises(UsageError, match="count=0 must be at least 1"):
+    with raises("must-be-at-least-1", "count", "0"):
         read_as(Settings, {"name": "a", "count": 0}, where="f.json")

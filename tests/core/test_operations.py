@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import pytest
 
 import rollmill
-from rollmill.core.errors import UsageError
 from rollmill.core.operations import operation, set_recording, span
 from rollmill.profiling.hlo_text import operations_in
+from wordings import raises
 
 
 def test_an_operation_names_the_instructions_that_are_traced_in_it():
@@ -31,7 +31,7 @@ def test_an_operation_changes_no_number_and_no_fingerprint():
 
 @pytest.mark.parametrize("name", ["", "a/b", "a:b", 'a"b', "a(b)"])
 def test_names_that_traces_cannot_hold_are_refused(name):
-    with pytest.raises(UsageError, match="a name is a text that is not empty"):
+    with raises("operation-name-is-text-is"):
         operation(name)
 
 

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from rollmill.algorithms.ppo import PPOConfig
-from rollmill.core.errors import CheckpointError, UsageError
+from rollmill.core.errors import CheckpointError
 from rollmill.core.schedules import parse_schedule
 from rollmill.runs.specification import config_from_json
+from wordings import raises
 
 AT = [-0.5, 0.0, 0.25, 0.5, 1.0, 2.0]
 
@@ -30,9 +31,7 @@ def test_values_between_beginning_and_end(text, expected):
     "text", ["", "linear", "linear:1", "linear:1:2:3", "linaer:1:0", "cosine:a:0", "constant:"]
 )
 def test_other_texts_are_named_with_the_forms(text):
-    with pytest.raises(
-        UsageError, match="a schedule: constant:VALUE, linear:FIRST:LAST or cosine:FIRST"
-    ) as caught:
+    with raises("expected-number", "a schedule: constant:VALUE, linear:FIRST:LAST or cosine:FIRST") as caught:
         parse_schedule("learning_rate", text)
     assert f"learning_rate={text!r}" in str(caught.value)
 

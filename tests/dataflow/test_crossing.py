@@ -8,6 +8,7 @@ from jax.extend import core
 
 from rollmill.core.errors import ContractError
 from rollmill.dataflow import cross, cut, drive, evaluate, walk, walk_leaves
+from wordings import raises
 
 NUMBER = jax.ShapeDtypeStruct((), "float32")
 ONE = jnp.float32(1)
@@ -302,17 +303,17 @@ def test_a_crossing_inside_of_another_program_is_refused(function, where):
 
 
 def test_a_crossing_cannot_be_computed_where_it_stands():
-    with pytest.raises(ContractError, match="the fragment 'ask' lives outside of this program; run it in pieces"):
+    with raises("fragment-lives-outside-this-program", "'ask'"):
         ask("ask", ONE)
 
 
 def test_other_arguments_than_those_that_were_traced_are_refused():
     program = cut(lambda x: ask("ask", x), {"x": ONE})
-    with pytest.raises(ContractError, match=r"'y'.* were given, .*'x'.* were traced"):
+    with raises("arguments-structure-were-given-were", "'y'", "'x'"):
         next(walk(program, {"y": ONE}))
 
 
 def test_another_answer_than_the_one_announced_is_refused():
     program = cut(lambda x: ask("ask", {"x": x})["x"], ONE)
-    with pytest.raises(ContractError, match=r"'ask' answered with .*'y'.*; .*'x'.* was announced"):
+    with raises("answered-with-was-announced", "'ask'", "'y'", "'x'"):
         drive(walk(program, ONE), {"ask": lambda tree: {"y": ONE}})

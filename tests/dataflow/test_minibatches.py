@@ -8,6 +8,7 @@ import pytest
 
 from rollmill.core.errors import UsageError
 from rollmill.dataflow import Batch, Loops, choose_num_shards, minibatch_gather, shuffled_rows
+from wordings import raises
 
 
 def loops(**sizes):
@@ -57,7 +58,7 @@ def test_chosen_shards_are_the_largest_power_of_two_by_the_definition(by_sequenc
         if fitting:
             assert choose_num_shards(*sizes, by_sequence=by_sequence) == max(fitting)
         else:
-            with pytest.raises(UsageError, match="do not divide"):
+            with raises("do-not-divide-into-num"):
                 choose_num_shards(*sizes, by_sequence=by_sequence)
 
 
@@ -68,7 +69,7 @@ def test_sizes_that_do_not_divide_are_refused_with_the_nearest_that_do():
         "100 samples (num_envs x num_steps) do not divide into num_minibatches=9 equal parts; "
         "nearest that do: 5 or 10."
     )
-    with pytest.raises(UsageError, match=r"12 sequences \(num_envs\) .*num_minibatches=5 .*: 4 or 6\."):
+    with raises("do-not-divide-into-num", "12", "sequences (num_envs)", "5", "4 or 6"):
         choose_num_shards(12, 100, 5, by_sequence=True)
 
 

@@ -1,15 +1,13 @@
 """The experience store of sequences, against plain lists of all rollouts."""
 
-import re
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import rollmill
-from rollmill.core.errors import UsageError
 from rollmill.dataflow import ExperienceStore, PrioritisedReplay, Replay, SequenceReplay, collect, iterate, start
+from wordings import raises
 
 ENVS, STEPS, KEPT = 4, 3, 2
 
@@ -79,16 +77,16 @@ def test_learning_begins_at_the_latest_when_the_store_is_full(starts, first):
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ({"num_steps": 4}, "num_steps=4 of the store has to be that of the rollouts, 3"),
+        ({"num_steps": 4}, ("num-steps-store-has-to", "4", "3")),
         (
             {"minibatch_size": 5},
-            "minibatch_size=5 of the store is not divided by num_shards=2. hint: ",
+            ("minibatch-size-store-is-not", "5", "2"),
         ),
     ],
 )
 def test_sizes_that_do_not_fit_the_graph_are_refused(sizes, message):
     graph = graph_of(**sizes)
-    with pytest.raises(UsageError, match=re.escape(message)):
+    with raises(*message):
         graph.replay.empty(graph, jnp.arange(ENVS))
 
 

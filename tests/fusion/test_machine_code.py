@@ -11,10 +11,9 @@ import pytest
 from scipy import special
 
 from rollmill import NetworkConfig, make, ppo
-from rollmill.core.errors import UsageError
 from rollmill.core.machine import describe_processor
 from rollmill.dataflow import identity, start
-from rollmill.fusion import CannotFuse, first_batch, fused_collect, run_reference
+from rollmill.fusion import first_batch, fused_collect, run_reference
 from rollmill.fusion.backends.cpu import ffi, functions
 from rollmill.fusion.backends.cpu.builder import FLOAT32, number_type
 from rollmill.fusion.backends.cpu.ffi import NativeKernel, call, new_program
@@ -23,6 +22,7 @@ from rollmill.fusion.backends.cpu.target import processor
 from rollmill.fusion.kernels.gradients import fused_gradients
 from rollmill.programs.compiled import lower
 from rollmill.record.leaves import to_host
+from wordings import raises
 
 COUNT = 1 << 14
 BY_C = [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-30, -1e-30, 3e38, 88.8, -88.0, 1.0, -1.0, 0.5, 2.0, -20.0, 1e4]
@@ -111,12 +111,10 @@ def test_a_launch_must_fit():
         return fused_gradients(graph, batch, identity, run=backend.gradients.run((4, 5)))(learner, rows)
 
     state = jax.eval_shape(partial(start, graph), jax.random.key(3), jnp.arange(3))
-    with pytest.raises(CannotFuse, match="5 programs with blocks of 4 do not fit 16 samples"):
+    with raises("programs-with-blocks-do-not", "5", "4", "16"):
         jax.eval_shape(gradients, state, jnp.arange(18, dtype=jnp.uint32))
     too_wide = {"device": describe_processor(), "rollouts": [16], "gradients": None}
-    with pytest.raises(
-        UsageError, match="fusion=rollout is not possible.* block of 16 does not fit 3 environments"
-    ):
+    with raises("fusion-is-not-possible-auto", "rollout", "block of 16 does not fit 3 environments"):
         lower(graph, fusion="rollout", launches=too_wide)
 
 

@@ -13,9 +13,10 @@ from program_rules import check_program
 from rollmill.algorithms import ppo
 from rollmill.dataflow import start_learner, start_one, step_one
 from rollmill.envs import make
-from rollmill.fusion import CannotFuse, Region, evaluate, lower_function
+from rollmill.fusion import Region, evaluate, lower_function
 from rollmill.fusion.lower.values import Const, PrologueOutput, RowArray, ScalarArray
 from rollmill.networks import NetworkConfig
+from wordings import raises
 
 NUMBER = jax.ShapeDtypeStruct((), jnp.float32)
 COUNT = jax.ShapeDtypeStruct((), jnp.int32)
@@ -200,7 +201,7 @@ def test_products_of_vectors_leave_branches_and_loops(name):
 def test_products_of_vectors_that_are_too_large_for_a_branch():
     product = lambda x: jnp.einsum("i,k->ik", jnp.tile(x, 30), jnp.tile(x, 40))
     function = lambda x: jax.lax.cond(x[0] > 0, lambda: product(x), lambda: jnp.ones((90, 120)))
-    with pytest.raises(CannotFuse, match="cond cannot be fused: a matrix product of 10800 multiplications"):
+    with raises("cannot-be-fused", "cond", "a matrix product of 10800 multiplications"):
         lower_function(function, (jax.ShapeDtypeStruct((3,), jnp.float32),))
 
 

@@ -6,7 +6,7 @@ from fused_runs import assert_same, both
 from kernel_runs import zeros_by_kernel
 from synthetic_functions import FUNCTIONS
 
-from rollmill.fusion import CannotFuse
+from wordings import raises
 
 LONG = ("convolutions", "odd_convolutions", "convolution_layers", "deep_rows")
 CODED = [
@@ -32,7 +32,7 @@ def test_machine_code_as_under_vmap(name):
 
 def test_machine_code_says_what_it_lacks():
     function, uniform, each = FUNCTIONS["short_floats"]
-    with pytest.raises(CannotFuse, match="no machine code for matrices of bfloat16"):
+    with raises("there-is-no-machine-code", "bfloat16"):
         both(function, each, uniform, evaluate=evaluate_by_code)
 
 

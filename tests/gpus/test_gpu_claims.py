@@ -12,6 +12,7 @@ from rollmill.gpus import claims as gpu_claims
 from rollmill.gpus import memory as gpu_memory
 from rollmill.gpus.claims import ROOM, claim_memory, release_claim, settle_claim
 from rollmill.gpus.memory import GpuMemory
+from wordings import raises
 
 GIBIBYTE = 2**30
 FREE = GpuMemory("GPU 0 (NVIDIA H100)", "GPU-0", 80 * GIBIBYTE, 79 * GIBIBYTE)
@@ -49,7 +50,7 @@ def test_claims_of_others_count_as_memory_that_is_taken(claims):
     claims.take(30)
     claims.others(12)
     # 79 GiB are free; 40.5 and 30.5 are claimed, with half a GiB of room each.
-    with pytest.raises(DeviceMemoryError, match="a training needs at least 8.0 GiB of each GPU, and") as caught:
+    with raises("at-least-each-gpu-and", "a training needs", "8.0 GiB") as caught:
         claims.take(8)
     told = str(caught.value)
     assert f"(process {os.getpid()}) is about to take 40.5 GiB" in told and "is about to take 30.5 GiB" in told

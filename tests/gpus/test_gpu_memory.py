@@ -8,13 +8,14 @@ from types import SimpleNamespace
 import jax
 import pytest
 
-from rollmill.core.errors import DeviceLostError, DeviceMemoryError, UsageError
+from rollmill.core.errors import DeviceLostError, DeviceMemoryError
 from rollmill.envs import registry
 from rollmill.gpus import device_errors, jax_settings
 from rollmill.gpus import memory as gpu_memory
 from rollmill.gpus import share as gpu_share
 from rollmill.gpus.memory import GpuMemory, Holder, memory_by_nvml, memory_by_smi, process_name
 from rollmill.gpus.share import check_fraction, choose_fraction, memory_variables
+from wordings import raises
 
 GIBIBYTE = 2**30
 MINE = os.getpid()
@@ -178,9 +179,7 @@ def test_what_is_free_is_taken_as_it_is_needed(memory, environment, variables):
 
 def test_an_option_takes_its_share_at_once():
     assert memory_variables([HALF], {}, 0.25) == {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.25"}
-    with pytest.raises(
-        DeviceMemoryError, match=r"memory_fraction=0.6 takes 48.0 GiB at once, and GPU 0 .* 40.0 GiB of "
-    ):
+    with raises("takes-at-once-and-hint", "memory_fraction=0.6", "48.0 GiB", "GPU 0", "40.0 GiB of"):
         memory_variables([HALF], {}, 0.6)
 
 
@@ -227,7 +226,7 @@ def test_variables_hold_while_the_backend_starts_and_no_longer(monkeypatch):
     assert seen[0]["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.4600"
     assert not any(name.startswith("XLA_PYTHON_CLIENT") for name in os.environ)
     monkeypatch.setattr(gpu_share, "ask_gpu_memory", lambda: (FULL,))
-    with pytest.raises(DeviceMemoryError, match="process"):
+    with raises("gpu-memory-is-taken", "process"):
         jax_settings.check_platform()
     monkeypatch.setattr(gpu_share, "backend_has_started", lambda: True)
     jax_settings.check_platform()  # it has its memory, and this process may be the one that holds it
@@ -304,15 +303,15 @@ def test_a_lost_gpu_is_told_from_one_without_memory(monkeypatch):
 
 def test_a_share_by_an_option_is_refused_where_it_has_no_effect(monkeypatch):
     monkeypatch.setattr(gpu_share, "_chosen", None)
-    with pytest.raises(UsageError, match="memory_fraction=0.3 has no effect: JAX uses no NVIDIA GPU here"):
+    with raises("has-no-effect-jax-uses", "memory_fraction=0.3"):
         choose_fraction(0.3)
     monkeypatch.setattr(gpu_share, "takes_gpus", lambda: True)
     monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.5")
-    with pytest.raises(UsageError, match="memory_fraction=0.3 contradicts XLA_PYTHON_CLIENT_MEM_FRACTION=0.5"):
+    with raises("contradicts-hint-leave-one-them", "memory_fraction=0.3", "XLA_PYTHON_CLIENT_MEM_FRACTION", "0.5"):
         choose_fraction(0.3)
     monkeypatch.delenv("XLA_PYTHON_CLIENT_MEM_FRACTION")
     monkeypatch.setattr(gpu_share, "backend_has_started", lambda: True)
-    with pytest.raises(UsageError, match="memory_fraction=0.3 comes too late"):
+    with raises("comes-too-late-jax-has", "memory_fraction=0.3"):
         choose_fraction(0.3)
     monkeypatch.setattr(gpu_share, "backend_has_started", lambda: False)
     choose_fraction(0.3)

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from recording import Recorded
 
-from rollmill.core.errors import UsageError
 from rollmill.core.machine import visible_gpus
 from rollmill.gpus import machine_parts as parts_module
 from rollmill.gpus import sharing as sharing_module
@@ -15,6 +14,7 @@ from rollmill.gpus.machine_parts import divide_machine
 from rollmill.gpus.mig import mig_commands, mig_layout
 from rollmill.gpus.mps import MpsDaemon
 from rollmill.gpus.sharing import choose_sharing, divide_gpus, part_of
+from wordings import raises
 
 GIBIBYTE = 2**30
 
@@ -65,7 +65,7 @@ def test_visible_gpus_are_chosen_as_cuda_does(monkeypatch):
     assert indices("1,-1,0") == [1]  # the list ends at the first that is none
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     assert [gpu.index for gpu in find_gpus(None)] == [1]
-    with pytest.raises(UsageError, match="no GPU to share in CUDA_VISIBLE_DEVICES=7"):
+    with raises("there-is-no-gpu-to", "in CUDA_VISIBLE_DEVICES=7"):
         find_gpus(None, visible="7")
 
 
@@ -83,7 +83,7 @@ def test_gpus_without_slices_run_no_programs_where_mig_is_on(monkeypatch):
     monkeypatch.setattr("rollmill.gpus.devices.read_gpus", lambda nvml: tuple(gpus))
     assert [gpu.index for gpu in find_computing_gpus(None)] == [1]
     gpus.pop()
-    with pytest.raises(UsageError, match="GPU 0 has MIG on and no slices.*rollmill gpu partition"):
+    with raises("gpu-has-mig-on-and", "0"):
         find_computing_gpus(None)
 
 
@@ -110,7 +110,7 @@ def test_slices_that_are_there_are_removed_first(sliced):
 
 @pytest.mark.parametrize("slices", [0, 8])
 def test_impossible_numbers_of_slices_are_refused(h200, slices):
-    with pytest.raises(UsageError, match=f"--slices {slices} has to be from 1 to 7"):
+    with raises("slices-has-to-be-from", slices, "7"):
         mig_layout(h200, read_gpus(h200)[0], slices)
 
 
@@ -119,7 +119,7 @@ def test_a_gpu_without_mig_is_refused():
         {"nvmlDeviceGetHandleByIndex(0)": "gpu"},
         {"NVML_GPU_INSTANCE_PROFILE_COUNT": 18, "NVML_DEVICE_MIG_ENABLE": 1},
     )
-    with pytest.raises(UsageError, match="cannot be divided into 7 equal slices"):
+    with raises("gpu-cannot-be-divided-into", "7"):
         mig_layout(without, gpu_of(0), 7)
 
 
@@ -129,11 +129,11 @@ def test_sharing_is_chosen_by_what_there_is(monkeypatch):
     assert choose_sharing(plain, "auto")[0] == "mps"
     assert choose_sharing(sliced, "auto")[0] == "mig"
     assert choose_sharing(plain, "turns") == ("turns", "as asked")
-    with pytest.raises(UsageError, match="gpu_sharing=mig: no GPU has slices"):
+    with raises("gpu-sharing-mig-no-gpu"):
         choose_sharing(plain, "mig")
     monkeypatch.setattr(sharing_module, "find_mps", lambda: "there is no program")
     assert choose_sharing(plain, "auto") == ("turns", "there is no program")
-    with pytest.raises(UsageError, match="gpu_sharing=mps: there is no program"):
+    with raises("gpu-sharing-mps-hint-gpu", "there is no program"):
         choose_sharing(plain, "mps")
 
 
@@ -159,7 +159,7 @@ def test_instances_divide_memory_and_gpus_in_turns(monkeypatch):
     monkeypatch.delenv("XLA_PYTHON_CLIENT_MEM_FRACTION")
     monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", "0.3")  # JAX's new name; with both it does not start
     assert "XLA_PYTHON_CLIENT_MEM_FRACTION" not in first.environment()
-    with pytest.raises(UsageError, match="200 processes on 2 GPUs are more than"):
+    with raises("processes-on-gpus-are-more", "200", "2"):
         divide_gpus(gpus, 200, way="mps", daemons=daemons)
 
 
@@ -217,7 +217,7 @@ def test_a_machine_is_divided_by_the_memory_of_its_gpus(driver):
 def test_gpus_that_jax_does_not_use_are_not_divided(driver, monkeypatch, platforms):
     monkeypatch.setenv("JAX_PLATFORMS", platforms)
     assert set(devices_of(wanted=3)[0]) == {None}
-    with pytest.raises(UsageError, match="--gpu-sharing turns has no effect: JAX uses no GPU here"):
+    with raises("gpu-sharing-has-no-effect", "turns"):
         devices_of("turns")
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from rollmill.core.errors import UsageError
 from rollmill.gpus.mps import MpsUnavailable, daemon_answers, find_mps, shared_mps
+from wordings import raises
 
 GPU = "GPU-01234567-89ab-cdef-0123-456789abcdef"
 
@@ -147,7 +147,7 @@ def test_a_daemon_of_somebody_else_is_used_and_left(control, tmp_path, monkeypat
 
 def test_a_daemon_that_does_not_start_is_an_error_with_its_last_line(control, monkeypatch):
     monkeypatch.setenv("FAKE_MPS_FAILS", "1")
-    with pytest.raises(MpsUnavailable, match="did not start: no such device"), shared_mps(GPU, root=control):
+    with raises("mps-daemon-did-not-start", "no such device"), shared_mps(GPU, root=control):
         pass
 
 
@@ -160,5 +160,5 @@ def test_without_the_control_program_the_reason_is_told(tmp_path, monkeypatch):
 
 def test_a_link_in_place_of_the_folder_is_refused(control, tmp_path):
     control.symlink_to(tmp_path)
-    with pytest.raises(UsageError, match="is no folder of this user"), shared_mps(GPU, root=control):
+    with raises("is-no-folder-this-user"), shared_mps(GPU, root=control):
         pass

@@ -6,7 +6,6 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from rollmill.core.errors import UsageError
 from rollmill.hooks import (
     FailureReported,
     MetricsLogged,
@@ -18,6 +17,7 @@ from rollmill.hooks import (
     mlflow_log,
     wandb_log,
 )
+from wordings import raises
 
 
 def started(folder, iteration=0):
@@ -83,7 +83,7 @@ def test_rows_after_a_checkpoint_are_cut(tmp_path):
 def test_another_table_is_not_overwritten(tmp_path):
     path = tmp_path / "shares.csv"
     path.write_text("name,price\nsteel,3\n")
-    with pytest.raises(UsageError, match=r"shares\.csv is there already, and has no column 'iteration'"):
+    with raises("is-there-already-and-has", "shares.csv", "'iteration'"):
         csv_log(path)(started(tmp_path))
     assert path.read_text() == "name,price\nsteel,3\n"
 
@@ -94,9 +94,7 @@ def test_another_table_is_not_overwritten(tmp_path):
 @pytest.mark.parametrize(("package", "log"), [("wandb", wandb_log), ("mlflow", mlflow_log)])
 def test_a_tracker_that_is_not_installed_is_named_with_its_extra(monkeypatch, package, log):
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(
-        UsageError, match=rf"{package}_log needs the package {package}.*hint: pip install .*\[{package}\]"
-    ):
+    with raises("log-needs-package-is-not", package, package, "pip install", f"[{package}]"):
         log()
 
 

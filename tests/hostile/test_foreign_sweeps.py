@@ -7,12 +7,12 @@ import sys
 import pytest
 
 from rollmill.cli.main import _exit_code as command
-from rollmill.core.errors import CheckpointError, UsageError
 from rollmill.core.imports import ONLY, ImportRefused, import_named, only_importing
 from rollmill.gpus.machine_parts import MachinePart
 from rollmill.sweeps.directory import SweepDirectory
 from rollmill.sweeps.trial_processes import start_trials
 from rollmill.training.request import TrainingRequest, named_by, resolve
+from wordings import raises
 
 SETTINGS = {"num_envs": 8, "total_timesteps": 512, "num_steps": 32}
 
@@ -64,7 +64,7 @@ def test_a_link_in_place_of_a_log_or_a_run_is_not_written_through(name, tmp_path
     target = precious if name.endswith("log") else precious.parents[1]
     (root / "trials" / name).symlink_to(target)
     sweep = SweepDirectory.open(root)
-    with pytest.raises(CheckpointError, match="is a link"):
+    with raises("is-link-and-links-inside"):
         start_trials(sweep, sweep.trials()[:1], MachinePart((), {}), ())
     assert precious.read_text() == "precious"
 
@@ -73,7 +73,7 @@ def test_a_pipe_in_place_of_a_log_blocks_nobody(tmp_path):
     root = foreign(tmp_path / "got")
     os.mkfifo(root / "trials" / "0.log")
     sweep = SweepDirectory.open(root)
-    with pytest.raises(CheckpointError, match="is a pipe"):
+    with raises("is-is-not-expected-there", "a pipe"):
         start_trials(sweep, sweep.trials()[:1], MachinePart((), {}), ())
 
 
@@ -117,7 +117,7 @@ def test_an_axis_that_is_no_setting_imports_nothing(option, tmp_path, monkeypatc
     (tmp_path / "evil_tool.py").write_text("")
     root = foreign(tmp_path / "got", axes=[[option, ["evil_tool"], 0.0, 0.0, False]], points=[["evil_tool"]])
     (trial,) = SweepDirectory.open(root).trials()
-    with pytest.raises(UsageError, match="unknown setting"):
+    with raises("unknown-name", "setting"):
         resolve(trial.request)
     assert "evil_tool" not in sys.modules
 
@@ -139,7 +139,7 @@ def test_a_process_of_a_sweep_imports_what_the_sweep_may(monkeypatch):
         monkeypatch.setenv(name, text)
     assert import_named("json.decoder").__name__ == "json.decoder"
     for name in ("this", "jso", "jsonx"):
-        with pytest.raises(ImportRefused, match=f"'{name}' is not imported"):
+        with raises("module-is-not-imported-because", f"'{name}'"):
             import_named(name)
     monkeypatch.setenv(ONLY, "")
     with pytest.raises(ImportRefused):

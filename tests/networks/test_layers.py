@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from rollmill.core.errors import UsageError
 from rollmill.networks import (
     cnn,
     convolution,
@@ -25,6 +24,7 @@ from rollmill.networks import (
     resnet,
 )
 from rollmill.networks.orthogonal import orthogonal, orthonormal_columns
+from wordings import raises
 
 KEY = jax.random.key(0)
 
@@ -169,7 +169,7 @@ def test_a_residual_mlp_by_hand():
 
 @pytest.mark.parametrize("sizes", [(), (4, 8)])
 def test_residual_blocks_have_one_width(sizes):
-    with pytest.raises(UsageError, match="residual blocks need one width or more, all the same. hint: "):
+    with raises("hidden-sizes-residual-blocks-need"):
         residual_mlp(KEY, 3, sizes, activation=jnp.tanh)
 
 
@@ -215,7 +215,7 @@ def test_default_convolutions_fit_every_size(shape):
 
 
 def test_convolutions_that_do_not_fit_name_the_sizes():
-    with pytest.raises(UsageError, match=r"do not fit images of 9 x 8: a kernel of 4 meets 4 x 3"):
+    with raises("convolutions-do-not-fit-images", "9", "8", "4", "4", "3"):
         cnn(KEY, (9, 8, 3), ((8, 3, 2), (8, 4, 1)))
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from physics.robots import CROWD, relative, states, stepped, tumbler, visited
 from rollmill import physics
-from rollmill.core.errors import UsageError
+from wordings import raises
 
 
 def test_accelerations_without_constraints():
@@ -133,39 +133,45 @@ BOX = '<body><freejoint/><geom name="{}" type="{}" size="1 1 1"/></body>'
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        (BOX.format("one", "box") + BOX.format("two", "box"), "'one' and 'two', a box and a box"),
+        (
+            BOX.format("one", "box") + BOX.format("two", "box"),
+            ("contacts-geoms-are-not-covered", "'one' and 'two'", "box and a box"),
+        ),
         (
             '<body><joint name="j"/><geom name="g" size="1" condim="6"/></body><geom name="h" size="1"/>',
-            "condim=6",
+            ("contacts-geoms-have-condim-torsional", "6"),
         ),
-        ('<body gravcomp="1" name="floats"><joint/><geom size="1"/></body>', "'floats' has gravity compensation"),
+        (
+            '<body gravcomp="1" name="floats"><joint/><geom size="1"/></body>',
+            ("has-is-not-covered", "'floats'", "gravity compensation"),
+        ),
     ],
 )
 def test_parts_that_are_not_covered_are_refused_by_name(parts, message):
-    with pytest.raises(UsageError, match=message):
+    with raises(*message):
         physics.load(f"<mujoco><worldbody>{parts}</worldbody></mujoco>")
 
 
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("<mujoco><nothing/></mujoco>", "MuJoCo refuses the robot"),
-        ("none.xml", "no robot at"),
-        (3, "not as a int"),
+        ("<mujoco><nothing/></mujoco>", ("mujoco-refuses-robot",)),
+        ("none.xml", ("no-robot-at-give-path",)),
+        (3, ("robot-is-given-as-text", "int")),
     ],
 )
 def test_sources_that_are_no_robots_are_refused(source, message):
-    with pytest.raises(UsageError, match=message):
+    with raises(*message):
         physics.load(source)
 
 
 def test_a_missing_wheel_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "mujoco", None)
-    with pytest.raises(UsageError, match=r"need the package mujoco.*robots"):
+    with raises("robots-need-package-mujoco", "robots"):
         physics.load("<mujoco/>")
 
 
 def test_states_of_another_size_are_refused():
     model = physics.load('<mujoco><worldbody><body><joint/><geom size="1"/></body></worldbody></mujoco>')
-    with pytest.raises(UsageError, match="has 1 positions"):
+    with raises("robot-has-array-shape-was", "1", "positions"):
         physics.initial_state(model, np.zeros(2))

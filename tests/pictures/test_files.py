@@ -6,6 +6,7 @@ import pytest
 from rollmill.core.errors import UsageError
 from rollmill.pictures import check_place, gathered, write_frames
 from rollmill.pictures import files as written
+from wordings import raises
 
 
 def frames(count=5, height=24, width=32):
@@ -44,11 +45,11 @@ def test_a_folder_has_a_png_for_each_frame_and_replaces_frames_alone(tmp_path):
     write_frames(folder, frames(), fps=30.0)
     assert sorted(file.name for file in folder.iterdir()) == [f"{index:05}.png" for index in range(5)]
     assert (np.asarray(image.open(folder / "00003.png")) == frames()[3]).all()
-    with pytest.raises(UsageError, match="exists already"):
+    with raises("exists-already-hint-force-force"):
         check_place(folder, fps=None, force=False)
     check_place(folder, fps=None, force=True)
     (folder / "notes.txt").touch()
-    with pytest.raises(UsageError, match="holds other things than frames"):
+    with raises("holds-other-things-than-frames"):
         check_place(folder, fps=None, force=True)
 
 
@@ -78,12 +79,12 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path, name, fps, message)
 
 def test_a_missing_library_is_named_with_its_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "imageio_ffmpeg", None)
-    with pytest.raises(UsageError, match=r"imageio-ffmpeg.*\[render\]"):
+    with raises("pictures-are-written-by-is", "imageio-ffmpeg", "[render]"):
         check_place(tmp_path / "a.mp4", fps=None, force=False)
 
 
 def test_more_frames_than_memory_should_hold_are_refused(monkeypatch):
     monkeypatch.setattr(written, "MAX_BYTES", 3 * frames()[0].nbytes)
     assert len(gathered(frames(3))) == 3
-    with pytest.raises(UsageError, match="first 4 frames"):
+    with raises("first-frames-have-more-than", "4"):
         gathered(frames(5))

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from rollmill.core.drawing import Circle, Drawing, Line, Polygon, rectangle
-from rollmill.core.errors import UsageError
 from rollmill.pictures import coloured_lines, plain_lines, rasterise, resized
+from wordings import raises
 
 BLACK = "#000000"
 
@@ -47,9 +47,9 @@ def test_a_drawing_keeps_its_proportions_in_even_pixels():
 
 
 def test_bad_colours_and_areas_are_refused():
-    with pytest.raises(UsageError, match="'red' is no colour"):
+    with raises("is-no-colour-hint-six", "'red'"):
         drawn(Circle((0.5, 0.5), 0.3, "red"))
-    with pytest.raises(UsageError, match="has no area"):
+    with raises("drawing-from-to-has-no"):
         rasterise(Drawing(0, 0, 0, 1, ()), 100)
 
 

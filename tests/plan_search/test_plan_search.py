@@ -14,7 +14,6 @@ import pytest
 import rollmill
 from rollmill.cli import measured
 from rollmill.cli.requests import parse_training
-from rollmill.core.errors import UsageError
 from rollmill.core.machine import return_freed_memory
 from rollmill.core.process_tree import descendants_of, kill_all, resident_memory
 from rollmill.plan_search import process as process_module
@@ -34,6 +33,7 @@ from rollmill.planning.placement import Counts
 from rollmill.planning.plan import Plan, PlanSettings
 from rollmill.runs.options import RunOptions
 from rollmill.training.request import TrainingRequest
+from wordings import raises
 
 
 def lines(*points):
@@ -120,7 +120,7 @@ def test_machine_and_training_as_numbers():
 def test_values_without_a_candidate_are_refused():
     graph = rollmill.ppo("CartPole-v1", num_envs=8, num_steps=8)
     request = SearchRequest(TRAINING.changed({"devices": 64}))
-    with pytest.raises(UsageError, match="no way to run on 2 cores and 0 GPUs that is searched has devices=64"):
+    with raises("no-way-to-run-on", "2", "0", "devices=64"):
         list_candidates(request, Machine(2), workload_of(graph, request.options))
 
 

@@ -9,6 +9,7 @@ from rollmill.dataflow import Loops
 from rollmill.planning.distribution import find_distribution, list_distributions
 from rollmill.planning.placement import Counts
 from rollmill.planning.plan import PLACES, Plan, read_plan, write_plan
+from wordings import raises
 
 COUNTS = [Counts(), Counts(workers=4, actors=2, learners=2), Counts(asynchronous=True)]
 
@@ -118,26 +119,26 @@ def test_a_malformed_plan_is_refused_by_name(value, message, tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "cannot be read: No such file or directory"),
-        (b"", r"cannot be read: it is not JSON \(input data was truncated\)"),
-        (b"{", "cannot be read: it is not JSON"),
-        (b"\xff\xfe", r"cannot be read: JSON is malformed: invalid character \(byte 0\)"),
-        (b"[" * 100_000, "cannot be read: it is nested deeper than 32 levels"),
-        (b" " * (2**20 + 1), "cannot be read: it has 1,048,577 bytes, and at most 1,048,576 are read"),
+        (None, ("plan-cannot-be-read", "No such file or directory")),
+        (b"", ("plan-cannot-be-read", "it is not JSON (input data was truncated)")),
+        (b"{", ("plan-cannot-be-read", "it is not JSON")),
+        (b"\xff\xfe", ("plan-cannot-be-read", "JSON is malformed: invalid character (byte 0)")),
+        (b"[" * 100_000, ("plan-cannot-be-read", "it is nested deeper than 32 levels")),
+        (b" " * (2**20 + 1), ("plan-cannot-be-read", "it has 1,048,577 bytes, and at most 1,048,576 are read")),
     ],
 )
 def test_a_file_that_is_no_plan(content, message, tmp_path):
     path = tmp_path / "plan.json"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(UsageError, match=message) as caught:
+    with raises(*message) as caught:
         read_plan(path)
     assert f"the plan {path} " in str(caught.value)
 
 
 def test_where_no_plan_can_be_written(tmp_path):
     plan = Plan(find_distribution("gpu-only")(Counts()))
-    with pytest.raises(UsageError, match=r"the plan .*nowhere/plan\.json cannot be written: No such file"):
+    with raises("plan-cannot-be-written", "nowhere/plan.json", "No such file"):
         write_plan(plan, tmp_path / "nowhere/plan.json")
 
 
@@ -145,7 +146,7 @@ def test_a_plan_fits_the_sizes_or_says_so():
     loops = Loops(1, num_envs=8, num_steps=4, epochs=1, num_minibatches=1, num_shards=8, cut="samples")
     plan = Plan(find_distribution("single-learner-fine")(Counts(workers=3)), "processes")
     plan.check()
-    with pytest.raises(UsageError, match=r"replicas=3, .* num_envs=8; nearest that can: 2 or 4"):
+    with raises("group-has-replicas-cannot-hold", "3", "num_envs=8", "2 or 4"):
         plan.check(loops)
 
 

@@ -6,9 +6,10 @@ import pytest
 
 import rollmill
 from rollmill.cli.main import main
-from rollmill.core.errors import ContractError, UsageError
+from rollmill.core.errors import ContractError
 from rollmill.policies.policies import evaluate_run, load_weights
 from rollmill.policies.rendering import render_run
+from wordings import raises
 
 
 class Ramp(gymnasium.Env):
@@ -68,7 +69,7 @@ def test_a_draw_function_takes_the_place_of_the_environments_own(run):
 
 def test_an_environment_that_cannot_be_drawn_is_refused_with_the_way_out(run):
     env = rollmill.make("CartPole-v1")._replace(draw=None)
-    with pytest.raises(UsageError, match=r"cannot be drawn.*docs/extending.md.*gymnasium:ID"):
+    with raises("cannot-be-drawn-has-no", "docs/extending.md"):
         rollmill.render(run, env=env)
 
 
@@ -84,21 +85,21 @@ def test_gymnasiums_environments_draw_themselves(run):
 
 def test_one_that_was_made_without_pictures_is_refused(run):
     env = rollmill.from_gymnasium(Ramp, name="Ramp")
-    with pytest.raises(UsageError, match="render_mode=None"):
+    with raises("cannot-be-drawn-hint-gymnasiums", "render_mode=None"):
         rollmill.render(run, env=env)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"episodes": 0}, "at least 1"),
-        ({"max_steps": 10**6}, "smaller max_steps"),
-        ({"size": 3}, "16 to 4096"),
-        ({"seed": -1}, "seed=-1"),
+        ({"episodes": 0}, ("episodes-and-max-steps-must",)),
+        ({"max_steps": 10**6}, ("episodes-up-to-max-steps",)),
+        ({"size": 3}, ("size-has-to-be-in", "16", "4096")),
+        ({"seed": -1}, ("seed-must-lie-between-0", "-1")),
     ],
 )
 def test_numbers_out_of_range_are_refused(run, options, message):
-    with pytest.raises(UsageError, match=message):
+    with raises(*message):
         rollmill.render(run, **options)
 
 

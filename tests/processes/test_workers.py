@@ -11,14 +11,13 @@ import worker_jobs
 from worker_jobs import all_events, assert_answered, assert_newest_and_oldest, gone_within, job, until
 
 from busy_machine import scaled
-from rollmill.channels.errors import Refused
-from rollmill.core.errors import UsageError
 from rollmill.processes.events import Finished, Hung, Lost, Received, Started
 from rollmill.processes.handshake import connect_as
 from rollmill.processes.jobs import Job
 from rollmill.processes.local_launcher import LocalLauncher
 from rollmill.processes.supervision import ALL
 from rollmill.processes.supervisor import Supervisor
+from wordings import raises
 
 
 @pytest.fixture(scope="module")
@@ -207,21 +206,21 @@ def test_questions_are_answered_whatever_the_main_thread_does(supervise):
 def test_workers_come_over_tcp_too_and_only_once(supervise):
     supervisor = supervise(job(worker_jobs.obeys), address="tcp:127.0.0.1:0")
     until(supervisor, Started)
-    with pytest.raises(Refused, match="it is here already"):
+    with raises("coordinator-refused-this-worker", "it is here already"):
         connect_as(supervisor.address, supervisor._token, job(worker_jobs.obeys))
 
 
 def test_messages_that_cannot_be_sent_are_refused_at_once(supervise):
     supervisor = supervise(job(worker_jobs.waits))
-    with pytest.raises(UsageError, match="JSON does not hold"):
+    with raises("message-has-field-json-does"):
         supervisor.send(ALL, "numbers", {"value": np.float32(1)})
-    with pytest.raises(UsageError, match="'names' is of <U1"):
+    with raises("array-is-messages-carry-numbers", "'names'", "<U1"):
         supervisor.send(ALL, "numbers", {}, {"names": np.array(["a"])})
-    with pytest.raises(UsageError, match="start with a dot"):
+    with raises("message-has-kind-kinds-start"):
         supervisor.send(ALL, ".stop")
-    with pytest.raises(UsageError, match="unknown worker or group 'actr'. Did you mean actor"):
+    with raises("unknown-name", "worker", "or group 'actr'", "Did you mean actor"):
         supervisor.send("actr", "numbers")
-    with pytest.raises(UsageError, match="unknown worker 'actor'"):
+    with raises("unknown-name", "worker", "'actor'"):
         supervisor.replace("actor")
 
 
@@ -293,7 +292,7 @@ def test_forked_workers_draw_different_numbers(supervise):
 
 
 def test_a_job_must_be_importable_and_hold_json():
-    with pytest.raises(UsageError, match="module:function"):
+    with raises("job-has-entry-write-module"):
         Job("actor/0", "actor", 0, "__main__:act")
-    with pytest.raises(UsageError, match="settings that JSON does not hold"):
+    with raises("job-has-settings-json-does"):
         Job("actor/0", "actor", 0, "worker_jobs:greet", {"function": print})

@@ -9,11 +9,11 @@ import pytest
 import worker_jobs
 from worker_jobs import all_events, assert_answered, assert_newest_and_oldest, job, until
 
-from rollmill.core.errors import UsageError
 from rollmill.processes.events import Finished, Hung, Received, Started
 from rollmill.processes.jobs import Job
 from rollmill.processes.supervision import ALL
 from rollmill.processes.threads import ThreadSupervisor, WorkerFailed
+from wordings import raises
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_a_thread_that_waits_without_progress_is_hung(supervise):
 
 def test_stopping_ends_a_thread_without_an_event_and_it_can_be_started_anew(supervise):
     supervisor = supervise(job(worker_jobs.obeys), job(worker_jobs.obeys, 1))
-    with pytest.raises(UsageError, match="nobody can kill"):
+    with raises("worker-is-thread-nobody-can"):
         supervisor.replace("actor/0")
     supervisor.stop("actor/0")
     assert {event.job.name for event in supervisor.events(0)} <= {"actor/1"}
@@ -96,7 +96,7 @@ def test_stopping_ends_a_thread_without_an_event_and_it_can_be_started_anew(supe
 
 
 def test_threads_have_no_environment_of_their_own():
-    with pytest.raises(UsageError, match="'actor/0' sets A, and threads share one environment"):
+    with raises("job-sets-and-threads-share", "'actor/0'", "A"):
         ThreadSupervisor([job(worker_jobs.obeys, environment={"A": "1"})])
-    with pytest.raises(UsageError, match="2 jobs have only 1 names"):
+    with raises("jobs-have-only-names-give", "2", "1"):
         ThreadSupervisor([job(worker_jobs.obeys), job(worker_jobs.obeys)])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from worker_jobs import job, obeys
 
-from rollmill.channels.errors import Abandoned, Damaged, Refused, TimedOut
+from rollmill.channels.errors import Abandoned, Damaged
 from rollmill.channels.transport.addresses import listen
 from rollmill.channels.transport.handshake import GREETING
 from rollmill.core.errors import UsageError
@@ -24,6 +24,7 @@ from rollmill.processes.logs import WorkerLog, last_line
 from rollmill.processes.mailbox import MAX_UNTAKEN, Mailbox
 from rollmill.processes.messages import WorkerMessage
 from rollmill.processes.supervisor import Supervisor
+from wordings import raises
 
 
 def received(data):
@@ -82,9 +83,9 @@ def test_a_frame_that_makes_no_sense_is_damaged(data, why):
 
 def test_what_is_too_large_to_be_taken_is_not_sent():
     message = WorkerMessage("numbers", {}, {"x": np.zeros(100)})
-    with pytest.raises(UsageError, match="800 bytes of arrays, and 799 may be sent"):
+    with raises("message-has-bytes-and-may", "800", "arrays", "799"):
         encode(message, Limits(array_bytes=799))
-    with pytest.raises(UsageError, match="bytes of JSON"):
+    with raises("message-has-bytes-and-may", "JSON"):
         encode(message, Limits(json_bytes=10))
 
 
@@ -115,10 +116,10 @@ def test_strangers_are_refused(refused):
     ):
         loud.sendall(b"GET / HTTP/1.1\r\n\r\n".ljust(66))
         wait_for(lines, "its claim has 8,224 bytes")
-        with pytest.raises(Refused, match="the token is not that of the run"):
+        with raises("connection-was-refused-token-is"):
             connect_as(supervisor.address, b"guess", job(obeys))
         wait_for(lines, "does not know the run's token")
-        with pytest.raises(Refused, match="no worker of that name and attempt"):
+        with raises("coordinator-refused-this-worker", "no worker of that name and attempt"):
             connect_as(supervisor.address, supervisor._token, job(obeys, 7))
         silent.close()
         wait_for(lines, "reset by peer")  # it left the greeting unread
@@ -136,7 +137,7 @@ def test_a_worker_refuses_a_coordinator_without_the_token():
 
     thread = threading.Thread(target=pretend)
     thread.start()
-    with listener, pytest.raises(Refused, match="does not know the run's token"):
+    with listener, raises("listener-there-does-not-know"):
         connect_as(address, b"token", job(obeys))
     thread.join()
 
@@ -164,7 +165,7 @@ def test_a_mailbox_keeps_messages_until_they_are_taken():
     assert mailbox.wait("a", 0.0).fields == {"number": 0}
     assert mailbox.latest("a").fields == {"number": 2}
     assert mailbox.latest("a") is None
-    with pytest.raises(TimedOut, match="no message of kind 'a'"):
+    with raises("no-message-kind-came-within", "'a'"):
         mailbox.wait("a", 0.01)
     mailbox.stop()
     with pytest.raises(Abandoned):
@@ -177,7 +178,7 @@ def test_a_worker_that_does_not_read_is_told():
     mailbox = Mailbox()
     for _ in range(MAX_UNTAKEN + 1):
         mailbox.put(WorkerMessage("a", {}, {}))
-    with pytest.raises(UsageError, match="messages of kind 'a' lie untaken, more than 10,000"):
+    with raises("messages-kind-lie-untaken-more", "'a'", "10,000"):
         mailbox.check()
 
 

@@ -20,6 +20,7 @@ from rollmill.programs.compiled import lower
 from rollmill.programs.dispatch import dispatch_ahead
 from rollmill.programs.kernels import choose_kernels
 from rollmill.record.leaves import to_host
+from wordings import raises
 
 SIZES = {"num_envs": 8, "num_steps": 16, "num_minibatches": 2, "update_epochs": 2}
 GPU = SimpleNamespace(platform="gpu", compute_capability="9.0", device_kind="H200")
@@ -111,7 +112,7 @@ def test_what_cannot_be_fused_trains_all_the_same_and_says_why(rollouts_alone):
     assert "rollouts are not fused" in rollouts.note and "pure_callback" in rollouts.note
     assert "test_fusing.py" in rollouts.note  # the caller's own line
     assert trained(graph, fusion="auto")
-    with pytest.raises(UsageError, match="fusion=rollout is not possible; auto trains without. pure_callback"):
+    with raises("fusion-is-not-possible-auto", "rollout", "pure_callback"):
         lower(graph, fusion="rollout")
 
 
@@ -269,7 +270,7 @@ def test_seeds_with_replay_memories_are_not_fused_on_a_cpu():
         batch_size=16,
         buffer_size=320,
     )
-    with pytest.raises(UsageError, match="num_seeds=2 computes several seeds with replay memories at once"):
+    with raises("fusion-is-not-possible-auto", "num_seeds=2 computes several seeds with replay memories at once"):
         lower(graph, fusion="rollout", seeds=(0, 1))
 
 
@@ -284,7 +285,7 @@ def test_a_loss_of_whole_sequences_is_refused_and_rollouts_advised():
     network = rollmill.NetworkConfig(torso="gru", hidden_sizes=(8,), recurrent_size=8)
     graph = rollmill.ppo(rollmill.make("CartPole-v1"), **SIZES, total_timesteps=8 * 16, network=network)
     of_sequences = MeanGradients(lambda *arguments: (jnp.float32(0), {}), graph.gradients.network)
-    with pytest.raises(UsageError, match="fusion=full is not .* whole sequences are learned from") as refusal:
+    with raises("fusion-is-not-possible-auto", "full", "whole sequences are learned from") as refusal:
         lower(graph._replace(gradients=of_sequences), fusion="full")
     assert "hint: fusion=rollout is possible" in str(refusal.value)
 

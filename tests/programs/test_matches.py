@@ -11,12 +11,12 @@ import rollmill
 from envs import tic_tac_toe_reference as reference
 from rollmill.algorithms import environment_functions, opponent
 from rollmill.algorithms.positions import Position
-from rollmill.core.errors import UsageError
 from rollmill.dataflow import Decision
 from rollmill.envs import tic_tac_toe
 from rollmill.policies.matches import match_runs
 from rollmill.policies.policies import LoadedRun
 from rollmill.programs.matches import Game, MatchResult, Player, play_match
+from wordings import raises
 
 INDEX = {"X": 0, "O": 1}
 
@@ -165,22 +165,22 @@ def test_a_search_plays_a_match(untrained):
 @pytest.mark.parametrize(
     ("against", "settings", "message"),
     [
-        ("lookahead-0", {}, r"unknown opponent 'lookahead-0'\. hint: random, lookahead-1, .* directory of a run"),
-        ("lookahead-9", {}, r"9\^9 sequences of actions .* at most 65536\. hint: lookahead-5"),
-        ("random", {"games": 7}, r"games=7 must be even and at least 2: each opening is played twice"),
-        ("random", {"games": 0}, r"games=0 must be even and at least 2"),
-        ("random", {"opening_plies": -1}, r"opening_plies=-1 must lie between 0 and"),
-        ("random", {"env": "CartPole-v1"}, r"CartPole-v1 is no game for two players"),
-        ("random", {"env": "ConnectFour-v0"}, r"ConnectFour-v0 has other observations than the policy"),
+        ("lookahead-0", {}, ("unknown-opponent-hint-random-lookahead", "'lookahead-0'")),
+        ("lookahead-9", {}, ("would-look-at-sequences-actions", "9", "9", "65536", "lookahead-5")),
+        ("random", {"games": 7}, ("games-must-be-even-and", "7")),
+        ("random", {"games": 0}, ("games-must-be-even-and", "0")),
+        ("random", {"opening_plies": -1}, ("opening-plies-must-lie-between", "-1")),
+        ("random", {"env": "CartPole-v1"}, ("is-no-game-for-two", "CartPole-v1")),
+        ("random", {"env": "ConnectFour-v0"}, ("has-other-than-policy-trained", "ConnectFour-v0", "observations")),
     ],
 )
 def test_refusals_name_a_way_out(untrained, against, settings, message):
-    with pytest.raises(UsageError, match=message):
+    with raises(*message):
         match_runs(untrained, against, **settings)
 
 
 def test_a_game_that_does_not_end_is_given_up(monkeypatch):
     game, player = game_and_player(rollmill.make("TicTacToe-v0"), "random")
     monkeypatch.setattr("rollmill.programs.matches.MAX_PLIES", 3)
-    with pytest.raises(UsageError, match=r"TicTacToe-v0: 5 of 5 games did not end within 3 plies.*time_limit"):
+    with raises("games-did-not-end-within", "TicTacToe-v0", "5", "5", "3"):
         play_match(game, player, player, games=10)

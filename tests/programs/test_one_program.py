@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 
 import rollmill
-from rollmill.core.errors import UsageError
 from rollmill.programs.compiled import lower
 from rollmill.programs.devices import take_devices
 from rollmill.programs.dispatch import dispatch_ahead
+from wordings import raises
 
 
 def graph(env="CartPole-v1", make_graph=rollmill.ppo, **config):
@@ -143,11 +143,11 @@ def test_a_rollout_continues_where_it_was_cut():
 
 def test_devices_that_do_not_divide_the_shards():
     algorithm = graph(num_envs=3, num_steps=16, num_minibatches=4, total_timesteps=480)
-    with pytest.raises(UsageError, match=r"2 devices cannot hold equal shares of num_shards=1 .*use 1 devices"):
+    with raises("devices-cannot-hold-equal-shares", "2", "1", "1"):
         lower(algorithm, devices=jax.devices()[:2])
 
 
 def test_too_few_devices():
-    with pytest.raises(UsageError, match=r"devices=64, but there are 2 of platform cpu\. For CPU devices"):
+    with raises("devices-but-there-are-platform", "64", "2", "cpu", "For CPU devices"):
         take_devices(64)
     assert len(take_devices(0)) == 2

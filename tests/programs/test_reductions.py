@@ -12,7 +12,6 @@ from jax.sharding import PartitionSpec
 from rollmill.channels.broker.local import LocalBroker
 from rollmill.channels.shm.wire import MemoryWire
 from rollmill.programs import one_shot, reductions
-from rollmill.programs.cuda_memory import NoPeerMemory
 from rollmill.programs.reductions import (
     AXES,
     MAX_ONE_SHOT,
@@ -25,6 +24,7 @@ from rollmill.programs.reductions import (
     time_reductions,
 )
 from rollmill.workers.replica.mesh import HostMean
+from wordings import raises
 
 
 def tree_of(instance, gpu):
@@ -103,7 +103,7 @@ def test_what_is_timed_depends_on_who_shares_a_gpu_and_on_the_parameters():
 
 
 def test_one_shot_means_are_for_gpus():
-    with pytest.raises(NoPeerMemory, match="it is for GPUs"):
+    with raises("is-for-gpus"):
         mesh_all_reduce(mesh_of(jax.devices()[:2]), "one-shot")
 
 

@@ -19,12 +19,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rollmill.core.errors import CheckpointError, StorageError, UsageError
+from rollmill.core.errors import CheckpointError
 from rollmill.core.folder import Folder
 from rollmill.record import checkpoint_files
 from rollmill.record import checkpoints as checkpoints_module
 from rollmill.record.checkpoints import Checkpoints, CheckpointWarning
 from rollmill.record.leaves import tree_digest
+from wordings import raises
 
 
 class Carry(NamedTuple):
@@ -208,7 +209,7 @@ def test_a_damaged_one_is_named_and_the_one_before_is_used(tmp_path, damage):
         with pytest.warns(CheckpointWarning, match="checkpoint 2 in .* is damaged"):
             iteration, state, _ = checkpoints.restore(simple(0))
         assert iteration == 1 and tree_digest(state) == tree_digest(simple(1))
-        with pytest.raises(CheckpointError, match="checkpoint 2 in .* is damaged"):
+        with raises("no-checkpoint-to-resume-from", "checkpoint 2 in", "is damaged"):
             checkpoints.restore(simple(0), iteration=2)
         checkpoints.save(2, simple(2), metadata={})
         assert checkpoints.restore(simple(0)).iteration == 2
@@ -249,7 +250,7 @@ def test_an_iteration_that_is_not_there(tmp_path):
     save_all(tmp_path, [1, 2])
     with (
         Checkpoints(tmp_path) as checkpoints,
-        pytest.raises(CheckpointError, match="no checkpoint 7. There: 1, 2"),
+        raises("has-no-checkpoint-there", "7", "1, 2"),
     ):
         checkpoints.restore(simple(0), iteration=7)
 
@@ -261,7 +262,7 @@ def test_leftovers_are_tidied_when_opened_for_writing_only(tmp_path):
     (tmp_path / "2").rename(tmp_path / ".replaced-2")
     with Checkpoints(tmp_path, read_only=True) as checkpoints:
         assert checkpoints.restore(simple(0)).iteration == 1
-        with pytest.raises(UsageError, match="read_only"):
+        with raises("checkpoints-in-were-opened-read"):
             checkpoints.save(3, simple(3), metadata={})
     assert len(list(tmp_path.iterdir())) == 5
     with Checkpoints(tmp_path) as checkpoints:
@@ -274,7 +275,7 @@ def test_a_full_disk_is_told_before_writing(tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1024))
     with Checkpoints(tmp_path) as checkpoints:
-        with pytest.raises(StorageError, match="needs 272.0 KiB, 1.0 KiB are free.*resume from iteration 1"):
+        with raises("disk-is-full-checkpoint-needs", "272.0 KiB", "1.0 KiB", "resume from iteration 1"):
             checkpoints.save(2, simple(2), metadata={})
         assert checkpoints.iterations() == (1,)
 
@@ -282,12 +283,15 @@ def test_a_full_disk_is_told_before_writing(tmp_path, monkeypatch):
 FAILURES = [
     (
         OSError(errno.ENOSPC, "No space left on device"),
-        "is full: checkpoint 2 needs .* resume from iteration 1",
+        ("disk-is-full-checkpoint-needs", "2", "resume from iteration 1"),
     ),
-    (ValueError("RESOURCE_EXHAUSTED: Error writing: No space left on device"), "is full: checkpoint 2 needs"),
+    (
+        ValueError("RESOURCE_EXHAUSTED: Error writing: No space left on device"),
+        ("disk-is-full-checkpoint-needs", "2"),
+    ),
     (
         PermissionError(errno.EACCES, "Permission denied"),
-        "cannot be written .*Permission denied.*iteration 1",
+        ("checkpoint-cannot-be-written-to", "Permission denied", "iteration 1"),
     ),
 ]
 
@@ -304,7 +308,7 @@ def test_a_failed_save_surfaces_at_the_next_call(tmp_path, monkeypatch, error, m
         with monkeypatch.context() as patch:
             patch.setattr(checkpoints_module, "write", fail)
             checkpoints.save(2, simple(2), metadata={})
-            with pytest.raises(StorageError, match=message):
+            with raises(*message):
                 checkpoints.save(3, simple(3), metadata={})
         assert [entry.name for entry in tmp_path.iterdir()] == ["1"]
         checkpoints.save(3, simple(3), metadata={})
@@ -349,7 +353,7 @@ def test_a_disk_that_is_really_full(tmp_path, monkeypatch, checked_before):
         checkpoints = Checkpoints(tmp_path)
         checkpoints.save(1, noise, metadata={})
         checkpoints.wait()
-        with pytest.raises(StorageError, match="is full: checkpoint 2 .*resume from iteration 1"):
+        with raises("disk-is-full-checkpoint-needs", "2", "resume from iteration 1"):
             checkpoints.save(2, noise, metadata={})
             checkpoints.wait()
         assert [entry.name for entry in tmp_path.iterdir()] == ["1"]

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 from rollmill.core.errors import CheckpointError
-from rollmill.core.folder import Folder, ForeignFileError
+from rollmill.core.folder import Folder
 from rollmill.record import checkpoint_files
 from rollmill.record.checkpoints import Checkpoints, CheckpointWarning
 from rollmill.record.metrics import MetricsLog, MetricsWarning, read_metrics
 from rollmill.record.run_directory import RunDirectory
+from wordings import raises
 
 PRECIOUS = b"the only copy\n" * 100
 
@@ -82,7 +83,7 @@ def test_a_link_where_something_is_read_or_written_is_refused(run, precious, nam
 
 def test_a_lock_file_that_is_a_hard_link_is_refused(run, precious):
     os.link(precious / "thesis.tex", run.root / ".lock")
-    with pytest.raises(ForeignFileError, match=r"\.lock has another hard link"), run.lock():
+    with raises("has-another-hard-link-whose", ".lock"), run.lock():
         pass
     assert untouched(precious)
 
@@ -152,7 +153,7 @@ def test_odd_names_among_the_checkpoints_are_left_alone(run):
 def test_a_file_where_a_checkpoint_will_be_is_named_before_anything_is_done(run):
     run.checkpoints.make()
     (run.checkpoints.path / "30").write_bytes(PRECIOUS)
-    with pytest.raises(ForeignFileError, match="checkpoints/30 is not a folder.* hint: move it away"):
+    with raises("is-not-folder-and-is", "checkpoints/30"):
         Checkpoints(run.checkpoints)
     with Checkpoints(run.checkpoints, read_only=True) as checkpoints:
         assert checkpoints.restore(state()) is None
@@ -180,7 +181,7 @@ def test_a_checkpoint_copied_over_another_is_an_error(run):
             checkpoints.save(iteration, state(iteration), metadata={})
     for file in ("record.json", "state.safetensors"):
         (run.checkpoints.path / "20" / file).write_bytes((run.checkpoints.path / "15" / file).read_bytes())
-    with Checkpoints(run.checkpoints) as checkpoints, pytest.raises(CheckpointError, match="holds iteration 15"):
+    with Checkpoints(run.checkpoints) as checkpoints, raises("checkpoint-in-holds-iteration-folder", "15"):
         checkpoints.restore(state())
 
 

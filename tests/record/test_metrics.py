@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from tensorboardX.proto.event_pb2 import Event
 
-from rollmill.core.errors import CheckpointError, StorageError
 from rollmill.record import event_log
 from rollmill.record.metrics import MetricsLog, read_metrics
 from rollmill.record.run_directory import RunDirectory
+from wordings import raises
 
 
 @pytest.fixture
@@ -100,12 +100,12 @@ def test_starting_over_cuts_everything(run):
 
 
 def test_reading_what_is_missing_or_damaged(run):
-    with pytest.raises(CheckpointError, match="metrics.jsonl cannot be read"):
+    with raises("cannot-be-read", "metrics.jsonl"):
         read_metrics(run.metrics_file)
     write(run, range(1, 4), tensorboard=False)
     lines = run.metrics_file.read_bytes().splitlines(keepends=True)
     run.metrics_file.write_bytes(lines[0] + b"\x00\xff\n" + lines[2])
-    with pytest.raises(CheckpointError, match="metrics.jsonl: line 2 cannot be read: JSON is malformed"):
+    with raises("cannot-be-read", "metrics.jsonl: line 2", "JSON is malformed"):
         read_metrics(run.metrics_file)
 
 
@@ -129,7 +129,7 @@ def test_a_full_disk_leaves_whole_lines(run):
     write(run, range(1, 3), tensorboard=False)
     with MetricsLog(run, resume_from=2, tensorboard=False) as log:
         log._file = FullFile(log._file)
-        with pytest.raises(StorageError, match="metrics.jsonl cannot be written: the disk is full"):
+        with raises("cannot-be-written-disk-is", "metrics.jsonl"):
             log.write(3, 300, {})
         log._file = log._file.file
         log.write(4, 400, {})
@@ -143,5 +143,5 @@ def test_a_tensorboard_file_that_cannot_be_written_is_told(run, monkeypatch):
     monkeypatch.setattr(event_log, "_open_events", fail)
     log = MetricsLog(run, resume_from=0)
     log.write(1, 1, {"a": 1.0})
-    with pytest.raises(StorageError, match="tensorboard cannot be written: the disk is full"):
+    with raises("cannot-be-written-disk-is", "tensorboard"):
         log.close()

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from rollmill.core import machine
-from rollmill.core.errors import CheckpointError, StorageError, UsageError
+from rollmill.core.errors import CheckpointError, UsageError
 from rollmill.core.folder import Folder
 from rollmill.core.git import commit_of
 from rollmill.record.json_files import read_json, write_json
 from rollmill.record.run_directory import RunDirectory, name_run
+from wordings import raises
 
 
 def create(root: Path, **config) -> RunDirectory:
@@ -50,41 +51,41 @@ def test_a_link_to_an_empty_directory_becomes_a_run_there(tmp_path, relative):
     assert (tmp_path / "disk/big/config.json").is_file()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["disk", "run"]
     assert [path.name for path in (tmp_path / "disk").iterdir()] == ["big"]
-    with pytest.raises(UsageError, match="already holds a run"):
+    with raises("already-holds-run-or-choose"):
         RunDirectory.create(link, config={}, versions={})
 
 
 def test_links_that_lead_nowhere_or_to_a_file_are_refused(tmp_path):
     link = tmp_path / "run"
     link.symlink_to("missing")
-    with pytest.raises(UsageError, match="run is a link to missing, where nothing is. hint: make that folder"):
+    with raises("is-link-to-where-nothing", "run", "missing"):
         RunDirectory.create(link, config={}, versions={})
     assert not (tmp_path / "missing").exists()
     (tmp_path / "missing").write_text("a file")
-    with pytest.raises(UsageError, match="run is a file"):
+    with raises("is-file-choose-another-run", "run"):
         RunDirectory.create(link, config={}, versions={})
 
 
 def test_a_second_run_in_the_same_place_is_refused(tmp_path):
     create(tmp_path / "run", a=1)
-    with pytest.raises(UsageError, match="already holds a run: `rollmill resume .*--run-dir"):
+    with raises("already-holds-run-or-choose", "rollmill resume"):
         create(tmp_path / "run", a=2)
     assert RunDirectory.open(tmp_path / "run").read_config() == {"a": 1}
 
 
 def test_a_directory_with_other_files_is_refused(tmp_path):
     (tmp_path / "thesis.tex").touch()
-    with pytest.raises(UsageError, match="not empty and holds no run"):
+    with raises("is-not-empty-and-holds"):
         create(tmp_path)
 
 
 def test_places_where_nothing_can_be_made_are_refused(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match="is a file"):
+    with raises("is-file-choose-another-run"):
         create(tmp_path / "file")
-    with pytest.raises(UsageError, match="cannot be created"):
+    with raises("cannot-be-created-choose-another"):
         create(tmp_path / "file" / "run")
-    with pytest.raises(UsageError, match="cannot be created"):
+    with raises("cannot-be-created-choose-another"):
         create(Path("/proc/rollmill/run"))
 
 
@@ -100,7 +101,7 @@ def test_a_run_that_cannot_be_completed_leaves_nothing(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(StorageError, match="the disk is full"):
+    with raises("cannot-be-written-disk-is"):
         create(tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
 
@@ -128,7 +129,7 @@ def test_opening_offers_the_runs_beside(tmp_path):
 def test_a_damaged_configuration_is_named(tmp_path, content):
     run = create(tmp_path / "run")
     run.config_file.write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"config\.json cannot be read"):
+    with raises("cannot-be-read", "config.json"):
         RunDirectory.open(run.root)
 
 
@@ -141,7 +142,7 @@ def test_json_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(StorageError, match="summary.json cannot be written: the disk is full"):
+    with raises("cannot-be-written-disk-is", "summary.json"):
         write_json(folder, path.name, {"return": 2.0})
     assert [entry.name for entry in tmp_path.iterdir()] == ["summary.json"]
     assert read_json(folder, path.name)["return"] == 1.5
@@ -171,7 +172,7 @@ def test_two_processes_cannot_write_one_run(tmp_path):
         [sys.executable, "-c", HOLD, str(run.root)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert child.stdout.readline() == "held\n"
-    with pytest.raises(UsageError, match=f"is being written by process {child.pid}"), run.lock():
+    with raises("hint-wait-for-process-or", f"is being written by process {child.pid}"), run.lock():
         pass
     child.kill()
     child.communicate()
@@ -187,7 +188,7 @@ def test_a_process_that_writes_a_run_keeps_its_lock_when_it_is_asked_for_another
         ).stdout
     )
     with run.lock():
-        with pytest.raises(UsageError, match="already holds a run"):
+        with raises("already-holds-run-or-choose"):
             RunDirectory.refuse_occupied(run.root)
         assert not run.is_locked() and is_locked() == "True\n"
     assert is_locked() == "False\n"
@@ -199,7 +200,7 @@ def test_a_run_that_is_being_written_is_not_offered_to_be_resumed(tmp_path):
         [sys.executable, "-c", HOLD, str(run.root)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert child.stdout.readline() == "held\n"
-    with pytest.raises(UsageError, match=rf"written by process {child.pid}\. Choose another --run-dir\.$"):
+    with raises("choose-another-run-dir", f"written by process {child.pid}."):
         RunDirectory.refuse_occupied(run.root)
     child.kill()
     child.communicate()

@@ -11,6 +11,7 @@ import pytest
 import rollmill
 from rollmill.core.errors import CheckpointError, ContractError, UsageError
 from rollmill.runs.specification import describe
+from wordings import raises
 
 QUIET = {"quiet": True, "tensorboard": False}
 
@@ -53,9 +54,7 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path):
 
 def test_other_hyperparameters_are_refused(tmp_path):
     run = rollmill.train(small(), run_dir=tmp_path / "run", **QUIET)
-    with pytest.raises(
-        UsageError, match=r"other hyperparameters than the run: gamma=0\.5 \(the run has 0\.99\)\."
-    ):
+    with raises("algorithm-has-other-than-run", "hyperparameters", "gamma=0", "5 (the run has 0.99)."):
         rollmill.resume(run.directory, algorithm=small(gamma=0.5), quiet=True)
 
 
@@ -77,7 +76,7 @@ def test_a_configuration_of_another_version_is_told(tmp_path):
     with pytest.raises(CheckpointError, match="options.warp is unknown. Known: "):
         rollmill.resume(run.directory, quiet=True)
     path.write_text(json.dumps({"graph": {}}))
-    with pytest.raises(CheckpointError, match="has no imports, options"):
+    with raises("has-no-is-run-rollmill", "imports, options"):
         rollmill.resume(run.directory, quiet=True)
 
 
@@ -99,7 +98,7 @@ def test_an_environment_that_holds_a_key_can_be_described():
 
 
 def test_resetting_twice_is_refused():
-    with pytest.raises(UsageError, match="CartPole-v1 resets itself already"):
+    with raises("resets-itself-already-leave-out", "CartPole-v1"):
         describe(rollmill.ppo(rollmill.auto_reset(rollmill.make("CartPole-v1"))))
 
 

@@ -8,7 +8,7 @@ import pytest
 from gymnasium import spaces
 
 from rollmill.serving.act_requests import ActRequestReader, RequestSchema
-from rollmill.serving.responses import Refusal
+from wordings import raises
 
 BOX = spaces.Box(-1, 1, (4,), np.float32)
 IMAGE = spaces.Box(0, 255, (2, 2), np.uint8)
@@ -68,27 +68,43 @@ def test_sessions_of_a_recurrent_policy():
 @pytest.mark.parametrize(
     ("document", "status", "message"),
     [
-        (b"", 400, "is not JSON"),
-        (b'{"observation": [1, 2, 3, NaN]}', 400, "is not JSON: invalid character"),
-        (b'{"observation": [1, 2, 3, 1e999]}', 400, r"number out of range - at `\$.observation\[3\]`"),
-        (b'{"observation": ' + b"[" * 100_000, 400, "expected `float`, got `array`"),
-        (b"[1]", 400, "expected `object`, got `array`"),
-        ({"observation": [1, 2, 3]}, 400, r"`observation` has shape \[3\]; one has \[4\]"),
-        ({"observation": []}, 400, r"has shape \[0\]; one has \[4\]"),
-        ({"observations": [[1, 2, 3, 4], [1]]}, 400, r"`observations` has rows of unequal lengths"),
-        ({"observation": [1, 2, 3, 1e39]}, 400, "not finite in float32"),
-        ({"observation": [1, 2, 3, True]}, 400, "expected `float`, got `bool`"),
-        ({"observation": [1, 2, 3, None]}, 400, "expected `float`, got `null`"),
-        ({"observations": []}, 400, "`observations` has 0 entries; 1 to 4"),
-        ({"observations": [[1, 2, 3, 4]] * 5}, 413, "`observations` has 5 entries; 1 to 4"),
-        ({}, 400, "either `observation`, for one action, or `observations`"),
-        ({"observation": [1, 2, 3, 4], "observations": [[1, 2, 3, 4]]}, 400, "either `observation`"),
-        ({"observation": [1, 2, 3, 4], "action_mask": [True]}, 400, "unknown field `action_mask`"),
-        ({"observation": [1, 2, 3, 4], "session": "x"}, 400, "unknown field `session`"),
+        (b"", 400, ("body-is-not-json",)),
+        (b'{"observation": [1, 2, 3, NaN]}', 400, ("body-is-not-json", "invalid character")),
+        (
+            b'{"observation": [1, 2, 3, 1e999]}',
+            400,
+            ("body-does-not-fit-policy", "number out of range - at `$", "observation[3]`"),
+        ),
+        (b'{"observation": ' + b"[" * 100_000, 400, ("body-does-not-fit-policy", "expected `float`, got `array`")),
+        (b"[1]", 400, ("body-does-not-fit-policy", "expected `object`, got `array`")),
+        ({"observation": [1, 2, 3]}, 400, ("has-shape-one-has", "observation", "[3]", "[4]")),
+        ({"observation": []}, 400, ("has-shape-one-has", "[0]", "[4]")),
+        ({"observations": [[1, 2, 3, 4], [1]]}, 400, ("has-rows-unequal-lengths-one", "observations")),
+        ({"observation": [1, 2, 3, 1e39]}, 400, ("holds-number-is-not-finite", "float32")),
+        ({"observation": [1, 2, 3, True]}, 400, ("body-does-not-fit-policy", "expected `float`, got `bool`")),
+        ({"observation": [1, 2, 3, None]}, 400, ("body-does-not-fit-policy", "expected `float`, got `null`")),
+        ({"observations": []}, 400, ("observations-has-entries-1-to", "0", "4")),
+        ({"observations": [[1, 2, 3, 4]] * 5}, 413, ("observations-has-entries-1-to", "5", "4")),
+        ({}, 400, ("body-needs-either-observation-for",)),
+        (
+            {"observation": [1, 2, 3, 4], "observations": [[1, 2, 3, 4]]},
+            400,
+            ("body-needs-either-observation-for",),
+        ),
+        (
+            {"observation": [1, 2, 3, 4], "action_mask": [True]},
+            400,
+            ("body-does-not-fit-policy", "unknown field `action_mask`"),
+        ),
+        (
+            {"observation": [1, 2, 3, 4], "session": "x"},
+            400,
+            ("body-does-not-fit-policy", "unknown field `session`"),
+        ),
     ],
 )
 def test_what_is_refused(document, status, message):
-    with pytest.raises(Refusal, match=message) as refused:
+    with raises(*message) as refused:
         reader()(document)
     assert refused.value.status == status
 
@@ -96,20 +112,44 @@ def test_what_is_refused(document, status, message):
 @pytest.mark.parametrize(
     ("part", "message"),
     [
-        ({"a b": 0, "c": [[[0, 0], [0, 0]], [0, 0]]}, "`observation.a b` holds 0, and has to lie between 1 and 3"),
-        ({"a b": 4, "c": [[[0, 0], [0, 0]], [0, 0]]}, "`observation.a b` holds 4"),
-        ({"a b": 1.5, "c": [[[0, 0], [0, 0]], [0, 0]]}, "expected `int`, got `float`"),
-        ({"a b": 1, "c": [[[0, 0], [0, 256]], [0, 0]]}, r"`observation.c\[0\]` does not fit into uint8"),
-        ({"a b": 1, "c": [[[0, 0], [0, -1]], [0, 0]]}, r"`observation.c\[0\]` does not fit into uint8"),
-        ({"a b": 1, "c": [[[0, 0], [0, 2**70]], [0, 0]]}, "c"),
-        ({"a b": 1, "c": [[[0, 0], [0, 0]], [0, 2]]}, r"`observation.c\[1\]` holds 2"),
-        ({"a b": 1, "c": [[[0, 0], [0, 0]]]}, "expected `array` of length 2"),
-        ({"a b": 1}, "missing required field `c`"),
-        ({"a b": 1, "c": [[[0, 0], [0, 0]], [0, 0]], "d": 1}, "unknown field `d`"),
+        (
+            {"a b": 0, "c": [[[0, 0], [0, 0]], [0, 0]]},
+            ("holds-and-has-to-lie", "observation.a b", "0", "1", "3"),
+        ),
+        (
+            {"a b": 4, "c": [[[0, 0], [0, 0]], [0, 0]]},
+            ("holds-and-has-to-lie", "observation.a b", "4"),
+        ),
+        (
+            {"a b": 1.5, "c": [[[0, 0], [0, 0]], [0, 0]]},
+            ("body-does-not-fit-policy", "expected `int`, got `float`"),
+        ),
+        (
+            {"a b": 1, "c": [[[0, 0], [0, 256]], [0, 0]]},
+            ("does-not-fit-into", "observation.c[0]", "uint8"),
+        ),
+        (
+            {"a b": 1, "c": [[[0, 0], [0, -1]], [0, 0]]},
+            ("does-not-fit-into", "observation.c[0]", "uint8"),
+        ),
+        ({"a b": 1, "c": [[[0, 0], [0, 2**70]], [0, 0]]}, ("does-not-fit-into", "c")),
+        (
+            {"a b": 1, "c": [[[0, 0], [0, 0]], [0, 2]]},
+            ("holds-and-has-to-lie", "observation.c[1]", "2"),
+        ),
+        (
+            {"a b": 1, "c": [[[0, 0], [0, 0]]]},
+            ("body-does-not-fit-policy", "expected `array` of length 2"),
+        ),
+        ({"a b": 1}, ("body-does-not-fit-policy", "missing required field `c`")),
+        (
+            {"a b": 1, "c": [[[0, 0], [0, 0]], [0, 0]], "d": 1},
+            ("body-does-not-fit-policy", "unknown field `d`"),
+        ),
     ],
 )
 def test_parts_that_no_element_has_are_refused(part, message):
-    with pytest.raises(Refusal, match=message) as refused:
+    with raises(*message) as refused:
         reader(NESTED)({"observation": part})
     assert refused.value.status == 400
 
@@ -117,37 +157,37 @@ def test_parts_that_no_element_has_are_refused(part, message):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"action_mask": [False, False, False]}, "`action_mask` leaves no legal action"),
-        ({"action_mask": [True, True]}, r"`action_mask` has shape \[2\]; one has \[3\]"),
-        ({"action_mask": [1, 1, 1]}, "expected `bool`, got `int`"),
-        ({"action_masks": [[True, True, True]]}, "`action_masks` does not go with `observation`"),
-        ({"sessions": ["x"]}, "`session` goes with `observation`"),
-        ({"session": 3}, r"expected `str \| null`, got `int`"),
-        ({"restart": 1}, "expected `bool`, got `int`"),
+        ({"action_mask": [False, False, False]}, ("leaves-no-legal-action", "action_mask")),
+        ({"action_mask": [True, True]}, ("has-shape-one-has", "action_mask", "[2]", "[3]")),
+        ({"action_mask": [1, 1, 1]}, ("body-does-not-fit-policy", "expected `bool`, got `int`")),
+        ({"action_masks": [[True, True, True]]}, ("does-not-go-with", "action_masks", "observation")),
+        ({"sessions": ["x"]}, ("session-goes-with-observation-and",)),
+        ({"session": 3}, ("body-does-not-fit-policy", "expected `str | null`, got `int`")),
+        ({"restart": 1}, ("body-does-not-fit-policy", "expected `bool`, got `int`")),
     ],
 )
 def test_masks_and_sessions_that_do_not_fit_are_refused(fields, message):
     read = reader(mask=jax.ShapeDtypeStruct((3,), bool), recurrent=True)
-    with pytest.raises(Refusal, match=message):
+    with raises(*message):
         read({"observation": [0, 0, 0, 0]} | fields)
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"action_masks": [[True, True, True]]}, "has 1 entries, and there are 2 observations"),
-        ({"sessions": ["x"]}, "`sessions` has 1 entries, and there are 2 observations"),
-        ({"sessions": ["x", "x"]}, "names a session twice"),
+        ({"action_masks": [[True, True, True]]}, ("has-entries-and-there-are", "1", "2")),
+        ({"sessions": ["x"]}, ("sessions-has-entries-and-there", "1", "2")),
+        ({"sessions": ["x", "x"]}, ("sessions-names-session-twice-observations",)),
     ],
 )
 def test_lists_that_do_not_go_with_the_observations_are_refused(fields, message):
     read = reader(mask=jax.ShapeDtypeStruct((3,), bool), recurrent=True)
-    with pytest.raises(Refusal, match=message):
+    with raises(*message):
         read({"observations": [[0, 0, 0, 0], [0, 0, 0, 0]]} | fields)
 
 
 def test_padded_choices_do_not_count_as_legal():
     mask = jax.ShapeDtypeStruct((2, 3), bool)
     read = reader(mask=mask, action_space=spaces.MultiDiscrete([2, 3]))
-    with pytest.raises(Refusal, match="leaves no legal action"):
+    with raises("leaves-no-legal-action"):
         read({"observation": [0, 0, 0, 0], "action_mask": [[False, False, True], [True, True, True]]})

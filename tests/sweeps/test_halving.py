@@ -2,8 +2,8 @@
 
 import pytest
 
-from rollmill.core.errors import UsageError
 from rollmill.sweeps.halving import CurvePoint, HalvingRule, HalvingState, default_grace_steps, judge
+from wordings import raises
 
 
 def arrivals(rule, results, steps=None):
@@ -84,8 +84,8 @@ def test_no_trial_is_judged_twice_at_a_rung():
 
 
 def test_bad_rules():
-    with pytest.raises(UsageError, match="reduction_factor=1 has to be at least 2"):
+    with raises("reduction-factor-has-to-be-at", "1"):
         HalvingRule(10, 1)
-    with pytest.raises(UsageError, match="grace_steps=0 has to be at least 1"):
+    with raises("grace-steps-has-to-be-at", "0"):
         HalvingRule(0)
     assert default_grace_steps(27_000, 3) == 1000 and default_grace_steps(5, 4) == 1

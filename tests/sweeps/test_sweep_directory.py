@@ -12,6 +12,7 @@ from rollmill.sweeps.report import write_report
 from rollmill.sweeps.search_space import listed_axis, parse_axis
 from rollmill.sweeps.spec import SweepSpec
 from rollmill.training.request import TrainingRequest
+from wordings import raises
 
 RULE = HalvingRule(100, 2)
 REQUEST = TrainingRequest("ppo", "CartPole-v1", {"num_envs": 4})
@@ -120,7 +121,7 @@ def test_failed_trials_are_told_apart_until_they_are_tried_again(tmp_path):
         again.note_failure(trial, failed=False)
     assert {row["status"] for row in sweep.rows("final_return")} == {"finished", "unfinished"}
     (sweep.root / "failures.json").write_text("{")
-    with pytest.raises(CheckpointError, match=r"failures\.json"):
+    with raises("cannot-be-read", "failures.json"):
         SweepDirectory.open(sweep.root)
 
 
@@ -201,7 +202,7 @@ def test_more_seeds_than_a_run_can_have(tmp_path):
     sweep = grouped(tmp_path / "sweep")
     path = sweep.root / "sweep.json"
     path.write_text(path.read_text().replace("3..5", "0..99999999999"))
-    with pytest.raises(CheckpointError, match="at most 16,384"):
+    with raises("is-damaged", "at most 16,384"):
         SweepDirectory.open(sweep.root)
 
 
@@ -218,5 +219,5 @@ def test_proposals_are_written_down_before_a_trial_begins(tmp_path):
     again.propose({"1"})
     assert again.remaining == 0 and [trial.name for trial in again.unfinished()] == ["1", "2"]
     (sweep.root / "proposals.json").write_text('{"points": [["1e-3"]]}')
-    with pytest.raises(CheckpointError, match="proposals.json is damaged"):
+    with raises("is-damaged", "proposals.json"):
         SweepDirectory.open(sweep.root)

@@ -5,9 +5,9 @@ import json
 import pytest
 from test_sweep_directory import end, made
 
-from rollmill.core.errors import StorageError
 from rollmill.sweeps import results
 from rollmill.sweeps.results import SweepResults
+from wordings import raises
 
 
 @pytest.fixture
@@ -74,5 +74,5 @@ def test_results_that_cannot_be_written_are_told_at_the_end_alone(tmp_path, cloc
     clock.now += 30
     found.write_if_due(())
     assert not (found.sweep.root / "report.html").exists()
-    with pytest.raises(StorageError, match=r"table\.csv cannot be written"):
+    with raises("result-cannot-be-written", "table.csv"):
         found.write()

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import rollmill
-from rollmill.core.errors import UsageError
 from rollmill.hooks import MetricsLogged, PolicyEvaluated
 from rollmill.record.metrics import read_metrics
 from rollmill.training.hook_calls import HookFailed
+from wordings import raises
 
 SMALL = rollmill.NetworkConfig(hidden_sizes=(8,))
 SIZES = {"num_envs": 8, "num_steps": 8, "num_minibatches": 2, "update_epochs": 1, "network": SMALL}
@@ -187,23 +187,29 @@ def test_a_training_stops_at_the_return_of_an_evaluation(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"evaluate_every": -5}, "evaluate_every=-5 must be at least 1"),
-        ({"evaluate_every": 0}, "evaluate_every=0 must be at least 1"),
-        ({"evaluate_episodes": 7}, "evaluate_episodes=7 has no effect without evaluate_every"),
-        ({**EVERY, "evaluate_episodes": 0}, "evaluate_episodes=0 must be at least 1"),
-        ({**EVERY, "evaluate_episodes": 10**8}, "evaluate_episodes=100000000 must be at most 10000000"),
-        ({**EVERY, "evaluate_seed": 2**32}, "evaluate_seed=4294967296 must"),
-        ({**EVERY, "evaluate_env_options": ("colour",)}, "--evaluate-env-options 'colour' has to be KEY=VALUE"),
-        ({**EVERY, "evaluate_env_options": ("colour=3",)}, "CartPole-v1 has no option"),
+        ({"evaluate_every": -5}, ("must-be-at-least-1", "evaluate_every", "-5")),
+        ({"evaluate_every": 0}, ("must-be-at-least-1", "evaluate_every", "0")),
+        ({"evaluate_episodes": 7}, ("has-no-effect-without-evaluate", "evaluate_episodes", "7")),
+        ({**EVERY, "evaluate_episodes": 0}, ("episodes-must-be-at-least", "evaluate_", "0")),
+        (
+            {**EVERY, "evaluate_episodes": 10**8},
+            ("expected-number", "evaluate_episodes", "100000000", "at most 10000000"),
+        ),
+        ({**EVERY, "evaluate_seed": 2**32}, ("out-of-bounds", "evaluate_seed", "4294967296")),
+        (
+            {**EVERY, "evaluate_env_options": ("colour",)},
+            ("has-to-be-key-value", "--evaluate-env-options", "'colour'"),
+        ),
+        ({**EVERY, "evaluate_env_options": ("colour=3",)}, ("has-no-option-options", "CartPole-v1")),
     ],
 )
 def test_options_that_make_no_sense_are_refused_before_anything_is_written(tmp_path, options, message):
-    with pytest.raises(UsageError, match=message):
+    with raises(*message):
         rollmill.train(small(), run_dir=tmp_path / "run", **options, **QUIET)
     assert not (tmp_path / "run").exists()
 
 
 def test_other_options_of_an_environment_made_in_python_are_refused(tmp_path):
     env = rollmill.time_limit(rollmill.make("CartPole-v1"), 20)
-    with pytest.raises(UsageError, match="CartPole-v1 was made in Python and cannot be made again"):
+    with raises("evaluate-env-options-environment-was", "CartPole-v1"):
         rollmill.train(small(env), run_dir=tmp_path / "run", evaluate_env_options=("x=1",), **EVERY, **QUIET)

@@ -12,11 +12,12 @@ import failing  # noqa: F401
 import pytest
 
 import rollmill
-from rollmill.core.errors import CheckpointError, EnvironmentFailed, NonFiniteError
+from rollmill.core.errors import EnvironmentFailed, NonFiniteError
 from rollmill.policies.policies import load_weights
 from rollmill.record.metrics import read_metrics
 from rollmill.training.driver import StopOverdue, _is_stopping
 from rollmill.workers.reports import LostWorker
+from wordings import raises
 
 SIZES = {"num_envs": 2, "num_steps": 8, "num_minibatches": 1, "update_epochs": 1}
 TINY = rollmill.NetworkConfig(hidden_sizes=(4,))
@@ -72,7 +73,7 @@ def test_a_number_that_is_not_finite_is_named_and_the_doctor_repeats_it(tmp_path
     name = r"actor/0: gymnasium:Failing-Dividing-v0: environment 0 gave observation\[0\] = nan at step 3 of"
     with pytest.raises(NonFiniteError, match=name):
         train(tmp_path, "Dividing", place="threads")
-    with pytest.raises(CheckpointError, match=rf"keeps no state to replay it from; it said: {name}"):
+    with raises("stopped-at-number-is-not", name.replace("\\", "")):
         rollmill.replay(tmp_path / "run", imports=["failing"])
 
 

@@ -20,6 +20,7 @@ from rollmill.hooks import (
 )
 from rollmill.record.metrics import read_metrics
 from rollmill.training.hook_calls import HookCalls, HookFailed, check_hooks
+from wordings import raises
 
 SMALL = rollmill.NetworkConfig(hidden_sizes=(8,))
 SIZES = {"num_envs": 8, "num_steps": 8, "num_minibatches": 2, "update_epochs": 1, "network": SMALL}
@@ -134,7 +135,7 @@ def test_a_checkpoint_is_saved_on_request(tmp_path):
 
 def test_a_stop_needs_a_reason():
     for reason in ("", " "):
-        with pytest.raises(UsageError, match=r"Stop\(.*\) needs a reason in words"):
+        with raises("stop-needs-reason-in-words"):
             rollmill.Stop(reason)
 
 
@@ -181,16 +182,28 @@ def test_a_hook_that_exits_leaves_the_state_and_the_summary(tmp_path):
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        ("stop", r"it returned 'stop' of type str\. A hook returns None, rollmill\.Stop\(\"reason\"\) or"),
-        (True, "it returned True of type bool"),
-        (len, r"hint: hooks=\[test_an_answer_\w+\.<lambda>\(\.\.\.\)\], with its result"),
+        (
+            "stop",
+            (
+                "hook-failed-at",
+                "it returned 'stop' of type str. A hook returns None, rollmill.Stop(\"reason\") or",
+            ),
+        ),
+        (True, ("hook-failed-at", "it returned True of type bool")),
+        (
+            len,
+            (
+                "hook-failed-at",
+                "hint: hooks=[test_an_answer_that_is_no_request_is_refused.<lambda>(...)], with its result",
+            ),
+        ),
     ],
 )
 def test_an_answer_that_is_no_request_is_refused(answer, message):
     calls = HookCalls([lambda event: answer], print)
     calls.emit(TrainingStarted(0, 0, Path(), {}, 0, (0,)))
     assert calls.stopping
-    with pytest.raises(HookFailed, match=message):
+    with raises(*message):
         raise calls.failure
 
 
@@ -256,7 +269,7 @@ def _episodes(run, row):
 
 
 def test_a_return_that_is_no_number_is_refused():
-    with pytest.raises(UsageError, match="stop_at_return=inf must be finite"):
+    with raises("must-be-finite", "stop_at_return", "inf"):
         rollmill.RunOptions(stop_at_return=float("inf"))
-    with pytest.raises(UsageError, match="value=nan must be finite"):
+    with raises("must-be-finite", "value", "nan"):
         stop_at_return(float("nan"))

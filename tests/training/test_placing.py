@@ -3,11 +3,11 @@
 import pytest
 
 import rollmill
-from rollmill.core.errors import UsageError
 from rollmill.planning.plan import write_plan
 from rollmill.runs.options import RunOptions
 from rollmill.training.placing import choose_plan, refuse_unread
 from rollmill.training.resuming import reset_placement
+from wordings import raises
 
 SIZES = {"num_envs": 8, "num_steps": 8, "num_minibatches": 2, "total_timesteps": 64}
 
@@ -15,18 +15,18 @@ SIZES = {"num_envs": 8, "num_steps": 8, "num_minibatches": 2, "total_timesteps":
 @pytest.mark.parametrize(
     ("environment", "options", "message"),
     [
-        ("gymnasium:CartPole-v1", {"place": "mesh"}, "place=mesh steps environments in JAX"),
+        ("gymnasium:CartPole-v1", {"place": "mesh"}, ("place-mesh-steps-environments-in",)),
         (
             "CartPole-v1",
             {"distribution": "multi-learner", "fusion": "rollout"},
-            "has them in different groups; use distr",
+            ("fusion-rollout-makes-kernel-environment", "use distr"),
         ),
-        ("gymnasium:CartPole-v1", {"fusion": "full"}, "fusion=full: these environments are stepped by Python"),
+        ("gymnasium:CartPole-v1", {"fusion": "full"}, ("fusion-these-environments-are-stepped", "full")),
     ],
 )
 def test_what_does_not_go_together_is_refused(environment, options, message):
     graph = rollmill.ppo(rollmill.make(environment), **SIZES)
-    with pytest.raises(UsageError, match=message):
+    with raises(*message):
         choose_plan(graph, RunOptions(**options))
 
 
@@ -36,34 +36,50 @@ def test_what_does_not_go_together_is_refused(environment, options, message):
         (
             "CartPole-v1",
             {"actors": 4},
-            r"actors=4 has no effect: the distribution policy gpu-only .*reads learners",
+            ("has-no-effect-distribution-policy", "actors", "4", "gpu-only", "learners"),
         ),
-        ("gymnasium:CartPole-v1", {"workers": 16}, "workers=16 has no effect: the distribution policy gpu-only"),
-        ("CartPole-v1", {"distribution": "single-learner-coarse", "learners": 1}, "learners=1 has no effect"),
-        ("CartPole-v1", {"distribution": "multi-learner", "actors": 2}, "actors=2 has no effect"),
-        ("CartPole-v1", {"distribution": "central", "workers": 2}, "workers=2 has no effect"),
-        ("CartPole-v1", {"host": "10.0.0.1"}, "host=10.0.0.1 has no effect with place=program"),
-        ("CartPole-v1", {"host": "h", "place": "processes"}, "host=h has no effect with place=processes"),
-        ("CartPole-v1", {"checksums": True}, "checksums has no effect with place=program"),
-        ("CartPole-v1", {"hang_seconds": 5.0}, r"hang_seconds=5\.0 has no effect with place=program"),
-        ("CartPole-v1", {"gpu_sharing": "mps"}, "gpu_sharing=mps has no effect with place=program"),
+        (
+            "gymnasium:CartPole-v1",
+            {"workers": 16},
+            ("has-no-effect-distribution-policy", "workers", "16", "gpu-only"),
+        ),
+        (
+            "CartPole-v1",
+            {"distribution": "single-learner-coarse", "learners": 1},
+            ("has-no-effect-distribution-policy", "learners", "1"),
+        ),
+        (
+            "CartPole-v1",
+            {"distribution": "multi-learner", "actors": 2},
+            ("has-no-effect-distribution-policy", "actors", "2"),
+        ),
+        (
+            "CartPole-v1",
+            {"distribution": "central", "workers": 2},
+            ("has-no-effect-distribution-policy", "workers", "2"),
+        ),
+        ("CartPole-v1", {"host": "10.0.0.1"}, ("host-has-no-effect-with", "10.0.0.1", "program")),
+        ("CartPole-v1", {"host": "h", "place": "processes"}, ("host-has-no-effect-with", "h", "processes")),
+        ("CartPole-v1", {"checksums": True}, ("checksums-has-no-effect-with", "program")),
+        ("CartPole-v1", {"hang_seconds": 5.0}, ("has-no-effect-with-place", "hang_seconds", "5.0")),
+        ("CartPole-v1", {"gpu_sharing": "mps"}, ("gpu-sharing-has-no-effect-with", "mps", "program")),
         (
             "CartPole-v1",
             {"memory_fraction": 0.5},
-            r"0\.5 has no effect: JAX uses no NVIDIA GPU here",
+            ("has-no-effect-jax-uses", "0.5"),
         ),
         (
             "CartPole-v1",
             {"memory_fraction": 0.5, "place": "threads"},
-            "no effect with place=threads",
+            ("memory-fraction-has-no-effect-with", "threads"),
         ),
-        ("CartPole-v1", {"max_failures": 9}, "max_failures=9 has no effect with place=program"),
-        ("CartPole-v1", {"fusion": "off", "numerics": "float32"}, "numerics=float32 has no effect with fusion"),
+        ("CartPole-v1", {"max_failures": 9}, ("has-no-effect-with-place", "max_failures", "9")),
+        ("CartPole-v1", {"fusion": "off", "numerics": "float32"}, ("numerics-has-no-effect-with", "float32")),
     ],
 )
 def test_an_option_without_effect_is_refused(environment, options, message):
     graph = rollmill.ppo(rollmill.make(environment), **SIZES)
-    with pytest.raises(UsageError, match=message):
+    with raises(*message):
         refuse_unread(choose_plan(graph, RunOptions(**options)), RunOptions(**options))
 
 
@@ -72,7 +88,7 @@ def test_beside_a_plan_nothing_else_says_where_a_group_runs(options, tmp_path):
     graph = rollmill.ppo(rollmill.make("CartPole-v1"), **SIZES)
     write_plan(choose_plan(graph, RunOptions()), tmp_path / "plan.json")
     assert choose_plan(graph, RunOptions(plan=tmp_path / "plan.json")).place == "program"
-    with pytest.raises(UsageError, match="has no effect beside plan="):
+    with raises("has-no-effect-beside-plan"):
         choose_plan(graph, RunOptions(plan=tmp_path / "plan.json", **options))
 
 
@@ -99,7 +115,7 @@ def test_of_another_policy_nothing_is_kept_that_was_said_of_the_old_one():
 )
 def test_asynchronous_gradients_refuse_what_would_drift_apart(algorithm, settings, hint):
     graph = getattr(rollmill, algorithm)("CartPole-v1", **settings)
-    with pytest.raises(UsageError, match=f"{algorithm} counts or averages .* would drift apart. hint: .*{hint}"):
+    with raises("asynchronous-sends-gradients-to-update", algorithm, hint):
         choose_plan(graph, RunOptions(distribution="central", asynchronous=True))
 
 
@@ -110,5 +126,5 @@ def test_a_replay_memory_of_asynchronous_actors_is_refused():
         """Counts nothing, so that only the memory stands against it."""
         return learner, graph.prepare(learner, trajectory, reduce=reduce, replicas=replicas)[1]
 
-    with pytest.raises(UsageError, match="would keep a part of the replay memory of dqn in each actor"):
+    with raises("asynchronous-would-keep-part-replay", "dqn"):
         choose_plan(graph._replace(prepare=prepare), RunOptions(distribution="central", asynchronous=True))

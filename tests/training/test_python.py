@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 import rollmill
-from rollmill.core.errors import CheckpointError, StorageError, UsageError
+from rollmill.core.errors import CheckpointError, StorageError
 from rollmill.dataflow import fingerprint
 from rollmill.policies.policies import evaluate_run, load_weights
 from rollmill.runs.specification import describe
+from wordings import raises
 
 QUIET = {"quiet": True, "tensorboard": False}
 
@@ -80,7 +81,7 @@ def test_evaluation_counts_every_environment_once(tmp_path):
 
 def test_evaluation_refuses_other_spaces(tmp_path):
     run = rollmill.train(small(), run_dir=tmp_path / "run", **QUIET)
-    with pytest.raises(UsageError, match="Acrobot-v1 has other observations than the policy"):
+    with raises("has-other-than-policy-trained", "Acrobot-v1", "observations"):
         evaluate_run(load_weights(run.directory), env="Acrobot-v1")
 
 
@@ -126,7 +127,7 @@ def test_a_custom_network_must_be_passed_again(tmp_path):
 
     algorithm = small(network=lambda key, observations, actions: Tiny(jnp.ones(2)))
     run = rollmill.train(algorithm, run_dir=tmp_path / "run", **QUIET)
-    with pytest.raises(CheckpointError, match="its own network"):
+    with raises("this-run-was-made-in", "network"):
         rollmill.resume(run.directory, quiet=True)
     assert (
         rollmill.resume(run.directory, algorithm=algorithm, quiet=True).summary["weights_sha256"]
@@ -150,9 +151,9 @@ def test_a_full_disk_stops_with_a_clear_error_and_can_be_resumed(tmp_path, monke
 
 
 def test_options_that_make_no_sense():
-    with pytest.raises(UsageError, match="keep_last=0 must be at least 1"):
+    with raises("must-be-at-least-1", "keep_last", "0"):
         rollmill.RunOptions(keep_last=0)
-    with pytest.raises(UsageError, match=r"seed=4294967295 with num_seeds=2 exceeds 2\*\*32"):
+    with raises("seed-with-num-seeds-exceeds", "4294967295", "2"):
         rollmill.RunOptions(seed=2**32 - 1, num_seeds=2)
 
 

@@ -9,13 +9,13 @@ import signal
 import pytest
 
 import rollmill
-from rollmill.core.errors import UsageError
 from rollmill.hooks import MetricsLogged, Stop
 from rollmill.record.run_directory import RunDirectory
 from rollmill.runs.earlier_versions import note_of_versions
 from rollmill.runs.options import RunOptions
 from rollmill.runs.saved_run import read_options
 from rollmill.training.requeueing import run_to_go_on
+from wordings import raises
 
 QUIET = {"quiet": True, "tensorboard": False, "fusion": "off"}
 ITERATIONS = 6
@@ -91,7 +91,7 @@ def test_an_empty_directory_is_trained_in(tmp_path):
 def test_a_run_of_another_configuration_is_refused(stopped, config, options, said):
     config_file, summary = (stopped["run_dir"] / name for name in ("config.json", "summary.json"))
     before = config_file.read_bytes(), summary.read_bytes()
-    with pytest.raises(UsageError, match="holds a run of another configuration") as caught:
+    with raises("holds-run-another-configuration-hint") as caught:
         rollmill.train(small(**config), **{**stopped, **options}, **QUIET)
     assert all(part in str(caught.value) for part in said), str(caught.value)
     assert str(caught.value).count(" in the run") == len(said)
@@ -108,7 +108,7 @@ def test_every_option_that_a_run_records_is_compared(stopped):
         value = config["options"][name]
         other = (not value) if isinstance(value, bool) else 7 if not isinstance(value, str) else f"{value}-other"
         file.write_text(json.dumps({**config, "options": {**config["options"], name: other}}))
-        with pytest.raises(UsageError, match=f" {name} is "):
+        with raises("holds-run-another-configuration-hint", f"{name} is"):
             rollmill.train(graph, **stopped, **QUIET)
     file.write_text(json.dumps(config))
     options = RunOptions(**stopped, **QUIET)
@@ -137,13 +137,13 @@ def test_parts_of_ones_own_go_on_as_they_are_passed(tmp_path, undisturbed):
 
 
 def test_without_the_option_a_run_is_not_touched(stopped):
-    with pytest.raises(UsageError, match="already holds a run"):
+    with raises("already-holds-run-or-choose"):
         rollmill.train(small(), **{**stopped, "resume_if_exists": False}, **QUIET)
     assert not read_options(RunDirectory(stopped["run_dir"])).resume_if_exists
 
 
 def test_it_needs_a_directory_to_find():
-    with pytest.raises(UsageError, match="resume_if_exists needs run_dir"):
+    with raises("resume-if-exists-needs-run"):
         RunOptions(resume_if_exists=True)
 
 

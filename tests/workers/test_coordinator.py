@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import rollmill
-from rollmill.core.errors import CheckpointError, DeviceMemoryError, EnvironmentFailed, NonFiniteError
+from rollmill.core.errors import DeviceMemoryError, EnvironmentFailed, NonFiniteError
 from rollmill.core.machine import visible_gpus
 from rollmill.dataflow import FRAGMENTS, Group, Partition, share
 from rollmill.planning.distribution import find_distribution
@@ -34,6 +34,7 @@ from rollmill.workers.reports import (
     StartedUp,
 )
 from rollmill.workers.run_spec import GraphRecipe, RunSpec, Tolerances
+from wordings import raises
 
 GRAPH = rollmill.ppo(
     rollmill.make("CartPole-v1"),
@@ -349,9 +350,7 @@ def test_a_state_with_a_leaf_missing_is_refused(job, kind):
         yield [*others, Received(part.job, part.message._replace(arrays=without))]
         yield [Finished(job) for job in workers.jobs]
 
-    with pytest.raises(
-        CheckpointError, match=f"after iteration 100 cannot be saved, because {job} sent no {kind}"
-    ):
+    with raises("state-after-iteration-cannot-be", "100", f"{job} sent no {kind}"):
         coordinate(script)
 
 
@@ -954,7 +953,7 @@ def test_all_ended_without_a_state_though_they_were_stopped():
         yield [workers.row(9)]
         yield [Finished(job) for job in workers.jobs]
 
-    with pytest.raises(LostWorker, match="no whole state came after iteration 0"):
+    with raises("all-workers-ended-but-no", "0"):
         coordinate(script, on_told=stops_at_rows(10))
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import rollmill
-from rollmill.core.errors import CheckpointError, UsageError
+from rollmill.core.errors import CheckpointError
 from rollmill.dataflow import Owned, roles_of, share
 from rollmill.planning.distribution import find_distribution, list_distributions
 from rollmill.planning.placement import Counts
@@ -15,6 +15,7 @@ from rollmill.programs.compiled import state_shapes
 from rollmill.programs.replay_size import ReplaySize, check_message_size
 from rollmill.record.leaves import to_host
 from rollmill.workers.replica.snapshots import StatePart, assemble
+from wordings import raises
 
 ENVS, ITERATION = 4, 7
 REPLICAS = {"workers": 2, "actors": 2, "learners": 2}
@@ -113,7 +114,7 @@ def test_a_memory_that_nobody_owns_is_missed():
         )
         for part in parts_of("gpu-only")
     ]
-    with pytest.raises(CheckpointError, match=r"all/0 and all/1 sent no replay memory \(rings\."):
+    with raises("state-after-iteration-cannot-be", "all/0 and all/1 sent no replay memory (rings."):
         assemble(blank, ITERATION, parts)
 
 
@@ -121,10 +122,10 @@ def test_a_part_of_another_size_or_name_is_refused():
     blank, _ = filled()
     first, *rest = parts_of("gpu-only")
     wide = {**first.arrays, "rings.steps": np.zeros(3, np.int32)}
-    with pytest.raises(CheckpointError, match=r"rings\.steps is \[5\] and should be \[4\]"):  # 3 + the other's 2
+    with raises("state-after-iteration-cannot-be", "rings.steps is [5] and should be [4]"):  # 3 + the other's 2
         assemble(blank, ITERATION, [first._replace(arrays=wide), *rest])
     more = {**first.arrays, "rings.warp": np.zeros(2, np.int32)}
-    with pytest.raises(CheckpointError, match=r"all/0 sent rings\.warp, which it does not have"):
+    with raises("state-after-iteration-cannot-be", "all/0 sent rings.warp, which it does not have"):
         assemble(blank, ITERATION, [first._replace(arrays=more), *rest])
 
 
@@ -153,5 +154,5 @@ def test_a_memory_that_workers_cannot_send_is_refused(place, replicas, fits):
     if fits is None:
         check_message_size(size, place=place, replicas=replicas)
         return
-    with pytest.raises(UsageError, match=f"place={place} save it in messages .* buffer_size={fits} would fit"):
+    with raises("replay-memory-steps-takes-and", place, fits):
         check_message_size(size, place=place, replicas=replicas)

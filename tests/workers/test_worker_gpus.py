@@ -9,6 +9,7 @@ from rollmill.gpus.devices import Gpu
 from rollmill.gpus.sharing import SharedGpus
 from rollmill.workers import worker_gpus as module
 from rollmill.workers.worker_gpus import gpus_of_workers, nccl_version
+from wordings import raises
 
 
 @pytest.fixture
@@ -97,7 +98,7 @@ def test_a_one_shot_mean_needs_gpus(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     for workers in (0, 2):
         with (
-            pytest.raises(UsageError, match="reads the memory of other GPUs, and no worker has one"),
+            raises("reduction-one-shot-reads-memory"),
             gpus_of_workers(workers, "auto", mesh=True, reduction="one-shot"),
         ):
             pass
@@ -107,7 +108,7 @@ def test_a_one_shot_mean_needs_a_gpu_for_each_process(two_gpus):
     with gpus_of_workers(2, "auto", mesh=True, reduction="one-shot") as found:
         assert found.reduction == "one-shot" and found.note == ""
     with (
-        pytest.raises(UsageError, match="reduction=one-shot with 4 processes on 2 GPUs: .* hint: .*learners=2"),
+        raises("reduction-one-shot-with-processes", "4", "2", "2"),
         gpus_of_workers(4, "auto", mesh=True, reduction="one-shot"),
     ):
         pass
