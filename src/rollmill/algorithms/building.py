@@ -385,6 +385,7 @@ def graph_of(
     gradients: Any,
     condition: Any = unconditioned,
     keep_learning: Any = None,
+    adapt: Any = None,
     appraise: Any = None,
     condense: Any = None,
 ) -> Graph:
@@ -416,6 +417,7 @@ def graph_of(
         greedy=policy.greedy,
         host=parts.host,
         keep_learning=keep_learning,
+        adapt=adapt,
         end_iteration=end_iteration_of(choices, loops, numbers),
         appraise=appraise,
         condense=condense,

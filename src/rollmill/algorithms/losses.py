@@ -1,6 +1,7 @@
 """Losses of ONE sample; the caller lifts them and takes means over a minibatch."""
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from rollmill.algorithms.hyperparameters import Number
@@ -40,6 +41,14 @@ def clipped_value_loss(
     """
     clipped = old_value + jnp.clip(value - old_value, -clip_coef, clip_coef)
     return jnp.maximum(squared_value_loss(value, target), squared_value_loss(clipped, target))
+
+
+def bound_loss(
+    mean: Float[Array, "*shape"], low: Float[np.ndarray, "*shape"], high: Float[np.ndarray, "*shape"]
+) -> Float[Array, ""]:
+    """Squares of what means of actions are beyond bounds, summed over the action."""
+    below, above = jnp.asarray(low, mean.dtype) - mean, mean - jnp.asarray(high, mean.dtype)
+    return jnp.sum(jnp.square(jnp.maximum(jnp.maximum(below, above), 0.0)))
 
 
 def approximate_kl(log_ratio: Float[Array, ""]) -> Float[Array, ""]:

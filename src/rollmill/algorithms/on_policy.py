@@ -50,6 +50,8 @@ class ActorCriticLearner(eqx.Module):
     """Numbers that the fragments read."""
     progress: Annealing | None = None
     """Updates that were made; None if no number follows a schedule, other than learning rates."""
+    pace: Float[Array, ""] | None = None
+    """Multiple of the configured learning rate; None if it is not adapted."""
 
     @property
     def updates_done(self) -> Float[Array, ""]:
@@ -92,7 +94,8 @@ def start_learner(
     scalar = jax.ShapeDtypeStruct((), jnp.float32)
     returns = initial_statistics(scalar) if normalise_rewards else None
     progress = no_updates() if follows_schedules(numbers) else None
-    return ActorCriticLearner(weights, optimiser.init(weights.network), returns, held, progress)
+    pace = jnp.float32(1) if "desired_kl" in numbers else None
+    return ActorCriticLearner(weights, optimiser.init(weights.network), returns, held, progress, pace)
 
 
 # --- a rollout, once an iteration ---------------------------------------------------------------------
@@ -219,7 +222,7 @@ def report(
     schedule: Callable[[Hyperparameters], optax.Schedule], learner: ActorCriticLearner, batch: Batch
 ) -> Metrics:
     """Metrics of an iteration: its first learning rate, and moments of values if the batch has values."""
-    rate = {"learning_rate": rate_now(schedule(learner.hyperparameters), learner.optimiser)}
+    rate = {"learning_rate": rate_now(schedule(_paced(learner, learner.hyperparameters)), learner.optimiser)}
     samples = batch.samples
     if not isinstance(samples, TrainingSamples):
         return rate
@@ -315,8 +318,35 @@ def update(
     share: float = 1.0,
 ) -> ActorCriticLearner:
     """One step of the optimiser; `share` is the fraction of a minibatch that the gradients come from."""
-    held, progress = numbers_now(learner), learner.progress
+    held, progress = _paced(learner, numbers_now(learner)), learner.progress
     network, state = descend(optimiser, learner.weights.network, learner.optimiser, gradients, held, share=share)
     progress = None if progress is None else advanced(progress, share)
     weights = replace(learner.weights, network=network)
     return replace(learner, weights=weights, optimiser=state, progress=progress)
+
+
+MEASURABLE_KL = 1e-6
+"""Smaller KL divergences are rounding, as in the first minibatch, when the policy is still that of the rollout."""
+
+
+def adapt_rate(learner: ActorCriticLearner, metrics: Metrics) -> ActorCriticLearner:
+    """Lowers the learning rate if the policy has moved too far from the rollout's, and raises it if too little.
+
+    The rule is that of RSL-RL (Rudin et al., "Learning to Walk in Minutes Using Massively Parallel Deep
+    Reinforcement Learning", 2021), with a one-sample estimate of the KL divergence. Uses `desired_kl`, `kl_factor`
+    and the bounds of the learning rate.
+    """
+    numbers, kl = learner.hyperparameters, metrics["losses/approx_kl"]
+    assert learner.pace is not None
+    first, desired, factor = numbers["learning_rate"], numbers["desired_kl"], numbers["kl_factor"]
+    rises = (kl < desired / 2) & (kl > MEASURABLE_KL)
+    change = jnp.where(kl > 2 * desired, 1 / factor, jnp.where(rises, factor, 1.0))
+    rate = jnp.clip(first * learner.pace * change, numbers["min_learning_rate"], numbers["max_learning_rate"])
+    return replace(learner, pace=jnp.where(change == 1.0, learner.pace, rate / first))
+
+
+def _paced(learner: ActorCriticLearner, numbers: Hyperparameters) -> Hyperparameters:
+    """Returns numbers with the learning rate as it was adapted."""
+    if learner.pace is None:
+        return numbers
+    return {**numbers, "learning_rate": numbers["learning_rate"] * learner.pace}

@@ -8,24 +8,29 @@ Shape letters: `T` steps, `E` environments of this replica, `N` samples, or sequ
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, Any
 
 import jax.numpy as jnp
+import numpy as np
 import optax
+from gymnasium import spaces
 from jaxtyping import Array, Bool, Float
 
-from rollmill.algorithms.building import configured, graph_of, loops_of, parts_of
+from rollmill.algorithms.building import Choices, configured, graph_of, loops_of, parts_of
 from rollmill.algorithms.fragments import MakeNetwork
 from rollmill.algorithms.losses import (
     approximate_kl,
+    bound_loss,
     clipped_policy_loss,
     clipped_value_loss,
     squared_value_loss,
 )
 from rollmill.algorithms.on_policy import (
+    SampleLoss,
     TrainingSamples,
+    adapt_rate,
     mean_gradients,
     prepare,
     standardise_advantages,
@@ -34,6 +39,7 @@ from rollmill.algorithms.on_policy import (
 from rollmill.core.bounds import (
     Count,
     NonNegative,
+    Positive,
     Range,
     Rate,
     Scheduled,
@@ -46,6 +52,13 @@ from rollmill.core.schema import check_fields
 from rollmill.core.types import Environment, GymnasiumObject, HostEnvironment, Params
 from rollmill.dataflow import Graph, Metrics
 from rollmill.networks import NetworkConfig, Output
+from rollmill.networks.distributions import DiagonalGaussian
+
+ADAPTIVE = {"kl_factor": 1.5, "min_learning_rate": 1e-5, "max_learning_rate": 1e-2}
+"""Numbers of RSL-RL for a learning rate that is adapted."""
+
+BEYOND = 1.1
+"""Means of actions are free up to this multiple of half their range, as in rl_games."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +95,17 @@ class PPOConfig:
     """Weight of the value loss."""
     max_grad_norm: Annotated[Scheduled, Range(0, finite=False)] = 0.5
     """Largest global norm of gradients; longer ones are scaled down to it."""
+    bound_coef: NonNegative | None = None
+    """Weight of a loss on means of continuous actions beyond their bounds by a tenth of their half range."""
+    desired_kl: Positive | None = None
+    """Adapt the learning rate at each minibatch: divide it by `kl_factor` if the KL divergence is more than twice
+    this, and multiply it if it is less than half."""
+    kl_factor: Annotated[float, Range(1)] | None = None
+    """Factor of the learning rate with `desired_kl`; 1.5 if left out."""
+    min_learning_rate: Positive | None = None
+    """Lowest learning rate with `desired_kl`; 1e-5 if left out."""
+    max_learning_rate: Positive | None = None
+    """Highest learning rate with `desired_kl`; 1e-2 if left out."""
     target_kl: NonNegative | None = None
     """Skip the remaining epochs of an iteration after one whose last minibatch exceeds this KL divergence."""
     normalize_observations: bool = False
@@ -124,6 +148,7 @@ def ppo(
             agents.
     """
     config, choices = configured(PPOConfig, env, config, network, overrides)
+    choices = _adaptive(choices)
     parts = parts_of(env, choices, params=params)
     loops = loops_of(
         config,
@@ -141,9 +166,10 @@ def ppo(
         prepare=partial(prepare, parts.policy, config),
         appraise=parts.policy.appraisal,
         condense=parts.policy.condensation,
-        gradients=mean_gradients(parts.policy, sample_loss, config),
+        gradients=mean_gradients(parts.policy, _loss_within(config, choices, parts.env.action_space), config),
         condition=standardise_advantages if config.norm_adv else unconditioned,
         keep_learning=None if config.target_kl is None else partial(_below, config.target_kl),
+        adapt=None if config.desired_kl is None else adapt_rate,
     )
 
 
@@ -156,6 +182,60 @@ def _check_standardised(config: PPOConfig) -> None:
             f"{config.num_steps} leave one sample to each minibatch, and norm_adv makes the advantage of a single "
             "sample zero, so that nothing is learned. hint: fewer minibatches, or norm_adv=False."
         )
+
+
+def _adaptive(choices: Choices) -> Choices:
+    """Returns the choices with the numbers by which the learning rate is adapted, if it is.
+
+    Raises a `UsageError` for a learning rate that cannot be adapted, or for numbers that nothing reads.
+    """
+    config = choices.config
+    given = {name: value for name in ADAPTIVE if (value := getattr(config, name)) is not None}
+    if config.desired_kl is None:
+        if given:
+            raise UsageError(f"{', '.join(given)} without desired_kl adapt nothing. hint: give desired_kl, too.")
+        return choices
+    if config.anneal_lr or isinstance(config.learning_rate, str) or choices.schedule is not None:
+        raise UsageError(
+            f"desired_kl={config.desired_kl} adapts the learning rate, which is annealed or a schedule here. "
+            "hint: anneal_lr=False and a number, or no desired_kl."
+        )
+    config = replace(config, **{**ADAPTIVE, **given})
+    low, rate, high = config.min_learning_rate, config.learning_rate, config.max_learning_rate
+    if not low <= rate <= high:
+        raise UsageError(
+            f"learning_rate={rate:g} has to be between min_learning_rate={low:g} and max_learning_rate={high:g}, "
+            "because desired_kl adapts it. hint: other bounds, or another rate to begin with."
+        )
+    return choices._replace(config=config)
+
+
+def _loss_within(config: PPOConfig, choices: Choices, space: spaces.Space) -> SampleLoss:
+    """Returns the loss of a sample, with one on means beyond the bounds of an action space if it is wanted.
+
+    Raises a `UsageError` if there are no such means or no bounds.
+    """
+    if config.bound_coef is None:
+        return sample_loss
+    has_means = choices.network is None and not config.network.squash_actions and config.network.name is None
+    if not has_means or not isinstance(space, spaces.Box) or not space.is_bounded():
+        raise UsageError(
+            f"bound_coef={config.bound_coef} is for means of a Box of actions with bounds, of a network by "
+            f"NetworkConfig that does not squash them; the action space is {space}. hint: leave bound_coef out."
+        )
+    center, half = 0.5 * (space.high + space.low), 0.5 * (space.high - space.low)
+    return partial(_bounded_loss, center - BEYOND * half, center + BEYOND * half)
+
+
+def _bounded_loss(
+    low: np.ndarray, high: np.ndarray, config: Any, sample: TrainingSamples, output: Output
+) -> tuple[Float[Array, ""], Metrics]:
+    """Returns the loss of one sample with that of means beyond bounds, and metrics."""
+    loss, metrics = sample_loss(config, sample, output)
+    distribution = output.distribution
+    assert isinstance(distribution, DiagonalGaussian)
+    beyond = bound_loss(distribution.mean, low, high)
+    return loss + config.bound_coef * beyond, {**metrics, "losses/bounds": beyond}
 
 
 def sample_loss(config: Any, sample: TrainingSamples, output: Output) -> tuple[Float[Array, ""], Metrics]:

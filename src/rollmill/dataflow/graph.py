@@ -333,6 +333,8 @@ class Graph(NamedTuple):
     """Starts environments that are Python objects. `environment` is then a crossing to them."""
     keep_learning: Callable[[Metrics], Bool[Array, ""]] | None = None
     """Decides from the metrics of an epoch's last minibatch. False ends the iteration's learning."""
+    adapt: Callable[[Learner, Metrics], Learner] | None = None
+    """Adapts numbers of the learner to the metrics of a minibatch, before its update."""
     end_iteration: Callable[[Learner], Learner] | None = None
     """Moves schedules past the updates that `keep_learning` left out. Applying it again changes nothing."""
     appraise: Callable[[Weights, Step], Step] | None = None

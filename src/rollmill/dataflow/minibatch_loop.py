@@ -87,8 +87,13 @@ def gradients_of_rows(graph: Graph, batch: Batch, reduce: Reduce) -> Callable[..
 
 def _updated(graph: Graph, learner: Learner, gradients: Weights, metrics: Metrics) -> tuple[Learner, Metrics]:
     with traced("update"):
-        advanced = graph.update(learner, gradients)
+        advanced = graph.update(adapted(graph, learner, metrics), gradients)
     return advanced, {**metrics, **gradient_metrics(gradients, metrics)}
+
+
+def adapted(graph: Graph, learner: Learner, metrics: Metrics) -> Learner:
+    """Returns the learner with numbers that suit the metrics of a minibatch, for its update."""
+    return learner if graph.adapt is None else graph.adapt(learner, metrics)
 
 
 COMPUTED = "computed/"

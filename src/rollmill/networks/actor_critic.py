@@ -33,14 +33,20 @@ from rollmill.networks.torsos import (
     resnet,
 )
 
-ACTIVATIONS = {"tanh": jnp.tanh, "relu": jax.nn.relu, "swish": jax.nn.swish, "gelu": jax.nn.gelu}
+ACTIVATIONS = {
+    "tanh": jnp.tanh,
+    "relu": jax.nn.relu,
+    "swish": jax.nn.swish,
+    "gelu": jax.nn.gelu,
+    "elu": jax.nn.elu,
+}
 LAYOUTS = ("auto", "channels_first", "channels_last")
 TORSOS = ("auto", "mlp", "cnn", "gru", "lstm", "resnet", "impala")
 CELLS: Mapping[str, Callable[[Key, int, int], GRUCell | LSTMCell]] = {"gru": gru_cell, "lstm": lstm_cell}
 """Torsos that remember, by their recurrent unit."""
 AFTER_TORSO = (
     *("hidden_sizes", "layer_norm", "residual", "activation", "shared_torso", "recurrent_size"),
-    *("state_dependent_std", "squash_actions", "initial_log_std"),
+    *("state_dependent_std", "squash_actions", "initial_log_std", "learn_std"),
 )
 """Settings that apply after a torso of the user's, too."""
 
@@ -64,7 +70,7 @@ class NetworkConfig:
     """Residual blocks in the place of fully connected layers, one for each of `hidden_sizes`, which are equal;
     they are normalised (Lee et al. 2025, SimBa)."""
 
-    activation: Literal["tanh", "relu", "swish", "gelu"] = "tanh"
+    activation: Literal["tanh", "relu", "swish", "gelu", "elu"] = "tanh"
     """Activation of the fully connected layers; convolutions use ReLU."""
 
     convolutions: tuple[tuple[Count, Count, Count], ...] = ()
@@ -97,6 +103,9 @@ class NetworkConfig:
 
     initial_log_std: Annotated[float, Range()] = 0.0
     """Initial log standard deviation of a continuous policy."""
+
+    learn_std: bool = True
+    """Learn the standard deviation of a continuous policy; otherwise it stays as `initial_log_std` says."""
 
     name: str | None = None
     """Name of a registered network (`rollmill.register_network`), used instead of the settings above; of a torso,
@@ -208,6 +217,7 @@ def actor_critic(
         state_dependent_std=config.state_dependent_std,
         squash=config.squash_actions,
         initial_log_std=config.initial_log_std,
+        learn_std=config.learn_std,
     )
     if config.shared_torso:
         if critic_space not in (None, observation_space):
@@ -225,6 +235,8 @@ def check_config(config: NetworkConfig, observation_space: spaces.Space) -> None
     for name, choices in (("torso", TORSOS), ("image_layout", LAYOUTS), ("activation", ACTIVATIONS)):
         if (value := getattr(config, name)) not in choices:
             raise unknown_name(name, value, choices)
+    if config.state_dependent_std and not config.learn_std:
+        raise UsageError("state_dependent_std=True is a learned standard deviation; leave learn_std on.")
     if config.residual and config.layer_norm:
         raise UsageError("residual=True normalises already; leave layer_norm out.")
     sizes = (

@@ -121,6 +121,8 @@ def stochastic_actor(
     key: Key, observation_space: spaces.Space, action_space: spaces.Space, config: NetworkConfig
 ) -> StochasticActor:
     """Makes a policy of which continuous actions are squashed, with a standard deviation for each state."""
+    if not config.learn_std:
+        raise UsageError("learn_std=False: this policy learns a standard deviation for each state; leave it on.")
     torso_key, head_key = jax.random.split(key)
     torso = _torso(torso_key, observation_space, config)
     head = action_head(

@@ -105,6 +105,16 @@ class FreeLogStd(eqx.Module):
         return self.weight
 
 
+class FixedLogStd(eqx.Module):
+    """A log standard deviation that is the same in every state and is not learned."""
+
+    weight: Float[Array, " size"]
+
+    def __call__(self, features: Float[Array, " features"]) -> Float[Array, " size"]:
+        """Returns the weight, which has no gradient, whatever the features."""
+        return jax.lax.stop_gradient(self.weight)
+
+
 class StateLogStd(eqx.Module):
     """A log standard deviation computed from the features and clipped to [-5, 2]."""
 
@@ -123,7 +133,7 @@ class GaussianHead(eqx.Module):
     """
 
     mean: Linear
-    log_std: FreeLogStd | StateLogStd
+    log_std: FreeLogStd | FixedLogStd | StateLogStd
     shape: tuple[int, ...] = eqx.field(static=True)
     bounds: tuple[tuple[float, ...], tuple[float, ...]] | None = eqx.field(static=True)
 
@@ -144,6 +154,7 @@ def action_head(
     state_dependent_std: bool = False,
     squash: bool = False,
     initial_log_std: float = 0.0,
+    learn_std: bool = True,
 ) -> ActionHead:
     """Makes the head for an action space; the last three options apply to a `Box` only.
 
@@ -155,6 +166,7 @@ def action_head(
             instead of learning one for all states.
         squash: keep actions within the bounds by a `TanhGaussian`.
         initial_log_std: initial log standard deviation.
+        learn_std: learn it; otherwise it stays as it begins.
 
     Raises:
         UsageError: the space is of another kind, or `squash` is set and it has no bounds.
@@ -175,6 +187,7 @@ def action_head(
             mean_key, std_key = jax.random.split(key)
             mean = linear(mean_key, in_features, math.prod(space.shape), gain=POLICY_GAIN)
             log_std = _log_std(std_key, mean, initial_log_std, state_dependent=state_dependent_std)
+            log_std = FixedLogStd(log_std.weight) if isinstance(log_std, FreeLogStd) and not learn_std else log_std
             return GaussianHead(mean, log_std, space.shape, finite_bounds(space) if squash else None)
     raise UsageError(
         f"the action space {space} has no policy; supported: Discrete, MultiDiscrete, MultiBinary and Box of "

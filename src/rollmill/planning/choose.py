@@ -137,16 +137,28 @@ def _check(plan: Plan, graph: Graph, options: PlacementOptions) -> None:
             f"{graph.settings['algorithm']} in each actor, and checkpoints take nothing from asynchronous actors. "
             "hint: let it be synchronous, or choose another policy, such as single-learner-coarse."
         )
-    ends_early = graph.keep_learning is not None and graph.end_iteration is not None
-    if partition.apart("gradients", "update") and not partition.synchronous and ends_early:
-        raise UsageError(
-            f"{partition.name}, asynchronous, applies gradients as they come, and an iteration that ends early, "
-            "as with target_kl, would hold back the schedule of the learning rate. hint: let it be synchronous, "
-            "leave target_kl out, or take a constant learning rate."
-        )
+    _check_learning_apart(partition, graph)
     if options.devices not in (0, 1):
         raise UsageError(
             f"devices={options.devices} share one program; with place={plan.place} say learners={options.devices}."
         )
     if plan.place == "mesh" and graph.host is not None:
         raise UsageError("place=mesh steps environments in JAX, and these live on the host; use place=processes.")
+
+
+def _check_learning_apart(partition: Partition, graph: Graph) -> None:
+    """Raises a `UsageError` if the update lacks what the learning rate depends on."""
+    if not partition.apart("gradients", "update"):
+        return
+    if graph.adapt is not None:
+        raise UsageError(
+            f"{partition.name} sends gradients to the update and no metrics, by which desired_kl adapts the "
+            "learning rate. hint: leave desired_kl out, or choose another policy, such as single-learner-coarse."
+        )
+    ends_early = graph.keep_learning is not None and graph.end_iteration is not None
+    if not partition.synchronous and ends_early:
+        raise UsageError(
+            f"{partition.name}, asynchronous, applies gradients as they come, and an iteration that ends early, "
+            "as with target_kl, would hold back the schedule of the learning rate. hint: let it be synchronous, "
+            "leave target_kl out, or take a constant learning rate."
+        )

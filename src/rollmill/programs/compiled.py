@@ -361,7 +361,7 @@ def held_leaves(graph: Graph, shape: tuple[int, ...] = ()) -> GivenLeaves:
     """Returns the leaves of a restored state that follow from the graph.
 
     The learner gets the hyperparameters of the graph. Its count of updates follows from the iteration, where the
-    run had no schedule until now.
+    run had no schedule until now. Nor is the learning rate changed where it was not adapted until now.
 
     Args:
         graph: graph to train.
@@ -371,7 +371,8 @@ def held_leaves(graph: Graph, shape: tuple[int, ...] = ()) -> GivenLeaves:
 
     def progress(iteration: int) -> dict[str, np.ndarray]:
         whole = np.full(shape, iteration * loops.epochs * loops.num_minibatches, np.int32)
-        return {"learner.progress.whole": whole, "learner.progress.part": np.zeros(shape, np.float32)}
+        paced = {"learner.pace": np.ones(shape, np.float32)}
+        return {"learner.progress.whole": whole, "learner.progress.part": np.zeros(shape, np.float32), **paced}
 
     numbers = {f"learner.hyperparameters.{name}": np.full(shape, value) for name, value in held.items()}
     numbers |= _parameter_leaves(graph, shape)

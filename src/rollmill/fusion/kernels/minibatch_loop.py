@@ -23,6 +23,7 @@ from rollmill.dataflow import (
     MinibatchLoop,
     Reduce,
     Weights,
+    adapted,
     gradient_metrics,
     identity,
 )
@@ -141,7 +142,7 @@ class _FusedLoop:
             tree, metrics = results_of(self._step, minibatch.uniforms, means)
             gradients = self._carried.gradients(tree)
         with traced("update"):
-            advanced = self._graph.update(carried, gradients)
+            advanced = self._graph.update(adapted(self._graph, carried, metrics), gradients)
         # Of one vector they are a few operations of a GPU, and of a tree some for each leaf.
         return advanced, {**metrics, **gradient_metrics(in_one_vector(self._step, tree, means), metrics)}
 

@@ -13,7 +13,7 @@ from rollmill.core.errors import CheckpointError
 from rollmill.core.folder import Folder
 from rollmill.core.schema import read_as
 from rollmill.core.user_frame import user_frame
-from rollmill.dataflow import COLLECT, Collector, Graph, State, identity, iteration_key, step_one
+from rollmill.dataflow import COLLECT, Collector, Graph, State, adapted, identity, iteration_key, step_one
 from rollmill.programs.compiled import held_leaves, state_shapes
 from rollmill.programs.faults.find import Fault, LearningStep, bad_rows, learning_steps, roll_out
 from rollmill.record.checkpoints import Checkpoints
@@ -131,7 +131,7 @@ def _replay_minibatch(graph: Graph, state: State, fault: Fault) -> Replayed:
 
     def learn():
         gradients, metrics = graph.gradients(step.learner, batch)
-        return graph.weights(graph.update(step.learner, gradients)), metrics
+        return graph.weights(graph.update(adapted(graph, step.learner, metrics), gradients)), metrics
 
     line, (_, metrics) = _unjitted(learn)
     return Replayed(fault, line, *_on_host(({"samples": batch.samples}, metrics)))

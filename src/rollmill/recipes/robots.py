@@ -1,0 +1,62 @@
+"""PPO on robots, with the hyperparameters that IsaacGymEnvs publishes for its tasks (cfg/train/*PPO.yaml there).
+
+Rewards are scaled there before learning, which the standardised values make up for here. The learning rate follows
+a one-sample estimate of the KL divergence at each minibatch, there the divergence of Gaussians.
+"""
+
+from typing import Any
+
+from rollmill.algorithms import PPOConfig
+from rollmill.networks import NetworkConfig
+from rollmill.recipes.classic import Recipe
+
+
+def robots_ant() -> Recipe:
+    """PPO on robots:Ant in 32,768,000 steps."""
+    config = _isaac(
+        total_timesteps=500 * 4_096 * 16,
+        num_envs=4_096,
+        num_minibatches=2,
+        update_epochs=4,
+        vf_coef=2.0,
+        max_grad_norm=float("inf"),
+        network=_network(256, 128, 64),
+    )
+    return Recipe("ppo", "robots:Ant", config, "Isaac Gym's hyperparameters for its ant")
+
+
+def robots_cartpole() -> Recipe:
+    """PPO on robots:Cartpole in 819,200 steps."""
+    config = _isaac(
+        total_timesteps=100 * 512 * 16,
+        num_envs=512,
+        num_minibatches=1,
+        update_epochs=8,
+        vf_coef=4.0,
+        max_grad_norm=1.0,
+        network=_network(32, 32),
+    )
+    return Recipe("ppo", "robots:Cartpole", config, "Isaac Gym's hyperparameters for its cart and pole")
+
+
+def _network(*sizes: int) -> NetworkConfig:
+    return NetworkConfig(hidden_sizes=sizes, activation="elu", shared_torso=True)
+
+
+def _isaac(**settings: Any) -> PPOConfig:
+    """Returns hyperparameters with what the tasks have in common."""
+    common: dict[str, Any] = {
+        "num_steps": 16,
+        "learning_rate": 3e-4,
+        "anneal_lr": False,
+        "desired_kl": 0.008,
+        "min_learning_rate": 1e-6,
+        "max_learning_rate": 1e-2,
+        "bound_coef": 1e-4,
+        "ent_coef": 0.0,
+        "normalize_observations": True,
+    }
+    return PPOConfig(**{**common, **settings})
+
+
+RECIPES = {"robots-ant": robots_ant, "robots-cartpole": robots_cartpole}

@@ -1,0 +1,114 @@
+"""PPO's options for robots: an adapted learning rate, a loss on means beyond bounds, a fixed deviation."""
+
+import shutil
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rollmill
+from rollmill.algorithms.losses import bound_loss
+from rollmill.algorithms.on_policy import adapt_rate
+from rollmill.core.errors import UsageError
+from rollmill.dataflow import iterate, start
+from rollmill.planning.choose import choose_plan
+from rollmill.planning.placement import PlacementOptions
+from rollmill.record.metrics import read_metrics
+
+TINY = rollmill.NetworkConfig(hidden_sizes=(8,), activation="elu", learn_std=False, initial_log_std=-0.5)
+SMALL = {"num_envs": 4, "num_steps": 8, "num_minibatches": 2, "update_epochs": 2, "total_timesteps": 128}
+ADAPTIVE = {"learning_rate": 1e-3, "anneal_lr": False, "desired_kl": 1e-3, "max_learning_rate": 5e-3}
+
+
+def robots_ppo(**changes):
+    return rollmill.ppo("Pendulum-v1", **SMALL | ADAPTIVE | {"network": TINY, "bound_coef": 1e-2} | changes)
+
+
+@pytest.fixture(scope="module")
+def learner():
+    return robots_ppo().start_learner(jax.random.key(0))
+
+
+@pytest.mark.parametrize(
+    ("kl", "pace", "expected"),
+    [
+        (2.1e-3, 1.0, 1 / 1.5),
+        (1.9e-3, 2.0, 2.0),
+        (6e-4, 2.0, 2.0),
+        (4e-4, 2.0, 3.0),
+        (1e-9, 2.0, 2.0),  # of the first minibatch, in which the policy is the rollout's
+        (1e-4, 4.0, 5.0),  # at the highest rate
+        (1.0, 0.011, 0.01),  # and at the lowest
+    ],
+)
+def test_the_rate_follows_the_divergence(learner, kl, pace, expected):
+    found = adapt_rate(replace(learner, pace=jnp.float32(pace)), {"losses/approx_kl": jnp.float32(kl)})
+    assert float(found.pace) == pytest.approx(expected, rel=1e-6)
+
+
+def test_updates_take_the_adapted_rate_and_leave_the_deviation():
+    graph = robots_ppo()
+    state = jax.jit(partial(start, graph))(jax.random.key(0), jnp.arange(4, dtype=jnp.int32))
+    step = jax.jit(partial(iterate, graph))
+    rates = []
+    for _ in range(4):
+        state, metrics = step(state)
+        rates.append(float(metrics["learning_rate"]))
+        assert np.isfinite(metrics["losses/bounds"])
+    assert rates[0] == pytest.approx(1e-3) and len(set(rates)) > 1
+    assert float(state.learner.pace) != 1.0
+    std = state.learner.weights.network.actor.log_std.weight
+    np.testing.assert_array_equal(std, np.full(1, -0.5, np.float32))
+    slow = jax.jit(graph.update)(state.learner, jax.tree.map(jnp.ones_like, state.learner.weights.network))
+    fast = replace(state.learner, pace=2 * state.learner.pace)
+    fast = jax.jit(graph.update)(fast, jax.tree.map(jnp.ones_like, state.learner.weights.network))
+    biases = [np.asarray(each.weights.network.critic.bias) for each in (state.learner, slow, fast)]
+    moved = biases[1] - biases[0], biases[2] - biases[0]
+    np.testing.assert_allclose(moved[1], 2 * moved[0], rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_run_that_was_stopped_is_one_that_was_not(tmp_path):
+    run_dir, sizes = (
+        tmp_path / "run",
+        {"checkpoint_iterations": 1, "keep_last": 9, "quiet": True, "tensorboard": False},
+    )
+    whole = rollmill.train(robots_ppo(), run_dir=run_dir, **sizes)
+    for checkpoint in (run_dir / "checkpoints").iterdir():
+        if int(checkpoint.name) > 2:
+            shutil.rmtree(checkpoint)
+    (run_dir / "summary.json").unlink()
+    resumed = rollmill.resume(run_dir, quiet=True)
+    assert resumed.summary["weights_sha256"] == whole.summary["weights_sha256"]
+    rates = [line["learning_rate"] for line in read_metrics(run_dir / "metrics.jsonl")]
+    assert len(set(rates)) > 1
+
+
+def test_an_update_without_metrics_is_refused():
+    with pytest.raises(UsageError, match="no metrics, by which desired_kl"):
+        choose_plan(robots_ppo(), PlacementOptions(distribution="central"))
+
+
+def test_means_beyond_bounds_by_hand():
+    low, high = np.float32([-1.1, -2.2]), np.float32([1.1, 2.2])
+    assert float(bound_loss(jnp.float32([1.6, -3.2]), low, high)) == pytest.approx(0.25 + 1.0)
+    assert float(bound_loss(jnp.float32([1.0, -2.1]), low, high)) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("environment", "options", "message"),
+    [
+        ("CartPole-v1", {"bound_coef": 0.1}, "Box of actions"),
+        ("Pendulum-v1", {"bound_coef": 0.1, "network": {"squash_actions": True}}, "does not squash"),
+        ("CartPole-v1", {"desired_kl": 0.01}, "annealed or a schedule"),
+        ("CartPole-v1", {"kl_factor": 2.0}, "kl_factor without desired_kl"),
+        ("CartPole-v1", ADAPTIVE | {"learning_rate": 0.1}, "max_learning_rate=0.005"),
+        ("Pendulum-v1", {"network": {"learn_std": False, "state_dependent_std": True}}, "leave learn_std on"),
+    ],
+)
+def test_what_cannot_be_adapted_or_bounded_is_refused(environment, options, message):
+    with pytest.raises(UsageError, match=message):
+        rollmill.ppo(environment, **SMALL | options)
