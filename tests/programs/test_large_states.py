@@ -12,9 +12,13 @@ from gymnasium import spaces
 import rollmill
 from rollmill.core.errors import NonFiniteError
 from rollmill.hooks import Checkpoint, MetricsLogged, Stop
+from rollmill.policies.policies import restore_run
 from rollmill.programs import compiled
 from rollmill.programs.compiled import lower
 from rollmill.programs.dispatch import dispatch_ahead
+from rollmill.runs.options import RunOptions
+from rollmill.training.placing import choose_plan
+from wordings import raises
 
 ENVS, ITERATIONS = 4, 12
 LIMIT = 40.0
@@ -120,6 +124,33 @@ def test_checkpoints_are_those_of_a_state_that_is_not_reused(large, tmp_path, un
     assert {0, ITERATIONS} < mine.keys() and all(mine[n] == right[n] for n in mine)
     if every := options.get("checkpoint_iterations"):
         assert mine.keys() >= set(range(0, ITERATIONS, every))
+
+
+@pytest.mark.parametrize("num_seeds", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_checkpoints_may_leave_environments_out(tmp_path, num_seeds):
+    """Weights are the same until the run goes on; its environments then have taken no step."""
+    options = {"checkpoint_iterations": 2, "keep_last": 9, "num_seeds": num_seeds, **OPTIONS}
+    small, longer = ({"total_timesteps": ENVS * 4 * iterations} for iterations in (4, 6))
+    whole, without = (
+        rollmill.train(graph(**small), run_dir=tmp_path / str(kept), checkpoint_environments=kept, **options)
+        for kept in (True, False)
+    )
+    assert whole.summary["weights_sha256"] == without.summary["weights_sha256"]
+    leaves, left = (set(record_of(run, 4)["leaves"]) for run in (whole, without))
+    assert left == {name for name in leaves if not name.startswith("collector.")} < leaves
+    again = rollmill.resume(without.directory, algorithm=graph(**longer), changes=longer, quiet=True)
+    assert again.summary["iterations"] == 6
+    assert np.all(ages(restore_run(whole.directory, algorithm=graph(**small)).restored.state) == 16)
+    assert np.all(ages(restore_run(without.directory, algorithm=graph(**longer)).restored.state) == 0)
+
+
+def record_of(run, iteration):
+    return json.loads((run.directory / f"checkpoints/{iteration}/record.json").read_text())
+
+
+def test_a_replay_memory_needs_its_environments():
+    with raises("checkpoint-environments-false-newest-step"):
+        choose_plan(rollmill.dqn("CartPole-v1"), RunOptions(checkpoint_environments=False))
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ waits for the host; metrics leave as one small vector.
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from rollmill.core.machine import keep_freed_memory
 from rollmill.core.numerics import Numerics
 from rollmill.core.types import Key
 from rollmill.dataflow import (
+    Collector,
     Graph,
     Hyperparameters,
     Learner,
@@ -36,6 +37,7 @@ from rollmill.dataflow import (
     iteration_digest,
     metric_names,
     num_shards_for,
+    start_collector,
     start_digest,
     start_learner,
     traces_of,
@@ -54,7 +56,8 @@ from rollmill.programs.packed_metrics import PackedMetrics, packed
 from rollmill.programs.program_store import KERNEL_PLATFORMS, NO_STORE, ProgramStore, StorableProgram, store_for
 from rollmill.programs.reductions import AXES, MeshAllReduce, mesh_all_reduce, mesh_of
 from rollmill.programs.stored_choices import StoredChoices
-from rollmill.record.checkpoints import GivenLeaves
+from rollmill.record.checkpoints import GivenLeaves, LeftOut
+from rollmill.record.leaves import to_host
 
 LARGE_STATE_BYTES = 32 * 2**20
 """Bytes of a state on each device from which on iterations are computed in its memory. Copies of a smaller one are
@@ -376,7 +379,7 @@ def held_leaves(graph: Graph, shape: tuple[int, ...] = ()) -> GivenLeaves:
 
     numbers = {f"learner.hyperparameters.{name}": np.full(shape, value) for name, value in held.items()}
     numbers |= _parameter_leaves(graph, shape)
-    return GivenLeaves(numbers, progress)
+    return GivenLeaves(numbers, progress, LeftOut("collector.", partial(_begun_environments, graph)))
 
 
 def _parameter_leaves(graph: Graph, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
@@ -412,6 +415,35 @@ def _bytes_of(tree: PyTree[jax.ShapeDtypeStruct]) -> int:
 def start_state(graph: Graph, seeds: Sequence[int] = (0,)) -> State:
     """Makes the training state before the first iteration, on the default device."""
     return jax.jit(partial(_start, graph))(*start_inputs(graph, seeds))
+
+
+def start_environments(graph: Graph, key: Key, index: np.ndarray | Array, iteration: int) -> Collector:
+    """Starts the environments with these global indices before an iteration, by one compiled program."""
+    parameters = {name: np.float32(value) for name, value in graph.parameters.items()}
+    if "steps_done" in parameters:
+        parameters["steps_done"] = np.float32(iteration * graph.loops.num_steps)
+    return jax.jit(partial(start_collector, graph))(key, index, parameters)
+
+
+def _begun_environments(graph: Graph, iteration: int, leaves: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns environments that begin before an iteration, by path, for a state with these other leaves.
+
+    Python objects begin with their workers: their part of the state is empty.
+    """
+    index = jnp.arange(graph.loops.num_envs, dtype=jnp.int32)
+    if graph.host is not None:
+        shapes = state_shapes(graph).collector
+        return to_host({"collector": jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)})
+
+    def begin(key_data: np.ndarray) -> dict[str, np.ndarray]:
+        key = jax.random.fold_in(jax.random.wrap_key_data(jnp.asarray(key_data)), iteration)
+        return to_host({"collector": start_environments(graph, key, index, iteration)})
+
+    keys = leaves["key"]
+    if keys.ndim == 1:
+        return begin(keys)
+    seeds = [begin(key) for key in keys]
+    return {name: np.stack([seed[name] for seed in seeds]) for name in seeds[0]}
 
 
 def begin_learner(graph: Graph, key: Key) -> Learner:

@@ -71,6 +71,10 @@ class CheckpointRecord:
         """Type of each leaf, by path."""
         return {path: LeafType(dtype, shape) for path, (dtype, shape) in self.leaves.items()}
 
+    def lacks(self, prefix: str) -> bool:
+        """Returns whether no path begins with `prefix`."""
+        return not any(path.startswith(prefix) for path in self.leaves)
+
 
 def sealed(record: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a record with the digest of its own text, which tells damage from another run's record."""

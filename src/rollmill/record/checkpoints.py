@@ -56,6 +56,15 @@ class Restored(NamedTuple):
     metadata: dict[str, Any]
 
 
+class LeftOut(NamedTuple):
+    """A part of the state that a checkpoint may leave out, and that begins anew then."""
+
+    prefix: str
+    """Beginning of the paths of its leaves."""
+    begin: Callable[[int, Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
+    """Maps the iteration and the leaves of a checkpoint to those that it lacks, by path."""
+
+
 class GivenLeaves(NamedTuple):
     """Leaves of a restored state, by path, that do not come from its checkpoint."""
 
@@ -63,6 +72,7 @@ class GivenLeaves(NamedTuple):
     """Leaves instead of those of a checkpoint, which may lack them, and have others beside them."""
     counted: Callable[[int], Mapping[str, np.ndarray]] = lambda iteration: {}
     """Maps the iteration to leaves that a checkpoint may lack, or have without need."""
+    left_out: LeftOut | None = None
 
 
 class Checkpoints:
@@ -264,11 +274,16 @@ class Checkpoints:
             if _parent(path) not in places and path not in unneeded
         }
         wanted = {path: kind for path, kind in wanted.items() if path not in leaves}
+        part = given.left_out if given.left_out and record.lacks(given.left_out.prefix) else None
+        if part is not None:
+            wanted = {path: kind for path, kind in wanted.items() if not path.startswith(part.prefix)}
         if lines := differences(stored, wanted):
             raise self._other_state(iteration, record.metadata, lines)
         arrays = read_arrays(folder, record.types)
         if digest(record.types, arrays) != record.sha256:
             raise DamageError("its content does not match its digest")
+        if part is not None:
+            leaves = {**part.begin(iteration, arrays), **leaves}
         fields = {"iteration": record.iteration, "score": record.score, "sha256": record.sha256}
         return Restored(iteration, from_host({**arrays, **leaves}, abstract_state), record.metadata | fields)
 

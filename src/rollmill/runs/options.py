@@ -48,6 +48,9 @@ class RunOptions(PlacementOptions):
     """Checkpoints kept, the newest ones."""
     keep_best: Annotated[int, Range(0), Range(high=2**31)] = 1
     """Checkpoints kept besides, those with the best return: of evaluations, where there are any."""
+    checkpoint_environments: bool = True
+    """Save the states of the environments, without which checkpoints are smaller: a run that goes on begins new
+    episodes then, and its result is not exactly that of a run that never stopped."""
     log_every: Iterations | None = None
     """Iterations that one line of metrics.jsonl is of; such that there are 10,000 lines at most, if left out."""
     stop_at_return: Annotated[float, Range()] | None = None

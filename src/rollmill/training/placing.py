@@ -62,6 +62,7 @@ def choose_plan(graph: Graph, options: RunOptions) -> Plan:
     Raises a `UsageError` if it does not fit the graph or the options.
     """
     plan = choose.choose_plan(graph, options)
+    _check_checkpoints(graph, options)
     _check(plan, graph, options)
     return plan
 
@@ -147,6 +148,14 @@ def _is_accepted(graph: Graph, options: RunOptions, place: Place, **changes: Any
     except UsageError:
         return False
     return plan.place == place and not options.checksums
+
+
+def _check_checkpoints(graph: Graph, options: RunOptions) -> None:
+    if not options.checkpoint_environments and graph.replay is not None:
+        raise UsageError(
+            "checkpoint_environments=False: the newest step of a replay memory needs the observation that its "
+            "environment returns next. hint: leave it out."
+        )
 
 
 def _check(plan: Plan, graph: Graph, options: RunOptions) -> None:

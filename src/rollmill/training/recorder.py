@@ -329,6 +329,8 @@ class Recorder:
         }
         self._checkpoints.wait()
         self._announce_checkpoint()
+        if not self._options.checkpoint_environments:
+            state = {name: part for name, part in vars(state).items() if name != "collector"}
         self._checkpoints.save(iteration, state, metadata=metadata, score=score)
         path = self._run.checkpoints.path / str(iteration)
         self._unannounced = CheckpointSaved(**self._at(iteration), path=path, score=score)

@@ -96,6 +96,8 @@ def resume(
         if finished := _if_finished(run, graph, restored):
             display.note("this run is finished already; nothing was changed")
             return finished
+        if restored and not options.checkpoint_environments:
+            display.note("note: checkpoint_environments=False, so that all environments begin new episodes")
         if note := note_of_versions(run):
             display.note(note)
         described = _describe(reopened, display)

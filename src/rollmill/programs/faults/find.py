@@ -151,7 +151,8 @@ def _state_before(
             leaf.delete()
         try:
             with Checkpoints(RunDirectory(directory.root).checkpoints, read_only=True) as checkpoints:
-                restored = checkpoints.restore(program.state, given=held_leaves(graph, program.state.key.shape))
+                given = held_leaves(graph, program.state.key.shape)
+                restored = checkpoints.restore(program.state, given=given._replace(left_out=None))
         except CheckpointError:
             restored = None
         if restored is None or restored.iteration > iteration:

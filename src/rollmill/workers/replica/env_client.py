@@ -15,7 +15,7 @@ from jaxtyping import PyTree
 from rollmill.channels.protocols import Receiver, Sender
 from rollmill.core.errors import EnvironmentFailed
 from rollmill.core.types import HostFailure, HostStep, HostVector
-from rollmill.dataflow import Collector, Graph, ResetReply, StepReply, StepRequest, answer_request, start_collector
+from rollmill.dataflow import Collector, Graph, ResetReply, StepReply, StepRequest, answer_request
 from rollmill.workers.protocol import EnvFailures, EnvGrowth, send
 from rollmill.workers.replica.memory_watch import MemoryWatch
 from rollmill.workers.replica.progress import ReplicaControl
@@ -210,11 +210,3 @@ class RemoteEnvs(NamedTuple):
         """Waits for the reply."""
         with self.replies.receive(source=self.target) as message:
             return message.copy(), bool(message.header.flags & RESTARTED)
-
-
-def start_environments(graph: Graph, key: Any, index: np.ndarray, iteration: int) -> Collector:
-    """Starts the environments with these indices before an iteration, by one compiled program."""
-    parameters = {name: np.float32(value) for name, value in graph.parameters.items()}
-    if "steps_done" in parameters:
-        parameters["steps_done"] = np.float32(iteration * graph.loops.num_steps)
-    return jax.jit(partial(start_collector, graph))(key, index, parameters)

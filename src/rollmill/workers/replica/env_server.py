@@ -9,13 +9,13 @@ import numpy as np
 from rollmill.channels.errors import ChannelClosed
 from rollmill.channels.protocols import Receiver, Sender
 from rollmill.dataflow import Collector, StepReply
+from rollmill.programs.compiled import start_environments
 from rollmill.workers.replica.context import IterationState, ReplicaContext, StageRun
 from rollmill.workers.replica.env_client import (
     RESTARTED,
     CompiledStepper,
     HostStepper,
     Stepper,
-    start_environments,
 )
 from rollmill.workers.replica.layouts import (
     EnvPolicyPair,
