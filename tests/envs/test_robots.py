@@ -1,5 +1,7 @@
 """Robots' tasks: their physics beside C MuJoCo's, and rewards and ends by value."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import mujoco
@@ -8,7 +10,7 @@ import pytest
 
 import rollmill
 from rollmill.core.errors import UsageError
-from rollmill.envs.robots import ant, cartpole
+from rollmill.envs.robots import ant, cartpole, ingenuity, quadcopter
 
 
 def test_unknown_robots_and_options_are_refused():
@@ -89,3 +91,83 @@ def test_the_ant_moves_as_in_mujoco_and_falls():
     fallen = type(state)(inner=ant.AntState(robot, state.inner.action), elapsed=state.elapsed)
     timestep = step(jax.random.key(0), fallen, jnp.zeros(8), env.params)
     assert bool(timestep.terminated) and float(timestep.reward) == -2.0
+
+
+# --- robots that fly ----------------------------------------------------------------------------------
+
+
+def flown(state, data):
+    """Puts MuJoCo into the state of a task."""
+    robot = state.inner.robot
+    data.qpos[:], data.qvel[:] = np.asarray(robot.positions), np.asarray(robot.velocities)
+
+
+def expected_reward(data, target, upright):
+    away, rotation = np.linalg.norm(np.asarray(target) - data.qpos[:3]), np.zeros(9)
+    mujoco.mju_quat2Mat(rotation, data.qpos[3:7])
+    spin = rotation.reshape(3, 3) @ data.qvel[3:6]
+    tilt, near = 1 - rotation[8], 1 / (1 + away**2)
+    return near + near * (upright / (1 + tilt**2) + 1 / (1 + spin[2] ** 2)), away, spin
+
+
+def test_the_helicopter_flies_as_in_mujoco():
+    env = rollmill.make("robots:Ingenuity", max_steps=20)
+    compiled = mujoco.MjModel.from_xml_string(ingenuity.MODEL)
+    data, random, step = mujoco.MjData(compiled), np.random.default_rng(0), jax.jit(env.step)
+    first, state = env.reset(jax.random.key(1), env.params)
+    assert first.shape == env.observation_space.shape
+    flown(state, data)
+    assert np.all(np.abs(data.qpos[:2]) <= 1.5) and 0.8 <= data.qpos[2] <= 2.5
+    target = np.asarray(state.inner.target)
+    assert np.all(np.abs(target[:2]) <= 5) and 1 <= target[2] <= 2
+    for count in range(1, 21):
+        action = random.uniform(-1.5, 1.5, 6).astype(np.float32)
+        timestep = step(jax.random.key(count), state, jnp.asarray(action), env.params)
+        (x1, y1, _, x2, y2, _), thrust = np.clip(action, -0.2, 0.2), 20 * np.clip(action, -1, 1)[[2, 5]]
+        data.ctrl[:] = [*(thrust[0] * np.array([x1, y1, 1])), *(thrust[1] * np.array([x2, y2, 1]))]
+        mujoco.mj_step(compiled, data, nstep=2)
+        state = timestep.state
+        np.testing.assert_allclose(state.inner.robot.positions, data.qpos, atol=2e-3)
+        reward, away, spin = expected_reward(data, target, 5)
+        assert float(timestep.reward) == pytest.approx(reward, rel=2e-2)
+        np.testing.assert_allclose(timestep.observation[:3], (target - data.qpos[:3]) / 3, atol=1e-3)
+        np.testing.assert_allclose(timestep.observation[10:13], spin / np.pi, rtol=1e-2, atol=1e-2)
+        assert bool(timestep.terminated) == (away > 8 or data.qpos[2] < 0.5)
+        assert bool(timestep.truncated) == (count >= 20)
+
+
+def test_a_helicopter_gets_another_target():
+    env = rollmill.make("robots:Ingenuity")
+    params = dataclasses.replace(env.params, target_steps=2.0)
+    _, state = env.reset(jax.random.key(1), params)
+    step, targets = jax.jit(env.step), [np.asarray(state.inner.target)]
+    for count in range(4):
+        state = step(jax.random.key(count), state, jnp.zeros(6), params).state
+        targets.append(np.asarray(state.inner.target))
+    changes = [bool(np.any(one != other)) for one, other in zip(targets, targets[1:], strict=False)]
+    assert changes == [False, True, False, True]
+
+
+def test_the_quadcopter_hovers_as_in_mujoco():
+    env = rollmill.make("robots:Quadcopter", max_steps=40, iterations=8)
+    compiled = mujoco.MjModel.from_xml_string(quadcopter.model_text())
+    data, random, step = mujoco.MjData(compiled), np.random.default_rng(0), jax.jit(env.step)
+    first, state = env.reset(jax.random.key(1), env.params)
+    assert first.shape == env.observation_space.shape
+    flown(state, data)
+    control, bounds = np.concatenate([data.qpos[7:], np.zeros(4)]), np.radians(30)
+    limited = 0
+    for _ in range(30):
+        action = np.clip(random.normal(size=12).astype(np.float32), -1, 1)
+        timestep = step(jax.random.key(0), state, jnp.asarray(action), env.params)
+        control[:8] = np.clip(control[:8] + 0.01 * 8 * np.pi * action[:8], -bounds, bounds)
+        control[8:] = np.clip(control[8:] + 0.01 * 200 * action[8:], 0, 2)
+        data.ctrl[:] = control
+        mujoco.mj_step(compiled, data, nstep=2)
+        state, limited = timestep.state, limited + data.nefc
+        np.testing.assert_allclose(state.inner.robot.positions, data.qpos, atol=2e-3)
+        reward, away, _ = expected_reward(data, [0, 0, 1], 1)
+        assert float(timestep.reward) == pytest.approx(reward, rel=2e-2)
+        np.testing.assert_allclose(timestep.observation[13:], data.qpos[7:], atol=2e-3)
+        assert bool(timestep.terminated) == (away > 3 or data.qpos[2] < 0.3)
+    assert limited > 0

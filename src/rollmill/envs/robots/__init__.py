@@ -5,9 +5,14 @@ from typing import Any
 from rollmill.core.errors import unknown_name
 from rollmill.core.types import Environment
 from rollmill.envs.options import keyword_names, unknown_option
-from rollmill.envs.robots import ant, cartpole
+from rollmill.envs.robots import ant, cartpole, ingenuity, quadcopter
 
-TASKS = {"Ant": ant.ant, "Cartpole": cartpole.cartpole}
+TASKS = {
+    "Ant": ant.ant,
+    "Cartpole": cartpole.cartpole,
+    "Ingenuity": ingenuity.ingenuity,
+    "Quadcopter": quadcopter.quadcopter,
+}
 
 
 def make(name: str, **options: Any) -> Environment:

@@ -1,0 +1,51 @@
+"""What robots that fly to a target have in common: the first pose, the observation and the reward."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from rollmill.envs.robots.substeps import uniform
+from rollmill.physics.algebra import quaternion_matrix, times
+
+
+def first_place(key: Array, spread: Float[Array, ""] | float) -> Float[Array, "7"]:
+    """Returns an upright pose within `spread` of the middle along x and y, at heights from 0.8 to 2.5 m."""
+    numbers = uniform(key, 3, 1.0)
+    return jnp.concatenate([spread * numbers[:2], 1.65 + 0.85 * numbers[2:], jnp.array([1.0, 0.0, 0.0, 0.0])])
+
+
+def observe_flight(
+    positions: Float[Array, " n"], rates: Float[Array, " m"], target: Float[Array, "3"]
+) -> Float[Array, "13"]:
+    """Returns the way to the target, the attitude (x, y, z, w), and both velocities in the world, scaled."""
+    place, quaternion = positions[:3], positions[3:7]
+    spin = times(quaternion_matrix(quaternion), rates[3:6])
+    attitude = jnp.concatenate([quaternion[1:], quaternion[:1]])
+    return jnp.concatenate([(target - place) / 3.0, attitude, rates[:3] / 2.0, spin / jnp.pi])
+
+
+def distance_of(observation: Float[Array, " n"]) -> Float[Array, ""]:
+    """Returns the distance to the target (m)."""
+    away = 3.0 * observation[:3]
+    return jnp.sqrt(jnp.sum(away * away))
+
+
+def flight_reward(
+    observation: Float[Array, " n"], distance: Float[Array, ""], upright: Float[Array, ""] | float
+) -> Float[Array, ""]:
+    """Returns a reward for being near the target, and there upright and without spin.
+
+    Args:
+        observation: as `observe_flight` returns it.
+        distance: to the target.
+        upright: weight of the attitude.
+    """
+    x, y = observation[3], observation[4]
+    tilt, spin = 2.0 * (x * x + y * y), jnp.pi * observation[12]
+    near = 1.0 / (1.0 + distance * distance)
+    return near + near * (upright / (1.0 + tilt * tilt) + 1.0 / (1.0 + spin * spin))
+
+
+def clipped(action: Float[Array, " n"]) -> Float[Array, " n"]:
+    """Returns an action within -1 and 1."""
+    return jax.lax.clamp(-1.0, action, 1.0)
