@@ -156,6 +156,7 @@ def lower(
     fusion: Fusion = "off",
     numerics: Numerics = "tf32",
     launches: Launches | None = None,
+    announce: Callable[[KernelChoice], None] = lambda kernels: None,
     compiler_options: CompilerOptions | None = None,
 ) -> CompiledProgram:
     """Compiles a graph into one program.
@@ -173,6 +174,7 @@ def lower(
         fusion: how deep the training is fused; see `choose_kernels`.
         numerics: of matrix products in kernels.
         launches: of kernels, as they were found when the run began.
+        announce: called with the kernels of a mesh before its other processes compile.
         compiler_options: of XLA, besides those that every program has.
 
     Raises:
@@ -216,7 +218,7 @@ def lower(
     )
     start, start_store = _start_program(graph, seeds, shapes, shardings), _start_store(graph, seeds, mesh)
     with _MadeBeside(start, start_store) as begun:
-        kernels, compiled_step = _make_step(request, step_with, mesh, before=begun.wait)
+        kernels, compiled_step = _make_step(request, step_with, mesh, before=begun.wait, announce=announce)
         begin = partial(begun.wait(), *start_inputs(graph, seeds, lanes))
     seconds = time.perf_counter() - began
     return CompiledProgram(
@@ -250,6 +252,7 @@ def _make_step(
     step_with: Callable[[KernelChoice], StorableProgram],
     mesh: Mesh,
     before: Callable[[], object],
+    announce: Callable[[KernelChoice], None],
 ) -> tuple[KernelChoice, jax.stages.Compiled]:
     """Chooses the kernels of an iteration, and compiles it; loads it instead if both are stored.
 
@@ -261,9 +264,12 @@ def _make_step(
         if compiled is not None:
             return kernels, compiled
     on_cpu = mesh.devices.flat[0].platform == "cpu"
-    if not (on_cpu or _may_be_stored(mesh)):  # processes of a mesh compile in the same order
+    alone = jax.process_count() == 1
+    if alone and not (on_cpu or _may_be_stored(mesh)):
         before()
-    kernels = request.choose(before)
+    # Processes of a mesh compile in the same order, the others once they have the kernels of the first.
+    kernels = request.choose(before if alone else lambda: None)
+    announce(kernels)
     if not on_cpu:
         before()
     try:
