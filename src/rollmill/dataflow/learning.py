@@ -117,7 +117,8 @@ def learn(
     begin = _Progress(loop.begin(settle(graph, learner)), jnp.asarray(True))
     with traced("shuffle"):
         shuffled = loop.shuffled(samples, rows_of_epochs(key, index, graph.loops))
-    end, (metrics, learned) = jax.lax.scan(epoch_step, begin, shuffled)
+    unroll = min(graph.loops.epochs, max(1, loop.unroll // graph.loops.num_minibatches))
+    end, (metrics, learned) = jax.lax.scan(epoch_step, begin, shuffled, unroll=unroll)
     return end_iteration(graph, unsettle(graph, loop.end(end.carried), learner)), over_epochs(metrics, learned)
 
 

@@ -37,6 +37,8 @@ class MinibatchLoop(NamedTuple):
     """Maps the carry and a minibatch, drawn from an experience store, to the next carry and metrics."""
     end: Callable[[Any], Learner]
     """Maps a carry to the learner."""
+    unroll: int = 1
+    """Minibatches that may be compiled as one turn of the loop over epochs."""
 
 
 MakeMinibatchLoop: TypeAlias = Callable[[Graph, Reduce], MinibatchLoop]
@@ -104,12 +106,15 @@ The mean of a metric divided by the mean of its count is its mean over the updat
 
 
 def gradient_metrics(gradients: Weights, metrics: Metrics) -> Metrics:
-    """Adds the gradient norm, and a flag for finite numbers, to the metrics of a minibatch."""
+    """Adds the gradient norm, and a flag for finite numbers, to the metrics of a minibatch.
+
+    Gradients count as finite if their norm is, which takes no further pass over them.
+    """
     squares = [jnp.sum(jnp.square(leaf.astype(jnp.float32))) for leaf in jax.tree.leaves(gradients)]
     norm = jnp.sqrt(sum(squares, start=jnp.float32(0)))
     whole = {**metrics, "losses/gradient_norm": norm}
     shared = {name: whole[name] * metrics[COMPUTED + name] for name in whole if COMPUTED + name in metrics}
-    return {"losses/gradient_norm": norm, **shared, "finite/gradients": all_finite((gradients, metrics))}
+    return {"losses/gradient_norm": norm, **shared, "finite/gradients": all_finite((norm, metrics))}
 
 
 def is_flag(name: str) -> bool:

@@ -208,7 +208,10 @@ class _Chooser:
             raise candidates
         kind, function = {
             "rollouts": (self.backend.rollouts, fused_collect),
-            "gradients": (self.backend.gradients, fused_minibatch_loop),
+            "gradients": (
+                self.backend.gradients,
+                partial(fused_minibatch_loop, unroll=self.backend.unroll),
+            ),
         }[part]
         tuned = candidates.find_launch()
         launch = tuned.launch if self._began_with(part) else kind.share(tuned.launch, self.lanes)

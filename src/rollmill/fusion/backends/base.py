@@ -54,6 +54,8 @@ class Backend(NamedTuple):
     """Why a step is not worth compiling unless a kernel is asked for; None where it is."""
     timed_repeats: int
     """Rollouts, or epochs, that are timed at once: enough that the device never waits for the host."""
+    unroll: int
+    """Minibatches, of one epoch or of several, that are compiled as one turn of a loop."""
     rollouts: KernelKind
     gradients: KernelKind
 

@@ -48,14 +48,17 @@ UNROLLED = 4
 
 
 def fused_minibatch_loop(
-    graph: Graph, reduce: Reduce, *, run: Run, step: GradientStep | None = None
+    graph: Graph, reduce: Reduce, *, run: Run, step: GradientStep | None = None, unroll: int = UNROLLED
 ) -> MinibatchLoop:
     """Returns the loop over minibatches whose gradients are computed by `run`.
 
-    The program of a sample is `step`, the graph's, which is lowered here where it is left out.
+    The program of a sample is `step`, the graph's, which is lowered here where it is left out. Up to `unroll`
+    minibatches are compiled as one turn of the loop over epochs.
     """
-    loop = _FusedLoop(graph, reduce, run, step or lower_gradients(graph))
-    return MinibatchLoop(loop.begin, loop.samples, loop.shuffled, loop.minibatch, loop.epoch, loop.drawn, loop.end)
+    own = _FusedLoop(graph, reduce, run, step or lower_gradients(graph))
+    return MinibatchLoop(
+        own.begin, own.samples, own.shuffled, own.minibatch, own.epoch, own.drawn, own.end, unroll=unroll
+    )
 
 
 def example_minibatch(

@@ -30,6 +30,7 @@ def machine_code() -> Backend:
         check=lambda device: None,
         hopeless=many_products,
         timed_repeats=1,
+        unroll=4,
         rollouts=KernelKind(
             launches=_blocks,
             run=lambda launch, lanes=1: partial(run_rollout_code, launch=CodeLaunch(*launch)),

@@ -59,6 +59,7 @@ def triton_kernels(numerics: Numerics) -> Backend:
         check=_check_chip,
         hopeless=hopeless_on_gpu,
         timed_repeats=4,
+        unroll=16,  # so that the host starts all epochs of a usual iteration as one CUDA graph
         rollouts=KernelKind(
             launches=partial(_rollout_launches, numerics),
             run=lambda launch, lanes=1: partial(
