@@ -3,6 +3,7 @@
 Shape letter: `T` steps.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -11,8 +12,11 @@ from jaxtyping import Array, Bool, Float
 
 from rollmill.algorithms.hyperparameters import Number
 
-UNROLLED = 32
-"""Steps of a rollout unrolled in one iteration of the scan; on a GPU each iteration costs four launches."""
+UNROLLED, UNROLLED_ON_CPU = 32, 4
+"""Steps of a rollout that are compiled as one turn of a loop: on a GPU each turn costs four launches.
+
+On CPUs longer turns compile for seconds, and vectorise worse.
+"""
 
 
 class Advantages(NamedTuple):
@@ -151,4 +155,8 @@ def _decaying_sum(term: Float[Array, " T"], decay: Float[Array, " T"]) -> Float[
         x_t = term_t + decay_t * x_tp1
         return x_t, x_t
 
-    return jax.lax.scan(step_back, jnp.float32(0), (term, decay), reverse=True, unroll=UNROLLED)[1]
+    def unrolled(unroll: int) -> Callable[..., Array]:
+        start = jnp.float32(0)
+        return lambda *inputs: jax.lax.scan(step_back, start, inputs, reverse=True, unroll=unroll)[1]
+
+    return jax.lax.platform_dependent(term, decay, cpu=unrolled(UNROLLED_ON_CPU), default=unrolled(UNROLLED))
