@@ -13,9 +13,12 @@ class Counting:
 
     metric_names = ("count",)
 
-    def __init__(self, *, donates_state=False):
-        self.donates_state = self.sums_iterations = donates_state
+    def __init__(self, *, loses_state=False):
+        self.loses_state = self.sums_iterations = loses_state
         self.done = 0
+
+    def to_be_overwritten(self, state):
+        return state
 
     def advance(self, state, count=1):
         self.done = state + count
@@ -52,12 +55,12 @@ def test_nothing_is_computed_while_a_program_pauses(every):
 
 def test_a_program_that_reuses_its_state_pauses_too():
     paused = []
-    windows(Counting(donates_state=True), pauses=Pauses(8, lambda window: paused.append(window.after)))
+    windows(Counting(loses_state=True), pauses=Pauses(8, lambda window: paused.append(window.after)))
     assert paused == [8, 16, 24, 32, 40]
 
 
 def test_a_program_that_reuses_its_state_is_never_run_ahead():
-    assert all(done == last for last, done in windows(Counting(donates_state=True)))
+    assert all(done == last for last, done in windows(Counting(loses_state=True)))
 
 
 def test_windows_do_not_grow_while_their_consumer_is_busy():
@@ -97,15 +100,15 @@ def lengths(program, until, **options):
 
 
 def test_windows_grow_anew_where_iterations_take_longer():
-    counts = lengths(Learning(300, donates_state=True), 600, slower_from=300, window_seconds=0.005)
+    counts = lengths(Learning(300, loses_state=True), 600, slower_from=300, window_seconds=0.005)
     begun = next(number for number in range(len(counts)) if sum(counts[:number]) == 300)
     assert counts[begun : begun + 2] == [1, 1] and max(counts[begun:]) <= 16
     assert max(counts[:begun]) >= 16
 
 
-@pytest.mark.parametrize("donates_state", [True, False])
-def test_windows_that_are_waited_for_too_long_make_the_next_ones_smaller(donates_state):
-    counts = lengths(Learning(400, donates_state=donates_state), 1600, window_seconds=0.02)
+@pytest.mark.parametrize("loses_state", [True, False])
+def test_windows_that_are_waited_for_too_long_make_the_next_ones_smaller(loses_state):
+    counts = lengths(Learning(400, loses_state=loses_state), 1600, window_seconds=0.02)
     most = FAR_TOO_LONG * 0.02 / 0.001  # iterations that take no longer
     assert max(counts) > most >= max(counts[-5:])
 

@@ -2,6 +2,7 @@
 
 import gc
 import json
+import time
 
 import jax
 import jax.numpy as jnp
@@ -66,6 +67,18 @@ def large(monkeypatch):
     monkeypatch.setattr(compiled, "LARGE_STATE_BYTES", 0)
 
 
+@pytest.fixture
+def in_place(monkeypatch):
+    """Iterations overwrite small states, too, of which windows keep copies, as on GPUs."""
+    monkeypatch.setattr(compiled, "IN_PLACE", ("cpu", "gpu"))
+
+
+@pytest.fixture(params=["large", "in_place"])
+def overwritten(request):
+    """Every state is overwritten, with a copy of it or without."""
+    request.getfixturevalue(request.param)
+
+
 def ages(state):
     """The environment's own numbers, the largest leaf of the collector's environment."""
     return max(jax.tree.leaves(state.collector.environment), key=lambda leaf: leaf.ndim)
@@ -95,6 +108,16 @@ def test_a_small_state_is_not_touched():
     assert not program.donates_state and not ages(state).is_deleted()
 
 
+def test_windows_keep_copies_of_a_state_that_is_overwritten(in_place):
+    program = lower(graph())
+    assert program.donates_state and not program.loses_state
+    windows = list(dispatch_ahead(program, program.start(), first=0, until=6))
+    assert len(windows) > 2 and all(window.kept for window in windows)
+    for window in windows:
+        for iteration, state in ((window.first, window.before), (window.last, window.after)):
+            np.testing.assert_array_equal(ages(state)[:, 0], np.full(ENVS, 4.0 * iteration))
+
+
 def checkpoints_of(run):
     return {
         int(path.name): (path / "state.safetensors").read_bytes() for path in run.directory.glob("checkpoints/*")
@@ -117,7 +140,7 @@ def undonated(tmp_path_factory):
     ids=["iterations", "time", "evaluations"],
 )
 @pytest.mark.slow
-def test_checkpoints_are_those_of_a_state_that_is_not_reused(large, tmp_path, undonated, options):
+def test_checkpoints_are_those_of_a_state_that_is_not_reused(overwritten, tmp_path, undonated, options):
     run = rollmill.train(graph(), run_dir=tmp_path / "run", keep_last=ITERATIONS + 1, **options, **OPTIONS)
     assert run.summary["weights_sha256"] == undonated.summary["weights_sha256"]
     mine, right = checkpoints_of(run), checkpoints_of(undonated)
@@ -154,7 +177,7 @@ def test_a_replay_memory_needs_its_environments():
 
 
 @pytest.mark.slow
-def test_a_stop_and_a_wanted_checkpoint_get_a_state_that_is_there(large, tmp_path, undonated):
+def test_a_stop_and_a_wanted_checkpoint_get_a_state_that_is_there(overwritten, tmp_path, undonated):
     def hook(event):
         if isinstance(event, MetricsLogged):
             return Stop("enough") if event.iteration >= 3 else Checkpoint() if event.iteration == 1 else None
@@ -169,7 +192,7 @@ def test_a_stop_and_a_wanted_checkpoint_get_a_state_that_is_there(large, tmp_pat
 
 
 @pytest.mark.slow
-def test_a_fault_is_found_from_the_newest_checkpoint(large, tmp_path):
+def test_a_fault_is_found(overwritten, tmp_path):
     """Step 27 of environment 2 is the third one of iteration 7, which has steps 25 to 28."""
     bad = graph(bad_at=27.0)
     with pytest.raises(NonFiniteError, match=r"fragment 'environment' at iteration 7, step 2, environments 2\."):
@@ -185,6 +208,8 @@ def test_a_fault_is_found_from_the_newest_checkpoint(large, tmp_path):
 def test_a_fault_without_a_checkpoint_is_told(large, tmp_path):
     def forget(event):
         if isinstance(event, MetricsLogged) and event.iteration == 5:
+            while list((tmp_path / "run/checkpoints").glob(".*")):  # one is being written
+                time.sleep(0.01)
             for path in (tmp_path / "run/checkpoints").iterdir():
                 path.rename(tmp_path / f"moved-{path.name}")
 

@@ -60,8 +60,14 @@ from rollmill.record.checkpoints import GivenLeaves, LeftOut
 from rollmill.record.leaves import to_host
 
 LARGE_STATE_BYTES = 32 * 2**20
-"""Bytes of a state on each device from which on iterations are computed in its memory. Copies of a smaller one are
-no burden, and leave the states around a window to whoever looks for a fault in it."""
+"""Bytes of a state on each device from which on iterations are computed in its memory, without a copy of it."""
+
+IN_PLACE = ("gpu",)
+"""Platforms on which iterations are computed in the memory of the state, however small it is.
+
+The addresses of a state then stay the same, and the host need not write them into the CUDA graphs of each
+iteration. A copy of a small state is made before each window of iterations, for whoever looks for a fault in it.
+"""
 
 DIVIDED = ("collector", "rings")
 """Parts of the state that are divided among devices; the rest is whole on each."""
@@ -115,8 +121,10 @@ class CompiledProgram(NamedTuple):
     launches: Launches | None = None
     """Launches of its kernels, where they were chosen."""
     donates_state: bool = False
-    """Whether `step` computes in the memory of the given state, which is gone afterwards: one that holds a replay
-    memory, or a large one."""
+    """Whether `step` computes in the memory of the given state, which is gone afterwards."""
+    copies_state: bool = False
+    """Whether the state is copied before a window of iterations that would overwrite it: a small one is, one that
+    holds a replay memory is not."""
     sums_iterations: bool = False
     """Whether `step` takes a number of iterations, whose metrics are summed: those with a replay memory."""
     operands: tuple[Array, ...] = ()
@@ -128,6 +136,15 @@ class CompiledProgram(NamedTuple):
     def devices(self) -> Sequence[Any]:
         """The devices that it runs on."""
         return list(jax.tree.leaves(self.shardings)[0].mesh.devices.flat)
+
+    @property
+    def loses_state(self) -> bool:
+        """Whether the state before a window of iterations is gone after it."""
+        return self.donates_state and not self.copies_state
+
+    def to_be_overwritten(self, state: State) -> State:
+        """Returns a state that iterations may overwrite: a copy, where it `copies_state`."""
+        return _copied(state) if self.copies_state else state
 
     def advance(self, state: State, count: int = 1) -> tuple[State, Array]:
         """Returns the state after `count` iterations, and the sums of their metrics (the minimum of flags).
@@ -194,7 +211,8 @@ def lower(
     options = {**options_for(mesh), **(compiler_options or {})}
     mean = mean or mesh_all_reduce(mesh)
     sums_iterations = graph.replay is not None
-    donates_state = reuses_memory(graph, shapes, devices=mesh.size)
+    loses_state = reuses_memory(graph, shapes, devices=mesh.size)
+    donates_state = loses_state or mesh.devices.flat[0].platform in IN_PLACE
     counts = [jax.ShapeDtypeStruct((), jnp.int32)] if sums_iterations else []
 
     def step_with(kernels: KernelChoice) -> StorableProgram:
@@ -231,6 +249,7 @@ def lower(
         notes=kernels.notes,
         launches=kernels.launches,
         donates_state=donates_state,
+        copies_state=donates_state and not loses_state,
         sums_iterations=sums_iterations,
         operands=mean.operands,
     )
@@ -403,8 +422,13 @@ def state_shapes(graph: Graph, seeds: Sequence[int] = (0,)) -> PyTree[jax.ShapeD
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((len(seeds), *leaf.shape), leaf.dtype), state)
 
 
+@jax.jit
+def _copied(state: State) -> State:
+    return jax.tree.map(jnp.copy, state)
+
+
 def reuses_memory(graph: Graph, state: PyTree[jax.ShapeDtypeStruct], *, devices: int) -> bool:
-    """Returns whether iterations reuse the memory of their state: with a replay memory, or if it is large."""
+    """Returns whether no copy of a state is kept: of one with a replay memory, or of a large one."""
     return graph.replay is not None or state_bytes(state, devices=devices) >= LARGE_STATE_BYTES
 
 

@@ -29,7 +29,7 @@ class Window(NamedTuple):
     """Consecutive iterations whose metrics were read in one transfer."""
 
     before: State
-    """The state before the window's first iteration; gone if the program `donates_state`."""
+    """The state before the window's first iteration; gone if the program `loses_state`."""
     after: State
     """The state after its last; gone unless it is `kept`."""
     first: int
@@ -40,7 +40,7 @@ class Window(NamedTuple):
     """Number of iterations of each entry of `metrics`."""
 
     kept: bool = True
-    """Whether `after` still exists. A program that `donates_state` and was run ahead of the window deletes it."""
+    """Whether `after` still exists. A program that `loses_state` and was run ahead of the window deletes it."""
 
     @property
     def last(self) -> int:
@@ -91,7 +91,7 @@ def dispatch_ahead(
 
     A consumer that stops early loses nothing: every window carries the state at its end. A window ends at every
     multiple of each of the `strides`, and at every pause. Unless the state is kept, the next window is dispatched
-    right after a pause. A program that `donates_state` is not run ahead of a window whose state somebody may want,
+    right after a pause. A program that `loses_state` is not run ahead of a window whose state somebody may want,
     according to `keeps`: it would be gone before anyone could save it.
 
     Windows grow until one takes about `window_seconds`, and anew from the iteration `slower_from`, after which
@@ -107,7 +107,7 @@ def dispatch_ahead(
         if running is not None and pauses and first % pauses.every == 0:
             window = _read(program, running)
             pauses.run(window)
-        holds = running is not None and program.donates_state and keeps(first)
+        holds = running is not None and program.loses_state and keeps(first)
         if first < until and not holds:
             to_end = min((every - first % every for every in ends), default=until)
             if first < slower_from:
@@ -123,7 +123,7 @@ def dispatch_ahead(
             began = time.perf_counter()
             window = window or _read(program, running)
             waited = time.perf_counter() - began
-            yield window._replace(kept=ahead is None or not program.donates_state)
+            yield window._replace(kept=ahead is None or not program.loses_state)
             growing.note_window(waited)
 
 
@@ -158,6 +158,7 @@ class _GrowingSize:
 
 def _dispatch(program: CompiledProgram, state: State, first: int, size: int, span: int) -> _Running:
     before, metrics, counts = state, [], []
+    state = program.to_be_overwritten(state)
     while sum(counts) < size:
         done = sum(counts)
         counts.append(min(span - (first + done) % span, size - done))

@@ -56,7 +56,7 @@ class ProgramTraining:
         )
         for window in windows:
             yield MetricsRows(window.first, window.metrics, window.counts)
-            if self._program.donates_state and not all(map(is_finite, window.metrics)):
+            if self._program.loses_state and not all(map(is_finite, window.metrics)):
                 windows.close()  # the window that is computed already would take as much memory as the search
             stop_at_fault(self._graph, self._program, window, self._fault)
             if not window.kept:

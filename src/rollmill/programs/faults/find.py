@@ -143,10 +143,10 @@ def _state_before(
 ) -> PyTree | None:
     """Computes the state after some iterations again, from the state before the window.
 
-    If that is gone, because the program `donates_state`, from the newest checkpoint; None if there is none.
+    If that is gone, because the program `loses_state`, from the newest checkpoint; None if there is none.
     """
     state, done = window.before, window.first
-    if program.donates_state:
+    if program.loses_state:
         for leaf in jax.tree.leaves(window.after):
             leaf.delete()
         try:
@@ -158,6 +158,7 @@ def _state_before(
         if restored is None or restored.iteration > iteration:
             return None
         state, done = program.place(restored.state), restored.iteration
+    state = program.to_be_overwritten(state)
     for _ in range(iteration - done):
         state, _ = program.advance(state)
     return jax.device_get(state)
