@@ -10,7 +10,6 @@ from rollmill.physics.model import WORLD, Geom, Pair, Rows
 from rollmill.physics.reader import Reader, margins_add
 
 KINDS: dict[str, Any] = {"PLANE": "plane", "SPHERE": "sphere", "CAPSULE": "capsule", "BOX": "box"}
-_ORDER = ("plane", "sphere", "capsule", "box")
 COVERED = {
     ("plane", "sphere"),
     ("plane", "capsule"),
