@@ -118,3 +118,20 @@ def _raw(leaf: Any) -> Any:
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct((*leaf.shape, 2), jnp.uint32)
     return jax.random.key_data(leaf)
+
+
+class KernelArguments:
+    """Arrays in an order, each once."""
+
+    def __init__(self, arrays: Sequence[Any] = ()) -> None:
+        self.arrays = list(arrays)
+
+    def index_of(self, array: Any) -> int:
+        """Returns the place of an array, which is given from now on."""
+        # By identity, for tracers cannot be compared; each array is one pointer of the kernel, however often it is
+        # used.
+        for number, known in enumerate(self.arrays):
+            if known is array:
+                return number
+        self.arrays.append(array)
+        return len(self.arrays) - 1

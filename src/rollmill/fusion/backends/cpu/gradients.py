@@ -14,14 +14,13 @@ from rollmill.fusion.backends.cpu.builder import FLOAT32, INT32, INT64, Emitter,
 from rollmill.fusion.backends.cpu.codegen import CodeWriter
 from rollmill.fusion.backends.cpu.control import BlockValue, assign_all, clear, new_variable, read
 from rollmill.fusion.backends.cpu.ffi import NativeKernel, new_program
-from rollmill.fusion.backends.cpu.launch import CodeLaunch
+from rollmill.fusion.backends.cpu.launches import CodeLaunch
 from rollmill.fusion.backends.cpu.memory import ALIGNMENT, Matrix, Placed, Scratch, gathered, pack, padded
 from rollmill.fusion.backends.cpu.target import processor
 from rollmill.fusion.ir import Node
 from rollmill.fusion.kernels.accumulators import Side, Tile, TilePart, TileTerm, accumulators_of, is_row
-from rollmill.fusion.kernels.arguments import KernelArguments
 from rollmill.fusion.kernels.gradients import GradientStep, Minibatch
-from rollmill.fusion.kernels.leaves import Leaf
+from rollmill.fusion.kernels.leaves import KernelArguments, Leaf
 from rollmill.fusion.kernels.vector import Vector
 from rollmill.fusion.opt.schedule import schedule_of
 

@@ -3,14 +3,13 @@
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array
 
 from rollmill.core.machine import describe_processor, usable_cores
 from rollmill.fusion.backends.base import AnyLaunch, Backend, CompilingAhead, KernelKind, many_products
-from rollmill.fusion.backends.cpu.launch import CodeLaunch
 from rollmill.fusion.kernels.gradients import GradientStep, Minibatch
 from rollmill.fusion.kernels.rollout import RolloutStep, unpack
 from rollmill.fusion.lower.prologue import UniformArrays
@@ -20,6 +19,15 @@ SAMPLES_TOGETHER = 32
 """Samples of a block: as many as the widest vectors have lanes, or twice as many."""
 PARTS_OF_A_CORE = 4
 """Sums of samples that a core makes, one after the other: the last is never waited for long."""
+
+
+class CodeLaunch(NamedTuple):
+    """The launch of machine code."""
+
+    block: int
+    """Environments, or samples, that are computed together; a power of two."""
+    programs: int = 0
+    """Parts of a sum over samples, which are summed apart."""
 
 
 def machine_code() -> Backend:

@@ -20,8 +20,8 @@ from rollmill.fusion.backends.triton.samples import SamplePlace, SamplePrefetch
 from rollmill.fusion.backends.triton.source import KernelSource
 from rollmill.fusion.ir import Node, Program
 from rollmill.fusion.kernels.accumulators import Side, Tile, TilePart, TileTerm, accumulators_of, is_row
-from rollmill.fusion.kernels.arguments import KernelArguments
 from rollmill.fusion.kernels.gradients import GradientStep, Minibatch
+from rollmill.fusion.kernels.leaves import KernelArguments
 from rollmill.fusion.kernels.loop_fission import FissionPlan, SampleLoop, plan_sample_loops
 from rollmill.fusion.kernels.vector import Vector
 from rollmill.fusion.opt.schedule import schedule_of
