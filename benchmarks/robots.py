@@ -1,13 +1,16 @@
 """PPO on a robot's task for a fixed time, with the curve of its return, on one device.
 
     python benchmarks/robots.py [--environment Ant] [--seconds 40] [--seeds 0 1 2] [--envs 4096] [--fusion off]
+        [--recipe robots-ant]
 
 Sizes are those of IsaacGymEnvs' Ant: 4,096 environments, 16 steps, two minibatches, four epochs, layers of 256,
 128 and 64 with a shared torso, and a learning rate of 3e-4, which is constant here and follows the KL divergence
-there. A return is the mean of the training episodes that ended in an iteration. Writes results/robots-NAME.json.
+there; a recipe replaces them. A return is the mean of the training episodes that ended in an iteration. Writes
+results/robots-NAME.json.
 """
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -15,19 +18,24 @@ import numpy as np
 from measure import options, write_result
 
 import rollmill
+from rollmill.dataflow import Graph
 from rollmill.programs.compiled import lower
+from rollmill.recipes import RECIPES
 
 STEPS, ITERATIONS = 16, 4
 """Steps of a rollout, and iterations between two readings of the metrics."""
 
 
-def train(environment: str, num_envs: int, seconds: float, seed: int, fusion: Any) -> dict[str, Any]:
-    """Returns seconds, environment steps and mean return of a training, about every half second."""
-    graph = rollmill.ppo(
-        rollmill.make(f"robots:{environment}"),
+def graph_of(environment: str, num_envs: int, recipe: str | None) -> Graph:
+    """Returns PPO with the hyperparameters of a recipe, or with those above."""
+    env, steps = rollmill.make(f"robots:{environment}"), num_envs * STEPS * 10_000
+    if recipe is not None:
+        return rollmill.ppo(env, replace(RECIPES[recipe]().config, num_envs=num_envs, total_timesteps=steps))
+    return rollmill.ppo(
+        env,
         num_envs=num_envs,
         num_steps=STEPS,
-        total_timesteps=num_envs * STEPS * 10_000,
+        total_timesteps=steps,
         num_minibatches=2,
         update_epochs=4,
         learning_rate=3e-4,
@@ -39,6 +47,11 @@ def train(environment: str, num_envs: int, seconds: float, seed: int, fusion: An
         normalize_rewards=True,
         network=rollmill.NetworkConfig(hidden_sizes=(256, 128, 64), activation="swish", shared_torso=True),
     )
+
+
+def train(graph: Graph, environment: str, seconds: float, seed: int, fusion: Any) -> dict[str, Any]:
+    """Returns seconds, environment steps and mean return of a training, about every half second."""
+    num_envs = graph.loops.num_envs
     begin = time.perf_counter()
     program = lower(graph, seeds=(seed,), fusion=fusion)
     compiled, state = time.perf_counter() - begin, program.start()
@@ -59,9 +72,13 @@ def train(environment: str, num_envs: int, seconds: float, seed: int, fusion: An
 
 
 def main() -> None:
-    chosen = options(__doc__, environment="Ant", seconds=40.0, seeds=[0], envs=4_096, fusion="off")
-    runs = [train(chosen.environment, chosen.envs, chosen.seconds, seed, chosen.fusion) for seed in chosen.seeds]
-    write_result(f"robots-{chosen.environment.lower()}", {"envs": chosen.envs, "runs": runs}, chosen.output)
+    chosen = options(
+        __doc__, environment="Ant", seconds=40.0, seeds=[0], envs=4_096, fusion="off", recipe=str, name=str
+    )
+    graph = graph_of(chosen.environment, chosen.envs, chosen.recipe)
+    runs = [train(graph, chosen.environment, chosen.seconds, seed, chosen.fusion) for seed in chosen.seeds]
+    name = chosen.name or f"robots-{chosen.environment.lower()}"
+    write_result(name, {"envs": chosen.envs, "recipe": chosen.recipe, "runs": runs}, chosen.output)
 
 
 if __name__ == "__main__":

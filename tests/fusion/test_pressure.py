@@ -56,7 +56,9 @@ def test_operations_in_loops_are_counted():
     """A program is long if its loops are: Triton looks at all of their operations, too."""
     turn = lambda n, x: in_turns(x + n.astype(jnp.float32))
     program = lower_function(lambda x: jax.lax.fori_loop(0, 1000, turn, x), [NUMBER]).program
-    assert len(program.nodes()) < 10 and 200 < pressure_of(program).operations < 220
+    found = pressure_of(program)
+    assert len(program.nodes()) < 10 and 200 < found.operations < 220
+    assert found.looped > 0.9 * found.instructions
 
 
 def test_instructions_behind_branches_are_counted_apart():
@@ -82,6 +84,12 @@ def test_hopeless_is_what_fits_neither_registers_nor_the_instruction_cache(held,
     assert machine_code().hopeless(Pressure(1_000, held, instructions, 0, 0)) is None
     if reason:
         assert f"{held:,} numbers" in reason and f"{instructions:,} instructions" in reason
+
+
+def test_loops_are_faster_in_kernels_whatever_they_hold():
+    size = 2 * INSTRUCTION_CACHE
+    assert hopeless_on_gpu(Pressure(1_000, 10 * REGISTER_ROOM, size, 0, 0, looped=size // 2)) is not None
+    assert hopeless_on_gpu(Pressure(1_000, 10 * REGISTER_ROOM, size, 0, 0, looped=size // 2 + 1)) is None
 
 
 def test_what_compiles_for_minutes_is_hopeless():

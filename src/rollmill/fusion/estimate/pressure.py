@@ -32,6 +32,8 @@ class Pressure(NamedTuple):
     """Matrix products with rows, which take compilers longest."""
     guarded: int
     """Instructions behind branches that a block takes where one of its environments needs it."""
+    looped: int = 0
+    """Those of `instructions` in the bodies of loops."""
 
 
 def pressure_of(program: Program) -> Pressure:
@@ -39,7 +41,8 @@ def pressure_of(program: Program) -> Pressure:
     nodes = [node for segment in segments_of(program.nodes()) for node in segment.nodes]
     guarded = {node for region in guarded_regions(nodes, program.outputs) for node in region.nodes}
     total, rare = sum(map(_instructions, nodes)), sum(map(_instructions, guarded))
-    return Pressure(total_of(nodes), _peak(nodes, program.outputs), total - rare, _products(nodes), rare)
+    looped = sum(_instructions(node) for node in nodes if node.op == "loop" and node not in guarded)
+    return Pressure(total_of(nodes), _peak(nodes, program.outputs), total - rare, _products(nodes), rare, looped)
 
 
 def _peak(nodes: Sequence[Node], outputs: Sequence[Node]) -> int:

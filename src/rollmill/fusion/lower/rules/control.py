@@ -32,7 +32,7 @@ SHORT = 8
 MAX_NODES = 2000
 """Nodes that a longer loop may come to when it is written out."""
 
-MAX_NODES_SHORT = 20_000
+MAX_NODES_SHORT = 10_000
 """Nodes that a short loop may come to."""
 
 MAX_HELD = 128
