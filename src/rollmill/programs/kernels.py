@@ -79,7 +79,7 @@ class KernelChoice(NamedTuple):
 
     @property
     def launches(self) -> Launches | None:
-        """The launches of its kernels, for a run to keep; None where none were sought."""
+        """The launches of its kernels, for a run to keep, or None if none were sought."""
         if self.device is None:
             return None
         return {"device": self.device, "rollouts": self.rollouts.launch, "gradients": self.gradients.launch}
@@ -156,7 +156,7 @@ class KernelPlace(NamedTuple):
 
 
 def seeds_side_by_side(graph: Graph, platform: str) -> bool:
-    """Returns whether several seeds of a program are computed at once; otherwise one after the other.
+    """Returns whether several seeds of a program are computed at once rather than one after the other.
 
     On a CPU each seed has the speed that it has alone, as batched products of small matrices are slower there. A
     replay memory, however, is too large to be taken out of the stack of all seeds for each iteration.
@@ -182,7 +182,7 @@ def _steps(graph: Graph) -> int:
 def backend_beside_training(graph: Graph, fusion: Fusion, numerics: Numerics) -> Any:
     """Returns the `fusion.Backend` for programs beside a training. None if XLA computes them.
 
-    Only on GPUs, where small steps wait for each other's launches; a CPU loses nothing by them.
+    Only on GPUs, where launches of small steps dominate. A CPU gains nothing.
     """
     device = jax.devices()[0]
     if device.platform != "gpu" or fusion == "off" or (fusion == "auto" and is_too_short(graph, "gpu")):

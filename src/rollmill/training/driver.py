@@ -45,7 +45,7 @@ TERMINATE_SECONDS = 20.0
 
 
 class StopOverdue(RollmillError):
-    """A training that was to stop is held up by one of its workers; its newest checkpoint is kept."""
+    """A worker holds up a training that was told to stop. The newest checkpoint is kept."""
 
     exit_code = 143
 
@@ -75,8 +75,8 @@ def drive(
         EnvironmentFailed: an environment failed too many times in a row.
         NonFiniteError: a number of an iteration is not finite.
         StopOverdue: a SIGTERM came, and a worker does not end its iteration.
-        HookFailed: a hook raised; the training has stopped with a checkpoint.
-        SystemExit: a hook exited; likewise.
+        HookFailed: a hook raised. The training has saved a checkpoint.
+        SystemExit: a hook exited. The training has saved a checkpoint.
     """
     options, display, restored = prepared.options, prepared.display, prepared.restored
     calls = HookCalls([*_hooks_of(options), *hooks], display.note)

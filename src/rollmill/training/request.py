@@ -110,7 +110,7 @@ class ResolvedRequest(NamedTuple):
 
     @property
     def total_timesteps(self) -> int:
-        """Environment steps by the hyperparameters; 0 where they name none."""
+        """Environment steps by the hyperparameters, or 0 if they name none."""
         return getattr(self.config, "total_timesteps", 0)
 
     @property
@@ -146,7 +146,7 @@ def resolve(request: TrainingRequest) -> ResolvedRequest:
 
 
 def with_types(request: TrainingRequest) -> ResolvedRequest:
-    """Gives the settings of a request their types; errors are those of `resolve`, and nothing is imported."""
+    """Gives the settings of a request their types, without imports. Raises the errors of `resolve`."""
     options = request.options
     config = default_config(request.algorithm, request.recipe)
     known = _names_in(RunOptions)
@@ -156,14 +156,14 @@ def with_types(request: TrainingRequest) -> ResolvedRequest:
 
 
 def train_request(request: TrainingRequest) -> Run:
-    """Trains what was asked for; result and errors are those of `train`."""
+    """Trains a request, with the result and errors of `train`."""
     prepare_devices(request.options, environment=request.environment)
     resolved = resolve(request)
     return train(resolved.graph(), resolved.options, imports=request.imports, recipe=request.recipe)
 
 
 def prepare_request(request: TrainingRequest) -> PreparedTraining:
-    """Checks and compiles a training to measure it; nothing is written or evaluated."""
+    """Checks and compiles a training to measure it, without writing or evaluating."""
     prepare_devices(request.options, environment=request.environment)
     resolved = resolve(request)
     options = unwatched(resolved.options)
@@ -173,8 +173,8 @@ def prepare_request(request: TrainingRequest) -> PreparedTraining:
 def find_own_algorithm(name: str, options: RunOptions | None, imports: Sequence[str], *, environment: str) -> None:
     """Imports the modules that register an algorithm, the user's or an installed package's, if it is unknown yet.
 
-    Modules that compute with JAX when they are imported find the devices that the options ask for; there are no
-    options where nothing is going to be computed. The environment's id is empty if it is unknown. Raises a
+    Modules that compute with JAX when they are imported find the devices that the options ask for. Options are
+    None if nothing will be computed. The environment's id is empty if it is unknown. Raises a
     `UsageError` if no module registers the algorithm.
     """
     if name not in ALGORITHMS and (imports or plugins_named("algorithm", name)):
@@ -240,7 +240,7 @@ def takes_several(algorithm: str, option: str) -> bool:
 
 
 def coerced_setting(algorithm: str, option: str, value: Any) -> Any:
-    """Returns a value of a setting with the setting's type; errors are those of `setting_from_text`."""
+    """Coerces a value to the type of a setting. Raises the errors of `setting_from_text`."""
     if option == ENVIRONMENT or option.startswith(OF_ENVIRONMENT):
         return value
     return _setting(algorithm, option).coerce(value, name=option)

@@ -50,24 +50,24 @@ def resume(
     hooks: Sequence[Hook] = (),
     **placement: Any,
 ) -> Run:
-    """Goes on with a run from its newest whole checkpoint; the result is that of a run never stopped.
+    """Goes on with a run from its newest whole checkpoint, with the result of a run that never stopped.
 
     Args:
         run_dir: the run's directory.
         algorithm: the graph again, where the run was made with parts that only Python has.
         imports: modules to import first, because they register the environment, network or algorithm.
-        trust: let this directory's run import the modules that it names, now and later; a run that was made here
-            may do so without.
+        trust: let this directory's run import the modules that it names, now and later. A run made on this
+            machine may always import them.
         quiet: show nothing while training.
-        fusion: fuse otherwise than before, as where kernels cannot be made; numbers then differ by rounding.
+        fusion: another fusion than before, for a machine that cannot make the kernels. Results then differ by
+            rounding.
         changes: hyperparameters that have other values from now on, such as `{"learning_rate": 1e-4}`, or a later
-            `total_timesteps`; they are written down in the run's config.json.
-        stop_at_return: another return to stop at than before, now and whenever the run goes on again; `never` for
-            none.
-        hooks: as for `train`; a run does not keep those that it had, nor what they remember.
+            `total_timesteps`. The run's config.json records them.
+        stop_at_return: another return to stop at, now and whenever the run is resumed. `never` stops at none.
+        hooks: as for `train`. A run keeps neither its earlier hooks nor their memory.
         **placement: fields of `RunOptions` that say where to run, instead of where it ran before: devices,
             distribution, place, workers, actors, learners, asynchronous, gpu_sharing, reduction, plan, cluster,
-            host; or how patiently: hang_seconds, start_seconds, max_failures.
+            host. Or limits of workers: hang_seconds, start_seconds, max_failures.
 
     Raises:
         CheckpointError: if the directory is no run, no checkpoint is whole, or the newest was made with another
@@ -153,7 +153,7 @@ def _limits_and_place(placement: dict[str, Any]) -> tuple[dict[str, Any], dict[s
 
 
 def _with_devices_of_plan(options: RunOptions) -> RunOptions:
-    """Returns the options with the devices of the plan that they name; kernels stay as the run began with them."""
+    """Returns the options with the devices of the plan that they name. Kernels stay those of the run's start."""
     devices = settings_of(options).devices
     return options if devices is None else replace(options, devices=devices)
 

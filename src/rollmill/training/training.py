@@ -45,10 +45,10 @@ def train(
     Args:
         algorithm: a graph, such as `rollmill.ppo(env)`.
         options: how to run it; single ones can be given as keywords: `train(algorithm, seed=3)`.
-        hooks: functions of an event (`rollmill.hooks`), called in this process while it trains; each may request
-            a stop or a checkpoint by what it returns.
-        imports: modules that register the environment, network or algorithm, noted for whoever resumes the run;
-            those whose import registered them here are noted by themselves.
+        hooks: functions of an event (`rollmill.hooks`), called in this process while it trains. What one returns
+            may request a stop or a checkpoint.
+        imports: modules that register the environment, network or algorithm, recorded for resuming the run.
+            Modules whose import registered them in this process are recorded anyway.
         recipe: name of the recipe that the hyperparameters come from, noted for readers of the run.
         **overrides: fields of `RunOptions` to replace.
 
@@ -56,13 +56,13 @@ def train(
         The run's directory and its summary.
 
     Raises:
-        UsageError: for options that cannot be used, or a run of another configuration where `resume_if_exists`
-            would go on; nothing was written then.
+        UsageError: for options that cannot be used, or if `resume_if_exists` finds a run of another
+            configuration. Nothing has been written.
         NonFiniteError: if a loss, gradient, weight, observation or reward is not finite.
-        StorageError: if the run cannot be written any further; it can be resumed.
-        HookFailed: if a hook raised; the training has stopped with a checkpoint, and can be resumed.
-        Interrupted: a KeyboardInterrupt, after Ctrl-C; the training has stopped with a checkpoint, and the
-            exception's `result` is its `Run`.
+        StorageError: if the run can no longer be written. It can be resumed.
+        HookFailed: if a hook raised. The training has saved a checkpoint and can be resumed.
+        Interrupted: a KeyboardInterrupt, after Ctrl-C. The training has saved a checkpoint, and `result` holds its
+            `Run`.
     """
     hooks = check_hooks(hooks)
     check_algorithm(algorithm)
@@ -82,7 +82,7 @@ def prepare_training(
     recipe: str | None = None,
     **overrides: Any,
 ) -> PreparedTraining:
-    """Checks and compiles a new training without writing anything; arguments and errors are those of `train`."""
+    """Checks and compiles a new training without writing anything. Takes the arguments of `train`."""
     planned = plan_training(algorithm, chosen_options(options, overrides), imports=imports, recipe=recipe)
     return prepare(planned, None, choose_display(quiet=planned.options.quiet))
 
@@ -95,7 +95,7 @@ def plan_training(
     recipe: str | None = None,
     described: dict[str, Any] | None = None,
 ) -> PlannedTraining:
-    """Checks a new training, and chooses its plan; arguments and errors are those of `train`.
+    """Checks a new training and chooses its plan. Takes the arguments of `train`, and raises its errors.
 
     `described` is the graph's description. Default: it is made, which traces the graph.
     """
@@ -119,7 +119,7 @@ def begin_training(
     *,
     watch: Callable[[Session], Session] = lambda session: session,
 ) -> Run:
-    """Creates the run of a training and trains; hooks, result and errors are those of `train`.
+    """Creates the run of a training, and trains it with the hooks, result and errors of `train`.
 
     `watch` may put another session around that of the training.
     """

@@ -56,13 +56,13 @@ class GradientStep:
 
     lowered: LoweredFunction
     sample: list[Leaf]
-    """The sample's leaves, with their places among the inputs; of a sequence's step, with constants and memory."""
+    """The sample's leaves with their places among the inputs, including a sequence's constants and memory."""
     sums: list[Sum]
     """Results that are summed over samples: gradients, then metrics."""
     results: PyTree[Output]
     """The summed results in their structure."""
     carried: list[Leaf]
-    """Leaves that the step after this one hands back, with their places among the inputs; zero after the last."""
+    """Leaves that the next step hands back, with their places among the inputs. Zero after the last step."""
     handed_back: list[Leaf]
     """The same leaves for the step before, with their places among the outputs."""
 
@@ -93,8 +93,8 @@ class Shuffled(NamedTuple):
     rows: UInt32[Array, "*epochs M N"]
     """Rows of each minibatch."""
     conditioned: dict[int, Array]
-    """Leaves `[*epochs, M, N, ...]` that were changed with regard to a whole minibatch, by their number; those of
-    sequences are `[*epochs, M, T, N, ...]`."""
+    """Leaves `[*epochs, M, N, ...]` that were changed by conditioning a whole minibatch, by leaf number.
+    Sequences have `[*epochs, M, T, N, ...]`."""
 
 
 class PackedBatch(NamedTuple):
@@ -119,7 +119,7 @@ class Minibatch(NamedTuple):
     vector: Vector | None = None
     """The network, where it is held as one vector."""
     turns: int = 1
-    """Steps of a sequence that are taken one after the other; rows are sequences then."""
+    """Steps of a sequence, computed in order. More than 1 if rows are sequences."""
 
     @property
     def num_rows(self) -> int:
@@ -138,7 +138,7 @@ class Minibatch(NamedTuple):
 
 
 def lower_gradients(graph: Graph) -> GradientStep:
-    """Returns the program of one sample, for the shapes with which a graph starts; nothing is computed.
+    """Lowers the program of one sample for the shapes of a graph's first state, without computing.
 
     Raises:
         CannotFuse: what no kernel can compute, with the line where it stands.
@@ -231,7 +231,7 @@ def kernel_gradients(graph: Graph) -> MeanGradients | SequenceGradients:
 
 
 def first_batch(graph: Graph, state: State) -> tuple[Learner, Batch]:
-    """The learner and the batch of the first iteration; with a replay memory, a minibatch of its shapes."""
+    """Returns learner and batch of the first iteration, or a minibatch's shapes with a replay memory."""
     collector = state.collector
     _, trajectory = collect(graph, graph.weights(state.learner), collector, state.key)
     learner, batch = prepare(graph, state.learner, trajectory, collector.index)
@@ -312,7 +312,7 @@ def _swapped(tree: PyTree[Array]) -> PyTree[Array]:
 def fused_gradients(
     graph: Graph, batch: Batch, reduce: Reduce, *, run: Run, step: GradientStep | None = None
 ) -> Callable[[Learner, UInt32[Array, " N"]], tuple[Weights, Metrics]]:
-    """Computes `dataflow.gradients_of_rows` by `run`; the graph's `step` is lowered here where it is left out."""
+    """Computes `dataflow.gradients_of_rows` by `run`. Default `step`: the graph's, lowered here."""
     own = pack_batch(batch)
 
     def gradients(learner: Learner, rows: UInt32[Array, " N"]) -> tuple[Weights, Metrics]:
@@ -350,7 +350,7 @@ def in_one_vector(step: GradientStep, gradients: Weights, means: Float[Array, " 
 
 
 def _conditioned_leaves(graph: Graph, batch: PackedBatch, rows: Array, *, reduce: Reduce) -> dict[int, Array]:
-    """Returns the leaves that conditioning a minibatch changes; the others are not even read for it."""
+    """Returns the leaves that conditioning a minibatch changes, without reading the others."""
     by_sequence = graph.loops.cut == "sequences"
     of_steps = lambda leaf: leaf.reshape(graph.loops.num_steps, -1, *leaf.shape[1:])[:, rows].swapaxes(0, 1)
     taken = jax.tree.map(of_steps if by_sequence else lambda leaf: leaf[rows], batch.packed.samples)
@@ -370,7 +370,7 @@ def _conditioned_leaves(graph: Graph, batch: PackedBatch, rows: Array, *, reduce
 def run_gradients_reference(
     step: GradientStep, minibatch: Minibatch, *, precision: Any = None
 ) -> Float[Array, " size"]:
-    """Computes all samples at once, by JAX's own functions; those of sequences step after step, from the last."""
+    """Computes all samples at once in JAX. Sequences are computed step by step from the last."""
     count, turns, uniforms = minibatch.num_rows, minibatch.turns, minibatch.uniforms
     rows = minibatch.shuffled.rows[minibatch.number]
     computed = [each for each in step.sums if each.is_computed]

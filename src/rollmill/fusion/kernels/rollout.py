@@ -1,7 +1,7 @@
 """A whole rollout as one kernel: policy and environment, step after step, for a block of environments each.
 
 It computes what `dataflow.collect` computes, from the same functions and the same random keys. The state of the
-environments and the policy's memory stay in registers from the first step to the last; each step writes its row
+environments and the policy's memory stay in registers throughout, and each step writes its row
 of the trajectory.
 
 Shape letters: `T` steps, `E` environments.
@@ -78,7 +78,7 @@ class RolloutStep:
         return self.lowered.prologue
 
     def carries(self, place: int) -> bool:
-        """Whether this number, or row, is handed from step to step; others are known, or an earlier one again."""
+        """Whether this number or row is carried from step to step, rather than constant or a repetition."""
         node = self.program.inputs[place]
         return node.op == "input" and node.attributes[0] == place
 
@@ -94,7 +94,7 @@ class RolloutStep:
 
 
 def lower_rollout(graph: Graph) -> RolloutStep:
-    """Returns the program of one step, for the shapes with which a graph starts; nothing is computed.
+    """Lowers the program of one step for the shapes of a graph's first state, without computing.
 
     Raises:
         CannotFuse: what no kernel can compute, with the line where it stands.
@@ -131,7 +131,7 @@ def rollout_step(graph: Graph, weights: PyTree[Any], collector: PyTree[jax.Shape
 
 
 def _begun(graph: Graph, key: jax.ShapeDtypeStruct) -> ValueClasses:
-    """Labels of the numbers that an environment begins with; none where its beginning cannot be lowered."""
+    """Labels the numbers of an environment's first state, or returns none if its reset cannot be lowered."""
     begin = lambda key, index: to_raw(start_one(graph, jax.random.wrap_key_data(key), index))
     try:
         return labels_of(lower_function(begin, (key, jax.ShapeDtypeStruct((), jnp.int32))).outputs)
@@ -154,7 +154,7 @@ def _under_invariants(labels: ValueClasses, step: TracedFunction) -> LoweredFunc
 
 
 def pressure_of_rollout(graph: Graph) -> Pressure:
-    """Returns the size of a step of policy and environment, where they can be one kernel; nothing is compiled.
+    """Returns the size of a step of policy and environment, if they can be one kernel, without compiling.
 
     Raises:
         CannotFuse: if they cannot, with the line where it stands.

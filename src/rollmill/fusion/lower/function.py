@@ -55,15 +55,15 @@ class LoweredFunction:
     jaxpr: core.ClosedJaxpr
     """The jaxpr that was lowered."""
     program: Program
-    """The program; inputs that are constant, or equal to an earlier input, are replaced by that."""
+    """The program, in which the constant or the first equal input replaces an input."""
     prologue: Prologue
     """From the uniform arguments to the arrays that the program reads by slot."""
     inputs: PyTree
     """The program's inputs as `ScalarArray`s and `RowArray`s, in the structure of the arguments that differ."""
     outputs: PyTree
     """One `Output` for each array, in the structure that the function returns. The nodes of `ScalarArray`,
-    `RowArray` and the vectors of `OuterProducts` are the program's outputs, in order; constants and
-    `PrologueOutput`s are none of them."""
+    `RowArray` and the vectors of `OuterProducts` are the program's outputs, in order. Constants and
+    `PrologueOutput`s are not."""
 
     def __repr__(self) -> str:
         # Short: JAX prints the arguments of each partial function that it traces.
@@ -96,7 +96,7 @@ def lower_function(
     carried: bool = False,
     summed: bool = False,
 ) -> LoweredFunction:
-    """Returns the program of `function(*uniform, *each)`; see `trace_function` for the arguments.
+    """Returns the program of `function(*uniform, *each)`. Takes the arguments of `trace_function`.
 
     Raises `CannotFuse` for a primitive without a meaning in a kernel, or for arrays too large for it.
     """
@@ -142,7 +142,7 @@ def _shape_of(leaf: Any) -> jax.ShapeDtypeStruct:
 
 
 def lower_traced(traced: TracedFunction, assumed: ValueClasses = ()) -> LoweredFunction:
-    """Lowers a traced function; `assumed` says which numbers of the first leaves are known or equal.
+    """Lowers a traced function, given the constant and equal numbers of its first leaves (`assumed`).
 
     Raises `CannotFuse` for a primitive without a meaning in a kernel, or for arrays too large for it.
     """
@@ -161,7 +161,7 @@ def lower_traced(traced: TracedFunction, assumed: ValueClasses = ()) -> LoweredF
 
 
 def _with_layout(traced: TracedFunction, assumed: ValueClasses, in_rows: list[bool]) -> LoweredFunction:
-    """Returns the program for inputs in rows or scalars; carried ones are in rows where they come back as such."""
+    """Returns the program for inputs in rows or scalars. Carried inputs use rows if they are returned as rows."""
     lowered: list[tuple[Program, list[Any], list[Output]]] = []
 
     def make(uniform: list[Array]) -> UniformArrays:
@@ -221,7 +221,7 @@ def _results(ctx: Lowering, traced: TracedFunction, arguments: Sequence[Value]) 
 
 
 def _without_rows(traced: TracedFunction, assumed: ValueClasses) -> LoweredFunction | None:
-    """The program for inputs of which none is in rows, which can be cut as one likes; None where there is none."""
+    """Returns the program with all inputs as scalars, which can be sliced freely, or None if that fails."""
     try:
         return _with_layout(traced, assumed, [False] * len(traced.each))
     except CannotFuse:
@@ -236,7 +236,7 @@ def _is_row(leaf: jax.ShapeDtypeStruct) -> bool:
 def _inputs(
     region: Region, traced: TracedFunction, assumed: ValueClasses, in_rows: Sequence[bool]
 ) -> list[ScalarArray | RowArray]:
-    """Returns a node for each number that is handed in, or row; what is known, or another again, is that."""
+    """Returns a node for each input number or row, replacing constants and repetitions."""
     unlabelled = [None] * (len(traced.each) - len(assumed))
     met: dict[Any, Node] = {}
     try:
@@ -275,7 +275,7 @@ def _input(
 def _output(ctx: Lowering, value: Value, in_rows: bool | None, uniform: list[Array], summed: bool) -> Output:
     """Returns a value as it leaves the program, or the prologue, whose outputs so far are `uniform`.
 
-    `in_rows` says how it must lie, or None that it may lie as it does; a vector that is `summed` may be in parts.
+    `in_rows` requires rows or scalars, and None accepts either. A vector that is `summed` may be in parts.
     """
     if 0 in value.shape:
         return Const(np.zeros(value.shape, value.dtype))

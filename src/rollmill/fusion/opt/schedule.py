@@ -1,8 +1,7 @@
 """The order in which a program is written, with its branches and loops: what a backend's code generator follows.
 
-A schedule is a list of items. Operands come before their users; a guarded region stands behind one branch, once
-all that it reads is there; and where a program is long, its scalars are cut into segments. Code generators only
-fold over the list, and decide nothing of this.
+A schedule is a list of items. Operands come before their users. A guarded region forms one branch, after all its
+inputs. Scalars of a long program are divided into segments. Code generators fold over the list and decide nothing.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -17,7 +16,7 @@ MIN_SEGMENT = 100
 
 
 class Emit(NamedTuple):
-    """A node is computed; its operands have been."""
+    """Computes a node, after its operands."""
 
     node: Node
 
@@ -28,7 +27,7 @@ class EmitLoop(NamedTuple):
     node: Node
     body: "Schedule"
     condition: "Schedule | None"
-    """Whether another turn follows; None for a counted loop."""
+    """Whether another turn follows. None for a counted loop."""
 
     @property
     def loop(self) -> Loop:
@@ -42,7 +41,7 @@ class If(NamedTuple):
     condition: Node
     body: tuple["Item", ...]
     results: tuple[Node, ...]
-    """Nodes of the body that are read behind the branch; where it is not taken, nothing reads their values."""
+    """Nodes of the body that are read after the branch. Nothing reads their values if it is not taken."""
 
 
 class Segment(NamedTuple):
@@ -54,7 +53,7 @@ class Segment(NamedTuple):
 
 
 class Accumulate(NamedTuple):
-    """One of the sums that a program is scheduled for is added up; its nodes have been computed."""
+    """Adds to a sum of the program, after its nodes."""
 
     number: int
 
@@ -63,7 +62,7 @@ Item: TypeAlias = Emit | EmitLoop | If | Segment | Accumulate
 
 
 class Schedule(NamedTuple):
-    """A program, and the items that compute it; its inputs are there from the beginning."""
+    """A program and the items that compute it. Its inputs are available from the start."""
 
     program: Program
     items: tuple[Item, ...]
@@ -112,7 +111,7 @@ class _Scheduler:
             self._accumulate()
 
     def _emit_once(self, node: Node) -> None:
-        """A node, unless it is available or in a region; the regions that it reads come before it."""
+        """Emits a node that is neither available nor in a region, after the regions that it reads."""
         if node in self._available or node in self._waiting:
             return
         read = [self._waiting[operand] for operand in node.operands if operand in self._waiting]
@@ -164,7 +163,7 @@ class _Scheduler:
         return region.results
 
     def _emit_segment(self, nodes: Sequence[Node]) -> Sequence[Node]:
-        """Nodes of a segment; returns those that are read by what is not emitted yet."""
+        """Emits the nodes of a segment, and returns those that later nodes read."""
         outside = set(self._available)
         self._emit_each(nodes)
         # Nodes of regions that are not emitted yet are among them, and what those read has to be handed out too.

@@ -1,7 +1,7 @@
 """Elementary functions of vectors of float32, to within a few units in the last place.
 
-Arguments are reduced as usual (W. J. Cody and W. Waite, Software Manual for the Elementary Functions, 1980); what
-remains small is a short series.
+Arguments are reduced as usual (W. J. Cody and W. Waite, Software Manual for the Elementary Functions, 1980), and
+a short series computes the small remainder.
 """
 
 import math
@@ -24,7 +24,7 @@ ROUNDING = 1.5 * 2.0**23
 
 
 def exp(emit: Emitter, x: Value) -> Value:
-    """`e^x`; infinite from 89 on."""
+    """Returns `e^x`, which is infinite from 89 on."""
     whole, small = _expm1_parts(emit, _between(emit, x, -104.0, 89.0))
     return _scaled(emit, emit.add(emit.constant(1.0), small), whole)
 
@@ -47,7 +47,7 @@ def expm1(emit: Emitter, x: Value) -> Value:
 
 
 def tanh(emit: Emitter, x: Value) -> Value:
-    """Returns the hyperbolic tangent: `e / (e + 2)` where `e = expm1(2 x)`; from 9.1 on it is one."""
+    """Returns the hyperbolic tangent: `e / (e + 2)` with `e = expm1(2 x)`, and 1 from 9.1 on."""
     inside = _between(emit, x, -9.1, 9.1)
     whole, small = _expm1_parts(emit, emit.add(inside, inside))
     power = _power_of_two(emit, whole)
@@ -62,7 +62,7 @@ def logistic(emit: Emitter, x: Value) -> Value:
 
 
 def log(emit: Emitter, x: Value) -> Value:
-    """Logarithm, by the series of `atanh((m - 1) / (m + 1))` of the mantissa; exact at 0, infinity and below 0."""
+    """Returns the logarithm by the series of `atanh((m - 1) / (m + 1))`, exact at 0, infinity and below 0."""
     builder, one = emit.builder, emit.constant(1.0)
     tiny = builder.fcmp_ordered("<", x, emit.constant(2.0**-126))
     bits = builder.bitcast(builder.select(tiny, emit.multiply(x, emit.constant(2.0**23)), x), emit.vector(INT32))
@@ -180,7 +180,7 @@ MAX_REDUCED = 2.0**48
 
 
 def _any_angle(emit: Emitter, x: Value, by_c: str, *, quarter: int) -> Value:
-    """Sine or cosine by `_circular`; where a lane holds a greater angle, by C's function, behind a rare branch."""
+    """Returns sine or cosine by `_circular`, or by C's function if a lane holds a greater angle."""
     builder = emit.builder
     found = emit.slot(x.type)
     builder.store(_circular(emit, x, quarter=quarter), found)
@@ -196,7 +196,7 @@ def _signed_zero(emit: Emitter, x: Value, value: Value) -> Value:
 
 
 def _circular(emit: Emitter, x: Value, *, quarter: int) -> Value:
-    """Returns the sine of `x` and as many quarter turns; the argument is reduced in double precision."""
+    """Returns the sine of `x` plus quarter turns, reducing the argument in double precision."""
     builder = emit.builder
     wide = builder.fpext(x, emit.vector(FLOAT64))
     turns = emit.intrinsic("roundeven", builder.fmul(wide, emit.constant(2 / math.pi, FLOAT64)))
@@ -221,7 +221,7 @@ def _circular(emit: Emitter, x: Value, *, quarter: int) -> Value:
 
 
 def _polynomial(emit: Emitter, x: Value, coefficients: Sequence[float]) -> Value:
-    """Horner's scheme; the constant comes first."""
+    """Evaluates a polynomial by Horner's rule, from coefficients with the constant first."""
     found = emit.constant(coefficients[-1])
     for coefficient in reversed(coefficients[:-1]):
         found = emit.fma(found, x, emit.constant(coefficient))
@@ -229,7 +229,7 @@ def _polynomial(emit: Emitter, x: Value, coefficients: Sequence[float]) -> Value
 
 
 def _between(emit: Emitter, x: Value, least: float, most: float) -> Value:
-    """Clipped; what is not a number stays so."""
+    """Clips a number. NaN stays NaN."""
     builder = emit.builder
     low, high = emit.constant(least), emit.constant(most)
     x = builder.select(builder.fcmp_ordered(">", low, x), low, x)

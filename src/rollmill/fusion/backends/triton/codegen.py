@@ -1,7 +1,6 @@
 """Writes programs as Triton source.
 
-Rows have as many columns as the next power of two; the columns that are too many are zero wherever they could be
-read.
+Rows are padded to the next power of two columns. Padding is zero wherever it could be read.
 """
 
 import math
@@ -66,7 +65,7 @@ class TritonWriter:
         """Rows of scalars, and products that several nodes share, by the operands that they are made of."""
 
     def write(self, schedule: Schedule, inputs: Sequence[str], *, add_sum: AddSum | None = None) -> list[str]:
-        """Writes a program whose inputs have these names; returns the names of its outputs.
+        """Writes a program with these names of inputs, and returns the names of its outputs.
 
         `add_sum` writes each sum that the program is scheduled with.
         """
@@ -77,14 +76,14 @@ class TritonWriter:
         return [names[node] for node in outputs]
 
     def named(self, inputs: Sequence[Node], names: Sequence[str]) -> list[str]:
-        """Returns the names of inputs whose numbers have these names; some are known, or another input again."""
+        """Maps the names of numbers to inputs, of which some are constant or repeat another."""
         known = lambda node: self._constant(node) if node.op == "constant" else names[int(node.attributes[0])]
         return [known(node) for node in inputs]
 
     # --- one node -------------------------------------------------------------------------------------
 
     def node(self, node: Node, operands: list[str]) -> str:
-        """Writes a node whose operands have these names; returns its own, or the names of its numbers."""
+        """Writes a node with these names of operands, and returns its name or those of its numbers."""
         match node.op:
             case "constant":
                 return self._constant(node)
@@ -187,7 +186,7 @@ class TritonWriter:
         return f"{self._beside_others(scalar, name)}[:, None]"
 
     def _beside_others(self, scalar: Node, name: str) -> str:
-        """Returns a scalar in the layout from which it goes into rows; uniform ones have any layout."""
+        """Returns a scalar in the layout that rows are built from, which uniform scalars have already."""
         return name if scalar.op in ("constant", "uniform") else self._apart.into(name)
 
     def _stack(self, node: Node, operands: list[str]) -> str:
@@ -230,7 +229,7 @@ class TritonWriter:
     # --- skinny products -------------------------------------------------------------------------------
 
     def _find_products(self, nodes: Sequence[Node], outputs: Sequence[Node]) -> None:
-        """Finds skinny products; exact ones are sums where that is cheap."""
+        """Finds skinny products, and computes exact ones as sums where that is cheap."""
         exact = self.source.numerics == "float32"
         # Added to what was found before: a loop's body is a program of its own, with nodes of its own.
         self._scattered |= scattered_stacks(nodes, outputs, MAX_SUMMED if exact else MAX_SKINNY)
@@ -238,7 +237,7 @@ class TritonWriter:
             self._skinny = self._skinny.joined(find_skinny_matmuls(nodes, outputs, self._scattered))
 
     def _first(self, node: Node, scalars: Sequence[str]) -> str:
-        """Returns the product of a few scalars; what is added to it is one more row of the matrix."""
+        """Returns the product of a few scalars. A bias is one more row of the matrix."""
         slot, rows, size, start, transposed = node.attributes
         width, before = node.width or 0, self.source.before
         matrix = before.matrix(slot, rows, size, start, width, transposed=transposed, of_scalars=True)
@@ -254,7 +253,7 @@ class TritonWriter:
         return self._assign(self.product(self.beside(scalars), matrix))
 
     def beside(self, scalars: Sequence[str]) -> str:
-        """Returns a row of scalars with these names, filled up with zeros; each is made once."""
+        """Returns a row of these scalars, padded with zeros. Equal rows are built once."""
         key = tuple(scalars)
         if key not in self.tiles:
             self.tiles[key] = self._beside(self.source, [*key, *[ZERO] * (columns(len(key)) - len(key))])

@@ -20,7 +20,7 @@ AddSum: TypeAlias = Callable[[int, Names], None]
 """Adds one of a schedule's sums, by its number, whose nodes have these names."""
 
 ALWAYS = "tl.num_programs(0) > 0"
-"""A condition that Triton does not know to hold; LLVM does, and leaves the branch out."""
+"""A condition that is true, which LLVM proves and Triton does not, so that LLVM drops the branch."""
 
 
 @runtime_checkable
@@ -29,10 +29,10 @@ class NodeWriter(Protocol):
 
     source: KernelSource
     tiles: dict[Any, str]
-    """Names that several nodes share; those made in a branch are not known behind it."""
+    """Names shared by several nodes. Names from a branch end with it."""
 
     def node(self, node: Node, operands: list[str]) -> str:
-        """Writes a node whose operands have these names; returns its own."""
+        """Writes a node with these names of operands, and returns its name."""
         ...
 
     def shape(self, node: Node) -> str:
@@ -40,12 +40,12 @@ class NodeWriter(Protocol):
         ...
 
     def write(self, schedule: Schedule, inputs: Sequence[str]) -> list[str]:
-        """Writes a program whose inputs have these names; returns the names of its outputs."""
+        """Writes a program with these names of inputs, and returns the names of its outputs."""
         ...
 
 
 def write_items(writer: NodeWriter, items: Sequence[Item], names: Names, add_sum: AddSum | None = None) -> Names:
-    """Writes items, where these nodes have names; returns the names of all nodes that have one behind them."""
+    """Writes items given the names of earlier nodes, and returns all names defined after them."""
     known = dict(names)
     for item in items:
         match item:
@@ -70,7 +70,7 @@ def write_items(writer: NodeWriter, items: Sequence[Item], names: Names, add_sum
 def _write_branch(
     writer: NodeWriter, condition: str, body: Sequence[Item], results: Sequence[Node], names: Names
 ) -> Names:
-    """Writes a branch; returns the names of its results, which are zeros where it is not taken."""
+    """Writes a branch, and returns the names of its results, which are zero if it is not taken."""
     source, lines, tiles = writer.source, writer.source.lines, dict(writer.tiles)
     # The lines of the branch are put aside: its results have to be declared before it, and are known after it.
     source.lines = []
@@ -98,7 +98,7 @@ def _hand_out(writer: NodeWriter, node: Node, names: str) -> str:
 
 
 def _kinds(node: Node) -> Sequence[Node]:
-    """Nodes of the types and widths that a node's numbers have; a loop has several."""
+    """Returns nodes with the types and widths of a node's results, of which a loop has several."""
     return node.attributes[0].body.outputs if node.op == "loop" else (node,)
 
 
@@ -133,7 +133,7 @@ def _write_loop(writer: NodeWriter, item: EmitLoop, operands: Sequence[str]) -> 
 
 
 def _copied(writer: NodeWriter, name: str, node: Node) -> str:
-    """Returns a value in the shape that it has after a turn; `x - 0` keeps the sign of zeros, unlike `x + 0`."""
+    """Returns a value in its shape after a turn. Unlike `x + 0`, `x - 0` keeps the sign of zeros."""
     whole = name if node.width is None else f"tl.broadcast_to({name}, {writer.shape(node)})"
     if node.dtype == np.bool_:
         return f"{whole} & tl.full({writer.shape(node)}, 1, tl.int1)"

@@ -33,7 +33,7 @@ class GradientLaunch(NamedTuple):
     programs: int
     """Each goes through its part of the minibatch block by block."""
     block: int = 64
-    """Samples of a block; a power of two, at least 16."""
+    """Samples in a block, a power of two from 16 on."""
     num_warps: int = 4
     reads_again: int = 0
     """1 to read the matrices of a step of a sequence anew in every step, so that they take no shared memory."""
@@ -91,7 +91,7 @@ def _pointer(given: KernelArguments, array: Any) -> str:
 
 
 def _slot(given: KernelArguments, array: Any, vector: Vector | None) -> str:
-    """Returns the pointer to a uniform array; weights are read from their vector."""
+    """Returns the pointer to a uniform array, within the weights' vector if it is a weight."""
     offset = None if vector is None else vector.offset_of(array)
     if vector is None or offset is None:
         return _pointer(given, array)
@@ -168,7 +168,7 @@ MAX_NODES_BY_TRITON = 1_000
 
 
 def _sample_loop(task: _Common, each: SampleLoop, numbers: Mapping[Node, str], prefix: str) -> list[str]:
-    """One loop over a program's samples, and its sums; all its names begin alike."""
+    """Writes a loop over a program's samples and its sums, with `prefix` before all names."""
     mask = "" if task.whole_blocks else "here"
     summing_from = [node for tile in each.tiles.values() for term in tile.terms for node in term.nodes]
     step = task.step
@@ -235,7 +235,7 @@ def _carried_name(prefix: str, place: int) -> str:
 
 
 def _inputs(task: _Common, program: Program, samples: SamplePrefetch, prefix: str) -> list[str]:
-    """Returns the names of the inputs that a loop needs; the others are not read."""
+    """Loads the inputs that a loop needs, and returns their names."""
     needed = {node for node in program.nodes() if node.op == "input"}
     names = [""] * len(program.inputs)
     for leaf in task.step.carried:
@@ -273,7 +273,7 @@ class _SumWriter:
             self._add_number(total, names[node])
 
     def _add_term(self, n: int, term: TileTerm, names: Names) -> None:
-        """`tile += right^T left`; samples that are none are zero on the right."""
+        """`tile += right^T left`; with padding samples zero on the right."""
         left, right = self._side(term.left, names), self._side(term.right, names)
         if self._mask:
             right = f"tl.where({self._mask}[:, None], {right}, 0.0)"

@@ -29,7 +29,7 @@ Combine = Callable[..., Node]
 
 
 def mapped(ctx: Lowering, combine: Combine, values: Sequence[Value], dtype: Any) -> Value:
-    """`combine` of each element, or of each row where a value has rows; axes of length 1 are repeated."""
+    """Applies `combine` to each element, or to each row if a value has rows. Axes of length 1 are repeated."""
     shape = np.broadcast_shapes(*(value.shape for value in values))
     if any(isinstance(value, Concat) for value in values):
         return _by_parts(ctx, combine, values, dtype, shape)
@@ -70,7 +70,7 @@ def applied(ctx: Lowering, op: str, *values: Value, dtype: Any = None) -> Value:
 
 
 def chosen(ctx: Lowering, condition: Value, one: Value, other: Value) -> Value:
-    """`one` where the condition holds; of random keys as well."""
+    """Returns `one` where the condition holds, `other` elsewhere, for random keys too."""
     if not is_key(one.dtype):
         return applied(ctx, "select", condition, one, other)
 
@@ -189,14 +189,14 @@ def _log2(ctx: Lowering, equation: Equation, x: Node) -> Node:
 
 
 def _exp2(ctx: Lowering, equation: Equation, x: Node) -> Node:
-    """`2^x`; for floats of 16 bits `exp(x log 2)`, as JAX lowers it: the rounded product shows in the result."""
+    """Returns `2^x`. Floats of 16 bits use `exp(x log 2)` as JAX does, since its rounding shows in the result."""
     if x.dtype == np.float32:
         return ctx.apply("exp2", x)
     return ctx.apply("exp", ctx.apply("mul", x, ctx.constant(math.log(2), x.dtype)))
 
 
 def _logistic(ctx: Lowering, equation: Equation, x: Node) -> Node:
-    """`1 / (1 + e^-x)`; of floats of 16 bits XLA rounds each step, which shows in the result."""
+    """Returns `1 / (1 + e^-x)`. For floats of 16 bits each step is rounded, as by XLA."""
     if x.dtype == np.float32:
         return ctx.apply("logistic", x)
     one = ctx.constant(1, x.dtype)
@@ -204,7 +204,7 @@ def _logistic(ctx: Lowering, equation: Equation, x: Node) -> Node:
 
 
 def _polynomial(ctx: Lowering, equation: Equation, x: Node, *coefficients: Node) -> Node:
-    """Returns a polynomial by Horner's rule; the constant comes first."""
+    """Evaluates a polynomial by Horner's rule, from coefficients with the constant first."""
     total = coefficients[-1]
     for coefficient in coefficients[-2::-1]:
         total = ctx.apply("add", ctx.apply("mul", total, x), coefficient)
@@ -249,7 +249,7 @@ def _in_order(op: str) -> Callable[..., Node]:
 
 
 def ordered_bits(ctx: Lowering, x: Node) -> Node:
-    """Returns an integer by which floats are in total order; integers are what they are."""
+    """Maps floats to integers of the same total order. Integers are returned as they are."""
     if not is_float(x.dtype):
         return x
     kind = np.dtype(f"int{x.dtype.itemsize * 8}")
