@@ -31,7 +31,7 @@ def cached_file(folder: str, known: Sequence[object], *, packages: Sequence[str]
 
 
 def read_cached(file: Path, read: Callable[[Any], T]) -> T | None:
-    """The value that `read` makes of a file's JSON; None if there is none, or a damaged one, which is removed."""
+    """Reads a file's JSON by `read`. Returns None if there is no file, or removes a damaged one."""
     folder = folder_in_cache(file)
     try:
         return read(parse_json(folder.read(file.name, limit=MAX_BYTES), where=str(file)))

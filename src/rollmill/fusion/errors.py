@@ -2,4 +2,4 @@
 
 
 class LoweringError(Exception):
-    """A primitive that a rule cannot lower; the text names what a kernel cannot compute, and what would help."""
+    """A rule cannot lower a primitive. The text names the obstacle and a remedy."""

@@ -66,7 +66,7 @@ class Explanation(NamedTuple):
 
 
 def explain(graph: Graph, chip: Chip, numerics: Numerics, launch: Launch | None = None) -> Explanation:
-    """Explains a graph's rollout kernel on a chip, which is not compiled; no GPU is needed.
+    """Explains a graph's rollout kernel on a chip, without compiling and without a GPU.
 
     Raises:
         CannotFuse: it cannot be fused, with the reason and the line.
@@ -96,7 +96,7 @@ def resident(resources: Resources, launch: Launch) -> int:
 
 
 def compiled_resources(found: Explanation, chip: Chip) -> Resources | None:
-    """Compiles an explained kernel for a chip; the resources that it takes, or None where Triton is not installed.
+    """Compiles an explained kernel for a chip. Returns its resources, or None if Triton is not installed.
 
     A kernel of 18,000 operations takes half a minute of a core.
     """

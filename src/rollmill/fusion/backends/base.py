@@ -13,7 +13,7 @@ AnyLaunch: TypeAlias = tuple[int, ...]
 """The numbers of a launch, as a backend understands them."""
 
 CompilingAhead: TypeAlias = AbstractContextManager[Callable[[], None]]
-"""Compiles kernels in the background; gives the function that waits for them, and ends what still compiles."""
+"""Compiles kernels in the background. Gives a function that waits for them, and cancels the rest at the end."""
 
 MAX_PRODUCTS = 100
 """Matrix products of a step; with 323, as in policies for MinAtar, kernels compile for many minutes."""
@@ -51,7 +51,7 @@ class Backend(NamedTuple):
     check: Callable[[Any], None]
     """Raises a UsageError where a device has no kernels."""
     hopeless: Callable[[Pressure], str | None]
-    """Why a step is not worth compiling unless a kernel is asked for; None where it is."""
+    """Why a step is not worth compiling unless requested, or None if it is."""
     timed_repeats: int
     """Rollouts, or epochs, that are timed at once: enough that the device never waits for the host."""
     unroll: int
@@ -67,7 +67,7 @@ def check_package(backend: Backend) -> None:
 
 
 def many_products(pressure: Pressure) -> str | None:
-    """Returns why a program compiles for minutes, on a CPU as for a GPU; None where it does not."""
+    """Returns why a program compiles for minutes on any device, or None if it does not."""
     if pressure.products <= MAX_PRODUCTS:
         return None
     return (

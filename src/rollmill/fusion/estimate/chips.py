@@ -10,7 +10,7 @@ from rollmill.fusion.estimate.cost import Cost
 
 
 class Chip(NamedTuple):
-    """A GPU; rates are of one multiprocessor, a clock."""
+    """A GPU. Rates are per multiprocessor and clock."""
 
     capability: int
     """Compute capability, 90 for 9.0."""
@@ -20,7 +20,7 @@ class Chip(NamedTuple):
     bandwidth: float
     """Bytes a second."""
     tensor: float
-    """Operations on short floats with long sums; half as many on tf32."""
+    """Operations on short floats with float32 sums. Half as many on tf32."""
     floats: float = 128.0
     integers: float = 64.0
     special: float = 16.0

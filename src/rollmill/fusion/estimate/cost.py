@@ -55,7 +55,7 @@ class Cost(NamedTuple):
 
     @property
     def instructions(self) -> int:
-        """Instructions of one lane; matrix products have units and instructions of their own."""
+        """Instructions of one lane, without those of matrix products."""
         return self.floats + self.integers + self.special
 
 
@@ -68,7 +68,7 @@ class Costs(NamedTuple):
 
 
 def costs_of(program: Program) -> Costs:
-    """Returns the cost of a program; loops of an unknown number of turns are counted once."""
+    """Estimates the cost of a program. Loops of unknown length count once."""
     nodes = program.nodes()
     guarded = {node for guard in guarded_regions(nodes, program.outputs) for node in guard.nodes}
     return Costs(

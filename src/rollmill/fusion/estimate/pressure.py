@@ -27,7 +27,7 @@ class Pressure(NamedTuple):
     live: int
     """Registers that hold what is still read, where they are most."""
     instructions: int
-    """Instructions that every step executes; the body of a loop counts once."""
+    """Instructions that every step executes. The body of a loop counts once."""
     products: int
     """Matrix products with rows, which take compilers longest."""
     guarded: int
@@ -46,7 +46,7 @@ def pressure_of(program: Program) -> Pressure:
 
 
 def _peak(nodes: Sequence[Node], outputs: Sequence[Node]) -> int:
-    """Registers at the fullest place; inputs are there from the beginning, outputs until the end."""
+    """Returns the maximum of live registers. Inputs live from the start, outputs to the end."""
     # Later entries win, so this is the last place at which each is read.
     last = {operand: at for at, node in enumerate(nodes) for operand in node.operands}
     last |= dict.fromkeys(outputs, len(nodes))
@@ -66,13 +66,13 @@ def _peak(nodes: Sequence[Node], outputs: Sequence[Node]) -> int:
 
 
 def _products(nodes: Sequence[Node]) -> int:
-    """Returns the number of matrix products; those in loops count once."""
+    """Counts matrix products, those in loops once."""
     bodies = [node.attributes[0].body.nodes() for node in nodes if node.op == "loop"]
     return sum(node.op == "dot" for node in nodes) + sum(map(_products, bodies))
 
 
 def _registers(node: Node) -> int:
-    """Registers of a node's result; a loop's are those of the numbers that it carries."""
+    """Returns the registers of a node's result, or of a loop's carried numbers."""
     if node.op in IN_MEMORY or node.op == "item":
         return 0
     if node.op == "loop":

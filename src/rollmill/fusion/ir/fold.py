@@ -31,7 +31,7 @@ NEUTRAL: dict[str, tuple[Any, bool]] = {
 """The right operand that changes nothing, -1 for all bits; and whether that holds of floats as well."""
 
 ABSORBING = {"and": 0, "or": -1, "mul": 0}
-"""The operand that decides the result alone; not of floats."""
+"""The operand that alone determines the result, for types other than floats."""
 
 OF_ITSELF: dict[str, Any] = {
     "eq": True,
@@ -43,7 +43,7 @@ OF_ITSELF: dict[str, Any] = {
     "xor": 0,
     "sub": 0,
 }
-"""The result of an operation on two equal operands; not of floats."""
+"""The result of an operation on two equal operands, for types other than floats."""
 
 COMPARISONS: dict[str, Callable[..., Any]] = {
     "eq": np.equal,
@@ -91,7 +91,7 @@ class Maker(Protocol):
 def folded(
     region: Maker, op: str, operands: tuple[Node, ...], attributes: tuple, dtype: np.dtype, width: int | None
 ) -> Node | None:
-    """A node that exists already or a constant, where one says the same; None where the operation is needed.
+    """Returns an equal constant or existing node, or None if the operation is needed.
 
     Where a row is asked for, a scalar stands for a row of that number in all columns.
     """
@@ -211,12 +211,12 @@ def _in(number: int | float, dtype: np.dtype) -> Any:
 
 
 def is_float(dtype: np.dtype) -> bool:
-    """Returns whether a type is a float; bfloat16 is one here, though not to NumPy."""
+    """Returns whether a type is a float. Unlike in NumPy, bfloat16 is one."""
     return jnp.issubdtype(dtype, jnp.floating)
 
 
 def is_short_float(dtype: np.dtype) -> bool:
-    """Returns whether a type is a float of 16 bits; such numbers are computed with in float32 and then rounded."""
+    """Returns whether a type is a float of 16 bits, which is computed in float32 and then rounded."""
     return is_float(dtype) and dtype.itemsize == 2
 
 

@@ -21,10 +21,10 @@ class Node:
     """A name in `operations.OPERATIONS`, or one of `STRUCTURAL`."""
     operands: tuple["Node", ...]
     attributes: tuple[Any, ...]
-    """Parameters of the operation that are no nodes; hashable."""
+    """Hashable parameters of the operation other than nodes."""
     dtype: np.dtype
     width: int | None = None
-    """Numbers of a row; None for a scalar."""
+    """Numbers of a row. None for a scalar."""
     region: Any = None
     """The `Region` that it was made in; None where it belongs everywhere, as constants do."""
 
@@ -57,7 +57,7 @@ OF_UNIFORMS = ("uniform", "table", "dot")
 
 
 class Program(NamedTuple):
-    """Nodes in an order in which every operand precedes its user; what no output needs is left out."""
+    """Returns the nodes that outputs need, operands before their users."""
 
     inputs: tuple[Node, ...]
     outputs: tuple[Node, ...]
@@ -86,7 +86,7 @@ class Loop(NamedTuple):
     condition: Program | None
     """Gives one boolean: whether another turn follows, each environment for itself; None for a counted loop."""
     turns: int | None
-    """Iterations of a counted loop; None where the condition decides."""
+    """Iterations of a counted loop. None if the condition decides."""
 
 
 def total_of(nodes: Sequence[Node]) -> int:

@@ -13,7 +13,7 @@ from rollmill.fusion.ir.node import Node, Program
 
 
 class Region:
-    """Builder of nodes; a loop's body has a region of its own."""
+    """Builds nodes. The body of a loop has its own region."""
 
     def __init__(self, outer: "Region | None" = None) -> None:
         self.outer = outer
@@ -28,7 +28,7 @@ class Region:
         return node
 
     def constant(self, value: bool | int | float, dtype: Any) -> Node:
-        """Returns a number that is known; integers wrap around as the dtype does."""
+        """Returns a constant. Integers wrap around as the dtype does."""
         if self.outer is not None:
             return self.outer.constant(value, dtype)
         dtype = np.dtype(dtype)
@@ -49,7 +49,7 @@ class Region:
     def emit(
         self, op: str, *operands: Node, dtype: Any, width: int | None = None, attributes: tuple[Any, ...] = ()
     ) -> Node:
-        """Returns the result of an operation; what depends on nothing in a loop is computed outside of it."""
+        """Returns the result of an operation, hoisted out of a loop if it does not depend on it."""
         # Loop-invariant code motion, as a side effect of where nodes are made: an operation none of whose operands
         # was made in this loop's body is made in the region around it, and so on outwards.
         if self.outer is not None and all(operand.region is not self for operand in operands):

@@ -47,7 +47,7 @@ class NodeNames:
         return ", ".join(map(self.of, nodes))
 
     def line(self, node: Node) -> str:
-        """Returns the line that computes a node; a loop's program is not part of it."""
+        """Returns the line that computes a node, without a loop's program."""
         name, operands = f"{self.of(node)}:{type_text(node)}", self.all_of(node.operands)
         return f"{name} = {node.op}{_attributes_text(node)} {operands}".rstrip()
 
@@ -78,7 +78,7 @@ def _loop_lines(loop: Loop) -> Iterator[str]:
 
 
 def inputs_line(program: Program, names: NodeNames) -> str:
-    """Returns the inputs of a program, with their types; one that is known, or another again, as that."""
+    """Returns the inputs of a program with their types, naming constants and repetitions."""
     shown = []
     for place, node in enumerate(program.inputs):
         own = node.op == "input" and node.attributes[0] == place
@@ -87,7 +87,7 @@ def inputs_line(program: Program, names: NodeNames) -> str:
 
 
 def type_text(node: Node) -> str:
-    """Returns the type of a node, such as `f32` or `i32[4]`; a loop's is that of what it carries."""
+    """Returns the type of a node, such as `f32` or `i32[4]`, or of a loop's carried numbers."""
     if node.op == "loop":
         return f"({', '.join(map(type_text, node.attributes[0].body.outputs))})"
     return _dtype_text(node.dtype) if node.width is None else f"{_dtype_text(node.dtype)}[{node.width}]"

@@ -138,7 +138,7 @@ class _Tiles:
         self.tiles: list[Tile] = []
 
     def add_products(self, offset: int, terms: Sequence[TileTerm], stride: int) -> None:
-        """Adds a sum of outer products of two sides; skinny sides share a tile with others.
+        """Adds a sum of outer products of two sides. Skinny sides share tiles.
 
         `stride` is the distance between two rows of the result.
         """

@@ -26,7 +26,7 @@ class Leaf(NamedTuple):
     places: tuple[int, ...]
     """Its numbers, or rows, among a program's inputs or outputs."""
     width: int | None
-    """Columns of its rows; None where it is held number by number."""
+    """Columns of its rows. None if it is held number by number."""
     same: np.ndarray | PrologueOutput | None = None
     """Its value where no program computes it, for all environments share it."""
 
@@ -72,7 +72,7 @@ def output_leaves(lowered: LoweredFunction) -> list[list[Leaf]]:
 
 
 def leaves_of_outputs(part: PyTree[Output], first: int = 0) -> list[Leaf]:
-    """Returns the leaves of results; `first` is the place of their first node among a program's outputs."""
+    """Returns the leaves of results, whose first node is output `first` of a program."""
     leaves = []
     for value in jax.tree.leaves(part, is_leaf=is_output):
         leaves.append(output_leaf(value, first))

@@ -107,7 +107,7 @@ def _joined(parts: Sequence[int], bits: int) -> list[int]:
 
 
 def _part(parts: Sequence[int], bits: int) -> int:
-    """Returns the number of the part that these rows belong to; what needs none belongs to the first."""
+    """Returns the part that these rows belong to, or the first if they need none."""
     return next((n for n, part in enumerate(parts) if part & bits), 0)
 
 

@@ -20,7 +20,7 @@ from rollmill.fusion.lower.values import Concat, OuterProducts, Output, is_outpu
 
 
 class LeafPair(NamedTuple):
-    """Two vectors of each sample, which are multiplied; each is one or more leaves side by side."""
+    """Two vectors of each sample to multiply, each of one or more leaves side by side."""
 
     left: tuple[Leaf, ...]
     right: tuple[Leaf, ...]
@@ -30,7 +30,7 @@ class Sum(NamedTuple):
     """One result: the sum over samples of an array, or of outer products of vectors."""
 
     leaves: tuple[Leaf, ...]
-    """The array, or parts of a vector side by side; none for products."""
+    """The array, or adjacent parts of a vector. None for products."""
     pairs: tuple[LeafPair, ...] = ()
     """Vectors of the products, which are added."""
 
@@ -54,12 +54,12 @@ class Sum(NamedTuple):
 
     @property
     def is_computed(self) -> bool:
-        """Whether a program computes it; it is the same for all samples otherwise."""
+        """Whether a program computes it. Otherwise it is the same for all samples."""
         return not self.leaves or bool(self.leaves[0].places)
 
 
 def sums_of(results: PyTree[Output], first: int = 0) -> list[Sum]:
-    """The sums of results, leaf by leaf; `first` is the place of their first node among a program's outputs."""
+    """Returns the sums of results by leaf, whose first node is output `first` of a program."""
     sums = []
     for value in jax.tree.leaves(results, is_leaf=is_output):
         sums.append(_sum(value, first))

@@ -15,7 +15,7 @@ class Vector(NamedTuple):
     """Cut out of `numbers`."""
 
     def offset_of(self, array: Any) -> int | None:
-        """Returns the offset of a leaf in the vector; None for an array that is no leaf."""
+        """Returns the offset of a leaf in the vector, or None for other arrays."""
         first = 0
         for leaf in self.leaves:
             # By identity: a prologue hands on an argument that it does not change as the same object.

@@ -41,7 +41,7 @@ class Lowering(NamedTuple):
         return self._replace(region=Region(self.region))
 
     def apply(self, op: str, *nodes: Node, dtype: Any = None) -> Node:
-        """Returns an operation of `operations.OPERATIONS`; its result is a row where an operand is one."""
+        """Applies an operation of `operations.OPERATIONS`. The result is a row if an operand is."""
         width = next((node.width for node in nodes if node.width is not None), None)
         # A bias beside what is known of a product: two uniform rows in a row of additions become one.
         if op == "add" and width is not None:

@@ -59,7 +59,7 @@ def start_of(ctx: Lowering, index: Node, most: int, *, clamp: bool) -> tuple[Sta
 def dynamic_slice_by_select(
     ctx: Lowering, nodes: NodeArray, starts: Sequence[Start], sizes: Sequence[int]
 ) -> NodeArray:
-    """The block of an array of nodes that begins at `starts`; a chain of selects along each axis that needs it."""
+    """Returns the block of an array of nodes at `starts`, by chains of selects along dynamic axes."""
     for axis, (start, size) in enumerate(zip(starts, sizes, strict=True)):
         moved = np.moveaxis(nodes, axis, 0)
         if isinstance(start, int):

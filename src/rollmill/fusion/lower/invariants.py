@@ -47,7 +47,7 @@ def meet(labels: ValueClasses, after: Sequence[Output]) -> ValueClasses:
 
 
 def _labels(value: Output) -> list[Hashable] | None:
-    """Returns a label for each number of a leaf; None for a leaf that is not made of scalars."""
+    """Returns a label for each number of a leaf, or None for a leaf in rows."""
     match value:
         case Const(array):
             return [ConstLabel(number.item(), array.dtype) for number in array.reshape(-1)]

@@ -23,7 +23,7 @@ Body = Callable[[Lowering, list[Value]], list[Value]]
 
 
 class CarryForm(NamedTuple):
-    """How a carried array is held: not at all, because it never changes; or as scalars or rows."""
+    """How a carried array is held: as scalars, as rows, or not at all because it is constant."""
 
     changes: bool = False
     in_rows: bool = False

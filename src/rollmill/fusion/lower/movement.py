@@ -22,7 +22,7 @@ from rollmill.fusion.lower.values import (
 )
 
 MAX_PIECES = 8
-"""Pieces of rows side by side; where there are more, rows are taken apart into scalars."""
+"""Maximum of adjacent pieces of rows, beyond which rows are split into scalars."""
 
 
 def gather_static(ctx: Lowering, value: Value, places: np.ndarray, fill: Node | None = None) -> Value:

@@ -86,7 +86,7 @@ class PrologueOutput(NamedTuple):
 
 
 class ScalarArray(NamedTuple):
-    """A node for each element; of random keys, a `KeyPair`."""
+    """A node for each element, or a `KeyPair` for random keys."""
 
     nodes: NodeArray
     """In the array's shape."""
@@ -163,7 +163,7 @@ class OuterProducts(NamedTuple):
 Value: TypeAlias = Const | Uniform | ScalarArray | RowArray | Concat | OuterProducts
 
 Output: TypeAlias = Const | PrologueOutput | ScalarArray | RowArray | Concat | OuterProducts
-"""A result of a lowered function; only sums over samples are left as a concatenation or as products."""
+"""A result of a lowered function. Only sums over samples stay concatenations or products."""
 
 
 def filled(shape: tuple[int, ...], dtype: Any, make: Callable[[tuple[int, ...]], Any]) -> ScalarArray:

@@ -23,7 +23,7 @@ class GuardedRegion(NamedTuple):
 
 
 def guarded_regions(nodes: Sequence[Node], outputs: Sequence[Node]) -> list[GuardedRegion]:
-    """Returns the regions of a program that are worth a branch; no two share a node.
+    """Returns the disjoint regions of a program that are worth a branch.
 
     The nodes come with operands first. Outputs are read whatever the condition.
     """

@@ -29,7 +29,7 @@ def needs_segments(num_nodes: int) -> bool:
 
 
 def segments_of(nodes: Sequence[Node]) -> list[ProgramSegment]:
-    """Nodes of a program, operands first, in as few segments as can be where it is long; rows come first."""
+    """Orders a program's nodes, operands first. Long programs get as few segments as possible, rows first."""
     if not needs_segments(total_of(nodes)):
         return [ProgramSegment(True, nodes)]
     # Sorting is stable and an operand's level is never above its user's: operands still come first.

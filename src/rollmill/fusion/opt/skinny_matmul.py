@@ -11,7 +11,7 @@ from typing import NamedTuple
 from rollmill.fusion.ir import Node
 
 MAX_SKINNY = 16
-"""Rows, or columns, of skinny products; as many rows has a tensor core's smallest operand."""
+"""Maximum rows or columns of a skinny product: the rows of a tensor core's smallest operand."""
 
 FEWEST = 8
 """Columns of a tensor core's smallest operand."""
@@ -26,7 +26,7 @@ class ColumnDots(NamedTuple):
 
     @property
     def columns(self) -> int:
-        """Columns of the product; those that are too many are zero."""
+        """Columns of the product. Padding columns are zero."""
         return FEWEST if len(self.weights) <= FEWEST else MAX_SKINNY
 
 
@@ -134,7 +134,7 @@ def is_stacked_product(node: Node, most: int) -> bool:
 
 
 def _addend(user: Node, product: Node, only_user: Mapping[Node, Node]) -> Bias | None:
-    """Returns the addend of a product, where it can be one more row of the matrix; None otherwise."""
+    """Returns the addend of a product if it can be a further row of the matrix, else None."""
     if user.op != "add":
         return None
     other = _other(user, product)

@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 def trace_abstractly(make: Callable[..., T], *arguments: Any) -> T:
-    """Returns the value of `make` for these arrays or shapes while it is traced; nothing is computed."""
+    """Traces `make` for these arrays or shapes, without computing, and returns its value."""
     made: list[T] = []
 
     def trace(*arguments: Any) -> tuple[()]:

@@ -32,13 +32,13 @@ class Tuned(NamedTuple):
 
     launch: tuple[int, ...]
     seconds: float | None = None
-    """Seconds of a call of the kernel; None where it was not timed."""
+    """Seconds of a call of the kernel. None if it was not timed."""
     unfused_seconds: float | None = None
     """Seconds of the same by XLA alone."""
 
     @property
     def gain(self) -> float | None:
-        """Unfused seconds over the kernel's; None where they were not timed."""
+        """Unfused seconds divided by the kernel's. None if they were not timed."""
         if self.seconds is None or self.unfused_seconds is None:
             return None
         return self.unfused_seconds / self.seconds
@@ -69,7 +69,7 @@ class Search(NamedTuple):
     """Compiles the kernels of all launches, for when the functions that call them are compiled."""
 
     def stored(self) -> Tuned | None:
-        """Returns the result of an earlier search; None where there was none."""
+        """Returns the result of an earlier search, or None if there was none."""
         return read_cached(self.file, self._read)
 
     def _read(self, document: Any) -> Tuned:

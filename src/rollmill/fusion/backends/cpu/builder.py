@@ -117,7 +117,7 @@ class Emitter:
         return self.builder.gep(pointer, [index], inbounds=True, source_etype=kind)
 
     def load_number(self, pointer: Value, dtype: np.dtype) -> Value:
-        """One number; a boolean is a byte in memory."""
+        """One number. Booleans take a byte in memory."""
         stored = self.builder.load(pointer, typ=memory_type(dtype), align=np.dtype(dtype).itemsize)
         return self._from_memory(stored, dtype)
 
@@ -157,7 +157,7 @@ class Emitter:
     # --- floats of 16 bits ----------------------------------------------------------------------------------
 
     def rounded(self, x: Value, dtype: np.dtype) -> Value:
-        """Returns the nearest number of a type of 16 bits; ties go to even."""
+        """Rounds to a type of 16 bits, ties to even."""
         return self.short_of_bits(self.bits_of_short(x, dtype), dtype)
 
     def short_of_bits(self, bits: Value, dtype: np.dtype) -> Value:
@@ -197,7 +197,7 @@ class Emitter:
 
     @contextlib.contextmanager
     def loop(self, end: Value | int, *, first: Value | int = 0, step: int = 1) -> Iterator[Value]:
-        """A loop over indices; what is written inside is its body. There is at least one turn."""
+        """Writes a loop over indices, whose body is written inside the context. It takes at least one turn."""
         number = lambda n: self.integer(n) if isinstance(n, int) else n
         before, body = self.builder.block, self._function.append_basic_block("loop")
         self.builder.branch(body)
@@ -214,7 +214,7 @@ class Emitter:
     def sums(
         self, turns: Value | int, start: list[Value], turn: Callable[[Value, list[Value]], list[Value]]
     ) -> list[Value]:
-        """Values after as many turns; `turn` takes the index and the values before it."""
+        """Returns the values after `turn` was applied this many times, to the index and the values before."""
         before, body = self.builder.block, self._function.append_basic_block("sums")
         self.builder.branch(body)
         self.builder.position_at_end(body)
@@ -264,7 +264,7 @@ def read(builder: ir.IRBuilder, pointer: Value, offset: int, kind: Any = POINTER
 
 
 def number_type(dtype: Any) -> Any:
-    """The type of a number in a register; floats of 16 bits are float32 numbers that they can represent."""
+    """Returns the type of a number in a register. Floats of 16 bits are held as float32."""
     dtype = np.dtype(dtype)
     dtype = FLOAT32 if is_short_float(dtype) else dtype
     return ir.IntType(1) if dtype == np.bool_ else _type_of(dtype)

@@ -43,7 +43,7 @@ class CodeWriter:
     def write(
         self, schedule: Schedule, inputs: Sequence[BlockValue], *, add_sum: Callable[[int], None] | None = None
     ) -> list[BlockValue]:
-        """Writes a program; returns the values of its outputs, rows in memory.
+        """Writes a program, and returns its outputs, with rows in memory.
 
         `add_sum` writes each sum that the program is scheduled with.
         """
@@ -93,7 +93,7 @@ class CodeWriter:
     # --- one node ------------------------------------------------------------------------------------------
 
     def value(self, node: Node) -> BlockValue:
-        """Returns the value of a node; a row, in memory."""
+        """Returns the value of a node. Rows lie in memory."""
         return self._held[node] if node.width is None else self.in_memory(node)
 
     def _node(self, node: Node) -> BlockValue:
@@ -230,7 +230,7 @@ class CodeWriter:
         return rows
 
     def _reduced(self, node: Node) -> Vectors:
-        """Returns a row's sum or extreme, sample by sample; then as vectors again."""
+        """Reduces a row sample by sample, and returns the results as vectors."""
         row = node.operands[0]
         self._ready(node)
         width, lanes = row.width or 0, self.emit.lanes

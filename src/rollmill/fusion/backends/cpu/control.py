@@ -14,7 +14,7 @@ Vectors: TypeAlias = list[Value]
 """A number of each sample of a block."""
 
 BlockValue: TypeAlias = Vectors | Placed | None
-"""The value of a node for a block; None for a row that is computed where it is read."""
+"""The value of a node for a block, or None for a row computed where it is read."""
 
 
 @runtime_checkable
@@ -28,11 +28,11 @@ class BlockWriter(Protocol):
     """Vectors of a block."""
 
     def write(self, schedule: Schedule, inputs: Sequence[BlockValue]) -> list[BlockValue]:
-        """Writes a program; returns the values of its outputs."""
+        """Writes a program, and returns the values of its outputs."""
         ...
 
     def value(self, node: Node) -> BlockValue:
-        """Returns the value of a node; a row, in memory."""
+        """Returns the value of a node. Rows lie in memory."""
         ...
 
     def anywhere(self, condition: Vectors) -> Value:

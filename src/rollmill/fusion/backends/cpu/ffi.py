@@ -73,7 +73,7 @@ def new_program(lanes: int, arrays: int) -> NewProgram:
 
 
 def call(kernel: NativeKernel, arrays: Sequence[Array]) -> list[Array]:
-    """Runs a kernel in the program that is being traced, on a CPU; returns its outputs."""
+    """Adds a kernel to the traced program, to run on a CPU, and returns its outputs."""
     name = _register(kernel, len(arrays))
     cores = min(kernel.programs, processor().cores)
     scratch = jax.ShapeDtypeStruct((cores, kernel.scratch), jax.numpy.uint8)
@@ -134,7 +134,7 @@ def _say_version(builder: ir.IRBuilder, frame: Value, extension: Value) -> None:
 
 
 def _pointers(builder: ir.IRBuilder, frame: Value, inputs: int, outputs: int) -> tuple[Value, Value]:
-    """Returns an array of the pointers to inputs and outputs; and the pointer to the memory for scratch."""
+    """Returns the array of pointers to inputs and outputs, and the pointer to scratch memory."""
     found = variable(builder, ir.ArrayType(POINTER, inputs + outputs))
     buffers = [(FRAME_ARGUMENTS, n) for n in range(inputs)] + [(FRAME_RESULTS, n) for n in range(outputs + 1)]
     data = [read(builder, read(builder, read(builder, frame, side), 8 * n), BUFFER_DATA) for side, n in buffers]

@@ -126,7 +126,7 @@ def _source(given: KernelArguments, minibatch: Minibatch, leaf: Leaf, number: in
 
 @contextmanager
 def _turns(emit: Emitter, count: int) -> Iterator[Value | None]:
-    """Steps of a sequence, from the last to the first; None where samples are no steps of sequences."""
+    """Steps of a sequence, from the last to the first. None if samples are not sequences."""
     if count == 1:
         yield None
         return

@@ -1,4 +1,4 @@
-"""Launches of machine code; LLVM is imported when it is needed, for it may not be installed."""
+"""Launches of machine code. LLVM may be missing, and is imported only when needed."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -25,7 +25,7 @@ class CodeLaunch(NamedTuple):
     """The launch of machine code."""
 
     block: int
-    """Environments, or samples, that are computed together; a power of two."""
+    """Environments or samples computed together, a power of two."""
     programs: int = 0
     """Parts of a sum over samples, which are summed apart."""
 

@@ -77,7 +77,7 @@ class Matrix(NamedTuple):
     row_stride: int
     column_stride: int
     inside: int
-    """Columns of the copy; those that are too many are zero."""
+    """Columns of the copy. Padding columns are zero."""
     dtype: np.dtype = FLOAT32
 
 

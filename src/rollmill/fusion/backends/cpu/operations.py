@@ -196,7 +196,7 @@ def _shifted(emit: Emitter, op: str, x: Value, by: Value) -> Value:
 
 
 def _sign_of_float(emit: Emitter, x: Value) -> Value:
-    """-1, 0 with its sign, or 1; what is not a number stays so."""
+    """Returns the sign: -1, a signed 0, 1, or NaN."""
     builder = emit.builder
     decided = builder.fcmp_ordered("!=", x, emit.constant(0.0))
     return builder.select(decided, emit.intrinsic("copysign", emit.constant(1.0), x), _without_denormals(emit, x))

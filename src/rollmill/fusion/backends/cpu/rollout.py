@@ -68,15 +68,15 @@ def rollout_code(
 
 
 def _standing(writer: CodeWriter, nodes: Sequence[Node], held: Mapping[int, BlockValue]) -> list[BlockValue]:
-    """Returns the values of a step's inputs; some are known, or another input again."""
+    """Returns the values of a step's inputs, of which some are constant or repeat another."""
     known = lambda node: [writer.emit.constant(node.value, node.dtype)] * writer.groups
     return [known(node) if node.op == "constant" else held[node.attributes[0]] for node in nodes]
 
 
 def _first_of(emit: Emitter, number: Value, num_envs: int, block: int) -> Value:
-    """Returns the first environment of a block; the last block begins earlier where they are no multiple of it.
+    """Returns the first environment of a block.
 
-    Some environments are then computed twice, with the same results.
+    If blocks do not divide the environments, the last block overlaps the one before, with the same results.
     """
     first, last = emit.builder.mul(number, emit.integer(block)), emit.integer(num_envs - block)
     return emit.builder.select(emit.builder.icmp_unsigned(">", first, last), last, first)

@@ -61,7 +61,7 @@ class SharedPrograms:
         builder.call(self._leave, [task])
 
     def _schedule(self, emit: Emitter, api: Value, context: Value, task: Value) -> None:
-        """Asks for a thread; where none can be had, the others do its share."""
+        """Requests a thread. If none is available, the other threads do its share."""
         builder, null = emit.builder, ir.Constant(POINTER, None)
         refused = emit.slot(ir.IntType(1))
         builder.store(ir.Constant(ir.IntType(1), 1), refused)

@@ -17,7 +17,7 @@ from rollmill.fusion.backends.triton.compile_file import Compilation
 
 @contextlib.contextmanager
 def compiling_side_by_side(compilations: Sequence[Compilation]) -> Iterator[Callable[[], None]]:
-    """Fills Triton's cache in the background; yields the function that waits for it, and ends what still compiles.
+    """Fills Triton's cache in the background. Yields a function that waits, and cancels the rest at the end.
 
     What fails here is compiled again, and its error raised, where it is called.
     """
@@ -37,7 +37,7 @@ def compiling_side_by_side(compilations: Sequence[Compilation]) -> Iterator[Call
 
 @contextlib.contextmanager
 def _compiling(lines: str) -> Iterator[Callable[[], object]]:
-    """A process that compiles; yields the function that waits for it, and kills it at the end."""
+    """Runs a compiling process. Yields a function that waits for it, and kills it at the end."""
     try:
         process = start_python(
             compile_file.__file__,

@@ -54,13 +54,13 @@ class Kernel(NamedTuple):
     """Number of trailing uniform arrays. XLA may pass slices of larger buffers, so no alignment is assumed."""
     num_stages: int = 1
     registers: int = 0
-    """The most that a thread may have; 0 leaves it to the compiler."""
+    """Maximum registers of a thread. 0 leaves it to the compiler."""
     lanes: int = 1
     """Number of trainings that the kernel computes at once, along the second axis of the grid."""
 
 
 def call(kernel: Kernel, arrays: Sequence[Array]) -> list[Array]:
-    """Launches a kernel in the program that is being traced, on NVIDIA GPUs; returns its outputs.
+    """Adds a kernel to the traced program, to run on an NVIDIA GPU, and returns its outputs.
 
     The launch goes through XLA's typed foreign functions, of which many in a row become one CUDA graph.
     """
@@ -154,7 +154,7 @@ def _check_shared_memory(name: str, needed: int, capability: int) -> None:
 
 
 def compiled(kernel: Kernel, arrays: Sequence[jax.ShapeDtypeStruct], capability: int) -> Any:
-    """Compiles a kernel for NVIDIA's compute capability, 90 for 9.0; no GPU is needed."""
+    """Compiles a kernel for a compute capability (90 for 9.0), without a GPU."""
     return _compiled(compilation_of(kernel, arrays, capability))
 
 
@@ -166,7 +166,7 @@ def capability_here() -> int:
 
 
 def compilation_of(kernel: Kernel, arrays: Sequence[Any], capability: int) -> Compilation:
-    """Returns all that the compiled kernel depends on; its source is in a file from now on.
+    """Writes the kernel's source to a file, and returns everything that the compiled kernel depends on.
 
     It takes these arrays, or arrays of their shapes, on a GPU of a compute capability such as 90, for 9.0.
     """
@@ -194,7 +194,7 @@ def _compiled(compilation: Compilation) -> Any:
 
 
 def _alignments(kernel: Kernel, num_arrays: int) -> list[int]:
-    """Returns the bytes that each pointer is a multiple of; 0 where that is not known."""
+    """Returns each pointer's alignment in bytes, or 0 if unknown."""
     own = num_arrays - kernel.uniforms
     return [ALIGNED] * own + [0] * kernel.uniforms + [ALIGNED] * len(kernel.outputs)
 

@@ -1,4 +1,4 @@
-"""Compiles the kernel in a file; run as a program, those that its input names.
+"""Compiles the kernel in a file. As a program, it compiles the files named on its input.
 
 It imports nothing of Rollmill's and nothing of JAX's: processes that only compile start in a second or two.
 """
@@ -19,7 +19,7 @@ class Compilation(NamedTuple):
     file: str
     """A file of Python source, with the function `kernel`."""
     pointers: tuple[tuple[str, int], ...]
-    """Types of its pointers, and bytes that they are multiples of; 0 where that is not known."""
+    """Types of its pointers, and their alignments in bytes, 0 if unknown."""
     constants: tuple[tuple[str, Any], ...]
     options: tuple[tuple[str, Any], ...]
     """Triton's."""
@@ -60,7 +60,7 @@ def _module(file: str) -> ModuleType:
 
 
 def main() -> None:
-    """Compiles one kernel for each line of the input; errors are met again where the kernel is called."""
+    """Compiles a kernel for each line of input. Errors are ignored, since the kernel's call raises them again."""
     for line in sys.stdin:
         with contextlib.suppress(Exception):
             compile_file(Compilation.from_json(line))

@@ -66,7 +66,7 @@ class Hoisted:
         )
 
     def uniform(self, slot: int, place: int, dtype: np.dtype, width: int | None) -> str:
-        """Returns a number, in every place of a block; or a row."""
+        """Returns a number broadcast over a block, or a row."""
         if width is not None:
             return self.row(slot, place, width)
         load = f"tl.load({self._slots[slot]} + {place})"

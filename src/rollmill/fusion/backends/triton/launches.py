@@ -43,7 +43,7 @@ GRADIENTS = ((1, 128, 8), (2, 64, 4), (4, 64, 4), (4, 32, 2))
 FEW_SAMPLES = ((1, 16, 4), (1, 16, 2), (1, 32, 4))
 """The same where larger blocks would leave most of the chip idle."""
 SEQUENCES = ((1, 16, 4, 0), (2, 16, 4, 1), (2, 32, 4, 1))
-"""The same for sequences with a memory; the last number is 1 if matrices are read anew in every step.
+"""The same for sequences with a memory. The last number is 1 if matrices are reloaded in every step.
 
 Kept on the chip, a GRU of 64 takes 218 KB of shared memory.
 """

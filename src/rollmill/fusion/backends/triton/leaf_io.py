@@ -36,7 +36,7 @@ class LeafIO(NamedTuple):
 
     source: KernelSource
     mask: str
-    """Which environments are there; empty where all are."""
+    """Mask of environments that exist. Empty if all do."""
 
     def load(self, pointer: str, row: str, leaf: Leaf) -> list[str]:
         """Returns the names of a leaf's numbers, or rows."""
@@ -49,7 +49,7 @@ class LeafIO(NamedTuple):
         return names
 
     def store(self, pointer: str, row: str, leaf: Leaf, names: Sequence[str]) -> None:
-        """Writes a leaf to rows of an array; neighbouring numbers leave together."""
+        """Stores a leaf into rows of an array, coalescing neighbouring numbers."""
         if self._are_many(leaf):
             self._store_by_instructions(f"{pointer} + {row} * {math.prod(leaf.shape)}", leaf, names)
         elif leaf.width is None and len(names) in (2, 4):
@@ -87,7 +87,7 @@ class LeafIO(NamedTuple):
     # --- by instructions of the chip --------------------------------------------------------------------------
 
     def _load_by_instructions(self, row: str, leaf: Leaf) -> list[str]:
-        """Numbers that lie side by side from each environment's address on; where it is not there, zeros."""
+        """Loads consecutive numbers from each environment's address. Masked environments get zeros."""
         word, start = WORDS[leaf.dtype.itemsize], self._address(row)
         together, inside = _together(leaf), self._inside()
         names = [self.source.fresh() for _ in leaf.places]

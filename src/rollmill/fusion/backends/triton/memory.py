@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Memory(NamedTuple):
-    """A way to read and write; places are pointers, checks say which of them exist."""
+    """Reads and writes memory at pointers, with masks of those that exist."""
 
     read: Callable[[str, Sequence[str]], str]
     """`(places, checks)`: an expression, zero where a check fails."""
@@ -19,7 +19,7 @@ class Memory(NamedTuple):
     few: int
     """Numbers of a leaf that are read and written so; more of them are moved side by side by instructions."""
     four: str | None = None
-    """The function that reads four words of each place as four numbers; None to read them as a row."""
+    """Function that reads four words at each place as four numbers. None reads a row."""
 
 
 def _load(places: str, checks: Sequence[str]) -> str:
@@ -44,7 +44,7 @@ EVERYWHERE = "tl.full([1, 1], True, tl.int1)"
 
 BY_TRITON = Memory(_load, _store, few=4)
 BY_INSTRUCTIONS = Memory(_read, _write, few=0, four="read_four")
-"""Numbers of 32 bits; others are left to Triton."""
+"""Memory of 32-bit numbers by instructions. Triton handles other types."""
 
 HELPERS = """\
 @triton.jit

@@ -33,7 +33,7 @@ class Launch(NamedTuple):
     """The launch of a rollout's kernel."""
 
     block: int = 64
-    """Environments computed together; a power of two, at least 16."""
+    """Environments computed together, a power of two from 16 on."""
     num_warps: int = 4
     registers: int = 0
     """Limit of registers for each thread: with fewer, more blocks run at once. 0 allows the maximum."""
@@ -50,7 +50,7 @@ def run_kernel(
     numerics: Numerics,
     lanes: int = 1,
 ) -> tuple[list[Array], list[Array]]:
-    """Computes all steps in one kernel on a GPU; inside `jax.vmap` if there are several `lanes`."""
+    """Computes all steps in one kernel on a GPU. Called under `jax.vmap` if there are several `lanes`."""
     kernel, arrays = rollout_kernel(step, uniforms, carried, keys, num_steps, launch=launch, numerics=numerics)
     found = (call if lanes == 1 else call_in_lanes)(kernel, arrays)
     return unpack(step, uniforms, found, carried, num_steps)

@@ -19,7 +19,7 @@ class SamplePlace(NamedTuple):
 
     pointer: str
     first: int | None
-    """Its first word in a row of the table; None where it is an array of its own."""
+    """Its first word in a row of the table, or None for a separate array."""
     shuffled: bool
     """Whether it lies in the order of the batch, and not of the minibatch."""
 
@@ -43,7 +43,7 @@ class SamplePrefetch:
         return [self._load(leaf, place, n) for n in range(len(leaf.places))]
 
     def beside(self, source: KernelSource, parts: Sequence[str]) -> str:
-        """Returns a row of scalars; those that lie beside each other in the table are read as a row."""
+        """Returns a row of scalars, read as one row where adjacent in the table."""
         # Parts that are words of the table side by side can be read as a row in one go; other parts are selected
         # into their columns one by one.
         numbers = [self._numbers.get(part, -1) for part in parts]

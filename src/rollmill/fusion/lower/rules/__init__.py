@@ -1,4 +1,4 @@
-"""Lowering rules of primitives; one module for each group of them."""
+"""Lowering rules of primitives, in a module for each group."""
 
 from rollmill.core.errors import UsageError
 from rollmill.fusion.lower.rule import Rule
@@ -36,11 +36,11 @@ RULES: dict[str, Rule] = {
 
 
 def register_rule(primitive: str, rule: Rule) -> None:
-    """Makes a primitive of one's own known to the compiler.
+    """Registers a custom primitive with the compiler.
 
     Args:
         primitive: its name in a jaxpr.
-        rule: from operands to results; see `Rule`.
+        rule: function from operands to results (`Rule`).
 
     Raises:
         UsageError: the primitive has a rule already.

@@ -140,7 +140,7 @@ def _operands(equation: Equation, values: Sequence[Value]) -> tuple[list[Value],
 
 
 def _written_out(ctx: Lowering, scan: _Scan) -> list[Value] | None:
-    """Returns the scan written out turn after turn; None where that is too long."""
+    """Unrolls a scan, or returns None if it is too long."""
     begin, now = ctx.region.size, scan.start
     given: list[list[Value]] = []
     for turn in range(scan.length):
@@ -193,7 +193,7 @@ def _number(node: Node) -> ScalarArray:
 
 
 def _element(ctx: Lowering, value: Value, place: Node) -> Value:
-    """Returns the element of a turn; of evenly spaced integers by arithmetic."""
+    """Returns the element of a turn, computing evenly spaced integers by arithmetic."""
     if isinstance(value, Const) and value.array.ndim == 1 and value.dtype.kind in "iu":
         first, step = value.array[0], np.diff(value.array[:2]).sum()
         if np.array_equal(value.array, first + step * np.arange(value.array.size)):

@@ -47,7 +47,7 @@ def _lu(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Valu
 
 
 def _factorised(ctx: Lowering, matrix: NodeArray) -> tuple[NodeArray, list[Node], list[Node]]:
-    """Gaussian elimination; each row carries its number along."""
+    """Computes Gaussian elimination. Each row carries its number along."""
     count, columns = matrix.shape
     rows = [[*matrix[n], ctx.constant(n, np.int32)] for n in range(count)]
     pivots = []
@@ -63,7 +63,7 @@ def _factorised(ctx: Lowering, matrix: NodeArray) -> tuple[NodeArray, list[Node]
 
 
 def _row_of_greatest(ctx: Lowering, column: Sequence[Node], first: int) -> Node:
-    """Returns the row, from the first on, whose number is the greatest by magnitude; the first of equals."""
+    """Returns the first row with the greatest magnitude, from row `first` on."""
     best, place = ctx.apply("abs", column[first]), ctx.constant(first, np.int32)
     for n in range(first + 1, len(column)):
         magnitude = ctx.apply("abs", column[n])
@@ -111,7 +111,7 @@ def _pivots_to_permutation(ctx: Lowering, equation: Equation, values: Sequence[V
 
 
 def _cholesky(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
-    """Returns the lower factor; NaN throughout where the matrix is not positive definite."""
+    """Returns the lower factor, or NaN throughout if the matrix is not positive definite."""
     check_order("cholesky", values[0].shape, values[0].shape[-1])
     matrices = ctx.scalars(values[0]).nodes
     found = no_nodes(matrices.shape)
@@ -121,7 +121,7 @@ def _cholesky(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> lis
 
 
 def _root(ctx: Lowering, matrix: NodeArray) -> NodeArray:
-    """Returns the lower Cholesky factor of one matrix; NaN throughout if the matrix is not positive definite."""
+    """Returns the lower Cholesky factor of a matrix, or NaN throughout if it is not positive definite."""
     size, dtype = len(matrix), matrix[0, 0].dtype
     zero, nan = ctx.constant(0, dtype), ctx.constant(np.nan, dtype)
     root = no_nodes(matrix.shape)

@@ -210,7 +210,7 @@ def gathered(ctx: Lowering, vectors: Sequence[Value], lead: tuple[int, ...], wid
 
 
 def _matrix(ctx: Lowering, shared: Value, sides: Sides, at: tuple[int, ...]) -> MatrixOperand:
-    """Returns the matrix of one batch; transposed where it lies in memory so that it need not be moved."""
+    """Returns the matrix of one batch, transposed if its memory layout avoids a copy so."""
     array = ctx.array(shared)
     summed = int(np.prod([array.shape[axis] for axis in sides.summed], initial=1))
     columns = int(np.prod([array.shape[axis] for axis in sides.free], initial=1))

@@ -42,7 +42,7 @@ OF_LANES = {"psum": "add", "pmax": "max", "pmin": "min"}
 RUNNING = {"cumsum": "add", "cumprod": "mul", "cummax": "max", "cummin": "min"}
 
 OVER_COLUMNS = {"add": "row_sum", "max": "row_max", "min": "row_min", "or": "row_max", "and": "row_min"}
-"""Operations that reduce a row; the last two are those of booleans, as integers."""
+"""Operations that reduce a row. The last two reduce booleans as integers."""
 
 
 # --- along axes -----------------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ def _accumulated(combine: Combine, nodes: NodeArray) -> NodeArray:
 
 
 def _log_add_exp(ctx: Lowering) -> Combine:
-    """`log(exp(a) + exp(b))`; infinities of one sign stay what they are."""
+    """Returns `log(exp(a) + exp(b))`. Infinities of one sign are kept."""
 
     def combine(a: Node, b: Node) -> Node:
         # `exp` of the negative distance is at most one, and cannot overflow.
@@ -172,7 +172,7 @@ def _log_add_exp(ctx: Lowering) -> Combine:
 
 
 def _argument_of(op: str) -> Rule:
-    """Returns the first of the greatest, or of the least; NaN before all."""
+    """Returns the first maximum or minimum. NaN precedes all."""
 
     def rule(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
         (axis,) = equation.params["axes"]

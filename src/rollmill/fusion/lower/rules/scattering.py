@@ -84,7 +84,7 @@ def write(
 
 
 def _is_here(ctx: Lowering, starts: Sequence[Start], first: Sequence[int], inside: Node | None) -> Node | None:
-    """Returns whether a block begins at these places; None for yes."""
+    """Returns whether a block begins at these places, or None if it surely does."""
     checks = [] if inside is None else [inside]
     for start, place in zip(starts, first, strict=True):
         if not isinstance(start, int):
@@ -150,7 +150,7 @@ def _combination(ctx: Lowering, kind: str) -> Combine:
 
 
 def _is_moved_inside(mode: Any) -> bool:
-    """Returns whether what lies out of bounds is written at the nearest place inside; it is left out otherwise."""
+    """Returns whether writes out of bounds are clamped rather than dropped."""
     return is_clamped(mode) and getattr(mode, "name", "") == "CLIP"
 
 

@@ -130,7 +130,7 @@ def _pad(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Val
 
 
 def padded(places: np.ndarray, config: Sequence[tuple[int, int, int]]) -> np.ndarray:
-    """Places with -1 where there is padding; negative padding cuts off."""
+    """Returns places, with -1 for padding. Negative padding crops."""
     for axis, (low, high, inside) in enumerate(config):
         size = places.shape[axis]
         # Interior padding first, then padding at both ends, and last what negative padding cuts off.

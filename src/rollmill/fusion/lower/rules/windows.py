@@ -85,7 +85,7 @@ def _leaves_rows(params: dict[str, Any]) -> bool:
 
 
 def _reduce_window(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
-    """Pooling of several arrays together by a function of the caller's; padding is left out, as XLA does."""
+    """Pools several arrays together by the caller's function, ignoring padding as XLA does."""
     count = len(values) // 2
     arrays, starts = [ctx.scalars(value) for value in values[:count]], list(values[count:])
     under = _under_windows(equation.params, arrays[0].shape)
