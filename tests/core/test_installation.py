@@ -1,10 +1,13 @@
 """Missing packages are installed from where Rollmill is, and caches lie where the user says."""
 
+import os
+import stat
 from pathlib import Path
 
 import pytest
 
 from rollmill.core import installation
+from rollmill.core.errors import UsageError
 from rollmill.core.installation import cache_root, install_command
 from rollmill.fusion import CannotFuse
 from rollmill.fusion.backends.triton.compile import _source_file
@@ -43,3 +46,27 @@ def test_a_cache_that_cannot_be_written_is_named_with_the_setting(monkeypatch, t
         CannotFuse, match="file/kernels/kernel_.* cannot be written(.|\n)*ROLLMILL_CACHE_DIR can name"
     ):
         _source_file("kernel = None")
+
+
+class OfAnother(type(Path())):
+    """A path of a folder that belongs to another user."""
+
+    def stat(self, **options):
+        return os.stat_result([stat.S_IFDIR | 0o755, 0, 0, 0, 7, 7, 0, 0, 0, 0])
+
+
+def test_a_cache_that_others_can_write_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setenv("ROLLMILL_CACHE_DIR", str(tmp_path))
+    tmp_path.chmod(0o757)
+    with pytest.raises(
+        UsageError, match=f"every user can write to the cache {tmp_path}, .* `chmod o-w {tmp_path}`"
+    ):
+        cache_root()
+    tmp_path.chmod(0o775)
+    assert cache_root() == tmp_path
+    with monkeypatch.context() as changed:
+        changed.setattr(os, "geteuid", lambda: 1000)
+        with pytest.raises(UsageError, match=r"belongs to another user \(number 7\)"):
+            installation._check_writers(OfAnother(tmp_path))
+        changed.setattr(os, "geteuid", lambda: 7)
+        installation._check_writers(OfAnother(tmp_path))

@@ -12,9 +12,9 @@ import pytest
 import rollmill
 from rollmill.dataflow import iteration_digest, program_digests
 from rollmill.dataflow.program_digests import Digests
-from rollmill.programs import compiled as compiled_programs
-from rollmill.programs import kernels, program_store, stored_choices
-from rollmill.programs.compiled import MAKERS, PACKAGE, _MadeBeside, lower
+from rollmill.programs import iteration_programs, kernels, program_store
+from rollmill.programs.compiled import lower
+from rollmill.programs.iteration_programs import MAKERS, PACKAGE, MadeBeside
 from rollmill.programs.program_store import ProgramStore, StorableProgram, calls_of, store_for
 
 SIZES = {"num_envs": 2, "num_steps": 4, "num_minibatches": 1, "update_epochs": 1, "total_timesteps": 8}
@@ -105,14 +105,13 @@ def test_a_start_that_cannot_be_loaded_is_lowered_with_the_settings_of_its_calle
     store = ProgramStore("name", jax.devices()[0])
     stored.mkdir()
     store._file(program).write_bytes(b"damaged")
-    with jax.numpy_rank_promotion("warn"), _MadeBeside(program, store) as begun:  # of this thread alone
+    with jax.numpy_rank_promotion("warn"), MadeBeside(program, store) as begun:  # of this thread alone
         assert begun.wait()(1.0) == 2
     assert seen == ["warn"]
 
 
 def test_a_program_with_kernels_is_loaded_without_writing_them(stored, lowerings, monkeypatch):
-    for module in (compiled_programs, stored_choices):
-        monkeypatch.setattr(module, "KERNEL_PLATFORMS", ("cpu",))
+    monkeypatch.setattr(iteration_programs, "KERNEL_PLATFORMS", ("cpu",))
     monkeypatch.setattr(program_store, "calls_of", lambda text: set())  # this process has their code
     make = lambda: lower(graph_of(**SIZES), fusion="rollout")
     compiled = make()

@@ -4,13 +4,20 @@ import contextlib
 import subprocess
 import sys
 import threading
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import pytest
 
+import rollmill
+from rollmill.core.errors import CannotFuse
 from rollmill.fusion import Search, Tuned
 from rollmill.fusion.tune import timing
+from rollmill.programs import kernels, search_cost
+from rollmill.programs.compiled import lower
+from rollmill.programs.iteration_programs import seconds_of_iteration
+from rollmill.programs.search_cost import SearchCost, StoredPace
 from rollmill.programs.tuning import Tuner
 
 
@@ -70,10 +77,111 @@ def test_candidates_are_timed_once_and_their_result_is_stored(tmp_path):
     assert prepared == [1]
 
 
+@pytest.fixture
+def clock(monkeypatch):
+    """Returns a clock that stands until something advances it, in the place of all that time searches."""
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(timing, "clock", lambda: clock.now)
+    return clock
+
+
+def taking(clock, *seconds):
+    """Returns candidates that take so long in each of their calls, the last for all later ones."""
+
+    def candidate(seconds):
+        left = list(seconds)
+
+        def function():
+            clock.now += left.pop(0) if len(left) > 1 else left[0]
+            return ()
+
+        return lambda: function
+
+    return [candidate(each if isinstance(each, tuple) else (each,)) for each in seconds]
+
+
 @pytest.mark.parametrize(("times", "chosen"), [((1.0, 0.98), (1,)), ((0.98, 1.0), (1,)), ((1.0, 0.9), (2,))])
-def test_of_launches_that_are_as_fast_the_first_is_taken(times, chosen, tmp_path, monkeypatch):
+def test_of_launches_that_are_as_fast_the_first_is_taken(times, chosen, tmp_path, clock):
     """So that searches on the same machine choose the same."""
-    search = search_in(tmp_path, no_wait)
-    monkeypatch.setattr(timing, "seconds_of_call", lambda function, arguments: function)
-    candidates = [lambda time=time: time for time in (*times, 2.0)]
-    assert timing.fastest(search, candidates, ()) == Tuned(chosen, times[chosen[0] - 1], 2.0)
+    tuned = timing.fastest(search_in(tmp_path, no_wait), taking(clock, *times, 2.0), ())
+    assert tuned.launch == chosen
+    assert (tuned.seconds, tuned.unfused_seconds) == pytest.approx((times[chosen[0] - 1], 2.0))
+
+
+def test_a_call_that_the_machine_disturbed_changes_no_choice(tmp_path, clock):
+    disturbed = (5.0, 1.1, 3.0, 0.9)  # the first call, one alone, one in a row, and all others
+    tuned = timing.fastest(search_in(tmp_path, no_wait), taking(clock, 1.0, disturbed, 2.0), ())
+    assert tuned.launch == (2,) and tuned.seconds == pytest.approx(0.9)
+
+
+def test_a_launch_that_is_far_slower_is_called_twice_alone(tmp_path, clock):
+    timing.fastest(search_in(tmp_path, no_wait), taking(clock, 1.0, 100.0, 1.0), ())
+    assert clock.now < 2 * 100 + 20
+
+
+def test_a_search_that_is_late_takes_the_fastest_until_then_and_stores_nothing(tmp_path, clock):
+    search, candidates = search_in(tmp_path, no_wait), taking(clock, 1.0, 0.1, 2.0)
+    tuned = timing.fastest(search, candidates, (), is_late=lambda: clock.now >= 2)
+    assert tuned.launch == (1,) and not search.file.exists()
+
+
+def test_a_search_ends_when_compiling_takes_as_long_as_its_kernels_can_save(tmp_path):
+    processes, clock = [], SimpleNamespace(now=0.0)
+    search = search_in(tmp_path, lambda: compiling_for_an_hour(processes))
+    with Tuner(jax.devices()[0], limit=30.0, clock=lambda: clock.now) as tuner:
+        find = tuner.start(search, lambda: lambda: [jnp.ones(8)])
+        clock.now = 31.0
+        with pytest.raises(CannotFuse, match="30 s"):
+            find()
+        assert tuner.was_late and tuner.seconds == 31
+    assert [process.poll() is not None for process in processes] == [True]
+
+
+@pytest.mark.parametrize(
+    ("platform", "seconds", "pays"),
+    [("gpu", 14.0, False), ("gpu", 34.0, True), ("cpu", 14.0, False), ("cpu", 17.0, True), ("tpu", 1e9, False)],
+)
+def test_a_search_is_begun_if_kernels_can_save_more_than_it_takes(platform, seconds, pays):
+    cost = SearchCost(platform, seconds)
+    assert cost.pays == pays
+    assert cost.limit == pytest.approx(0.6 * seconds)
+    assert f"takes about {seconds:,.0f} s without kernels" in str(cost)
+
+
+def test_an_iteration_is_timed_without_its_first_call():
+    clock, calls = SimpleNamespace(now=0.0), []
+
+    def run(state):
+        clock.now += 0.05 if calls else 9.0
+        calls.append(state)
+        return state + 1
+
+    assert seconds_of_iteration(lambda: 0, run, lambda: clock.now) == pytest.approx(0.05)
+    assert calls == [0, 1, 2, 3, 4]
+
+
+def test_the_pace_of_an_iteration_is_measured_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("ROLLMILL_CACHE_DIR", str(tmp_path))
+    pace = StoredPace("name")
+    assert pace.read() is None
+    pace.keep(0.5)
+    pace.keep(0.7)
+    assert StoredPace("name").read() == 0.5 and StoredPace("other").read() is StoredPace(None).read() is None
+    for content in ("-1.0", "Infinity", '"fast"', "{"):
+        (tmp_path / "paces" / "name.json").write_text(content)
+        assert StoredPace("name").read() is None
+
+
+def test_auto_searches_only_where_that_pays(tmp_path, monkeypatch):
+    monkeypatch.setenv("ROLLMILL_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(kernels, "MIN_STEPS_TO_TUNE", {"cpu": 0})
+    network = rollmill.NetworkConfig(hidden_sizes=(4,))
+    sizes = {"num_envs": 2, "num_steps": 4, "num_minibatches": 1, "update_epochs": 1, "total_timesteps": 16}
+    graph = rollmill.ppo("CartPole-v1", network=network, **sizes)
+    monkeypatch.setattr(search_cost, "SEARCH_SECONDS", {"cpu": 1e6})
+    (note,) = lower(graph, fusion="auto").notes
+    assert "without kernels, and finding the fastest ones 1,000,000 s" in note
+    (pace,) = (tmp_path / "paces").iterdir()
+    pace.write_text("1e6")  # of the next run, which does not measure it
+    *_, search = lower(graph, fusion="auto").notes
+    assert "finding kernels took" in search

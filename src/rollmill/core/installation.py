@@ -2,8 +2,10 @@
 
 import os
 import shlex
+import stat
 from pathlib import Path
 
+from rollmill.core.errors import UsageError
 from rollmill.core.folder import Folder
 from rollmill.core.local_paths import local_path
 
@@ -19,11 +21,33 @@ def install_command(extra: str) -> str:
 
 
 def cache_root() -> Path:
-    """Returns the cache: `$ROLLMILL_CACHE_DIR`, else `rollmill/` in `$XDG_CACHE_HOME` or `~/.cache`."""
+    """Returns the cache: `$ROLLMILL_CACHE_DIR`, else `rollmill/` in `$XDG_CACHE_HOME` or `~/.cache`.
+
+    Raises a `UsageError` if every user can write to it, or if it belongs to another one: it holds code.
+    """
     chosen = os.environ.get("ROLLMILL_CACHE_DIR")
     if chosen:
-        return local_path("ROLLMILL_CACHE_DIR", chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "rollmill")
+        root = local_path("ROLLMILL_CACHE_DIR", chosen)
+    else:
+        root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "rollmill")
+    _check_writers(root)
+    return root
+
+
+def _check_writers(root: Path) -> None:
+    """Checks who can write to a folder of code. For root, folders of users are as they were mounted."""
+    try:
+        status = root.stat()
+    except OSError:  # there is none yet, or none that can be used
+        return
+    danger = "and compiled programs in it run as this user's code. hint: ROLLMILL_CACHE_DIR names another folder"
+    if status.st_mode & stat.S_IWOTH:
+        raise UsageError(
+            f"every user can write to the cache {root}, {danger}, or `chmod o-w {shlex.quote(str(root))}`."
+        )
+    user = os.geteuid() if hasattr(os, "geteuid") else 0
+    if user != 0 and status.st_uid not in (0, user):
+        raise UsageError(f"the cache {root} belongs to another user (number {status.st_uid}), {danger}.")
 
 
 def folder_in_cache(file: Path) -> Folder:

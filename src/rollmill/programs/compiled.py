@@ -8,9 +8,7 @@ waits for the host; metrics leave as one small vector.
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -19,7 +17,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Int, PyTree, UInt32
 
-from rollmill.core.errors import CannotFuse, UsageError
+from rollmill.core.errors import UsageError
 from rollmill.core.machine import keep_freed_memory
 from rollmill.core.numerics import Numerics
 from rollmill.core.types import Key
@@ -34,7 +32,6 @@ from rollmill.dataflow import (
     identity,
     is_flag,
     iterate,
-    iteration_digest,
     metric_names,
     num_shards_for,
     start_collector,
@@ -44,18 +41,17 @@ from rollmill.dataflow import (
 )
 from rollmill.planning.plan import AllReduce
 from rollmill.programs.compiler_options import CompilerOptions, options_for, program_options
-from rollmill.programs.kernels import (
-    Fusion,
-    KernelChoice,
-    KernelRequest,
-    Launches,
-    seeds_side_by_side,
-    without_kernels,
+from rollmill.programs.iteration_programs import (
+    MAKERS,
+    MadeBeside,
+    StepMaker,
+    may_be_stored,
+    seconds_of_iteration,
 )
+from rollmill.programs.kernels import Fusion, KernelChoice, KernelRequest, Launches, seeds_side_by_side
 from rollmill.programs.packed_metrics import PackedMetrics, packed
-from rollmill.programs.program_store import KERNEL_PLATFORMS, NO_STORE, ProgramStore, StorableProgram, store_for
+from rollmill.programs.program_store import NO_STORE, ProgramStore, StorableProgram, store_for
 from rollmill.programs.reductions import AXES, MeshAllReduce, mesh_all_reduce, mesh_of
-from rollmill.programs.stored_choices import StoredChoices
 from rollmill.record.checkpoints import GivenLeaves, LeftOut
 from rollmill.record.leaves import to_host
 
@@ -71,26 +67,6 @@ iteration. A copy of a small state is made before each window of iterations, for
 
 DIVIDED = ("collector", "rings")
 """Parts of the state that are divided among devices; the rest is whole on each."""
-
-PACKAGE = Path(__file__).parents[1]
-MAKERS = sorted(
-    file
-    for pattern in (
-        "core/convolutions.py",
-        "core/flat_descent.py",
-        "core/threefry.py",
-        "core/traced_once.py",
-        "dataflow/minibatch_loop.py",
-        "fusion/backends/cpu/*.py",
-        "programs/__init__.py",
-        "programs/compiled.py",
-        "programs/kernels.py",
-        "programs/packed_metrics.py",
-    )
-    for file in PACKAGE.glob(pattern)
-)
-"""Files that make programs of traces: how operations are lowered and iterations are repeated, and for how many
-seeds."""
 
 UNROLL = {"gpu": 4}
 """On a GPU the launches of a small step cost more than its arithmetic; `benchmarks/training.py --unroll` tells."""
@@ -235,12 +211,15 @@ def lower(
         launches=launches,
     )
     start, start_store = _start_program(graph, seeds, shapes, shardings), _start_store(graph, seeds, mesh)
-    with _MadeBeside(start, start_store) as begun:
-        kernels, compiled_step = _make_step(request, step_with, mesh, before=begun.wait, announce=announce)
-        begin = partial(begun.wait(), *start_inputs(graph, seeds, lanes))
+    with MadeBeside(start, start_store) as begun:
+        begin = lambda: begun.wait()(*start_inputs(graph, seeds, lanes))
+        iterated = lambda step: seconds_of_iteration(begin, lambda state: step(state, *mean.operands)[0])
+        maker = StepMaker(request, step_with, mesh, begun.wait, announce, seconds_of=iterated)
+        kernels, compiled_step = maker.make()
+        compiled_start = begun.wait()
     seconds = time.perf_counter() - began
     return CompiledProgram(
-        start=begin,
+        start=partial(compiled_start, *start_inputs(graph, seeds, lanes)),
         step=compiled_step,
         metric_names=_names_of(compiled_step),
         compile_seconds=seconds,
@@ -266,66 +245,6 @@ def _names_of(step: jax.stages.Compiled) -> tuple[str, ...]:
     return jax.tree.unflatten(returned, range(returned.num_leaves))[1].names
 
 
-def _make_step(
-    request: KernelRequest,
-    step_with: Callable[[KernelChoice], StorableProgram],
-    mesh: Mesh,
-    before: Callable[[], object],
-    announce: Callable[[KernelChoice], None],
-) -> tuple[KernelChoice, jax.stages.Compiled]:
-    """Chooses the kernels of an iteration, and compiles it; loads it instead if both are stored.
-
-    `before` is called before anything is timed, as XLA chooses some operations for a GPU.
-    """
-    stored = StoredChoices(request, _makers_of_kernels() if _may_be_stored(mesh) else None)
-    if (kernels := stored.read()) is not None:
-        compiled = _step_store(request, mesh, kernels).load(step_with(kernels))
-        if compiled is not None:
-            return kernels, compiled
-    on_cpu = mesh.devices.flat[0].platform == "cpu"
-    alone = jax.process_count() == 1
-    if alone and not (on_cpu or _may_be_stored(mesh)):
-        before()
-    # Processes of a mesh compile in the same order, the others once they have the kernels of the first.
-    kernels = request.choose(before if alone else lambda: None)
-    announce(kernels)
-    if not on_cpu:
-        before()
-    try:
-        compiled = _load_or_compile(step_with(kernels), _step_store(request, mesh, kernels))
-    except CannotFuse as reason:
-        kernels = without_kernels(request.fusion, request.unroll, reason)
-        compiled = _load_or_compile(step_with(kernels), _step_store(request, mesh, kernels))
-    stored.keep(kernels)
-    return kernels, compiled
-
-
-def _load_or_compile(program: StorableProgram, store: ProgramStore) -> jax.stages.Compiled:
-    loaded = store.load(program)
-    return store.compile(program, program.lower(store.name)) if loaded is None else loaded
-
-
-def _may_be_stored(mesh: Mesh) -> bool:
-    """Returns whether programs on a mesh are stored. Those of several devices are not."""
-    return mesh.size == jax.process_count() == 1
-
-
-def _step_store(request: KernelRequest, mesh: Mesh, kernels: KernelChoice) -> ProgramStore:
-    """Returns the store for an iteration with these kernels. On CPUs, those of kernels are not stored."""
-    device = mesh.devices.flat[0]
-    if not _may_be_stored(mesh) or (kernels.have_some and device.platform not in KERNEL_PLATFORMS):
-        return NO_STORE
-    known: list[object] = [request.num_seeds, kernels.unroll]
-    if kernels.have_some:
-        known += [request.numerics, kernels.launches]
-    makers = MAKERS if kernels.are_plain else _makers_of_kernels()
-    return store_for(device, iteration_digest(request.graph), known, makers)
-
-
-def _makers_of_kernels() -> list[Path]:
-    return sorted(PACKAGE.rglob("*.py"))
-
-
 def _start_program(
     graph: Graph, seeds: Sequence[int], shapes: PyTree[jax.ShapeDtypeStruct], shardings: PyTree[NamedSharding]
 ) -> StorableProgram:
@@ -342,35 +261,9 @@ def _start_program(
 
 
 def _start_store(graph: Graph, seeds: Sequence[int], mesh: Mesh) -> ProgramStore:
-    if not _may_be_stored(mesh):
+    if not may_be_stored(mesh):
         return NO_STORE
     return store_for(mesh.devices.flat[0], start_digest(graph), [len(seeds)], MAKERS)
-
-
-class _MadeBeside:
-    """A program that a thread loads or compiles while the caller makes another one.
-
-    It is traced and lowered by the caller, with the caller's settings of JAX.
-    """
-
-    def __init__(self, program: StorableProgram, store: ProgramStore) -> None:
-        self._program, self._store = program, store
-        self._pool = ThreadPoolExecutor(1)
-
-    def __enter__(self) -> "_MadeBeside":
-        program, store = self._program, self._store
-        if store.has(program):
-            self._made = self._pool.submit(store.load, program)
-        else:
-            self._made = self._pool.submit(store.compile, program, program.lower(store.name))
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._pool.shutdown(wait=False)
-
-    def wait(self) -> jax.stages.Compiled:
-        """Returns the program. One that cannot be loaded is compiled here."""
-        return self._made.result() or _load_or_compile(self._program, self._store)
 
 
 def start_inputs(

@@ -44,6 +44,9 @@ from rollmill.programs.kernels import (
 )
 from rollmill.programs.tuning import Tuner
 
+MIN_GAIN = 1.05
+"""How many times as fast as XLA a kernel has to be for `auto`, so that one that is as fast is always left out."""
+
 
 def choose_fused(
     graph: Graph,
@@ -54,14 +57,13 @@ def choose_fused(
     place: KernelPlace,
     launches: Launches | None,
     num_seeds: int,
-    before_timing: Callable[[], object] = lambda: None,
+    tuner: Tuner,
 ) -> KernelChoice:
     """Chooses kernels for a graph, or returns `plain` if it has none. Arguments are those of `choose_kernels`."""
     backend = backend_of(place.device, numerics)
-    with Tuner(place.device, before_timing) as tuner:
-        chooser = _Chooser(graph, fusion, backend, unroll, place, launches, tuner, num_seeds)
-        choice = _choose(chooser, plain)
-        return choice._replace(search=chooser.account()) if tuner.seconds else choice
+    chooser = _Chooser(graph, fusion, backend, unroll, place, launches, tuner, num_seeds)
+    choice = _choose(chooser, plain)._replace(is_whole=not tuner.was_late)
+    return choice._replace(search=chooser.account()) if tuner.seconds else choice
 
 
 def possible_fusion(graph: Graph, numerics: Numerics) -> Fusion:
@@ -299,7 +301,7 @@ class _Chooser:
         if tuned.gain is None:
             began = ", as when this run began" if self.launches is not None else ""
             return fused._replace(note=f"{part} are one kernel ({fused.note}){began}")
-        if self.fusion == "auto" and tuned.gain < 1:
+        if self.fusion == "auto" and tuned.gain < MIN_GAIN:
             return plain._replace(note=f"{part} are not fused: a kernel would take {1 / tuned.gain:.1f} x as long")
         self.saved[part] = self._seconds_saved(part, tuned)
         return fused._replace(note=f"{part} are one kernel ({fused.note}), {tuned.gain:.1f} x as fast")

@@ -61,6 +61,8 @@ class KernelChoice(NamedTuple):
     """Steps of the loop that are compiled as one, without a kernel."""
     search: str | None = None
     """A note for the user on what the search for the kernels took and saves, if there was one."""
+    is_whole: bool = True
+    """Whether all kernels were tried, in time."""
 
     @property
     def are_plain(self) -> bool:
@@ -101,6 +103,7 @@ def choose_kernels(
     parts: Collection[KernelPart] = PARTS,
     shares: int | None = None,
     before_timing: Callable[[], object] = lambda: None,
+    limit: float | None = None,
 ) -> KernelChoice:
     """Chooses how the rollouts and gradients of a graph are computed on the devices that share the environments.
 
@@ -109,7 +112,8 @@ def choose_kernels(
     in trainings that are long enough. With `launches` from the beginning of the run, nothing is timed on devices
     of the same kind. `parts` are those computed here; the others are left to XLA. The environments are divided
     into `shares` equal parts, by default one for each device. `before_timing` is called before anything is timed.
-    Raises a `UsageError` if a kernel was asked for and cannot be made.
+    A search ends after `limit` seconds, with the fastest kernels until then. Raises a `UsageError` if a kernel was
+    asked for and cannot be made.
     """
     plain = plain_kernels(unroll)
     if fusion == "off" or (fusion == "auto" and devices[0].platform not in MIN_STEPS_TO_TUNE):
@@ -123,9 +127,11 @@ def choose_kernels(
         note = f"nothing is fused: for {steps} it does not pay to find the fastest kernels"
         return plain if device.platform == "cpu" else plain.with_note(f"{note}; fusion=full does so all the same")
     from rollmill.programs.fused_kernels import choose_fused  # most trainings do without the compiler
+    from rollmill.programs.tuning import Tuner
 
     place = KernelPlace(device, shares or len(devices), parts)
-    return choose_fused(graph, plain, fusion, numerics, unroll, place, launches, num_seeds, before_timing)
+    with Tuner(device, before_timing, limit) as tuner:
+        return choose_fused(graph, plain, fusion, numerics, unroll, place, launches, num_seeds, tuner)
 
 
 class KernelRequest(NamedTuple):
@@ -139,9 +145,9 @@ class KernelRequest(NamedTuple):
     num_seeds: int
     launches: Launches | None
 
-    def choose(self, before_timing: Callable[[], object]) -> KernelChoice:
-        """Chooses the kernels."""
-        return choose_kernels(**self._asdict(), before_timing=before_timing)
+    def choose(self, before_timing: Callable[[], object], limit: float | None = None) -> KernelChoice:
+        """Chooses the kernels. A search ends after `limit` seconds."""
+        return choose_kernels(**self._asdict(), before_timing=before_timing, limit=limit)
 
 
 class KernelPlace(NamedTuple):

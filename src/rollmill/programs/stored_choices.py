@@ -11,8 +11,8 @@ from rollmill.core.errors import CheckpointError
 from rollmill.core.installation import cache_root
 from rollmill.core.schema import read_as
 from rollmill.dataflow import iteration_digest
-from rollmill.programs.kernels import Implementation, KernelChoice, KernelRequest, device_name
-from rollmill.programs.program_store import KERNEL_PLATFORMS, store_for
+from rollmill.programs.kernels import Implementation, KernelChoice, KernelRequest, device_name, plain_kernels
+from rollmill.programs.program_store import store_for
 
 FOLDER = "choices"
 
@@ -56,16 +56,16 @@ class StoredChoices:
         stored = read_cached(file, lambda document: read_as(StoredChoice, document, where=str(file)))
         if stored is None:
             return None
-        return KernelChoice(
-            _implementation(stored.rollouts),
-            _implementation(stored.gradients),
-            device_name(self._request.devices[0]),
-            self._request.unroll,
+        plain = plain_kernels(self._request.unroll)
+        return plain._replace(
+            rollouts=_implementation(stored.rollouts, plain.rollouts),
+            gradients=_implementation(stored.gradients, plain.gradients),
+            device=device_name(self._request.devices[0]),
         )
 
     def keep(self, kernels: KernelChoice) -> None:
-        """Stores a choice that contains kernels."""
-        if self._file is None or not kernels.have_some:
+        """Stores a choice for which all kernels were tried."""
+        if self._file is None or not kernels.is_whole:
             return
         from rollmill.fusion.cache import write_once
 
@@ -75,10 +75,8 @@ class StoredChoices:
 
 
 def _file_of(request: KernelRequest, sources: Iterable[Path]) -> Path | None:
-    """Returns the file of a choice. None where programs with kernels are not stored."""
+    """Returns the file of a choice. None where programs are not stored."""
     device = request.devices[0]
-    if request.fusion == "off" or device.platform not in KERNEL_PLATFORMS:
-        return None
     known = [request.fusion, request.numerics, request.unroll, request.num_seeds, request.launches]
     name = store_for(device, iteration_digest(request.graph), ["choice", *known], sources).name
     return None if name is None else cache_root() / FOLDER / f"{name}.json"
@@ -88,8 +86,9 @@ def _stored(part: Implementation) -> StoredPart:
     return StoredPart(part.fused, part.note, part.launch)
 
 
-def _implementation(part: StoredPart) -> Implementation:
-    return Implementation(_nothing, part.fused, part.note, part.launch)
+def _implementation(part: StoredPart, plain: Implementation) -> Implementation:
+    function = _nothing if part.fused else plain.function
+    return Implementation(function, part.fused, part.note, part.launch)
 
 
 def _nothing(*arguments: Any, **options: Any) -> NoReturn:

@@ -1,6 +1,7 @@
 """Searches for fast kernels: all candidates are compiled in the background, and then timed one after the other."""
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -8,6 +9,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import jax
 
+from rollmill.core.errors import CannotFuse
 from rollmill.fusion import Search, Tuned, compile_candidates, fastest
 
 T = TypeVar("T")
@@ -24,26 +26,37 @@ class Tuner:
     Args:
         device: the device.
         before_timing: waits for what the caller compiles.
+        limit: seconds after which its searches end, with the fastest launches until then. None: no limit.
+        clock: tells the time in seconds.
     """
 
-    def __init__(self, device: Any, before_timing: Callable[[], object] = lambda: None) -> None:
+    def __init__(
+        self,
+        device: Any,
+        before_timing: Callable[[], object] = lambda: None,
+        limit: float | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self._device, self._before_timing = device, before_timing
+        self._limit, self._clock = math.inf if limit is None else limit, clock
         self._pool = ThreadPoolExecutor(thread_name_prefix="rollmill-compile")
         self._kernels = contextlib.ExitStack()
         self._compiling: list[Future[Any]] = []
         self._began: float | None = None
         self.seconds = 0.0
         """Seconds from the start of the first search to the end of the last; 0 where all results were stored."""
+        self.was_late = False
+        """Whether a search came to its limit."""
         self._closed = False
 
     def __enter__(self) -> "Tuner":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        self._closed = kind is not None
+        self._closed = ends_at_once = kind is not None or self.was_late
         self._kernels.close()
         # After an interruption nobody waits: whoever interrupts a search wants it to end at once.
-        self._pool.shutdown(wait=kind is None, cancel_futures=True)
+        self._pool.shutdown(wait=not ends_at_once, cancel_futures=True)
 
     def compile(self, function: Callable[..., Any], *shapes: Any) -> Future[Callable[..., Any]]:
         """Compiles a function for these shapes, in the background."""
@@ -56,21 +69,37 @@ class Tuner:
         """
         if (stored := search.stored()) is not None:
             return lambda: stored
-        began = self._began = time.perf_counter() if self._began is None else self._began
+        began = self._began = self._clock() if self._began is None else self._began
         wait_for_kernels = self._kernels.enter_context(search.compile_ahead())
         candidates = self._submit(lambda: self._compile_candidates(search, wait_for_kernels))
         arguments = prepare()
 
         def finish() -> Tuned:
             values = arguments()  # made while candidates are compiled
-            wait(self._compiling)
-            self._before_timing()
             try:
-                return fastest(search, candidates.result(), values)
+                self._wait()
+                self._before_timing()
+                return fastest(search, candidates.result(), values, self._is_late)
             finally:
-                self.seconds = time.perf_counter() - began
+                self.seconds = self._clock() - began
 
         return finish
+
+    def _wait(self) -> None:
+        """Waits for all compilations. Raises `CannotFuse` at the limit."""
+        left = self._left()
+        unfinished = wait(self._compiling, None if left == math.inf else max(0.0, left)).not_done
+        if unfinished:
+            self.was_late = True
+            raise CannotFuse(f"its kernels still compile after {self._limit:.0f} s, which is what they can save")
+
+    def _is_late(self) -> bool:
+        self.was_late |= self._left() <= 0
+        return self.was_late
+
+    def _left(self) -> float:
+        """Returns the seconds until the limit."""
+        return self._limit - (self._clock() - (self._began or 0.0))
 
     def _compile_candidates(self, search: Search, wait_for_kernels: Callable[[], None]) -> Sequence[Any]:
         wait_for_kernels()

@@ -20,7 +20,13 @@ from rollmill.core.schema import read_as
 from rollmill.fusion.backends.base import CompilingAhead
 from rollmill.fusion.cache import cached_file, read_cached, write_once
 
+clock = time.perf_counter
+"""Tells the time in seconds."""
+
 REPEATS, CALLS = 5, 10
+UNFUSED_REPEATS = 2
+FAR = 1.25
+"""A launch whose first call takes so many times as long as the fastest one's is not timed again."""
 NEAR = 1.03
 """Launches whose times differ by less are as fast: the first of them is taken, so that searches agree."""
 SECONDS = 0.1
@@ -107,33 +113,68 @@ def compile_candidates(search: Search) -> Sequence[Callable[[], Callable[..., An
 
 
 def fastest(
-    search: Search, candidates: Sequence[Callable[[], Callable[..., Any]]], arguments: Sequence[Any]
+    search: Search,
+    candidates: Sequence[Callable[[], Callable[..., Any]]],
+    arguments: Sequence[Any],
+    is_late: Callable[[], bool] = lambda: False,
 ) -> Tuned:
     """Returns the fastest launch, and its time beside the unfused function's.
 
     `candidates` are those of `compile_candidates` for the search, and the arguments lie where they are to run.
-    Raises `CannotFuse` with the last error if no launch runs on this device.
+    Once `is_late`, the fastest of those timed until then is returned, and not stored. Raises `CannotFuse` with the
+    last error if no launch runs on this device.
     """
-    times, last = {}, None
+    runs: dict[Any, _Timed] = {}
+    last = None
     # Errors are kept, each with its launch: one that does not fit the chip does not end the search.
     *fused, plain = candidates
     for launch, function in zip(search.launches, fused, strict=True):
+        if runs and is_late():
+            break
         try:
-            times[launch] = seconds_of_call(function(), arguments)
+            runs[launch] = _Timed(function(), arguments)
         except (
             CannotFuse,
             RuntimeError,
             ValueError,
         ) as error:  # too many registers or too much memory on the chip
             last = error
-    if not times:
+    if not runs:
         raise CannotFuse(f"no launch of the kernel runs on this device: {last}") from last
-    shortest = min(times.values())
-    best = next(launch for launch in times if times[launch] < NEAR * shortest)
-    tuned = Tuned(tuple(best), times[best], seconds_of_call(plain(), arguments))
+    first = min(run.seconds for run in runs.values())
+    near = {launch: run for launch, run in runs.items() if run.seconds < FAR * first}
+    _time_in_turns(list(near.values()), REPEATS)
+    shortest = min(run.seconds for run in near.values())
+    best = next(launch for launch, run in near.items() if run.seconds < NEAR * shortest)
+    unfused = _Timed(plain(), arguments)
+    _time_in_turns([unfused], UNFUSED_REPEATS)
+    tuned = Tuned(tuple(best), near[best].seconds, unfused.seconds)
+    if is_late():
+        return tuned
     with contextlib.suppress(OSError, CheckpointError):  # where nothing can be kept, it is timed again
         write_once(search.file, json.dumps(tuned._asdict()))
     return tuned
+
+
+class _Timed:
+    """A function with the shortest time of its calls, which other programs of the machine lengthen the least."""
+
+    def __init__(self, function: Callable[..., Any], arguments: Sequence[Any]) -> None:
+        self._function, self._arguments = function, arguments
+        jax.block_until_ready(function(*arguments))
+        self.seconds = _seconds_of(1, function, arguments)
+
+    def again(self) -> None:
+        """Times several calls in a row, which hide the time between two of them."""
+        calls = max(1, min(CALLS, round(SECONDS / self.seconds)))
+        self.seconds = min(self.seconds, _seconds_of(calls, self._function, self._arguments))
+
+
+def _time_in_turns(runs: Sequence[_Timed], repeats: int) -> None:
+    """Times functions in turns, so that a machine that becomes slower slows all of them."""
+    for _ in range(repeats):
+        for run in runs:
+            run.again()
 
 
 def seconds_of_call(function: Callable[..., Any], arguments: Sequence[Any]) -> float:
@@ -145,8 +186,8 @@ def seconds_of_call(function: Callable[..., Any], arguments: Sequence[Any]) -> f
 
 
 def _seconds_of(calls: int, function: Callable[..., Any], arguments: Sequence[Any]) -> float:
-    began = time.perf_counter()
+    began = clock()
     for _ in range(calls):
         results = function(*arguments)
     jax.block_until_ready(results)
-    return (time.perf_counter() - began) / calls
+    return (clock() - began) / calls

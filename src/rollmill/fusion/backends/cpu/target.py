@@ -25,6 +25,20 @@ class Processor(NamedTuple):
     """Cores that this process may use."""
 
 
+class Optimiser(NamedTuple):
+    """Settings that LLVM optimises with."""
+
+    speed_level: int = 3
+    unrolls_loops: bool = True
+    joins_scalars: bool = False
+    """Off, as everything is in vectors already."""
+    code_level: int = 3
+    """That of instructions."""
+
+
+WRITTEN_OUT = Optimiser(speed_level=1, unrolls_loops=False)
+"""For loops that are written out, which takes a third of the time to compile."""
+
 WIDEST = (("avx512f", 16, 16), ("avx2", 8, 8), ("neon", 4, 16))
 """Feature, lanes and accumulators, the best first."""
 NARROWEST = (4, 8)
@@ -49,40 +63,41 @@ def function_address(module: str, name: str, *, written_out: bool = False) -> in
     """Returns the address of a function of a module in LLVM's language, compiled for this processor.
 
     Modules are compiled one at a time: LLVM's binding has one context for all threads. Loops that are
-    `written_out` remain as they are, which takes a third of the time to compile. The code is stored, and found by
-    the module and the processor.
+    `written_out` remain as they are. The code is stored, and found by the module, the processor and the settings
+    that it was optimised with.
     """
-    binding, own = _binding(), processor()
-    known = [module, written_out, own.name, own.features, binding.llvm_version_info]
-    code = stored_code(known, lambda: _compiled(module, written_out), packages=["llvmlite"])
-    engine = binding.create_mcjit_compiler(binding.parse_assembly(""), _machine())
+    binding, own, optimiser = _binding(), processor(), WRITTEN_OUT if written_out else Optimiser()
+    known = [module, optimiser, own.name, own.features, binding.llvm_version_info]
+    code = stored_code(known, lambda: _compiled(module, optimiser), packages=["llvmlite"])
+    engine = binding.create_mcjit_compiler(binding.parse_assembly(""), _machine(optimiser))
     engine.add_object_file(binding.ObjectFileRef.from_data(code))
     engine.finalize_object()
     _engines.append(engine)
     return engine.get_function_address(name)
 
 
-def _compiled(module: str, written_out: bool) -> bytes:
+def _compiled(module: str, optimiser: Optimiser) -> bytes:
     """Returns the object file of a module."""
-    parsed, machine = _binding().parse_assembly(module), _machine()
+    parsed, machine = _binding().parse_assembly(module), _machine(optimiser)
     parsed.verify()
-    _optimise(parsed, machine, written_out)
+    _optimise(parsed, machine, optimiser)
     return machine.emit_object(parsed)
 
 
-def _optimise(module: Any, machine: Any, written_out: bool) -> None:
+def _optimise(module: Any, machine: Any, optimiser: Optimiser) -> None:
     binding = _binding()
-    options = binding.create_pipeline_tuning_options(speed_level=1 if written_out else 3)
-    options.loop_unrolling = not written_out
-    options.slp_vectorization = False  # everything is in vectors already
+    options = binding.create_pipeline_tuning_options(speed_level=optimiser.speed_level)
+    options.loop_unrolling = optimiser.unrolls_loops
+    options.slp_vectorization = optimiser.joins_scalars
     passes = binding.create_pass_builder(machine, options)
     passes.getModulePassManager().run(module, passes)
 
 
-def _machine() -> Any:
+def _machine(optimiser: Optimiser) -> Any:
     binding, own = _binding(), processor()
     target = binding.Target.from_triple(binding.get_process_triple())
-    return target.create_target_machine(cpu=own.name, features=own.features, opt=3, jit=True)
+    level = optimiser.code_level
+    return target.create_target_machine(cpu=own.name, features=own.features, opt=level, jit=True)
 
 
 @functools.cache

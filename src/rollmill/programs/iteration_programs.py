@@ -1,0 +1,210 @@
+"""Makes the programs of a training: an iteration, with kernels or by XLA alone, and its start, made beside it."""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+from jax.sharding import Mesh
+
+from rollmill.core.errors import CannotFuse
+from rollmill.dataflow import iteration_digest
+from rollmill.programs.kernels import (
+    KernelChoice,
+    KernelRequest,
+    is_too_short,
+    plain_kernels,
+    without_kernels,
+)
+from rollmill.programs.program_store import KERNEL_PLATFORMS, NO_STORE, ProgramStore, StorableProgram, store_for
+from rollmill.programs.search_cost import SearchCost, StoredPace
+from rollmill.programs.stored_choices import StoredChoices
+
+PACKAGE = Path(__file__).parents[1]
+MAKERS = sorted(
+    file
+    for pattern in (
+        "core/convolutions.py",
+        "core/flat_descent.py",
+        "core/threefry.py",
+        "core/traced_once.py",
+        "dataflow/minibatch_loop.py",
+        "fusion/backends/cpu/*.py",
+        "programs/__init__.py",
+        "programs/compiled.py",
+        "programs/iteration_programs.py",
+        "programs/kernels.py",
+        "programs/packed_metrics.py",
+    )
+    for file in PACKAGE.glob(pattern)
+)
+"""Files that make programs of traces: how operations are lowered and iterations are repeated, and for how many
+seeds."""
+
+MIN_TIMED_SECONDS, MAX_TIMED = 0.2, 20
+"""Iterations are timed for so long, or until so many are done."""
+
+StepWith: TypeAlias = Callable[[KernelChoice], StorableProgram]
+"""The program of an iteration with these kernels."""
+
+
+class StepMaker(NamedTuple):
+    """Makes the program of an iteration."""
+
+    request: KernelRequest
+    step_with: StepWith
+    mesh: Mesh
+    before_timing: Callable[[], object]
+    """Waits for what compiles beside it: XLA, too, chooses some operations for a GPU by timing."""
+    announce: Callable[[KernelChoice], None]
+    """Called with the kernels before they are compiled, for other processes of a mesh."""
+    seconds_of: Callable[[jax.stages.Compiled], float]
+    """Returns the seconds that an iteration takes."""
+
+    def make(self) -> tuple[KernelChoice, jax.stages.Compiled]:
+        """Chooses the kernels of an iteration and compiles it; loads it instead if both are stored."""
+        stored, limit = self._stored_choices(), None
+        if (kernels := stored.read()) is not None:
+            if (compiled := self._known(kernels)) is not None:
+                return kernels, compiled
+        elif self._weighs_cost():
+            cost, compiled = self._cost()
+            if not cost.pays:
+                kernels = plain_kernels(self.request.unroll).with_note(str(cost))
+                return kernels, compiled or self._made(kernels)
+            limit = cost.limit
+        kernels, compiled = self._sought(limit)
+        stored.keep(kernels)
+        return kernels, compiled
+
+    def _known(self, kernels: KernelChoice) -> jax.stages.Compiled | None:
+        """Returns the iteration of a stored choice. None if it has kernels, and is not stored itself."""
+        return self._store(kernels).load(self.step_with(kernels)) if kernels.have_some else self._made(kernels)
+
+    def _sought(self, limit: float | None) -> tuple[KernelChoice, jax.stages.Compiled]:
+        """Chooses the kernels, for at most so many seconds, and compiles the iteration."""
+        request, alone = self.request, jax.process_count() == 1
+        if alone and not (self._on_cpu or may_be_stored(self.mesh)):
+            self.before_timing()
+        # Processes of a mesh compile in the same order, the others once they have the kernels of the first.
+        kernels = request.choose(self.before_timing if alone else lambda: None, limit)
+        self.announce(kernels)
+        if not self._on_cpu:
+            self.before_timing()
+        try:
+            return kernels, self._made(kernels)
+        except CannotFuse as reason:
+            kernels = without_kernels(request.fusion, request.unroll, reason)
+            return kernels, self._made(kernels)
+
+    @property
+    def _on_cpu(self) -> bool:
+        return self.mesh.devices.flat[0].platform == "cpu"
+
+    def _stored_choices(self) -> StoredChoices:
+        request, makes_kernels = self.request, self.request.fusion != "off"
+        if request.fusion == "auto" and request.launches is None:
+            makes_kernels = not is_too_short(request.graph, request.devices[0].platform, request.num_seeds)
+        return StoredChoices(request, makers_of_kernels() if makes_kernels and may_be_stored(self.mesh) else None)
+
+    def _weighs_cost(self) -> bool:
+        """Returns whether a search has to pay: where kernels are optional, and an iteration can be timed.
+
+        One that calls functions of the host is not computed without need, and one with a replay memory takes less
+        time at first than later.
+        """
+        graph, platform = self.request.graph, self.request.devices[0].platform
+        if self.request.fusion != "auto" or self.request.launches is not None or not may_be_stored(self.mesh):
+            return False
+        if is_too_short(graph, platform, self.request.num_seeds) or graph.replay is not None:
+            return False
+        return iteration_digest(graph) is not None
+
+    def _cost(self) -> tuple[SearchCost, jax.stages.Compiled | None]:
+        """Returns what a search may cost; and the iteration by XLA, where it had to be compiled and timed."""
+        request, device, compiled = self.request, self.request.devices[0], None
+        kernels = plain_kernels(request.unroll)
+        known = ["pace", request.num_seeds, request.unroll]
+        pace = StoredPace(store_for(device, iteration_digest(request.graph), known, MAKERS).name)
+        seconds = pace.read()
+        if seconds is None:
+            compiled = self._made(kernels)
+            seconds = self.seconds_of(compiled)
+            pace.keep(seconds)
+        return SearchCost(device.platform, seconds * request.graph.loops.iterations), compiled
+
+    def _made(self, kernels: KernelChoice) -> jax.stages.Compiled:
+        return load_or_compile(self.step_with(kernels), self._store(kernels))
+
+    def _store(self, kernels: KernelChoice) -> ProgramStore:
+        """Returns the store for an iteration with these kernels. On CPUs, those of kernels are not stored."""
+        request, device = self.request, self.mesh.devices.flat[0]
+        if not may_be_stored(self.mesh) or (kernels.have_some and device.platform not in KERNEL_PLATFORMS):
+            return NO_STORE
+        known: list[object] = [request.num_seeds, kernels.unroll]
+        if kernels.have_some:
+            known += [request.numerics, kernels.launches]
+        makers = MAKERS if kernels.are_plain else makers_of_kernels()
+        return store_for(device, iteration_digest(request.graph), known, makers)
+
+
+def seconds_of_iteration(
+    begin: Callable[[], Any], run: Callable[[Any], Any], clock: Callable[[], float] = time.perf_counter
+) -> float:
+    """Returns the mean seconds of an iteration, without those of the first.
+
+    Args:
+        begin: returns the state that it begins with.
+        run: from a state to the next one.
+        clock: tells the time in seconds.
+    """
+    state = jax.block_until_ready(run(begin()))
+    began, count = clock(), 0
+    while count < MAX_TIMED and (count == 0 or clock() - began < MIN_TIMED_SECONDS):
+        state = jax.block_until_ready(run(state))
+        count += 1
+    return (clock() - began) / count
+
+
+def load_or_compile(program: StorableProgram, store: ProgramStore) -> jax.stages.Compiled:
+    """Loads a program, or compiles it if it is not stored."""
+    loaded = store.load(program)
+    return store.compile(program, program.lower(store.name)) if loaded is None else loaded
+
+
+def may_be_stored(mesh: Mesh) -> bool:
+    """Returns whether programs on a mesh are stored. Those of several devices are not."""
+    return mesh.size == jax.process_count() == 1
+
+
+def makers_of_kernels() -> list[Path]:
+    """Returns the files that make programs with kernels."""
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+class MadeBeside:
+    """A program that a thread loads or compiles while the caller makes another one.
+
+    It is traced and lowered by the caller, with the caller's settings of JAX.
+    """
+
+    def __init__(self, program: StorableProgram, store: ProgramStore) -> None:
+        self._program, self._store = program, store
+        self._pool = ThreadPoolExecutor(1)
+
+    def __enter__(self) -> "MadeBeside":
+        program, store = self._program, self._store
+        if store.has(program):
+            self._made = self._pool.submit(store.load, program)
+        else:
+            self._made = self._pool.submit(store.compile, program, program.lower(store.name))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._pool.shutdown(wait=False)
+
+    def wait(self) -> jax.stages.Compiled:
+        """Returns the program. One that cannot be loaded is compiled here."""
+        return self._made.result() or load_or_compile(self._program, self._store)

@@ -1,0 +1,81 @@
+"""What a search for kernels may cost: no more seconds than it can save in the training that asks for it."""
+
+import contextlib
+import json
+import math
+from typing import Any, NamedTuple
+
+from rollmill.core.errors import CheckpointError, DataError
+from rollmill.core.installation import cache_root
+from rollmill.core.schema import read_as
+
+FOLDER = "paces"
+
+SEARCH_SECONDS = {"gpu": 20.0, "cpu": 10.0}
+"""Seconds of a search and of compiling its kernels, about, by what computes them.
+
+A number and no measurement, so that the next run decides in the same way.
+"""
+
+SAVED = 0.6
+"""Part of a training's seconds that kernels save, about: they are two to five times as fast as XLA."""
+
+
+class SearchCost(NamedTuple):
+    """The seconds of a training by XLA alone, beside those of a search for its kernels."""
+
+    platform: str
+    """What computes it."""
+    training_seconds: float
+
+    @property
+    def limit(self) -> float:
+        """Seconds after which a search ends: those that kernels can save, about."""
+        return SAVED * self.training_seconds
+
+    @property
+    def pays(self) -> bool:
+        """Whether kernels can save more than their search takes."""
+        return self.limit >= SEARCH_SECONDS.get(self.platform, math.inf)
+
+    def __str__(self) -> str:
+        searching = SEARCH_SECONDS.get(self.platform, math.inf)
+        without = f"the training takes about {self.training_seconds:,.0f} s without kernels"
+        return (
+            f"nothing is fused: {without}, and finding the fastest ones {searching:,.0f} s; fusion=full does so "
+            "all the same"
+        )
+
+
+class StoredPace:
+    """The place of the seconds that an iteration takes by XLA. They are measured once, so that runs decide alike.
+
+    Args:
+        name: digest of all that they depend on. None: they are not stored.
+    """
+
+    def __init__(self, name: str | None) -> None:
+        self._file = None if name is None else cache_root() / FOLDER / f"{name}.json"
+
+    def read(self) -> float | None:
+        """Returns the stored seconds. None if there are none."""
+        if self._file is None:
+            return None
+        from rollmill.fusion.cache import read_cached
+
+        return read_cached(self._file, self._seconds)
+
+    def keep(self, seconds: float) -> None:
+        """Stores the seconds, unless others are stored."""
+        if self._file is None:
+            return
+        from rollmill.fusion.cache import write_once
+
+        with contextlib.suppress(OSError, CheckpointError):  # where nothing can be kept, they are measured again
+            write_once(self._file, json.dumps(seconds))
+
+    def _seconds(self, document: Any) -> float:
+        seconds = read_as(float, document, where=str(self._file))
+        if not 0 < seconds < math.inf:
+            raise DataError(f"{self._file}: seconds have to be finite and greater than 0.")
+        return seconds
