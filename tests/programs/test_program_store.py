@@ -187,6 +187,30 @@ def test_an_object_that_tells_nothing_of_itself_makes_a_digest_incomplete(monkey
     assert digest("text") != digest("texts") and digest((1, None)) is not None
 
 
+class FTTuple:
+    """A tree of arguments, as scans of JAX 0.11 hold one."""
+
+    def __init__(self, *elts):
+        self.elts = elts
+
+    def __repr__(self):
+        return "tree"
+
+
+FTTuple.__module__ = "jax._src.flattree"
+
+
+def test_a_tree_of_arguments_is_known_by_its_parts():
+    digest = lambda held: Digests()._value(held)
+    assert digest(FTTuple(FTTuple(None), ())) == digest(FTTuple(FTTuple(None), ()))
+    assert digest(FTTuple(FTTuple(None), ())) != digest(FTTuple(FTTuple(None, None), ()))
+    digests = Digests()
+    digests._value(FTTuple(FTTuple(None), 1))
+    assert digests._is_whole
+    digests._value(FTTuple(Doubling()))
+    assert not digests._is_whole
+
+
 def test_a_primitive_of_another_package_makes_a_digest_incomplete():
     primitive = jax.extend.core.Primitive("sin")
     primitive.def_abstract_eval(lambda x: x)

@@ -22,6 +22,7 @@ from rollmill.dataflow.fingerprint import (
     iteration_digest,
     metric_names,
     start_digest,
+    without_addresses,
 )
 from rollmill.dataflow.flow import Flow, StepReply, StepRequest, flow
 from rollmill.dataflow.gradients import (
@@ -246,6 +247,7 @@ __all__ = [
     "with_hyperparameters",
     "with_remote_environment",
     "with_remote_update",
+    "without_addresses",
     "UnfusedPolicy",
     "Unrolled",
 ]

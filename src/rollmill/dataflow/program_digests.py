@@ -27,6 +27,16 @@ TRACED_BEFORE = {
 OF_JAX = {"UnspecifiedValue", "Mesh", "AbstractMesh"}
 """Names of JAX's types of parameters, likewise."""
 
+PARTS_OF_TREES = {
+    "FTTuple": ("elts",),
+    "FTDict": ("keys", "_vals"),
+    "FTSingleton": ("val",),
+    "FTStatic": ("val",),
+    "FTFiltered": ("val",),
+    "Either": ("is_right", "val"),
+}
+"""Attributes of JAX's flat trees, in which a scan tells its constants from what it carries."""
+
 OWNERS = {"jax", "rollmill"}
 """Packages with primitives whose rules are known: by JAX's version, and by the sources that make programs."""
 
@@ -108,10 +118,21 @@ class Digests:
                 return f"{{{','.join(sorted(f'{key}:{self._value(part)}' for key, part in value.items()))}}}"
             case jax.Array() | np.ndarray() | np.generic():
                 return _array(value)
-            case functools.partial():
-                return f"partial{self._value([value.func, value.args, value.keywords])}"
+            case _ if (parts := _parts(value)) is not None:
+                return f"{type(value).__name__}{self._value(parts)}"
         self._is_whole &= isinstance(value, PLAIN) or _is_of_jax(value)
         return without_addresses(repr(value))
+
+
+def _parts(value: Any) -> list[Any] | None:
+    """Returns the parts of a partial function or of a flat tree of JAX's. None if a value is neither."""
+    if isinstance(value, functools.partial):
+        return [value.func, value.args, value.keywords]
+    kind = type(value)
+    names = PARTS_OF_TREES.get(kind.__qualname__, ())
+    if not names or kind.__module__.partition(".")[0] != "jax" or not all(hasattr(value, name) for name in names):
+        return None
+    return [getattr(value, name) for name in names]
 
 
 def _is_of_jax(value: Any) -> bool:

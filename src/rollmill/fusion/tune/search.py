@@ -23,6 +23,7 @@ from rollmill.dataflow import (
     identity,
     plain_minibatch_loop,
     settle,
+    without_addresses,
 )
 from rollmill.fusion.backends.base import AnyLaunch, Backend
 from rollmill.fusion.kernels.gradients import GradientStep, Minibatch
@@ -44,6 +45,11 @@ def trace_abstractly(make: Callable[..., T], *arguments: Any) -> T:
 
     jax.eval_shape(trace, *arguments)
     return made[0]
+
+
+def structure_text(tree: PyTree[Any]) -> str:
+    """Returns the structure of a pytree as a text that is the same in all processes."""
+    return without_addresses(str(jax.tree.structure(tree)))
 
 
 def rollout_search(
@@ -134,7 +140,7 @@ def minibatch_loop_search(
         with_minibatch(partial(kind.text, launches[0])),
         backend.device(device),
         f"{backend.timed_repeats} times {rows.shape}",
-        str(jax.tree.structure(learner)),
+        structure_text(learner),
     ]
     return Search(
         file_of(what, launches, backend.package),
