@@ -732,6 +732,30 @@ def serving(name: str, *, workers_alone: bool = False) -> str:
 
 # --- pages -------------------------------------------------------------------------------------------------
 
+
+def fusion_product() -> str:
+    """Returns the outcome of both depths of fusion for each algorithm and placement, and the refusals."""
+    found = read_result("fusion-product")
+    places = list(dict.fromkeys(place for row in found.values() for place in row))
+    sentences: list[str] = []
+
+    def word(cell: dict[str, Any]) -> str:
+        if cell["outcome"] != "refused":
+            return cell["outcome"]
+        sentence = " ".join(cell["sentence"].split())
+        if sentence not in sentences:
+            sentences.append(sentence)
+        return f"refused [{sentences.index(sentence) + 1}]"
+
+    def cell(row: dict[str, Any]) -> str:
+        words = [word(row[depth]) for depth in ("rollout", "full") if depth in row]
+        return " / ".join(words) if len(set(words)) > 1 else "".join(words[:1])
+
+    rows = [[name, *(cell(row.get(place, {})) for place in places)] for name, row in found.items()]
+    notes = [f"{n}. {sentence}" for n, sentence in enumerate(sentences, start=1)]
+    return "\n".join([table_of(["", *places], rows), "", *notes]).rstrip()
+
+
 TABLES: dict[str, Callable[[], str]] = {
     **{f"fields of {name}": lambda config=each.config: fields_of(config) for name, each in BUILTIN.items()},
     "fields of a network": lambda: fields_of(NetworkConfig),
@@ -754,6 +778,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "reductions": reductions,
     "fusion": fusion,
     "fusion study": fusion_study,
+    "fusion product": fusion_product,
     "profiler errors": profiler_errors,
     "profiler devices": profiler_devices,
     "profiler planted": profiler_planted,

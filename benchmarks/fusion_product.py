@@ -1,0 +1,199 @@
+"""Every algorithm with kernels under every placement: equal to XLA, refused, or wrong.
+
+    python benchmarks/fusion_product.py [ALGORITHMS] [--places PLACES] [--depths DEPTHS] [--add]
+    python benchmarks/fusion_product.py --parts NAMES
+
+A cell of the table is a short training. With `off` it is the reference of its row. A depth of fusion is *equal*
+where all weights agree with those of the same placement by XLA, within 1e-4 of a number and 1e-5, and all kernels
+that were sought are there. It is *refused* where it ends with an error that says what to do, and that works.
+Everything else is *wrong*. The result is written after each cell, and `--add` goes on with the one that is there.
+`--parts` makes one result of several, so that rows can be computed side by side.
+"""
+
+import re
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from measure import options, read_result, some_of, write_result
+
+import rollmill
+from rollmill.core.errors import UsageError
+from rollmill.dataflow import Graph
+from rollmill.policies.policies import load_weights
+from rollmill.programs.kernels import kernel_parts, sought_parts
+from rollmill.record.run_directory import RunDirectory
+from rollmill.training.placing import choose_plan
+
+ENVS, STEPS, ITERATIONS = 8, 8, 10
+SIZES = {"num_envs": ENVS, "num_steps": STEPS, "total_timesteps": ENVS * STEPS * ITERATIONS}
+MLP = rollmill.NetworkConfig(hidden_sizes=(16,))
+GRU = rollmill.NetworkConfig(torso="gru", hidden_sizes=(8,), recurrent_size=8)
+LSTM = rollmill.NetworkConfig(torso="lstm", hidden_sizes=(8,), recurrent_size=8)
+MINIBATCHES = {"num_minibatches": 2, "update_epochs": 2}
+REPLAY = {"batch_size": 32, "learning_starts": 128, "buffer_size": 1_600, "gradient_steps": 3}
+ALGORITHMS: dict[str, tuple[Callable[..., Graph], str, dict[str, Any]]] = {
+    "ppo": (rollmill.ppo, "CartPole-v1", MINIBATCHES),
+    "ppo-gru": (rollmill.ppo, "CartPole-v1", {**MINIBATCHES, "network": GRU}),
+    "ppo-lstm": (rollmill.ppo, "CartPole-v1", {**MINIBATCHES, "network": LSTM}),
+    "a3c": (rollmill.a3c, "CartPole-v1", {}),
+    "impala": (rollmill.impala, "CartPole-v1", {"num_minibatches": 2}),
+    "mappo": (rollmill.mappo, "TagGridWorld-Small-v0", MINIBATCHES),
+    "ippo": (rollmill.ippo, "TagGridWorld-Small-v0", MINIBATCHES),
+    "dqn": (rollmill.dqn, "CartPole-v1", REPLAY),
+    "sac": (rollmill.sac, "Pendulum-v1", REPLAY),
+    "td3": (rollmill.td3, "Pendulum-v1", REPLAY),
+}
+PLACES: dict[str, dict[str, Any]] = {
+    "one program": {"place": "program"},
+    "two devices": {"place": "program", "devices": 2},
+    "single-learner-coarse": {"place": "threads", "distribution": "single-learner-coarse", "actors": 2},
+    "multi-learner": {"place": "threads", "distribution": "multi-learner", "learners": 2},
+    "central": {"place": "threads", "distribution": "central", "actors": 2},
+    "mesh": {"place": "mesh", "learners": 2},
+    "4 seeds": {"place": "program", "num_seeds": 4},
+}
+DEPTHS = ("off", "rollout", "full")
+SHARDS = 4
+RTOL, ATOL = 1e-4, 1e-5
+OPTIONS = {"tensorboard": False, "quiet": True, "seed": 3, "numerics": "float32"}
+ADVISED = {"fusion", "place", "distribution", "num_seeds", "devices"}
+
+
+def graph_of(algorithm: str) -> Graph:
+    make, environment, settings = ALGORITHMS[algorithm]
+    return make(environment, **{**SIZES, "num_shards": SHARDS, "network": MLP, **settings})
+
+
+def trained(graph: Graph, folder: Path, chosen: Mapping[str, Any]) -> list[Any]:
+    """Returns the weights of each seed."""
+    run = rollmill.train(graph, run_dir=folder, **chosen, **OPTIONS)
+    seeds = range(OPTIONS["seed"], OPTIONS["seed"] + chosen.get("num_seeds", 1))
+    return [load_weights(run.directory, seed=seed).weights for seed in seeds]
+
+
+def difference(mine: list[Any], right: list[Any]) -> float:
+    """Returns the greatest difference of a number, in units of what is allowed."""
+    pairs = zip(jax.tree.leaves(mine), jax.tree.leaves(right), strict=True)
+    found = [np.abs(a - b) / (ATOL + RTOL * np.abs(b)) for a, b in pairs if np.issubdtype(b.dtype, np.floating)]
+    return max(float(each.max(initial=0.0)) for each in found)
+
+
+def missing_kernels(graph: Graph, folder: Path, chosen: Mapping[str, Any]) -> list[str]:
+    """Returns the parts that were sought as kernels and are none, with the group that they belong to."""
+    launches = RunDirectory.open(folder).read_config()["launches"] or {}
+    partition = choose_plan(graph, rollmill.RunOptions(**chosen)).partition
+    groups = launches.get("groups") or {group.name: launches for group in partition.groups}
+    return [
+        f"{part} of {group.name}"
+        for group in partition.groups
+        for part in kernel_parts(group)
+        if part in sought_parts(chosen["fusion"]) and not (groups.get(group.name) or {}).get(part)
+    ]
+
+
+def ways_out(sentence: str, chosen: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Returns the options of everything that a refusal advises."""
+    for hint in re.split(r"\n\s*hint: |; ", sentence)[1:] + re.findall(r"auto trains without", sentence):
+        if hint == "auto trains without":
+            yield {**chosen, "fusion": "auto"}
+        for name, value in re.findall(r"\b(\w+)=([\w-]+)", hint):
+            if name in ADVISED:
+                changed = {**chosen, name: int(value) if value.isdigit() else value}
+                left_out = re.findall(r"without --(\w+)", hint) + ["place"] * (value == "gpu-only")
+                yield {key: each for key, each in changed.items() if key not in left_out}
+        if (name := re.search(r"leave (\w+) out", hint)) and name[1] in chosen:
+            yield {key: value for key, value in chosen.items() if key != name[1]}
+
+
+def followed(graph: Graph, folder: Path, sentence: str, chosen: Mapping[str, Any]) -> dict[str, str]:
+    """Returns how a training ends with each advice of a refusal."""
+    ends = {}
+    for n, way in enumerate(ways_out(sentence, chosen)):
+        name = ", ".join(f"{key}={value}" for key, value in way.items() if chosen.get(key) != value)
+        name = name or ", ".join(f"without {key}" for key in chosen if key not in way)
+        try:
+            trained(graph, folder / f"advised-{n}", way)
+            ends[name] = "works"
+        except Exception as failure:
+            ends[name] = f"{type(failure).__name__}: {failure}"
+    return ends
+
+
+def cell_of(graph: Graph, folder: Path, chosen: Mapping[str, Any], reference: list[Any] | None) -> dict[str, Any]:
+    """Returns a cell of the table. Without a `reference` it becomes one."""
+    try:
+        weights = trained(graph, folder / "run", chosen)
+    except UsageError as refusal:
+        sentence = str(refusal)
+        advice = followed(graph, folder, sentence, chosen)
+        works = bool(advice) and all(end == "works" for end in advice.values())
+        return {"outcome": "refused" if works else "wrong", "sentence": sentence, "advice": advice}
+    except Exception as failure:
+        return {"outcome": "wrong", "sentence": f"{type(failure).__name__}: {failure}"}
+    if reference is None:
+        return {"outcome": "reference", "weights": weights}
+    missing, apart = missing_kernels(graph, folder / "run", chosen), difference(weights, reference)
+    found = {"outcome": "wrong" if missing or not apart <= 1 else "equal", "difference": apart}
+    return {**found, "missing": missing} if missing else found
+
+
+def row_of(algorithm: str, place: str, depths: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Returns the cells of one algorithm under one placement, as they come."""
+    graph, reference = graph_of(algorithm), None
+    for depth in ("off", *(depth for depth in DEPTHS[1:] if depth in depths)):
+        began = time.perf_counter()
+        with tempfile.TemporaryDirectory(prefix="rollmill-product-") as folder:
+            chosen = {**PLACES[place], "fusion": depth}
+            found = cell_of(graph, Path(folder), chosen, reference)
+        reference = found.pop("weights", reference)
+        yield depth, {**found, "seconds": round(time.perf_counter() - began, 1)}
+        if reference is None:
+            return
+
+
+def in_order(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the table with its rows and columns in the order of this script."""
+    return {
+        algorithm: {place: table[algorithm][place] for place in PLACES if place in table[algorithm]}
+        for algorithm in ALGORITHMS
+        if algorithm in table
+    }
+
+
+def main() -> None:
+    chosen = options(
+        __doc__,
+        {"algorithms": some_of(ALGORITHMS)},
+        places=some_of(PLACES),
+        depths=some_of(DEPTHS),
+        add=False,
+        parts=([str], "other results, which become one with this one"),
+        name=("fusion-product", "of the result"),
+    )
+    jax.config.update("jax_num_cpu_devices", 2)
+    jax.config.update("jax_default_matmul_precision", "highest")  # of XLA on a GPU
+    table: dict[str, Any] = read_result(chosen.name, chosen.output) if chosen.add else {}
+    for part in chosen.parts or ():
+        for algorithm, row in read_result(part, chosen.output).items():
+            table.setdefault(algorithm, {}).update(row)
+    if chosen.parts:
+        write_result(chosen.name, in_order(table), chosen.output)
+        return
+    for place in chosen.places:
+        for algorithm in chosen.algorithms:
+            row = table.setdefault(algorithm, {}).setdefault(place, {})
+            if all(depth in row for depth in chosen.depths):
+                continue
+            for depth, cell in row_of(algorithm, place, chosen.depths):
+                row[depth] = cell
+                print(algorithm, place, depth, cell, flush=True)
+                write_result(chosen.name, table, chosen.output)
+
+
+if __name__ == "__main__":
+    main()
