@@ -276,7 +276,7 @@ def test_kernels_compile_for_gpus_that_are_not_here(name, numerics, capability, 
 def test_a_long_program_is_read_by_instructions():
     """Triton looks for what depends on each of its own reads, which takes hours with five agents."""
     long, short = (kernel_of(CASES[name], "tf32", GradientLaunch(2, 64, 4))[0].source for name in ("ippo", "dqn"))
-    assert "read_four(table + at + 0)" in long and "tl.load(table" not in long
+    assert "read_four(table + at + " in long and "tl.load(table" not in long
     assert "tl.load(table" in short and "read_four" not in short
 
 

@@ -24,6 +24,15 @@ class Term(NamedTuple):
     node: Node
 
 
+class Turns(NamedTuple):
+    """The parts of a sample that a loop takes one after the other."""
+
+    count: int = 1
+    strides: Mapping[int, int] = MappingProxyType({})
+    """Numbers of a leaf, or rows, from an input of the first part to that of the next, by its place; other inputs
+    are those of all parts."""
+
+
 class SampleLoop(NamedTuple):
     """The sums that one loop over the samples gathers."""
 
@@ -32,6 +41,8 @@ class SampleLoop(NamedTuple):
     numbers: list[Node]
     carried: list[int]
     """Places of the inputs that it hands from each turn to the next."""
+    turns: Turns = Turns()
+    """Its sums are those of the first part."""
 
 
 class FissionPlan(NamedTuple):

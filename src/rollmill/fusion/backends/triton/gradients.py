@@ -23,6 +23,7 @@ from rollmill.fusion.kernels.accumulators import Side, Tile, TilePart, TileTerm,
 from rollmill.fusion.kernels.gradients import GradientStep, Minibatch
 from rollmill.fusion.kernels.leaves import KernelArguments
 from rollmill.fusion.kernels.loop_fission import FissionPlan, SampleLoop, plan_sample_loops
+from rollmill.fusion.kernels.rerolling import reroll
 from rollmill.fusion.kernels.vector import Vector
 from rollmill.fusion.opt.schedule import schedule_of
 
@@ -129,9 +130,11 @@ def gradient_source(
     """
     # The same tiles for all loops, which each keep some of them: offsets in the result do not depend on loops.
     accumulators = accumulators_of(step.sums, step.program.outputs)
-    plan = plan_sample_loops(accumulators, step.program, step.handed_on)
+    plan = reroll(plan_sample_loops(accumulators, step.program, step.handed_on), step.program, step.sample)
     numbers = {node: f"sum{n}" for n, node in enumerate(node for each in plan.loops for node in each.numbers)}
-    memory = BY_TRITON if len(step.program.nodes()) <= MAX_NODES_BY_TRITON else BY_INSTRUCTIONS
+    size = sum(len(_program_of(step, each).nodes()) for each in plan.loops)
+    in_turns = any(each.turns.count > 1 for each in plan.loops)  # such a loop reads each number by itself
+    memory = BY_INSTRUCTIONS if in_turns or size > MAX_NODES_BY_TRITON else BY_TRITON
     lines = []
     for n, each in enumerate(plan.loops):
         lines += _sample_loop(
@@ -170,11 +173,9 @@ MAX_NODES_BY_TRITON = 1_000
 def _sample_loop(task: _Common, each: SampleLoop, numbers: Mapping[Node, str], prefix: str) -> list[str]:
     """Writes a loop over a program's samples and its sums, with `prefix` before all names."""
     mask = "" if task.whole_blocks else "here"
-    summing_from = [node for tile in each.tiles.values() for term in tile.terms for node in term.nodes]
-    step = task.step
+    step, program = task.step, _program_of(task.step, each)
     back = {place: step.handed_on[place] for place in each.carried}
-    program = Program(step.program.inputs, (*dict.fromkeys([*summing_from, *each.numbers, *back.values()]),))
-    samples = SamplePrefetch(prefix, by_step=bool(step.carried), memory=task.memory)
+    samples = SamplePrefetch(prefix, by_step=bool(step.carried), memory=task.memory, turns=each.turns)
     reads_again = bool(step.carried) and (task.reads_again or not matrices_fit(program.nodes()))
     slots = slots_read_again(task.slots) if reads_again else task.slots
     source = KernelSource(task.numerics, slots, indent=2, memory=task.memory, prefix=f"{prefix}v")
@@ -186,7 +187,9 @@ def _sample_loop(task: _Common, each: SampleLoop, numbers: Mapping[Node, str], p
     names = dict(zip(program.outputs, outputs, strict=True))
     carried = _BackwardCarry(prefix, step, each.carried)
     carried.hand_back(source, [names[node] for node in back.values()])
-    loop = [*LOOP_OVER_STEPS, *carried.forgotten()] if step.carried else [LOOP_OVER_BLOCKS]
+    loop = [LOOP_OVER_BLOCKS]
+    if step.carried or each.turns.count > 1:
+        loop = [*_loop_in_turns("T" if step.carried else each.turns.count), *carried.forgotten()]
     here = [f"        {mask} = first + tl.arange(0, BLOCK) < N"] if mask else []
     uniforms, inside = source.before.lines, [*samples.ahead(), *source.lines, *samples.over()]
     if reads_again:
@@ -198,11 +201,20 @@ def _sample_loop(task: _Common, each: SampleLoop, numbers: Mapping[Node, str], p
 LOOP_OVER_BLOCKS = "    for first in range(tl.program_id(0) * BLOCK, N, PROGRAMS * BLOCK):"
 
 
-LOOP_OVER_STEPS = (
-    "    for count in range(tl.cdiv(N - tl.program_id(0) * BLOCK, PROGRAMS * BLOCK) * T):",
-    "        first = tl.program_id(0) * BLOCK + count // T * (PROGRAMS * BLOCK)",
-)
-"""The steps of a block of sequences, then those of the next block."""
+def _loop_in_turns(turns: int | str) -> Sequence[str]:
+    """Lines that take all turns of a block, such as the steps of its sequences, then those of the next block."""
+    blocks = "tl.cdiv(N - tl.program_id(0) * BLOCK, PROGRAMS * BLOCK)"
+    return (
+        f"    for count in range({blocks} * {turns}):",
+        f"        first = tl.program_id(0) * BLOCK + count // {turns} * (PROGRAMS * BLOCK)",
+    )
+
+
+def _program_of(step: GradientStep, each: SampleLoop) -> Program:
+    """Returns the program of all that a loop sums or hands back."""
+    summing_from = [node for tile in each.tiles.values() for term in tile.terms for node in term.nodes]
+    back = [step.handed_on[place] for place in each.carried]
+    return Program(step.program.inputs, (*dict.fromkeys([*summing_from, *each.numbers, *back]),))
 
 
 class _BackwardCarry:
@@ -242,9 +254,9 @@ def _inputs(task: _Common, program: Program, samples: SamplePrefetch, prefix: st
         for place in leaf.places:
             names[place] = _carried_name(prefix, place)
     for leaf, place in zip(task.step.sample, task.places, strict=True):
-        if any(program.inputs[n] in needed for n in leaf.places):
-            for n, name in zip(leaf.places, samples.read(leaf, place), strict=True):
-                names[n] = name
+        wanted = [n for n, number in enumerate(leaf.places) if program.inputs[number] in needed]
+        for n, name in zip(wanted, samples.read(leaf, place, wanted), strict=True):
+            names[leaf.places[n]] = name
     return names
 
 

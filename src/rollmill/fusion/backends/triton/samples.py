@@ -1,6 +1,6 @@
 """Reads the samples of a minibatch, a block ahead of the one that is computed."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +12,9 @@ from rollmill.fusion.backends.triton.operations import TYPES
 from rollmill.fusion.backends.triton.registers import pack_by_select
 from rollmill.fusion.backends.triton.source import KernelSource
 from rollmill.fusion.kernels.leaves import Leaf
+from rollmill.fusion.kernels.loop_fission import Turns
+
+ONE_TURN = Turns()
 
 
 class SamplePlace(NamedTuple):
@@ -27,31 +30,37 @@ class SamplePlace(NamedTuple):
 class SamplePrefetch:
     """Reads the samples of the next block while one is computed: words of the table four at a time."""
 
-    def __init__(self, prefix: str, *, by_step: bool = False, memory: Memory = BY_TRITON) -> None:
+    def __init__(
+        self, prefix: str, *, by_step: bool = False, memory: Memory = BY_TRITON, turns: Turns = ONE_TURN
+    ) -> None:
         """Reads nothing yet. `by_step` is for sequences, which are read from the last step to the first."""
-        self._prefix, self._by_step, self._memory = prefix, by_step, memory
+        self._prefix, self._by_step, self._memory, self._turns = prefix, by_step, memory, turns
         self.words: list[str] = []
         """Lines that take apart what was read."""
         self._fetched: list[tuple[tuple[str, ...], str]] = []
         self._groups: dict[int, list[str]] = {}
-        self._numbers: dict[str, int] = {}
+        self._numbers: dict[str, tuple[int, int]] = {}
+        """Words of the table, and how far apart those of two turns are."""
 
-    def read(self, leaf: Leaf, place: SamplePlace) -> list[str]:
-        """Names of a leaf's numbers, or rows."""
+    def read(self, leaf: Leaf, place: SamplePlace, wanted: Sequence[int]) -> list[str]:
+        """Names of these of a leaf's numbers, or rows."""
+        strides = [self._turns.strides.get(leaf.places[n], 0) for n in wanted]
         if place.first is not None and leaf.width is None:
-            return [self._word(place.first + n, leaf.dtype) for n in range(len(leaf.places))]
-        return [self._load(leaf, place, n) for n in range(len(leaf.places))]
+            words = zip(wanted, strides, strict=True)
+            return [self._word(place.first + n, stride, leaf.dtype) for n, stride in words]
+        return [self._load(leaf, place, n, stride) for n, stride in zip(wanted, strides, strict=True)]
 
     def beside(self, source: KernelSource, parts: Sequence[str]) -> str:
         """Returns a row of scalars, read as one row where adjacent in the table."""
         # Parts that are words of the table side by side can be read as a row in one go; other parts are selected
         # into their columns one by one.
-        numbers = [self._numbers.get(part, -1) for part in parts]
-        count = next((n for n, number in enumerate(numbers) if number != numbers[0] + n), len(parts))
-        if numbers[0] < 0 or count < 2:
+        numbers = [self._numbers.get(part, (-1, 0)) for part in parts]
+        first, stride = numbers[0]
+        count = next((n for n, number in enumerate(numbers) if number != (first + n, stride)), len(parts))
+        if first < 0 or count < 2:
             return pack_by_select(source, parts)
         column = source.before.columns(len(parts))
-        words = f"table + at[:, None] + {numbers[0]} + {column}[None, :]"
+        words = f"table + at[:, None] + {first}{_in_turn(stride)} + {column}[None, :]"
         fetched = self._fetch(self._memory.read(words, [f"{column}[None, :] < {count}"]))
         tile = f"{fetched}.to(tl.float32, bitcast=True)"
         return pack_by_select(source, parts, onto=(tile, count))
@@ -62,14 +71,16 @@ class SamplePrefetch:
         """Lines that read the first block's samples."""
         first = ["spot = tl.minimum(tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), N - 1)", self._row()]
         fetches = [f"{', '.join(names)} = {expression}" for names, expression in self._fetched]
-        begin, after = (self._step("0"), self._step("1")) if self._by_step else (first, self._next())
+        begin, after = first, self._next()
+        if self._in_turns is not None:
+            begin, after = self._in_turns("0"), self._in_turns("1")
         return [f"    {line}" for line in (*begin, "at = row.to(tl.int64) * W", *fetches, *after)]
 
     def ahead(self) -> list[str]:
         """Lines that read the next block's samples."""
         later = lambda names: ", ".join(f"next_{name}" for name in names)
         fetches = [f"{later(names)} = {expression}" for names, expression in self._fetched]
-        after = self._step("(count + 2)") if self._by_step else self._next()
+        after = self._next() if self._in_turns is None else self._in_turns("(count + 2)")
         return [f"        {line}" for line in ("at = row.to(tl.int64) * W", *fetches, *after)]
 
     def over(self) -> list[str]:
@@ -90,6 +101,20 @@ class SamplePrefetch:
         """Returns the lines that go on to the rows of the next block."""
         return "spot = tl.minimum(spot + PROGRAMS * BLOCK, N - 1)", self._row()
 
+    @property
+    def _in_turns(self) -> Callable[[str], Sequence[str]] | None:
+        """Returns the function of a turn's number to the lines that go to its rows; None if there are no turns."""
+        return self._step if self._by_step else self._turn if self._turns.count > 1 else None
+
+    def _turn(self, number: str) -> Sequence[str]:
+        """Returns the lines that go to a part of a block's samples, by the number of the turn."""
+        block = f"tl.program_id(0) * BLOCK + {number} // {self._turns.count} * (PROGRAMS * BLOCK)"
+        return (
+            f"spot = tl.minimum({block} + tl.arange(0, BLOCK), N - 1)",
+            f"turn = {number} % {self._turns.count}",
+            self._row(),
+        )
+
     def _step(self, number: str) -> Sequence[str]:
         """Returns the lines that go to the rows of a step, by its number.
 
@@ -103,17 +128,24 @@ class SamplePrefetch:
             "place = step * N + spot",
         )
 
-    def _word(self, number: int, dtype: np.dtype) -> str:
+    def _word(self, number: int, stride: int, dtype: np.dtype) -> str:
         """Returns the name of a word of the table as a number of this type."""
-        group, place = divmod(number, TOGETHER)
+        name = f"{self._prefix}w{number}"
+        word = self._one(number, stride) if stride else self._of_four(number)
+        self.words.append(f"        {name} = {word}.to({TYPES[dtype.name]}, bitcast=True)")
+        if dtype == np.float32:
+            self._numbers[name] = number, stride
+        return name
+
+    def _one(self, number: int, stride: int) -> str:
+        return self._fetch(self._memory.read(f"table + at + {number}{_in_turn(stride)}", []))
+
+    def _of_four(self, number: int) -> str:
         # Four words of 32 bits are one load of 16 bytes, the widest there is.
+        group, place = divmod(number, TOGETHER)
         if group not in self._groups:
             self._groups[group] = self._four(group)
-        name = f"{self._prefix}w{number}"
-        self.words.append(f"        {name} = {self._groups[group][place]}.to({TYPES[dtype.name]}, bitcast=True)")
-        if dtype == np.float32:
-            self._numbers[name] = number
-        return name
+        return self._groups[group][place]
 
     def _four(self, group: int) -> list[str]:
         first = group * TOGETHER
@@ -131,12 +163,13 @@ class SamplePrefetch:
         ]
         return names
 
-    def _load(self, leaf: Leaf, place: SamplePlace, n: int) -> str:
+    def _load(self, leaf: Leaf, place: SamplePlace, n: int, stride: int) -> str:
         """Returns the name of the n-th number, or row, of a leaf."""
         size = int(np.prod(leaf.shape))
         spot = "place" if self._by_step else "spot"
         row = f"row.to(tl.int64) * {size}" if place.shuffled else f"{spot}.to(tl.int64) * {size}"
         start = f"{row if place.first is None else 'at'} + {(place.first or 0) + n * (leaf.width or 1)}"
+        start += _in_turn(stride * (leaf.width or 1))
         checks = []
         if leaf.width is not None:
             column = f"tl.arange(0, {columns(leaf.width)})[None, :]"
@@ -146,3 +179,8 @@ class SamplePrefetch:
         # Leaves that were conditioned lie minibatch after minibatch, `[M, N, ...]` or `[M, T, N, ...]`.
         before = "" if place.shuffled else f" + tl.load(minibatch).to(tl.int64) * {size} * N * T"
         return self._fetch(f"{self._memory.read(f'{place.pointer}{before} + {start}', checks)}{cast}")
+
+
+def _in_turn(stride: int) -> str:
+    """Returns what a turn adds to the place of a number."""
+    return f" + turn * {stride}" if stride else ""
