@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         vary,
         vectorise,
     )
+    from rollmill.envs.robots.own import robot
     from rollmill.hooks import Checkpoint, Stop
     from rollmill.networks import ActorCritic, NetworkConfig, Output, actor_critic, register_network
     from rollmill.plotting.curves import plot
@@ -126,6 +127,7 @@ __all__ = [
     "sac",
     "sweep",
     "td3",
+    "robot",
     "time_limit",
     "to_gymnasium",
     "to_pettingzoo",
@@ -148,6 +150,7 @@ _MODULES = {
     "rollmill.envs": (
         "auto_reset check_environment from_gymnasium make register registered time_limit transform vary vectorise"
     ),
+    "rollmill.envs.robots.own": "robot",
     "rollmill.hooks": "Checkpoint Stop",
     "rollmill.networks": "ActorCritic NetworkConfig Output actor_critic register_network",
     "rollmill.plotting.curves": "plot",

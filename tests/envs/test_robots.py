@@ -171,3 +171,56 @@ def test_the_quadcopter_hovers_as_in_mujoco():
         np.testing.assert_allclose(timestep.observation[13:], data.qpos[7:], atol=2e-3)
         assert bool(timestep.terminated) == (away > 3 or data.qpos[2] < 0.3)
     assert limited > 0
+
+
+# --- robots of the user's -----------------------------------------------------------------------------
+
+ARM = """
+<mujoco><option timestep="0.01"/><worldbody><body>
+  <joint name="shoulder" axis="0 1 0" damping="0.2" range="-90 90"/>
+  <geom type="capsule" fromto="0 0 0 0 0 -0.5" size="0.04"/>
+</body></worldbody><actuator><motor joint="shoulder" ctrlrange="-1 3"/></actuator></mujoco>
+"""
+
+
+def test_an_own_robot_moves_as_in_mujoco():
+    env = rollmill.robot(
+        ARM,
+        reward=lambda before, action, after: after.positions[0] - before.positions[0] + action[0],
+        terminated=lambda state: state.positions[0] > 0.5,
+        substeps=3,
+        max_steps=8,
+        reset_angle=0.2,
+    )
+    compiled = mujoco.MjModel.from_xml_string(ARM)
+    data, step = mujoco.MjData(compiled), jax.jit(env.step)
+    observation, state = env.reset(jax.random.key(0), env.params)
+    data.qpos[:], data.qvel[:] = np.asarray(observation)[:1], np.asarray(observation)[1:]
+    assert 0 < abs(data.qpos[0]) < 0.2
+    for count in range(1, 10):
+        before = float(data.qpos[0])
+        timestep = step(jax.random.key(0), state, jnp.full(1, 0.5 * (count % 3)), env.params)
+        data.ctrl[:] = -1 + 4 * (0.5 * (count % 3) + 1) / 2
+        mujoco.mj_step(compiled, data, nstep=3)
+        state = timestep.state
+        np.testing.assert_allclose(timestep.observation, [data.qpos[0], data.qvel[0]], rtol=1e-4, atol=1e-4)
+        assert float(timestep.reward) == pytest.approx(data.qpos[0] - before + 0.5 * (count % 3), abs=1e-4)
+        assert bool(timestep.terminated) == (data.qpos[0] > 0.5)
+        assert bool(timestep.truncated) == (count >= 8)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"reward": lambda before, action, after: action}, r"reward has to return a number for one robot.*\[1\]"),
+        ({"observe": lambda state: state.positions[0]}, "observe has to return a vector"),
+        ({"terminated": lambda state: state.positions[0]}, "terminated has to return a boolean"),
+        ({"reward": 3.0}, "reward is a float, and has to be a function"),
+        ({"substeps": 0}, "substeps has to be at least 1"),
+        ({"model": ARM.replace("motor", "general").split("<actuator>")[0] + "</mujoco>"}, "has no actuators"),
+    ],
+)
+def test_what_is_no_task_is_refused(changes, message):
+    given = {"model": ARM, "reward": lambda before, action, after: action[0]} | changes
+    with pytest.raises(UsageError, match=message):
+        rollmill.robot(given.pop("model"), **given)

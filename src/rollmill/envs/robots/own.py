@@ -1,0 +1,175 @@
+"""A task on a robot of your own: its MJCF or URDF, and functions of its state."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from gymnasium import spaces
+from jaxtyping import Array, Bool, Float
+
+from rollmill import physics
+from rollmill.core.errors import UsageError
+from rollmill.core.types import Environment, Key, Timestep
+from rollmill.core.user_frame import attribute_to_user_code
+from rollmill.envs.physics import Scalar
+from rollmill.envs.robots.substeps import advance, checked_count, in_float32, uniform
+from rollmill.envs.transforms import time_limit
+from rollmill.physics import RobotState
+
+Observe = Callable[[RobotState], Float[Array, " numbers"]]
+Reward = Callable[[RobotState, Float[Array, " actuators"], RobotState], Float[Array, ""]]
+Terminated = Callable[[RobotState], Bool[Array, ""]]
+
+
+class RobotParams(eqx.Module):
+    """Numbers of a robot and of its first states; every leaf may hold one value for each environment."""
+
+    robot: physics.Params
+    reset_angle: Scalar
+    reset_speed: Scalar
+
+
+def robot(
+    model: Any,
+    *,
+    reward: Reward,
+    observe: Observe | None = None,
+    terminated: Terminated | None = None,
+    substeps: int = 1,
+    max_steps: int = 1000,
+    reset_angle: float = 0.05,
+    reset_speed: float = 0.05,
+    iterations: int = physics.ITERATIONS,
+    name: str = "robot",
+) -> Environment:
+    """Makes a task of a robot's model, for all algorithms.
+
+    Actions are within -1 and 1, and are scaled to the ranges of the actuators' controls; one without a range is
+    the control itself. The functions are of JAX, of one robot.
+
+    Args:
+        model: MJCF or URDF as text, the path of such a file, a `mujoco.MjModel`, or a `rollmill.physics.Model`.
+        reward: of a step: `(state before, action, state after) -> number`.
+        observe: `(state) -> vector`; by default all coordinates but the place of free bodies along x and y, all
+            velocities, and the readings of the sensors.
+        terminated: `(state) -> bool`: whether the episode ends, as by a fall; by default it never does.
+        substeps: time steps of the model for each step of the task.
+        max_steps: time limit of an episode, in steps of the task.
+        reset_angle: bound of the noise of hinges and slides in the first states, within their limits.
+        reset_speed: bound of the first velocities.
+        iterations: Newton's iterations of each time step.
+        name: name of the environment in messages and runs.
+
+    Raises:
+        UsageError: MuJoCo is not installed or refuses the model, a part of it is not covered, it has no actuator,
+            or a function does not return what it should.
+    """
+    own = model if isinstance(model, physics.Model) else physics.load(model, iterations=iterations)
+    if not own.structure.actuators:
+        raise UsageError(f"{name} has no actuators: give its model some, such as <motor joint=...>.")
+    count = checked_count("substeps", substeps)
+    task = _OwnTask(own.structure, reward, observe or partial(_all_of, own.structure), terminated or _never, count)
+    size = task.check(in_float32(own.params))
+    env = Environment(
+        name=name,
+        reset=task.reset,
+        step=task.step,
+        observation_space=spaces.Box(-np.inf, np.inf, (size,), np.float32),
+        action_space=spaces.Box(-1.0, 1.0, (len(own.structure.actuators),), np.float32),
+        params=RobotParams(in_float32(own.params), reset_angle, reset_speed),
+    )
+    return time_limit(env, max_steps)
+
+
+class _OwnTask:
+    """The functions of the task, for the structure of its robot."""
+
+    def __init__(
+        self,
+        structure: physics.Structure,
+        reward: Reward,
+        observe: Observe,
+        terminated: Terminated,
+        substeps: int,
+    ):
+        self.structure, self.substeps = structure, substeps
+        self.reward, self.observe, self.terminated = reward, observe, terminated
+        ranges = [actuator.control_range or (-1.0, 1.0) for actuator in structure.actuators]
+        self.low, self.high = np.array(ranges, np.float32).T
+
+    def check(self, params: physics.Params) -> int:
+        """Returns the length of observations. Raises a `UsageError` if a function returns something else."""
+        state = jax.eval_shape(lambda: physics.initial_state(physics.Model(self.structure, params)))
+        action = jax.ShapeDtypeStruct(self.low.shape, jnp.float32)
+        found = {
+            "observe": _returned("observe", self.observe, state),
+            "reward": _returned("reward", self.reward, state, action, state),
+            "terminated": _returned("terminated", self.terminated, state),
+        }
+        wanted = {"observe": "a vector of floats", "reward": "a number", "terminated": "a boolean"}
+        is_right = {
+            "observe": lambda out: len(out.shape) == 1 and jnp.issubdtype(out.dtype, jnp.floating),
+            "reward": lambda out: out.shape == () and jnp.issubdtype(out.dtype, jnp.number),
+            "terminated": lambda out: out.shape == () and out.dtype == jnp.bool_,
+        }
+        for name, out in found.items():
+            if not hasattr(out, "shape") or not is_right[name](out):
+                kind = f"{out.dtype.name}{list(out.shape)}" if hasattr(out, "shape") else type(out).__name__
+                raise UsageError(f"{name} has to return {wanted[name]} for one robot; it returns {kind}.")
+        return found["observe"].shape[0]
+
+    def reset(self, key: Key, params: RobotParams) -> tuple[Float[Array, " numbers"], RobotState]:
+        """Starts in the model's first pose, with noise."""
+        for_angles, for_rates = jax.random.split(key)
+        positions = jnp.asarray(self.structure.initial_positions, jnp.float32)
+        noise = uniform(for_angles, len(positions), params.reset_angle)
+        parts: list[Array] = []
+        for joint in self.structure.joints:
+            at, size = joint.position, {"free": 7, "ball": 4}.get(joint.kind, 1)
+            own = positions[at : at + size]
+            if size == 1:
+                own = own + noise[at : at + 1]
+                own = own if joint.range is None else jnp.clip(own, *joint.range)
+            parts.append(own)
+        rates = uniform(for_rates, self.structure.num_velocities, params.reset_speed)
+        readings = jnp.zeros(3 * len(self.structure.sensors))
+        state = RobotState(jnp.concatenate(parts), rates, jnp.zeros_like(rates), readings)
+        return self._observed(state), state
+
+    def step(self, key: Key, state: RobotState, action: Float[Array, " n"], params: RobotParams) -> Timestep:
+        """Advances the physics."""
+        action = jnp.clip(action, -1.0, 1.0)
+        control = 0.5 * (self.high + self.low) + 0.5 * (self.high - self.low) * action
+        moved = advance(physics.Model(self.structure, params.robot), state, control, self.substeps)
+        return Timestep(
+            observation=self._observed(moved),
+            state=moved,
+            reward=jnp.asarray(self.reward(state, action, moved), jnp.float32),
+            terminated=jnp.asarray(self.terminated(moved)),
+            truncated=jnp.zeros((), bool),
+            info={},
+        )
+
+    def _observed(self, state: RobotState) -> Float[Array, " numbers"]:
+        return jnp.asarray(self.observe(state), jnp.float32)
+
+
+def _returned(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    if not callable(function):
+        raise UsageError(f"{name} is a {type(function).__name__}, and has to be a function.")
+    with attribute_to_user_code(name):
+        return jax.eval_shape(function, *arguments)
+
+
+def _all_of(structure: physics.Structure, state: RobotState) -> Float[Array, " numbers"]:
+    skipped = {joint.position + k for joint in structure.joints if joint.kind == "free" for k in range(2)}
+    kept = [i for i in range(len(structure.initial_positions)) if i not in skipped]
+    return jnp.concatenate([state.positions[np.array(kept)], state.velocities, state.sensors])
+
+
+def _never(state: RobotState) -> Bool[Array, ""]:
+    return jnp.zeros((), bool)
