@@ -142,4 +142,4 @@ def _end(lane: _Lane, stop: StopRequest) -> Run:
 
 def _lane_of(state: PyTree[Array | np.ndarray], number: int) -> PyTree[Array | np.ndarray]:
     """Returns the state of one training."""
-    return jax.tree.map(lambda leaf: leaf[number], state)
+    return jax.tree.map(lambda leaf: leaf[number, ...], state)  # of a scalar an array, too

@@ -409,7 +409,7 @@ class Recorder:
     def _seconds(self) -> float:
         return self._earlier_seconds + max(time.perf_counter() - self._began - self._start_seconds, 0.0)
 
-    def _episodes_of(self, block: StackedRows) -> list[list[tuple[float, ...]]]:
+    def _episodes_of(self, block: StackedRows) -> list[list[list[float]]]:
         """Returns the numbers `OF_EPISODES` of each row and seed."""
         where = [block.names.index(name) if name in block.names else -1 for name in OF_EPISODES]
         each = np.where(np.asarray(where)[:, None] < 0, 0.0, block.numbers[:, where])
