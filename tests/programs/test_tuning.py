@@ -109,6 +109,16 @@ def test_of_launches_that_are_as_fast_the_first_is_taken(times, chosen, tmp_path
     assert (tuned.seconds, tuned.unfused_seconds) == pytest.approx((times[chosen[0] - 1], 2.0))
 
 
+def test_kernels_that_were_asked_for_are_not_compared_with_xla(tmp_path, clock):
+    search = search_in(tmp_path, no_wait)
+    alone = search.without_comparison()
+    assert len(timing.compile_candidates(search)) == 3 and len(timing.compile_candidates(alone)) == 2
+    assert timing.fastest(alone, taking(clock, 1.0, 0.5), ()).gain is None
+    assert search.stored() is None and alone.stored() == ((2,), pytest.approx(0.5), None)
+    timing.fastest(search, taking(clock, 1.0, 0.5, 2.0), ())
+    assert search.without_comparison() == search  # the times are known
+
+
 def test_a_call_that_the_machine_disturbed_changes_no_choice(tmp_path, clock):
     disturbed = (5.0, 1.1, 3.0, 0.9)  # the first call, one alone, one in a row, and all others
     tuned = timing.fastest(search_in(tmp_path, no_wait), taking(clock, 1.0, disturbed, 2.0), ())

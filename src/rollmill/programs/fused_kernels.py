@@ -18,6 +18,7 @@ from rollmill.fusion import (
     GradientStep,
     Pressure,
     RolloutStep,
+    Search,
     Tuned,
     backend_of,
     check_package,
@@ -42,7 +43,7 @@ from rollmill.programs.kernels import (
     seeds_side_by_side,
     sought_parts,
 )
-from rollmill.programs.tuning import Tuner
+from rollmill.programs.tuning import Arguments, Tuner
 
 MIN_GAIN = 1.05
 """How many times as fast as XLA a kernel has to be for `auto`, so that one that is as fast is always left out."""
@@ -265,7 +266,7 @@ class _Chooser:
             state = self._example
             return self.graph.weights(state.learner), state.collector, state.key
 
-        return self.tuner.start(search, lambda: arguments)
+        return self._start_search(search, lambda: arguments)
 
     def _tune_gradients(self, step: GradientStep, launches: Sequence[tuple[int, ...]]) -> Callable[[], Tuned]:
         shapes = jax.eval_shape(self._epoch, self._example_shapes)
@@ -275,7 +276,11 @@ class _Chooser:
             epoch = self.tuner.compile(self._epoch, self._example_shapes)
             return lambda: epoch.result()(self._example)
 
-        return self.tuner.start(search, prepare)
+        return self._start_search(search, prepare)
+
+    def _start_search(self, search: Search, prepare: Callable[[], Arguments]) -> Callable[[], Tuned]:
+        """Starts a search, which compares kernels with XLA where they are chosen by that."""
+        return self.tuner.start(search if self.fusion == "auto" else search.without_comparison(), prepare)
 
     def _launch(
         self,

@@ -67,8 +67,8 @@ class Search(NamedTuple):
     launches: Sequence[tuple[int, ...]]
     fused: Callable[[Any], Callable[..., Any]]
     """From a launch to the function with it."""
-    unfused: Callable[..., Any]
-    """The function without a kernel."""
+    unfused: Callable[..., Any] | None
+    """The function without a kernel. None: the kernel was asked for, however fast it is."""
     shapes: Sequence[Any]
     """Shapes of the arguments of both functions."""
     compile_ahead: Callable[[], CompilingAhead]
@@ -77,6 +77,12 @@ class Search(NamedTuple):
     def stored(self) -> Tuned | None:
         """Returns the result of an earlier search, or None if there was none."""
         return read_cached(self.file, self._read)
+
+    def without_comparison(self) -> "Search":
+        """Returns the search that does not compile and time the function without a kernel, if none is stored."""
+        if self.stored() is not None:
+            return self
+        return self._replace(unfused=None, file=self.file.with_stem(f"{self.file.stem}-alone"))
 
     def _read(self, document: Any) -> Tuned:
         """Returns the result that a document holds.
@@ -102,13 +108,14 @@ def file_of(what: Sequence[str], launches: Sequence[tuple[int, ...]], package: s
 
 
 def compile_candidates(search: Search) -> Sequence[Callable[[], Callable[..., Any]]]:
-    """Compiles the functions with all launches, and last the one without a kernel, side by side.
+    """Compiles the functions with all launches, and last the one without a kernel if there is one, side by side.
 
     Each result returns the compiled function, or raises its error.
     """
     build = lambda function: jax.jit(function).lower(*search.shapes).compile()
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        futures = [pool.submit(build, each) for each in (*map(search.fused, search.launches), search.unfused)]
+        unfused = [] if search.unfused is None else [search.unfused]
+        futures = [pool.submit(build, each) for each in (*map(search.fused, search.launches), *unfused)]
     return [future.result for future in futures]
 
 
@@ -118,7 +125,7 @@ def fastest(
     arguments: Sequence[Any],
     is_late: Callable[[], bool] = lambda: False,
 ) -> Tuned:
-    """Returns the fastest launch, and its time beside the unfused function's.
+    """Returns the fastest launch, and its time beside the unfused function's, where the search has one.
 
     `candidates` are those of `compile_candidates` for the search, and the arguments lie where they are to run.
     Once `is_late`, the fastest of those timed until then is returned, and not stored. Raises `CannotFuse` with the
@@ -127,7 +134,7 @@ def fastest(
     runs: dict[Any, _Timed] = {}
     last = None
     # Errors are kept, each with its launch: one that does not fit the chip does not end the search.
-    *fused, plain = candidates
+    fused, unfused = candidates[: len(search.launches)], candidates[len(search.launches) :]
     for launch, function in zip(search.launches, fused, strict=True):
         if runs and is_late():
             break
@@ -146,9 +153,9 @@ def fastest(
     _time_in_turns(list(near.values()), REPEATS)
     shortest = min(run.seconds for run in near.values())
     best = next(launch for launch, run in near.items() if run.seconds < NEAR * shortest)
-    unfused = _Timed(plain(), arguments)
-    _time_in_turns([unfused], UNFUSED_REPEATS)
-    tuned = Tuned(tuple(best), near[best].seconds, unfused.seconds)
+    plain = [_Timed(function(), arguments) for function in unfused]
+    _time_in_turns(plain, UNFUSED_REPEATS)
+    tuned = Tuned(tuple(best), near[best].seconds, *(run.seconds for run in plain))
     if is_late():
         return tuned
     with contextlib.suppress(OSError, CheckpointError):  # where nothing can be kept, it is timed again
