@@ -1,6 +1,6 @@
 """Writes the pages of the manual that follow from other files: python scripts/manual_pages.py.
 
-`docs/commands.md` is made of what `--help` prints, `docs/llms.txt` of the navigation and the pages themselves.
+`docs/commands.md` is made of what `--help-all` prints, `docs/llms.txt` of the navigation and the pages themselves.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from rollmill.cli.main import COMMANDS  # type: ignore[attr-defined]
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-SUBJECTS = {name: ["ppo"] for name in ("train", "sweep", "plan", "warm", "profile")} | {"explain": ["fusion"]}
+SUBJECTS = {name: ["ppo"] for name in ("train", "plan", "warm", "profile")} | {"explain": ["fusion"]}
 """Words that follow a command before `--help`, where the options depend on them."""
 
 LIKE_TRAIN = ("plan", "warm", "profile", "explain")
@@ -28,10 +28,9 @@ HEAD = """# Command line
 
 <!-- Written by python scripts/manual_pages.py from what the commands print. -->
 
-All commands and their options, as `rollmill COMMAND --help` prints them. Integers may be written as `1e6`. Exit
-codes: 0, done; 1, the training failed, and what it had learned is kept; 2, the command cannot be carried out as it
-was given; 3, the memory is too small; 130, 140 and 143, stopped by Ctrl-C,
-SIGUSR2 and SIGTERM.
+All commands and their options, as `rollmill COMMAND --help-all` prints them. Integers may be written as `1e6`.
+Exit codes: 0, done; 1, the training failed, and what it had learned is kept; 2, the command cannot be carried out
+as it was given; 3, the memory is too small; 130, 140 and 143, stopped by Ctrl-C, SIGUSR2 and SIGTERM.
 
 | command | |
 |---|---|
@@ -48,11 +47,11 @@ class Option(NamedTuple):
 
 
 def help_of(words: list[str]) -> str:
-    """The text that `rollmill ... --help` prints."""
+    """The text that `rollmill ... --help-all` prints."""
     printed = io.StringIO()
     os.environ["COLUMNS"] = "110"
     with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
-        rollmill([*words, "--help"])
+        rollmill([*words, "--help-all"])
     return printed.getvalue()
 
 

@@ -5,11 +5,12 @@ decides how they run, runs them, and records the results.
 """
 
 # Names are imported at their first use, so that `import rollmill` and `--help` do not wait for JAX.
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rollmill.core.lazy_names import lazy_names
 
 if TYPE_CHECKING:
+    __version__: str
     from rollmill.algorithms import (
         A3CConfig,
         AlphaZeroConfig,
@@ -174,4 +175,13 @@ _PACKAGES = (
     "plan_search planning plotting policies processes profiler profiling programs recipes record runs serving "
     "sweeps training workers"
 )
-__getattr__, __dir__ = lazy_names(__name__, _MODULES, packages=_PACKAGES)
+_get, __dir__ = lazy_names(__name__, _MODULES, packages=_PACKAGES)
+
+
+def __getattr__(name: str) -> Any:
+    """Returns the version, or a name that is imported at its first use."""
+    if name == "__version__":
+        from rollmill.core.machine import version_of
+
+        return version_of("rollmill") or "unknown"
+    return _get(name)

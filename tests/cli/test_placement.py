@@ -131,7 +131,7 @@ def test_resume_takes_every_option_of_placement_as_train_does(capsys):
     flags = {}
     for command in (["resume"], ["train", "ppo"]):
         with pytest.raises(SystemExit):
-            main([*command, "--help"])
+            main([*command, "--help-all"])
         flags[command[0]] = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
     wanted = {f"--{name.replace('_', '-')}" for name in PLACEMENT} | {"--no-asynchronous"}
     assert wanted <= flags["resume"] and wanted <= flags["train"]

@@ -68,7 +68,7 @@ def test_help_is_in_groups_without_marks_of_types(capsys):
     from rollmill.cli.train import run
 
     with pytest.raises(SystemExit) as ended:
-        run(["ppo", "--help"])
+        run(["ppo", "--help-all"])
     text = capsys.readouterr().out
     titles = ["environment:", "algorithm:", "network:", "run:", "recording:", "placement:", "fusion:", "options:"]
     positions = [text.index(f"\n{title}\n") for title in titles]

@@ -65,7 +65,7 @@ def test_every_block_has_a_language_and_every_mark_a_block(page):
 def help_of(words):
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
-        main([*words, "--help"])
+        main([*words, "--help-all"])
     return printed.getvalue()
 
 

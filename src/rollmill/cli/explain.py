@@ -75,7 +75,7 @@ class KernelOptions:
 
 def run(arguments: list[str]) -> int:
     """Prints the explanation."""
-    if not arguments or arguments[0] in ("-h", "--help"):
+    if not arguments or arguments[0] in HELP:
         print(
             "usage: rollmill explain fusion ENVIRONMENT [OPTIONS]\n\n`rollmill explain fusion --help` lists them."
         )

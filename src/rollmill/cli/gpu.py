@@ -6,36 +6,22 @@ import time
 from dataclasses import dataclass
 from typing import Annotated
 
-from rollmill.cli.parsing import parse
+from rollmill.cli.help import described
+from rollmill.cli.parsing import HELP, parse
 from rollmill.core.children import run_program
 from rollmill.core.errors import UsageError
-from rollmill.core.options import Arg
+from rollmill.core.options import Arg, options_of
 from rollmill.core.text import format_bytes
 from rollmill.gpus.activity import ActivityMonitor
 from rollmill.gpus.devices import Gpu, find_gpus, open_nvml
 from rollmill.gpus.mig import check_slices, mig_commands, mig_layout
 from rollmill.gpus.sharing import choose_sharing
 
-USAGE = """\
-usage: rollmill gpu [--seconds S]
-       rollmill gpu partition --slices N [--gpu INDEX] [--yes]
-
-Lists the GPUs, how busy each is within some seconds, and how several processes would share them.
-
-`partition` prints the commands that divide a GPU into N equal slices by MIG, and runs them with --yes. They need
-the rights of an administrator, and a GPU that nobody uses; slices that are there are removed.
-
-  --seconds S   time to measure activity for (default: 1)
-  --slices N    number of slices, from 1 to 7
-  --gpu INDEX   the GPU, as nvidia-smi counts (default: 0)
-  --yes         run the commands
-"""
-
 
 def run(arguments: list[str]) -> int:
     """Lists GPUs, or divides one."""
-    if any(word in ("-h", "--help") for word in arguments):
-        print(USAGE, end="")
+    if HELP & set(arguments):
+        print(_help())
         return 0
     if arguments[:1] == ["partition"]:
         chosen = parse(_Partition, arguments[1:], prog="rollmill gpu partition")
@@ -47,9 +33,10 @@ def run(arguments: list[str]) -> int:
 
 @dataclass(frozen=True)
 class _Listing:
-    """List the GPUs."""
+    """List the GPUs, how busy each is, and how several processes would share them."""
 
     seconds: float = 1.0
+    """Time to measure activity for."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +44,22 @@ class _Partition:
     """Divide a GPU by MIG."""
 
     slices: int | None = None
+    """Number of slices, from 1 to 7."""
     gpu: int = 0
+    """The GPU, as nvidia-smi counts."""
     yes: Annotated[bool, Arg(only_on=True)] = False
+    """Run the commands."""
+
+
+def _help() -> str:
+    return described(
+        {"options": options_of(_Listing), "options of partition": options_of(_Partition)},
+        prog="rollmill gpu",
+        usage="rollmill gpu [--seconds FLOAT]\n       rollmill gpu partition --slices INT [--gpu INT] [--yes]",
+        description="List the GPUs, how busy each is, and how several processes would share them. `partition` "
+        "prints the commands that divide a GPU into equal slices by MIG, and runs them with --yes. They need the "
+        "rights of an administrator, and a GPU that nobody uses. Slices that exist are removed.",
+    )
 
 
 def _list(seconds: float) -> int:

@@ -1,7 +1,8 @@
-"""The text of `--help`: a command's options in groups, with their meanings and defaults."""
+"""The texts of `--help` and `--help-all`: a command's options, with their meanings and defaults."""
 
 import argparse
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from shutil import get_terminal_size
 from typing import Any
@@ -32,22 +33,61 @@ GROUPS = (
     "options",
 )
 """Groups of options, in the order of `--help`."""
+COMMON = (
+    *("total-timesteps", "num-envs", "learning-rate", "recipe", "seed", "num-seeds", "run-dir"),
+    *("evaluate-every", "distribution", "fusion"),
+)
+"""Options of a training that `--help` describes, in this order."""
 MAX_WIDTH = 110
 
 
-def help_text(options: Sequence[Option], *, prog: str, description: str = "") -> str:
-    """Returns the help text of the command `prog`."""
-    width = min(get_terminal_size().columns, MAX_WIDTH)
-    parser = argparse.ArgumentParser(
-        usage=" ".join([prog, *(option.shown for option in options if option.arg.positional), "[OPTIONS]"]),
-        description=description.replace("%", "%%"),
-        add_help=False,
-        formatter_class=partial(argparse.HelpFormatter, max_help_position=30, width=width),
-    )
-    trains = any(option.path[0] == "hyperparameters" for option in options)
+def help_text(
+    options: Sequence[Option], *, prog: str, description: str = "", everything: bool = True, usage: str = ""
+) -> str:
+    """Returns the help text of the command `prog`.
+
+    Of a training it describes the common options and those that only this command has, and names the others,
+    unless it is to describe `everything`. `usage` takes the place of the first lines.
+    """
+    if not _is_training(options):
+        return described({"options": options}, prog=prog, description=description, usage=usage)
     groups: dict[str, list[Option]] = {name: [] for name in GROUPS}
     for option in options:
-        groups[_group(option) if trains else "options"].append(option)
+        groups[_group(option)].append(option)
+    if everything:
+        return described(groups, prog=prog, description=description, usage=usage)
+    by_name = {option.name: option for option in options}
+    own = [option for option in groups["options"] if option.path[0] != "searching"]
+    positional = [option for option in options if option.arg.positional]
+    first = {
+        "common options": [*positional, *(by_name[name] for name in COMMON if name in by_name)],
+        f"options of {prog.rpartition(' ')[0]}": own,
+    }
+    shown = [*first["common options"], *own]
+    rest = {name: [f"--{one.name}" for one in group if one not in shown] for name, group in groups.items()}
+    rows = [(name, " ".join(names)) for name, names in rest.items() if names]
+    return "\n".join(
+        [
+            described(first, prog=prog, description=description, usage=usage),
+            "",
+            f"more options, which `{prog} --help-all` describes:",
+            *two_columns(rows),
+            "",
+            "`rollmill help WORD` searches the options of all commands.",
+        ]
+    )
+
+
+def described(groups: Mapping[str, Sequence[Option]], *, prog: str, description: str = "", usage: str = "") -> str:
+    """Returns a help text with the options of groups, as wide as the terminal."""
+    of_all = [option for group in groups.values() for option in group]
+    shown = [option.shown for option in of_all if option.arg.positional]
+    parser = argparse.ArgumentParser(
+        usage=usage or " ".join([prog, *shown, "[OPTIONS]"]),
+        description=description.replace("%", "%%"),
+        add_help=False,
+        formatter_class=partial(argparse.HelpFormatter, max_help_position=30, width=width()),
+    )
     for name, members in groups.items():
         group = parser.add_argument_group(name)
         for option in members:
@@ -55,8 +95,43 @@ def help_text(options: Sequence[Option], *, prog: str, description: str = "") ->
     return parser.format_help().rstrip()
 
 
+def width() -> int:
+    """Returns the columns of a help text: those of the terminal, up to a limit."""
+    return min(get_terminal_size().columns, MAX_WIDTH)
+
+
+def two_columns(rows: Iterable[tuple[str, str]]) -> list[str]:
+    """Returns lines of names and texts, with the texts wrapped in a column of their own."""
+    rows = list(rows)
+    indent = min(max((len(name) for name, _ in rows), default=0), 28) + 4
+    return [line for name, text in rows for line in _wrapped_row(name, text, indent)]
+
+
+def _wrapped_row(name: str, text: str, indent: int) -> list[str]:
+    beside = len(name) + 4 <= indent
+    wrapped = textwrap.wrap(
+        text,
+        max(width(), indent + 20),
+        initial_indent=f"  {name}".ljust(indent) if beside else " " * indent,
+        subsequent_indent=" " * indent,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+    lines = wrapped or [f"  {name}"]
+    return lines if beside else [f"  {name}", *lines]
+
+
+def _is_training(options: Sequence[Option]) -> bool:
+    return any(option.path[0] == "hyperparameters" for option in options)
+
+
+def meaning_of(option: Option) -> str:
+    """Returns the meaning of an option, with its default."""
+    return " ".join([*option.help.split(), *_default(option)])
+
+
 def _add(group: Any, option: Option) -> None:
-    meaning = " ".join([*option.help.split(), *_default(option)]).replace("%", "%%")
+    meaning = meaning_of(option).replace("%", "%%")
     if option.arg.positional:
         group.add_argument(option.name, metavar=option.shown, help=meaning)
         return
@@ -71,6 +146,8 @@ def _default(option: Option) -> list[str]:
     if option.arg.repeated:
         return ["(repeatable)"]
     if option.is_required or option.arg.positional or option.arg.only_on:
+        return []
+    if option.default is None and "left out" in option.help:  # which says what happens then
         return []
     return [f"(default: {_text(option.default)})"]
 

@@ -1,13 +1,17 @@
 """The command `rollmill list`."""
 
 import inspect
+import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated, Literal, TypeAlias
 
+from rollmill.cli.help import two_columns
 from rollmill.cli.parsing import parse
 from rollmill.cli.shared_options import Imports
 from rollmill.core.installation import install_command
+from rollmill.core.options import Arg
 from rollmill.core.plugins import Plugin
 from rollmill.envs import TRANSFORMS, registered
 from rollmill.envs.registry import ENVIRONMENTS
@@ -17,18 +21,48 @@ from rollmill.recipes import RECIPES
 from rollmill.runs.algorithms import ALGORITHMS
 from rollmill.runs.specification import import_modules
 
+Kind: TypeAlias = Literal["algorithms", "environments", "networks", "transforms", "recipes"]
+HEADS: Mapping[Kind, str] = {
+    "algorithms": "algorithms",
+    "environments": "environments",
+    "networks": "networks (--network NAME)",
+    "transforms": "transforms (--transform NAME[:ARGUMENT])",
+    "recipes": "recipes (--recipe NAME)",
+}
+
 
 @dataclass(frozen=True)
 class List:
-    """List algorithms, environments, networks and recipes."""
+    """List algorithms, environments, networks, transforms and recipes."""
 
+    kind: Annotated[Kind | None, Arg(metavar="[KIND]", positional=True)] = None
+    """Only these: algorithms, environments, networks, transforms or recipes."""
+    json: Annotated[bool, Arg(only_on=True)] = False
+    """Print a JSON object that has an array of names and summaries for each kind."""
     imports: Imports = ()
     """Module to import first, because it registers environments, networks or algorithms."""
 
 
 def run(arguments: list[str]) -> int:
-    """Prints algorithms, environments, networks and recipes."""
-    import_modules(parse(List, arguments, prog="rollmill list").imports)
+    """Prints the names of parts, each with a summary."""
+    options = parse(List, arguments, prog="rollmill list")
+    import_modules(options.imports)
+    kinds, problems = _parts()
+    if options.kind is not None:
+        kinds = {options.kind: kinds[options.kind]}
+    if options.json:
+        named = {kind: [{"name": n, "summary": summary} for n, summary in rows] for kind, rows in kinds.items()}
+        print(json.dumps(named, indent=2))
+    else:
+        for kind, rows in kinds.items():
+            print(f"{HEADS[kind]}:", *two_columns(rows), "", sep="\n")
+    for problem in problems:
+        print(f"note: {problem}", file=sys.stderr)
+    return 0
+
+
+def _parts() -> tuple[dict[Kind, Sequence[tuple[str, str]]], list[str]]:
+    """Returns names and summaries by kind, and what is wrong with packages that offer some."""
     adapted = [
         ("brax:ID", f"environments of Brax, with `{install_command('brax')}`"),
         ("craftax:ID", f"Craftax and Craftax-Classic, with `{install_command('craftax')}`"),
@@ -43,22 +77,17 @@ def run(arguments: list[str]) -> int:
         ("pettingzoo:ID", f"PettingZoo, several agents, on the host CPU, with `{install_command('pettingzoo')}`"),
         ("envpool:ID", f"environments of EnvPool, on the host CPU, with `{install_command('envpool')}`"),
     ]
-    recipes = [(name, make().summary) for name, make in RECIPES.items()]
     found = [registry.load_plugins() for registry in (ALGORITHMS, ENVIRONMENTS, NETWORKS)]
     algorithms = [(name, algorithm.summary) for name, algorithm in ALGORITHMS.items()]
-    _print("algorithms", _with_packages(algorithms, found[0]))
-    _print("environments", [*_with_packages(registered(), found[1]), *adapted])
     networks = _with_packages(registered_networks(), found[2])
-    _print(
-        "networks (--network NAME)",
-        [("by --network.torso etc.", "MLP, CNN, GRU, LSTM, ResNet or IMPALA's network"), *networks],
-    )
-    transforms = [(name, (inspect.getdoc(make) or "").partition("\n")[0]) for name, make in TRANSFORMS.items()]
-    _print("transforms (--transform NAME[:ARGUMENT])", transforms)
-    _print("recipes (--recipe NAME)", recipes)
-    for problem in dict.fromkeys(problem for plugins in found for _, problem in plugins if problem):
-        print(f"note: {problem}", file=sys.stderr)
-    return 0
+    kinds: dict[Kind, Sequence[tuple[str, str]]] = {
+        "algorithms": _with_packages(algorithms, found[0]),
+        "environments": [*_with_packages(registered(), found[1]), *adapted],
+        "networks": [("by --network.torso etc.", "MLP, CNN, GRU, LSTM, ResNet or IMPALA's network"), *networks],
+        "transforms": [(n, (inspect.getdoc(make) or "").partition("\n")[0]) for n, make in TRANSFORMS.items()],
+        "recipes": [(name, make().summary) for name, make in RECIPES.items()],
+    }
+    return kinds, list(dict.fromkeys(problem for plugins in found for _, problem in plugins if problem))
 
 
 def _with_packages(
@@ -69,8 +98,3 @@ def _with_packages(
     return [
         (name, f"{summary} [{packages[name]}]".lstrip() if name in packages else summary) for name, summary in rows
     ]
-
-
-def _print(title: str, rows: list[tuple[str, str]]) -> None:
-    width = max(len(name) for name, _ in rows)
-    print(f"{title}:", *(f"  {name:<{width}}  {summary}" for name, summary in rows), "", sep="\n")

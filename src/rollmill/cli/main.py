@@ -60,7 +60,8 @@ COMMANDS = {
     "export": Command(
         "export", "write a run's policy as ONNX or StableHLO: rollmill export RUN --format onnx", only_acts=True
     ),
-    "list": Command("listing", "list algorithms, environments, networks and recipes"),
+    "list": Command("listing", "list algorithms, environments, networks, transforms and recipes"),
+    "help": Command("searching_help", "search the options of all commands: rollmill help WORD"),
     "doctor": Command("doctor", "check the installation; doctor RUN replays the step in which a run met a NaN"),
 }
 
@@ -120,10 +121,10 @@ def _exit_code(arguments: list[str]) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print(_usage())
+    if not arguments or arguments[0] in ("-h", "--help", "--help-all"):
+        print(usage())
         return 0
-    if arguments[0] == "--version":
+    if arguments[0] in ("-V", "--version"):
         print(f"rollmill {versions()['rollmill']}")
         return 0
     return _find(arguments[0])(arguments[1:])
@@ -145,10 +146,20 @@ def _find(name: str) -> Callable[[list[str]], int]:
     return run
 
 
-def _usage() -> str:
-    width = max(map(len, COMMANDS))
-    lines = [f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items()]
-    head = "usage: rollmill COMMAND [OPTIONS]\n\nReinforcement-learning training in JAX.\n\ncommands:"
+def usage() -> str:
+    """Returns the usage text, which describes all commands."""
+    from rollmill.cli.help import two_columns
+
     return "\n".join(
-        [head, *lines, "", "`rollmill COMMAND --help` lists a command's options with their defaults."]
+        [
+            "usage: rollmill COMMAND [OPTIONS]",
+            "",
+            "Reinforcement-learning training in JAX.",
+            "",
+            "commands:",
+            *two_columns((name, command.summary) for name, command in COMMANDS.items()),
+            "",
+            "`rollmill COMMAND --help` describes a command's options, `rollmill help WORD`",
+            "finds an option of any command, and `rollmill -V` prints the version.",
+        ]
     )

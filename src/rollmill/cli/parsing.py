@@ -9,7 +9,8 @@ from rollmill.cli.words import place_positional, read_words
 from rollmill.core.local_paths import check_local_paths
 from rollmill.core.options import build, options_of
 
-HELP = {"-h", "--help"}
+HELP_ALL = "--help-all"
+HELP = {"-h", "--help", HELP_ALL}
 
 
 class Parsed(NamedTuple):
@@ -38,7 +39,8 @@ def parse_given(
     """
     options = options_of(kind)
     if HELP & set(arguments):
-        print(help_text(options, prog=prog, description=_description(kind)))
+        everything = HELP_ALL in arguments
+        print(help_text(options, prog=prog, description=description_of(kind), everything=everything))
         raise SystemExit(0)
     read = read_words(options, arguments, prog=prog)
     given = {**under, **place_positional(options, read.positional, prog=prog), **read.given}
@@ -59,6 +61,6 @@ def positional_words(kind: Any, arguments: Sequence[str], *, prog: str) -> list[
     return read_words(options_of(kind), arguments, prog=prog, strict=False).positional
 
 
-def _description(kind: type) -> str:
+def description_of(kind: type) -> str:
     """Returns the first paragraph of a command's docstring, but nothing of a generated class."""
     return "" if kind.__module__ == "types" else (kind.__doc__ or "").partition("\n\n")[0]

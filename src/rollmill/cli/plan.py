@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from rollmill.cli.help import two_columns
+from rollmill.cli.parsing import HELP
 from rollmill.cli.requests import MERGED, parse_training
 from rollmill.core.errors import UsageError
 from rollmill.core.local_paths import check_new_file
@@ -55,7 +57,7 @@ class Showing:
 
 def run(arguments: list[str]) -> int:
     """Draws a plan, searches for one, or lists the distribution policies."""
-    if not arguments or arguments[0] in ("-h", "--help"):
+    if not arguments or arguments[0] in HELP:
         print(_usage())
         return 0
     parsed = parse_training(arguments, command="plan", more=("showing", Annotated[Showing, MERGED], Showing()))
@@ -154,16 +156,13 @@ def _print(table: PlanTable, *, is_stored: bool, budget: float) -> None:
 
 
 def _usage() -> str:
-    policies = list_distributions()
-    width = max(map(len, policies))
-    lines = [f"  {name:<{width}}  {summary}" for name, summary in policies.items()]
     return "\n".join(
         [
             "usage: rollmill plan ALGORITHM ENVIRONMENT [--distribution NAME] [OPTIONS]",
-            "       rollmill plan ALGORITHM ENVIRONMENT --search-plan [--budget SECONDS] [OPTIONS]",
+            "       rollmill plan ALGORITHM ENVIRONMENT --search-plan [OPTIONS]",
             "",
             "distribution policies:",
-            *lines,
+            *two_columns(list_distributions().items()),
             "",
             "`rollmill plan ALGORITHM --help` lists the options.",
         ]

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import jax
 
-from rollmill.cli.parsing import parse
+from rollmill.cli.parsing import HELP, parse
 from rollmill.cli.requests import MERGED, ParsedTraining, parse_training
 from rollmill.core.errors import StorageError, UsageError
 from rollmill.core.folder import Folder, read_named, replacing_named
@@ -68,7 +68,7 @@ class Compare:
 
 def run(arguments: list[str]) -> int:
     """Profiles a training, or compares two profiles."""
-    if not arguments or arguments[0] in ("-h", "--help"):
+    if not arguments or arguments[0] in HELP:
         print(_usage())
         return 0 if arguments else 2
     if arguments[0] == "compare":
@@ -229,11 +229,13 @@ def _read(directory: Path) -> Profile:
 def _usage() -> str:
     return "\n".join(
         [
-            "usage: rollmill profile ALGORITHM ENVIRONMENT [--windows N] [--output DIR] [OPTIONS]",
+            "usage: rollmill profile ALGORITHM ENVIRONMENT [--output DIR] [OPTIONS]",
             "       rollmill profile compare A B",
             "",
-            "Trains for a bounded time and shows where it goes, by operation, on hosts and devices.",
+            "Trains for a bounded time and shows where it goes, by operation, on hosts and",
+            "devices.",
             "",
-            "`rollmill profile ALGORITHM --help` lists the options, which are those of `rollmill train` and more.",
+            "`rollmill profile ALGORITHM --help` lists the options, which are those of",
+            "`rollmill train` and more.",
         ]
     )

@@ -81,6 +81,11 @@ def parse_training(
     return ParsedTraining(request, parsed.searching, given, None if more is None else getattr(parsed, more[0]))
 
 
+def training_options(algorithm: str) -> list[Option]:
+    """Returns the options of `rollmill train` with an algorithm."""
+    return options_of(_kind(algorithm, None, None))
+
+
 def _head(words: Sequence[str], *, names_environment: bool) -> tuple[_Head, ConfigFile | None]:
     """Returns the options that come first, from the words and the file that they name."""
     head, given = parse_known(_Head, words, prog="rollmill train")

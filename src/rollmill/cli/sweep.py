@@ -5,19 +5,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from rollmill.cli.help import described
 from rollmill.cli.parsing import HELP, Parsed, parse_given
 from rollmill.cli.requests import MERGED, parse_training
 from rollmill.cli.shared_options import Imports
 from rollmill.core.errors import UsageError
 from rollmill.core.machine import GpuSharing
-from rollmill.core.options import Arg
+from rollmill.core.options import Arg, options_of
 from rollmill.core.shell import command
 from rollmill.core.text import printable
 from rollmill.gpus.machine_parts import check_sharing
 from rollmill.record.run_directory import RunDirectory
 from rollmill.runs.trust import remember, trusted_modules
 from rollmill.sweeps.creation import DEFAULT_FACTOR, NewSweep, code_of, create_sweep, typed_axis
-from rollmill.sweeps.directory import TRIAL_RESULTS, SweepDirectory, TrialResult
+from rollmill.sweeps.directory import SweepDirectory, TrialResult
 from rollmill.sweeps.proposals import SAMPLERS, check_sampler
 from rollmill.sweeps.ranking import OVER_SEEDS
 from rollmill.sweeps.running import run_sweep
@@ -25,48 +26,37 @@ from rollmill.sweeps.search_space import parse_axis
 from rollmill.sweeps.spec import text_of
 from rollmill.sweeps.together import Together
 
-USAGE = """\
-usage: rollmill sweep ALGORITHM ENVIRONMENT --over OPTION=VALUES ... [OPTIONS]
-       rollmill sweep --resume SWEEP
-
-Trains with combinations of some options' values, several at a time. Each trial is an ordinary run in SWEEP/trials;
-SWEEP/table.csv compares them, SWEEP/report.html shows their learning curves. All other options are those of
-`rollmill train ALGORITHM`.
-
-  --over OPTION=VALUES   values of an option of train, of `environment`, or of `env-option.KEY`: a list
-                         (1e-4,1e-3), integers (seed=0..4), or with a sampler a range (0.9..0.99, log:1e-5..1e-2)
-  --sampler NAME         grid: all combinations (default); random: draws; {samplers}: proposals of Optuna from
-                         the results so far
-  --trials N             number of trials of a sampler
-  --random N             short for --sampler random --trials N
-  --sweep-seed SEED      of draws and proposals (default: 0)
-  --stop-early asha      stop trials whose return at a rung is not among the best (asynchronous successive halving)
-  --reduction-factor N   one in N trials goes on at each rung (default: {factor})
-  --grace-steps STEPS    environment steps of the first rung (default: such that there are three rungs)
-  --group-seeds          train all seeds of --over seed=FIRST..LAST in one program, as --num-seeds does
-  --at-once N            most trials at a time (default: one for each core, and under MPS no more than fit into the
-                         GPUs' memory; one for each slice of MIG; one for each GPU in turns)
-  --gpu-sharing WAY      how trials share a GPU: mps (kernels side by side), mig (slices that exist), turns, or
-                         auto (default)
-  --together WAY         auto: trials that differ in seeds and hyperparameters alone share a program (default);
-                         off: each trial is a process of its own
-  --metric NAME          column by which trials are compared, by its mean over seeds where these vary: {metrics}
-                         (default: final_return)
-  --sweep-dir SWEEP      directory of the sweep (default: runs/sweep- with algorithm, environment and time)
-  --resume SWEEP         go on with a sweep that was stopped or killed
-  --trust                with --resume: let the trials of this directory use the code that they name, now and later
-  --all                  with --resume: go on with trials that were stopped early, too; none is stopped any more
-"""
+USAGE = """rollmill sweep ALGORITHM ENVIRONMENT --over OPTION=VALUES ... [OPTIONS]
+       rollmill sweep --resume SWEEP [OPTIONS]"""
+DESCRIPTION = (
+    "Trains with combinations of some options' values, several at a time. Each trial is an ordinary run in "
+    "SWEEP/trials; SWEEP/table.csv compares them, SWEEP/report.html shows their learning curves. All other "
+    "options are those of `rollmill train ALGORITHM`, among them --gpu-sharing."
+)
 
 
 def run(arguments: list[str]) -> int:
     """Runs a sweep and prints its table."""
-    if not arguments or HELP & set(arguments):
-        words = {"metrics": ", ".join(TRIAL_RESULTS), "samplers": ", ".join(SAMPLERS), "factor": DEFAULT_FACTOR}
-        print(USAGE.format(**words), end="")
+    if not arguments or arguments[0] in HELP:
+        print(_help())
         return 0 if arguments else 2
     names_a_sweep = any(word.partition("=")[0] == "--resume" for word in arguments)
     return _resumed(arguments) if names_a_sweep else _created(arguments)
+
+
+_SAMPLER = (
+    f"grid: all combinations, the default; random: draws; {', '.join(SAMPLERS)}: proposals of Optuna from the "
+    "results so far."
+)
+_FACTOR = f"One in so many trials goes on at each rung; {DEFAULT_FACTOR} if left out."
+_AT_ONCE = (
+    "Most trials at a time. If left out: one for each core, and under MPS no more than fit into the GPUs' memory; "
+    "one for each slice of MIG; one for each GPU in turns."
+)
+_TOGETHER = (
+    "auto: trials that differ in seeds and hyperparameters alone share a program; off: each trial is a process of "
+    "its own."
+)
 
 
 @dataclass(frozen=True)
@@ -74,32 +64,58 @@ class _New:
     """What a new sweep is, beside the options of its trials."""
 
     over: Annotated[tuple[str, ...], Arg(metavar="OPTION=VALUES", repeated=True)] = ()
-    sampler: str | None = None
+    """Values of an option of train, of `environment`, or of `env-option.KEY`: a list (1e-4,1e-3), integers
+    (seed=0..4), or with a sampler a range (0.9..0.99, log:1e-5..1e-2)."""
+    sampler: Annotated[str | None, Arg(metavar="NAME", help=_SAMPLER)] = None
     trials: int | None = None
+    """Number of trials of a sampler."""
     random: int | None = None
+    """Short for --sampler random, with this number of trials."""
     sweep_seed: int = 0
-    stop_early: str | None = None
-    reduction_factor: int | None = None
+    """Seed of draws and proposals."""
+    stop_early: Annotated[str | None, Arg(metavar="asha")] = None
+    """Stop trials whose return at a rung is not among the best, by asynchronous successive halving."""
+    reduction_factor: Annotated[int | None, Arg(help=_FACTOR)] = None
     grace_steps: int | None = None
+    """Environment steps of the first rung; such that there are three rungs, if left out."""
     group_seeds: Annotated[bool, Arg(only_on=True)] = False
-    at_once: int | None = None
-    together: Together = "auto"
+    """Train all seeds of --over seed=FIRST..LAST in one program, as --num-seeds does."""
+    at_once: Annotated[int | None, Arg(help=_AT_ONCE)] = None
+    together: Annotated[Together, Arg(help=_TOGETHER)] = "auto"
     metric: TrialResult = "final_return"
+    """Column by which trials are compared, by its mean over seeds where these vary."""
     sweep_dir: Path | None = None
+    """Directory of the sweep; named by algorithm, environment and time under runs/ if left out."""
 
 
 @dataclass(frozen=True)
 class _Resumed:
     """How a sweep goes on."""
 
-    resume: Path
+    resume: Annotated[Path, Arg(metavar="SWEEP")]
+    """Go on with a sweep that was stopped or killed."""
     trust: Annotated[bool, Arg(only_on=True)] = False
+    """Let the trials of this directory use the code that they name, now and later."""
     all: Annotated[bool, Arg(only_on=True)] = False
-    at_once: int | None = None
+    """Go on with trials that were stopped early, too; none is stopped any more."""
+    at_once: Annotated[int | None, Arg(help=_AT_ONCE)] = None
     gpu_sharing: GpuSharing = "auto"
-    together: Together = "auto"
+    """How trials share a GPU: mps (kernels side by side), mig (slices that exist), turns, or auto."""
+    together: Annotated[Together, Arg(help=_TOGETHER)] = "auto"
     metric: TrialResult | None = None
+    """Column by which trials are compared; that of the sweep if left out."""
     imports: Imports = ()
+
+
+def _help() -> str:
+    new = options_of(_New)
+    resumed = [option for option in options_of(_Resumed) if option.name not in {one.name for one in new}]
+    return described(
+        {"options of a new sweep": new, "options of a sweep that goes on": resumed},
+        prog="rollmill sweep",
+        usage=USAGE,
+        description=DESCRIPTION,
+    )
 
 
 def _created(arguments: list[str]) -> int:

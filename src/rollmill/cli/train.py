@@ -1,5 +1,7 @@
 """`rollmill train ALGORITHM ENVIRONMENT [OPTIONS]`."""
 
+from rollmill.cli.help import two_columns
+from rollmill.cli.parsing import HELP
 from rollmill.cli.requests import parse_training
 from rollmill.cli.searching import planned
 from rollmill.core.plugins import plugins
@@ -12,7 +14,7 @@ from rollmill.training.training import Run
 
 def run(arguments: list[str]) -> int:
     """Trains, and prints where the run is."""
-    if not arguments or arguments[0] in ("-h", "--help"):
+    if not arguments or arguments[0] in HELP:
         print(usage("train"))
         return 0 if arguments else 2
     parsed = parse_training(arguments)
@@ -44,8 +46,6 @@ def usage(command: str) -> str:
     """Returns the usage text of a command that takes the words of a training."""
     offered = [(plugin.name, f"of the package {plugin.package}") for plugin in plugins("algorithm")]
     rows = [*((name, algorithm.summary) for name, algorithm in ALGORITHMS.items()), *offered]
-    width = max(len(name) for name, _ in rows)
-    lines = [f"  {name:<{width}}  {summary}" for name, summary in rows]
     head = [f"usage: rollmill {command} ALGORITHM ENVIRONMENT [OPTIONS]", "", "algorithms:"]
-    more = f"`rollmill {command} ALGORITHM --help` lists its options; `rollmill list` the environments."
-    return "\n".join([*head, *lines, "", more])
+    more = [f"`rollmill {command} ALGORITHM --help` describes its options,", "`rollmill list` the environments."]
+    return "\n".join([*head, *two_columns(rows), "", *more])

@@ -1,5 +1,6 @@
 """`rollmill warm ALGORITHM ENVIRONMENT [OPTIONS]`: compiles a training and stores it, for later starts."""
 
+from rollmill.cli.parsing import HELP
 from rollmill.cli.requests import parse_training
 from rollmill.cli.train import usage
 from rollmill.core.errors import UsageError
@@ -9,7 +10,7 @@ from rollmill.training.request import prepare_request
 
 def run(arguments: list[str]) -> int:
     """Compiles, and prints where the result is."""
-    if not arguments or arguments[0] in ("-h", "--help"):
+    if not arguments or arguments[0] in HELP:
         print(usage("warm"))
         return 0 if arguments else 2
     parsed = parse_training(arguments, command="warm")
