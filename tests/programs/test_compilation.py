@@ -82,6 +82,7 @@ def test_a_program_whose_operations_have_other_names_is_not_taken_from_the_cache
     subprocess.run([sys.executable, "-c", RENAMED], check=True, timeout=120)
 
 
+@pytest.mark.slow
 def test_a_training_with_workers_takes_its_programs_from_the_cache(tmp_path):
     """Also where workers are threads of this process, as with environments that are Python objects."""
     setting = "jax_compilation_cache_dir"

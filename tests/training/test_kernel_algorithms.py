@@ -16,9 +16,11 @@ pytest.importorskip("llvmlite", reason="llvmlite is not installed: pip install '
 ENVS, STEPS, ITERATIONS = 8, 8, 6
 GRU = rollmill.NetworkConfig(torso="gru", hidden_sizes=(12,), recurrent_size=36)
 LSTM = rollmill.NetworkConfig(torso="lstm", hidden_sizes=(12,), recurrent_size=8)
+SMALL = rollmill.NetworkConfig(hidden_sizes=(4,))
 REPLAY = {"batch_size": 48, "learning_starts": 128, "buffer_size": 2_000, "gradient_steps": 3}
 ALGORITHMS = {
     "dqn": (rollmill.dqn, "CartPole-v1", {**REPLAY, "prioritised": True}),
+    "small-dqn": (rollmill.dqn, "CartPole-v1", {**REPLAY, "prioritised": True, "network": SMALL}),
     "sac": (rollmill.sac, "Pendulum-v1", REPLAY),
     "td3": (rollmill.td3, "Pendulum-v1", REPLAY),
     "impala": (rollmill.impala, "CartPole-v1", {"num_minibatches": 2}),
@@ -49,7 +51,7 @@ def killed_midway(run, folder):
     return folder
 
 
-CASES = [pytest.param(name, marks=() if name == "dqn" else pytest.mark.slow) for name in ALGORITHMS]
+CASES = [pytest.param(name, marks=() if name == "small-dqn" else pytest.mark.slow) for name in ALGORITHMS]
 
 
 @pytest.mark.parametrize("algorithm", CASES)
