@@ -14,7 +14,7 @@ from rollmill.dataflow import iteration_digest, program_digests
 from rollmill.dataflow.program_digests import Digests
 from rollmill.programs import iteration_programs, kernels, program_store
 from rollmill.programs.compiled import lower
-from rollmill.programs.iteration_programs import MAKERS, PACKAGE, MadeBeside
+from rollmill.programs.iteration_programs import MAKERS, PACKAGE, MadeBeside, load_or_compile
 from rollmill.programs.program_store import ProgramStore, StorableProgram, calls_of, store_for
 
 SIZES = {"num_envs": 2, "num_steps": 4, "num_minibatches": 1, "update_epochs": 1, "total_timesteps": 8}
@@ -91,6 +91,15 @@ def test_a_damaged_program_is_compiled_again(stored, lowerings):
     lowerings.clear()
     jax.tree.map(np.testing.assert_array_equal, before, leaves_after(lower(graph)))
     assert len(of_training(lowerings)) == 2
+
+
+def test_a_program_that_calls_other_code_says_so_and_is_not_stored(stored):
+    matrix = jax.ShapeDtypeStruct((3, 3), jnp.float32)
+    program = StorableProgram("step", jnp.linalg.cholesky, [matrix], lambda: matrix, {})
+    store = ProgramStore("name", jax.devices()[0])
+    compiled = load_or_compile(program, store)
+    np.testing.assert_allclose(compiled(4 * np.eye(3, dtype=np.float32)), 2 * np.eye(3))
+    assert store.refusal.startswith("it calls lapack_") and not stored.exists()
 
 
 def test_a_start_that_cannot_be_loaded_is_lowered_with_the_settings_of_its_caller(stored):

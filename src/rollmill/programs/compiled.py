@@ -96,6 +96,8 @@ class CompiledProgram(NamedTuple):
     """Notices for the user about how the program computes."""
     launches: Launches | None = None
     """Launches of its kernels, where they were chosen."""
+    not_stored: str | None = None
+    """Why the next start lowers its iteration again, where it would be stored otherwise."""
     donates_state: bool = False
     """Whether `step` computes in the memory of the given state, which is gone afterwards."""
     copies_state: bool = False
@@ -214,7 +216,8 @@ def lower(
     with MadeBeside(start, start_store) as begun:
         begin = lambda: begun.wait()(*start_inputs(graph, seeds, lanes))
         iterated = lambda step: seconds_of_iteration(begin, lambda state: step(state, *mean.operands)[0])
-        maker = StepMaker(request, step_with, mesh, begun.wait, announce, seconds_of=iterated)
+        stores: list[ProgramStore] = []
+        maker = StepMaker(request, step_with, mesh, begun.wait, announce, iterated, stores)
         kernels, compiled_step = maker.make()
         compiled_start = begun.wait()
     seconds = time.perf_counter() - began
@@ -229,6 +232,7 @@ def lower(
         launches=kernels.launches,
         donates_state=donates_state,
         copies_state=donates_state and not loses_state,
+        not_stored=stores[-1].refusal if stores else None,
         sums_iterations=sums_iterations,
         operands=mean.operands,
     )

@@ -62,6 +62,8 @@ class StepMaker(NamedTuple):
     """Called with the kernels before they are compiled, for other processes of a mesh."""
     seconds_of: Callable[[jax.stages.Compiled], float]
     """Returns the seconds that an iteration takes."""
+    stores: list[ProgramStore]
+    """Gets the stores that a program was asked of."""
 
     def make(self) -> tuple[KernelChoice, jax.stages.Compiled]:
         """Chooses the kernels of an iteration and compiles it; loads it instead if both are stored."""
@@ -136,7 +138,8 @@ class StepMaker(NamedTuple):
         return SearchCost(device.platform, seconds * request.graph.loops.iterations), compiled
 
     def _made(self, kernels: KernelChoice) -> jax.stages.Compiled:
-        return load_or_compile(self.step_with(kernels), self._store(kernels))
+        self.stores.append(self._store(kernels))
+        return load_or_compile(self.step_with(kernels), self.stores[-1])
 
     def _store(self, kernels: KernelChoice) -> ProgramStore:
         """Returns the store for an iteration with these kernels. On CPUs, those of kernels are not stored."""

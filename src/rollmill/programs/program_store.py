@@ -79,6 +79,8 @@ class ProgramStore:
 
     def __init__(self, name: str | None, device: Any = None) -> None:
         self.name, self.device = name, device
+        self.refusal: str | None = None
+        """Why a program that was compiled is not stored, though it has a place."""
 
     def has(self, make: "StorableProgram") -> bool:
         """Returns whether a program is stored."""
@@ -116,7 +118,10 @@ class ProgramStore:
         with _cache_hits() as hits:
             compiled = lowered.compile(dict(make.options))
         is_short = time.perf_counter() - began < MIN_COMPILE_SECONDS
-        if file is None or hits or is_short or not calls_of(lowered.as_text()) <= OWN_CALLS:
+        if file is None or hits or is_short:
+            return compiled
+        if others := calls_of(lowered.as_text()) - OWN_CALLS:
+            self.refusal = f"it calls {', '.join(sorted(others))}"
             return compiled
         with contextlib.suppress(OSError, CheckpointError, ValueError, NotImplementedError, RuntimeError):
             packed = zlib.compress(serialize(compiled)[0], level=1)

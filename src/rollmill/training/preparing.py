@@ -202,7 +202,8 @@ def compile_program(
     for note in (*program.notes, *means.notes):
         display.note(note)
     where = f"{len(devices)} x {devices[0].device_kind}"
-    display.note(f"compiled in {program.compile_seconds:.1f} s for {where}")
+    again = f"; the next start lowers it again, as {program.not_stored}" if program.not_stored else ""
+    display.note(f"compiled in {program.compile_seconds:.1f} s for {where}{again}")
     return program._replace(reduction=means.way)
 
 
