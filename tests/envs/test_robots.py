@@ -10,7 +10,8 @@ import pytest
 
 import rollmill
 from rollmill.core.errors import UsageError
-from rollmill.envs.robots import ant, cartpole, ingenuity, quadcopter
+from rollmill.envs.robots import ant, cartpole, humanoid, ingenuity, quadcopter
+from rollmill.envs.robots.walking import progress_of
 
 
 def test_unknown_robots_and_options_are_refused():
@@ -43,7 +44,7 @@ def test_rewards_by_hand():
     assert float(reward) == pytest.approx(0.5 + 0.1 + 0.5 * 0.5 - 0.005 - 0.05 * 0.5 - 0.1 * 2)
     before, after = jnp.zeros(15), jnp.zeros(15).at[0].set(0.05).at[1].set(0.3)
     closer = (1000 - np.hypot(999.95, 0.3)) * 60
-    assert float(ant._progress(before, after, params)) == pytest.approx(closer, rel=1e-4)
+    assert float(progress_of(before, after, params.target, 1 / 60)) == pytest.approx(closer, rel=1e-4)
 
 
 def test_the_cart_moves_as_in_mujoco():
@@ -91,6 +92,48 @@ def test_the_ant_moves_as_in_mujoco_and_falls():
     fallen = type(state)(inner=ant.AntState(robot, state.inner.action), elapsed=state.elapsed)
     timestep = step(jax.random.key(0), fallen, jnp.zeros(8), env.params)
     assert bool(timestep.terminated) and float(timestep.reward) == -2.0
+
+
+def test_rewards_of_the_humanoid_by_hand():
+    env = rollmill.make("robots:Humanoid")
+    observation = jnp.zeros(108).at[10].set(0.95).at[11].set(0.4).at[12].set(-1.0).at[33].set(0.5)
+    action = jnp.zeros(21).at[0].set(-1.0)
+    task = humanoid._Humanoid(rollmill.physics.load(humanoid.model_text()).structure)
+    reward = task.merits(observation, action, env.params)
+    share = 67.5 / 135
+    expected = 2 + 0.1 + 0.5 * 0.5 - 0.01 - 0.05 * 0.5 * share - 0.25 * (0.02 / 0.02) * share
+    assert float(reward) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_the_humanoid_moves_as_in_mujoco_and_falls():
+    env = rollmill.make("robots:Humanoid", iterations=8, line_search_iterations=8)
+    compiled = mujoco.MjModel.from_xml_string(humanoid.model_text())
+    data, random = mujoco.MjData(compiled), np.random.default_rng(0)
+    step = jax.jit(env.step)
+    observation, state = env.reset(jax.random.key(1), env.params)
+    assert observation.shape == (108,) and float(observation[0]) == pytest.approx(1.34)
+    flown(state, data)
+    data.qpos[2] = 1.27  # so that it comes down at once
+    task = state.inner
+    task = type(task)(dataclasses.replace(task.robot, positions=task.robot.positions.at[2].set(1.27)), task.action)
+    state, touched, limited = type(state)(inner=task, elapsed=state.elapsed), 0, 0
+    for _ in range(12):
+        action = random.uniform(-1, 1, 21).astype(np.float32)
+        timestep = step(jax.random.key(0), state, jnp.asarray(action), env.params)
+        data.ctrl[:] = action
+        mujoco.mj_step(compiled, data, nstep=2)
+        robot, state = timestep.state.inner.robot, timestep.state
+        touched, limited = touched + data.ncon, limited + data.nefc - 4 * data.ncon
+        np.testing.assert_allclose(robot.positions, data.qpos, atol=1e-3)
+        np.testing.assert_allclose(robot.velocities, data.qvel, atol=5e-2)
+        assert bool(timestep.terminated) == (data.qpos[2] < 0.8)
+    assert touched and limited
+    np.testing.assert_allclose(timestep.observation[87:], action)
+    below = dataclasses.replace(robot, positions=jnp.asarray(robot.positions).at[2].set(0.7))
+    fallen = type(state)(inner=humanoid.HumanoidState(below, state.inner.action), elapsed=state.elapsed)
+    timestep = step(jax.random.key(0), fallen, jnp.zeros(21), env.params)
+    assert bool(timestep.terminated) and float(timestep.reward) == -1.0
 
 
 # --- robots that fly ----------------------------------------------------------------------------------

@@ -42,6 +42,27 @@ def test_constrained_steps():
     assert np.mean(relative(ours.velocities[:, of_trunk], seen["v1"][:, of_trunk]) < 1e-3) >= 0.99
 
 
+def test_forces_on_joints():
+    """Those of actuators and constraints, on hinges at their limits and on a leg that pushes the floor."""
+    text = """<mujoco><option timestep="0.004"/><worldbody><geom type="plane" size="0 0 1" contype="2"/>
+      <body pos="0 0 0.3"><joint type="slide" axis="0 0 1"/><geom size="0.05"/>
+      <body><joint name="hip" axis="0 1 0" range="-20 20"/>
+      <geom type="capsule" fromto="0 0 0 0.02 0 -0.25" size="0.04" conaffinity="2"/></body></body></worldbody>
+      <actuator><motor joint="hip" gear="2"/></actuator></mujoco>"""
+    compiled = mujoco.MjModel.from_xml_string(text)
+    model = physics.load(compiled, iterations=8, line_search_iterations=8, joint_forces=True)
+    data, state = mujoco.MjData(compiled), physics.initial_state(model)
+    step, largest = jax.jit(physics.step), 0.0
+    for count in range(60):
+        data.ctrl[:] = np.sin(count)
+        state = step(model, state, jnp.asarray(data.ctrl, jnp.float32))
+        mujoco.mj_step(compiled, data)
+        expected = data.qfrc_actuator + data.qfrc_constraint
+        np.testing.assert_allclose(state.sensors, expected, rtol=5e-3, atol=5e-2)
+        largest = max(largest, np.abs(data.qfrc_constraint[1]))
+    assert largest > 1
+
+
 @pytest.mark.slow
 def test_contacts_between_bodies_that_move():
     compiled = mujoco.MjModel.from_xml_string(CROWD)

@@ -17,7 +17,12 @@ ITERATIONS = 4
 
 
 def load(
-    source: Any, *, iterations: int = ITERATIONS, line_search_iterations: int = ITERATIONS, sensors: bool = True
+    source: Any,
+    *,
+    iterations: int = ITERATIONS,
+    line_search_iterations: int = ITERATIONS,
+    sensors: bool = True,
+    joint_forces: bool = False,
 ) -> Model:
     """Loads a robot.
 
@@ -26,6 +31,8 @@ def load(
         iterations: iterations of the solver of constraints, the same in every step.
         line_search_iterations: points that are tried along each of its directions.
         sensors: keep force and torque sensors.
+        joint_forces: also read the force on each hinge and slide of actuators and constraints, MuJoCo's
+            `qfrc_actuator` and `qfrc_constraint`.
 
     Returns:
         The robot, with all numbers as NumPy arrays.
@@ -48,6 +55,7 @@ def load(
         pairs=tuple(pairs),
         actuators=tuple(_actuator(read, i) for i in range(compiled.nu)),
         sensors=tuple(_sensor(read, i) for i in range(compiled.nsensor)) if sensors else (),
+        force_readings=_scalar_dofs(read) if joint_forces else (),
         time_step=float(compiled.opt.timestep),
         implicit=read.implicit,
         iterations=iterations,
@@ -59,6 +67,12 @@ def load(
         initial_positions=tuple(float(x) for x in compiled.qpos0),
     )
     return Model(structure, params)
+
+
+def _scalar_dofs(read: Reader) -> tuple[int, ...]:
+    """Returns the degrees of freedom of hinges and slides."""
+    m = read.compiled
+    return tuple(int(m.jnt_dofadr[joint]) for joint in range(m.njnt) if m.jnt_type[joint] >= 2)
 
 
 def _import_mujoco() -> Any:

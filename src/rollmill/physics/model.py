@@ -144,6 +144,8 @@ class Structure:
     pairs: tuple[Pair, ...]
     actuators: tuple[Actuator, ...]
     sensors: tuple[Sensor, ...]
+    force_readings: tuple[int, ...]
+    """Degrees of freedom of which the forces of actuators and constraints are read, too."""
     time_step: float
     implicit: Literal["none", "damping", "velocity"]
     """Forces taken at the end of a step: none, those of dampers (Euler), or all that are linear in velocity
@@ -167,6 +169,11 @@ class Structure:
     def num_velocities(self) -> int:
         """Number of degrees of freedom."""
         return sum(joint.size for joint in self.joints)
+
+    @cached_property
+    def num_readings(self) -> int:
+        """Number of readings."""
+        return 3 * len(self.sensors) + len(self.force_readings)
 
     @cached_property
     def owners(self) -> tuple[int, ...]:
@@ -234,4 +241,4 @@ class RobotState(eqx.Module):
     accelerations: Float[Array, " dofs"]
     """Those of the last step, from which the solver of constraints starts."""
     sensors: Float[Array, " readings"]
-    """Readings of the last step, three numbers a sensor."""
+    """Readings of the last step: three numbers a sensor, then the forces on joints."""

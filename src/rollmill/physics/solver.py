@@ -68,8 +68,8 @@ def constrained_accelerations(
     matrix: SparseMatrix,
     smooth: Float[Array, " dofs"],
     start: Float[Array, " dofs"],
-) -> Float[Array, " dofs"]:
-    """Returns the accelerations of the degrees of freedom, of free bodies about the world's axes.
+) -> tuple[Float[Array, " dofs"], Float[Array, " dofs"]]:
+    """Returns accelerations and forces of inertia by degrees of freedom, of free bodies about the world's axes.
 
     Args:
         structure: the robot's.
@@ -80,10 +80,10 @@ def constrained_accelerations(
         start: where Newton's method begins.
     """
     if rows.are_none:
-        return solved(matrix, smooth)
+        return solved(matrix, smooth), smooth
     problem = _Problem(structure, placed, rows, matrix, dense(matrix), smooth)
     begin = (start, times(problem.inertia, start))
-    return lax.fori_loop(0, structure.iterations, lambda _, now: _newton_step(problem, *now), begin)[0]
+    return lax.fori_loop(0, structure.iterations, lambda _, now: _newton_step(problem, *now), begin)
 
 
 def contact_wrenches(

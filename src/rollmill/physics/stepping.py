@@ -8,7 +8,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from rollmill.core.errors import UsageError
-from rollmill.physics.algebra import cross, real, row, times, transposed
+from rollmill.physics.algebra import cross, pick, real, row, times, transposed
 from rollmill.physics.constraints import ConstraintRows, constraint_rows
 from rollmill.physics.forces import Actuation, actuation, body_wrenches, smooth_forces
 from rollmill.physics.kinematics import Frames, bias_accelerations, frames, in_bodies, in_world, velocities
@@ -42,7 +42,7 @@ def initial_state(
             raise UsageError(f"the robot has {size} {name}; an array of shape {np.shape(values)} was given.")
     at = jnp.asarray(structure.initial_positions if positions is None else positions, float)
     moving = jnp.zeros(structure.num_velocities) if rates is None else jnp.asarray(rates, float)
-    readings = jnp.zeros(3 * len(structure.sensors))
+    readings = jnp.zeros(structure.num_readings)
     return RobotState(_unit_quaternions(structure, at), moving, jnp.zeros_like(moving), readings)
 
 
@@ -64,14 +64,18 @@ def step(model: Model, state: RobotState, control: Float[Array, " actuators"]) -
     smooth = smooth_forces(model, placed, positions, rates, motions, acted)
     matrix = mass_matrix(model, placed)
     start = in_world(structure, placed, state.accelerations)
-    accelerations = constrained_accelerations(structure, placed, rows, matrix, smooth, start)
-    readings = state.sensors
+    accelerations, inertial = constrained_accelerations(structure, placed, rows, matrix, smooth, start)
+    readings: list[Array] = []
     if structure.sensors:
-        readings = _readings(model, placed, rows, turning, motions, accelerations)
+        readings.append(_readings(model, placed, rows, turning, motions, accelerations))
+    if structure.force_readings:
+        # Constraints are all that is left between the forces of inertia and the others.
+        readings.append(pick(acted.forces + inertial - smooth, structure.force_readings))
     implicit = _implicit(model, placed, acted, matrix, accelerations)
     moved = rates + structure.time_step * in_bodies(structure, placed, implicit)
     accelerations = in_bodies(structure, placed, accelerations)
-    return RobotState(_moved(structure, positions, moved), moved, accelerations, readings)
+    read = jnp.concatenate(readings) if readings else state.sensors
+    return RobotState(_moved(structure, positions, moved), moved, accelerations, read)
 
 
 def _implicit(

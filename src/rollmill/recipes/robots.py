@@ -39,6 +39,47 @@ def robots_cartpole() -> Recipe:
     return Recipe("ppo", "robots:Cartpole", config, "Isaac Gym's hyperparameters for its cart and pole")
 
 
+def robots_humanoid() -> Recipe:
+    """PPO on robots:Humanoid in 131,072,000 steps."""
+    config = _isaac(
+        total_timesteps=1000 * 4_096 * 32,
+        num_envs=4_096,
+        num_steps=32,
+        num_minibatches=4,
+        update_epochs=5,
+        learning_rate=5e-4,
+        vf_coef=4.0,
+        max_grad_norm=1.0,
+        network=_network(400, 200, 100),
+    )
+    return Recipe("ppo", "robots:Humanoid", config, "Isaac Gym's hyperparameters for its humanoid")
+
+
+def robots_ingenuity() -> Recipe:
+    """PPO on robots:Ingenuity in 32,768,000 steps."""
+    config = _flying(total_timesteps=500 * 4_096 * 16, num_envs=4_096)
+    return Recipe("ppo", "robots:Ingenuity", config, "Isaac Gym's hyperparameters for its helicopter")
+
+
+def robots_quadcopter() -> Recipe:
+    """PPO on robots:Quadcopter in 32,768,000 steps."""
+    config = _flying(total_timesteps=500 * 8_192 * 8, num_envs=8_192, num_steps=8)
+    return Recipe("ppo", "robots:Quadcopter", config, "Isaac Gym's hyperparameters for its quadcopter")
+
+
+def _flying(**settings: Any) -> PPOConfig:
+    common: dict[str, Any] = {
+        "num_minibatches": 4,
+        "update_epochs": 8,
+        "learning_rate": 1e-3,
+        "desired_kl": 0.016,
+        "vf_coef": 2.0,
+        "max_grad_norm": 1.0,
+        "network": _network(256, 256, 128),
+    }
+    return _isaac(**common, **settings)
+
+
 def _network(*sizes: int) -> NetworkConfig:
     return NetworkConfig(hidden_sizes=sizes, activation="elu", shared_torso=True)
 
@@ -59,4 +100,10 @@ def _isaac(**settings: Any) -> PPOConfig:
     return PPOConfig(**{**common, **settings})
 
 
-RECIPES = {"robots-ant": robots_ant, "robots-cartpole": robots_cartpole}
+RECIPES = {
+    "robots-ant": robots_ant,
+    "robots-cartpole": robots_cartpole,
+    "robots-humanoid": robots_humanoid,
+    "robots-ingenuity": robots_ingenuity,
+    "robots-quadcopter": robots_quadcopter,
+}

@@ -5,11 +5,12 @@ from typing import Any
 from rollmill.core.errors import unknown_name
 from rollmill.core.types import Environment
 from rollmill.envs.options import keyword_names, unknown_option
-from rollmill.envs.robots import ant, cartpole, ingenuity, quadcopter
+from rollmill.envs.robots import ant, cartpole, humanoid, ingenuity, quadcopter
 
 TASKS = {
     "Ant": ant.ant,
     "Cartpole": cartpole.cartpole,
+    "Humanoid": humanoid.humanoid,
     "Ingenuity": ingenuity.ingenuity,
     "Quadcopter": quadcopter.quadcopter,
 }

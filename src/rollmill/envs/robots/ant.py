@@ -16,10 +16,10 @@ from jaxtyping import Array, Float
 
 from rollmill import physics
 from rollmill.core.types import Environment, Key, Timestep
-from rollmill.envs.physics import Scalar, wrapped
+from rollmill.envs.physics import Scalar
 from rollmill.envs.robots.substeps import advance, checked_count, in_float32, uniform
+from rollmill.envs.robots.walking import observe_posture, progress_of
 from rollmill.envs.transforms import time_limit
-from rollmill.physics.algebra import quaternion_matrix
 
 SUBSTEPS = 2
 TIME_STEP = 1 / 60
@@ -164,7 +164,7 @@ class _Ant:
         moved = AntState(robot, action)
         observation = self.observe(moved, params)
         fallen = observation[0] < params.fallen_height
-        progress = _progress(state.robot.positions, robot.positions, params)
+        progress = progress_of(state.robot.positions, robot.positions, params.target, TIME_STEP)
         return Timestep(
             observation=observation,
             state=moved,
@@ -177,25 +177,9 @@ class _Ant:
     def observe(self, state: AntState, params: AntParams) -> Float[Array, "60"]:
         """Returns the observation: the torso's pose and motion, the joints, the feet's forces, the last action."""
         q, v = state.robot.positions, state.robot.velocities
-        rotation = quaternion_matrix(q[3:7])
-        away_x, away_y = params.target - q[0], -q[1]
-        yaw = jnp.arctan2(rotation[1, 0], rotation[0, 0])
-        roll = jnp.arctan2(rotation[2, 1], rotation[2, 2])
-        aside = wrapped(jnp.arctan2(away_y, away_x) - yaw)
-        distance = jnp.sqrt(away_x * away_x + away_y * away_y)
-        heading = (rotation[0, 0] * away_x + rotation[1, 0] * away_y) / distance
-        local = jnp.sum(rotation * v[:3, None], axis=0)
+        posture = observe_posture(q, v, params.target, 1.0)
         angles = (2.0 * q[7:] - (self.low + self.high)) / (self.high - self.low)
-        pose = jnp.stack([yaw, roll, aside, rotation[2, 2], heading])
-        parts = [q[2:3], local, v[3:6], pose, angles, 0.2 * v[6:], 0.1 * state.robot.sensors, state.action]
-        return jnp.concatenate(parts)
-
-
-def _progress(before: Float[Array, "15"], after: Float[Array, "15"], params: AntParams) -> Float[Array, ""]:
-    """Returns the speed towards the target (m/s), without the difference of two large distances."""
-    x0, x1, y0, y1 = params.target - before[0], params.target - after[0], before[1], after[1]
-    gained = (after[0] - before[0]) * (x0 + x1) + (y0 - y1) * (y0 + y1)
-    return gained / (jnp.sqrt(x0 * x0 + y0 * y0) + jnp.sqrt(x1 * x1 + y1 * y1)) / TIME_STEP
+        return jnp.concatenate([posture, angles, 0.2 * v[6:], 0.1 * state.robot.sensors, state.action])
 
 
 def _merits(observation: Float[Array, "60"], action: Float[Array, "8"], params: AntParams) -> Float[Array, ""]:

@@ -136,7 +136,7 @@ class _OwnTask:
                 own = own if joint.range is None else jnp.clip(own, *joint.range)
             parts.append(own)
         rates = uniform(for_rates, self.structure.num_velocities, params.reset_speed)
-        readings = jnp.zeros(3 * len(self.structure.sensors))
+        readings = jnp.zeros(self.structure.num_readings)
         state = RobotState(jnp.concatenate(parts), rates, jnp.zeros_like(rates), readings)
         return self._observed(state), state
 
