@@ -93,6 +93,7 @@ IMPORTS = {
     "core/registry.py": "modules that installed packages offer",
     "core/lazy_names.py": "the package's own modules",
     "cli/main.py": "the package's own modules",
+    "cli/searching_help.py": "the package's own modules",
     "envs/registry.py": "the package's own modules",
     "envs/adapters/__init__.py": "packages that adapters name",
     "envs/adapters/pettingzoo.py": "modules that PettingZoo's own registry names",
