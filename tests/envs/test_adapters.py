@@ -17,6 +17,7 @@ from gymnasium import spaces
 from rollmill import envs
 from rollmill.core.errors import UsageError
 from rollmill.core.types import HostEnvironment
+from wordings import raises
 
 # The same tests hold for both forms of gymnax; whichever is installed runs.
 gymnax = pytest.importorskip("gymnax")
@@ -94,7 +95,7 @@ def test_gymnax_params_vary_per_replica():
 
 
 def test_gymnax_unknown_id_offers_the_nearest():
-    with pytest.raises(UsageError, match="unknown gymnax environment 'CartPole-v0'. Did you mean CartPole-v1"):
+    with raises("unknown-setting", "gymnax", "environment 'CartPole-v0'", "Did you mean CartPole-v1"):
         envs.make("gymnax:CartPole-v0")
 
 
@@ -103,7 +104,7 @@ def test_gymnax_without_its_data_is_explained(monkeypatch):
         raise urllib.error.URLError("no network")
 
     monkeypatch.setattr("gymnax.make", offline)
-    with pytest.raises(UsageError, match=r"gymnax:MNISTBandit-bsuite needs data .* URLError: .*no network"):
+    with raises("gymnax-needs-data-could-not", "MNISTBandit-bsuite", "URLError", "no network"):
         envs.make("gymnax:MNISTBandit-bsuite")
 
 
@@ -116,7 +117,7 @@ def test_missing_gymnax_names_the_extra(monkeypatch):
         return real(name, package)
 
     monkeypatch.setattr(importlib, "import_module", without_gymnax)
-    with pytest.raises(UsageError, match=r"No module named 'gymnax'.*pip install .*\[gymnax\]"):
+    with raises("id-environments-need-package-is", "No module named 'gymnax'", "pip install", "[gymnax]"):
         envs.make("gymnax:CartPole-v1")
 
 
@@ -160,7 +161,7 @@ def test_gymnasium_environments_keep_the_contract():
 def test_gymnasium_unknown_ids_and_modules():
     with pytest.raises(UsageError, match="unknown Gymnasium environment 'CartPole-v11'.*CartPole-v1.*MODULE:ID"):
         envs.make("gymnasium:CartPole-v11")
-    with pytest.raises(UsageError, match="the module 'no_such_module' cannot be imported"):
+    with raises("gymnasium-module-cannot-be-imported", "'no_such_module'"):
         envs.make("gymnasium:no_such_module:CartPole-v1")
 
 
@@ -175,5 +176,5 @@ def test_gymnasium_missing_package_names_the_way_out(monkeypatch):
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without_mujoco)
-    with pytest.raises(UsageError, match="gymnasium:HalfCheetah-v5 needs a package that is not installed.*mujoco"):
+    with raises("gymnasium-needs-package-is-not", "HalfCheetah-v5", "mujoco"):
         envs.make("gymnasium:HalfCheetah-v5")

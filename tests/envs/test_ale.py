@@ -11,6 +11,7 @@ from rollmill import envs
 from rollmill.core.errors import UsageError
 from rollmill.core.types import HasEvaluationForm
 from rollmill.envs import check_environment
+from wordings import raises
 
 ale_py = pytest.importorskip("ale_py", reason="pip install 'rollmill[ale]'")
 PLAIN = {"noop_max": 0, "use_fire_reset": False}
@@ -192,5 +193,5 @@ def test_a_missing_package_names_the_extra(monkeypatch):
         return real(name, package)
 
     monkeypatch.setattr(importlib, "import_module", without_ale)
-    with pytest.raises(UsageError, match=r"No module named 'ale_py'.*pip install .*\[ale\]"):
+    with raises("id-environments-need-package-is", "No module named 'ale_py'", "pip install", "[ale]"):
         envs.make("ale:Pong")

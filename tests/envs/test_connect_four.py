@@ -9,9 +9,9 @@ import pytest
 from played_games import play
 
 from rollmill import envs
-from rollmill.core.errors import UsageError
 from rollmill.envs import connect_four
 from rollmill.envs.connect_four import Stones
+from wordings import raises
 
 DRAWN = "361313645534311043046626105524515600224220"
 """The columns of a game without a winner."""
@@ -209,13 +209,13 @@ def test_openings_of_any_length_between_two():
     lengths, counts = np.unique(np.asarray(state.moves), return_counts=True)
     np.testing.assert_array_equal(lengths, np.arange(2, 7))
     np.testing.assert_allclose(counts / 1000, 0.2, atol=0.05)
-    with pytest.raises(UsageError, match="fewest_random_plies=7 has to be in 0 to random_plies=6"):
+    with raises("fewest-random-plies-has-to", "7", "6"):
         envs.make("ConnectFour-v0", random_plies=6, fewest_random_plies=7)
 
 
 @pytest.mark.parametrize("plies", [-1, 42])
 def test_an_opening_has_to_leave_a_move(plies):
-    with pytest.raises(UsageError, match=f"ConnectFour-v0: random_plies={plies} has to be in 0 to 41"):
+    with raises("random-plies-has-to-be", "ConnectFour-v0", plies, "41"):
         envs.make("ConnectFour-v0", random_plies=plies)
 
 

@@ -9,6 +9,7 @@ from gymnasium import spaces
 
 from rollmill import envs
 from rollmill.core.errors import UsageError
+from wordings import raises
 
 GAMMA = 0.9
 
@@ -22,7 +23,7 @@ def test_missing_envpool_names_the_extra(monkeypatch):
         return real(name, package)
 
     monkeypatch.setattr(importlib, "import_module", without_envpool)
-    with pytest.raises(UsageError, match=r"No module named 'envpool'.*pip install .*\[envpool\]"):
+    with raises("envpools-environments-need-package-is", "No module named 'envpool'", "pip install", "[envpool]"):
         envs.make("envpool:CartPole-v1")
 
 

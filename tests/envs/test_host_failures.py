@@ -13,6 +13,7 @@ from rollmill.core.errors import ContractError, EnvironmentFailed, NonFiniteErro
 from rollmill.core.types import HostFailure
 from rollmill.envs.host import environment_seed
 from rollmill.workers.replica.env_client import FailureStreaks
+from wordings import raises
 
 NO_OP = np.zeros(3, np.int32)
 
@@ -172,7 +173,7 @@ def test_one_that_never_makes_a_whole_step_is_given_up():
     vector, _, _ = started(fails, indices=[0])
     for _ in range(4):
         vector.step(NO_OP[:1])
-    with pytest.raises(ContractError, match="environment 0 failed 5 times in a row, the last time in its step"):
+    with raises("environment-failed-times-in-row", "0", "5", "step"):
         vector.step(NO_OP[:1])
 
 
@@ -255,7 +256,7 @@ def test_one_that_exits_ends_the_batch_with_its_name(doing, ended, shown):
 
 
 def test_one_that_exits_when_it_is_made_is_named():
-    with pytest.raises(ContractError, match=r"Gone: making it raised SystemExit: 4\n.*sys.exit\(4\)"):
+    with raises("raised-at", "Gone", "making it", "SystemExit: 4", "sys.exit(4)"):
         envs.host_environment("Gone", lambda: sys.exit(4))
 
 
@@ -264,7 +265,7 @@ def test_one_that_exits_keeps_the_contract_of_nobody():
         def step(self, action):
             sys.exit(5)
 
-    with pytest.raises(ContractError, match=r"exited in its step, by sys.exit\(5\)"):
+    with raises("by-sys-exit-at-hint", "exited in its step", "5", kind=ContractError):
         envs.check_environment(envs.host_environment("Leaving", Leaving))
 
 
@@ -344,10 +345,10 @@ def test_a_reset_that_fails_after_a_whole_episode_is_the_first_in_a_row():
     streaks = FailureStreaks([0], 1)
     for _ in range(5):
         streaks.count([failure(0, "reset")], np.array([True]))
-    with pytest.raises(EnvironmentFailed, match="failed 2 times with no whole episode in between.* in its reset"):
+    with raises("environment-failed-times-with-no", "2", "reset"):
         streaks.count([failure(0, "reset")], np.array([False]))
 
 
 def test_failures_of_the_first_reset_count():
-    with pytest.raises(EnvironmentFailed, match="environment 3 failed 1 times"):
+    with raises("environment-failed-times-with-no", "3", "1"):
         FailureStreaks([3], 0).count([failure(3, "make")], None)

@@ -9,12 +9,12 @@ from gymnasium import spaces
 
 import rollmill
 from rollmill import envs
-from rollmill.core.errors import UsageError
 from rollmill.core.types import Environment, Timestep
 from rollmill.dataflow import fingerprint
 from rollmill.envs.named_transforms import parse_transforms
 from rollmill.fusion import lower_gradients, lower_rollout
 from rollmill.runs.specification import describe, rebuild_graph
+from wordings import raises
 
 END, CUT = 7, 5
 """Steps after which an episode of the probe terminates, and after which it is truncated if its actions say so."""
@@ -331,43 +331,48 @@ def test_a_transformed_environment_without_a_name_is_of_this_process():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("frame-stak:4", "unknown transform 'frame-stak'. Did you mean frame-stack"),
+        ("frame-stak:4", ("unknown-setting", "transform", "'frame-stak'", "Did you mean frame-stack")),
         (
             "frame-stack:none",
-            "'frame-stack:none' cannot be used: N has to be a whole number from 1. hint: frame-stack:4",
+            (
+                "transform-cannot-be-used-hint",
+                "'frame-stack:none'",
+                "N has to be a whole number from 1",
+                "frame-stack:4",
+            ),
         ),
-        ("frame-stack", "'frame-stack' cannot be used"),
-        ("reward-scale:nan", "FACTOR has to be a finite number"),
-        ("reward-clip:-1", "LIMIT above 0"),
-        ("reward-clip:3,1", "LOW below HIGH"),
-        ("sticky-actions:1", "between 0 and 1"),
-        ("action-repeat:0", "whole number from 1"),
-        ("flatten:2", "takes no argument"),
-        ("resize:4x4x4", "SIZE or HEIGHTxWIDTH"),
-        ("time:x", "STEPS has to be a whole number"),
-        ("grey", "the transform grey needs observations that are a Box with 3 dimensions"),
-        ("resize:4", "needs observations that are a Box with 2 or 3 dimensions"),
-        ("one-hot", "needs observations that are categories"),
-        ("rescale-actions", "needs actions that are a Box of numbers; they are Discrete"),
+        ("frame-stack", ("transform-cannot-be-used-hint", "'frame-stack'")),
+        ("reward-scale:nan", ("transform-cannot-be-used-hint", "FACTOR has to be a finite number")),
+        ("reward-clip:-1", ("transform-cannot-be-used-hint", "LIMIT above 0")),
+        ("reward-clip:3,1", ("transform-cannot-be-used-hint", "LOW below HIGH")),
+        ("sticky-actions:1", ("transform-cannot-be-used-hint", "between 0 and 1")),
+        ("action-repeat:0", ("transform-cannot-be-used-hint", "whole number from 1")),
+        ("flatten:2", ("transform-cannot-be-used-hint", "takes no argument")),
+        ("resize:4x4x4", ("transform-cannot-be-used-hint", "SIZE or HEIGHTxWIDTH")),
+        ("time:x", ("transform-cannot-be-used-hint", "STEPS has to be a whole number")),
+        ("grey", ("transform-needs-observations-are-box", "grey", "3")),
+        ("resize:4", ("transform-needs-observations-are-box", "2 or 3")),
+        ("one-hot", ("transform-one-hot-needs-observations",)),
+        ("rescale-actions", ("transform-rescale-actions-needs-actions", "Discrete")),
     ],
 )
 def test_what_does_not_fit_is_refused(name, message):
     for env in ("CartPole-v1", "gymnasium:CartPole-v1"):
-        with pytest.raises(UsageError, match=message):
+        with raises(*message):
             rollmill.make(env, transforms=[name])
 
 
 def test_spaces_that_have_no_bounds_no_colours_and_no_vector_are_refused():
     unbounded = spaces.Box(-np.inf, 1.0, (2,), np.float32)
-    with pytest.raises(UsageError, match="needs bounds on both sides"):
+    with raises("transform-rescale-actions-needs-bounds"):
         rollmill.transform(compiled(actions=unbounded), "rescale-actions")
-    with pytest.raises(UsageError, match="three colours"):
+    with raises("transform-grey-needs-images-with"):
         rollmill.transform(compiled("image"), "frame-stack:2", "grey")
-    with pytest.raises(UsageError, match="put flatten or one-hot before it"):
+    with raises("transform-needs-observations-are-box", "put flatten or one-hot before it"):
         rollmill.transform(compiled("category"), "time:4")
-    with pytest.raises(UsageError, match="flatten or one-hot before it makes a vector"):
+    with raises("transform-needs-observations-are-box", "flatten or one-hot before it makes a vector"):
         rollmill.transform(compiled("parts"), "frame-stack:4")
-    with pytest.raises(UsageError, match="has to be a list of text"):
+    with raises("transforms-has-to-be-list"):
         parse_transforms([4])
 
 
@@ -377,7 +382,7 @@ def test_masks_agents_and_players_are_kept_or_refused():
     _, state = stacked.reset(jax.random.key(0), ())
     np.testing.assert_array_equal(stacked.action_mask(state, ()), np.arange(10) > 0)
     for name in ("action-repeat:2", "sticky-actions:0.5"):
-        with pytest.raises(UsageError, match="tells the legal actions"):
+        with raises("transform-does-not-fit-tells"):
             rollmill.transform(masked, name)
     tag = rollmill.make("TagGridWorld-Small-v0", transforms=["reward-scale:0.5"])
     plain = rollmill.make("TagGridWorld-Small-v0")
@@ -386,13 +391,13 @@ def test_masks_agents_and_players_are_kept_or_refused():
     rewards = tag.step(jax.random.key(1), state, actions, tag.params).reward
     plain_rewards = plain.step(jax.random.key(1), plain_state, actions, plain.params).reward
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, 0.5 * b), rewards, plain_rewards)
-    with pytest.raises(UsageError, match="several agents: only reward-scale and reward-clip do"):
+    with raises("transform-does-not-fit-has-several", "reward-scale and reward-clip"):
         rollmill.make("TagGridWorld-Small-v0", transforms=["frame-stack:2"])
-    with pytest.raises(UsageError, match="a game for two players"):
+    with raises("transform-does-not-fit-game"):
         rollmill.make("TicTacToe-v0", transforms=["reward-scale:2"])
 
 
 def test_hosts_other_than_python_objects_are_refused():
     env = rollmill.make("gymnasium:CartPole-v1")
-    with pytest.raises(UsageError, match="use its own options, such as EnvPool's stack_num"):
+    with raises("transform-is-for-environments-jax"):
         rollmill.transform(env._replace(start=lambda indices, **how: None), "frame-stack:2")

@@ -11,9 +11,9 @@ from gymnasium import spaces
 
 import rollmill
 from rollmill import envs
-from rollmill.core.errors import UsageError
 from rollmill.core.spaces import struct
 from rollmill.core.types import Environment, Timestep
+from wordings import raises
 
 STRUCT = {
     "box": jax.ShapeDtypeStruct((3,), jnp.float32),
@@ -147,7 +147,7 @@ def test_scalars_and_values_without_floats():
 
 def test_leaves_with_different_leading_axes_are_refused():
     statistics = envs.initial_statistics({"a": jnp.zeros(2), "b": jnp.zeros(())})
-    with pytest.raises(UsageError, match=r"different leading axes: \[\(3,\), \(4,\)\]"):
+    with raises("batchs-leaves-have-different-leading", "[(3,), (4,)]"):
         envs.update_statistics(statistics, {"a": jnp.zeros((3, 2)), "b": jnp.zeros(4)})
 
 

@@ -11,6 +11,7 @@ from envs.parallel_cases import Crew
 from rollmill import envs
 from rollmill.core.errors import UsageError
 from rollmill.envs.host import environment_seed
+from wordings import raises
 
 pettingzoo = pytest.importorskip("pettingzoo", reason="pip install 'rollmill[pettingzoo]'")
 mpe2 = pytest.importorskip("mpe2.simple_spread_v3", reason="pip install 'rollmill[pettingzoo]'")
@@ -90,7 +91,7 @@ def test_environments_that_a_module_registers(monkeypatch):
     vector.reset()
     ends = [vector.step({"rover": np.zeros((1, 2)), "scout": np.zeros((1, 1))}).truncated[0] for _ in range(4)]
     assert ends == [False, False, False, True]
-    with pytest.raises(UsageError, match="no option 'mosst'; did you mean most"):
+    with raises("has-no-option-options", "'mosst'", "did you mean most"):
         envs.make("pettingzoo:my_crews:Crew-v0", mosst=3)
 
 

@@ -14,6 +14,7 @@ from rollmill import envs
 from rollmill.core.errors import UsageError
 from rollmill.envs.adapters.pgx import PLANNABLE
 from rollmill.gpus.jax_settings import standard_promotion
+from wordings import raises
 
 pgx = pytest.importorskip("pgx", reason="pip install 'rollmill[pgx]'")
 
@@ -144,13 +145,13 @@ def test_planners_step_the_games_whose_steps_are_not_random(name):
 def test_options_are_those_of_the_games_class():
     assert envs.make("pgx:go_9x9", komi=5.5).action_space == spaces.Discrete(82)
     assert envs.make("pgx:minatar-breakout", use_minimal_action_set=False).action_space == spaces.Discrete(6)
-    with pytest.raises(UsageError, match="pgx:hex with {'size': 5} cannot be reset by Pgx: cannot reshape"):
+    with raises("pgx-with-cannot-be-reset", "hex", "{'size': 5}", "cannot reshape"):
         envs.make("pgx:hex", size=5)  # of the sizes that its class takes, Pgx 2.6.0 has a board for 11 alone
-    with pytest.raises(UsageError, match="pgx:go_9x9 has no option 'kom'; did you mean komi"):
+    with raises("has-no-option-options", "pgx:go_9x9", "'kom'", "did you mean komi"):
         envs.make("pgx:go_9x9", kom=5.5)
-    with pytest.raises(UsageError, match="pgx:go_9x9 has no option 'size'"):
+    with raises("has-no-option-options", "pgx:go_9x9", "'size'"):
         envs.make("pgx:go_9x9", size=5)
-    with pytest.raises(UsageError, match="pgx:chess has no options; 'size' was given"):
+    with raises("has-no-options-was-given", "pgx:chess", "'size'"):
         envs.make("pgx:chess", size=5)
 
 
@@ -169,7 +170,7 @@ def test_no_game_of_pgx_has_more_players_than_is_known():
 
 
 def test_unknown_games_offer_the_nearest():
-    with pytest.raises(UsageError, match="unknown pgx environment 'othelo'. Did you mean othello"):
+    with raises("unknown-setting", "pgx", "environment 'othelo'", "Did you mean othello"):
         envs.make("pgx:othelo")
 
 
@@ -182,5 +183,5 @@ def test_missing_pgx_names_the_extra(monkeypatch):
         return real(name, package)
 
     monkeypatch.setattr(importlib, "import_module", without_pgx)
-    with pytest.raises(UsageError, match=r"No module named 'pgx'.*pip install .*\[pgx\]"):
+    with raises("id-environments-need-package-is", "No module named 'pgx'", "pip install", "[pgx]"):
         envs.make("pgx:othello")

@@ -11,6 +11,7 @@ import rollmill
 from rollmill import dataflow, envs
 from rollmill.core.errors import ContractError, UsageError
 from rollmill.core.types import Environment, Timestep
+from wordings import raises
 
 BOX = spaces.Box(-10.0, 10.0, (), np.float32)
 
@@ -79,7 +80,7 @@ def test_weak_floats_do_not_become_integers():
     env = environment(step=lambda *args: weak_step(*args)._replace(observation=1.5))._replace(
         observation_space=space
     )
-    with pytest.raises(ContractError, match=r"observation is int32\[\] after reset and float32\[\] after step"):
+    with raises("is-after-reset-and-after", "observation", "int32[]", "float32[]"):
         rollmill.ppo(env)
 
 
