@@ -1,5 +1,6 @@
 """Makes the programs of a training: an iteration, with kernels or by XLA alone, and its start, made beside it."""
 
+import math
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -132,8 +133,11 @@ class StepMaker(NamedTuple):
         pace = StoredPace(store_for(device, iteration_digest(request.graph), known, MAKERS).name)
         seconds = pace.read()
         if seconds is None:
-            compiled = self._made(kernels)
-            seconds = self.seconds_of(compiled)
+            try:
+                compiled = self._made(kernels)
+                seconds = self.seconds_of(compiled)
+            except jax.errors.JaxRuntimeError:  # too little memory for it, while kernels may do with less
+                return SearchCost(device.platform, math.inf), None
             pace.keep(seconds)
         return SearchCost(device.platform, seconds * request.graph.loops.iterations), compiled
 
