@@ -87,7 +87,11 @@ def test_a_factory_has_to_return_an_environment(own_names):
             "max_steps",
             ("has-no-option-options", "max_episode_steps, render_mode, sutton_barto_reward"),
         ),
-        ("envpool:CartPole-v1", "max_steps", "its options: base_path, .*max_episode_steps, num_threads"),
+        (
+            "envpool:CartPole-v1",
+            "max_steps",
+            ("has-no-option-options", "base_path, ", "max_episode_steps, num_threads"),
+        ),
     ],
 )
 def test_an_unknown_option_is_answered_with_the_known_ones(name, option, message):
@@ -105,9 +109,9 @@ def test_options_of_gymnax_are_its_parameters_too():
 
 
 def test_unknown_names_offer_the_nearest():
-    with raises("pettingzoo-refused", "unknown environment 'CartPole-v0'. Did you mean CartPole-v1"):
+    with raises("unknown-name", "unknown environment 'CartPole-v0'. Did you mean CartPole-v1"):
         envs.make("CartPole-v0")
-    with raises("pettingzoo-refused", "Others:", "envpool:ID, gymnasium:ID, gymnax:ID,", "pgx:ID"):
+    with raises("unknown-name", "Others:", "envpool:ID, gymnasium:ID, gymnax:ID,", "pgx:ID"):
         envs.make("Xyzzy")
 
 
