@@ -13,6 +13,7 @@ import rollmill
 from rollmill.algorithms.hyperparameters import current, numbers_of
 from rollmill.algorithms.ppo import PPOConfig
 from rollmill.dataflow import Graph, iterate, start, with_hyperparameters
+from rollmill.fusion import lower_gradients
 from rollmill.programs.compiled import hyperparameters_of, start_state
 
 REPLAYED = {"num_envs": 2, "num_steps": 4, "learning_starts": 32, "batch_size": 16, "buffer_size": 400}
@@ -114,3 +115,8 @@ def test_a_current_configuration_has_the_held_numbers():
     now = current(config, {"gamma": jnp.float32(0.5), "planned_updates": jnp.float32(3)})
     assert now.gamma == 0.5 and config.gamma == 0.99
     assert replace(config, gamma=0.5) == replace(now, gamma=0.5)
+
+
+def test_kernels_read_evaluated_schedules():
+    graph = rollmill.ppo("CartPole-v1", num_envs=2, num_steps=4, clip_coef="cosine:0.2:0.1")
+    assert "cos" not in str(lower_gradients(graph).prologue.closed)

@@ -15,7 +15,6 @@ from rollmill.algorithms.optimisers import Annealing
 from rollmill.algorithms.ppo import PPOConfig
 from rollmill.core.schedules import NumberSchedule
 from rollmill.dataflow import Graph, flow, iterate, start, with_hyperparameters
-from rollmill.fusion import lower_gradients
 from rollmill.programs.compiled import hyperparameters_of, start_state
 from wordings import raises
 
@@ -96,7 +95,7 @@ def test_all_updates_of_an_iteration_read_the_value_with_which_it_begins():
     step, plain = jax.jit(partial(iterate, graph)), jax.jit(partial(iterate, constant))
     for iteration in range(3):
         now = {"ent_coef": 0.8 - 0.2 * iteration, "clip_coef": 0.4 - 0.05 * iteration}
-        held = hyperparameters_of(constant) | {name: np.float32(value) for name, value in now.items()}
+        held = hyperparameters_of(constant) | {name: np.asarray(value, np.float32) for name, value in now.items()}
         lent = replace(expected, learner=with_hyperparameters(expected.learner, held))
         (moved, _), (expected, _) = step(moved), plain(lent)
     assert int(moved.learner.progress.whole) == 12
@@ -123,7 +122,6 @@ def test_schedules_are_evaluated_outside_of_loops(algorithm):
         begin = lambda graph=graph: start(graph, jax.random.key(0), jnp.arange(graph.loops.num_envs))
         program = jax.make_jaxpr(partial(iterate, graph))(jax.eval_shape(begin))
         counts.append(cosines_in_loops(program.jaxpr))
-        assert "cos" not in str(lower_gradients(graph).prologue.closed)
     assert counts[0] == counts[1]
 
 
