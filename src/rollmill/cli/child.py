@@ -7,6 +7,7 @@ threads, and stops with a checkpoint when the process that started it dies.
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import NoReturn
 
 
@@ -27,7 +28,7 @@ def _handle_order() -> int:
     from rollmill.cli.plan import write_found
     from rollmill.cli.train import report
     from rollmill.plan_search.orders import read_order
-    from rollmill.training.population import train_population
+    from rollmill.training.population import Population, train_population
     from rollmill.training.request import train_request
     from rollmill.training.resuming import resume
 
@@ -37,7 +38,9 @@ def _handle_order() -> int:
     if order.resume is not None:
         return report(resume(order.resume))
     if order.together:
-        return max(report(run) for run in train_population(order.together))
+        how = order.population
+        population = how and Population(how.rule, Path(how.folder))
+        return max(report(run) for run in train_population(order.together, population))
     return report(train_request(order.trained))
 
 

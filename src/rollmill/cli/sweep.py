@@ -19,12 +19,14 @@ from rollmill.record.run_directory import RunDirectory
 from rollmill.runs.trust import remember, trusted_modules
 from rollmill.sweeps.creation import DEFAULT_FACTOR, NewSweep, code_of, create_sweep, typed_axis
 from rollmill.sweeps.directory import SweepDirectory, TrialResult
+from rollmill.sweeps.population_based import check_shares
 from rollmill.sweeps.proposals import SAMPLERS, check_sampler
 from rollmill.sweeps.ranking import OVER_SEEDS
 from rollmill.sweeps.running import run_sweep
 from rollmill.sweeps.search_space import parse_axis
 from rollmill.sweeps.spec import text_of
 from rollmill.sweeps.together import Together
+from rollmill.training.evolution import DEFAULT_SHARE
 
 USAGE = """rollmill sweep ALGORITHM ENVIRONMENT --over OPTION=VALUES ... [OPTIONS]
        rollmill sweep --resume SWEEP [OPTIONS]"""
@@ -48,6 +50,7 @@ _SAMPLER = (
     f"grid: all combinations, the default; random: draws; {', '.join(SAMPLERS)}: proposals of Optuna from the "
     "results so far."
 )
+_SHARE = f"Share of the trials that take over at a rung; {DEFAULT_SHARE} if left out."
 _FACTOR = f"One in so many trials goes on at each rung; {DEFAULT_FACTOR} if left out."
 _AT_ONCE = (
     "Most trials at a time. If left out: one for each core, and under MPS no more than fit into the GPUs' memory; "
@@ -78,6 +81,10 @@ class _New:
     reduction_factor: Annotated[int | None, Arg(help=_FACTOR)] = None
     grace_steps: int | None = None
     """Environment steps of the first rung; such that there are three rungs, if left out."""
+    pbt_every: Annotated[int | None, Arg(metavar="STEPS")] = None
+    """Population-based training: after every STEPS environment steps, the worst trials take over weights and
+    numbers of the best, and multiply these by 0.8 or 1.2, between their bounds."""
+    pbt_share: Annotated[float | None, Arg(metavar="SHARE", help=_SHARE)] = None
     group_seeds: Annotated[bool, Arg(only_on=True)] = False
     """Train all seeds of --over seed=FIRST..LAST in one program, as --num-seeds does."""
     at_once: Annotated[int | None, Arg(help=_AT_ONCE)] = None
@@ -131,6 +138,8 @@ def _created(arguments: list[str]) -> int:
     request = parsed.request
     sharing = request.options.gpu_sharing
     _check_how(new.at_once, sharing)
+    if new.pbt_every is not None:
+        check_shares(new.at_once, new.together)
     sweep = create_sweep(
         NewSweep(
             request=request.without({"gpu_sharing"}),
@@ -143,6 +152,8 @@ def _created(arguments: list[str]) -> int:
             stop_early=new.stop_early,
             reduction_factor=new.reduction_factor,
             grace_steps=new.grace_steps,
+            pbt_every=new.pbt_every,
+            pbt_share=new.pbt_share,
             group_seeds=new.group_seeds,
             directory=new.sweep_dir,
         )

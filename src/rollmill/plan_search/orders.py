@@ -16,6 +16,7 @@ from rollmill.core.json_data import parse_json, writable
 from rollmill.core.schema import read_as
 from rollmill.plan_search.search.machine import DEFAULT_BUDGET, Objective
 from rollmill.record.json_files import plain
+from rollmill.training.evolution import EvolutionRule
 from rollmill.training.request import TrainingRequest
 
 MODULE = "rollmill.cli.child"
@@ -38,6 +39,15 @@ class SearchOrder:
 
 
 @dataclass(frozen=True)
+class PopulationOrder:
+    """How trainings in one program take over from each other."""
+
+    rule: EvolutionRule
+    folder: str
+    """Directory of their file of rungs."""
+
+
+@dataclass(frozen=True)
 class Order:
     """An order to a child process, of which one field is given."""
 
@@ -47,6 +57,8 @@ class Order:
     search: SearchOrder | None = None
     together: tuple[TrainingRequest, ...] = ()
     """Trainings to run side by side in one program."""
+    population: PopulationOrder | None = None
+    """How these take over from each other, if they do."""
 
     @property
     def trained(self) -> TrainingRequest:

@@ -2,7 +2,7 @@
 
 import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
 from rollmill.core.bounds import scheduled_fields
@@ -151,7 +151,7 @@ def _note_earlier_start(run: RunDirectory, restored: Restored, display: Display)
             f"on is left, so it changes after iteration {restored.iteration} instead"
         )
     moved = [replace(change, iteration=min(change.iteration, restored.iteration)) for change in changes]
-    rewrite_config(run, {**config, "changes": [asdict(change) for change in moved]})
+    rewrite_config(run, {**config, "changes": [change.to_json() for change in moved]})
 
 
 def note_option(run: RunDirectory, name: str, value: Any) -> None:

@@ -1,6 +1,6 @@
 """The configuration of a run as its directory holds it: read with types checked, compared with its checkpoints."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -43,6 +43,12 @@ class Change:
     """Values until then, by name."""
     after: dict[str, Any]
     """Values from then on."""
+    source: str | None = None
+    """Training whose weights were taken over then; None where a run went on with its own."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the change as config.json holds it."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -240,8 +246,13 @@ def _hint(run: RunDirectory, names: list[str], current: Mapping[str, Any]) -> st
     )
 
 
+def with_changes(config: Mapping[str, Any], changes: Sequence[Change]) -> dict[str, Any]:
+    """Returns a config.json with these changes as its history."""
+    return {**config, "changes": [change.to_json() for change in changes]}
+
+
 def changed_config(config: Mapping[str, Any], graph: Mapping[str, Any], change: Change) -> dict[str, Any]:
     """Returns the config.json of a run that goes on with other hyperparameters."""
-    history = [*config.get("changes", ()), asdict(change)]
+    history = [*config.get("changes", ()), change.to_json()]
     launches = None if {"num_minibatches"} & change.after.keys() else config.get("launches")
     return {**config, "graph": dict(graph), "launches": launches, "changes": history}

@@ -19,6 +19,7 @@ from rollmill.gpus.sharing import SHARINGS
 from rollmill.runs.own_names import modules_of_names
 from rollmill.sweeps.creation import NewSweep, code_of, create_sweep, typed_axis
 from rollmill.sweeps.directory import TRIAL_RESULTS
+from rollmill.sweeps.population_based import check_shares
 from rollmill.sweeps.running import run_sweep
 from rollmill.sweeps.search_space import Axis, listed_axis, option_name, parse_axis
 from rollmill.sweeps.together import Together
@@ -53,6 +54,8 @@ def sweep(
     stop_early: str | None = None,
     reduction_factor: int | None = None,
     grace_steps: int | None = None,
+    pbt_every: int | None = None,
+    pbt_share: float | None = None,
     group_seeds: bool = False,
     at_once: int | None = None,
     gpu_sharing: GpuSharing = "auto",
@@ -85,6 +88,9 @@ def sweep(
         stop_early: `asha` stops trials whose return at a rung is not among the best.
         reduction_factor: one in so many trials goes on at each rung.
         grace_steps: environment steps of the first rung.
+        pbt_every: environment steps after which the worst trials take over from the best, in population-based
+            training.
+        pbt_share: share of the trials that take over.
         group_seeds: train all seeds of `over["seed"]`, integers in a row, in one program.
         at_once: most trials at a time; as many as suit the machine if left out.
         gpu_sharing: how trials share a GPU.
@@ -112,11 +118,14 @@ def sweep(
         "random": random,
         "reduction_factor": reduction_factor,
         "grace_steps": grace_steps,
+        "pbt_every": pbt_every,
     }
     counts = {name: coerce(name, int | None, number) for name, number in numbers.items()}
     at_once = coerce("at_once", int | None, at_once)
     if at_once is not None and at_once < 1:
         raise UsageError(f"at_once={at_once} has to be at least 1.")
+    if pbt_every is not None:
+        check_shares(at_once, together)
     over = {name: _listed(name, values) for name, values in _dictionary("over", over).items()}
     settings = _settings(options)
     request = TrainingRequest(
@@ -139,6 +148,7 @@ def sweep(
             seed=coerce("sweep_seed", int, sweep_seed),
             metric=metric,
             stop_early=stop_early,
+            pbt_share=coerce("pbt_share", float | None, pbt_share),
             group_seeds=coerce("group_seeds", bool, group_seeds),
             directory=coerce("sweep_dir", Path | None, sweep_dir),
             **counts,

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from rollmill.algorithms.hyperparameters import numbers_of
 from rollmill.core.errors import UsageError, unknown_name
 from rollmill.core.plugins import plugins_named
 from rollmill.core.user_frame import failed_import
@@ -21,6 +22,8 @@ from rollmill.sweeps.halving import HalvingRule, default_grace_steps
 from rollmill.sweeps.proposals import SAMPLERS, check_sampler
 from rollmill.sweeps.search_space import Axis, combinations, listed_axis, points
 from rollmill.sweeps.spec import SweepSpec, Trial
+from rollmill.sweeps.together import check_one_program
+from rollmill.training.evolution import DEFAULT_SHARE, EvolutionRule
 from rollmill.training.request import (
     NETWORK,
     OF_ENVIRONMENT,
@@ -58,6 +61,8 @@ class NewSweep:
     stop_early: str | None = None
     reduction_factor: int | None = None
     grace_steps: int | None = None
+    pbt_every: int | None = None
+    pbt_share: float | None = None
     group_seeds: bool = False
     directory: Path | None = None
 
@@ -85,7 +90,7 @@ def create_sweep(asked: NewSweep) -> SweepDirectory:
     checked = [_checked(trial) for trial in to_check]
     _check_seeds(to_check, [each.options.seeds for each in checked])
     _check_parts(to_check)
-    spec = _with_early_stopping(spec, asked, checked)
+    spec = _with_evolution(_with_early_stopping(spec, asked, checked), asked, to_check, checked)
     sweep = SweepDirectory.create(asked.directory or _default_directory(asked), spec)
     remember(RunDirectory(sweep.root), sorted({name for names in code_of(sweep) for name in names}))
     return sweep
@@ -289,6 +294,56 @@ def _with_early_stopping(spec: SweepSpec, asked: NewSweep, checked: Sequence[Res
     if known and grace >= max(known):
         raise UsageError(f"--grace-steps {grace} has to be less than the {max(known):,} steps of a trial.")
     return replace(spec, early_stopping=HalvingRule(grace, factor))
+
+
+def _with_evolution(
+    spec: SweepSpec, asked: NewSweep, trials: Sequence[Trial], checked: Sequence[ResolvedRequest]
+) -> SweepSpec:
+    """Returns the description of a sweep with its rule of population-based training, if it was asked for."""
+    if asked.pbt_every is None:
+        if asked.pbt_share is not None:
+            raise UsageError("--pbt-share is of population-based training, which --pbt-every STEPS asks for.")
+        return spec
+    _check_population(spec, asked, trials)
+    configs = [each.config for each in checked]
+    names = {setting_name(axis.option): axis for axis in spec.axes}
+    held = {name: axis for name, axis in names.items() if name in numbers_of(configs[0])}
+    values = {name: [getattr(config, name) for config in configs] for name in held}
+    numbers = {name: each for name, each in values.items() if all(isinstance(value, float) for value in each)}
+    if not numbers:
+        raise UsageError(
+            "--pbt-every: no hyperparameter that is a number varies. hint: --over learning-rate=log:1e-4..1e-2."
+        )
+    bounds = {name: (held[name].low, held[name].high) for name in numbers if not held[name].values}
+    bounds = {name: (min(each), max(each)) for name, each in numbers.items()} | bounds
+    share = DEFAULT_SHARE if asked.pbt_share is None else asked.pbt_share
+    rule = EvolutionRule(asked.pbt_every, share, asked.seed, tuple(held), bounds)
+    if rule.taking_over(len(trials)) < 1:
+        raise UsageError(f"--pbt-share {share} of {len(trials)} trials is less than one. hint: more trials.")
+    length = min((each.total_timesteps for each in checked), default=0)
+    if rule.every_steps >= length:
+        raise UsageError(f"--pbt-every {rule.every_steps} has to be less than the {length:,} steps of a trial.")
+    return replace(spec, evolution=rule)
+
+
+def _check_population(spec: SweepSpec, asked: NewSweep, trials: Sequence[Trial]) -> None:
+    """Raises a `UsageError` if trials cannot be those of population-based training."""
+    if asked.pbt_every is not None and asked.pbt_every < 1:
+        raise UsageError(f"--pbt-every {asked.pbt_every} has to be at least 1.")
+    if asked.pbt_share is not None and not 0 < asked.pbt_share <= 0.5:
+        raise UsageError(f"--pbt-share {asked.pbt_share} has to be more than 0, and at most 0.5.")
+    if spec.sampler is not None:
+        raise UsageError(
+            f"--pbt-every: --sampler {spec.sampler} proposes trials one by one, and a population begins with all. "
+            "hint: --random N."
+        )
+    if asked.stop_early is not None:
+        raise UsageError("--pbt-every: trials that take over from others are not stopped early; leave out one.")
+    if "checkpoint_iterations" in asked.request.settings:
+        raise UsageError("--pbt-every says when checkpoints are saved; leave out --checkpoint-iterations.")
+    if asked.request.options.keep_last < 2:
+        raise UsageError("--keep-last 1: a population goes on from a checkpoint of all. hint: at least 2.")
+    check_one_program(trials)
 
 
 def _default_directory(asked: NewSweep) -> Path:

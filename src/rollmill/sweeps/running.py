@@ -17,15 +17,11 @@ from rollmill.record.signals import StopRequest, stop_on_signals
 from rollmill.sweeps.directory import SweepDirectory
 from rollmill.sweeps.early_stopping import EarlyStopping, described, goes_on
 from rollmill.sweeps.halving import Judgement
+from rollmill.sweeps.population_based import run_population
 from rollmill.sweeps.results import SweepResults
 from rollmill.sweeps.spec import Trial
 from rollmill.sweeps.together import Together, num_programs, trials_together
-from rollmill.sweeps.trial_processes import RunningTrial, how_lost, start_trials
-
-LOOK_SECONDS = 0.1
-"""Time between two looks at running trials."""
-MAX_KILLS = 3
-"""Times that a trial whose process was killed is resumed."""
+from rollmill.sweeps.trial_processes import LOOK_SECONDS, MAX_KILLS, RunningTrial, how_lost, start_trials
 
 
 @dataclass
@@ -70,6 +66,10 @@ def run_sweep(
     Raises a `UsageError` if another process runs the sweep, or if the GPUs cannot be shared as requested, and a
     `StorageError` if the table or the report cannot be written at the end.
     """
+    if sweep.spec.evolution is not None:
+        return run_population(
+            sweep, at_once=at_once, sharing=sharing, metric=metric, say=say, imports=imports, together=together
+        )
     with RunDirectory(sweep.root).lock(), stop_on_signals() as stop:
         if also_stopped:
             goes_on(sweep)

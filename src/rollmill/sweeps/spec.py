@@ -7,6 +7,7 @@ from typing import Any
 from rollmill.core.json_data import writable
 from rollmill.sweeps.halving import HalvingRule
 from rollmill.sweeps.search_space import Axis
+from rollmill.training.evolution import EvolutionRule
 from rollmill.training.request import TrainingRequest, seeds_of
 
 QUIETLY = {"tensorboard": False, "quiet": True}
@@ -50,6 +51,8 @@ class SweepSpec:
     metric: str = "final_return"
     """Result by which trials are compared; the largest is the best."""
     early_stopping: HalvingRule | None = None
+    evolution: EvolutionRule | None = None
+    """When trials take over from others, in population-based training."""
 
     @property
     def options_varied(self) -> tuple[str, ...]:

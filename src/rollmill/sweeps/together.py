@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 from rollmill.algorithms.hyperparameters import in_programs
 from rollmill.core.bounds import scheduled_fields
+from rollmill.core.errors import UsageError
 from rollmill.core.schedules import parse_schedule
 from rollmill.envs import is_on_host, make
 from rollmill.sweeps.directory import SweepDirectory
@@ -48,6 +49,19 @@ def num_programs(sweep: SweepDirectory, waiting: Sequence[Trial], alone: Collect
     alike = Counter(repr(_constants(trial)) for trial in shared)
     programs = sum(math.ceil(count / MAX_TRIALS) for count in alike.values())
     return len(waiting) - len(shared) + programs
+
+
+def check_one_program(trials: Sequence[Trial]) -> None:
+    """Raises a `UsageError` unless all of these trials can share one program."""
+    if len(trials) > MAX_TRIALS:
+        raise UsageError(f"{len(trials)} trials are more than the {MAX_TRIALS} of one program.")
+    first = _constants(trials[0])
+    for trial in trials:
+        if not _may_share(trial) or _constants(trial) != first:
+            raise UsageError(
+                f"trials {trials[0]} and {trial} cannot share a program: they may differ in seeds, in numbers of "
+                "the environment, and in hyperparameters that are no part of it (docs/sweeps.md)."
+            )
 
 
 def _is_fresh(sweep: SweepDirectory, trial: Trial, alone: Collection[str]) -> bool:

@@ -9,11 +9,18 @@ from dataclasses import dataclass, field
 from rollmill.core.errors import DeviceLostError
 from rollmill.core.imports import only_importing
 from rollmill.gpus.machine_parts import MachinePart
-from rollmill.plan_search.orders import Order, start_child
+from rollmill.plan_search.orders import Order, PopulationOrder, start_child
 from rollmill.processes.restarts import ending
 from rollmill.record.signals import CAUGHT
 from rollmill.sweeps.directory import SweepDirectory
 from rollmill.sweeps.spec import Trial
+from rollmill.training.evolution import EvolutionRule
+from rollmill.training.evolving import common_iteration
+
+LOOK_SECONDS = 0.1
+"""Time between two looks at running trials."""
+MAX_KILLS = 3
+"""Times that a trial whose process was killed is resumed."""
 
 
 @dataclass
@@ -51,6 +58,33 @@ def start_trials(
     """
     orders = [sweep.order(trial) for trial in trials]
     order = orders[0] if len(orders) == 1 else Order(together=tuple(each.trained for each in orders))
+    return _start(sweep, trials, order, part, imports)
+
+
+def start_population(
+    sweep: SweepDirectory,
+    trials: Sequence[Trial],
+    rule: EvolutionRule,
+    part: MachinePart,
+    imports: Collection[str],
+) -> subprocess.Popen:
+    """Starts the process of all trials of population-based training, or resumes it; see `start_trials`.
+
+    Raises a `CheckpointError` as well if trials have checkpoints, and none in common.
+    """
+    roots = [sweep.run(trial).root for trial in trials]
+    if common_iteration(roots) is None:
+        for trial in trials:  # killed before the first checkpoint of all
+            sweep.trials_folder.remove(trial.name)
+    pairs = zip(trials, roots, strict=True)
+    together = tuple(trial.request.changed({"run_dir": str(root)}) for trial, root in pairs)
+    order = Order(together=together, population=PopulationOrder(rule, str(sweep.root)))
+    return _start(sweep, trials, order, part, imports)
+
+
+def _start(
+    sweep: SweepDirectory, trials: Sequence[Trial], order: Order, part: MachinePart, imports: Collection[str]
+) -> subprocess.Popen:
     with os.fdopen(sweep.open_log(trials[0]), "ab") as log:
         return start_child(
             order,

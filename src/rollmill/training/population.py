@@ -5,20 +5,27 @@ Each is a run of its own, with its metrics and checkpoints, which can go on alon
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
 from rollmill.gpus.activity import GpuActivity
-from rollmill.programs.compiled import CompiledProgram
+from rollmill.programs.compiled import CompiledProgram, state_shapes
 from rollmill.record.aggregates import stacked
+from rollmill.record.checkpoints import Checkpoints, Restored
 from rollmill.record.display import Display, choose_display
 from rollmill.record.metrics import MetricsLog
 from rollmill.record.run_directory import RunDirectory
 from rollmill.record.signals import StopRequest, stop_on_signals
 from rollmill.runs.creation import create_run, provenance_now
+from rollmill.training.evolution import EvolutionRule
+from rollmill.training.evolving import Evolving, common_iteration
 from rollmill.training.hook_calls import HookCalls
 from rollmill.training.population_plans import plan_population
 from rollmill.training.preparing import (
@@ -40,17 +47,30 @@ class _Lane(NamedTuple):
     recorder: Recorder
     wait: Any
     """Waits until its checkpoints are written."""
+    restored: Restored | None = None
+    """The checkpoint that it goes on from."""
 
 
-def train_population(requests: Sequence[TrainingRequest]) -> list[Run]:
+class Population(NamedTuple):
+    """How trainings of a population take over from each other."""
+
+    rule: EvolutionRule
+    folder: Path
+    """Directory of the file that holds all rungs."""
+
+
+def train_population(requests: Sequence[TrainingRequest], population: Population | None = None) -> list[Run]:
     """Trains what was requested, side by side in one program.
 
-    Requests differ in `seed`, `run_dir` and hyperparameters that are data. Raises a `UsageError` if they cannot
-    share a program, `NonFiniteError` for a number of one of them, which ends all, and a `StorageError` if a run
-    cannot be written any further.
+    Requests differ in `seed`, `run_dir` and hyperparameters that are data. With `population`, they take over from
+    each other, and runs that have begun go on together. Raises a `UsageError` if they cannot share a program,
+    `NonFiniteError` for a number of one of them, which ends all, a `CheckpointError` if runs have no checkpoint in
+    common, and a `StorageError` if a run cannot be written any further.
     """
     display = choose_display(quiet=True)
-    planned = plan_population(requests)
+    begun = common_iteration([Path(r.settings["run_dir"]) for r in requests]) if population else None
+    planned = plan_population(requests, rule=population and population.rule, goes_on=begun is not None)
+    evolving = population and Evolving(population.rule, population.folder, [each.graph for each in planned])
     first = planned[0]
     note_replay_size(first.graph, first.plan, display, num_seeds=len(planned))
     program = compile_program(
@@ -64,42 +84,91 @@ def train_population(requests: Sequence[TrainingRequest]) -> list[Run]:
     prepared = [prepare(each, None, display, shared=program) for each in planned]
     with stop_on_signals() as stop, contextlib.ExitStack() as stack:
         provenance = provenance_now()
-        lanes = [_open(stack, each, display, provenance) for each in prepared]
-        _follow(program, prepared[0], lanes, stop)
+        if begun is None:
+            lanes = [_create(stack, each, display, provenance) for each in prepared]
+        else:
+            lanes = [_reopen(stack, each, display, begun) for each in prepared]
+            if evolving:
+                _go_on(evolving, begun, lanes)
+        _follow(_Trained(program, prepared[0], lanes, stop, evolving))
         return [_end(lane, stop) for lane in lanes]
 
 
-def _open(
+def _create(
     stack: contextlib.ExitStack, prepared: PreparedTraining, display: Display, provenance: dict[str, Any]
 ) -> _Lane:
     """Creates the run of a training, and what records it."""
     run = create_run(prepared.config, prepared.options, provenance)
     stack.enter_context(run.lock())
     checkpoints = stack.enter_context(open_checkpoints(run, prepared.options))
-    log = stack.enter_context(MetricsLog(run, tensorboard=prepared.options.tensorboard, resume_from=0))
+    return _recorded(stack, prepared, run, checkpoints, display)
+
+
+def _reopen(stack: contextlib.ExitStack, prepared: PreparedTraining, display: Display, iteration: int) -> _Lane:
+    """Opens the run of a training that goes on after so many iterations, with the numbers of its checkpoint."""
+    run = RunDirectory.open(Path(str(prepared.options.run_dir)))
+    stack.enter_context(run.lock())
+    checkpoints = stack.enter_context(open_checkpoints(run, prepared.options))
+    restored = checkpoints.restore(state_shapes(prepared.algorithm), iteration=iteration)
+    return _recorded(stack, replace(prepared, restored=restored), run, checkpoints, display)
+
+
+def _recorded(
+    stack: contextlib.ExitStack,
+    prepared: PreparedTraining,
+    run: RunDirectory,
+    checkpoints: Checkpoints,
+    display: Display,
+) -> _Lane:
+    """Returns the lane of a run, with what records it."""
+    restored = prepared.restored
+    first = restored.iteration if restored else 0
+    log = stack.enter_context(MetricsLog(run, tensorboard=prepared.options.tensorboard, resume_from=first))
     calls = HookCalls([], display.note)
     recorder = Recorder(prepared, run, checkpoints, log, GpuActivity(), calls, keeps_choices=True)
-    return _Lane(run, recorder, checkpoints.wait)
+    return _Lane(run, recorder, checkpoints.wait, restored)
 
 
-def _follow(
-    program: CompiledProgram, prepared: PreparedTraining, lanes: Sequence[_Lane], stop: StopRequest
-) -> None:
-    """Runs the program to its end, and records what becomes of each training."""
-    graph, options = prepared.algorithm, prepared.options
-    state = program.start()
-    begun = jax.device_get(state)  # once: a slice of each leaf for each lane is thousands of small programs
-    for number, lane in enumerate(lanes):
-        lane.recorder.begin(_lane_of(begun, number))
+def _go_on(evolving: Evolving, iteration: int, lanes: Sequence[_Lane]) -> None:
+    """Takes the numbers of all runs back to those after so many iterations."""
+    evolving.go_on(iteration, [lane.run for lane in lanes])
+    for lane in lanes:
+        lane.recorder.follow_config()
+
+
+class _Trained(NamedTuple):
+    """The trainings of a program."""
+
+    program: CompiledProgram
+    first: PreparedTraining
+    lanes: Sequence[_Lane]
+    stop: StopRequest
+    evolving: Evolving | None
+
+
+def _follow(trained: _Trained) -> None:
+    """Runs the program to its end, from rung to rung, and records what becomes of each training."""
+    done, state = _begin(trained.program, trained.lanes)
+    last, every = trained.first.algorithm.loops.iterations, trained.first.options.checkpoint_iterations
+    while done < last and not trained.stop.requested:
+        until = last if trained.evolving is None or every is None else min(last, (done // every + 1) * every)
+        state = _train_until(trained, state, done, until)
+        done = until
+
+
+def _train_until(trained: _Trained, state: Any, first: int, until: int) -> Any:
+    """Trains on from the state after the `first` iterations; returns the state after a rung."""
+    (program, prepared, lanes, stop, _), options = trained, trained.first.options
     training = ProgramTraining(
-        graph,
+        prepared.algorithm,
         program,
         state,
-        first=0,
+        first=first,
         strides=[options.checkpoint_iterations] if options.checkpoint_iterations else [],
         pauses=None,
-        span=options.log_every or default_log_every(graph),
+        span=options.log_every or default_log_every(prepared.algorithm),
         fault=lanes[0].run.fault,
+        until=until,
     )
     for report in training.run(lambda: stop.requested):
         match report:
@@ -107,10 +176,41 @@ def _follow(
                 if _record(lanes, report, saving=stop.take_checkpoint_request()):
                     training.request_snapshot()
             case Saved(iteration, after):
-                _keep(lanes, iteration, jax.device_get(after), stopping=stop.requested)
+                state, kept = _after(trained, iteration, until, after)
+                _keep(lanes, iteration, kept, stopping=stop.requested)
             case StartedUp(so_far):
                 for lane in lanes:
                     lane.recorder.started_up(so_far.compiling, so_far.total)
+    return state
+
+
+def _after(trained: _Trained, iteration: int, until: int, after: Any) -> tuple[Any, Any]:
+    """Returns the states with which the trainings go on after an iteration, there and on the host."""
+    kept = jax.device_get(after)
+    if trained.evolving is None or iteration < until or until == trained.first.algorithm.loops.iterations:
+        return after, kept
+    lanes = trained.lanes
+    results = [lane.recorder.mean_return for lane in lanes]
+    kept = trained.evolving.rung(iteration, results, [lane.run for lane in lanes], kept)
+    for lane in lanes:
+        lane.recorder.follow_config()
+    shardings: Any = trained.program.shardings
+    learner = jax.tree.map(jax.device_put, kept.learner, shardings.learner)
+    return eqx.tree_at(lambda state: state.learner, after, learner), kept
+
+
+def _begin(program: CompiledProgram, lanes: Sequence[_Lane]) -> tuple[int, Any]:
+    """Returns the iterations that are done, and the state after them, which every recorder begins with."""
+    restored = lanes[0].restored
+    if restored is None:
+        state = program.start()
+    else:
+        states = [lane.restored.state for lane in lanes if lane.restored]
+        state = program.place(jax.tree.map(lambda *leaves: jnp.stack(leaves), *states))
+    begun = jax.device_get(state)  # once: a slice of each leaf for each lane is thousands of small programs
+    for number, lane in enumerate(lanes):
+        lane.recorder.begin(_lane_of(begun, number))
+    return (restored.iteration if restored else 0), state
 
 
 def _record(lanes: Sequence[_Lane], report: MetricsRows, *, saving: bool) -> bool:

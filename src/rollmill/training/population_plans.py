@@ -12,6 +12,8 @@ from rollmill.dataflow import Graph
 from rollmill.envs import make
 from rollmill.envs.numbers import held_numbers
 from rollmill.runs.algorithms import ALGORITHMS
+from rollmill.training.evolution import EvolutionRule
+from rollmill.training.evolving import rung_iterations
 from rollmill.training.placing import prepare_devices
 from rollmill.training.preparing import PlannedTraining
 from rollmill.training.recorder import default_log_every
@@ -32,8 +34,15 @@ class _Built(NamedTuple):
     graph: Graph
 
 
-def plan_population(requests: Sequence[TrainingRequest]) -> list[PlannedTraining]:
+def plan_population(
+    requests: Sequence[TrainingRequest], *, rule: EvolutionRule | None = None, goes_on: bool = False
+) -> list[PlannedTraining]:
     """Checks that trainings can share a program, and plans each.
+
+    Args:
+        requests: what is to be trained.
+        rule: when they take over from each other; each saves its state at the rungs, and at no other time.
+        goes_on: whether their runs are there already.
 
     Raises a `UsageError` if they differ in more than seeds and numbers.
     """
@@ -42,28 +51,45 @@ def plan_population(requests: Sequence[TrainingRequest]) -> list[PlannedTraining
     prepare_devices(requests[0].options, environment=requests[0].environment)
     resolved = resolve(requests[0])
     first = _Built(resolved, resolved.graph())
-    planned = [_planned(first, None, trainings=len(requests))]
+    shared = _Shared(
+        trainings=len(requests),
+        checkpoint_iterations=None if rule is None else rung_iterations(rule, first.graph),
+        goes_on=goes_on,
+    )
+    planned = [_planned(first, None, shared)]
     _check_same_program(planned[0], planned[0])
     for request in requests[1:]:
         resolved = resolve(request)
         built = _Built(resolved, _graph_beside(first, resolved) or resolved.graph())
-        planned.append(_planned(built, planned[0].described, trainings=len(requests)))
+        planned.append(_planned(built, planned[0].described, shared))
         _check_same_program(planned[0], planned[-1])
     return planned
 
 
-def _planned(built: _Built, described: Mapping[str, Any] | None, *, trainings: int) -> PlannedTraining:
+class _Shared(NamedTuple):
+    """Properties that all trainings have in common."""
+
+    trainings: int
+    checkpoint_iterations: int | None
+    """Iterations between checkpoints; None leaves them to the options."""
+    goes_on: bool
+
+
+def _planned(built: _Built, described: Mapping[str, Any] | None, shared: _Shared) -> PlannedTraining:
     """Plans one of several trainings, with the description of the first one's graph, which is traced for it."""
     (request, _, options), graph = built
     if options.log_every is None:  # one process writes the lines of all
-        options = replace(options, log_every=default_log_every(graph, trainings=trainings))
-    return plan_training(
+        options = replace(options, log_every=default_log_every(graph, trainings=shared.trainings))
+    if shared.checkpoint_iterations is not None:
+        options = replace(options, checkpoint_iterations=shared.checkpoint_iterations)
+    planned = plan_training(
         graph,
-        options,
+        replace(options, run_dir=None) if shared.goes_on else options,  # a new run refuses a place that is taken
         imports=request.imports,
         recipe=request.recipe,
         described=None if described is None else {**described, **_own_settings(graph)},
     )
+    return replace(planned, options=replace(planned.options, run_dir=options.run_dir))
 
 
 def _graph_beside(first: _Built, resolved: ResolvedRequest) -> Graph | None:

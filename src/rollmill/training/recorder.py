@@ -166,6 +166,16 @@ class Recorder:
             self._evaluation.progress = progress.evaluations
         self._display.note(f"resumed from iteration {restored.iteration}")
 
+    @property
+    def mean_return(self) -> float | None:
+        """The mean return of the latest episodes; None before there is one."""
+        return _mean(self._returns)
+
+    def follow_config(self) -> None:
+        """Takes the configuration that the run has now into the next checkpoints."""
+        self._config = self._run.read_config()
+        self._identity = identity_of(self._config)
+
     def started_up(self, compile_seconds: float, seconds: float) -> None:
         """Records the seconds before the training began, with those of compilation.
 

@@ -15,7 +15,7 @@ class ProgramTraining:
 
     Besides others, the state after every multiple of each stride can be had. The program waits at `pauses`. A line
     of the log covers `span` iterations, whose metrics may be summed. `fault` gets what is needed to replay an
-    iteration with a number that is not finite.
+    iteration with a number that is not finite. The training ends after `until` iterations, by default all.
     """
 
     def __init__(
@@ -29,10 +29,12 @@ class ProgramTraining:
         pauses: Pauses | None,
         span: int,
         fault: Folder,
+        until: int | None = None,
     ) -> None:
         self._graph, self._program, self._state = graph, program, state
         self._first, self._span, self._fault = first, span, fault
         self._strides, self._pauses = strides, pauses
+        self._until = graph.loops.iterations if until is None else until
         self._snapshot_requested = False
         self.report_seconds = TARGET_SECONDS
         """Time between two reports, about; to be changed before `run`."""
@@ -40,13 +42,12 @@ class ProgramTraining:
     def run(self, stopping: Callable[[], bool]) -> Iterator[Report]:
         """See `Training`."""
         yield StartedUp(Durations(self._program.compile_seconds, 0.0))
-        last = self._graph.loops.iterations
         keeps = lambda iteration: self._may_want(iteration) or stopping()
         windows = dispatch_ahead(
             self._program,
             self._state,
             first=self._first,
-            until=last,
+            until=self._until,
             strides=self._strides,
             pauses=self._pauses,
             span=self._span,

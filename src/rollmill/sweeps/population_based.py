@@ -1,0 +1,93 @@
+"""Runs a sweep whose trials take over from each other: all of them in one process, from rung to rung."""
+
+import subprocess
+import time
+from collections.abc import Callable, Collection, Sequence
+
+from rollmill.core.errors import UsageError
+from rollmill.core.machine import GpuSharing
+from rollmill.gpus.machine_parts import MachinePart, divide_machine
+from rollmill.processes.logs import last_line
+from rollmill.processes.restarts import end_all
+from rollmill.record.run_directory import RunDirectory
+from rollmill.record.signals import StopRequest, stop_on_signals
+from rollmill.sweeps.directory import SweepDirectory
+from rollmill.sweeps.results import SweepResults
+from rollmill.sweeps.spec import Trial
+from rollmill.sweeps.together import Together
+from rollmill.sweeps.trial_processes import LOOK_SECONDS, MAX_KILLS, how_lost, start_population
+
+
+def run_population(
+    sweep: SweepDirectory,
+    *,
+    at_once: int | None,
+    sharing: GpuSharing,
+    metric: str,
+    say: Callable[[str], None],
+    imports: Collection[str],
+    together: Together,
+) -> int:
+    """Runs all trials of population-based training; arguments, result and errors are those of `run_sweep`."""
+    trials = sweep.trials()
+    check_shares(at_once, together)
+    with RunDirectory(sweep.root).lock(), stop_on_signals() as stop:
+        results = SweepResults(sweep, metric)
+        try:
+            with divide_machine(1, 1, sharing) as parts:
+                say(f"{len(trials)} trials in one program, {parts.note}")
+                failed = _run(sweep, trials, parts.each[0], stop, say, results, imports)
+            return stop.exit_code or int(failed)
+        finally:
+            results.write()
+
+
+def check_shares(at_once: int | None, together: Together) -> None:
+    """Raises a `UsageError` if the trials of population-based training are not to share one program."""
+    if together == "off" or at_once is not None:
+        raise UsageError(
+            "the trials of population-based training share one program, in which all run at a time; leave out "
+            "--together and --at-once."
+        )
+
+
+def _run(
+    sweep: SweepDirectory,
+    trials: Sequence[Trial],
+    part: MachinePart,
+    stop: StopRequest,
+    say: Callable[[str], None],
+    results: SweepResults,
+    imports: Collection[str],
+) -> bool:
+    """Runs the process of the trials, and resumes it if it is killed; returns whether it failed."""
+    rule = sweep.spec.evolution
+    assert rule is not None
+    kills = 0
+    while sweep.unfinished() and not stop.requested:
+        for trial in trials:
+            sweep.note_failure(trial, failed=False)
+        process = start_population(sweep, trials, rule, part, imports)
+        try:
+            _wait(process, stop, lambda: results.write_if_due([trial.name for trial in trials]))
+        finally:
+            end_all([process])
+        if stop.requested or process.returncode == 0:
+            break
+        how = how_lost(process.returncode)
+        if how is not None and (kills := kills + 1) <= MAX_KILLS:
+            say(f"the program of the trials {how}; it is resumed")
+            continue
+        how, log = how or f"failed with exit code {process.returncode}", sweep.log(trials[0])
+        say(f"the program of the trials {how}: {last_line(log)} (all of it: {log})")
+        for trial in sweep.unfinished():
+            sweep.note_failure(trial, failed=True)
+        return True
+    return False
+
+
+def _wait(process: subprocess.Popen, stop: StopRequest, look: Callable[[], None]) -> None:
+    """Waits until a process ends or a stop is requested."""
+    while process.poll() is None and not stop.requested:
+        look()
+        time.sleep(LOOK_SECONDS)

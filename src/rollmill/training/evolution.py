@@ -1,0 +1,119 @@
+"""Population-based training: which trainings take over from which, and with which numbers. Pure.
+
+Jaderberg et al., "Population Based Training of Neural Networks", 2017, with truncation selection: at each rung,
+the worst trainings take over the weights, the state of the optimiser and the numbers of one of the best, and
+change the numbers by a factor.
+"""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rollmill.core.errors import UsageError
+
+FACTORS = (0.8, 1.2)
+"""Factors by which a number is changed that was taken over."""
+
+DEFAULT_SHARE = 0.2
+"""Share of the trainings that take over from as many others at a rung."""
+
+
+@dataclass(frozen=True)
+class EvolutionRule:
+    """When trainings of a population take over from others."""
+
+    every_steps: int
+    """Environment steps between two rungs."""
+    share: float = DEFAULT_SHARE
+    seed: int = 0
+    """Seed of sources and factors."""
+    names: tuple[str, ...] = ()
+    """Hyperparameters that are taken over."""
+    bounds: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Lowest and highest value of those hyperparameters that are changed."""
+
+    def __post_init__(self) -> None:
+        if self.every_steps < 1:
+            raise UsageError(f"every_steps={self.every_steps} has to be at least 1.")
+        if not 0 < self.share <= 0.5:
+            raise UsageError(f"share={self.share} has to be more than 0, and at most 0.5.")
+
+    def taking_over(self, trainings: int) -> int:
+        """Returns the number of trainings that take over from others at a rung."""
+        return int(self.share * trainings)
+
+
+@dataclass(frozen=True)
+class Takeover:
+    """A training that goes on from the state of another."""
+
+    training: int
+    source: int
+    before: dict[str, Any]
+    """Its hyperparameters until then."""
+    after: dict[str, Any]
+    """Its hyperparameters from then on."""
+
+
+@dataclass(frozen=True)
+class Rung:
+    """The results of all trainings after so many iterations, and what follows from them."""
+
+    iteration: int
+    results: tuple[float | None, ...]
+    takeovers: tuple[Takeover, ...] = ()
+
+
+@dataclass(frozen=True)
+class Evolution:
+    """All rungs so far, as a file holds them."""
+
+    rungs: tuple[Rung, ...] = ()
+
+    def until(self, iteration: int) -> "Evolution":
+        """Returns the rungs up to an iteration."""
+        return Evolution(tuple(rung for rung in self.rungs if rung.iteration <= iteration))
+
+    def values(self, first: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Returns the hyperparameters of all trainings after the rungs, from those at the beginning."""
+        values = [dict(each) for each in first]
+        for takeover in (takeover for rung in self.rungs for takeover in rung.takeovers):
+            values[takeover.training] |= takeover.after
+        return values
+
+
+def next_rung(
+    rule: EvolutionRule, iteration: int, results: Sequence[float | None], values: Sequence[Mapping[str, Any]]
+) -> Rung:
+    """Returns a rung, the same for the same arguments.
+
+    Trainings without a result neither take over nor are taken over from. Where fewer than twice as many as are to
+    take over have one, nobody does.
+
+    Args:
+        rule: rule of the population.
+        iteration: iterations that are done.
+        results: result of each training, the larger the better.
+        values: hyperparameters of each training.
+    """
+    count = rule.taking_over(len(results))
+    ranked = sorted((result, -number) for number, result in enumerate(results) if result is not None)
+    if len(ranked) < 2 * count:
+        return Rung(iteration, tuple(results))
+    source = random.Random(f"{rule.seed} {iteration}")
+    best = [-number for _, number in ranked[-count:]]
+    takeovers: list[Takeover] = []
+    for _, number in ranked[:count]:
+        chosen = source.choice(best)
+        after = {name: _changed(rule, name, value, source) for name, value in values[chosen].items()}
+        takeovers.append(Takeover(-number, chosen, dict(values[-number]), after))
+    return Rung(iteration, tuple(results), tuple(takeovers))
+
+
+def _changed(rule: EvolutionRule, name: str, value: Any, source: random.Random) -> Any:
+    """Returns a number times a factor, within its bounds; what has no bounds is taken over as it is."""
+    if name not in rule.bounds:
+        return value
+    low, high = rule.bounds[name]
+    return min(max(float(f"{value * source.choice(FACTORS):.6g}"), low), high)

@@ -1,0 +1,140 @@
+"""Population-based training: who takes over from whom, exactness after a kill, and what is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rollmill.core.errors import CheckpointError, UsageError
+from rollmill.sweeps.creation import NewSweep, create_sweep
+from rollmill.sweeps.search_space import Axis, listed_axis
+from rollmill.training import population as population_module
+from rollmill.training.evolution import Evolution, EvolutionRule, next_rung
+from rollmill.training.evolving import common_iteration, read_evolution
+from rollmill.training.population import Population, train_population
+from rollmill.training.request import TrainingRequest
+from rollmill.training.resuming import resume
+
+RATES = {"learning_rate": (1e-5, 3e-2)}
+RULE = EvolutionRule(every_steps=64, share=0.34, names=("learning_rate", "gamma"), bounds=RATES)
+SIZES = {"num_envs": 4, "num_steps": 8, "num_minibatches": 1, "update_epochs": 1, "total_timesteps": 32 * 7}
+
+
+def test_the_worst_take_over_from_the_best_and_change_numbers():
+    values = [{"learning_rate": rate, "gamma": "linear:0.9:1"} for rate in (1e-3, 2.9e-2, 1e-2, 1e-5, 1e-4, 1e-2)]
+    assert not next_rung(RULE, 2, [5.0, None, 8.0, 1.0, None, None], values).takeovers  # two of three, from two
+    rung = next_rung(RULE, 2, [5.0, 9.0, 8.0, 1.0, 2.0, 3.0], values)
+    assert [takeover.training for takeover in rung.takeovers] == [3, 4]
+    for takeover in rung.takeovers:
+        assert takeover.source in (1, 2)
+        assert takeover.before == values[takeover.training]
+        first = values[takeover.source]["learning_rate"]
+        changed = [pytest.approx(0.8 * first), pytest.approx(min(1.2 * first, 3e-2))]
+        assert takeover.after["learning_rate"] in changed
+        assert takeover.after["gamma"] == "linear:0.9:1"
+    assert rung == next_rung(RULE, 2, rung.results, values)
+    assert Evolution((rung,)).values(values)[3] == rung.takeovers[0].after
+    assert Evolution((rung,)).until(1) == Evolution()
+
+
+def requests_in(root: Path) -> list[TrainingRequest]:
+    settings = {**SIZES, "network.hidden_sizes": (4,), "tensorboard": False, "quiet": True}
+    return [
+        TrainingRequest(
+            "ppo",
+            "CartPole-v1",
+            {**settings, "learning_rate": rate, "gamma": 0.9, "seed": seed, "run_dir": str(root / str(seed))},
+        )
+        for seed, rate in enumerate((1e-5, 1e-3, 1e-2))
+    ]
+
+
+class Killed(BaseException):
+    """Ends a training where a signal would."""
+
+
+@pytest.mark.slow
+def test_a_population_that_was_killed_is_the_one_that_was_not(tmp_path, monkeypatch):
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    for root in (whole, cut):
+        root.mkdir()
+    runs = train_population(requests_in(whole), Population(RULE, whole))
+    assert [rung.iteration for rung in read_evolution(whole).rungs] == [2, 4, 6]
+    keep = population_module._keep
+
+    def keep_of_one(lanes, iteration, state, **how):
+        """Saves the state of the first training after the second rung, and no other."""
+        keep(lanes if iteration < 4 else lanes[:1], iteration, state, **how)
+        if iteration == 4:
+            lanes[0].wait()
+            raise Killed
+
+    monkeypatch.setattr(population_module, "_keep", keep_of_one)
+    with pytest.raises(Killed):
+        train_population(requests_in(cut), Population(RULE, cut))
+    monkeypatch.setattr(population_module, "_keep", keep)
+    assert common_iteration([cut / str(seed) for seed in range(3)]) == 2
+    again = train_population(requests_in(cut), Population(RULE, cut))
+    for mine, theirs in zip(again, runs, strict=True):
+        for name in ("weights_sha256", "final_return", "iterations"):
+            assert mine.summary[name] == theirs.summary[name]
+        assert changes_of(mine.directory) == changes_of(theirs.directory)
+    assert read_evolution(cut) == read_evolution(whole)
+    taken_over = read_evolution(whole).rungs[-1].takeovers[0]
+    change = changes_of(runs[taken_over.training].directory)[-1]
+    assert change == {
+        "iteration": 6,
+        "before": taken_over.before,
+        "after": taken_over.after,
+        "source": str(taken_over.source),
+    }
+    # Such a trial goes on alone, with the numbers that it has by then.
+    more = resume(runs[taken_over.training].directory, changes={"total_timesteps": 32 * 8}, quiet=True)
+    graph = json.loads((more.directory / "config.json").read_text())["graph"]
+    assert more.summary["iterations"] == 8
+    assert graph["config"]["learning_rate"] == taken_over.after["learning_rate"]
+
+
+def changes_of(directory: Path) -> list[dict]:
+    return json.loads((directory / "config.json").read_text()).get("changes", [])
+
+
+def test_runs_without_a_common_checkpoint_are_told(tmp_path):
+    for name, iteration in (("0", 2), ("1", 3)):
+        (tmp_path / name / "checkpoints" / str(iteration)).mkdir(parents=True)
+    with pytest.raises(CheckpointError, match=r"no intact checkpoint in common.*resume TRIAL"):
+        common_iteration([tmp_path / "0", tmp_path / "1"])
+
+
+RATE, SEEDS = Axis("learning-rate", (), 1e-4, 1e-2, True), listed_axis("seed", [0, 1, 2, 3, 4])
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"pbt_every": 0}, "--pbt-every 0 has to be at least 1"),
+        ({"pbt_every": None}, "--pbt-share is of population-based training"),
+        ({"pbt_share": 0.7}, "--pbt-share 0.7 has to be more than 0, and at most 0.5"),
+        ({"random": 2}, "--pbt-share 0.2 of 2 trials is less than one"),
+        ({"pbt_every": 224}, "--pbt-every 224 has to be less than the 224 steps"),
+        ({"stop_early": "asha"}, "not stopped early"),
+        ({"axes": (SEEDS,), "random": None}, "no hyperparameter that is a number varies"),
+        ({"axes": (RATE, listed_axis("anneal-lr", [True, False]))}, "cannot share a program"),
+        ({"axes": (RATE, listed_axis("normalize-rewards", [True, False]))}, "cannot share a program"),
+    ],
+)
+def test_what_cannot_be_a_population_is_refused(tmp_path, asked, message):
+    request = TrainingRequest("ppo", "CartPole-v1", dict(SIZES))
+    given = {"axes": (RATE,), "random": 6, "pbt_every": 64, "pbt_share": 0.2, **asked}
+    with pytest.raises(UsageError, match=message):
+        create_sweep(NewSweep(request, directory=tmp_path / "sweep", **given))
+    assert not (tmp_path / "sweep").exists()
+
+
+def test_bounds_are_those_of_the_axes(tmp_path):
+    request = TrainingRequest("ppo", "CartPole-v1", dict(SIZES))
+    axes = (RATE, listed_axis("ent-coef", [0.0, 0.01]), listed_axis("gamma", ["linear:0.9:1", "linear:0.8:1"]))
+    made = create_sweep(NewSweep(request, axes, random=6, pbt_every=64, directory=tmp_path / "sweep"))
+    rule = type(made).open(made.root).spec.evolution
+    assert rule is not None and rule.names == ("learning_rate", "ent_coef", "gamma")
+    assert rule.bounds == {"learning_rate": (1e-4, 1e-2), "ent_coef": (0.0, 0.01)}
