@@ -85,7 +85,7 @@ def docstrings_of(config: type) -> dict[str, str]:
         match field, text:
             case ast.AnnAssign(target=name), ast.Expr(value=ast.Constant(value=words)):
                 found[ast.unparse(name)] = " ".join(str(words).split())
-    return found
+    return {field.name: found[field.name] for field in dataclasses.fields(config) if field.name in found}
 
 
 def _default(value: Any) -> str:

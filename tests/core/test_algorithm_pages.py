@@ -1,5 +1,6 @@
 """The pages on the algorithms: their form, their tables, their examples, and the metrics that they explain."""
 
+import dataclasses
 import os
 import re
 import shlex
@@ -97,7 +98,7 @@ def test_pages_have_the_same_headings(page):
 def test_every_field_of_a_configuration_is_explained(name):
     config = BUILTIN[name].config
     meanings = tables().docstrings_of(config)
-    assert list(meanings) == list(config.__dataclass_fields__)
+    assert list(meanings) == [field.name for field in dataclasses.fields(config)]
     rows = re.findall(r"^\| `(\w+)` \|", section(name, "Hyperparameters"), re.M)
     assert rows == list(meanings)
 
