@@ -7,6 +7,9 @@ import numpy as np
 import pytest
 
 import rollmill
+from rollmill.fusion.backends.triton import launches
+from rollmill.fusion.backends.triton.gradients import gradient_operations
+from rollmill.fusion.backends.triton.launches import long_gradients_on_gpu
 from rollmill.fusion.ir import Program, evaluate
 from rollmill.fusion.kernels.accumulators import accumulators_of
 from rollmill.fusion.kernels.gradients import lower_gradients
@@ -81,6 +84,15 @@ def test_agents_that_share_weights_are_turns_of_one_loop(algorithm):
     mine, right = (sums_by(each, step, inputs, uniforms, 7) for each in (rolled, plan))
     assert np.abs(right).max() > 1
     np.testing.assert_allclose(mine, right, rtol=1e-4, atol=1e-4 * np.abs(right).max())
+
+
+def test_agents_in_turns_count_once(monkeypatch):
+    step = lower_gradients(rollmill.ippo("TagGridWorld-Small-v0", **SIZES, network=NETWORK))
+    size = gradient_operations(step)
+    assert size < len(step.program.nodes()) / 1.5
+    assert long_gradients_on_gpu(step) is None
+    monkeypatch.setattr(launches, "MAX_GRADIENT_OPERATIONS", size - 1)
+    assert f"{size:,} operations; a kernel of more than {size - 1:,}" in str(long_gradients_on_gpu(step))
 
 
 def test_agents_whose_constants_differ_are_no_turns():

@@ -244,18 +244,22 @@ class _Chooser:
         step = lower_gradients(self.graph)
         if self.lanes > 1 and step.carried:  # never compared on a GPU
             raise CannotFuse(f"num_seeds={self.num_seeds} computes several seeds at once, and sequences have one")
+        if self._is_free and (reason := self.backend.long_gradients(step)) is not None:
+            raise CannotFuse(f"{reason}. fusion=full makes one all the same")
         shapes = jax.eval_shape(self._epoch, self._example_shapes)
         launches = self.backend.gradients.launches(
             num_kernel_rows(self.graph, step, *shapes), self.place.device, by_step=bool(step.carried)
         )
         return _Candidates(step, self._launch("gradients", launches, partial(self._tune_gradients, step)))
 
+    @property
+    def _is_free(self) -> bool:
+        """Returns whether neither the options nor the begin of the run ask for kernels."""
+        return self.fusion == "auto" and self.launches is None
+
     def _check_pressure(self, pressure: Pressure) -> None:
         """Raises `CannotFuse` if a step is not worth compiling as a kernel, unless the options ask for it."""
-        if self.fusion != "auto" or self.launches is not None:
-            return
-        reason = self.backend.hopeless(pressure)
-        if reason is not None:
+        if self._is_free and (reason := self.backend.hopeless(pressure)) is not None:
             raise CannotFuse(f"{reason}. fusion=rollout makes one all the same")
 
     def _tune_rollouts(self, step: RolloutStep, launches: Sequence[tuple[int, ...]]) -> Callable[[], Tuned]:

@@ -129,10 +129,9 @@ def gradient_source(
         reads_again: whether each step of a sequence reads its matrices anew.
     """
     # The same tiles for all loops, which each keep some of them: offsets in the result do not depend on loops.
-    accumulators = accumulators_of(step.sums, step.program.outputs)
-    plan = reroll(plan_sample_loops(accumulators, step.program, step.handed_on), step.program, step.sample)
+    plan = _plan_of(step)
     numbers = {node: f"sum{n}" for n, node in enumerate(node for each in plan.loops for node in each.numbers)}
-    size = sum(len(_program_of(step, each).nodes()) for each in plan.loops)
+    size = _operations(step, plan)
     in_turns = any(each.turns.count > 1 for each in plan.loops)  # such a loop reads each number by itself
     memory = BY_INSTRUCTIONS if in_turns or size > MAX_NODES_BY_TRITON else BY_TRITON
     lines = []
@@ -152,6 +151,20 @@ def gradient_source(
         f"    {FAR}",
     ]
     return "\n".join([*head, *lines, *_number_stores(plan, numbers), "", entry(GRADIENTS_KERNEL)])
+
+
+def gradient_operations(step: GradientStep) -> int:
+    """Returns the operations that the kernel of a step's gradients contains."""
+    return _operations(step, _plan_of(step))
+
+
+def _operations(step: GradientStep, plan: FissionPlan) -> int:
+    return sum(len(_program_of(step, each).nodes()) for each in plan.loops)
+
+
+def _plan_of(step: GradientStep) -> FissionPlan:
+    plan = plan_sample_loops(accumulators_of(step.sums, step.program.outputs), step.program, step.handed_on)
+    return reroll(plan, step.program, step.sample)
 
 
 class _Common(NamedTuple):

@@ -9,9 +9,15 @@ from rollmill.core.numerics import Numerics
 from rollmill.fusion.backends.base import AnyLaunch, Backend, CompilingAhead, KernelKind, many_products
 from rollmill.fusion.backends.triton.ahead import compiling_side_by_side
 from rollmill.fusion.backends.triton.compile import Kernel, capability_here, compilation_of
-from rollmill.fusion.backends.triton.gradients import GradientLaunch, gradient_kernel, run_gradients_kernel
+from rollmill.fusion.backends.triton.gradients import (
+    GradientLaunch,
+    gradient_kernel,
+    gradient_operations,
+    run_gradients_kernel,
+)
 from rollmill.fusion.backends.triton.rollout import Launch, rollout_kernel, run_kernel
 from rollmill.fusion.estimate.pressure import Pressure
+from rollmill.fusion.kernels.gradients import GradientStep
 from rollmill.fusion.opt.segments import needs_segments
 
 KernelOf: TypeAlias = Callable[..., tuple[Kernel, list[Any]]]
@@ -28,6 +34,8 @@ LONG_ROLLOUTS = (Launch(16, 1), Launch(32, 1))
 """The fastest of five for TagContinuous-Small-v0, and of three for robots:Ant; each compiles for a minute."""
 MAX_NODES = 20_000
 """Nodes of a step whose kernel compiles in two minutes or less, on one core."""
+MAX_GRADIENT_OPERATIONS = 3_000
+"""Operations of a gradient kernel that compiles in a minute or less, on one core."""
 REGISTER_ROOM = 160
 """Numbers of a step at a time that find registers beside the network's and the addresses, about."""
 INSTRUCTION_CACHE = 8_192
@@ -57,6 +65,7 @@ def triton_kernels(numerics: Numerics) -> Backend:
         package="triton",
         device=lambda device: device.device_kind,
         check=_check_chip,
+        long_gradients=long_gradients_on_gpu,
         hopeless=hopeless_on_gpu,
         timed_repeats=4,
         unroll=16,  # so that the host starts all epochs of a usual iteration as one CUDA graph
@@ -106,6 +115,20 @@ def hopeless_on_gpu(pressure: Pressure) -> str | None:
             f"{INSTRUCTION_CACHE:,}: such a kernel is slower than XLA"
         )
     return None
+
+
+def long_gradients_on_gpu(step: GradientStep) -> str | None:
+    """Returns why a kernel of these gradients compiles for too long; None if it does not.
+
+    Agents that share weights count once.
+    """
+    size = gradient_operations(step)
+    if size <= MAX_GRADIENT_OPERATIONS:
+        return None
+    return (
+        f"the gradients of a sample are {size:,} operations; a kernel of more than {MAX_GRADIENT_OPERATIONS:,} "
+        "compiles for minutes"
+    )
 
 
 def _check_chip(device: Any) -> None:
