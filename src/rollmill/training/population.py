@@ -90,7 +90,7 @@ def train_population(requests: Sequence[TrainingRequest], population: Population
             lanes = [_reopen(stack, each, display, begun) for each in prepared]
             if evolving:
                 _go_on(evolving, begun, lanes)
-        _follow(_Trained(program, prepared[0], lanes, stop, evolving))
+        _follow(_TrainedPopulation(program, prepared[0], lanes, stop, evolving))
         return [_end(lane, stop) for lane in lanes]
 
 
@@ -136,7 +136,7 @@ def _go_on(evolving: Evolving, iteration: int, lanes: Sequence[_Lane]) -> None:
         lane.recorder.follow_config()
 
 
-class _Trained(NamedTuple):
+class _TrainedPopulation(NamedTuple):
     """The trainings of a program."""
 
     program: CompiledProgram
@@ -146,7 +146,7 @@ class _Trained(NamedTuple):
     evolving: Evolving | None
 
 
-def _follow(trained: _Trained) -> None:
+def _follow(trained: _TrainedPopulation) -> None:
     """Runs the program to its end, from rung to rung, and records what becomes of each training."""
     done, state = _begin(trained.program, trained.lanes)
     last, every = trained.first.algorithm.loops.iterations, trained.first.options.checkpoint_iterations
@@ -156,7 +156,7 @@ def _follow(trained: _Trained) -> None:
         done = until
 
 
-def _train_until(trained: _Trained, state: Any, first: int, until: int) -> Any:
+def _train_until(trained: _TrainedPopulation, state: Any, first: int, until: int) -> Any:
     """Trains on from the state after the `first` iterations; returns the state after a rung."""
     (program, prepared, lanes, stop, _), options = trained, trained.first.options
     training = ProgramTraining(
@@ -184,7 +184,7 @@ def _train_until(trained: _Trained, state: Any, first: int, until: int) -> Any:
     return state
 
 
-def _after(trained: _Trained, iteration: int, until: int, after: Any) -> tuple[Any, Any]:
+def _after(trained: _TrainedPopulation, iteration: int, until: int, after: Any) -> tuple[Any, Any]:
     """Returns the states with which the trainings go on after an iteration, there and on the host."""
     kept = jax.device_get(after)
     if trained.evolving is None or iteration < until or until == trained.first.algorithm.loops.iterations:

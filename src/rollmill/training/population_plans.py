@@ -51,7 +51,7 @@ def plan_population(
     prepare_devices(requests[0].options, environment=requests[0].environment)
     resolved = resolve(requests[0])
     first = _Built(resolved, resolved.graph())
-    shared = _Shared(
+    shared = _SharedProgram(
         trainings=len(requests),
         checkpoint_iterations=None if rule is None else rung_iterations(rule, first.graph),
         goes_on=goes_on,
@@ -66,7 +66,7 @@ def plan_population(
     return planned
 
 
-class _Shared(NamedTuple):
+class _SharedProgram(NamedTuple):
     """Properties that all trainings have in common."""
 
     trainings: int
@@ -75,7 +75,7 @@ class _Shared(NamedTuple):
     goes_on: bool
 
 
-def _planned(built: _Built, described: Mapping[str, Any] | None, shared: _Shared) -> PlannedTraining:
+def _planned(built: _Built, described: Mapping[str, Any] | None, shared: _SharedProgram) -> PlannedTraining:
     """Plans one of several trainings, with the description of the first one's graph, which is traced for it."""
     (request, _, options), graph = built
     if options.log_every is None:  # one process writes the lines of all

@@ -24,7 +24,7 @@ class Term(NamedTuple):
     node: Node
 
 
-class Turns(NamedTuple):
+class SampleTurns(NamedTuple):
     """The parts of a sample that a loop takes one after the other."""
 
     count: int = 1
@@ -41,7 +41,7 @@ class SampleLoop(NamedTuple):
     numbers: list[Node]
     carried: list[int]
     """Places of the inputs that it hands from each turn to the next."""
-    turns: Turns = Turns()
+    turns: SampleTurns = SampleTurns()
     """Its sums are those of the first part."""
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeAlias
 from rollmill.fusion.ir import Node, Program
 from rollmill.fusion.kernels.accumulators import Tile, TileTerm
 from rollmill.fusion.kernels.leaves import Leaf
-from rollmill.fusion.kernels.loop_fission import FissionPlan, SampleLoop, Term, Turns
+from rollmill.fusion.kernels.loop_fission import FissionPlan, SampleLoop, SampleTurns, Term
 
 Positions: TypeAlias = Mapping[int, tuple[Sequence[int], int]]
 """The places of the leaf that each input belongs to, and the input's position among them."""
@@ -66,7 +66,7 @@ def _in_turns(
         first = _Sums(tiles, {offset: parts.first_of_sum(terms, depends) for offset, terms in numbers.items()})
     parts.check_inputs()
     own = list(dict.fromkeys(term.node for terms in first.numbers.values() for term in terms))
-    return SampleLoop(first.tiles, own, [], Turns(parts.count, parts.strides)), first.numbers
+    return SampleLoop(first.tiles, own, [], SampleTurns(parts.count, parts.strides)), first.numbers
 
 
 class _Parts:

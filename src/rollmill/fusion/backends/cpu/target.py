@@ -25,7 +25,7 @@ class Processor(NamedTuple):
     """Cores that this process may use."""
 
 
-class Optimiser(NamedTuple):
+class CodeOptimiser(NamedTuple):
     """Settings that LLVM optimises with."""
 
     speed_level: int = 3
@@ -36,7 +36,7 @@ class Optimiser(NamedTuple):
     """That of instructions."""
 
 
-WRITTEN_OUT = Optimiser(speed_level=1, unrolls_loops=False)
+WRITTEN_OUT = CodeOptimiser(speed_level=1, unrolls_loops=False)
 """For loops that are written out, which takes a third of the time to compile."""
 
 WIDEST = (("avx512f", 16, 16), ("avx2", 8, 8), ("neon", 4, 16))
@@ -66,7 +66,7 @@ def function_address(module: str, name: str, *, written_out: bool = False) -> in
     `written_out` remain as they are. The code is stored, and found by the module, the processor and the settings
     that it was optimised with.
     """
-    binding, own, optimiser = _binding(), processor(), WRITTEN_OUT if written_out else Optimiser()
+    binding, own, optimiser = _binding(), processor(), WRITTEN_OUT if written_out else CodeOptimiser()
     known = [module, optimiser, own.name, own.features, binding.llvm_version_info]
     code = stored_code(known, lambda: _compiled(module, optimiser), packages=["llvmlite"])
     engine = binding.create_mcjit_compiler(binding.parse_assembly(""), _machine(optimiser))
@@ -76,7 +76,7 @@ def function_address(module: str, name: str, *, written_out: bool = False) -> in
     return engine.get_function_address(name)
 
 
-def _compiled(module: str, optimiser: Optimiser) -> bytes:
+def _compiled(module: str, optimiser: CodeOptimiser) -> bytes:
     """Returns the object file of a module."""
     parsed, machine = _binding().parse_assembly(module), _machine(optimiser)
     parsed.verify()
@@ -84,7 +84,7 @@ def _compiled(module: str, optimiser: Optimiser) -> bytes:
     return machine.emit_object(parsed)
 
 
-def _optimise(module: Any, machine: Any, optimiser: Optimiser) -> None:
+def _optimise(module: Any, machine: Any, optimiser: CodeOptimiser) -> None:
     binding = _binding()
     options = binding.create_pipeline_tuning_options(speed_level=optimiser.speed_level)
     options.loop_unrolling = optimiser.unrolls_loops
@@ -93,7 +93,7 @@ def _optimise(module: Any, machine: Any, optimiser: Optimiser) -> None:
     passes.getModulePassManager().run(module, passes)
 
 
-def _machine(optimiser: Optimiser) -> Any:
+def _machine(optimiser: CodeOptimiser) -> Any:
     binding, own = _binding(), processor()
     target = binding.Target.from_triple(binding.get_process_triple())
     level = optimiser.code_level

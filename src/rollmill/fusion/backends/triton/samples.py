@@ -12,9 +12,9 @@ from rollmill.fusion.backends.triton.operations import TYPES
 from rollmill.fusion.backends.triton.registers import pack_by_select
 from rollmill.fusion.backends.triton.source import KernelSource
 from rollmill.fusion.kernels.leaves import Leaf
-from rollmill.fusion.kernels.loop_fission import Turns
+from rollmill.fusion.kernels.loop_fission import SampleTurns
 
-ONE_TURN = Turns()
+ONE_TURN = SampleTurns()
 
 
 class SamplePlace(NamedTuple):
@@ -31,7 +31,7 @@ class SamplePrefetch:
     """Reads the samples of the next block while one is computed: words of the table four at a time."""
 
     def __init__(
-        self, prefix: str, *, by_step: bool = False, memory: Memory = BY_TRITON, turns: Turns = ONE_TURN
+        self, prefix: str, *, by_step: bool = False, memory: Memory = BY_TRITON, turns: SampleTurns = ONE_TURN
     ) -> None:
         """Reads nothing yet. `by_step` is for sequences, which are read from the last step to the first."""
         self._prefix, self._by_step, self._memory, self._turns = prefix, by_step, memory, turns
