@@ -17,8 +17,9 @@ MEMORY, LOST = DeviceMemoryError.exit_code, DeviceLostError.exit_code
 class Processes:
     """Trials that end at once; each with the code that is next in its list, and 0 after that."""
 
-    def __init__(self, codes, fits=100, ended_together=0):
+    def __init__(self, codes, fits=100, ended_together=0, fit_together=100):
         self.codes, self.fits, self.ended_together = codes, fits, ended_together
+        self.fit_together = fit_together
         self.sizes, self.started = [], []
 
     @contextlib.contextmanager
@@ -42,6 +43,9 @@ class Processes:
     def start_together(self, sweep, trials):
         """Ends the first trials of a shared program, and fails."""
         self.started.append("+".join(trial.name for trial in trials))
+        if len(trials) > self.fit_together:
+            sweep.log(trials[0]).write_text("rollmill: no memory\n")
+            return Ended(MEMORY)
         sweep.log(trials[0]).write_text("rollmill: a number is not finite\n")
         for trial in trials[: self.ended_together]:
             end(sweep, trial, "finished", 1.0)
@@ -136,3 +140,12 @@ def test_trials_of_a_program_that_fails_go_on_alone(sweep_of):
     assert (
         sum("goes on alone, because the program that it shared ended: rollmill: a number" in s for s in said) == 2
     )
+
+
+def test_a_program_without_memory_is_divided_into_smaller_ones(sweep_of):
+    processes = Processes({}, ended_together=2, fit_together=2)
+    code, said = sweep_of(processes, trials=16, together="auto")
+    assert code == 0
+    sizes = [name.count("+") + 1 for name in processes.started]
+    assert sizes == [4] * 4 + [2] * 8
+    assert sum("waits for a program of at most 2, for want of the GPU's memory" in line for line in said) == 16

@@ -10,7 +10,7 @@ from rollmill.gpus.machine_parts import MachinePart, divide_machine
 from rollmill.processes.logs import last_line
 from rollmill.processes.restarts import end_all
 from rollmill.record.run_directory import RunDirectory
-from rollmill.record.signals import StopRequest, stop_on_signals
+from rollmill.record.signals import CHECKPOINT_REQUEST, StopRequest, stop_on_signals
 from rollmill.sweeps.directory import SweepDirectory
 from rollmill.sweeps.results import SweepResults
 from rollmill.sweeps.spec import Trial
@@ -87,7 +87,9 @@ def _run(
 
 
 def _wait(process: subprocess.Popen, stop: StopRequest, look: Callable[[], None]) -> None:
-    """Waits until a process ends or a stop is requested."""
+    """Waits until a process ends or a stop is requested; it saves a checkpoint if one is requested."""
     while process.poll() is None and not stop.requested:
+        if stop.take_checkpoint_request():
+            process.send_signal(CHECKPOINT_REQUEST)
         look()
         time.sleep(LOOK_SECONDS)

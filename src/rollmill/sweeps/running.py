@@ -20,7 +20,7 @@ from rollmill.sweeps.halving import Judgement
 from rollmill.sweeps.population_based import run_population
 from rollmill.sweeps.results import SweepResults
 from rollmill.sweeps.spec import Trial
-from rollmill.sweeps.together import Together, num_programs, trials_together
+from rollmill.sweeps.together import MAX_TRIALS, Together, num_programs, trials_together
 from rollmill.sweeps.trial_processes import LOOK_SECONDS, MAX_KILLS, RunningTrial, how_lost, start_trials
 
 
@@ -38,6 +38,8 @@ class _Schedule:
     """Trials that ended for want of a GPU's memory, and wait until fewer run at a time."""
     without_memory: dict[str, int] = field(default_factory=dict)
     """How often trials ended so."""
+    most_together: int = MAX_TRIALS
+    """Maximum number of trials in one program: fewer once a program did not fit a GPU's memory."""
     alone: set[str] = field(default_factory=set)
     """Trials whose shared program has failed, so that each gets one of its own."""
 
@@ -140,7 +142,7 @@ def _pass_on_request(stop: StopRequest, schedule: _Schedule) -> None:
 
 def _next_together(sweep: SweepDirectory, schedule: _Schedule, places: int) -> list[Trial]:
     """Takes trials that share a program from those that wait; none if the next trial is to run alone."""
-    trials = trials_together(sweep, schedule.waiting, schedule.alone, places=places)
+    trials = trials_together(sweep, schedule.waiting, schedule.alone, places=places, most=schedule.most_together)
     schedule.waiting = [trial for trial in schedule.waiting if trial not in trials]
     return trials
 
@@ -206,9 +208,7 @@ def _outcome(
         return f"trial {trial} was stopped early {described(schedule.stopped[trial.name])}"
     last = last_line(sweep.log(running.trial))
     if running.beside and code != 0:
-        schedule.alone.add(trial.name)
-        schedule.waiting.append(trial)
-        return f"trial {trial} goes on alone, because the program that it shared ended: {last}"
+        return _parted(schedule, running, trial, last)
     if code == DeviceMemoryError.exit_code:
         schedule.without_memory[trial.name] = schedule.without_memory.get(trial.name, 0) + 1
         if not alone:
@@ -223,6 +223,20 @@ def _outcome(
     schedule.failed.append(trial.name)
     sweep.note_failure(trial, failed=True)
     return f"trial {trial} {how}: {last} (all of it: {sweep.log(trial)})"
+
+
+def _parted(schedule: _Schedule, running: RunningTrial, trial: Trial, last: str) -> str:
+    """Puts a trial whose shared program has failed back to those that wait; returns a sentence on it.
+
+    For want of memory it waits for a program of half as many, and otherwise for one of its own.
+    """
+    schedule.waiting.append(trial)
+    half = len(running.trials) // 2
+    if running.process.returncode == DeviceMemoryError.exit_code and half > 1:
+        schedule.most_together = min(schedule.most_together, half)
+        return f"trial {trial} waits for a program of at most {half}, for want of the GPU's memory: {last}"
+    schedule.alone.add(trial.name)
+    return f"trial {trial} goes on alone, because the program that it shared ended: {last}"
 
 
 def _memory_told(schedule: _Schedule) -> str:

@@ -26,18 +26,23 @@ LOOKED_AT = 1024
 
 
 def trials_together(
-    sweep: SweepDirectory, waiting: Sequence[Trial], alone: Collection[str], *, places: int
+    sweep: SweepDirectory,
+    waiting: Sequence[Trial],
+    alone: Collection[str],
+    *,
+    places: int,
+    most: int = MAX_TRIALS,
 ) -> list[Trial]:
     """Returns the trials that can start in one program, the first waiting one among them, or an empty list.
 
     Trials with names in `alone` need a program of their own, because one that they shared has failed. Trials are
-    divided among the `places` parts of the machine that are free.
+    divided among the `places` parts of the machine that are free, at most `most` to each.
     """
     if not waiting or not _is_fresh(sweep, waiting[0], alone) or not _may_share(waiting[0]):
         return []
     constants = _constants(waiting[0])
     found = (trial for trial in waiting if _is_fresh(sweep, trial, alone) and _constants(trial) == constants)
-    alike = list(islice(found, MAX_TRIALS * places))  # no more can start now, however many wait
+    alike = list(islice(found, most * places))  # no more can start now, however many wait
     count = math.ceil(len(alike) / places)
     return alike[:count] if count > 1 else []
 
