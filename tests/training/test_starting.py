@@ -8,7 +8,9 @@ import pytest
 
 import rollmill
 from rollmill.core.errors import RollmillError
+from rollmill.dataflow import start_learner
 from rollmill.policies.policies import load_weights, restore_run
+from rollmill.training import starting
 
 SIZES = {"num_envs": 4, "num_steps": 8}
 TOTAL = 4 * 8 * 2
@@ -35,6 +37,26 @@ def same(one, other):
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
     return trained(tmp_path_factory.mktemp("source") / "run", normalize_observations=True).directory
+
+
+def test_hyperparameters_and_an_adapted_rate_are_not_taken():
+    graph = rollmill.ppo("CartPole-v1", **SIZES, desired_kl=0.01, anneal_lr=False, total_timesteps=TOTAL)
+    learner = jax.eval_shape(lambda: start_learner(graph, jax.random.key(0)))
+    assert learner.hyperparameters and learner.pace is not None
+    places = starting._weights_of(learner)
+    assert places and not [place for place in places if place.startswith(("hyperparameters", "pace"))]
+    assert any(place.startswith("weights") for place in places)
+
+
+@pytest.mark.slow
+def test_numbers_are_those_of_the_new_training(tmp_path):
+    old = {"learning_rate": 1e-3, "ent_coef": "linear:0.5:0.1"}
+    new = {"learning_rate": 1e-5, "ent_coef": "linear:0.2:0", "total_timesteps": 2 * TOTAL}
+    first = trained(tmp_path / "first", **old).directory
+    run = trained(tmp_path / "run", **new, options={"start_from": str(first)})
+    lines = [json.loads(line) for line in (run.directory / "metrics.jsonl").read_text().splitlines()]
+    np.testing.assert_allclose([line["learning_rate"] for line in lines][0], 1e-5, rtol=1e-5)
+    np.testing.assert_allclose([line["schedules/ent_coef"] for line in lines], [0.2, 0.15, 0.1, 0.05], rtol=1e-5)
 
 
 @pytest.mark.slow

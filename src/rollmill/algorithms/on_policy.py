@@ -346,7 +346,8 @@ def adapt_rate(learner: ActorCriticLearner, metrics: Metrics) -> ActorCriticLear
 
 
 def _paced(learner: ActorCriticLearner, numbers: Hyperparameters) -> Hyperparameters:
-    """Returns numbers with the learning rate as it was adapted."""
+    """Returns numbers with the learning rate as it was adapted, within its bounds if they have changed since."""
     if learner.pace is None:
         return numbers
-    return {**numbers, "learning_rate": numbers["learning_rate"] * learner.pace}
+    rate, low, high = (numbers[name] for name in ("learning_rate", "min_learning_rate", "max_learning_rate"))
+    return {**numbers, "learning_rate": jnp.clip(rate * learner.pace, low, high)}

@@ -2,7 +2,7 @@
 
 Taken is what the two learners have in common: arrays of floats with the same place in the learner, and the same
 shape. Arrays that belong together, as those of a layer or of running statistics, are taken all or none. Optimiser
-states and counts of updates begin anew.
+states, counts of updates, hyperparameters and an adapted learning rate are those of the new training.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from rollmill.dataflow import Graph, State, start_learner
 from rollmill.programs.compiled import begin_learner, start_state, state_shapes
 from rollmill.runs.options import RunOptions
 
-ANEW = ("optimiser", "optimisers", "progress")
+ANEW = ("optimiser", "optimisers", "progress", "hyperparameters", "pace")
 """Fields of a learner that are not taken from another run."""
 
 
