@@ -41,7 +41,11 @@ TINY = rollmill.NetworkConfig(hidden_sizes=(8,))
 COARSE, FINE = "single-learner-coarse", "single-learner-fine"
 
 ALGORITHMS = {
-    "ppo": (rollmill.ppo, "CartPole-v1", {"normalize_observations": True, "normalize_values": True}),
+    "ppo": (
+        rollmill.ppo,
+        "CartPole-v1",
+        {"normalize_observations": True, "normalize_values": True, "max_grad_norm": "linear:0.3:0.01"},
+    ),
     "mappo": (rollmill.mappo, "TagGridWorld-Small-v0", {"normalize_observations": True}),
     "ippo": (rollmill.ippo, "TagGridWorld-Small-v0", {}),
 }

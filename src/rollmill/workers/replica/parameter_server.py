@@ -14,7 +14,7 @@ import numpy as np
 
 from rollmill.channels.errors import ChannelClosed, TimedOut
 from rollmill.channels.protocols import ReceivedMessage, Receiver
-from rollmill.dataflow import Learner, end_iteration
+from rollmill.dataflow import Learner, end_iteration, settle, unsettle
 from rollmill.programs.compiled import begin_learner
 from rollmill.workers.protocol import IterationMetrics, send
 from rollmill.workers.replica.context import Lag, ReplicaContext, StartReport
@@ -79,6 +79,8 @@ class _Server:
         absorb = graph.absorb
         self._absorb = None if absorb is None else jax.jit(partial(absorb, share=self._share))
         self._end_iteration = jax.jit(partial(end_iteration, graph))
+        self._settle = jax.jit(partial(settle, graph))
+        self._before: Learner | None = None  # the iteration, while it is settled
         self._rows: list[np.ndarray] = []
         self._lag = Lag()
         self._iteration = context.begin.first  # that the learner is before, or in
@@ -95,13 +97,15 @@ class _Server:
         header = message.header
         if not self._asynchronous and header.iteration > self._iteration:
             self._iteration, self._whole = header.iteration, True
-            self._learner = self._end_iteration(self._learner)  # the one before ended early
+            self._learner = self._end_iteration(self._unsettled())  # the one before ended early
         if self._whole and not self._ending.admit(self._iteration):
             self.look_around()  # workers go on sending until they are ended, and may leave no time to wait
             return
         self._context.control.work("updating")
         if self._whole and self._requests.wants(self._iteration):
             self._send_snapshot()
+        if self._whole and not self._asynchronous:
+            self._before, self._learner = self._learner, self._settle(self._learner)
         slopes, metrics = message.copy()
         if not header.flags & NO_UPDATE:
             self._learner = self._update(self._learner, slopes)
@@ -112,7 +116,12 @@ class _Server:
         if last and self._asynchronous:
             self._count(metrics)
         elif last:
-            self._iteration += 1
+            self._iteration, self._learner = self._iteration + 1, self._unsettled()
+
+    def _unsettled(self) -> Learner:
+        """Returns the learner with schedules by their ends, as it is between iterations."""
+        before, self._before = self._before, None
+        return self._learner if before is None else unsettle(self._context.graph, self._learner, before)
 
     def _count(self, metrics: np.ndarray) -> None:
         """Collects metrics of one worker; reports the mean once as many came as workers share an iteration."""
@@ -147,6 +156,6 @@ class _Server:
         iteration = self._requests.pending()
         assert iteration is not None
         if not self._asynchronous:
-            self._learner = self._end_iteration(self._learner)
+            self._learner = self._end_iteration(self._unsettled())
         send_part(self._context, iteration, learner_part(self._context, self._learner))
         self._requests.answered()
