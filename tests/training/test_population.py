@@ -14,6 +14,7 @@ from rollmill.training.population import train_population
 from rollmill.training.population_plans import plan_population
 from rollmill.training.request import TrainingRequest, resolve, train_request
 from rollmill.training.resuming import resume
+from wordings import raises
 
 SIZES = {
     "ppo": {"num_envs": 4, "num_steps": 8, "num_minibatches": 2, "total_timesteps": 256},
@@ -100,6 +101,13 @@ def test_the_graph_of_a_population_is_built_once(tmp_path, monkeypatch):
         assert each.graph.inputs == graph.inputs
         assert each.graph.settings == graph.settings
     assert planned[0].graph.inputs != planned[1].graph.inputs
+
+
+def test_numbers_are_checked_against_each_other(tmp_path):
+    first, _ = requests_in(tmp_path, "ppo", desired_kl=0.01, anneal_lr=False)
+    too_high = first.changed({"learning_rate": 0.5, "run_dir": str(tmp_path / "too-high")})
+    with raises("learning-rate-has-to-be"):
+        plan_population([first, too_high])
 
 
 @pytest.mark.parametrize(

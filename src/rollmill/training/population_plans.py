@@ -104,6 +104,8 @@ def _graph_beside(first: _Built, resolved: ResolvedRequest) -> Graph | None:
         return None
     if not ALGORITHMS.is_built_in(request.algorithm):  # others may read their configuration in any way
         return None
+    if getattr(config, "desired_kl", None) is not None:  # the algorithm checks numbers against each other
+        return None
     numbers = numbers_for(first.graph.hyperparameters, ours, config)
     parameters = _parameters_beside(first, resolved)
     if numbers is None or parameters is None:
