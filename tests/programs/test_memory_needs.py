@@ -57,7 +57,8 @@ def test_a_compiled_training_claims_what_xla_tells_and_what_it_has_not_taken_alr
     memory = SimpleNamespace(
         argument_size_in_bytes=1000, output_size_in_bytes=900, alias_size_in_bytes=600, temp_size_in_bytes=5000
     )
-    program = SimpleNamespace(devices=[GPU, GPU], step=SimpleNamespace(memory_analysis=lambda: memory))
+    step = SimpleNamespace(memory_analysis=lambda: memory)
+    program = SimpleNamespace(devices=[GPU, GPU], step=step, copies_state=False)
     claim_compiled(rollmill.ppo("CartPole-v1", num_envs=64, num_steps=8, num_minibatches=1), program)
     # 1000 + 5000 + (900 - 600), less the 700 - 200 that this process holds and does not use.
     assert claimed == [(5800, "a training with num_envs x num_steps = 64 x 8 needs", 2)]

@@ -37,7 +37,8 @@ def describe_program(prepared: PreparedTraining) -> dict[str, Any] | None:
     memory: Any = program.step.memory_analysis()
     needed = None
     if memory is not None:
-        results = HELD_STATES * (memory.output_size_in_bytes - memory.alias_size_in_bytes)
+        overwritten = 0 if program.copies_state else memory.alias_size_in_bytes
+        results = HELD_STATES * (memory.output_size_in_bytes - overwritten)
         # Threads of a CPU take turns with iterations, and each keeps the temporary arrays that it has freed.
         temporary = memory.temp_size_in_bytes * (2 if program.devices[0].platform == "cpu" else 1)
         needed = memory.argument_size_in_bytes + temporary + results

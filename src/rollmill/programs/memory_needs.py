@@ -30,7 +30,7 @@ def claim_compiled(graph: Graph, program: CompiledProgram) -> None:
     """
     memory: Any = program.step.memory_analysis() if claims_memory(program.devices) else None
     if memory is not None:
-        results = memory.output_size_in_bytes - memory.alias_size_in_bytes
+        results = memory.output_size_in_bytes - (0 if program.copies_state else memory.alias_size_in_bytes)
         need = memory.argument_size_in_bytes + memory.temp_size_in_bytes + results
         need = max(0, need - _idle_bytes(program.devices[0]))
         claim_memory(need, what=f"{_sizes(graph)} needs", devices=len(program.devices))
