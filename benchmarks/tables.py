@@ -748,8 +748,10 @@ def fusion_product() -> str:
         return f"refused [{sentences.index(sentence) + 1}]"
 
     def cell(row: dict[str, Any]) -> str:
-        words = [word(row[depth]) for depth in ("rollout", "full") if depth in row]
-        return " / ".join(words) if len(set(words)) > 1 else "".join(words[:1])
+        words = {depth: word(row[depth]) for depth in ("rollout", "full") if depth in row}
+        if len(words) == 2 and len({*words.values()}) == 1:
+            return words["full"]
+        return ", ".join(f"{depth}: {text}" for depth, text in words.items())
 
     rows = [[name, *(cell(row.get(place, {})) for place in places)] for name, row in found.items()]
     notes = [f"{n}. {sentence}" for n, sentence in enumerate(sentences, start=1)]
