@@ -5,12 +5,13 @@ import time
 from collections.abc import Callable, Collection, Sequence
 
 from rollmill.core.errors import UsageError
+from rollmill.core.interruption import CHECKPOINT_REQUEST
 from rollmill.core.machine import GpuSharing
 from rollmill.gpus.machine_parts import MachinePart, divide_machine
 from rollmill.processes.logs import last_line
 from rollmill.processes.restarts import end_all
 from rollmill.record.run_directory import RunDirectory
-from rollmill.record.signals import CHECKPOINT_REQUEST, StopRequest, stop_on_signals
+from rollmill.record.signals import StopRequest, stop_on_signals
 from rollmill.sweeps.directory import SweepDirectory
 from rollmill.sweeps.results import SweepResults
 from rollmill.sweeps.spec import Trial
