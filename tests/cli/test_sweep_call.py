@@ -83,7 +83,12 @@ def test_options_are_settings_of_the_command():
         ({"over": {"gamma": "0.1..0.9"}}, ("over-range-numbers-cannot-be",)),
         (
             {"learning_rte": 1},
-            ("unknown-name", "setting", "'learning_rte'", "Did you mean learning_rate?"),
+            (
+                "unknown-name",
+                "setting",
+                "'learning_rte'",
+                "Did you mean learning_rate or min_learning_rate or max_learning_rate?",
+            ),
         ),
         ({"lr": 1}, ("unknown-name", "setting", "'lr'", "Did you mean learning_rate")),
         ({"at_once": 0}, ("at-once-has-to-be-at", "0")),
