@@ -201,7 +201,8 @@ def test_a_stored_step_takes_little_more_than_its_image(shared):
     assert IMAGE_BYTES <= each <= 1.3 * IMAGE_BYTES
 
 
-@pytest.mark.parametrize("algorithm", [rollmill.ippo, pytest.param(rollmill.mappo, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", [rollmill.ippo, rollmill.mappo])
 def test_a_stored_step_of_two_agents_takes_little_more_than_their_images(algorithm):
     few, many = (program_bytes(agents_graph(algorithm, num_steps)) for num_steps in (64, 128))
     each = (many - few) / (64 * 4)

@@ -138,7 +138,7 @@ KERNELS = [
 
 @by_triton
 @pytest.mark.parametrize(("environment", "network", "numerics", "capability", "launch"), KERNELS)
-@pytest.mark.slow_beyond(3)
+@pytest.mark.slow_beyond(2)
 def test_kernels_compile_for_gpus_that_are_not_here(environment, network, numerics, capability, launch):
     found = compiled(*kernel_of(graph_on(environment, network, num_envs=40), numerics, launch), capability)
     assert f".target sm_{capability}" in found.asm["ptx"]
@@ -146,6 +146,7 @@ def test_kernels_compile_for_gpus_that_are_not_here(environment, network, numeri
 
 
 @by_triton
+@pytest.mark.slow_beyond(1)
 @pytest.mark.parametrize(
     ("numerics", "launch"), [("bfloat16", Launch(32, 1, registers=128)), ("float32", Launch(32, 4))]
 )
