@@ -18,11 +18,11 @@ demo: $(VENV)/.installed
 # would double their time.
 UNCHECKED := $(addprefix tests/,cli fusion gpus hostile manual plan_search plotting policies processes programs runs \
 	serving sweeps training workers) tests/core/test_extending.py \
-	tests/dataflow/test_replay.py tests/dataflow/test_loops.py tests/core/test_algorithm_pages.py \
-	$(addprefix tests/envs/test_,check.py named_transforms.py pgx.py tag.py tag_parity.py) \
-	$(addprefix tests/algorithms/test_,a3c.py alphazero.py final_masks.py hyperparameters.py images.py impala.py long_counts.py \
-	mappo_fragments.py mappo_probes.py memory.py off_policy.py own_files.py ppo_fragments.py probes.py \
-	schedule_progress.py search.py)
+	$(addprefix tests/dataflow/test_,replay.py loops.py sequences.py) tests/core/test_algorithm_pages.py \
+	$(addprefix tests/envs/test_,check.py named_transforms.py pgx.py robots.py tag.py tag_parity.py) \
+	$(addprefix tests/algorithms/test_,a3c.py adaptive_rate.py alphazero.py final_masks.py hyperparameters.py images.py \
+	impala.py long_counts.py mappo_fragments.py mappo_probes.py memory.py off_policy.py own_files.py \
+	parameters_of_environments.py ppo_fragments.py probes.py schedule_progress.py schedules_of_numbers.py search.py)
 
 test: $(VENV)/.installed-peers
 	ROLLMILL_REQUIRE_PEERS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" $(UNCHECKED:%=--ignore=%)

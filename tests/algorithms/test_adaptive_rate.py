@@ -19,6 +19,7 @@ from rollmill.planning.placement import PlacementOptions
 from rollmill.record.metrics import read_metrics
 
 TINY = rollmill.NetworkConfig(hidden_sizes=(8,), activation="elu", learn_std=False, initial_log_std=-0.5)
+FIXED_BY_STATE = rollmill.NetworkConfig(learn_std=False, state_dependent_std=True)
 SMALL = {"num_envs": 4, "num_steps": 8, "num_minibatches": 2, "update_epochs": 2, "total_timesteps": 128}
 ADAPTIVE = {"learning_rate": 1e-3, "anneal_lr": False, "desired_kl": 1e-3, "max_learning_rate": 5e-3}
 
@@ -62,12 +63,15 @@ def test_updates_take_the_adapted_rate_and_leave_the_deviation():
     assert float(state.learner.pace) != 1.0
     std = state.learner.weights.network.actor.log_std.weight
     np.testing.assert_array_equal(std, np.full(1, -0.5, np.float32))
-    slow = jax.jit(graph.update)(state.learner, jax.tree.map(jnp.ones_like, state.learner.weights.network))
-    fast = replace(state.learner, pace=2 * state.learner.pace)
-    fast = jax.jit(graph.update)(fast, jax.tree.map(jnp.ones_like, state.learner.weights.network))
-    biases = [np.asarray(each.weights.network.critic.bias) for each in (state.learner, slow, fast)]
-    moved = biases[1] - biases[0], biases[2] - biases[0]
-    np.testing.assert_allclose(moved[1], 2 * moved[0], rtol=1e-4)
+    bias = lambda learner: np.asarray(learner.weights.network.critic.bias)
+    ones = jax.tree.map(jnp.ones_like, state.learner.weights.network)
+    update = jax.jit(graph.update)
+    # The last pace is above the highest rate, 5 times the first one, as after the bounds were changed.
+    moved = [
+        bias(update(replace(state.learner, pace=jnp.float32(pace)), ones)) - bias(state.learner)
+        for pace in (1, 2, 50)
+    ]
+    np.testing.assert_allclose(moved[1:], [2 * moved[0], 5 * moved[0]], rtol=1e-4)
 
 
 @pytest.mark.slow
@@ -102,11 +106,15 @@ def test_means_beyond_bounds_by_hand():
     ("environment", "options", "message"),
     [
         ("CartPole-v1", {"bound_coef": 0.1}, "Box of actions"),
-        ("Pendulum-v1", {"bound_coef": 0.1, "network": {"squash_actions": True}}, "does not squash"),
+        (
+            "Pendulum-v1",
+            {"bound_coef": 0.1, "network": rollmill.NetworkConfig(squash_actions=True)},
+            "does not squash",
+        ),
         ("CartPole-v1", {"desired_kl": 0.01}, "annealed or a schedule"),
         ("CartPole-v1", {"kl_factor": 2.0}, "kl_factor without desired_kl"),
         ("CartPole-v1", ADAPTIVE | {"learning_rate": 0.1}, "max_learning_rate=0.005"),
-        ("Pendulum-v1", {"network": {"learn_std": False, "state_dependent_std": True}}, "leave learn_std on"),
+        ("Pendulum-v1", {"network": FIXED_BY_STATE}, "leave learn_std on"),
     ],
 )
 def test_what_cannot_be_adapted_or_bounded_is_refused(environment, options, message):
