@@ -2,10 +2,11 @@
 
     python benchmarks/robots_envpool.py [--envs 128] [--seconds 5]
 
-The two ants are not the same: EnvPool's makes 5 substeps of C MuJoCo a step, with all bodies touching the
-floor, and takes random actions; ours makes 2 of `rollmill.physics`, with knees and feet touching it, and runs a
-64-64 policy as well, all as machine code. Substeps a second are therefore given too. Both use all cores that
-this process may use (`taskset`). Needs EnvPool (extra `envpool`). Writes results/robots-envpool.json.
+The two ants are not the same: EnvPool's makes 5 substeps of C MuJoCo a step, each of four evaluations of forces
+by Runge-Kutta's method, with all bodies touching the floor, and takes random actions; ours makes 2 substeps of
+one evaluation by `rollmill.physics`, with knees and feet touching it, and runs a 64-64 policy as well, all as
+machine code. Substeps and evaluations a second are therefore given too. Both use all cores that this process
+may use (`taskset`). Needs EnvPool (extra `envpool`). Writes results/robots-envpool.json.
 """
 
 import os
@@ -19,7 +20,8 @@ import numpy as np
 from measure import options, write_result
 from robots_rollouts import begun, graph_of, rollout
 
-SUBSTEPS = {"EnvPool": 5, "Rollmill": 2}
+PARTS = {"substeps": {"EnvPool": 5, "Rollmill": 2}, "evaluations": {"EnvPool": 20, "Rollmill": 2}}
+"""Substeps of a step, and evaluations of forces."""
 
 
 def envpool_steps(num_envs: int) -> Any:
@@ -73,9 +75,11 @@ def main() -> None:
     result: dict[str, Any] = {"cores": len(os.sched_getaffinity(0)), "envs": chosen.envs}
     for name, rates in runs.items():
         median = float(np.median(rates))
-        result[name] = {"steps_per_second": median, "substeps_per_second": median * SUBSTEPS[name], "runs": rates}
-    for unit in ("steps_per_second", "substeps_per_second"):
-        result[f"ratio of {unit}"] = result["Rollmill"][unit] / result["EnvPool"][unit]
+        parts = {f"{part}_per_second": median * each[name] for part, each in PARTS.items()}
+        result[name] = {"steps_per_second": median, **parts, "runs": rates}
+    for unit in ("steps", *PARTS):
+        name = f"{unit}_per_second"
+        result[f"ratio of {unit}"] = result["Rollmill"][name] / result["EnvPool"][name]
     print(result)
     write_result("robots-envpool", result, chosen.output)
 
