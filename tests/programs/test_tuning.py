@@ -190,7 +190,10 @@ def test_auto_searches_only_where_that_pays(tmp_path, monkeypatch):
     sizes = {"num_envs": 2, "num_steps": 4, "num_minibatches": 1, "update_epochs": 1, "total_timesteps": 16}
     graph = rollmill.ppo("CartPole-v1", network=network, **sizes)
     monkeypatch.setattr(search_cost, "SEARCH_SECONDS", {"cpu": 1e6})
-    (note,) = lower(graph, fusion="auto").notes
+    program = lower(graph, fusion="auto")
+    (note,) = program.notes
+    assert program.launches is not None  # which the run records, and goes on with
+    assert program.launches.get("rollouts") is program.launches.get("gradients") is None
     assert "without kernels, and finding the fastest ones 1,000,000 s" in note
     (pace,) = (tmp_path / "paces").iterdir()
     pace.unlink()

@@ -15,11 +15,19 @@ from rollmill.dataflow import iteration_digest
 from rollmill.programs.kernels import (
     KernelChoice,
     KernelRequest,
+    device_name,
     is_too_short,
     plain_kernels,
     without_kernels,
 )
-from rollmill.programs.program_store import KERNEL_PLATFORMS, NO_STORE, ProgramStore, StorableProgram, store_for
+from rollmill.programs.program_store import (
+    KERNEL_PLATFORMS,
+    NO_STORE,
+    PLATFORMS,
+    ProgramStore,
+    StorableProgram,
+    store_for,
+)
 from rollmill.programs.search_cost import SearchCost, StoredPace
 from rollmill.programs.stored_choices import StoredChoices
 
@@ -76,6 +84,8 @@ class StepMaker(NamedTuple):
             cost, compiled = self._cost()
             if not cost.pays:
                 kernels = plain_kernels(self.request.unroll).with_note(str(cost))
+                # The run records that it has no kernels, and goes on without them.
+                kernels = kernels._replace(device=device_name(self.request.devices[0]))
                 return kernels, compiled or self._made(kernels)
             limit = cost.limit
         kernels, compiled = self._sought(limit)
@@ -116,12 +126,14 @@ class StepMaker(NamedTuple):
         """Returns whether a search has to pay: where kernels are optional, and an iteration can be timed.
 
         One that calls functions of the host is not computed without need, and one with a replay memory takes less
-        time at first than later.
+        time at first than later. On GPUs the seconds of an iteration are not stored, so that starts could differ.
         """
         graph, platform = self.request.graph, self.request.devices[0].platform
         if self.request.fusion != "auto" or self.request.launches is not None or not may_be_stored(self.mesh):
             return False
         if is_too_short(graph, platform, self.request.num_seeds) or graph.replay is not None:
+            return False
+        if platform not in PLATFORMS:
             return False
         return iteration_digest(graph) is not None
 
