@@ -117,6 +117,7 @@ RATE, SEEDS = Axis("learning-rate", (), 1e-4, 1e-2, True), listed_axis("seed", [
         ({"pbt_share": 0.7}, "--pbt-share 0.7 has to be more than 0, and at most 0.5"),
         ({"random": 2}, "--pbt-share 0.2 of 2 trials is less than one"),
         ({"pbt_every": 224}, "--pbt-every 224 has to be less than the 224 steps"),
+        ({"pbt_every": 200}, "that there is no rung"),
         ({"stop_early": "asha"}, "not stopped early"),
         ({"axes": (SEEDS,), "random": None}, "no hyperparameter that is a number varies"),
         ({"axes": (RATE, listed_axis("anneal-lr", [True, False]))}, "cannot share a program"),

@@ -323,7 +323,22 @@ def _with_evolution(
     length = min((each.total_timesteps for each in checked), default=0)
     if rule.every_steps >= length:
         raise UsageError(f"--pbt-every {rule.every_steps} has to be less than the {length:,} steps of a trial.")
+    for config in configs:
+        _check_rungs(rule, config)
     return replace(spec, evolution=rule)
+
+
+def _check_rungs(rule: EvolutionRule, config: Any) -> None:
+    """Raises a `UsageError` if whole iterations leave no rung before the end of a trial."""
+    batch = getattr(config, "num_envs", 0) * getattr(config, "num_steps", 0)
+    if not batch:  # an algorithm of one's own with other sizes, whose iterations its graph knows
+        return
+    every, iterations = -(-rule.every_steps // batch), config.total_timesteps // batch
+    if every >= iterations:
+        raise UsageError(
+            f"--pbt-every {rule.every_steps} is {every} iterations of {batch} steps, and a trial has "
+            f"{iterations}, so that there is no rung. hint: fewer steps between rungs, or longer trials."
+        )
 
 
 def _check_population(spec: SweepSpec, asked: NewSweep, trials: Sequence[Trial]) -> None:
@@ -341,6 +356,8 @@ def _check_population(spec: SweepSpec, asked: NewSweep, trials: Sequence[Trial])
         raise UsageError("--pbt-every: trials that take over from others are not stopped early; leave out one.")
     if "checkpoint_iterations" in asked.request.settings:
         raise UsageError("--pbt-every says when checkpoints are saved; leave out --checkpoint-iterations.")
+    if not asked.request.options.checkpoint_environments:
+        raise UsageError("--pbt-every goes on from whole checkpoints; leave out --no-checkpoint-environments.")
     if asked.request.options.keep_last < 2:
         raise UsageError("--keep-last 1: a population goes on from a checkpoint of all. hint: at least 2.")
     check_one_program(trials)

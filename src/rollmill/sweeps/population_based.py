@@ -70,7 +70,8 @@ def _run(
             sweep.note_failure(trial, failed=False)
         process = start_population(sweep, trials, rule, part, imports)
         try:
-            _wait(process, stop, lambda: results.write_if_due([trial.name for trial in trials]))
+            has_begun = lambda: any(map(sweep.has_begun, trials))
+            _wait(process, stop, has_begun, lambda: results.write_if_due([trial.name for trial in trials]))
         finally:
             end_all([process])
         if stop.requested or process.returncode == 0:
@@ -87,10 +88,15 @@ def _run(
     return False
 
 
-def _wait(process: subprocess.Popen, stop: StopRequest, look: Callable[[], None]) -> None:
-    """Waits until a process ends or a stop is requested; it saves a checkpoint if one is requested."""
+def _wait(
+    process: subprocess.Popen, stop: StopRequest, has_begun: Callable[[], bool], look: Callable[[], None]
+) -> None:
+    """Waits until a process ends or a stop is requested; it saves a checkpoint if one is requested.
+
+    The signal would end a process that has not begun to train.
+    """
     while process.poll() is None and not stop.requested:
-        if stop.take_checkpoint_request():
+        if stop.take_checkpoint_request() and has_begun():
             process.send_signal(CHECKPOINT_REQUEST)
         look()
         time.sleep(LOOK_SECONDS)
