@@ -18,6 +18,8 @@ from typing import Any
 from rollmill.core.errors import CheckpointError
 
 NO_LINK = os.O_NOFOLLOW | os.O_CLOEXEC
+FOLDER_MODE = 0o775
+"""Permissions of new folders, less the umask: none can be written to by every user."""
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINK
 
 
@@ -63,12 +65,12 @@ class Folder:
         Raises a `ForeignFileError` if a link or a file is in its place.
         """
         if not self.names:
-            self.root.mkdir(parents=True, exist_ok=True)
+            self.root.mkdir(FOLDER_MODE, parents=True, exist_ok=True)
             return
         parent = Folder(self.root, self.names[:-1])
         parent.make()
         with parent.opened() as descriptor, contextlib.suppress(FileExistsError):
-            os.mkdir(self.names[-1], dir_fd=descriptor)
+            os.mkdir(self.names[-1], FOLDER_MODE, dir_fd=descriptor)
         with self.opened():  # raises if something else is there
             pass
 
