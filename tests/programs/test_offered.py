@@ -98,7 +98,7 @@ def test_disabled_resets_are_those_of_a_mask():
     assert info["twice"].tolist() == [2, 2] and info["_twice"].all()
     with pytest.raises(gymnasium.error.ResetNeeded):
         env.step(np.zeros(2, int))
-    observation, _ = env.reset(options={"reset_mask": np.array([False, True])})
+    observation, _ = env.reset(options={"reset_mask": [False, True]})
     assert observation["count"].tolist() == [[1], [0]]
     observation, *_ = env.step(np.zeros(2, int))
     assert observation["count"].tolist() == [[2], [1]]

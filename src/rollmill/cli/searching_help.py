@@ -56,7 +56,7 @@ def run(arguments: list[str]) -> int:
     if not words:
         print(usage())
         return 0
-    if words[0] in COMMANDS:
+    if words[0] in COMMANDS and len(words) == 1:
         main([*words, "--help"])
     found = find_options([word.lower() for word in words])
     if not found:

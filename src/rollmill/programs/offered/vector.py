@@ -55,12 +55,13 @@ class VectorEnvironment(VectorEnv[Any, Any, Any]):
         """
         options = dict(options or {})
         chosen = options.pop(RESET_MASK, None)
+        chosen = None if chosen is None else self._checked_mask(chosen)
         refuse_options(self._env.name, options)
         seeds = self._seeds(seed)
         with attribute_to_user_code(f"{self._env.name}: reset"):
             begun = self._reset(seeds)
             if chosen is not None:
-                begun = self._choose(self._checked_mask(chosen), begun, self._carry)
+                begun = self._choose(chosen, begun, self._carry)
         self._carry = begun
         self._ended = np.zeros(self.num_envs, bool) if chosen is None else self._ended & ~chosen
         observation, mask = jax.device_get((begun[2], begun[3]))
