@@ -1,6 +1,5 @@
 """Conversion between arrays of JAX and the elements of a Gymnasium space."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -9,6 +8,7 @@ from jaxtyping import PyTree
 
 from rollmill.core.errors import UsageError
 from rollmill.envs.host.actions import fit_to_space
+from rollmill.envs.host.layout import leaves
 
 
 def element(space: spaces.Space, value: PyTree[Any]) -> Any:
@@ -63,22 +63,9 @@ def checked_actions(name: str, space: spaces.Space, actions: Any, num_envs: int)
         fitting = fit_to_space(space, actions, num_envs)
     except UsageError as error:
         raise UsageError(f"{name}: {error}") from None
-    for leaf, part in _leaves(space, actions):
-        _check_leaf(name, leaf, part)
+    for leaf, part in zip(leaves(space, space), leaves(space, actions), strict=True):
+        _check_leaf(name, leaf, np.asarray(part))
     return fitting
-
-
-def _leaves(space: spaces.Space, actions: Any) -> Iterator[tuple[spaces.Space, np.ndarray]]:
-    """Yields the spaces without inner spaces, each with its part of the actions."""
-    match space:
-        case spaces.Dict():
-            for name, part in space.spaces.items():
-                yield from _leaves(part, actions[name])
-        case spaces.Tuple():
-            for part, inner in zip(space.spaces, actions, strict=True):
-                yield from _leaves(part, inner)
-        case _:
-            yield space, np.asarray(actions)
 
 
 def _check_leaf(name: str, space: spaces.Space, actions: np.ndarray) -> None:
