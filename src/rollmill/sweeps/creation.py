@@ -324,21 +324,10 @@ def _with_evolution(
     if rule.every_steps >= length:
         raise UsageError(f"--pbt-every {rule.every_steps} has to be less than the {length:,} steps of a trial.")
     for config in configs:
-        _check_rungs(rule, config)
+        batch_size = getattr(config, "num_envs", 0) * getattr(config, "num_steps", 0)
+        if batch_size:  # other algorithms than ours may divide their steps in other ways, as their graphs know
+            rule.rung_iterations(batch_size, config.total_timesteps // batch_size)
     return replace(spec, evolution=rule)
-
-
-def _check_rungs(rule: EvolutionRule, config: Any) -> None:
-    """Raises a `UsageError` if whole iterations leave no rung before the end of a trial."""
-    batch = getattr(config, "num_envs", 0) * getattr(config, "num_steps", 0)
-    if not batch:  # an algorithm of one's own with other sizes, whose iterations its graph knows
-        return
-    every, iterations = -(-rule.every_steps // batch), config.total_timesteps // batch
-    if every >= iterations:
-        raise UsageError(
-            f"--pbt-every {rule.every_steps} is {every} iterations of {batch} steps, and a trial has "
-            f"{iterations}, so that there is no rung. hint: fewer steps between rungs, or longer trials."
-        )
 
 
 def _check_population(spec: SweepSpec, asked: NewSweep, trials: Sequence[Trial]) -> None:

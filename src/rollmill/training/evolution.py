@@ -39,6 +39,24 @@ class EvolutionRule:
         if not 0 < self.share <= 0.5:
             raise UsageError(f"share={self.share} has to be more than 0, and at most 0.5.")
 
+    def rung_iterations(self, batch_size: int, iterations: int) -> int:
+        """Returns the iterations between two rungs.
+
+        Args:
+            batch_size: environment steps of an iteration.
+            iterations: those of a training.
+
+        Raises:
+            UsageError: there is no rung before the end.
+        """
+        every = -(-self.every_steps // batch_size)
+        if every >= iterations:
+            raise UsageError(
+                f"{self.every_steps:,} steps between rungs are {every:,} iterations, and the trainings have "
+                f"{iterations:,}, so that there is no rung. hint: fewer steps."
+            )
+        return every
+
     def taking_over(self, trainings: int) -> int:
         """Returns the number of trainings that take over from others at a rung."""
         return int(self.share * trainings)

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from rollmill.algorithms.hyperparameters import numbers_of
-from rollmill.core.errors import CheckpointError, UsageError
+from rollmill.core.errors import CheckpointError
 from rollmill.core.folder import Folder
 from rollmill.core.json_data import writable
 from rollmill.core.schema import read_as
@@ -141,14 +141,3 @@ class Evolving:
             return
         described = {**config["graph"], "config": {**config["graph"]["config"], **plain(values)}}
         rewrite_config(run, with_changes({**config, "graph": described}, changes))
-
-
-def rung_iterations(rule: EvolutionRule, graph: Graph) -> int:
-    """Returns the iterations between two rungs. Raises a `UsageError` if there is no rung before the end."""
-    every = -(-rule.every_steps // graph.loops.batch_size)
-    if every >= graph.loops.iterations:
-        raise UsageError(
-            f"{rule.every_steps:,} steps between rungs are {every:,} iterations, and the trainings have "
-            f"{graph.loops.iterations:,}, so that there is no rung. hint: fewer steps."
-        )
-    return every

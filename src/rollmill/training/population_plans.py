@@ -13,7 +13,6 @@ from rollmill.envs import make
 from rollmill.envs.numbers import held_numbers
 from rollmill.runs.algorithms import ALGORITHMS
 from rollmill.training.evolution import EvolutionRule
-from rollmill.training.evolving import rung_iterations
 from rollmill.training.placing import prepare_devices
 from rollmill.training.preparing import PlannedTraining
 from rollmill.training.recorder import default_log_every
@@ -51,9 +50,10 @@ def plan_population(
     prepare_devices(requests[0].options, environment=requests[0].environment)
     resolved = resolve(requests[0])
     first = _Built(resolved, resolved.graph())
+    loops = first.graph.loops
     shared = _SharedProgram(
         trainings=len(requests),
-        checkpoint_iterations=None if rule is None else rung_iterations(rule, first.graph),
+        checkpoint_iterations=None if rule is None else rule.rung_iterations(loops.batch_size, loops.iterations),
         goes_on=goes_on,
     )
     planned = [_planned(first, None, shared)]
