@@ -91,12 +91,12 @@ def _run(
 def _wait(
     process: subprocess.Popen, stop: StopRequest, has_begun: Callable[[], bool], look: Callable[[], None]
 ) -> None:
-    """Waits until a process ends or a stop is requested; it saves a checkpoint if one is requested.
+    """Waits until a process ends or a stop is requested, and passes on requests for checkpoints.
 
-    The signal would end a process that has not begun to train.
+    A request waits until the process has begun to train, because the signal would end it before.
     """
     while process.poll() is None and not stop.requested:
-        if stop.take_checkpoint_request() and has_begun():
+        if stop.wants_checkpoint and has_begun() and stop.take_checkpoint_request():
             process.send_signal(CHECKPOINT_REQUEST)
         look()
         time.sleep(LOOK_SECONDS)
