@@ -230,7 +230,7 @@ def _loss_within(config: PPOConfig, choices: Choices, space: spaces.Space) -> Sa
 def _bounded_loss(
     low: np.ndarray, high: np.ndarray, config: Any, sample: TrainingSamples, output: Output
 ) -> tuple[Float[Array, ""], Metrics]:
-    """Returns the loss of one sample with that of means beyond bounds, and metrics."""
+    """Returns PPO's loss of one sample plus the loss on action means beyond their bounds, and metrics."""
     loss, metrics = sample_loss(config, sample, output)
     distribution = output.distribution
     assert isinstance(distribution, DiagonalGaussian)

@@ -96,7 +96,7 @@ def described(groups: Mapping[str, Sequence[Option]], *, prog: str, description:
 
 
 def width() -> int:
-    """Returns the columns of a help text: those of the terminal, up to a limit."""
+    """Returns the width of a help text in columns: the terminal's width, up to a limit."""
     return min(get_terminal_size().columns, MAX_WIDTH)
 
 

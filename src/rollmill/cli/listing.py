@@ -62,7 +62,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _parts() -> tuple[dict[Kind, Sequence[tuple[str, str]]], list[str]]:
-    """Returns names and summaries by kind, and what is wrong with packages that offer some."""
+    """Returns names and summaries by kind, and the problems of packages that offer further ones."""
     adapted = [
         ("brax:ID", f"environments of Brax, with `{install_command('brax')}`"),
         ("craftax:ID", f"Craftax and Craftax-Classic, with `{install_command('craftax')}`"),

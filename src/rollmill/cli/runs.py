@@ -26,19 +26,19 @@ class Runs:
     folder: Annotated[Path, Arg(metavar="[FOLDER]", positional=True)] = Path("runs")
     """Folder that is searched, with the folders inside it; runs/ if left out."""
     states: _States = ()
-    """Only those in this state."""
+    """Show only runs in this state."""
     algorithm: Annotated[str | None, Arg(metavar="NAME")] = None
-    """Only those of this algorithm; * and ? are wildcards, here and in --env."""
+    """Show only runs of this algorithm. * and ? are wildcards, as in --env."""
     env: Annotated[str | None, Arg(metavar="NAME")] = None
-    """Only those on this environment, such as 'CartPole*'."""
+    """Show only runs on this environment, such as 'CartPole*'."""
     where: _Where = ()
-    """Only runs with this value of a setting, such as learning_rate=0.001."""
+    """Show only runs with this value of a setting, such as learning_rate=0.001."""
     show: _Show = ()
     """Setting that gets a column, such as learning_rate."""
     sort: SortKey = "changed"
     """Order of the rows: newest, largest or highest first; names from A to Z."""
     limit: int | None = None
-    """Most rows that are printed."""
+    """Maximum number of rows."""
     trials: _On = False
     """Also the trials of sweeps, each in a row."""
     json: _On = False

@@ -29,7 +29,7 @@ OPTIONS = {
     "list": "listing:List",
     "doctor": "doctor:Doctor",
 }
-"""Module and dataclass of the options that a command has beside those of a training."""
+"""Module and dataclass of each command's own options, without the options of a training."""
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ def identity(tree: PyTree[Array]) -> PyTree[Array]:
 
 
 def settle(graph: Graph, learner: Learner) -> Learner:
-    """Returns the learner as the updates of an iteration read it (see `Graph.settle`); again if it is settled."""
+    """Returns the learner with its schedules evaluated for one iteration. Settling it again changes nothing."""
     return learner if graph.settle is None else graph.settle(learner)
 
 

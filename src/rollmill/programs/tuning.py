@@ -26,7 +26,8 @@ class Tuner:
     Args:
         device: the device.
         before_timing: waits for what the caller compiles.
-        limit: seconds after which its searches end, with the fastest launches until then. None: no limit.
+        limit: seconds after which its searches end. Those that are timing then have the fastest launch so far, and
+            those that still compile have none. None: no limit.
         clock: tells the time in seconds.
     """
 
