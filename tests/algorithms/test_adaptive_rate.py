@@ -34,7 +34,7 @@ def learner():
 
 
 @pytest.mark.parametrize(
-    ("kl", "pace", "expected"),
+    ("kl", "rate_scale", "expected"),
     [
         (2.1e-3, 1.0, 1 / 1.5),
         (1.9e-3, 2.0, 2.0),
@@ -45,9 +45,9 @@ def learner():
         (1.0, 0.011, 0.01),  # and at the lowest
     ],
 )
-def test_the_rate_follows_the_divergence(learner, kl, pace, expected):
-    found = adapt_rate(replace(learner, pace=jnp.float32(pace)), {"losses/approx_kl": jnp.float32(kl)})
-    assert float(found.pace) == pytest.approx(expected, rel=1e-6)
+def test_the_rate_follows_the_divergence(learner, kl, rate_scale, expected):
+    found = adapt_rate(replace(learner, rate_scale=jnp.float32(rate_scale)), {"losses/approx_kl": jnp.float32(kl)})
+    assert float(found.rate_scale) == pytest.approx(expected, rel=1e-6)
 
 
 def test_updates_take_the_adapted_rate_and_leave_the_deviation():
@@ -60,16 +60,16 @@ def test_updates_take_the_adapted_rate_and_leave_the_deviation():
         rates.append(float(metrics["learning_rate"]))
         assert np.isfinite(metrics["losses/bounds"])
     assert rates[0] == pytest.approx(1e-3) and len(set(rates)) > 1
-    assert float(state.learner.pace) != 1.0
+    assert float(state.learner.rate_scale) != 1.0
     std = state.learner.weights.network.actor.log_std.weight
     np.testing.assert_array_equal(std, np.full(1, -0.5, np.float32))
     bias = lambda learner: np.asarray(learner.weights.network.critic.bias)
     ones = jax.tree.map(jnp.ones_like, state.learner.weights.network)
     update = jax.jit(graph.update)
-    # The last pace is above the highest rate, 5 times the first one, as after the bounds were changed.
+    # The last one is above the highest rate, 5 times the first one, as after the bounds were changed.
     moved = [
-        bias(update(replace(state.learner, pace=jnp.float32(pace)), ones)) - bias(state.learner)
-        for pace in (1, 2, 50)
+        bias(update(replace(state.learner, rate_scale=jnp.float32(rate_scale)), ones)) - bias(state.learner)
+        for rate_scale in (1, 2, 50)
     ]
     np.testing.assert_allclose(moved[1:], [2 * moved[0], 5 * moved[0]], rtol=1e-4)
 

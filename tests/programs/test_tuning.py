@@ -18,7 +18,7 @@ from rollmill.fusion.tune.search import structure_text
 from rollmill.programs import compiled, kernels, search_cost
 from rollmill.programs.compiled import lower
 from rollmill.programs.iteration_programs import seconds_of_iteration
-from rollmill.programs.search_cost import SearchCost, StoredPace
+from rollmill.programs.search_cost import SearchCost, StoredSeconds
 from rollmill.programs.tuning import Tuner
 
 
@@ -173,14 +173,16 @@ def test_an_iteration_is_timed_without_its_first_call():
 
 def test_the_pace_of_an_iteration_is_measured_once(tmp_path, monkeypatch):
     monkeypatch.setenv("ROLLMILL_CACHE_DIR", str(tmp_path))
-    pace = StoredPace("name")
-    assert pace.read() is None
-    pace.keep(0.5)
-    pace.keep(0.7)
-    assert StoredPace("name").read() == 0.5 and StoredPace("other").read() is StoredPace(None).read() is None
+    stored = StoredSeconds("name")
+    assert stored.read() is None
+    stored.keep(0.5)
+    stored.keep(0.7)
+    assert (
+        StoredSeconds("name").read() == 0.5 and StoredSeconds("other").read() is StoredSeconds(None).read() is None
+    )
     for content in ("-1.0", "Infinity", '"fast"', "{"):
-        (tmp_path / "paces" / "name.json").write_text(content)
-        assert StoredPace("name").read() is None
+        (tmp_path / "seconds" / "name.json").write_text(content)
+        assert StoredSeconds("name").read() is None
 
 
 def test_auto_searches_only_where_that_pays(tmp_path, monkeypatch):
@@ -195,15 +197,15 @@ def test_auto_searches_only_where_that_pays(tmp_path, monkeypatch):
     assert program.launches is not None  # which the run records, and goes on with
     assert program.launches.get("rollouts") is program.launches.get("gradients") is None
     assert "without kernels, and finding the fastest ones 1,000,000 s" in note
-    (pace,) = (tmp_path / "paces").iterdir()
-    pace.unlink()
+    (stored,) = (tmp_path / "seconds").iterdir()
+    stored.unlink()
 
     def fail(*_):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED")
 
     monkeypatch.setattr(compiled, "seconds_of_iteration", fail)  # so that it is not known what kernels can save
     *_, search = lower(graph, fusion="auto").notes
-    assert "finding kernels took" in search and not pace.exists()
+    assert "finding kernels took" in search and not stored.exists()
 
 
 def test_the_structure_of_a_pytree_has_no_address_in_its_text():

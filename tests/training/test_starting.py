@@ -42,9 +42,9 @@ def source(tmp_path_factory):
 def test_hyperparameters_and_an_adapted_rate_are_not_taken():
     graph = rollmill.ppo("CartPole-v1", **SIZES, desired_kl=0.01, anneal_lr=False, total_timesteps=TOTAL)
     learner = jax.eval_shape(lambda: start_learner(graph, jax.random.key(0)))
-    assert learner.hyperparameters and learner.pace is not None
+    assert learner.hyperparameters and learner.rate_scale is not None
     places = starting._weights_of(learner)
-    assert places and not [place for place in places if place.startswith(("hyperparameters", "pace"))]
+    assert places and not [place for place in places if place.startswith(("hyperparameters", "rate_scale"))]
     assert any(place.startswith("weights") for place in places)
 
 

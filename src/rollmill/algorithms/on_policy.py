@@ -50,7 +50,7 @@ class ActorCriticLearner(eqx.Module):
     """Numbers that the fragments read."""
     progress: Annealing | None = None
     """Updates that were made; None if no number follows a schedule, other than learning rates."""
-    pace: Float[Array, ""] | None = None
+    rate_scale: Float[Array, ""] | None = None
     """Multiple of the configured learning rate; None if it is not adapted."""
 
     @property
@@ -94,8 +94,8 @@ def start_learner(
     scalar = jax.ShapeDtypeStruct((), jnp.float32)
     returns = initial_statistics(scalar) if normalise_rewards else None
     progress = no_updates() if follows_schedules(numbers) else None
-    pace = jnp.float32(1) if "desired_kl" in numbers else None
-    return ActorCriticLearner(weights, optimiser.init(weights.network), returns, held, progress, pace)
+    rate_scale = jnp.float32(1) if "desired_kl" in numbers else None
+    return ActorCriticLearner(weights, optimiser.init(weights.network), returns, held, progress, rate_scale)
 
 
 # --- a rollout, once an iteration ---------------------------------------------------------------------
@@ -222,7 +222,7 @@ def report(
     schedule: Callable[[Hyperparameters], optax.Schedule], learner: ActorCriticLearner, batch: Batch
 ) -> Metrics:
     """Metrics of an iteration: its first learning rate, and moments of values if the batch has values."""
-    rate = {"learning_rate": rate_now(schedule(_paced(learner, learner.hyperparameters)), learner.optimiser)}
+    rate = {"learning_rate": rate_now(schedule(_with_rate(learner, learner.hyperparameters)), learner.optimiser)}
     samples = batch.samples
     if not isinstance(samples, TrainingSamples):
         return rate
@@ -318,7 +318,7 @@ def update(
     share: float = 1.0,
 ) -> ActorCriticLearner:
     """One step of the optimiser; `share` is the fraction of a minibatch that the gradients come from."""
-    held, progress = _paced(learner, numbers_now(learner)), learner.progress
+    held, progress = _with_rate(learner, numbers_now(learner)), learner.progress
     network, state = descend(optimiser, learner.weights.network, learner.optimiser, gradients, held, share=share)
     progress = None if progress is None else advanced(progress, share)
     weights = replace(learner.weights, network=network)
@@ -326,7 +326,7 @@ def update(
 
 
 MEASURABLE_KL = 1e-6
-"""Smaller KL divergences are rounding, as in the first minibatch, when the policy is still that of the rollout."""
+"""KL divergence below which there is only rounding. The first minibatch has the policy of the rollout itself."""
 
 
 def adapt_rate(learner: ActorCriticLearner, metrics: Metrics) -> ActorCriticLearner:
@@ -337,17 +337,19 @@ def adapt_rate(learner: ActorCriticLearner, metrics: Metrics) -> ActorCriticLear
     and the bounds of the learning rate.
     """
     numbers, kl = learner.hyperparameters, metrics["losses/approx_kl"]
-    assert learner.pace is not None
+    assert learner.rate_scale is not None
     first, desired, factor = numbers["learning_rate"], numbers["desired_kl"], numbers["kl_factor"]
     rises = (kl < desired / 2) & (kl > MEASURABLE_KL)
     change = jnp.where(kl > 2 * desired, 1 / factor, jnp.where(rises, factor, 1.0))
-    rate = jnp.clip(first * learner.pace * change, numbers["min_learning_rate"], numbers["max_learning_rate"])
-    return replace(learner, pace=jnp.where(change == 1.0, learner.pace, rate / first))
+    rate = jnp.clip(
+        first * learner.rate_scale * change, numbers["min_learning_rate"], numbers["max_learning_rate"]
+    )
+    return replace(learner, rate_scale=jnp.where(change == 1.0, learner.rate_scale, rate / first))
 
 
-def _paced(learner: ActorCriticLearner, numbers: Hyperparameters) -> Hyperparameters:
+def _with_rate(learner: ActorCriticLearner, numbers: Hyperparameters) -> Hyperparameters:
     """Returns numbers with the learning rate as it was adapted, within its bounds if they have changed since."""
-    if learner.pace is None:
+    if learner.rate_scale is None:
         return numbers
     rate, low, high = (numbers[name] for name in ("learning_rate", "min_learning_rate", "max_learning_rate"))
-    return {**numbers, "learning_rate": jnp.clip(rate * learner.pace, low, high)}
+    return {**numbers, "learning_rate": jnp.clip(rate * learner.rate_scale, low, high)}

@@ -296,8 +296,8 @@ def held_leaves(graph: Graph, shape: tuple[int, ...] = ()) -> GivenLeaves:
 
     def progress(iteration: int) -> dict[str, np.ndarray]:
         whole = np.full(shape, iteration * loops.epochs * loops.num_minibatches, np.int32)
-        paced = {"learner.pace": np.ones(shape, np.float32)}
-        return {"learner.progress.whole": whole, "learner.progress.part": np.zeros(shape, np.float32), **paced}
+        adapted = {"learner.rate_scale": np.ones(shape, np.float32)}
+        return {"learner.progress.whole": whole, "learner.progress.part": np.zeros(shape, np.float32), **adapted}
 
     numbers = {f"learner.hyperparameters.{name}": np.full(shape, value) for name, value in held.items()}
     numbers |= _parameter_leaves(graph, shape)

@@ -28,7 +28,7 @@ from rollmill.programs.program_store import (
     StorableProgram,
     store_for,
 )
-from rollmill.programs.search_cost import SearchCost, StoredPace
+from rollmill.programs.search_cost import SearchCost, StoredSeconds
 from rollmill.programs.stored_choices import StoredChoices
 
 PACKAGE = Path(__file__).parents[1]
@@ -141,16 +141,16 @@ class StepMaker(NamedTuple):
         """Returns what a search may cost; and the iteration by XLA, where it had to be compiled and timed."""
         request, device, compiled = self.request, self.request.devices[0], None
         kernels = plain_kernels(request.unroll)
-        known = ["pace", request.num_seeds, request.unroll]
-        pace = StoredPace(store_for(device, iteration_digest(request.graph), known, MAKERS).name)
-        seconds = pace.read()
+        known = ["seconds", request.num_seeds, request.unroll]
+        stored = StoredSeconds(store_for(device, iteration_digest(request.graph), known, MAKERS).name)
+        seconds = stored.read()
         if seconds is None:
             try:
                 compiled = self._made(kernels)
                 seconds = self.seconds_of(compiled)
             except jax.errors.JaxRuntimeError:  # too little memory for it, while kernels may do with less
                 return SearchCost(device.platform, math.inf), None
-            pace.keep(seconds)
+            stored.keep(seconds)
         return SearchCost(device.platform, seconds * request.graph.loops.iterations), compiled
 
     def _made(self, kernels: KernelChoice) -> jax.stages.Compiled:

@@ -9,7 +9,7 @@ from rollmill.core.errors import CheckpointError, DataError
 from rollmill.core.installation import cache_root
 from rollmill.core.schema import read_as
 
-FOLDER = "paces"
+FOLDER = "seconds"
 
 SEARCH_SECONDS = {"gpu": 20.0, "cpu": 10.0}
 """Seconds of a search and of compiling its kernels, about, by what computes them.
@@ -47,7 +47,7 @@ class SearchCost(NamedTuple):
         )
 
 
-class StoredPace:
+class StoredSeconds:
     """The place of the seconds that an iteration takes by XLA. They are measured once, so that runs decide alike.
 
     Args:

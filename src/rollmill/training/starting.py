@@ -19,7 +19,7 @@ from rollmill.dataflow import Graph, State, start_learner
 from rollmill.programs.compiled import begin_learner, start_state, state_shapes
 from rollmill.runs.options import RunOptions
 
-ANEW = ("optimiser", "optimisers", "progress", "hyperparameters", "pace")
+ANEW = ("optimiser", "optimisers", "progress", "hyperparameters", "rate_scale")
 """Fields of a learner that are not taken from another run."""
 
 
