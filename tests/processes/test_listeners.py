@@ -13,9 +13,10 @@ from worker_jobs import job, obeys
 from rollmill.channels.broker.client import RemoteBroker
 from rollmill.channels.broker.local import LocalBroker
 from rollmill.channels.broker.server import BrokerServer
-from rollmill.channels.transport import listener, refusals
+from rollmill.channels.errors import ConnectionLost
+from rollmill.channels.transport import dialling, listener, refusals
 from rollmill.channels.transport.dialling import Backoff, reach
-from rollmill.channels.transport.handshake import NONCE_BYTES
+from rollmill.channels.transport.handshake import NONCE_BYTES, converse, present
 from rollmill.channels.transport.tcp_options import seconds_unacknowledged
 from rollmill.processes import connection as connection_module
 from rollmill.processes import handshake as handshake_module
@@ -144,10 +145,23 @@ def test_what_makes_no_sense_is_refused_and_hurts_nobody(door, proof, claim):
 @pytest.mark.parametrize("make", [supervisor_door, door_of_lines])
 def test_a_claim_that_makes_no_sense_ends_its_connection(make, claim):
     door = make()
-    with raises("other-end-closed-connection"):
-        reach(lambda: knock(door), door.token, claim, timeout=0.3)
+    with knock(door) as stranger, raises("other-end-closed-connection"):
+        converse(stranger, present(door.token, claim), timeout=30.0)
     enter(door)
     door.close()
+
+
+def test_a_wait_that_overran_the_limit_of_time_hides_no_error(monkeypatch):
+    attempts = []
+
+    def lose_connection():
+        attempts.append(time.monotonic())
+        raise ConnectionLost("the first error.")
+
+    monkeypatch.setattr(dialling.time, "sleep", lambda seconds, sleep=time.sleep: sleep(seconds + 0.2))
+    with pytest.raises(ConnectionLost, match="the first error"):
+        reach(lose_connection, TOKEN, timeout=0.2)
+    assert len(attempts) == 1
 
 
 def test_waits_grow_and_are_spread_by_chance():

@@ -52,7 +52,9 @@ def reach(
             delay = backoff.seconds()
             if deadline.left() < delay:
                 raise
-        time.sleep(delay)
+            time.sleep(delay)
+            if deadline.left() <= 0:  # slept too long: another attempt would only hide the error
+                raise
 
 
 def _try(connect: Callable[[], socket.socket], token: bytes, claim: bytes, deadline: Deadline) -> socket.socket:
