@@ -10,7 +10,7 @@ class ChannelClosed(RollmillError):
 
 
 class TimedOut(RollmillError):
-    """Nothing arrived, or no slot became free, within the timeout; the channel is unchanged."""
+    """Nothing arrived, or no slot became free, within the timeout. The channel is unchanged."""
 
     exit_code = 1
 
@@ -32,6 +32,6 @@ class Refused(RollmillError):
 
 
 class ConnectionLost(RollmillError):
-    """The stream to another process ended; its user reconnects, or closes the channel."""
+    """The stream to another process ended. Its user reconnects, or closes the channel."""
 
     exit_code = 1

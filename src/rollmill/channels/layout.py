@@ -47,7 +47,7 @@ class Layout:
     """The structure of a tree, and its leaves one after the other in a buffer of `nbytes` bytes."""
 
     structure: Any
-    """Tree structure without leaves; differs between processes, and is not part of the digest."""
+    """Tree structure without leaves. It differs between processes, and is not part of the digest."""
 
     leaves: tuple[LeafLayout, ...]
     """Leaves in the order of the flattened tree."""
@@ -58,7 +58,7 @@ class Layout:
     def of(tree: PyTree) -> "Layout":
         """Returns the layout of a tree of arrays or of `jax.ShapeDtypeStruct`, such as `jax.eval_shape` returns.
 
-        Raises a `UsageError` if a leaf is not an array of numbers; typed random keys are not supported.
+        Raises a `UsageError` if a leaf is not an array of numbers. Typed random keys are not supported.
         """
         named, structure = jax.tree.flatten_with_path(tree)
         leaves, offset = [], 0
@@ -75,13 +75,13 @@ class Layout:
         return hashlib.sha256("\n".join([sys.byteorder, *map(str, self.leaves)]).encode()).hexdigest()
 
     def flat_views(self, buffer: Buffer) -> list[np.ndarray]:
-        """Views of `buffer` as arrays in the order of `leaves`; writable if the buffer is."""
+        """Views of `buffer` as arrays in the order of `leaves`, writable if the buffer is."""
         return [np.ndarray(leaf.shape, leaf.dtype, buffer, leaf.offset) for leaf in self.leaves]
 
     def pack(self, tree: PyTree, buffer: Buffer) -> None:
         """Copies the leaves of `tree` to their offsets in `buffer`.
 
-        Raises a `UsageError` if structure, shape or dtype differ from the layout; nothing is converted.
+        Raises a `UsageError` if structure, shape or dtype differ from the layout. Nothing is converted.
         """
         self.fill(self.flat_views(buffer), tree)
 

@@ -2,7 +2,7 @@
 
 A channel is an edge between two groups of fragments that run in different threads, processes or
 hosts. Both ends know the `Layout` of its messages beforehand. An end is opened by name with a
-`Wire`; ends that open the same name with another layout or size are refused. Ends may be opened in
+`Wire`, and ends that open the same name with another layout or size are refused. Ends may be opened in
 any order. One opened again, after its process died, replaces the dead one. Ranks number the replicas of
 a group from 0.
 
@@ -34,10 +34,10 @@ Route: TypeAlias = Callable[[int, Sequence[int]], int]
 
 
 class Header(NamedTuple):
-    """Metadata of a message; the channel fills in `sequence`, `source` and `payload_bytes`."""
+    """Metadata of a message. The channel fills in `sequence`, `source` and `payload_bytes`."""
 
     sequence: int
-    """Number of the message among those of one source to one target, from 0. Never repeated; numbers may be
+    """Number of the message among those of one source to one target, from 0. Never repeated. Numbers may be
     missing where a connection between hosts was lost."""
     source: int
     """Rank of the sender."""
@@ -51,7 +51,7 @@ class Header(NamedTuple):
 
 
 class ChannelStatistics(NamedTuple):
-    """Counts of one end of one ring since the channel was first opened; a replacement continues them.
+    """Counts of one end of one ring since the channel was first opened. A replacement continues them.
 
     Between hosts, messages of an earlier sender that never arrived are counted by the receiver only, and a
     replacement blocks until the other end reports how many messages came before it.
@@ -78,7 +78,7 @@ class Reservation(Protocol):
         ...
 
     def publish(self, *, version: int = 0, iteration: int = 0, flags: int = 0) -> None:
-        """Makes the message visible to the receiver; `tree` must not be written afterwards. Never blocks."""
+        """Makes the message visible to the receiver. `tree` must not be written afterwards. Never blocks."""
         ...
 
 
@@ -96,10 +96,10 @@ class Sender(Protocol):
         target: int | None = None,
         timeout: float | None = None,
     ) -> int:
-        """Copies `tree` into the channel and returns the target's rank; blocks while the channel is full.
+        """Copies `tree` into the channel and returns the target's rank, and blocks while the channel is full.
 
         Args:
-            tree: JAX or NumPy arrays that match the layout exactly; nothing is broadcast or converted.
+            tree: JAX or NumPy arrays that match the layout exactly. Nothing is broadcast or converted.
             version: see `Header`.
             iteration: see `Header`.
             flags: see `Header`.
@@ -112,7 +112,7 @@ class Sender(Protocol):
         ...
 
     def reserve(self, *, target: int | None = None, timeout: float | None = None) -> Reservation:
-        """Reserves a slot for a message to be written in place; only the latest reservation can be published."""
+        """Reserves a slot for a message to be written in place. Only the latest reservation can be published."""
         ...
 
     def statistics(self) -> Mapping[int, ChannelStatistics]:
@@ -138,7 +138,7 @@ class ReceivedMessage(Protocol):
 
     @property
     def tree(self) -> PyTree[np.ndarray]:
-        """Read-only arrays in the channel's memory, valid until `release`; the slot is reused afterwards."""
+        """Read-only arrays in the channel's memory, valid until `release`. The slot is reused afterwards."""
         ...
 
     def copy(self) -> PyTree[np.ndarray]:
@@ -159,7 +159,7 @@ class ReceivedMessage(Protocol):
 
 
 class Gathered(NamedTuple):
-    """Messages concatenated along an axis, in the order of `headers`; the arrays belong to the caller."""
+    """Messages concatenated along an axis, in the order of `headers`. The arrays belong to the caller."""
 
     tree: PyTree[np.ndarray]
     headers: tuple[Header, ...]
@@ -173,7 +173,7 @@ class Receiver(Protocol):
         """Returns the next message of `source`, in the order sent. Without `source`, sources are served round-
         robin.
 
-        Several messages may be held at a time and released in any order; each occupies a slot of its ring.
+        Several messages may be held at a time and released in any order. Each occupies a slot of its ring.
         """
         ...
 
@@ -185,13 +185,13 @@ class Receiver(Protocol):
         sources: Sequence[int] | None = None,
         timeout: float | None = None,
     ) -> Gathered:
-        """Concatenates several messages in one buffer; each is copied once and released at once.
+        """Concatenates several messages in one buffer. Each is copied once and released at once.
 
         Args:
             axis: axis of concatenation: one number for all leaves, or a tree (or a prefix of it) of numbers.
             count: take this many messages of any source, in the order of arrival.
             sources: take one message of each of these, in this order. Default, without `count`: all sources.
-            timeout: for all messages together; messages taken before it passed are lost.
+            timeout: for all messages together. Messages taken before it passed are lost.
         """
         ...
 
@@ -205,7 +205,7 @@ class Receiver(Protocol):
 
 
 class Versioned(NamedTuple):
-    """A message of a latest-value channel and its version; the arrays belong to the caller."""
+    """A message of a latest-value channel and its version. The arrays belong to the caller."""
 
     tree: PyTree[np.ndarray]
     version: int
@@ -216,7 +216,7 @@ class LatestWriter(Protocol):
     """The one writer of a latest-value channel, such as that of the weights."""
 
     def publish(self, tree: PyTree, *, version: int) -> None:
-        """Replaces the value that readers see; never blocks.
+        """Replaces the value that readers see, and never blocks.
 
         Versions rise, except when a run goes back to a checkpoint. Those of weights count iterations, those of
         parameters updates.
@@ -230,10 +230,10 @@ class LatestWriter(Protocol):
 
 @runtime_checkable
 class LatestReader(Protocol):
-    """One reader of a latest-value channel; readers never block the writer."""
+    """One reader of a latest-value channel. Readers never block the writer."""
 
     def version(self) -> int | None:
-        """Version of the newest message; None before the first. Copies nothing."""
+        """Version of the newest message, or None before the first. Copies nothing."""
         ...
 
     def read(self, *, at_least: int | None = None, timeout: float | None = None) -> Versioned:
@@ -257,7 +257,7 @@ class Reduction(Protocol):
 
         Args:
             tree: arrays that match the layout.
-            step: number of this reduction; must be equal on all ranks.
+            step: number of this reduction, equal on all ranks.
             timeout: see the module. After any exception the reduction is closed on all ranks: each gets
                 `ChannelClosed` from its next call. A group that lost a rank restarts under a new name.
 
@@ -293,8 +293,8 @@ class Wire(Protocol):
             source: rank of this producer.
             targets: ranks of the consumers that it may send to.
             layout: layout of one message.
-            capacity: slots between one producer and one consumer; messages that are held count.
-            route: chooses the next target; None is `round_robin`.
+            capacity: slots between one producer and one consumer. Messages that are held count.
+            route: chooses the next target. None is `round_robin`.
             checksum: add a CRC-32 of the payload, which the receiver verifies (about 1 GB/s at each end).
         """
         ...
@@ -302,7 +302,7 @@ class Wire(Protocol):
     def receiver(
         self, name: str, *, sources: Sequence[int], target: int, layout: Layout, capacity: int = 2
     ) -> Receiver:
-        """Opens the end of consumer `target` of edge `name`, which receives from `sources`; see `sender`."""
+        """Opens the end of consumer `target` of edge `name`, which receives from `sources`. See `sender`."""
         ...
 
     def latest_writer(self, name: str, *, layout: Layout, readers: int) -> LatestWriter:
@@ -322,13 +322,13 @@ class Wire(Protocol):
         ...
 
     def close(self) -> None:
-        """Closes all ends that this wire opened; the other ends see it as if this process had died."""
+        """Closes all ends that this wire opened. The other ends see it as if this process had died."""
         ...
 
 
 @runtime_checkable
 class Broker(Protocol):
-    """The coordinator's registry of the parts of channels; each part is created at the first request."""
+    """The coordinator's registry of the parts of channels. Each part is created at the first request."""
 
     def segment(self, name: str, *, nbytes: int, digest: str) -> memoryview:
         """Returns the shared memory called `name`, initially zero. Every caller gets the same memory.
@@ -339,7 +339,7 @@ class Broker(Protocol):
         ...
 
     def agree(self, name: str, *, digest: str) -> None:
-        """Declares the digest of `name`; every end of a channel does so when it is opened.
+        """Declares the digest of `name`. Every end of a channel does so when it is opened.
 
         Raises:
             UsageError: another end declared a different digest.
@@ -353,11 +353,11 @@ class Broker(Protocol):
     def claim(self, name: str, *, segment: str | None = None, word: int = 0) -> int:
         """Claims the end called `name` and returns the caller's incarnation, 1 for the first holder.
 
-        Incarnations of a name increase and are never reused; a holder with a lower one has been replaced.
+        Incarnations of a name increase and are never reused. A holder with a lower one has been replaced.
 
         Args:
             name: name of the end.
-            segment: shared memory in which to publish the incarnation; None: nowhere.
+            segment: shared memory in which to publish the incarnation, or None for nowhere.
             word: position in the segment, in words of 64 bits.
         """
         ...
@@ -367,7 +367,7 @@ class Broker(Protocol):
         ...
 
     def drop(self, name: str) -> None:
-        """Forgets the segment of that name; mappings that exist stay valid."""
+        """Forgets the segment of that name. Mappings that exist stay valid."""
         ...
 
     def holder(self, name: str) -> int:
@@ -379,11 +379,11 @@ class Broker(Protocol):
         ...
 
     def lookup(self, name: str) -> Address | None:
-        """Address at which the holder of `name` listens; None until it is announced."""
+        """Address at which the holder of `name` listens, or None until it is announced."""
         ...
 
     def close(self) -> None:
-        """Closes files and connections; mapped memory stays valid."""
+        """Closes files and connections. Mapped memory stays valid."""
         ...
 
 

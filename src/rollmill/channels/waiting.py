@@ -12,7 +12,7 @@ from rollmill.channels.shm.doorbell import Doorbell
 T = TypeVar("T")
 
 Abandon: TypeAlias = Callable[[], bool]
-"""Returns True when the run is being stopped, so that waiting ends; polled about ten times a second."""
+"""Returns True when the run is being stopped, so that waiting ends. It is polled about ten times a second."""
 
 NAP_MS = 100.0
 SPINS = 30  # about 20 microseconds: less than the cost of sleeping and being woken

@@ -14,7 +14,7 @@ from typing import Any
 
 PATH = "PYTHONPATH"
 AT_A_PROMPT = ("PYTHONSTARTUP", "PYTHONINSPECT", "PYTHONBREAKPOINT")
-"""Variables by which Python runs a file before a prompt, or shows a prompt; children have none."""
+"""Variables by which Python runs a file before a prompt, or shows a prompt. Children have none."""
 
 
 def python_command(*words: str, isolated: bool = False) -> list[str]:

@@ -25,7 +25,7 @@ class Circle(NamedTuple):
 
 
 class Polygon(NamedTuple):
-    """A filled polygon; an area that its outline goes around twice is outside."""
+    """A filled polygon. An area that its outline goes around twice is outside."""
 
     points: Sequence[Point]
     colour: Colour
@@ -35,7 +35,7 @@ Shape: TypeAlias = Line | Circle | Polygon
 
 
 class Drawing(NamedTuple):
-    """A picture of an environment's state, of any size in pixels; later shapes lie on top of earlier ones."""
+    """A picture of an environment's state, of any size in pixels. Later shapes lie on top of earlier ones."""
 
     left: float
     bottom: float

@@ -1,11 +1,11 @@
-"""Errors that the user can fix; each message names the value, the limit and a remedy."""
+"""Errors that the user can fix. Each message names the value, the limit and a remedy."""
 
 import difflib
 from collections.abc import Iterable, Sequence
 
 
 class RollmillError(Exception):
-    """Base of all errors whose cause lies outside Rollmill; the command line prints them without a traceback."""
+    """Base of all errors whose cause lies outside Rollmill. The command line prints them without a traceback."""
 
     exit_code = 2
 
@@ -21,13 +21,13 @@ class DeviceMemoryError(UsageError):
 
 
 class DeviceLostError(RollmillError):
-    """A device failed, or a process that shares it made it fail; the last good checkpoint is kept."""
+    """A device failed, or a process that shares it made it fail. The last good checkpoint is kept."""
 
     exit_code = 4
 
 
 class CannotFuse(Exception):
-    """A function that no kernel can compute; the text names the primitive, the line, and what would help."""
+    """A function that no kernel can compute. The text names the primitive, the line, and what would help."""
 
     def __init__(self, reason: str, line: str = "", advice: str = "") -> None:
         """`line` of the caller's code, and `advice` on how to change it, both where they are known."""
@@ -67,19 +67,19 @@ class StorageError(RollmillError):
 
 
 class NonFiniteError(RollmillError):
-    """Training stopped at a NaN or an infinity; the last good checkpoint is kept."""
+    """Training stopped at a NaN or an infinity. The last good checkpoint is kept."""
 
     exit_code = 1
 
 
 class EnvironmentFailed(RollmillError):
-    """An environment failed too many times in a row; the last good checkpoint is kept."""
+    """An environment failed too many times in a row. The last good checkpoint is kept."""
 
     exit_code = 1
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the first line of an error's message; its type if it has none."""
+    """Returns the first line of an error's message, or its type if it has none."""
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
 

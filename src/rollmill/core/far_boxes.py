@@ -24,7 +24,7 @@ class FarBox(NamedTuple):
     """The dimension of a box of actions that the Gaussian reaches least."""
 
     where: str
-    """The kind of agents, for several agents, as `['taggers']`; else empty."""
+    """The kind of agents, for several agents, as `['taggers']`, or else empty."""
     low: float
     high: float
     inside: float

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 CHECKPOINT_REQUEST = signal.SIGUSR1
 """Signal that asks a training for a checkpoint, after which it goes on."""
 STOP_NOTICE = signal.SIGUSR2
-"""Signal by which a batch system says that a job's time is almost over; SIGTERM and SIGKILL follow."""
+"""Signal by which a batch system says that a job's time is almost over. SIGTERM and SIGKILL follow."""
 NOTICES = (CHECKPOINT_REQUEST, STOP_NOTICE)
 
 
@@ -47,7 +47,7 @@ def surviving_checkpoint_requests() -> Iterator[None]:
 class Interruption:
     """Handler of SIGINT until a training installs its own: `Interruption().install()`.
 
-    It raises KeyboardInterrupt. In a finaliser or a callback Python goes on after that exception; a training that
+    It raises KeyboardInterrupt. In a finaliser or a callback Python goes on after that exception. A training that
     begins afterwards stops at its first opportunity.
     """
 
@@ -86,7 +86,7 @@ class Interrupted(KeyboardInterrupt):
     """Ctrl-C in a training, a sweep or a profile, raised once all is saved.
 
     Args:
-        result: what the call would have returned; of a training the `Run`, with which `rollmill.resume` goes on.
+        result: what the call would have returned. Of a training the `Run`, with which `rollmill.resume` goes on.
     """
 
     def __init__(self, result: Any) -> None:

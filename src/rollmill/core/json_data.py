@@ -15,7 +15,7 @@ from rollmill.core.errors import DataError
 
 MAX_BYTES = 16 * 2**20
 MAX_DEPTH = 32
-"""Limit on nested lists and objects; the deepest document of Rollmill has eight levels."""
+"""Limit on nested lists and objects. The deepest document of Rollmill has eight levels."""
 
 SHOWN_CHARACTERS = 60
 MAX_DECIMAL_BITS = 10_000

@@ -10,7 +10,7 @@ from typing import Any
 from rollmill.core.errors import UsageError
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
-"""The beginning of a URL. `Path` keeps one of its two slashes; one letter is a drive of Windows."""
+"""The beginning of a URL. `Path` keeps one of its two slashes. One letter is a drive of Windows."""
 
 
 def local_path(name: str, path: str | PathLike[str]) -> Path:

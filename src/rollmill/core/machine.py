@@ -23,7 +23,7 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 """Options of `mallopt`, from glibc's malloc.h."""
 
 MADV_DONTNEED = 4
-"""An advice of `madvise`, from Linux's mman-common.h; code was never written to, so that nothing is lost."""
+"""An advice of `madvise`, from Linux's mman-common.h. Code was never written to, so that nothing is lost."""
 
 COMPILERS = ("libjax_common", "libllvmlite")
 """How the names of libraries with compilers in them begin."""

@@ -90,7 +90,7 @@ class ThreadActivity:
 class operation:
     """Names a part of a training for `rollmill profile`.
 
-    In functions that JAX traces, such as an environment's step, it names the instructions that come of it; in code
+    In functions that JAX traces, such as an environment's step, it names the instructions that come of it. In code
     that the host runs, such as an environment in Python, it names the time. Operations may be nested:
 
         with rollmill.operation("collisions"):

@@ -19,11 +19,11 @@ class Arg:
     """An annotation that says how a field is given: `seed: Annotated[int, Arg(help="Seed of the policy.")]`."""
 
     name: str | None = None
-    """Name of the option instead of the field's own; empty for a dataclass whose options get no prefix."""
+    """Name of the option instead of the field's own, or empty for a dataclass whose options get no prefix."""
     metavar: str | None = None
     """Name of the value in help texts."""
     help: str | None = None
-    """Meaning; the field's docstring if left out."""
+    """Meaning, or the field's docstring if left out."""
     positional: bool = False
     """Given by its place among the words, without a name."""
     repeated: bool = False
@@ -74,7 +74,7 @@ class Option(NamedTuple):
 
     @property
     def count(self) -> int | None:
-        """Number of words that follow it; None for any number."""
+        """Number of words that follow it, or None for any number."""
         return 0 if self.is_flag else 1 if self.arg.repeated else count_of(self.hint)
 
     @property

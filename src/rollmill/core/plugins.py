@@ -1,7 +1,7 @@
 """Names that installed packages offer by entry points, and the modules that register them.
 
 An entry point of the group `rollmill.environments`, `rollmill.algorithms` or `rollmill.networks` gives a name and
-a module; importing the module registers the name, as `--import MODULE` would. Nothing is imported before the name
+a module. Importing the module registers the name, as `--import MODULE` would. Nothing is imported before the name
 is looked up (`core.registry`).
 """
 

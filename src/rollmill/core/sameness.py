@@ -21,7 +21,7 @@ class _Taken(NamedTuple):
     """A value taken apart."""
 
     label: Any
-    """All of it but its parts; compared by `==`."""
+    """All of it but its parts, compared by `==`."""
     parts: tuple[Any, ...] = ()
 
 

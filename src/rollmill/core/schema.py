@@ -78,7 +78,7 @@ def coerced(instance: Instance) -> Instance:
 
 
 def check_fields(instance: Any) -> None:
-    """Converts the fields of a new, possibly frozen, dataclass instance in place; for its `__post_init__`."""
+    """Converts the fields of a new, possibly frozen, dataclass instance in place, for its `__post_init__`."""
     for name, value in _changes(instance).items():
         object.__setattr__(instance, name, value)
 

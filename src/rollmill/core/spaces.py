@@ -86,9 +86,9 @@ def box_bounds(space: spaces.Box, dtype: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def possible_choices(space: spaces.Space) -> np.ndarray | None:
-    """Returns the mask of all choices of a discrete action space; None for other spaces.
+    """Returns the mask of all choices of a discrete action space, or None for other spaces.
 
-    `[n]` for `Discrete`; `[*shape, max(nvec)]` for `MultiDiscrete`, padded with False where `nvec` is smaller.
+    `[n]` for `Discrete`, or `[*shape, max(nvec)]` for `MultiDiscrete`, padded with False where `nvec` is smaller.
     An `action_mask` has this shape, and so have the policy's logits. With several agents, masks are a dictionary
     by kind, with an entry of this shape for each kind's space.
     """
@@ -103,7 +103,7 @@ def possible_choices(space: spaces.Space) -> np.ndarray | None:
 def repeated(space: spaces.Space, count: int) -> spaces.Space:
     """Returns the space of `count` elements of `space`, as arrays with one more leading axis.
 
-    A `Discrete` becomes a `MultiDiscrete`, a `Dict` or `Tuple` one of repeated parts; other kinds stay.
+    A `Discrete` becomes a `MultiDiscrete`, a `Dict` or `Tuple` one of repeated parts. Other kinds stay.
     """
     match space:
         case spaces.Dict():

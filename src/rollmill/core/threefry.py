@@ -2,7 +2,7 @@
 
 Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (2011). JAX compiles it to a loop of five turns on a
 CPU. A training draws many small arrays, for each of which that loop runs some forty tiny operations one after the
-other; without the loop it is one fused operation.
+other. Without the loop it is one fused operation.
 """
 
 from collections.abc import Iterator
@@ -28,7 +28,8 @@ TURNS = 5
 
 
 def threefry(key_0: jax.Array, key_1: jax.Array, count_0: jax.Array, count_1: jax.Array) -> list[jax.Array]:
-    """Returns two random words for two words of key and two of counter, element by element; uint32 `[...]` each.
+    """Returns two random words for two words of key and two of counter, element by element, as uint32 `[...]`
+    each.
 
     Keys are mostly made from others. Each generation is computed before the next one: several in one fused
     operation take jaxlib 0.11 minutes to compile.

@@ -15,10 +15,10 @@ from rollmill.core.drawing import Drawing
 from rollmill.core.schedules import NumberSchedule
 
 Key: TypeAlias = PRNGKeyArray
-"""A typed random key, as `jax.random.key` returns; shape `[]`."""
+"""A typed random key, as `jax.random.key` returns, of shape `[]`."""
 
 GymnasiumObject: TypeAlias = gymnasium.Env | gymnasium.vector.VectorEnv
-"""The result of `gymnasium.make` or `gymnasium.make_vec`; copies are made from its spec."""
+"""The result of `gymnasium.make` or `gymnasium.make_vec`. Copies are made from its spec."""
 
 Observation: TypeAlias = PyTree[Array]
 State: TypeAlias = PyTree[Array]
@@ -57,7 +57,7 @@ class ResetFunction(Protocol):
 
 
 class StepFunction(Protocol):
-    """Advances an episode by one action; never resets by itself."""
+    """Advances an episode by one action, and never resets by itself."""
 
     def __call__(self, key: Key, state: State, action: Action, params: Params, /) -> Timestep:
         """Returns the timestep after the action."""
@@ -79,19 +79,19 @@ class Environment(NamedTuple):
     """One environment as a value: two pure functions, two spaces and its parameters.
 
     `reset(key, params)` returns the first observation and the state, `step(key, state, action, params)` a
-    `Timestep`: ordinary JAX functions of one unbatched environment. `params` is a pytree that both receive; its
+    `Timestep`: ordinary JAX functions of one unbatched environment. `params` is a pytree that both receive. Its
     leaves may differ between environments (`envs.transforms.vectorise`). `action_mask`, if given, maps
     `(state, params)` to booleans in the shape of the policy's logits: True marks a legal action.
 
     A multi-agent environment lists its `agents`. Observations, actions and rewards are then dictionaries
     from the kind's name to arrays with an agent axis, `[count, ...]` (rewards `[count]`), and its two
-    spaces are `Dict`s of the kinds' spaces with that axis; `terminated` and `truncated` end the episode
+    spaces are `Dict`s of the kinds' spaces with that axis. `terminated` and `truncated` end the episode
     for all. `active` marks the agents that still take part: actions and rewards of the others are ignored.
     `central` is the input of a centralised critic.
 
     A zero-sum game of two players who act by turns has `num_players=2` and tells by `to_move` whose turn it is:
     player 0, who makes the first move of an episode, or player 1. The observation, the action and its mask are
-    those of the player to move; the reward of a step is that of the player who made the move, and the other
+    those of the player to move. The reward of a step is that of the player who made the move, and the other
     player's is its negative. A player who makes an illegal move loses: reward -1, terminated.
 
     A planner, such as a tree search, steps copies of the environment by itself. It does so without transforms:
@@ -112,9 +112,9 @@ class Environment(NamedTuple):
     central: Callable[[State, Params], Float[Array, "..."]] | None = None
     """Input of a centralised critic, `[features]`. Default: the observations of all agents."""
     num_players: int = 1
-    """2 for a zero-sum game of two players; the agents of a multi-agent environment are not players."""
+    """2 for a zero-sum game of two players. The agents of a multi-agent environment are not players."""
     to_move: Callable[[State, Params], Int[Array, ""]] | None = None
-    """The player whose turn it is, 0 or 1 as int32; given if there are two players."""
+    """The player whose turn it is, 0 or 1 as int32. Given if there are two players."""
     planning_state: Callable[[State, Params], PyTree[Array]] | None = None
     """State from which a planner can step the environment itself: that of the environment as its author wrote it,
     which a transform's state contains. None if it cannot be planned in."""
@@ -123,15 +123,15 @@ class Environment(NamedTuple):
     planning_env: "Environment | None" = None
     """Environment that a planner steps: as its author wrote it, before transforms."""
     render: Callable[[State, Params], str] | None = None
-    """The state as lines of text, for people; called on the host, with arrays."""
+    """The state as lines of text, for people. It is called on the host, with arrays."""
     draw: Callable[[State, Params], Drawing | UInt8[np.ndarray, "H W 3"]] | None = None
-    """The state as a picture: shapes, or pixels with the top row first; called on the host, with arrays."""
+    """The state as a picture: shapes, or pixels with the top row first. It is called on the host, with arrays."""
     reset_ratio: int = 1
     """Environments for each reset that `auto_reset` computes at a time. 1: it computes a reset of each in every
     step, and takes those that are needed, which is best if resets are cheap. More: of `E` environments it resets
     those alone whose episode ended, in groups of `E / reset_ratio`, with the same results."""
     options: Options = NO_OPTIONS
-    """Options that `make` was given besides the name; a run records both, to make the environment again."""
+    """Options that `make` was given besides the name. A run records both, to make the environment again."""
     inputs: Mapping[str, NumberSchedule] = MappingProxyType({})
     """Fields of `params` that are numbers and were set by options. Programs of a training take them as inputs."""
 
@@ -151,7 +151,7 @@ class HostStep(NamedTuple):
 
     With several agents, observations, rewards, masks and `agent_returns` (the return of each kind) are
     dictionaries by kind, as those of an `Environment`. `active` and `final_active`, `[n, A]` for each kind, mark
-    the agents that `observation` and `final_observation` are of; the entries of others there are their last ones.
+    the agents that `observation` and `final_observation` are of. The entries of others there are their last ones.
     """
 
     observation: PyTree[np.ndarray]
@@ -197,7 +197,7 @@ class HostVector(Protocol):
             out: arrays to write, as described by `envs.step_struct`. Default: new arrays.
 
         Returns:
-            `out`: the first observations, also as `final_observation`, and the masks; all else is 0 or False.
+            `out`: the first observations, also as `final_observation`, and the masks. All else is 0 or False.
 
         Raises:
             ContractError: one environment failed too many times in a row.
@@ -209,7 +209,7 @@ class HostVector(Protocol):
         """Advances each environment by its action, and starts the next episode where one ended.
 
         Args:
-            actions: `[n, ...]`; those of a `Box` are clipped to its bounds.
+            actions: `[n, ...]`. Those of a `Box` are clipped to its bounds.
             out: arrays to write, as for `reset`.
 
         Returns:
@@ -242,10 +242,11 @@ class StartHost(Protocol):
         """Starts the environments with these global indices.
 
         Args:
-            indices: global indices of the environments; they determine the seeds.
+            indices: global indices of the environments, which determine the seeds.
             seed: seed of the training.
             generation: 0 for the first start of these environments in a run, another number for each later one,
-                so that a restarted environment does not repeat its episodes; `envs.host.EVALUATION` to evaluate.
+                so that a restarted environment does not repeat its episodes, or `envs.host.EVALUATION` to
+                evaluate.
             gamma: if given, discounted returns are recorded, as by `envs.record_discounted_returns`.
         """
         ...
@@ -274,6 +275,6 @@ class HostEnvironment(NamedTuple):
     has_action_mask: bool = False
     """True if it reports the legal actions at each reset and step."""
     options: Options = NO_OPTIONS
-    """Options that `make` was given besides the name; a run records both, to make the environment again."""
+    """Options that `make` was given besides the name. A run records both, to make the environment again."""
     agents: tuple[AgentKind, ...] = ()
-    """Kinds of agents, if there are several; spaces, actions and rewards are then dictionaries by kind."""
+    """Kinds of agents, if there are several. Spaces, actions and rewards are then dictionaries by kind."""

@@ -22,7 +22,7 @@ class EpisodeState(eqx.Module):
     episode_return: Float[Array, ""]
     episode_length: Int[Array, ""]
     agent_returns: dict[str, Float[Array, ""]]
-    """Return of each kind of agents; empty with a single agent."""
+    """Return of each kind of agents, or empty with a single agent."""
 
 
 def record_episodes(env: Environment) -> Environment:
@@ -69,7 +69,7 @@ def _zero_returns(env: Environment) -> dict[str, Float[Array, ""]]:
 def _mean_rewards(
     env: Environment, state: State, timestep: Timestep, params: Params
 ) -> tuple[dict[str, Float[Array, ""]], Float[Array, ""]]:
-    """Mean reward of each kind in a step from `state`, and of all agents; inactive agents count as 0.
+    """Mean reward of each kind in a step from `state`, and of all agents. Inactive agents count as 0.
 
     Without agents there are no kinds, and the mean is the reward itself, in a game of two that of player 0.
     """
@@ -101,7 +101,7 @@ def record_discounted_returns(env: Environment, gamma: float) -> Environment:
 
     Rewards are normalised by its standard deviation (Engstrom et al., "Implementation Matters
     in Deep Policy Gradients", ICLR 2020). With several agents it is a dictionary with one sum for each agent of
-    each kind, `[A]`; 0 for inactive agents.
+    each kind, `[A]`, with 0 for inactive agents.
     """
 
     def reset(key, params):

@@ -31,7 +31,7 @@ class AcrobotState(eqx.Module):
 
 
 class AcrobotParams(eqx.Module):
-    """Physics, in SI units; every leaf may hold one value for each environment."""
+    """Physics, in SI units. Every leaf may hold one value for each environment."""
 
     gravity: Scalar = 9.8
     length_1: Scalar = 1.0
@@ -79,13 +79,13 @@ def acrobot(*, max_steps: int = 500) -> Environment:
 
 
 def reset(key: Key, params: AcrobotParams) -> tuple[Float[Array, "6"], AcrobotState]:
-    """Starts hanging, nearly at rest; the observation is `[cos, sin, cos, sin, speed, speed]`."""
+    """Starts hanging, nearly at rest. The observation is `[cos, sin, cos, sin, speed, speed]`."""
     state = AcrobotState(*(params.reset_bound * jax.random.uniform(key, (4,), minval=-1.0, maxval=1.0)))
     return _observe(state, _directions(state)), state
 
 
 def step(key: Key, state: AcrobotState, action: Int[Array, ""], params: AcrobotParams) -> Timestep:
-    """Torque -1, 0 or 1 for one time step; terminates when the tip is one link above the axle."""
+    """Torque -1, 0 or 1 for one time step. Terminates when the tip is one link above the axle."""
     torque = (action - 1).astype(jnp.float32) * params.torque
     moved = _bounded(_runge_kutta_step(state, torque, params), params)
     directions = _directions(moved)
@@ -112,7 +112,7 @@ def _runge_kutta_step(state: AcrobotState, torque: Float[Array, ""], params: Acr
 
 
 def _rates(state: AcrobotState, torque: Float[Array, ""], params: AcrobotParams) -> AcrobotState:
-    """Time derivative of the state; each field is the rate of the field of that name."""
+    """Time derivative of the state. Each field is the rate of the field of that name."""
     cos_1, sin_1, cos_2, sin_2 = _directions(state)
     m_2, l_1, c_2 = params.mass_2, params.length_1, params.centre_2
     coupling = m_2 * l_1 * c_2

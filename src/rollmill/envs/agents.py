@@ -40,7 +40,7 @@ def kinds_by_name(names: Sequence[str], sizes: Sequence[object]) -> dict[str, li
 
 
 def active_agents(env: Environment, state: State, params: Params) -> dict[str, Bool[Array, " A"]]:
-    """Returns the active agents of each kind; all agents of kinds that `env.active` leaves out."""
+    """Returns the active agents of each kind, or all agents of kinds that `env.active` leaves out."""
     all_active = {kind.name: jnp.ones(kind.count, bool) for kind in env.agents}
     return all_active if env.active is None else {**all_active, **env.active(state, params)}
 
@@ -53,7 +53,7 @@ def reward_struct(env: Environment | HostEnvironment) -> PyTree[jax.ShapeDtypeSt
 
 
 def possible_masks(env: Environment | HostEnvironment) -> PyTree[np.ndarray]:
-    """Returns the action mask in which all choices are legal; None if no action is discrete.
+    """Returns the action mask in which all choices are legal, or None if no action is discrete.
 
     With several agents, a dictionary with a mask for each kind whose actions are discrete.
     """

@@ -86,7 +86,7 @@ def random_opening(
 def winner_of(
     own_line: Bool[Array, ""], opponents_line: Bool[Array, ""], to_move: Int[Array, ""]
 ) -> Int[Array, ""]:
-    """Returns the player who has a line, 0 or 1, or -1 for none; `own_line` is that of the player to move."""
+    """Returns the player who has a line, 0 or 1, or -1 for none. `own_line` is that of the player to move."""
     opponents = jnp.where(opponents_line, 1 - to_move, NO_PLAYER)
     return jnp.where(own_line, to_move, opponents).astype(jnp.int32)
 

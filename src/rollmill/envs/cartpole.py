@@ -30,7 +30,7 @@ class CartPoleState(eqx.Module):
 
 
 class CartPoleParams(eqx.Module):
-    """Physics, in SI units; every leaf may hold one value for each environment."""
+    """Physics, in SI units. Every leaf may hold one value for each environment."""
 
     gravity: Scalar = 9.8
     cart_mass: Scalar = 1.0
@@ -45,7 +45,7 @@ class CartPoleParams(eqx.Module):
 
 
 def cartpole(*, max_steps: int = 500) -> Environment:
-    """A pole balanced on a cart, 2 actions; reward 1 a step (Gymnasium's CartPole-v1).
+    """A pole balanced on a cart, 2 actions, with reward 1 a step (Gymnasium's CartPole-v1).
 
     Episodes are truncated after `max_steps` steps.
     """
@@ -64,13 +64,13 @@ def cartpole(*, max_steps: int = 500) -> Environment:
 
 
 def reset(key: Key, params: CartPoleParams) -> tuple[Float[Array, "4"], CartPoleState]:
-    """Starts near upright and centre; the observation is `[position, velocity, angle, angular velocity]`."""
+    """Starts near upright and centre. The observation is `[position, velocity, angle, angular velocity]`."""
     start = params.reset_bound * jax.random.uniform(key, (4,), minval=-1.0, maxval=1.0)
     return start, CartPoleState(*start)
 
 
 def step(key: Key, state: CartPoleState, action: Int[Array, ""], params: CartPoleParams) -> Timestep:
-    """One Euler step; terminates if the cart or the pole leaves its limits. Action 1 pushes right."""
+    """One Euler step, which terminates if the cart or the pole leaves its limits. Action 1 pushes right."""
     moved = _euler_step(state, jnp.where(action == 1, params.force, -params.force), params)
     return Timestep(
         observation=jnp.stack([moved.position, moved.velocity, moved.angle, moved.angular_velocity]),

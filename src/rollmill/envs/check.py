@@ -47,13 +47,13 @@ def check_environment(
     which are closed again.
 
     Args:
-        env: one environment, unbatched, without auto-reset; or an id, or a `gymnasium.Env`.
+        env: one environment, unbatched, without auto-reset, or an id, or a `gymnasium.Env`.
         seed: seed of random keys and actions.
         num_steps: number of random actions.
 
     Raises:
-        ContractError: a violation, with the expected value and a hint; for an exception in the
-            environment's own code, also its line.
+        ContractError: a violation, with the expected value and a hint. For an exception in the environment's own
+            code, it names the line too.
         UsageError: `env` is not an environment.
 
     Warns:

@@ -285,7 +285,7 @@ def _is_sound(env: Environment, params: Params, taken: CheckedSteps) -> Bool[Arr
 
 
 def _possible(masks: PyTree[np.ndarray], kind: str | None) -> np.ndarray:
-    """Returns the mask of all choices of a kind of agents; of the single agent, for None."""
+    """Returns the mask of all choices of a kind of agents, or of the single agent for None."""
     return masks if kind is None else masks[kind]
 
 
@@ -304,7 +304,7 @@ def _lifted_step(env: Environment, keys: KeyArray[Array, " T"], states: State, a
 
 
 def _first_difference(results: Timestep, expected: Timestep) -> str | None:
-    """Path of the first leaf that differs by more than rounding; None if all are equal."""
+    """Path of the first leaf that differs by more than rounding, or None if all are equal."""
     for (path, right), result in zip(
         jax.tree_util.tree_leaves_with_path(expected), jax.tree.leaves(results), strict=True
     ):

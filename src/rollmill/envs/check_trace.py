@@ -61,7 +61,7 @@ def check_types(env: Environment, *, params_vary: bool = True) -> Traced:
 
 
 def trace_environment(env: Environment, *, params_vary: bool = True) -> Traced:
-    """Traces reset, and step from the state that reset returns; `params_vary` as for `check_types`.
+    """Traces reset, and step from the state that reset returns. `params_vary` as for `check_types`.
 
     Raises a `ContractError` if one of them cannot be traced or returns the wrong number of values.
     """
@@ -314,7 +314,7 @@ def warn_of_weak_types(env: Environment) -> None:
 
 
 def _trace(env: Environment, what: str, function: Callable, *args: Any) -> tuple[Any, Any]:
-    """Returns the jaxpr of a function and the types of its results; traced again in every call."""
+    """Returns the jaxpr of a function and the types of its results. It is traced again in every call."""
     with attribute_to_user_code(f"{env.name}: {what}"):
         program, shapes = jax.make_jaxpr(lambda *args: function(*args), return_shape=True)(*args)
     types = [jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type) for aval in program.out_avals]

@@ -1,6 +1,6 @@
-"""ConnectFour-v0: two players drop stones into seven columns; four in line win.
+"""ConnectFour-v0: two players drop stones into seven columns. Four in line win.
 
-Allis, "A knowledge-based approach of Connect-Four" (1988), has the rules; the first player wins if both play
+Allis, "A knowledge-based approach of Connect-Four" (1988), has the rules. The first player wins if both play
 perfectly. Boards are words of bits: a move and the search for lines are some sixty operations on integers.
 """
 
@@ -36,13 +36,13 @@ UPWARDS = (ROW_BITS - 1, ROW_BITS, ROW_BITS + 1)
 _BITS = (
     ROW_BITS * np.arange(2, -1, -1, dtype=np.uint32)[:, None, None] + np.arange(COLUMNS, dtype=np.uint32)[:, None]
 )
-"""The bit of each square of a word, `[3, COLUMNS, 1]`; the top row comes first."""
+"""The bit of each square of a word, `[3, COLUMNS, 1]`. The top row comes first."""
 
 
 class Stones(eqx.Module):
     """The stones of one player: rows 3 to 5 from the bottom in one word, rows 0 to 2 in another.
 
-    The bit of column `c` in the row `r` of a word is `8 r + c`; every eighth bit is 0.
+    The bit of column `c` in the row `r` of a word is `8 r + c`. Every eighth bit is 0.
     """
 
     upper: UInt32[Array, ""]
@@ -62,10 +62,10 @@ class ConnectFourState(eqx.Module):
 
 
 def connect_four(*, random_plies: int = 0, fewest_random_plies: int | None = None) -> Environment:
-    """Connect Four for two players, 7 columns; 1 for four in line, 0 for a draw (Allis 1988).
+    """Connect Four for two players, 7 columns, with reward 1 for four in line and 0 for a draw (Allis 1988).
 
     The observation is `[row, column, player]`, 1 for a stone: of the player to move in the first plane, of the
-    opponent in the second; row 0 is the top. An action is the column to drop a stone into. A stone in a full
+    opponent in the second. Row 0 is the top. An action is the column to drop a stone into. A stone in a full
     column is illegal, and loses.
 
     Args:
@@ -113,7 +113,7 @@ def empty() -> ConnectFourState:
 
 
 def move(state: ConnectFourState, column: Int[Array, ""]) -> Timestep:
-    """Drops a stone of the player to move into a column; a full one takes none, and the player loses."""
+    """Drops a stone of the player to move into a column. A full one takes none, and the player loses."""
     stone = dropped(state.own | state.opponent, column)
     mine = state.own | stone
     after = ConnectFourState(own=state.opponent, opponent=mine, moves=state.moves + 1)
@@ -127,7 +127,7 @@ def move(state: ConnectFourState, column: Int[Array, ""]) -> Timestep:
 
 
 def dropped(stones: Stones, column: Int[Array, ""]) -> Stones:
-    """The square on which a stone comes to rest, above all stones of its column; none if the column is full."""
+    """The square on which a stone comes to rest, above all stones of its column, or none if the column is full."""
     squares = jnp.uint32(BOTTOM_LEFT) << column.astype(jnp.uint32)
     free_lower = ~stones.lower & squares
     free_upper = jnp.where(free_lower == 0, ~stones.upper & squares, jnp.uint32(0))
@@ -149,7 +149,7 @@ def legal_columns(state: ConnectFourState) -> Bool[Array, "7"]:
 
 
 def observe(state: ConnectFourState) -> Float[Array, "6 7 2"]:
-    """The stones of the player to move and those of the opponent, as planes of 0 and 1; the top row first."""
+    """The stones of the player to move and those of the opponent, as planes of 0 and 1, with the top row first."""
     upper = jnp.stack([state.own.upper, state.opponent.upper]).reshape(1, 1, 2)
     lower = jnp.stack([state.own.lower, state.opponent.lower]).reshape(1, 1, 2)
     return jnp.concatenate([(upper >> _BITS) & 1, (lower >> _BITS) & 1]).astype(jnp.float32)
@@ -161,7 +161,7 @@ def to_move(state: ConnectFourState) -> Int[Array, ""]:
 
 
 def winner(state: ConnectFourState) -> Int[Array, ""]:
-    """Returns the player who has four in line, 0 or 1; -1 if nobody has."""
+    """Returns the player who has four in line, 0 or 1, or -1 if nobody has."""
     return winner_of(has_four(state.own), has_four(state.opponent), to_move(state))
 
 
@@ -183,7 +183,7 @@ def _along_rows(word: UInt32[Array, ""]) -> UInt32[Array, ""]:
 
 
 def _across_rows(stones: Stones, distance: int) -> UInt32[Array, ""]:
-    """The lower ends of four stones in four rows, each `distance` bits above the last; all in the lower word."""
+    """The lower ends of four stones in four rows, each `distance` bits above the last, all in the lower word."""
     four_rows = stones.lower | (stones.upper << WORD_BITS)
     pairs = four_rows & (four_rows >> distance)
     pairs_above = stones.upper & (stones.upper >> distance)

@@ -1,4 +1,4 @@
-"""DictGoal-v0: a point walks to one of four corners; position and goal are entries of a dictionary."""
+"""DictGoal-v0: a point walks to one of four corners. Position and goal are entries of a dictionary."""
 
 import equinox as eqx
 import jax
@@ -28,7 +28,7 @@ class DictGoalState(eqx.Module):
 
 
 class DictGoalParams(eqx.Module):
-    """Lengths, in units of half the square's side; every leaf may hold one value for each environment."""
+    """Lengths, in units of half the square's side. Every leaf may hold one value for each environment."""
 
     stride: Scalar = 0.25
     goal_radius: Scalar = 0.3
@@ -57,7 +57,7 @@ def dict_goal(*, max_steps: int = 32) -> Environment:
 
 
 def reset(key: Key, params: DictGoalParams) -> tuple[dict[str, Array], DictGoalState]:
-    """Starts near the centre with a random goal; the observation is `{"goal": [], "position": [2]}`."""
+    """Starts near the centre with a random goal. The observation is `{"goal": [], "position": [2]}`."""
     position_key, goal_key = jax.random.split(key)
     state = DictGoalState(
         position=params.reset_bound * jax.random.uniform(position_key, (2,), minval=-1.0, maxval=1.0),

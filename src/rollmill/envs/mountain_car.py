@@ -25,7 +25,7 @@ class MountainCarState(eqx.Module):
 
 
 class MountainCarParams(eqx.Module):
-    """Physics, in units of position and steps; every leaf may hold one value for each environment."""
+    """Physics, in units of position and steps. Every leaf may hold one value for each environment."""
 
     force: Scalar = 0.001
     gravity: Scalar = 0.0025
@@ -35,13 +35,13 @@ class MountainCarParams(eqx.Module):
     goal_position: Scalar = 0.5
     goal_velocity: Scalar = 0.0
     reset_low: Scalar = -0.6
-    """Lower bound of the first position, which is uniform between the two; the first velocity is zero."""
+    """Lower bound of the first position, which is uniform between the two. The first velocity is zero."""
     reset_high: Scalar = -0.4
     """Upper bound of the first position."""
 
 
 def mountain_car(*, max_steps: int = 200) -> Environment:
-    """A weak car out of a valley, 3 actions; reward -1 a step (Gymnasium's MountainCar-v0).
+    """A weak car out of a valley, 3 actions, with reward -1 a step (Gymnasium's MountainCar-v0).
 
     Episodes are truncated after `max_steps` steps.
     """
@@ -63,7 +63,7 @@ def observation_space() -> spaces.Box:
 
 
 def reset(key: Key, params: MountainCarParams) -> tuple[Float[Array, "2"], MountainCarState]:
-    """Starts at rest near the valley's floor; the observation is `[position, velocity]`."""
+    """Starts at rest near the valley's floor. The observation is `[position, velocity]`."""
     width = params.reset_high - params.reset_low
     state = MountainCarState(
         position=params.reset_low + width * jax.random.uniform(key), velocity=jnp.zeros((), jnp.float32)
@@ -72,7 +72,7 @@ def reset(key: Key, params: MountainCarParams) -> tuple[Float[Array, "2"], Mount
 
 
 def step(key: Key, state: MountainCarState, action: Int[Array, ""], params: MountainCarParams) -> Timestep:
-    """Pushes left (0), not at all (1) or right (2); terminates at the goal."""
+    """Pushes left (0), not at all (1) or right (2), and terminates at the goal."""
     moved = accelerate(state, (action - 1).astype(jnp.float32) * params.force, params)
     return Timestep(
         observation=observe(moved),
@@ -85,7 +85,7 @@ def step(key: Key, state: MountainCarState, action: Int[Array, ""], params: Moun
 
 
 def accelerate(state: MountainCarState, push: Float[Array, ""], params: MountainCarParams) -> MountainCarState:
-    """One step along the valley `sin(3 position)` under `push`; the left wall stops the car."""
+    """One step along the valley `sin(3 position)` under `push`. The left wall stops the car."""
     velocity = state.velocity + push - params.gravity * jnp.cos(3 * state.position)
     velocity = jnp.clip(velocity, -params.max_speed, params.max_speed)
     position = jnp.clip(state.position + velocity, params.min_position, params.max_position)

@@ -34,7 +34,7 @@ def mountain_car_continuous(*, max_steps: int = 999) -> Environment:
 
 
 def step(key: Key, state: MountainCarState, action: Float[Array, "1"], params: MountainCarParams) -> Timestep:
-    """Pushes with the action clipped to [-1, 1]; the reward is 100 at the goal, minus action² / 10.
+    """Pushes with the action clipped to [-1, 1]. The reward is 100 at the goal, minus action² / 10.
 
     The cost is computed from the unclipped action, as in Gymnasium.
     """

@@ -5,7 +5,7 @@ faster on both to select one after the other from the minima of groups of points
 processed in blocks, so that distances stay in cache, and their memory does not grow with the square of the number
 of points.
 
-Shape letters: `M` places, `N` points, `K` neighbours of each place; `C` groups of `c` points.
+Shape letters: `M` places, `N` points, `K` neighbours of each place, and `C` groups of `c` points.
 """
 
 import math
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 MAX_TAKEN = 16
-"""Largest number of neighbours found by tournament; more are found by `top_k`."""
+"""Largest number of neighbours found by tournament. More are found by `top_k`."""
 
 MAX_PAIRS = 2**18
 """Largest number of distances in memory at once, for one environment."""
@@ -39,7 +39,7 @@ def nearest(
     exclude: Int[Array, " M"] | None = None,
     count: int = 1,
 ) -> Nearest:
-    """Finds the `count` nearest points of each place; at equal distances, the lower index comes first.
+    """Finds the `count` nearest points of each place. At equal distances, the lower index comes first.
 
     Places and points are given by both coordinates. Only points in the mask `where` count, and for each place not
     the point with the index in `exclude`, such as itself. `count` is `K`, at most `N`.
@@ -84,7 +84,7 @@ def _least(distance: Float[Array, "N M"]) -> tuple[Int[Array, "1 M"], Float[Arra
 
 
 def _tournament(distance: Float[Array, "N M"], count: int) -> tuple[Int[Array, "K M"], Float[Array, "K M"]]:
-    """Selects the minimum `count` times; after each, only the minimum of its group is recomputed.
+    """Selects the minimum `count` times. After each, only the minimum of its group is recomputed.
 
     Invariant: points are selected in the order of (distance, index), so the remaining points come after the last
     selected one in that order.
@@ -109,7 +109,7 @@ def _tournament(distance: Float[Array, "N M"], count: int) -> tuple[Int[Array, "
 
 
 def _grouped(distance: Float[Array, "N M"]) -> Float[Array, "C c M"]:
-    """Distances in groups: about as many groups as members, a power of two; padded with infinite distances."""
+    """Distances in groups: about as many groups as members, a power of two, padded with infinite distances."""
     size = 2 ** round(math.log2(distance.shape[0]) / 2)
     missing = -distance.shape[0] % size
     padded = jnp.pad(distance, ((0, missing), (0, 0)), constant_values=jnp.inf)
@@ -123,6 +123,6 @@ def _come_after(
 
 
 def _first(matches: Bool[Array, "N M"]) -> Int[Array, " M"]:
-    """Index of the first True in each column; the last row if there is none."""
+    """Index of the first True in each column, or the last row if there is none."""
     row = jax.lax.broadcasted_iota(jnp.int32, matches.shape, 0)
     return jnp.min(jnp.where(matches, row, matches.shape[0] - 1), axis=0)

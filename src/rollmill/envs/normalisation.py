@@ -29,7 +29,7 @@ from rollmill.core.errors import UsageError
 from rollmill.core.spaces import struct
 
 VARIANCE_FLOOR = 1e-8
-"""Added to a variance before its square root is used as a divisor; in the value's unit squared."""
+"""Added to a variance before its square root is used as a divisor, in the value's unit squared."""
 
 
 class RunningStatistics(eqx.Module):
@@ -85,7 +85,7 @@ def update_statistics(
 
     Args:
         statistics: the running statistics, the same on every replica.
-        batch: leaves `[..., *value]`; all leading axes, the same for every leaf, are reduced.
+        batch: leaves `[..., *value]`. All leading axes, the same for every leaf, are reduced.
         where: mask of the values that count, in the shape of the leading axes. Default: all.
         reduce: maps a pytree of this replica's means to their mean over all replicas, each of which
             holds equally many values. The default is for one replica.
@@ -111,7 +111,7 @@ def normalise(statistics: RunningStatistics, value: PyTree[Array], *, clip: floa
 
     Args:
         statistics: running statistics of one value's structure.
-        value: leaves `[..., *value]`, any leading axes; floating-point dtypes are kept, whole numbers become
+        value: leaves `[..., *value]`, any leading axes. Floating-point dtypes are kept, whole numbers become
             float32.
         clip: bound on the result, in standard deviations.
     """
@@ -128,7 +128,7 @@ def denormalise(statistics: RunningStatistics, value: PyTree[Array]) -> PyTree[A
 
     Args:
         statistics: running statistics of one value's structure.
-        value: leaves `[..., *value]`, any leading axes; their dtypes are kept.
+        value: leaves `[..., *value]`, any leading axes. Their dtypes are kept.
     """
 
     def restored(x: Array, mean: Array, variance: Array) -> Array:
@@ -143,7 +143,7 @@ def scale(statistics: RunningStatistics, value: PyTree[Array]) -> PyTree[Array]:
 
     Args:
         statistics: running statistics of one value's structure.
-        value: leaves `[..., *value]`, any leading axes; their dtypes are kept.
+        value: leaves `[..., *value]`, any leading axes. Their dtypes are kept.
     """
 
     def scaled(x: Array, variance: Array) -> Array:
@@ -165,7 +165,7 @@ def _average(where: Bool[Array, "..."] | None, num_axes: int, values: PyTree) ->
 
 
 def _share(where: Bool[Array, "..."]) -> Float[Array, ""]:
-    """Fraction of the values that count; tiny instead of zero if none does."""
+    """Fraction of the values that count, tiny instead of zero if none does."""
     return jnp.maximum(jnp.mean(where.astype(jnp.float32)), 1e-12)
 
 
@@ -188,7 +188,7 @@ def merge_moments(
 
 
 def _leading_shape(statistics: RunningStatistics, batch: PyTree) -> tuple[int, ...] | None:
-    """The common leading axes of all leaves, before the axes of one value; None if no leaf has statistics."""
+    """The common leading axes of all leaves, before the axes of one value, or None if no leaf has statistics."""
     leaves, structure = jax.tree.flatten(batch)
     means = structure.flatten_up_to(statistics.mean)
     shapes = {x.shape[: x.ndim - m.ndim] for x, m in zip(leaves, means, strict=True) if m is not None}

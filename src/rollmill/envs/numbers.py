@@ -112,7 +112,9 @@ class EpisodeParams(eqx.Module):
 
 
 def now_of(params: Params, inputs: Mapping[str, NumberSchedule], done: float | Float[Array, ""]) -> Params:
-    """Returns the parameters after the share `done` of a training; `EpisodeParams` if some of them are drawn."""
+    """Returns the parameters after the share `done` of a training, or `EpisodeParams` if some of them are
+    drawn.
+    """
     values = {name: course.at(done) for name, course in inputs.items() if course.shape != UNIFORM}
     own, drawn = replaced(params, values), {n: course for n, course in inputs.items() if course.shape == UNIFORM}
     if not drawn:

@@ -38,7 +38,7 @@ class MaskedProbeState(eqx.Module):
 
 
 def constant_reward() -> Environment:
-    """Probe: reward 1 in a single step; the value is 1 for every policy.
+    """Probe: reward 1 in a single step. The value is 1 for every policy.
 
     Observation 0; one step; 2 actions. A failure means: the value loss or its optimiser is wrong.
     """
@@ -46,19 +46,19 @@ def constant_reward() -> Environment:
 
 
 def observation_reward() -> Environment:
-    """Probe: the reward is the observation, -1 or 1; so is the value.
+    """Probe: the reward is the observation, -1 or 1. So is the value.
 
-    One step; 2 actions. A failure, if `constant_reward` succeeds, means: the network gets no observation, or
+    One step, with 2 actions. A failure, if `constant_reward` succeeds, means: the network gets no observation, or
     observations and returns are paired wrongly.
     """
     return _one_step("ObservationReward", spaces.Discrete(2), _sign, lambda shown, action: shown[0])
 
 
 def discounted_reward() -> Environment:
-    """Probe: reward 0, then 1; the values of the observations 0 and 1 are gamma and 1.
+    """Probe: reward 0, then 1. The values of the observations 0 and 1 are gamma and 1.
 
-    Two steps, the second terminated; 2 actions. A failure, if the previous ones succeed, means: discounting is
-    wrong.
+    Two steps, the second terminated. There are 2 actions. A failure, if the previous ones succeed, means:
+    discounting is wrong.
     """
 
     def reset(key: Key, params: tuple[()]) -> tuple[Float[Array, "1"], ProbeState]:
@@ -72,18 +72,18 @@ def discounted_reward() -> Environment:
 
 
 def action_reward() -> Environment:
-    """Probe: action 1 pays 1, action 0 pays -1; best return 1.
+    """Probe: action 1 pays 1, action 0 pays -1. The best return is 1.
 
-    Observation 0; one step. The value is `2 p - 1` for a policy that takes action 1 with probability p,
+    Observation 0, one step. The value is `2 p - 1` for a policy that takes action 1 with probability p,
     and 1 for the best. A failure, if the previous ones succeed, means: the policy loss or its sign is wrong.
     """
     return _one_step("ActionReward", spaces.Discrete(2), _zero, lambda shown, action: _pay(action == 1))
 
 
 def action_observation() -> Environment:
-    """Probe: action 1 pays where the observation is 1, action 0 where it is -1; best return 1.
+    """Probe: action 1 pays where the observation is 1, action 0 where it is -1. The best return is 1.
 
-    The other action pays -1; one step. The best value is 1 everywhere; a policy blind to the observation
+    The other action pays -1. There is one step. The best value is 1 everywhere. A policy blind to the observation
     has 0. A failure, if the previous ones succeed, means: actions and advantages are paired wrongly.
     """
     return _one_step(
@@ -95,13 +95,13 @@ def action_observation() -> Environment:
 
 
 def truncation(*, episode_length: int = 4) -> Environment:
-    """Probe: reward 1 forever, but truncated every few steps; the value is 1 / (1 - gamma).
+    """Probe: reward 1 forever, but truncated every few steps. The value is 1 / (1 - gamma).
 
     That is the value of observation 1, from which all steps of an episode but the first start. The first
     starts from observation 0 and pays -10, so its value is -10 + gamma / (1 - gamma). No episode
     terminates. An algorithm that treats truncation as termination, or bootstraps from the observation after the
     reset (0) instead of the final one (1), learns another value of observation 1. For gamma = 0.9 and
-    episodes of 4 steps the right value is 10; the first mistake gives 2.5 from one-step returns (1.9 from
+    episodes of 4 steps the right value is 10. The first mistake gives 2.5 from one-step returns (1.9 from
     whole episodes'), the second -15.4 (-16).
 
     Args:
@@ -121,9 +121,9 @@ def truncation(*, episode_length: int = 4) -> Environment:
 
 
 def continuous_action() -> Environment:
-    """Probe: reward 1 - (action - observation)²; the best action is the observation, its value 1.
+    """Probe: reward 1 - (action - observation)². The best action is the observation, its value 1.
 
-    The observation is uniform in [-1, 1], as is the action's range; one step.
+    The observation is uniform in [-1, 1], as is the action's range. There is one step.
     """
     return _one_step(
         "ContinuousAction",
@@ -134,9 +134,9 @@ def continuous_action() -> Environment:
 
 
 def multi_discrete() -> Environment:
-    """Probe: two choices, of 2 and of 3; each that equals its observation pays 1/2. Best return 1.
+    """Probe: two choices, of 2 and of 3. Each that equals its observation pays 1/2. Best return 1.
 
-    The observation is the pair of right choices as floats; one step. The uniform policy has the
+    The observation is the pair of right choices as floats. There is one step. The uniform policy has the
     value 1/4 + 1/6.
     """
 
@@ -156,7 +156,7 @@ def action_mask() -> Environment:
     """Probe: 2 of 4 actions, drawn for each episode, are legal and pay 1, the others -1. Best return 1.
 
     Only the mask shows which: the observation is 0. So the value is 1 for every policy that obeys the
-    mask, and 0 for every one that ignores it; one step.
+    mask, and 0 for every one that ignores it. There is one step.
     """
 
     def reset(key: Key, params: tuple[()]) -> tuple[Float[Array, "1"], MaskedProbeState]:

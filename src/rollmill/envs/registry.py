@@ -73,7 +73,7 @@ def register(name: str, factory: Factory, *, overwrite: bool = False) -> None:
 
     Args:
         name: the id, such as `Corridor-v0`: one word without a colon, which separates an adapter's prefix.
-        factory: makes the environment from keyword options; the first line of its docstring is its description.
+        factory: makes the environment from keyword options. The first line of its docstring is its description.
         overwrite: replace a factory of the same name.
 
     Raises:
@@ -90,7 +90,7 @@ def make(name: str, *, transforms: Sequence[str] = (), **options: Any) -> Enviro
         name: an id that is built in, registered, or offered by an installed package (`registered` lists them), or
             `prefix:id` of an adapter.
         transforms: changes of its observations, actions or rewards, the innermost first, such as
-            `["frame-stack:4", "reward-scale:0.1"]`; docs/environments.md lists them.
+            `["frame-stack:4", "reward-scale:0.1"]`. Docs/environments.md lists them.
         **options: passed on to the factory. The environment records them and the transforms, so that it can be
             made again.
 
@@ -107,7 +107,7 @@ def make(name: str, *, transforms: Sequence[str] = (), **options: Any) -> Enviro
 
 
 def check_name(name: str) -> None:
-    """Raises a UsageError if no environment has the name; an adapter checks its own ids when it makes them."""
+    """Raises a UsageError if no environment has the name. An adapter checks its own ids when it makes them."""
     prefix, colon, _ = name.partition(":")
     if colon:
         _adapter(prefix)
@@ -154,15 +154,15 @@ def from_gymnasium(
     A function, or a class, of one argument, the number of environments, makes a `gymnasium.vector.VectorEnv`: a
     simulator of a batch, of which each process makes one, with as many environments as it steps.
 
-    Algorithms take `gymnasium.make(...)` and `gymnasium:ID` as they are; this is for functions, for example ones
+    Algorithms take `gymnasium.make(...)` and `gymnasium:ID` as they are. This is for functions, for example ones
     that wrap what they make. An environment of a function has no name by which other processes could make it:
     `rollmill.register("Mine-v0", lambda: rollmill.from_gymnasium(make_mine))` in a module gives it one.
 
     Args:
         source: an id, with or without `gymnasium:`; an environment, of whose spec copies are made and which itself
             is not stepped; or a function that returns a new environment, or vector environment, at each call.
-        name: name in messages and in the run; that of the function if left out.
-        transforms: as for `make`; not for vector environments.
+        name: name in messages and in the run, or that of the function if left out.
+        transforms: as for `make`, except for vector environments.
         reset_options: options of every `reset`, by name.
 
     Raises:
@@ -234,7 +234,7 @@ def _call_with_size(function: Callable[..., Any], keyword: str, num_envs: int) -
 
 
 def _one_more(name: str, factory: Callable[[], Any], last: list[Any]) -> gymnasium.Env:
-    """Returns a new environment of a function; `last` holds a weak reference to the one before."""
+    """Returns a new environment of a function. `last` holds a weak reference to the one before."""
     made = factory()
     if not isinstance(made, gymnasium.Env):
         raise UsageError(f"{name} returned {_described(made)}; it has to return a gymnasium.Env.")
@@ -252,7 +252,7 @@ def as_environment(env: object, options: Options = NO_OPTIONS) -> Environment | 
         options: options for the factory of an id.
 
     Raises:
-        UsageError: it is none of these, or a `gymnasium.Env` that cannot be made again from its id; or options are
+        UsageError: it is none of these, or a `gymnasium.Env` that cannot be made again from its id, or options are
             given without an id.
     """
     if isinstance(env, str):

@@ -33,7 +33,7 @@ def outline(value: Any) -> str:
 
 
 def type_of(leaf: Any) -> str:
-    """Returns an array's dtype and shape; the type of anything else."""
+    """Returns an array's dtype and shape, or the type of anything else."""
     if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
         return type(leaf).__name__
     return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"

@@ -1,7 +1,7 @@
 """Casts Python numbers and weakly typed arrays that an environment returns to arrays of a fixed dtype.
 
 `x * 0.5`, `reward=1.0` and `{"steps": 0}` are weakly typed in JAX: their dtype adapts to that of the other
-operand, so a loop cannot carry them. `jax.lax.scan` leaves the cast to its callers; here it is done once, where
+operand, so a loop cannot carry them. `jax.lax.scan` leaves the cast to its callers. Here it is done once, where
 an environment enters Rollmill.
 """
 
@@ -25,8 +25,8 @@ def strongly_typed(env: Environment) -> Environment:
     """Makes reset and step of an environment return arrays of fixed dtypes instead of weakly typed leaves.
 
     A weak observation gets the dtype of its space, a weak reward float32, and a weak leaf of the state the dtype
-    that it had before the step, if that loses nothing (integers become floats, never the reverse); otherwise a
-    leaf keeps its own dtype. Strongly typed leaves and results of another structure are unchanged; `check_types`
+    that it had before the step, if that loses nothing (integers become floats, never the reverse). Otherwise a
+    leaf keeps its own dtype. Strongly typed leaves and results of another structure are unchanged. `check_types`
     reports them.
     """
     observation_like, reward_like = _struct(env.observation_space), reward_struct(env)
@@ -54,7 +54,7 @@ def strongly_typed(env: Environment) -> Environment:
 
 
 def _struct(space: spaces.Space) -> PyTree:
-    """Types of an observation; None for an unsupported space, which `check_types` reports."""
+    """Types of an observation, or None for an unsupported space, which `check_types` reports."""
     try:
         return struct(space)
     except UsageError:

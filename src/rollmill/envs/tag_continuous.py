@@ -14,11 +14,11 @@ step, as the NumPy environment `TagContinuous` of rl-warp-drive 2.7.1. Its pecul
   direction.
 - The clock is part of the observation, and the last step terminates the episode: nothing is bootstrapped.
 
-That environment draws initial places and directions once and starts every episode with them; here each episode
+That environment draws initial places and directions once and starts every episode with them. Here each episode
 draws its own. Its CUDA kernels differ from it in one point: there a runner that is tagged in the last step still
 gets the end-of-game reward.
 
-Shape letters: `A` agents, `G` taggers before `R` runners; `F` features of an observation.
+Shape letters: `A` agents, `G` taggers before `R` runners, and `F` features of an observation.
 """
 
 import dataclasses
@@ -63,13 +63,13 @@ class TagContinuousState(eqx.Module):
 
 
 class TagContinuousParams(eqx.Module):
-    """The square, the agents' abilities, and rewards; every leaf may hold one value for each environment.
+    """The square, the agents' abilities, and rewards. Every leaf may hold one value for each environment.
 
     Rewards and penalties are added as they are: a penalty is a negative number.
     """
 
     accelerations: Float[Array, "..."] | Float[np.ndarray, "..."]
-    """Change of the acceleration by each choice, `[num_acceleration_levels + 1]`; see `action_levels`."""
+    """Change of the acceleration by each choice, `[num_acceleration_levels + 1]`. See `action_levels`."""
     turns: Float[Array, "..."] | Float[np.ndarray, "..."]
     """Change of the direction (rad) by each choice, `[num_turn_levels + 1]`."""
     grid_length: Scalar = 20.0
@@ -126,8 +126,8 @@ def tag_continuous(
     differences in `x`, `y`, speed, acceleration and direction, a flag of taggers, and a flag of agents in the
     game. An observation has a row for each feature over the other agents, then the time: `F = 7 K + 1`.
     Differences are in units of the square's diagonal, of the maximum speed (speed and acceleration), and of a full
-    turn; the time in units of `max_steps`. Missing neighbours are 0, and so are the observations of agents that
-    have left the game, except for the last two rows with `use_full_observation`.
+    turn, and the time in units of `max_steps`. Missing neighbours are 0, and so are the observations of agents
+    that have left the game, except for the last two rows with `use_full_observation`.
 
     With `use_full_observation`, observations take `7 A^2` numbers: 28 MB for 1,000 agents.
 
@@ -359,7 +359,7 @@ def central(
     rules: TagContinuousRules, state: TagContinuousState, params: TagContinuousParams
 ) -> Float[Array, " features"]:
     """Central features: `x`, `y`, speed, acceleration and direction of all agents, flags of the runners in the
-    game, and the time; in the units of observations.
+    game, and the time, in the units of observations.
     """
     free = state.in_game[rules.num_taggers :].astype(jnp.float32)
     return jnp.concatenate([_scaled(state, params).reshape(-1), free, _clock(rules, state)[None]])

@@ -12,7 +12,7 @@ step by step, as the NumPy environment `TagGridWorld` of rl-warp-drive 2.7.1. It
 That environment has a single runner and ends when it is tagged. With several, each leaves the game when it is
 tagged, the taggers are rewarded for every tag of a step, and the episode ends with the last one.
 
-Shape letters: `A` agents, `num_taggers` taggers before `num_runners` runners; `F` features of an observation.
+Shape letters: `A` agents, `num_taggers` taggers before `num_runners` runners, and `F` features of an observation.
 """
 
 import dataclasses
@@ -47,7 +47,7 @@ class TagGridWorldState(eqx.Module):
 
 
 class TagGridWorldParams(eqx.Module):
-    """Size of the grid, and rewards; every leaf may hold one value for each environment."""
+    """Size of the grid, and rewards. Every leaf may hold one value for each environment."""
 
     grid_length: Int[Array, "..."] | int = 100
     """The largest coordinate."""
@@ -89,7 +89,7 @@ def tag_gridworld(
     The kinds are `tagger` and `runner`. With `use_full_observation`, an agent's observation has the rows `x`,
     `y`, type (1 for runners), and 1 for the agent itself, each for all taggers and then all runners; with several
     runners, a row of flags of agents still in the game; and the time: `F = 4 A + 1` or `5 A + 1`.
-    Otherwise it is `[x, y, x and y of the nearest opponent, type, time]`; for taggers, only free runners are
+    Otherwise it is `[x, y, x and y of the nearest opponent, type, time]`. For taggers, only free runners are
     opponents. Coordinates are divided by `grid_length`, the time by `max_steps`.
 
     Args:
@@ -140,7 +140,7 @@ def _num_features(rules: TagGridWorldRules) -> int:
 def reset(
     rules: TagGridWorldRules, key: Key, params: TagGridWorldParams
 ) -> tuple[dict[str, Float[Array, "_ F"]], TagGridWorldState]:
-    """Taggers start in the centre, or anywhere except at the walls; runners in the corner `(0, 0)`."""
+    """Taggers start in the centre, or anywhere except at the walls, and runners in the corner `(0, 0)`."""
     length = jnp.asarray(params.grid_length, jnp.int32)
     cells = jnp.broadcast_to(length // 2, (2, rules.num_taggers))
     if rules.random_start:
@@ -177,7 +177,7 @@ def step(
 def _walk(
     state: TagGridWorldState, action: Int[Array, " A"], params: TagGridWorldParams
 ) -> tuple[Int[Array, " A"], Int[Array, " A"], Bool[Array, " A"]]:
-    """Returns the next cells, and flags of agents that hit a wall; tagged agents do not move."""
+    """Returns the next cells, and flags of agents that hit a wall. Tagged agents do not move."""
     length = jnp.asarray(params.grid_length, jnp.int32)
     cells = jnp.stack([state.x, state.y])
     target = cells + jnp.where(state.in_game[None], jnp.asarray(MOVES.T)[:, action], 0)
@@ -198,7 +198,7 @@ def _rewards(
     tagged: Bool[Array, " R"],
     params: TagGridWorldParams,
 ) -> dict[str, Float[Array, " _"]]:
-    """Reward of each agent; `free` are the runners that were free before the step."""
+    """Reward of each agent. `free` are the runners that were free before the step."""
     penalty = jnp.where(hit, jnp.float32(params.wall_hit_penalty), 0)
     cost = jnp.float32(params.step_cost_for_tagger)
     tags = jnp.sum(tagged).astype(jnp.float32)

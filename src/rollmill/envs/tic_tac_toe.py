@@ -1,4 +1,4 @@
-"""TicTacToe-v0: two players mark nine squares in turn; three in line win. Perfect play is a draw."""
+"""TicTacToe-v0: two players mark nine squares in turn. Three in line win. Perfect play is a draw."""
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -22,20 +22,20 @@ SIZE = 3
 SQUARES = SIZE * SIZE
 
 _LINES = (0o007, 0o070, 0o700, 0o111, 0o222, 0o444, 0o124, 0o421)
-"""The squares of each line: rows, columns and diagonals; an octal digit is a row."""
+"""The squares of each line: rows, columns and diagonals. An octal digit is a row."""
 
 
 class TicTacToeState(eqx.Module):
     """A position: a bit for each square that a player has marked, and the number of moves so far."""
 
     own: UInt32[Array, ""]
-    """Squares of the player to move; bit `3 row + column`."""
+    """Squares of the player to move, as bit `3 row + column`."""
     opponent: UInt32[Array, ""]
     moves: Int[Array, ""]
 
 
 def tic_tac_toe(*, random_plies: int = 0, fewest_random_plies: int | None = None) -> Environment:
-    """Tic-tac-toe for two players, 9 squares; reward 1 for three in line, 0 for a draw.
+    """Tic-tac-toe for two players, 9 squares, with reward 1 for three in line and 0 for a draw.
 
     The observation is `[row, column, player]`, 1 for a mark: of the player to move in the first plane, of the
     opponent in the second. Action `3 row + column` marks that square. A square that is marked already is illegal,
@@ -85,7 +85,7 @@ def empty() -> TicTacToeState:
 
 
 def move(state: TicTacToeState, square: Int[Array, ""]) -> Timestep:
-    """Marks a square for the player to move; a marked one keeps its owner, and the player loses."""
+    """Marks a square for the player to move. A marked one keeps its owner, and the player loses."""
     marked = state.own | state.opponent
     mark = ~marked & (jnp.uint32(1) << square.astype(jnp.uint32))
     mine = state.own | mark
@@ -116,7 +116,7 @@ def to_move(state: TicTacToeState) -> Int[Array, ""]:
 
 
 def winner(state: TicTacToeState) -> Int[Array, ""]:
-    """Returns the player who has three in line, 0 or 1; -1 if nobody has."""
+    """Returns the player who has three in line, 0 or 1, or -1 if nobody has."""
     return winner_of(has_three(state.own), has_three(state.opponent), to_move(state))
 
 

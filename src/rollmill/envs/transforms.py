@@ -34,7 +34,7 @@ from rollmill.envs.rare_resets import Restart, rare_reset
 from rollmill.envs.returned import as_timestep
 
 STEP_FOLD = 0x5354_4550
-"""Folded into the key for the step; the reset uses the key itself, and derives far fewer keys than this number."""
+"""Folded into the key for the step. The reset uses the key itself, and derives far fewer keys than this number."""
 
 
 class TimeLimitState(eqx.Module):
@@ -55,7 +55,7 @@ def time_limit(env: Environment, max_steps: int) -> Environment:
     """Truncates every episode at its `max_steps`-th step.
 
     As in Gymnasium's `TimeLimit`, `truncated` is True at the limit even where `terminated` is True as
-    well; `terminated` is unchanged, and it alone decides that nothing is bootstrapped.
+    well. `terminated` is unchanged, and it alone decides that nothing is bootstrapped.
 
     Args:
         env: the environment, unbatched.
@@ -90,8 +90,8 @@ def time_limit(env: Environment, max_steps: int) -> Environment:
 def auto_reset(env: Environment) -> Environment:
     """Starts the next episode in the step that ends one.
 
-    Where `terminated | truncated`, the returned state and observation are those of the new episode;
-    reward and flags are still those of the old one. `info["final_observation"]` always holds the
+    Where `terminated | truncated`, the returned state and observation are those of the new episode.
+    Reward and flags are still those of the old one. `info["final_observation"]` always holds the
     observation before any reset, from which to bootstrap where `truncated`. An environment whose reset is
     expensive says so by its `reset_ratio`.
 
@@ -153,7 +153,7 @@ def vary(env: Environment, sample: Callable[[Key, Params], Params]) -> Environme
             shapes and dtypes.
 
     Returns:
-        The environment with a `VariedState`; `step` uses the parameters that `reset` drew.
+        The environment with a `VariedState`. `step` uses the parameters that `reset` drew.
     """
     _check_compiled("vary", env, "draw the parameters in the environment's own reset")
 
@@ -223,7 +223,7 @@ def plannable(env: Environment) -> Environment:
         env: the environment as its author wrote it, before transforms that are added around it.
 
     Returns:
-        The environment whose `planning_state` is the state itself; later transforms take their own parts off it.
+        The environment whose `planning_state` is the state itself. Later transforms take their own parts off it.
     """
     _check_compiled("plannable", env, "plan in an environment of JAX functions")
     return env._replace(
@@ -284,7 +284,9 @@ def wrap(
 def _functions_of_state(
     env: Environment, lift: Callable[[Callable[..., Any]], Callable[..., Any]]
 ) -> dict[str, Callable[..., Any] | None]:
-    """Returns the optional functions of an environment's state, lifted; None for those that it does not have."""
+    """Returns the optional functions of an environment's state, lifted, or None for those that it does not
+    have.
+    """
     functions = {
         "action_mask": env.action_mask,
         "active": env.active,

@@ -1,6 +1,6 @@
 """How busy a GPU is: NVML's utilisation, and the activity that the hardware counts (GPM, from Hopper on).
 
-Utilisation is the share of time in which at least one kernel ran, however small; activity of the multiprocessors
+Utilisation is the share of time in which at least one kernel ran, however small. Activity of the multiprocessors
 is the share of multiprocessors and cycles with work. A loop of tiny kernels has much of the one and hardly any of
 the other. Both are of the whole GPU, not of one process or instance.
 """
@@ -32,7 +32,7 @@ GPM_METRICS = {
 
 
 class Activity(NamedTuple):
-    """Averages over an interval, as fractions of 1; None where the GPU does not count them."""
+    """Averages over an interval, as fractions of 1, or None where the GPU does not count them."""
 
     utilisation: float | None = None
     """Share of time in which a kernel ran (`nvidia-smi`'s utilisation)."""
@@ -59,7 +59,7 @@ class Activity(NamedTuple):
 
 
 class ActivityMonitor:
-    """Measures the activity of one GPU from its creation to `close`; usable as a context manager."""
+    """Measures the activity of one GPU from its creation to `close`. It is a context manager."""
 
     def __init__(self, nvml: Any, index: int) -> None:
         self.index = index
@@ -118,7 +118,7 @@ class ActivityMonitor:
 
 
 class _Counters:
-    """Counters of the hardware; all samples are None where a GPU has none, or its driver fails.
+    """Counters of the hardware. All samples are None where a GPU has none, or its driver fails.
 
     Whatever the driver raises is no reason to stop what is measured.
     """
@@ -185,7 +185,7 @@ class GpuActivity:
 
 @contextlib.contextmanager
 def watched_gpus() -> Iterator[GpuActivity]:
-    """Measures the visible GPUs; nothing where the driver's library is not there or does not answer."""
+    """Measures the visible GPUs, or nothing where the driver's library is not there or does not answer."""
     with contextlib.ExitStack() as stack:
         monitors: list[ActivityMonitor] = []
         try:

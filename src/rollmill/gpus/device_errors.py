@@ -30,7 +30,7 @@ HANDLES = (
 HANDLE_BYTES = 2 * 2**30
 """Free bytes of a GPU with which its libraries start, so that their errors have another cause."""
 LOST = "CUDA_ERROR_"
-"""The beginning of the names of errors of CUDA's driver; after one of them, no program runs any more."""
+"""The beginning of the names of errors of CUDA's driver. After one of them, no program runs any more."""
 
 
 def known_device_error(

@@ -1,4 +1,4 @@
-"""Checks of JAX's settings, before anything is traced; and the promotion that other packages rely on."""
+"""Checks of JAX's settings, before anything is traced, and the promotion that other packages rely on."""
 
 import contextlib
 import os

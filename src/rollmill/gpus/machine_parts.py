@@ -20,7 +20,7 @@ class MachinePart:
     """The part of the machine that one process at a time has."""
 
     cores: tuple[int, ...]
-    """The cores that it runs on; empty: any."""
+    """The cores that it runs on, or empty for any."""
     environment: Mapping[str, str]
     """Environment variables of its process."""
     descriptors: tuple[int, ...] = ()
@@ -45,7 +45,7 @@ class MachineParts:
 def divide_machine(
     wanted: int | None, most: int, sharing: GpuSharing, *, enough: int | None = None
 ) -> Iterator[MachineParts]:
-    """Divides the machine into parts, at most `most`; daemons that share its GPUs run until the context ends.
+    """Divides the machine into parts, at most `most`. Daemons that share its GPUs run until the context ends.
 
     By default there is one for each core; under MPS no more than fit into the GPUs' memory, but at least one for
     each GPU; with MIG one for each slice; in turns one for each GPU. On GPUs that default is lowered to `enough`,

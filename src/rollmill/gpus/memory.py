@@ -42,7 +42,7 @@ class Holder(NamedTuple):
     bytes: int | None
     """None where the driver does not tell."""
     by_claim: bool = False
-    """The driver does not name it; it is a training that said what it would take."""
+    """The driver does not name it. It is a training that said what it would take."""
 
     def __str__(self) -> str:
         held = "an unknown part" if self.bytes is None else format_bytes(self.bytes)

@@ -1,4 +1,4 @@
-"""MIG: slices that exist are used as they are; making them is left to the user, who gets the commands."""
+"""MIG: slices that exist are used as they are. Making them is left to the user, who gets the commands."""
 
 import shlex
 from collections.abc import Iterator

@@ -1,8 +1,8 @@
 """The MPS daemons of this host's GPUs, shared by all of a user's runs.
 
-Clients of two daemons take turns on a GPU; only those of one daemon overlap. So there is one daemon a GPU. Each
-process that uses it holds a shared lock on a file beside it; an owner process (`mps_owner`) ends the daemon when
-the last lock is gone. A daemon that somebody else has started is used and left as it is.
+Clients of two daemons take turns on a GPU, and only those of one daemon overlap. So there is one daemon a GPU.
+Each process that uses it holds a shared lock on a file beside it. An owner process (`mps_owner`) ends the daemon
+when the last lock is gone. A daemon that somebody else has started is used and left as it is.
 """
 
 import contextlib
@@ -45,9 +45,9 @@ class MpsDaemon:
     ours: bool
     """Rollmill started it, and ends it after its last user."""
     seconds: float = 0.0
-    """Time that its start took; 0 if it ran already."""
+    """Time that its start took, or 0 if it ran already."""
     lock: int | None = None
-    """Descriptor of the lock of its users; a process that inherits it is one, even after this one has ended."""
+    """Descriptor of the lock of its users. A process that inherits it is one, even after this one has ended."""
 
     @property
     def answers(self) -> bool:
@@ -116,7 +116,7 @@ def _root() -> Path:
 
 @contextlib.contextmanager
 def _in_use(folder: Path) -> Iterator[int]:
-    """Holds the shared lock of a daemon's folder; yields its descriptor."""
+    """Holds the shared lock of a daemon's folder, and yields its descriptor."""
     deadline = time.monotonic() + START_SECONDS
     while (lock := _locked(folder)) is None:
         if time.monotonic() > deadline:

@@ -20,12 +20,12 @@ from rollmill.gpus.memory import HINT, GpuMemory, ask_gpu_memory
 PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
 FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 FRACTIONS = (FRACTION, "XLA_CLIENT_MEM_FRACTION")
-"""JAX's old and new name; it refuses to start with both."""
+"""JAX's old and new name. It refuses to start with both."""
 ALLOCATOR = "XLA_PYTHON_CLIENT_ALLOCATOR"
 JAX_FRACTION = 0.75
 """JAX's own share, where nobody chooses."""
 IN_USE = 0.92
-"""Part of the free memory that a process may take; the rest is for what CUDA keeps beside JAX's part."""
+"""Part of the free memory that a process may take. The rest is for what CUDA keeps beside JAX's part."""
 MIN_FREE = 2**30
 """Free bytes of a GPU without which no process starts there: its context and the handles of libraries take about
 600 MB on an H100 before a training has any array."""
@@ -134,7 +134,9 @@ def takes_gpus() -> bool:
 
 
 def takes_as_needed() -> bool:
-    """Returns whether this process takes memory of GPUs as it needs it; known once JAX's backend has started."""
+    """Returns whether this process takes memory of GPUs as it needs it. It is known once JAX's backend has
+    started.
+    """
     return _as_needed
 
 

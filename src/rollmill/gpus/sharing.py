@@ -37,7 +37,7 @@ class Instance:
     memory_fraction: float
     """The same as a fraction of the device's memory."""
     share: float | None = None
-    """Share of the multiprocessors that it may use at most; None: all of them."""
+    """Share of the multiprocessors that it may use at most, or None for all of them."""
     daemon: MpsDaemon | None = None
 
     @property
@@ -105,9 +105,9 @@ def choose_sharing(gpus: Sequence[Gpu], wanted: GpuSharing) -> tuple[Way, str]:
 
 @contextlib.contextmanager
 def shared_gpus(gpus: Sequence[Gpu], wanted: GpuSharing) -> Iterator[SharedGpus]:
-    """Lets processes share GPUs; daemons of MPS run until the context ends.
+    """Lets processes share GPUs. Daemons of MPS run until the context ends.
 
-    Where MPS was not requested and its daemon does not start, processes take turns; where it was, `MpsUnavailable`
+    Where MPS was not requested and its daemon does not start, processes take turns. Where it was, `MpsUnavailable`
     is raised. Raises a `UsageError` if the GPUs cannot be shared as wanted.
     """
     way, reason = choose_sharing(gpus, wanted)
@@ -135,7 +135,7 @@ def divide_gpus(
 ) -> list[Instance]:
     """Divides GPUs into instances, of every GPU in turns, each with an equal part of its GPU's free memory.
 
-    Daemons and the `limits`, the maximum instances of each GPU or slice, are by UUID; limits add up to `instances`
+    Daemons and the `limits`, the maximum instances of each GPU or slice, are by UUID. Limits add up to `instances`
     at least. `share` is the fraction of the multiprocessors that each may use at most. Raises a `UsageError` if
     MPS cannot serve as many.
     """

@@ -24,13 +24,13 @@ ITERATION = "iteration"
 
 
 def csv_log(path: str | Path | None = None) -> Hook:
-    """Writes the lines of metrics.jsonl as CSV, a column for each metric; undefined values are empty.
+    """Writes the lines of metrics.jsonl as CSV, a column for each metric. Undefined values are empty.
 
     The file is replaced when a training begins. A resumed run keeps the rows up to its checkpoint, if it is given
     the same path.
 
     Args:
-        path: path of the file; `metrics.csv` in the run directory if left out.
+        path: path of the file, by default `metrics.csv` in the run directory.
 
     Raises:
         UsageError: when the training begins, if the path is a file that holds something else than such rows.
@@ -71,7 +71,7 @@ class _CsvTable:
         self._write(columns if kept else [ITERATION], kept)
 
     def add(self, row: Any) -> None:
-        """Appends a row; the file is written anew where the row has other metrics than those before."""
+        """Appends a row. The file is written anew where the row has other metrics than those before."""
         if new := [name for name in row if name not in self._columns]:
             self._write([*self._columns, *new], self._read()[1])
         with self._errors(), open(self._folder.open_to_append(self._path.name), "a", newline="") as file:

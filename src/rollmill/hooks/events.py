@@ -27,7 +27,7 @@ class TrainingEvent:
 
 @dataclass(frozen=True)
 class TrainingStarted(TrainingEvent):
-    """A training begins, or goes on from a checkpoint of this iteration; later lines of metrics are void."""
+    """A training begins, or goes on from a checkpoint of this iteration. Later lines of metrics are void."""
 
     directory: Path
     """The run directory."""
@@ -48,7 +48,7 @@ class MetricsLogged(TrainingEvent):
     row: Mapping[str, Any]
     """The line: numbers by name, None for those that are not defined."""
     episodes: float
-    """Latest episodes that `episode/return` is the mean of; of several seeds, the fewest."""
+    """Latest episodes that `episode/return` is the mean of. For several seeds it is the fewest."""
 
 
 @dataclass(frozen=True)
@@ -65,17 +65,17 @@ class PolicyEvaluated(TrainingEvent):
 
 @dataclass(frozen=True)
 class CheckpointSaved(TrainingEvent):
-    """A checkpoint of this iteration is complete on disk; a later one may already have displaced it."""
+    """A checkpoint of this iteration is complete on disk. A later one may already have displaced it."""
 
     path: Path
     """Its folder."""
     score: float | None
-    """The mean return by which the best checkpoints are kept; None if there is none."""
+    """The mean return by which the best checkpoints are kept, or None if there is none."""
 
 
 @dataclass(frozen=True)
 class TrainingRewound(TrainingEvent):
-    """All workers begin again after this iteration, because one was lost; later lines of metrics are void."""
+    """All workers begin again after this iteration, because one was lost. Later lines of metrics are void."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class Checkpoint:
 
 
 HookRequest: TypeAlias = Stop | Checkpoint | None
-"""A hook's answer to an event; None for no request."""
+"""A hook's answer to an event, or None for no request."""
 
 Hook: TypeAlias = Callable[[TrainingEvent], HookRequest]
 """Called with each event of a training, one at a time."""

@@ -18,7 +18,7 @@ def stop_at_return(value: int | float, *, episodes: int = WINDOW, evaluated: boo
     """Stops a training as soon as the mean return is at least `value`.
 
     Args:
-        value: the return to reach; of several seeds, by their mean.
+        value: the return to reach, by the mean of several seeds.
         episodes: how many episodes must have ended before `episode/return` counts, from 1 to 100: it is the mean
             over the latest 100, or over fewer at the beginning.
         evaluated: judge by `evaluation/return` instead, in trainings with `evaluate_every`.
@@ -64,7 +64,7 @@ def early_stopping(
         smaller_is_better: for metrics such as losses or `episode/length`.
 
     Returns:
-        A hook for one training; that of a run which is resumed begins to count anew.
+        A hook for one training. In a run that is resumed it begins to count anew.
 
     Raises:
         UsageError: `patience` is not positive, or `min_change` negative or not finite.

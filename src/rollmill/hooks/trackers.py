@@ -70,13 +70,13 @@ def wandb_log(project: str = "rollmill", **settings: Any) -> Hook:
 def mlflow_log(experiment: str = "rollmill", *, tracking_uri: str | None = None) -> Hook:
     """Logs a training to MLflow: options and hyperparameters, metrics over `env_steps`, and the summary as tags.
 
-    A resumed run continues the same run there; MLflow keeps what was logged after its checkpoint beside what is
+    A resumed run continues the same run there. MLflow keeps what was logged after its checkpoint beside what is
     logged anew.
 
     Args:
-        experiment: of MLflow; created if it is missing.
-        tracking_uri: address of the server, or a local store such as `sqlite:///mlflow.db`; MLflow's own choice if
-            left out (`MLFLOW_TRACKING_URI`).
+        experiment: of MLflow, created if it is missing.
+        tracking_uri: address of the server, or a local store such as `sqlite:///mlflow.db`. If left out, MLflow
+            chooses (`MLFLOW_TRACKING_URI`).
 
     Raises:
         UsageError: the package is not installed.

@@ -67,17 +67,17 @@ class NetworkConfig:
     """Normalise the outputs of each fully connected layer, before its activation (Ba et al. 2016)."""
 
     residual: bool = False
-    """Residual blocks in the place of fully connected layers, one for each of `hidden_sizes`, which are equal;
-    they are normalised (Lee et al. 2025, SimBa)."""
+    """Residual blocks in the place of fully connected layers, one for each of `hidden_sizes`, which are equal.
+    They are normalised (Lee et al. 2025, SimBa)."""
 
     activation: Literal["tanh", "relu", "swish", "gelu", "elu"] = "tanh"
-    """Activation of the fully connected layers; convolutions use ReLU."""
+    """Activation of the fully connected layers. Convolutions use ReLU."""
 
     convolutions: tuple[tuple[Count, Count, Count], ...] = ()
-    """Channels, kernel size and stride of each convolution; if empty, chosen by the size of the image."""
+    """Channels, kernel size and stride of each convolution. If empty, they are chosen by the size of the image."""
 
     image_layout: Literal["auto", "channels_first", "channels_last"] = "auto"
-    """Position of an image's channel axis; `auto` takes the first axis if it is short and the two others are
+    """Position of an image's channel axis. `auto` takes the first axis if it is short and the two others are
     longer, as in (4, 84, 84), and the last axis otherwise."""
 
     num_blocks: Count = 4
@@ -96,7 +96,7 @@ class NetworkConfig:
     """Width of the recurrent unit."""
 
     state_dependent_std: bool = False
-    """Compute a continuous policy's standard deviation from the features; otherwise it is one learned weight."""
+    """Compute a continuous policy's standard deviation from the features. Otherwise it is one learned weight."""
 
     squash_actions: bool = False
     """Squash continuous actions by a tanh into the bounds of their space."""
@@ -105,18 +105,18 @@ class NetworkConfig:
     """Initial log standard deviation of a continuous policy."""
 
     learn_std: bool = True
-    """Learn the standard deviation of a continuous policy; otherwise it stays as `initial_log_std` says."""
+    """Learn the standard deviation of a continuous policy. Otherwise it stays as `initial_log_std` says."""
 
     name: str | None = None
-    """Name of a registered network (`rollmill.register_network`), used instead of the settings above; of a torso,
-    which comes before the layers of `hidden_sizes`."""
+    """Name of a registered network (`rollmill.register_network`), used instead of the settings above. A torso
+    stands before the layers of `hidden_sizes`."""
 
     def __post_init__(self) -> None:
         check_fields(self)
 
 
 class SharedActorCritic(eqx.Module):
-    """An actor and a critic on one torso; the memory is the torso's."""
+    """An actor and a critic on one torso. The memory is the torso's."""
 
     shares_torso: ClassVar[bool] = True
     torso: Torso
@@ -148,7 +148,7 @@ class SharedActorCritic(eqx.Module):
 
 
 class SeparateActorCritic(eqx.Module):
-    """An actor and a critic with a torso each; the memory is the pair of their memories, or `()`."""
+    """An actor and a critic with a torso each. The memory is the pair of their memories, or `()`."""
 
     actor_torso: Torso
     actor: ActionHead
@@ -172,7 +172,7 @@ class SeparateActorCritic(eqx.Module):
     def policy(
         self, observation: Observation, memory: Memory, action_mask: Bool[Array, "..."] | None = None
     ) -> tuple[Distribution, Memory]:
-        """Returns the action distribution from the actor's torso alone; the critic's memory is unchanged."""
+        """Returns the action distribution from the actor's torso alone. The critic's memory is unchanged."""
         actor_memory, critic_memory = _split(memory)
         features, actor_memory = self.actor_torso(observation, actor_memory)
         return self.actor(features, action_mask), _join(actor_memory, critic_memory)
@@ -198,7 +198,7 @@ def actor_critic(
         observation_space: the actor's observation space, and by default the critic's.
         action_space: the action space.
         config: the network's settings.
-        critic_space: the critic's observation space, if it is another one; then only `policy` and `value` of the
+        critic_space: the critic's observation space, if it is another one. Then only `policy` and `value` of the
             network may be called.
 
     Raises:

@@ -1,6 +1,6 @@
 """Protocols of networks and of the action distributions that they return.
 
-Everything is about ONE observation, unbatched; callers map over many with `jax.vmap`.
+Everything is about ONE observation, unbatched, and callers map over many with `jax.vmap`.
 """
 
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -12,14 +12,14 @@ from rollmill.core.types import Action, Key, Memory, Observation
 
 @runtime_checkable
 class Distribution(Protocol):
-    """A distribution over the elements of one action space; a pytree of arrays."""
+    """A distribution over the elements of one action space, as a pytree of arrays."""
 
     def sample(self, key: Key, /) -> Action:
         """Samples one action, in the shape and dtype of the space."""
         ...
 
     def sample_and_log_prob(self, key: Key, /) -> tuple[Action, Float[Array, ""]]:
-        """Samples one action; also returns its log-probability, equal to `log_prob(action)`."""
+        """Samples one action, and returns its log-probability, equal to `log_prob(action)`."""
         ...
 
     def log_prob(self, action: Action, /) -> Float[Array, ""]:
@@ -27,7 +27,7 @@ class Distribution(Protocol):
         ...
 
     def entropy(self) -> Float[Array, ""]:
-        """Entropy of the whole action in nats; deterministic."""
+        """Entropy of the whole action in nats. It is deterministic."""
         ...
 
     def mode(self) -> Action:
@@ -65,11 +65,11 @@ class ActorCritic(Protocol):
     def __call__(
         self, observation: Observation, memory: Memory, action_mask: Bool[Array, "..."] | None = None
     ) -> Output:
-        """Returns the network's output; True in `action_mask` marks a legal action."""
+        """Returns the network's output. True in `action_mask` marks a legal action."""
         ...
 
     def value(self, observation: Observation, memory: Memory) -> Float[Array, ""]:
-        """Returns the value alone, for bootstrapping; does not evaluate the actor."""
+        """Returns the value alone, for bootstrapping, and does not evaluate the actor."""
         ...
 
 
@@ -81,13 +81,13 @@ class AgentNetwork(Protocol):
     """
 
     def initial_memory(self) -> Memory:
-        """Returns the memory at the start of an episode; `()` for a network without memory."""
+        """Returns the memory at the start of an episode, or `()` for a network without memory."""
         ...
 
     def policy(
         self, observation: Observation, memory: Memory, action_mask: Bool[Array, "..."] | None = None
     ) -> tuple[Distribution, Memory]:
-        """One agent's action distribution, and the next memory; True in `action_mask` marks a legal action."""
+        """One agent's action distribution, and the next memory. True in `action_mask` marks a legal action."""
         ...
 
     def value(self, observation: Observation, memory: Memory) -> Float[Array, ""]:

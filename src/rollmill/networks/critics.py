@@ -1,6 +1,6 @@
 """Networks of off-policy algorithms: values of actions, and policies without a critic.
 
-Everything is about ONE observation, unbatched; callers map over many with `jax.vmap`.
+Everything is about ONE observation, unbatched, and callers map over many with `jax.vmap`.
 """
 
 import math
@@ -69,7 +69,7 @@ class StochasticActor(eqx.Module):
     head: ActionHead
 
     def __call__(self, observation: Observation, action_mask: Any = None) -> Distribution:
-        """Returns the action distribution; True in `action_mask` marks a legal action."""
+        """Returns the action distribution. True in `action_mask` marks a legal action."""
         return self.head(self.torso(observation, ())[0], action_mask)
 
 

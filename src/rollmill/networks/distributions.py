@@ -53,7 +53,7 @@ class Categorical(eqx.Module):
         return _categorical_log_prob(self.logits, action.astype(jnp.int32) - self.start)
 
     def entropy(self) -> Float[Array, ""]:
-        """`-sum(p log p)`; masked choices contribute nothing."""
+        """`-sum(p log p)`. Masked choices contribute nothing."""
         return _categorical_entropy(self.logits)
 
     def mode(self) -> Int[Array, ""]:
@@ -64,7 +64,7 @@ class Categorical(eqx.Module):
 class MultiCategorical(eqx.Module):
     """Independent choices of different sizes, their logits padded with minus infinity to the largest.
 
-    `start` holds the first value of each choice, flattened in row-major order; empty means zeros.
+    `start` holds the first value of each choice, flattened in row-major order. Empty means zeros.
     """
 
     logits: Float[Array, "*shape n"]
@@ -127,7 +127,7 @@ class Bernoulli(eqx.Module):
 
 
 class DiagonalGaussian(eqx.Module):
-    """Independent normal variables; unbounded, whatever the bounds of the action space.
+    """Independent normal variables, unbounded whatever the bounds of the action space.
 
     Actions are not clipped to the space, so that log-probabilities are exact: clip where the environment is
     stepped, and store the unclipped action.
@@ -169,8 +169,8 @@ class TanhGaussian(eqx.Module):
     distinguish larger values after the tanh. So a stored action has the log-probability that it was sampled
     with, up to the rounding of the action, and an action on a bound has a finite one. Gradients of a sample pass
     through the clipping. The mean is clipped likewise, as an `x` that stays at the limit while its mean moves on
-    would become ever less likely; there only the gradient of the entropy is left, which leads back.
-    `low` and `high` are flattened in row-major order; they are static, and so never trained.
+    would become ever less likely. There only the gradient of the entropy is left, which leads back.
+    `low` and `high` are flattened in row-major order. They are static, and so never trained.
     """
 
     mean: Float[Array, "*shape"]

@@ -38,7 +38,7 @@ class ActionHead(Protocol):
     def __call__(
         self, features: Float[Array, " features"], action_mask: Bool[Array, "..."] | None = None, /
     ) -> Distribution:
-        """Returns the action distribution; True in `action_mask` marks a legal action."""
+        """Returns the action distribution. True in `action_mask` marks a legal action."""
         ...
 
 
@@ -129,7 +129,7 @@ class GaussianHead(eqx.Module):
     """`Box` of any shape: a raw Gaussian without bounds, a `TanhGaussian` with them.
 
     A raw Gaussian may exceed a bounded `Box`: its actions are clipped where the environment is stepped,
-    not here; store the unclipped action, and use it for log-probabilities.
+    not here. Store the unclipped action, and use it for log-probabilities.
     """
 
     mean: Linear
@@ -156,7 +156,7 @@ def action_head(
     initial_log_std: float = 0.0,
     learn_std: bool = True,
 ) -> ActionHead:
-    """Makes the head for an action space; the last three options apply to a `Box` only.
+    """Makes the head for an action space. The last three options apply to a `Box` only.
 
     Args:
         key: random key of the weights.
@@ -166,7 +166,7 @@ def action_head(
             instead of learning one for all states.
         squash: keep actions within the bounds by a `TanhGaussian`.
         initial_log_std: initial log standard deviation.
-        learn_std: learn it; otherwise it stays as it begins.
+        learn_std: learn it. Otherwise it stays as it begins.
 
     Raises:
         UsageError: the space is of another kind, or `squash` is set and it has no bounds.
@@ -219,7 +219,7 @@ def finite_bounds(space: spaces.Box) -> tuple[tuple[float, ...], tuple[float, ..
 
 
 def _masked(logits: Float[Array, "..."], mask: Bool[Array, "..."] | None) -> Float[Array, "..."]:
-    """Sets the logits of illegal choices to `MASKED_LOGIT`; if no choice is legal, all are equally likely."""
+    """Sets the logits of illegal choices to `MASKED_LOGIT`. If no choice is legal, all are equally likely."""
     if mask is None:
         return logits
     if mask.shape != logits.shape:

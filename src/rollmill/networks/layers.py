@@ -1,7 +1,7 @@
 """Layers with weights, and their initialisation.
 
 Weights are stored as [inputs, outputs], so that a batch under `jax.vmap` is one plain `x @ w`.
-Shape letters: `I` inputs, `O` outputs, `H` hidden units, `G` gates times `H`; images are height, width, channels.
+Shape letters: `I` inputs, `O` outputs, `H` hidden units, `G` gates times `H`. Images are height, width, channels.
 """
 
 import functools
@@ -37,7 +37,7 @@ class Convolution(eqx.Module):
     bias: Float[Array, " O"]
     stride: int = eqx.field(static=True)
     padding: Padding = eqx.field(static=True, default="VALID")
-    """`VALID` is no padding; with `SAME` zeros keep the size of the image, but for the stride."""
+    """`VALID` is no padding. With `SAME` zeros keep the size of the image, but for the stride."""
 
     def __call__(self, image: Float[Array, "height width I"]) -> Float[Array, "rows columns O"]:
         """Maps one image."""
@@ -129,7 +129,7 @@ class LSTMCell(eqx.Module):
 
 
 def max_pool(image: Float[Array, "height width C"], *, size: int, stride: int) -> Float[Array, "rows columns C"]:
-    """Returns the largest numbers of windows of an image; its borders are extended as with `SAME` padding.
+    """Returns the largest numbers of windows of an image. Its borders are extended as with `SAME` padding.
 
     Rows first, then columns, by comparing shifted images: gradients and exported programs need no more than that.
     """
@@ -150,7 +150,7 @@ def _largest_along(
 
 
 def _least(image: Float[Array, "height width C"], axis: int, count: int) -> Float[Array, "..."]:
-    """Returns rows or columns below every number; ONNX has no `jnp.pad` for batches of any size."""
+    """Returns rows or columns below every number. ONNX has no `jnp.pad` for batches of any size."""
     return jnp.full(image.shape[:axis] + (count,) + image.shape[axis + 1 :], -jnp.inf, jnp.float32)
 
 

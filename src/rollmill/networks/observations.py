@@ -20,15 +20,15 @@ MAX_CHANNELS = 16
 
 
 class ObservationLeaf(NamedTuple):
-    """The encoding of one leaf of an observation; hashable, as networks hold it as a static field."""
+    """The encoding of one leaf of an observation, hashable because networks hold it as a static field."""
 
     path: tuple[str | int, ...]
     """Keys and indices that lead to the leaf."""
     shape: tuple[int, ...]
     categories: tuple[int, ...] = ()
-    """Number of categories of each element; empty for a leaf of numbers."""
+    """Number of categories of each element, or empty for a leaf of numbers."""
     starts: tuple[int, ...] = ()
-    """First category of each element; empty for a leaf of numbers."""
+    """First category of each element, or empty for a leaf of numbers."""
     scale: float = 1.0
     """Factor of a leaf of numbers."""
     image: bool = False
@@ -109,7 +109,7 @@ def as_image(leaf: ObservationLeaf, observation: Observation) -> Float[Array, "h
 def flatten(space: spaces.Space, observation: Observation) -> Float[Array, " size"]:
     """Encodes one observation as a float32 vector of length `flat_size(space)`.
 
-    `Discrete` and `MultiDiscrete` become one-hot, counted from their `start`; other leaves are cast
+    `Discrete` and `MultiDiscrete` become one-hot, counted from their `start`. Other leaves are cast
     and raveled, and a uint8 `Box` with bound 255 is divided by 255. Leaves are concatenated in the order
     of the space.
     """

@@ -56,7 +56,7 @@ def orthonormal_columns(matrix: Float[Array, "N M"]) -> Float[Array, "N M"]:
 
 
 def _orthonormal_panel(panel: Float[Array, "N W"]) -> Float[Array, "N W"]:
-    """Orthonormal columns of a few; a column of zeros, which fills the last panel, stays as it is."""
+    """Orthonormal columns of a few. A column of zeros, which fills the last panel, stays as it is."""
     return jax.lax.fori_loop(0, 2 * panel.shape[1], _project_column, panel)
 
 

@@ -23,9 +23,9 @@ def register_network(name: str, factory: NetworkFactory, *, torso: bool = False,
 
     Args:
         name: name of the network, such as `my-net`: one word without a colon.
-        factory: function that makes the network, as for the argument `network=` of algorithms; the first line of
+        factory: function that makes the network, as for the argument `network=` of algorithms. The first line of
             its docstring is its description.
-        torso: whether it makes a torso, `(key, observation space) -> module`; the module maps one observation to a
+        torso: whether it makes a torso, `(key, observation space) -> module`. The module maps one observation to a
             vector of features.
         overwrite: replace a factory of the same name.
 

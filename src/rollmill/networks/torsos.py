@@ -1,6 +1,6 @@
 """Torsos: from an observation to features, below the heads of a network.
 
-A torso maps `(observation, memory)` to `(features, memory)`; one without memory has memory `()`.
+A torso maps `(observation, memory)` to `(features, memory)`. One without memory has memory `()`.
 """
 
 from collections.abc import Callable
@@ -98,7 +98,7 @@ class ResidualMLP(eqx.Module):
 
 
 class CNN(eqx.Module):
-    """Convolutions, each followed by a ReLU; the result is flattened to one vector."""
+    """Convolutions, each followed by a ReLU. The result is flattened to one vector."""
 
     layers: tuple[Convolution, ...]
 
@@ -124,7 +124,7 @@ class ResidualBlock(eqx.Module):
 
 
 class ResNet(eqx.Module):
-    """A convolution and residual blocks that keep the size of the image; the result is flattened to one vector.
+    """A convolution and residual blocks that keep the size of the image. The result is flattened to one vector.
 
     As AlphaZero's (Silver et al., Nature 2017), but with layer normalisation instead of batch normalisation.
     """
@@ -167,7 +167,7 @@ class DownsamplingStage(eqx.Module):
 
 
 class ImpalaCNN(eqx.Module):
-    """Stages that halve an image each, then a ReLU; the result is flattened to one vector.
+    """Stages that halve an image each, then a ReLU. The result is flattened to one vector.
 
     The deep network of Espeholt et al., "IMPALA" (2018), figure 3, without its recurrent unit.
     """
@@ -199,7 +199,7 @@ class FeedForwardTorso(eqx.Module):
         return ()
 
     def __call__(self, observation: Observation, memory: Memory) -> tuple[Float[Array, " features"], Memory]:
-        """Returns the features of one observation; `memory` passes through."""
+        """Returns the features of one observation, and passes `memory` through."""
         from_images = [cnn(as_image(leaf, observation)) for cnn, leaf in zip(self.cnns, self.images, strict=True)]
         return self.mlp(jnp.concatenate([*from_images, join(self.vectors, observation)])), memory
 
@@ -210,7 +210,7 @@ class OwnTorso(eqx.Module):
     own: Any
     mlp: MLP | ResidualMLP
     action: tuple[ObservationLeaf, ...] = eqx.field(static=True)
-    """Leaves of an action that the `MLP` reads beside the features; then inputs are dictionaries of both."""
+    """Leaves of an action that the `MLP` reads beside the features. Then inputs are dictionaries of both."""
     out_features: int = eqx.field(static=True)
 
     def initial_memory(self) -> Memory:
@@ -218,7 +218,9 @@ class OwnTorso(eqx.Module):
         return ()
 
     def __call__(self, observation: Observation, memory: Memory) -> tuple[Float[Array, " features"], Memory]:
-        """Returns the features of one observation, or of an observation and an action; `memory` passes through."""
+        """Returns the features of one observation, or of an observation and an action, and passes `memory`
+        through.
+        """
         if not self.action:
             return self.mlp(self.own(observation)), memory
         features = self.own(observation["observation"])
@@ -250,7 +252,7 @@ def mlp(
     activation: Activation,
     normalised: bool = False,
 ) -> MLP:
-    """Returns an `MLP` with orthogonal weights of gain sqrt(2); without hidden sizes it is the identity."""
+    """Returns an `MLP` with orthogonal weights of gain sqrt(2). Without hidden sizes it is the identity."""
     keys = jax.random.split(key, max(len(hidden_sizes), 1))
     ins = (in_features, *hidden_sizes[:-1])
     norms = tuple(map(layer_norm, hidden_sizes)) if normalised else ()
@@ -268,7 +270,7 @@ def residual_mlp(
     Args:
         key: random key of the weights.
         in_features: number of inputs.
-        hidden_sizes: the same width for each block; at least one.
+        hidden_sizes: the same width for each block, for at least one block.
         activation: inside of the blocks.
 
     Raises:
@@ -379,9 +381,9 @@ def feed_forward_torso(
     make_cnn: Callable[[Key, tuple[int, ...]], tuple[ImageNetwork, int]] | None = None,
     make_mlp: Callable[..., MLP | ResidualMLP] = mlp,
 ) -> FeedForwardTorso:
-    """Returns a torso for observations of `space`; with `convolve`, its `Box` leaves of rank 3 are images.
+    """Returns a torso for observations of `space`. With `convolve`, its `Box` leaves of rank 3 are images.
 
-    `make_cnn` makes what convolves images of a shape, and the number of its features; by default a `cnn`.
+    `make_cnn` makes what convolves images of a shape, and the number of its features. By default it makes a `cnn`.
     `make_mlp` makes what follows, with the arguments of `mlp`.
     """
     mlp_key, cnn_key = jax.random.split(key)

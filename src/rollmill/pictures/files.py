@@ -24,7 +24,7 @@ GIF_TICKS = 100
 FASTEST_GIF = 50
 """Frames a second above which viewers show a GIF slowly."""
 SLOWEST = 0.05
-"""Frames a second; a GIF counts up to 655 seconds for a frame."""
+"""Frames a second. A GIF counts up to 655 seconds for a frame."""
 FASTEST = 240
 COLOURS, EXACT_COLOURS = 256, 64
 """Colours of a GIF's palette, and of these the ones that are taken as they are."""
@@ -90,7 +90,7 @@ def _is_frame(path: Path) -> bool:
 def write_frames(path: Path, frames: Iterable[Picture], *, fps: float) -> None:
     """Writes frames as a GIF, an MP4, or as `00000.png` and so on in a folder, by the ending of the name.
 
-    What exists there is replaced. There is at least one frame, and all are of one size; of an MP4 and PNGs each is
+    What exists there is replaced. There is at least one frame, and all are of one size. Of an MP4 and PNGs each is
     written as it comes. Raises a `UsageError` if the library that writes them is not installed, or if a GIF has
     too many frames, and a `StorageError` if the files cannot be written.
     """

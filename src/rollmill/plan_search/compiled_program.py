@@ -21,13 +21,13 @@ HELD_STATES = 5
 """States that a training holds beside the one that an iteration begins with: those around windows of iterations
 whose metrics are not written yet, the result of the next iteration, and the one to which it would go back."""
 TIMED_SECONDS = 0.3
-"""Time that iterations are repeated for to be timed; at least one is."""
+"""Time that iterations are repeated for to be timed. At least one is timed."""
 
 
 def describe_program(prepared: PreparedTraining) -> dict[str, Any] | None:
     """Returns the memory of a training in one program, and the identity of that program. None if workers train.
 
-    `bytes` of one device are arguments, temporary arrays, and the states that are held beside them; `process` has
+    `bytes` of one device are arguments, temporary arrays, and the states that are held beside them. `process` has
     the bytes of this process beside them, and `held` those of a device with its own memory that are in use
     already. Equal programs have an equal `identity`.
     """
@@ -53,9 +53,10 @@ class MemoryNeed(NamedTuple):
     """Bytes of the training on each device."""
     devices: int
     process: int | None
-    """Bytes of the process beside it; None if devices have memories of their own, or the system does not tell."""
+    """Bytes of the process beside it, or None if devices have memories of their own, or the system does not
+    tell."""
     limit: int | None
-    """Memory of one GPU that JAX may allocate, or of the machine; None where it is unknown."""
+    """Memory of one GPU that JAX may allocate, or of the machine, or None where it is unknown."""
 
     @property
     def total(self) -> int:
@@ -129,12 +130,12 @@ def _identity(prepared: PreparedTraining, program: CompiledProgram) -> str:
 
 
 def most_memory(prepared: PreparedTraining) -> int:
-    """Most bytes of one of the program's devices in use so far; 0 if they have no memory of their own."""
+    """Most bytes of one of the program's devices in use so far, or 0 if they have no memory of their own."""
     return 0 if prepared.program is None else _of_fullest(prepared.program.devices, "peak_bytes_in_use")
 
 
 def memory_in_use(devices: Sequence[Any]) -> int:
-    """Returns the bytes in use of the fullest device; 0 where devices have no memory of their own."""
+    """Returns the bytes in use of the fullest device, or 0 where devices have no memory of their own."""
     return _of_fullest(devices, "bytes_in_use")
 
 
@@ -143,12 +144,12 @@ def _of_fullest(devices: Sequence[Any], name: str) -> int:
 
 
 def process_memory() -> int:
-    """Returns the bytes of this process and those that it has started; 0 where the system does not tell."""
+    """Returns the bytes of this process and those that it has started, or 0 where the system does not tell."""
     return_freed_memory()  # by the compiler
     return resident_memory(descendants_of(os.getpid()))
 
 
 def _own_memory() -> int | None:
-    """Returns the bytes that this process will hold beside its arrays; None where the system does not tell."""
+    """Returns the bytes that this process will hold beside its arrays, or None where the system does not tell."""
     held = process_memory()
     return held + RUN_BYTES if held else None

@@ -36,9 +36,9 @@ from rollmill.runs.options import RunOptions
 from rollmill.training.request import TrainingRequest
 
 END_SECONDS = 6.0
-"""Seconds of a budget that are kept for the end of the last candidate's processes; at most a tenth of it."""
+"""Seconds of a budget that are kept for the end of the last candidate's processes, at most a tenth of it."""
 MAX_INSTANCES = 4
-"""Most processes of one training that share a GPU under MPS; each number of them is one more candidate."""
+"""Most processes of one training that share a GPU under MPS. Each number of them is one more candidate."""
 
 
 UNSEARCHED = ("run_dir", "resume_if_exists", "quiet", "tensorboard")
@@ -88,7 +88,7 @@ def leave_devices() -> dict[str, str]:
 
 
 def this_machine() -> Machine:
-    """This machine, as far as JAX may use it; starts JAX's backend."""
+    """This machine, as far as JAX may use it. Starts JAX's backend."""
     devices = jax.local_devices()
     gpus = [device for device in devices if device.platform != "cpu"]
     memory = device_memory(gpus[0]) if gpus else None
@@ -97,7 +97,7 @@ def this_machine() -> Machine:
 
 
 def workload_of(graph: Graph, options: RunOptions, *, waiting: float = 0.0) -> Workload:
-    """Returns the numbers of a graph that the candidates depend on; `waiting` is the share of `waiting_share`."""
+    """Returns the numbers of a graph that the candidates depend on. `waiting` is the share of `waiting_share`."""
     loops = graph.loops
     return Workload(
         num_envs=loops.num_envs,

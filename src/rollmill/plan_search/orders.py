@@ -28,7 +28,7 @@ class SearchOrder:
     """A search for a plan."""
 
     request: TrainingRequest
-    """The training; placement that it gives narrows the search."""
+    """The training. Placement that it gives narrows the search."""
     output: str
     """File that the plan is written to."""
     objective: Objective = "keep-batch"

@@ -161,7 +161,7 @@ class CandidateProcess:
         return None
 
     def _read_reports(self) -> list[dict[str, Any]]:
-        """Reports that have come; keeps what they say of memory, and raises the error of one that tells of it."""
+        """Reports that have come. Keeps what they say of memory, and raises the error of one that tells of it."""
         with contextlib.suppress(BlockingIOError):
             while part := os.read(self._reports, 65536):
                 self._unread += part

@@ -30,7 +30,7 @@ class StoredSearch:
 
 
 def file_for(what: Mapping[str, Any]) -> Path:
-    """Returns the file that keeps the result of a search; `what` it depends on is JSON."""
+    """Returns the file that keeps the result of a search. `what` it depends on is JSON."""
     digest = hashlib.sha256(json.dumps({"version": VERSION, **what}, sort_keys=True).encode()).hexdigest()
     return cache_root() / "plans" / f"{digest[:24]}.json"
 
@@ -51,7 +51,7 @@ def read_stored(file: Path, *, budget: float) -> tuple[PlanTable, Plan] | None:
 
 
 def store(file: Path, table: PlanTable, plan: Plan, *, budget: float) -> None:
-    """Keeps a result, whole or not at all; where nothing can be kept, the next search finds it anew."""
+    """Keeps a result, whole or not at all. Where nothing can be kept, the next search finds it anew."""
     text = json.dumps(asdict(StoredSearch(budget, plan.to_json(), table)), indent=1)
     with contextlib.suppress(OSError, CheckpointError):
         folder = folder_in_cache(file)

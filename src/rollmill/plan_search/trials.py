@@ -42,10 +42,10 @@ PLACED_BY_CANDIDATES = (
 
 @dataclass
 class ProcessTrials:
-    """The functions of `plan_search.search.Trials`; one process at a time."""
+    """The functions of `plan_search.search.Trials`, with one process at a time."""
 
     graph_of: Callable[[int | None], Graph]
-    """The graph with a number of environments; None for the user's own."""
+    """The graph with a number of environments, or None for the user's own."""
     training: TrainingRequest
     """The training without the settings that candidates decide."""
     options: RunOptions
@@ -60,7 +60,7 @@ class ProcessTrials:
     program_bytes: dict[int, float] = field(default_factory=dict)
     """Bytes that the unfused program on one GPU needs, by the number of environments."""
     ends_at: float = math.inf
-    """End of the budget by `time.monotonic`; until something was measured it does not count."""
+    """End of the budget by `time.monotonic`. Until something was measured it does not count."""
     start_seconds: float = START_SECONDS
     """Longest time for a candidate to compile, and again to be measured."""
     _has_measured: bool = False
@@ -181,7 +181,7 @@ class ProcessTrials:
         return min(max(left, 0.0), self.start_seconds)
 
     def _process(self, candidate: Candidate) -> CandidateProcess:
-        """Returns the process of a candidate; that of another one is ended."""
+        """Returns the process of a candidate. That of another one is ended."""
         if self._open is not None and self._open[0] == candidate:
             return self._open[1]
         self._end()

@@ -16,7 +16,7 @@ WARM_STEPS, MIN_STEPS = 3, 10
 MAX_SECONDS = 1.0
 """Time that steps are repeated for after the first ones, unless they are so slow that `MIN_STEPS` take longer."""
 SCHEDULING = Path("/proc/thread-self/schedstat")
-"""Linux's account of this thread; its second number is the nanoseconds that it was ready and had no core."""
+"""Linux's account of this thread. Its second number is the nanoseconds that it was ready and had no core."""
 
 
 def waiting_share(graph: Graph) -> float:
@@ -68,7 +68,7 @@ class _Clocks:
 
 
 def _without_core() -> float:
-    """Returns the seconds that this thread was ready and had no core; 0 where the system does not tell."""
+    """Returns the seconds that this thread was ready and had no core, or 0 where the system does not tell."""
     try:
         return int(SCHEDULING.read_text().split()[1]) / 1e9
     except (OSError, ValueError, IndexError):

@@ -51,7 +51,7 @@ def place_custom(plan: Plan, options: PlacementOptions, custom: Sequence[str], *
 
 
 def settings_of(options: PlacementOptions) -> PlanSettings:
-    """Returns the settings of the plan that the options name; empty ones without a plan, or if it has none.
+    """Returns the settings of the plan that the options name, or empty ones without a plan, or if it has none.
 
     Raises a `UsageError` if the file holds no plan.
     """

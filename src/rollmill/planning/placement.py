@@ -30,22 +30,22 @@ class PlacementOptions:
     """Where a training runs."""
 
     devices: Annotated[int, Range(0, finite=False), Range(high=MAX_REPLICAS)] = 1
-    """Devices that share the environments; 0 takes all there are."""
+    """Devices that share the environments. 0 takes all there are."""
     distribution: str = "gpu-only"
-    """Distribution policy: which fragments of the algorithm are placed together; `rollmill plan` lists them."""
+    """Distribution policy: which fragments of the algorithm are placed together. `rollmill plan` lists them."""
     place: Place | None = None
     """Where the groups run: in one program, threads of this process, processes of this host, a mesh over several
-    processes, or on a Ray cluster; one program where it can be, and processes otherwise, if left out."""
+    processes, or on a Ray cluster. If left out, one program where it can be, and processes otherwise."""
     workers: Replicas | None = None
-    """Replicas of groups that hold the environment alone; 2 if left out."""
+    """Replicas of groups that hold the environment alone, 2 if left out."""
     actors: Replicas | None = None
-    """Replicas of groups that hold the policy, but not the update; 2 if left out."""
+    """Replicas of groups that hold the policy, but not the update, 2 if left out."""
     learners: Replicas | None = None
-    """Replicas of groups that hold gradients and update together; 1 if left out."""
+    """Replicas of groups that hold gradients and update together, 1 if left out."""
     asynchronous: bool = False
     """Let actors go on with the newest weights there are, instead of waiting for those of their iteration."""
     gpu_sharing: GpuSharing = "auto"
-    """How workers share a GPU, if there are fewer GPUs than workers: by `mps`, on slices of `mig`, or in `turns`;
+    """How workers share a GPU, if there are fewer GPUs than workers: by `mps`, on slices of `mig`, or in `turns`.
     `auto` takes slices if there are some, then MPS if it can be had."""
     reduction: AllReduceOption = "auto"
     """How several GPUs take means: `flat`, by one all-reduce; `one-shot`, each GPU reads the memory of all others;
@@ -57,7 +57,7 @@ class PlacementOptions:
     """Let Ray place the workers: `ray` on the cluster that this machine belongs to, or else on this machine alone;
     `auto` or `HOST:PORT` only on such a cluster; `ray://HOST:PORT` through the client server of another."""
     host: str | None = None
-    """This machine's address as workers on other hosts reach it; found out if left out."""
+    """This machine's address as workers on other hosts reach it, found out if left out."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -86,7 +86,7 @@ class Counts:
         self._numbers = {"workers": workers, "actors": actors, "learners": learners}
         self._asynchronous = asynchronous
         self.used: set[str] = set()
-        """Names of the counts that were read; the others have no effect."""
+        """Names of the counts that were read. The others have no effect."""
         for name, number in self._numbers.items():
             coerce(name, Replicas, number)
 

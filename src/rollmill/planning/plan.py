@@ -22,7 +22,7 @@ AllReduceOption = Literal["auto", AllReduce]
 """The same as an option: `auto` takes the fastest by timing."""
 
 VERSION, WITH_SETTINGS = 1, 2
-"""Versions of the JSON form; a plan without settings has the older one, which earlier releases read."""
+"""Versions of the JSON form. A plan without settings has the older one, which earlier releases read."""
 MAX_BYTES = 2**20
 
 
@@ -39,7 +39,7 @@ class SavedGroup:
 
 @dataclass(frozen=True)
 class PlanSettings:
-    """Options that were chosen together with a partition and its place; None is left to the training's options."""
+    """Options that were chosen together with a partition and its place. None is left to the training's options."""
 
     devices: Annotated[int, Range(0, finite=False)] | None = None
     """Devices that share one program."""

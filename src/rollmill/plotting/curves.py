@@ -72,7 +72,7 @@ class _Opened(NamedTuple):
     """The runs that were named, or whose sweeps were."""
 
     runs: list[tuple[RunDirectory, bool]]
-    """Each once, with True for a trial of a sweep; at least one."""
+    """Each once, with True for a trial of a sweep, at least one."""
     waiting: list[str]
     """Names of trials that have not begun."""
 
@@ -117,7 +117,7 @@ def _opened(runs: Sequence[str | Path]) -> _Opened:
 
 
 def _curves_of(run: RunDirectory, metric: str) -> list[SeedCurve]:
-    """Returns the curve of each seed of a run; one for all, where the metric is not recorded for each."""
+    """Returns the curve of each seed of a run, or one for all where the metric is not recorded for each."""
     config = run.read_config()
     try:
         settings, options = settings_of(config), object_in(config, "options")

@@ -27,7 +27,7 @@ PLACEMENT = (
     "fusion",
     "numerics",
 )
-"""Options of a run that its label may name; others, such as the seed, do not tell groups apart."""
+"""Options of a run that its label may name. Others, such as the seed, do not tell groups apart."""
 NAMES_FIRST = ("algorithm", "environment")
 
 
@@ -192,7 +192,7 @@ def smoothed(values: Float[np.ndarray, " P"], weight: float) -> Float[np.ndarray
 
 
 def _band(positions: Sequence[Float[np.ndarray, " _"]], values: Sequence[Float[np.ndarray, " _"]]) -> Band:
-    """Mean and range of curves, from where all have begun; one that has ended keeps its last value."""
+    """Mean and range of curves, from where all have begun. One that has ended keeps its last value."""
     x = np.linspace(max(at[0] for at in positions), max(at[-1] for at in positions), POINTS)
     rows = np.stack([np.interp(x, at, value) for at, value in zip(positions, values, strict=True)])
     return Band(x, rows.mean(0), rows.min(0), rows.max(0))

@@ -8,7 +8,7 @@ from rollmill.plotting.groups import CurveGroup, Curves
 
 AXIS_TITLES = {"steps": "environment steps", "seconds": "seconds of training"}
 COLOURED = 8
-"""Groups that have a colour of their own, the best ones; others are grey."""
+"""Groups that have a colour of their own, the best ones. Others are grey."""
 MAX_LABEL = 90
 
 

@@ -17,7 +17,8 @@ from rollmill.policies.policy_arguments import Shape, batched, given_key, holds_
 
 
 class ActionDistribution(eqx.Module):
-    """A distribution over actions, or a batch of them; a pytree, which `jax.jit` and `jax.vmap` take and return.
+    """A distribution over actions, or a batch of them, which is a pytree that `jax.jit` and `jax.vmap` take and
+    return.
 
     Made by `Policy.distribution`. Its numbers are NumPy arrays if the observation's were, else JAX arrays.
     """
@@ -47,7 +48,7 @@ class ActionDistribution(eqx.Module):
 
     @property
     def mean(self) -> Any:
-        """Mean of a Gaussian, `[*batch, *shape]`; before the tanh of actions that are squashed into their bounds.
+        """Mean of a Gaussian, `[*batch, *shape]`, before the tanh of actions that are squashed into their bounds.
 
         Raises:
             UsageError: the actions are discrete.
@@ -56,7 +57,7 @@ class ActionDistribution(eqx.Module):
 
     @property
     def scale(self) -> Any:
-        """Standard deviation of a Gaussian, `[*batch, *shape]`; before the tanh of squashed actions.
+        """Standard deviation of a Gaussian, `[*batch, *shape]`, before the tanh of squashed actions.
 
         Raises:
             UsageError: the actions are discrete.
@@ -95,7 +96,7 @@ class ActionDistribution(eqx.Module):
         Of a Gaussian not clipped to the space's bounds.
 
         Args:
-            key: a random key; it is split over a batch.
+            key: a random key. It is split over a batch.
             seed: a number instead of a key.
 
         Raises:

@@ -75,7 +75,7 @@ def match(
 
 
 def load_opponent(against: str | Path, **options: Any) -> LoadedRun | str:
-    """Returns the weights of a run, or the name of a fixed opponent; options are those of `load_weights`."""
+    """Returns the weights of a run, or the name of a fixed opponent. Options are those of `load_weights`."""
     is_run = isinstance(against, Path) or Path(against).is_dir() or len(Path(against).parts) > 1
     return load_weights(against, **options) if is_run else str(against)
 
@@ -91,7 +91,7 @@ def match_runs(
     seed: int = 0,
     stochastic: bool = False,
 ) -> MatchResult:
-    """Plays a match of policies that are loaded; other arguments are those of `match`."""
+    """Plays a match of policies that are loaded. Other arguments are those of `match`."""
     env = game_of(loaded, env, env_options)
     rules = environment_functions(env, num_envs=1)
     sides = [_player(side, env, rules, stochastic=stochastic) for side in (loaded, against)]

@@ -76,14 +76,14 @@ class GameAgainstPolicy:
 
     @property
     def result(self) -> Literal["won", "drawn", "lost"] | None:
-        """The result for the person; None while the game goes on."""
+        """The result for the person, or None while the game goes on."""
         if self._return is None:
             return None
         for_person = self._return if self._person == 0 else -self._return
         return "won" if for_person > 0 else "lost" if for_person < 0 else "drawn"
 
     def suggestion(self) -> int:
-        """Returns the policy's choice for the player to move; the game is as before."""
+        """Returns the policy's choice for the player to move. The game is as before."""
         return int(self._decision().action)
 
     def move(self, action: int) -> None:

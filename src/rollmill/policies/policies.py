@@ -28,7 +28,7 @@ from rollmill.runs.saved_run import check_identity
 from rollmill.runs.specification import import_modules
 
 NEWEST, BEST = "last", "best"
-"""Names of checkpoints; others are numbers of iterations."""
+"""Names of checkpoints. Others are numbers of iterations."""
 
 
 def load(
@@ -46,10 +46,10 @@ def load(
         run_dir: the run's directory.
         checkpoint: `last`; `best`, the one with the best return (the mean over seeds, of several), by evaluation
             where the run evaluated while training; or the number of an iteration.
-        seed: which one, of a run that trained several; the first if left out.
+        seed: which one, of a run that trained several, or the first if left out.
         algorithm: the graph again, where the run was made with parts that only Python has.
         imports: modules to import first, because they register the environment, network or algorithm.
-        trust: let this directory's run import the modules that it names, now and later; a run that was made here
+        trust: let this directory's run import the modules that it names, now and later. A run that was made here
             may do so without.
     """
     loaded = load_weights(
@@ -67,7 +67,7 @@ def load_weights(
     imports: Sequence[str] = (),
     trust: bool = False,
 ) -> LoadedRun:
-    """Returns the graph of a run and its policy's weights; arguments and errors are those of `load`."""
+    """Returns the graph of a run and its policy's weights. Arguments and errors are those of `load`."""
     found = restore_run(run_dir, checkpoint=checkpoint, algorithm=algorithm, imports=imports, trust=trust)
     weights_of = weights_of_seed(found.run, found.graph, found.seeds, seed)
     weights = weights_of(found.restored.state)
@@ -106,7 +106,7 @@ def restore_run(
     imports: Sequence[str] = (),
     trust: bool = False,
 ) -> RestoredRun:
-    """Returns a run's graph and the training state of a checkpoint; arguments are those of `load`.
+    """Returns a run's graph and the training state of a checkpoint. Arguments are those of `load`.
 
     Raises a `CheckpointError` if the directory is not a run, or has no complete checkpoint.
     """
@@ -162,12 +162,12 @@ def evaluate(
     imports: Sequence[str] = (),
     trust: bool = False,
 ) -> EvaluationEpisodes:
-    """Plays whole episodes with the policy of a run; `episodes.returns.mean()` is the usual number.
+    """Plays whole episodes with the policy of a run. `episodes.returns.mean()` is the usual number.
 
     A function, `(key, observation, legal actions) -> action` of one environment, is evaluated in the same way, and
     so is `random`, which draws from the legal actions. Both need `env`.
 
-    `train_seed` is the `seed` of `load`; the other arguments are those of `load` and `evaluate_run`.
+    `train_seed` is the `seed` of `load`. The other arguments are those of `load` and `evaluate_run`.
 
     Raises:
         UsageError: a function is given without an environment, or with an argument that is about runs.
@@ -234,7 +234,7 @@ def evaluate_run(
 ) -> EvaluationEpisodes:
     """Plays episodes with a run's policy, on the environment that it was trained on or another of its spaces.
 
-    The other environment may be an id such as `gymnasium:CartPole-v1`, with `env_options`; modules in `imports`
+    The other environment may be an id such as `gymnasium:CartPole-v1`, with `env_options`. Modules in `imports`
     register it. A `stochastic` policy draws its actions, instead of taking the most likely one.
     """
     play = {"episodes": episodes, "seed": seed, "stochastic": stochastic}
@@ -261,7 +261,7 @@ def evaluator_on(
     """Compiles the evaluation of a graph's policies on an environment, from their weights or the shapes of them.
 
     Without `env` it is the graph's own, whose name may mean another one in this process. `backend` makes a kernel
-    of the steps of a JAX environment, where they can be one; without it XLA computes them. `play` holds
+    of the steps of a JAX environment, where they can be one. Without it XLA computes them. `play` holds
     `episodes`, `seed` and `stochastic`, as for `evaluate_run`. Raises a `UsageError` if the environment has other
     spaces.
     """

@@ -1,6 +1,6 @@
 """A trained policy as an object: actions, distributions and values of single observations and of batches.
 
-Shape letters: `*batch` leading axes, none for a single observation; `n` actions of a `Discrete` space.
+Shape letters: `*batch` leading axes, none for a single observation, and `n` actions of a `Discrete` space.
 """
 
 from collections.abc import Callable
@@ -45,7 +45,7 @@ class LoadedRun(NamedTuple):
 
 
 class PolicyInput(NamedTuple):
-    """Checked arguments of a call; leaves `[*batch, ...]`."""
+    """Checked arguments of a call, with leaves `[*batch, ...]`."""
 
     memory: Any
     observation: Any
@@ -60,7 +60,7 @@ class Policy:
     """A trained policy, which `rollmill.load` gives: functions of single observations and of batches.
 
     An observation is an element of `observation_space`, with leading axes of any number in front, `[*batch, ...]`:
-    arrays of NumPy or JAX, lists or numbers. Results are NumPy arrays; JAX arrays if the observation is one.
+    arrays of NumPy or JAX, lists or numbers. Results are NumPy arrays, or JAX arrays if the observation is one.
     Statistics that normalise observations are part of the policy, and so is the scaling of actions into their
     bounds.
 
@@ -81,12 +81,12 @@ class Policy:
 
     @property
     def observation_space(self) -> spaces.Space:
-        """Space of one observation; of several agents a `Dict` by kind, with an axis of agents."""
+        """Space of one observation, or for several agents a `Dict` by kind, with an axis of agents."""
         return self._loaded.graph.observation_space
 
     @property
     def action_space(self) -> spaces.Space:
-        """Space of one action; of several agents a `Dict` by kind, with an axis of agents."""
+        """Space of one action, or for several agents a `Dict` by kind, with an axis of agents."""
         return self._loaded.graph.action_space
 
     @property
@@ -110,7 +110,8 @@ class Policy:
         return self._loaded
 
     def with_weights(self, weights: Weights) -> "Policy":
-        """Returns the same policy with other weights; traceable, so that `jax.grad` can differentiate by them.
+        """Returns the same policy with other weights. It is traceable, so that `jax.grad` can differentiate by
+        them.
 
         Args:
             weights: a pytree of the structure and the shapes of `weights`.
@@ -143,21 +144,21 @@ class Policy:
         """Returns the action for each observation, `[*batch, ...]`, inside the bounds of the action space.
 
         Args:
-            observation: `[*batch, ...]`; of several agents a dictionary by kind.
+            observation: `[*batch, ...]`, or for several agents a dictionary by kind.
             deterministic: take the most likely action. Otherwise it is drawn as in training, by `key` or `seed`.
-            key: a random key; it is split over a batch.
+            key: a random key. It is split over a batch.
             seed: a number instead of a key.
             memory: memory of a recurrent policy, `[*batch, ...]`: from `initial_memory` at the start of an
                 episode, then the one that was returned. With a memory (`()` of a policy that has none) the result
                 is a pair: action and next memory.
-            action_mask: booleans, True where an action is legal, `[*batch, n]` of a `Discrete` space; all are
+            action_mask: booleans, True where an action is legal, `[*batch, n]` of a `Discrete` space. All are
                 where it is left out. Of several agents a dictionary by kind.
             position: where the search of AlphaZero begins, from `rollmill.position(env, state)`.
             search: False takes the action of the network alone, without a search.
 
         Raises:
-            UsageError: an argument has another shape or dtype than the policy needs, or one is missing; or the
-                observation or the memory holds NaN or infinity, unless they are traced.
+            UsageError: an argument has another shape or dtype than the policy needs, or one is missing. The
+                observation or the memory holds NaN or infinity, and is not traced.
         """
         key = given_key(key, seed)
         if key is None and not deterministic:
@@ -178,9 +179,9 @@ class Policy:
     def distribution(
         self, observation: Any, *, memory: Any = None, action_mask: Any = None
     ) -> ActionDistribution | dict[str, ActionDistribution]:
-        """Returns the distribution over actions for each observation; of several agents a dictionary by kind.
+        """Returns the distribution over actions for each observation, or for several agents a dictionary by kind.
 
-        AlphaZero's is that of the network, which its search improves. A memory is not advanced; `action` returns
+        AlphaZero's is that of the network, which its search improves. A memory is not advanced. `action` returns
         the next one.
 
         Args:
@@ -227,7 +228,7 @@ class Policy:
             observation: `[*batch, ...]`.
 
         Raises:
-            UsageError: the policy has none; critics of SAC and TD3 remain in the training state.
+            UsageError: the policy has none. Critics of SAC and TD3 remain in the training state.
         """
         self._require("q_values", "dqn has them; critics of sac and td3 remain in the training state")
         given = self._input(observation, None, None, searches=False)
@@ -249,12 +250,12 @@ class Policy:
     # --- the shorthand, which remembers ---------------------------------------------------------------
 
     def __call__(self, observation: Any, *, action_mask: Any = None, stochastic: bool = False) -> Any:
-        """Returns the action for one observation or a batch, `[*batch, ...]`; the policy remembers by itself.
+        """Returns the action for one observation or a batch, `[*batch, ...]`. The policy remembers by itself.
 
         Not for `jax.jit`: there use `action`.
 
         Args:
-            observation: `[*batch, ...]`; of a recurrent policy with the same leading axes until the next `reset`.
+            observation: `[*batch, ...]`. A recurrent policy takes the same leading axes until the next `reset`.
             action_mask: as for `action`.
             stochastic: draw the action, as in training, instead of taking the most likely one.
 
@@ -281,11 +282,13 @@ class Policy:
 
     @property
     def memory(self) -> Any:
-        """The memory of the episode so far, of calls `policy(observation)`; `()` for a policy without memory."""
+        """The memory of the episode so far, of calls `policy(observation)`, or `()` for a policy without
+        memory.
+        """
         return self.initial_memory() if self._memory is None else self._memory
 
     def reset(self, *, seed: int | None = None) -> None:
-        """Forgets what was seen, as at the start of an episode; `seed` also sets the random key back."""
+        """Forgets what was seen, as at the start of an episode. `seed` also sets the random key back."""
         self._memory = None
         self._key = self._key if seed is None else jax.random.key(seed)
 

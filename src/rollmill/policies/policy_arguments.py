@@ -30,7 +30,7 @@ def known_struct(graph: Graph) -> PyTree[jax.ShapeDtypeStruct]:
 
 
 def mask_struct(graph: Graph) -> PyTree[jax.ShapeDtypeStruct]:
-    """Shape of the legal actions of one observation, a dictionary of several agents; `()` without masks."""
+    """Shape of the legal actions of one observation, a dictionary of several agents, or `()` without masks."""
     known = known_struct(graph)
     return known.action_mask if isinstance(known, Position) else known
 
@@ -103,7 +103,7 @@ def given_key(key: Key | None, seed: Any) -> Key | None:
 
 
 def spread_key(key: Key, batch: Shape) -> Array:
-    """Returns a key for each of a batch, `[*batch]`; of a single one the key itself."""
+    """Returns a key for each of a batch, `[*batch]`, or for a single one the key itself."""
     return jax.random.split(key, batch) if batch else key
 
 
@@ -157,7 +157,7 @@ def _leaf(name: str, expected: jax.ShapeDtypeStruct, given: Any) -> Any:
 
 
 def _kind(dtype: Any) -> int | None:
-    """0 for booleans, 1 for whole numbers, 2 for floats; None for what is no number."""
+    """0 for booleans, 1 for whole numbers, 2 for floats, or None for what is no number."""
     kinds = (np.bool_, jnp.integer, jnp.floating)
     return next((index for index, kind in enumerate(kinds) if jnp.issubdtype(dtype, kind)), None)
 

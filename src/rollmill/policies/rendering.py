@@ -50,7 +50,7 @@ class Frame(NamedTuple):
     episode: int
     """Number of the episode, from 0."""
     step: int
-    """Steps of the episode so far; 0 after the reset."""
+    """Steps of the episode so far, or 0 after the reset."""
     episode_return: float
     """Rewards of the episode so far, as an evaluation sums them."""
     fps: float
@@ -58,7 +58,7 @@ class Frame(NamedTuple):
 
 
 class _Watched(eqx.Module):
-    """A state, and whether its episode has ended; nothing resets it, so that the last state can be drawn."""
+    """A state, and whether its episode has ended. Nothing resets it, so that the last state can be drawn."""
 
     inner: State
     ended: Bool[Array, ""]
@@ -93,11 +93,11 @@ def render(
 
     Args:
         run_dir: the run's directory.
-        env: another environment of the same spaces, or its id; needed where the run's own was made in Python.
+        env: another environment of the same spaces, or its id, needed where the run's own was made in Python.
         env_options: options of an environment that is given by its id.
         draw: maps state and parameters of the environment to a `Drawing` or to pixels
             `[height, width, 3]` in uint8, instead of the environment's own `draw`.
-        episodes: how many; the first frame of each is that of its reset.
+        episodes: how many. The first frame of each is that of its reset.
         max_steps: steps after which an episode is cut.
         size: pixels of the longer side. Default: 480 for drawings, and pictures of pixels as they are.
         checkpoint: `last`, `best` or the number of an iteration, as for `load`.
@@ -144,7 +144,7 @@ def render_run(
     stochastic: bool = False,
     imports: Sequence[str] = (),
 ) -> Iterator[Frame]:
-    """The frames of a policy that is loaded, one after the other, all of one size; arguments as for `render`.
+    """The frames of a policy that is loaded, one after the other, all of one size. Arguments are as for `render`.
 
     Whether the environment can be drawn is checked before the first frame is asked for.
     """

@@ -1,7 +1,7 @@
 """The clocks of workers on other hosts against the coordinator's: each host counts from a time of its own.
 
 A question and its answer pass between the threads that read the sockets. The worker's time belongs to the middle
-of the round trip, to within half of its length; of several round trips the shortest counts.
+of the round trip, to within half of its length. Of several round trips the shortest counts.
 """
 
 import threading
@@ -20,11 +20,11 @@ class Clock(NamedTuple):
     """The clock of a worker."""
 
     ahead_ns: int = 0
-    """Nanoseconds by which its `time.monotonic_ns` is ahead of the coordinator's; negative if it is behind."""
+    """Nanoseconds by which its `time.monotonic_ns` is ahead of the coordinator's, negative if it is behind."""
     wall_ahead_ns: int = 0
     """The same of `time.time_ns`."""
     round_trip_ns: int = 0
-    """Length of the round trip that told; 0 where nothing was asked, because there is one clock."""
+    """Length of the round trip that told, or 0 where nothing was asked, because there is one clock."""
 
 
 def answer(question: WorkerMessage) -> WorkerMessage:
@@ -51,7 +51,7 @@ class ClockWatch:
         return _question()
 
     def take(self, fields: Mapping[str, Any]) -> WorkerMessage | None:
-        """Takes an answer at the moment when it comes; returns the next question, or None after the last.
+        """Takes an answer at the moment when it comes, and returns the next question, or None after the last.
 
         Raises `Damaged` if it is malformed.
         """

@@ -31,7 +31,7 @@ Frame: TypeAlias = list[bytes | memoryview]
 
 
 class WorkerConnection:
-    """The line to one worker; what is sent before it comes waits for it."""
+    """The line to one worker. What is sent before it comes waits for it."""
 
     def __init__(self, take: Callable[[WorkerMessage], None]) -> None:
         self.taken = False
@@ -42,7 +42,7 @@ class WorkerConnection:
         self.watch = ClockWatch()
         self._take = take
         self.host = ""
-        """Address of the worker's host; empty for this host."""
+        """Address of the worker's host, or empty for this host."""
         self._timed_out = False
         self._peer: socket.socket | None = None
         self._unsent: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
@@ -114,11 +114,11 @@ class WorkerConnection:
 
 
 Admit: TypeAlias = Callable[[Identity], WorkerConnection | str]
-"""The connection of whoever claims to be a worker; or why it is refused."""
+"""The connection of whoever claims to be a worker, or why it is refused."""
 
 
 class Acceptor:
-    """Listens for workers; each that is admitted is served in a thread of its own."""
+    """Listens for workers. Each that is admitted is served in a thread of its own."""
 
     def __init__(
         self, address: str, token: bytes, admit: Admit, show: Callable[[str], None], **settings: float

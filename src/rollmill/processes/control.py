@@ -10,7 +10,7 @@ from rollmill.processes.messages import NOTHING, Seconds, WorkerMessage
 
 @runtime_checkable
 class Control(Protocol):
-    """A worker's line to its coordinator; safe to use from any of the worker's threads.
+    """A worker's line to its coordinator, safe to use from any of the worker's threads.
 
     Returning from the function means that the job is finished. A function that is told to stop need not
     finish: `Abandoned` may simply leave it.
@@ -19,7 +19,7 @@ class Control(Protocol):
     def send(
         self, kind: str, fields: Mapping[str, Any] = NOTHING, arrays: Mapping[str, np.ndarray] = NOTHING
     ) -> None:
-        """Sends a message, after all that this worker sent before; arrays may be reused at once.
+        """Sends a message, after all that this worker sent before. Arrays may be reused at once.
 
         Waits while the coordinator has much unread. Raises `Abandoned` if the coordinator is gone or wants this
         worker to stop, and did not take the message, and a `UsageError` if the message is too large, or does not
@@ -55,7 +55,7 @@ class Control(Protocol):
         ...
 
     def stopping(self) -> bool:
-        """Returns whether the coordinator wants this worker to stop; channels take it as their `abandon`."""
+        """Returns whether the coordinator wants this worker to stop. Channels take it as their `abandon`."""
         ...
 
     def check(self) -> None:

@@ -38,7 +38,7 @@ class Lost(NamedTuple):
     reason: str
     """One line: the error and its line, the signal, or the exit code."""
     exit_status: int | None
-    """The exit status of the process; a signal's number is negative. None where it never was or is unknown."""
+    """The exit status of the process. A signal's number is negative. None where it never was or is unknown."""
     raised: bool
     """Whether the function raised an error, so that it may well raise it again."""
     details: str

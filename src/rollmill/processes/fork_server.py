@@ -1,7 +1,7 @@
 """The parent process of a coordinator's workers.
 
 It imports once what every worker needs, and forks: a worker is there in a fraction of the time that a fresh
-interpreter takes. Forking is safe while nothing but this one thread exists, and no JAX backend; where imports
+interpreter takes. Forking is safe while nothing but this one thread exists, and no JAX backend. Where imports
 have started threads, or the system is not Linux, it starts fresh interpreters instead.
 
 It also answers for the workers. It reaps them, ends what they leave behind, and ends them all when the
@@ -60,7 +60,7 @@ class _Child(NamedTuple):
 
 
 def main() -> None:
-    """Serves until the coordinator is gone; in a forked worker, becomes it."""
+    """Serves until the coordinator is gone, or becomes the worker in a forked process."""
     coordinator, preload, may_fork = int(sys.argv[1]), sys.argv[2], sys.argv[3] == "fork"
     line = Connection(socket.socket(fileno=os.dup(0)))
     close_input()

@@ -106,7 +106,7 @@ def _as_bytes(array: np.ndarray) -> memoryview:
 
 
 def _fill(peer: socket.socket, view: memoryview, heard: Callable[[], None], *, may_end: bool = False) -> bool:
-    """Reads until `view` is full; False where the peer ended before its first byte, and may."""
+    """Reads until `view` is full, or False where the peer ended before its first byte, and may."""
     done = 0
     while done < len(view):
         count = peer.recv_into(view[done:])

@@ -28,9 +28,9 @@ class Identity(NamedTuple):
     details: Mapping[str, Any]
     """All that it claims."""
     code: CodeIdentity | None = None
-    """The code that it computes with; None if it does not say, as an older version."""
+    """The code that it computes with, or None if it does not say, as an older version."""
     host: str = ""
-    """Address of its host; empty for this host."""
+    """Address of its host, or empty for this host."""
 
 
 def claim_of(admission: Admission) -> Identity:
@@ -54,7 +54,7 @@ def other_code(code: CodeIdentity | None, host: str) -> str:
 
 
 def welcome(peer: socket.socket, admission: Admission, **settings: float) -> None:
-    """Takes the peer in, and watches the link to it; it is sent these settings."""
+    """Takes the peer in, and watches the link to it. It is sent these settings."""
     watch_link(peer)
     _say(peer, admission, ".welcome", **settings)
 
@@ -65,7 +65,7 @@ def refuse(peer: socket.socket, admission: Admission, reason: str) -> None:
 
 
 def connect_as(address: str, token: bytes, job: Job, **details: Any) -> tuple[socket.socket, dict[str, Any]]:
-    """Connects a worker to its coordinator; returns the connection and the settings that the coordinator sent.
+    """Connects a worker to its coordinator, and returns the connection and the settings that the coordinator sent.
 
     Raises `Refused` if the coordinator rejects it, or does not know the token itself, `Damaged` if the other side
     speaks another protocol, and an `OSError` if nobody answers in time.

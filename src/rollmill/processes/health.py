@@ -63,7 +63,7 @@ class WorkerHealth:
         self._reported: object = None
 
     def take(self, message: WorkerMessage) -> Event | None:
-        """Processes a message of the worker; returns an event for the coordinator, or None."""
+        """Processes a message of the worker, and returns an event for the coordinator, or None."""
         match message.kind:
             case ".beat":
                 self._beat = Heartbeat.from_fields(message.fields)
@@ -82,7 +82,7 @@ class WorkerHealth:
         self.exit = self.exit or Exit(None, problem)
 
     def look_at_link(self) -> Silent | Audible | None:
-        """Notes how long its host has been silent; returns an event if that is to be told."""
+        """Notes how long its host has been silent, and returns an event if that is to be told."""
         return self.link.look(self.connection.silence(), self.connection.host)
 
     def leave_behind(self) -> None:
@@ -136,7 +136,7 @@ class WorkerHealth:
         return str(self._beat) if self._beat else "starting"
 
     def hung(self, now: float, timeouts: Timeouts, condition: Callable[[], str]) -> Hung | None:
-        """Whether it makes no progress, or cannot; told once until that changes.
+        """Whether it makes no progress, or cannot. It is told once until that changes.
 
         Silence alone is no hang: a call into C that holds Python's interpreter silences a worker that is well, as
         loading the assets of a simulator may. It may last as long as any other work. A process that the

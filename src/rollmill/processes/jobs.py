@@ -25,11 +25,11 @@ class Job:
     """`module:function`."""
 
     settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    """Settings of the function; any value with a JSON form."""
+    """Settings of the function, as any value with a JSON form."""
 
     environment: Mapping[str, str] = field(default_factory=dict, hash=False)
-    """Environment variables of this worker beside the coordinator's; set before JAX is imported or its
-    backend starts, whichever reads them. Threads share theirs, so a job that sets some cannot run as one."""
+    """Environment variables of this worker beside the coordinator's, set before JAX is imported or its backend
+    starts, whichever reads them. Threads share theirs, so a job that sets some cannot run as one."""
 
     attempt: int = 0
     """How many workers had this job before."""

@@ -11,7 +11,7 @@ class Exit(NamedTuple):
     """How a process ended."""
 
     status: int | None
-    """Its exit code, or the negative number of the signal that killed it; None where nobody knows."""
+    """Its exit code, or the negative number of the signal that killed it, or None where nobody knows."""
     reason: str = ""
     """The launcher's explanation, beyond the status."""
     final: RollmillError | None = None
@@ -23,7 +23,7 @@ class Launcher(Protocol):
     """Starts processes that call `serve(job, address, token)`, and ends them."""
 
     def start(self, job: Job, address: str, token: bytes) -> Any:
-        """Asks for a process, without waiting for it; returns a handle that the launcher knows it by."""
+        """Asks for a process, without waiting for it, and returns a handle that the launcher knows it by."""
         ...
 
     def output(self, handle: Any) -> int | None:

@@ -19,10 +19,10 @@ class Link:
         self._longest = 0.0
         self.host = ""
         self.silence = 0.0
-        """Seconds since the kernel of the host acknowledged anything; 0 for this host."""
+        """Seconds since the kernel of the host acknowledged anything, or 0 for this host."""
 
     def look(self, silence: float, host: str) -> Silent | Audible | None:
-        """Notes the present silence; returns an event if it has become long, or has ended."""
+        """Notes the present silence, and returns an event if it has become long, or has ended."""
         before, self.silence, self.host = self._longest, silence, host
         self._longest = max(before, silence) if silence > TOLD_SECONDS else 0.0
         if before == 0.0 and self._longest:

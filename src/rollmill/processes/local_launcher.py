@@ -26,7 +26,7 @@ READ_WHILE_IMPORTING = (
     *("OPENBLAS_", "GOTO_", "OMP_", "MKL_", "KMP_", "BLIS_", "VECLIB_"),
 )
 """Starts of the names of variables that take effect when Python, NumPy, JAX or Equinox is imported. Workers
-that differ in them come from different fork servers; all other variables are set in the worker itself."""
+that differ in them come from different fork servers. All other variables are set in the worker itself."""
 
 BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")
 CLOSE_SECONDS = 3.0
@@ -46,7 +46,7 @@ class LocalHandle:
 
 
 class LocalLauncher:
-    """A `Launcher` for this host; as a context manager it closes itself.
+    """A `Launcher` for this host. As a context manager it closes itself.
 
     With `fork`, workers are forked off a process that has imported `preload`, where that is safe. Otherwise, and
     if the import of one of these modules starts a thread or a JAX backend, each is a fresh interpreter.
@@ -96,7 +96,7 @@ class LocalLauncher:
         handle.server.ask({"kill": handle.number, "at_once": at_once})
 
     def abandon(self, handle: LocalHandle) -> None:
-        """See `Launcher`; this host is always within reach."""
+        """See `Launcher`. This host is always within reach."""
         self.kill(handle)
 
     def condition(self, handle: LocalHandle) -> str:
@@ -157,7 +157,7 @@ class ForkServerProcess:
         return self._process.pid
 
     def start(self, number: int, assignment: dict[str, Any]) -> LocalHandle:
-        """Asks for a worker; its handle, at once."""
+        """Asks for a worker, and returns its handle at once."""
         output, theirs = os.pipe()
         handle = LocalHandle(number, assignment["environment"][MARK], output, self)
         with self._lock:
@@ -169,7 +169,7 @@ class ForkServerProcess:
         return handle
 
     def ask(self, fields: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
-        """Sends a request; nothing where the server is gone, which its handles tell."""
+        """Sends a request, or nothing where the server is gone, which its handles tell."""
         with contextlib.suppress(ConnectionLost), self._lock:
             self._line.send_json(fields, descriptors=descriptors)
 
@@ -216,7 +216,7 @@ class ForkServerProcess:
 def _environment_of(job: Job, mark: str) -> dict[str, str]:
     """Returns all variables of a worker: this process's, the job's, and one BLAS thread unless the user chose.
 
-    Workers share the host's cores; each one's NumPy would otherwise start a thread for every core.
+    Workers share the host's cores. Each one's NumPy would otherwise start a thread for every core.
     """
     environment = dict(os.environ) | dict(job.environment) | {MARK: mark}
     if not any(name in environment for name in BLAS_THREADS):

@@ -14,7 +14,7 @@ from rollmill.core.folder import Folder
 from rollmill.processes.jobs import Job
 
 MAX_LINE = 4000
-"""Bytes; longer ones are shown in pieces."""
+"""Bytes. Longer ones are shown in pieces."""
 
 REMEMBERED_LINES = 40
 CHUNK = 1 << 16
@@ -32,7 +32,7 @@ UNPRINTABLE = {code: "\N{REPLACEMENT CHARACTER}" for code in [*range(9), *range(
 class WorkerLog:
     """Takes the bytes that one worker writes, and makes lines of them that a terminal can show.
 
-    `show` gets each line, marked with the job's name. The folder gets a file named after the job; lines of later
+    `show` gets each line, marked with the job's name. The folder gets a file named after the job. Lines of later
     attempts follow those of earlier ones.
     """
 
@@ -118,7 +118,7 @@ class LogReader:
         self._ask(lambda: self._end(log))
 
     def close(self) -> None:
-        """Ends all logs; lines that were written before are shown."""
+        """Ends all logs. Lines that were written before are shown."""
         self._ask(self._end_all)
         self._thread.join()
 
@@ -161,7 +161,7 @@ class LogReader:
 
 
 def _read(output: int, log: WorkerLog) -> int | None:
-    """Reads once; how many bytes, 0 at the end, None where there is nothing now."""
+    """Reads once, and returns the number of bytes, 0 at the end and None where there is nothing now."""
     try:
         data = os.read(output, CHUNK)
     except BlockingIOError:

@@ -12,11 +12,11 @@ from rollmill.processes.messages import Seconds, WorkerMessage, size_of
 
 MAX_UNTAKEN = 10_000
 MAX_UNTAKEN_BYTES = 2**30
-"""Bytes of one kind of message; a worker that leaves more untaken does not read what it is sent."""
+"""Bytes of one kind of message. A worker that leaves more untaken does not read what it is sent."""
 
 
 class Mailbox:
-    """Filled by one thread, emptied by others; also knows whether the worker is to stop."""
+    """Filled by one thread, emptied by others. It also knows whether the worker is to stop."""
 
     def __init__(self) -> None:
         self._untaken: dict[str, deque[WorkerMessage]] = {}
@@ -27,7 +27,7 @@ class Mailbox:
         self.stopping = False
 
     def put(self, message: WorkerMessage) -> None:
-        """Adds a message; where too many of its kind lie untaken, the worker gets an error instead."""
+        """Adds a message. Where too many of its kind lie untaken, the worker gets an error instead."""
         with self._changed:
             answer = self._answers.get(message.kind)
             if answer is None:
@@ -36,7 +36,7 @@ class Mailbox:
             answer(message)
 
     def answer(self, kind: str, answer: Callable[[WorkerMessage], None]) -> None:
-        """Has messages of that kind given to `answer` as soon as they are put; those that are here, at once."""
+        """Has messages of that kind given to `answer` as soon as they are put, and those that are here at once."""
         with self._changed:
             self._answers[kind] = answer
             here = self._untaken.pop(kind, ())

@@ -26,7 +26,7 @@ def main() -> None:
 
 
 def run_as_worker(assignment: dict[str, Any]) -> int:
-    """Does the job of a worker; returns its exit code.
+    """Does the job of a worker, and returns its exit code.
 
     The assignment has `job` (its JSON), `address`, `token` (in hexadecimal), `environment` (all of it), `path`
     (`sys.path`) and `folder` (the working directory).

@@ -14,7 +14,7 @@ NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class WorkerMessage(NamedTuple):
-    """One message; its arrays belong to whoever receives it."""
+    """One message. Its arrays belong to whoever receives it."""
 
     kind: str
     fields: dict[str, Any]

@@ -37,7 +37,7 @@ class Supervision(Protocol):
     def events(self, timeout: Seconds | None = None) -> list[Event]:
         """Returns the events since the last call, in order. Waits up to `timeout` seconds for at least one.
 
-        None waits as long as it takes; nothing waits once all workers are gone. Of one worker, all that it
+        None waits as long as it takes. Nothing waits once all workers are gone. Of one worker, all that it
         sent comes before `Finished` or `Lost`, and nothing after.
         """
         ...
@@ -67,13 +67,13 @@ class Supervision(Protocol):
     ) -> None:
         """Sends a message, in order, without waiting: workers that were asked for get it when they are there.
 
-        What goes to a worker that is gone is lost; a replacement gets only what is sent after `replace`.
+        What goes to a worker that is gone is lost. A replacement gets only what is sent after `replace`.
 
         Args:
             to: a job, a job's name, a group's name, or `ALL`.
-            kind: what the worker asks for; its own choice, but it does not start with a dot.
+            kind: what the worker asks for, of its own choice but without a dot at the start.
             fields: what JSON holds.
-            arrays: of numbers; they may be reused at once.
+            arrays: of numbers. They may be reused at once.
 
         Raises:
             UsageError: nobody has that name, or the message cannot be sent.
@@ -81,14 +81,14 @@ class Supervision(Protocol):
         ...
 
     def replace(self, job: Job | str) -> Job:
-        """Starts the job anew in another worker; one that still runs is killed at once. Its attempt is one more.
+        """Starts the job anew in another worker. One that still runs is killed at once. Its attempt is one more.
 
         No event of the earlier worker comes after this.
         """
         ...
 
     def stop(self, to: Job | str, *, grace_seconds: Seconds = 5.0) -> None:
-        """Asks these workers to stop, makes them, and returns when they are gone; no event tells of it."""
+        """Asks these workers to stop, makes them, and returns when they are gone. No event tells of it."""
         ...
 
     def close(self, *, grace_seconds: Seconds = 5.0) -> None:

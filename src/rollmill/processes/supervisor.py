@@ -37,7 +37,7 @@ TERMINATE_SECONDS = 2.0
 class Supervisor:
     """`Supervision` of worker processes, one for each job.
 
-    The caller closes the launcher, which can serve several supervisors; without one, it is a `LocalLauncher` that
+    The caller closes the launcher, which can serve several supervisors. Without one, it is a `LocalLauncher` that
     is closed with this object. Workers send a heartbeat every `heartbeat_seconds`, may go without progress for
     `hang_seconds`, and may take `start_seconds` until their function is called. `display` gets each line that
     workers write, from another thread, and the log folder a file of them for each job. Workers find the
@@ -245,7 +245,7 @@ class Supervisor:
             worker.connection.send(frame)
 
     def _dismiss(self, names: Iterable[str]) -> list[WorkerHealth]:
-        """Leaves these workers out of later reports; returns those that were still there."""
+        """Leaves these workers out of later reports, and returns those that were still there."""
         with self._changed:
             workers = [self._workers.pop(name) for name in names if name in self._workers]
             for worker in workers:
@@ -267,7 +267,7 @@ class Supervisor:
             self._launcher.kill(worker.handle)
 
     def _wait(self, workers: Iterable[WorkerHealth], seconds: float) -> list[WorkerHealth]:
-        """Waits until these processes are gone; those that are not in time."""
+        """Waits until these processes are gone, and returns those that are not in time."""
         deadline = time.monotonic() + seconds
         left = list(workers)
         while left := [worker for worker in left if self._launcher.exit(worker.handle) is None]:

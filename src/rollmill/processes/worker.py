@@ -37,7 +37,7 @@ STUCK_BEATS = 4.0
 
 
 def serve(job: Job, address: str, token: bytes) -> int:
-    """Does the job in this process, from its main thread; returns the exit code.
+    """Does the job in this process, from its main thread, and returns the exit code.
 
     Raises `Refused` if the coordinator at `address` does not take this worker, and an `OSError` without one.
     """
@@ -91,7 +91,7 @@ class SocketControl(MailboxControl):
             self._peer.shutdown(socket.SHUT_WR)
 
     def listen(self) -> None:
-        """Takes what the coordinator sends; ends this process once it is gone."""
+        """Takes what the coordinator sends, and ends this process once it is gone."""
         with contextlib.suppress(OSError, Damaged, Abandoned):
             while (message := receive_frame(self._peer)) is not None:
                 if message.kind == ".stop":
@@ -123,7 +123,7 @@ class SocketControl(MailboxControl):
 
 
 def _slept(seconds: float, stuck_seconds: float, ended: threading.Event) -> bool:
-    """Sleeps between two beats; whether they are to end.
+    """Sleeps between two beats, and returns whether they are to end.
 
     Where a call holds Python's interpreter for long, no thread of Python can say so. One of C's can: it
     writes all threads' tracebacks to standard error.
@@ -136,7 +136,7 @@ def _slept(seconds: float, stuck_seconds: float, ended: threading.Event) -> bool
 
 
 def _run(job: Job, control: SocketControl) -> WorkerMessage:
-    """Calls the job's function; the last message to the coordinator."""
+    """Calls the job's function, and returns the last message to the coordinator."""
     try:
         control.at(f"importing {job.entry.partition(':')[0]}")
         function = function_of(job)

@@ -1,7 +1,7 @@
 """Changes that would make a profiled training faster: small rules, each from a profile to one piece of advice.
 
 A rule applies only if what it is about takes a tenth of the time or more. Its prediction is that time multiplied
-by a fraction stated here; no rule knows the speed of any machine. The fractions are such that half of a prediction
+by a fraction stated here. No rule knows the speed of any machine. The fractions are such that half of a prediction
 at least is gained. Where that depends on what a profile does not measure, a rule predicts nothing, and says how to
 measure it: what one of several processes saves may only make it wait longer for the others, and one more process
 does not have one more core.
@@ -62,7 +62,7 @@ LEARNING = frozenset({"gradients", "update"})
 
 
 def advise(profile: Profile) -> tuple[Advice, ...]:
-    """All advice for a profile, the largest predicted saving first; none if no rule applies."""
+    """All advice for a profile, the largest predicted saving first, or none if no rule applies."""
     profile = replace(profile, processes=working_processes(profile.processes))
     found = [advice for rule in RULES if (advice := rule(profile)) is not None]
     return tuple(sorted(found, key=lambda advice: -advice.saves))
@@ -222,7 +222,7 @@ def _stepping_alone(process: ProcessTime) -> float:
 
 
 def wait_less(profile: Profile) -> Advice | None:
-    """Workers wait for each other, or send and receive, for much of the time; nothing is predicted."""
+    """Workers wait for each other, or send and receive, for much of the time. Nothing is predicted."""
     workers = profile.processes
     if len(workers) < 2 or profile.training.replicas < 2:
         return None

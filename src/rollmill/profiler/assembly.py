@@ -133,7 +133,9 @@ def _silent_workers(windows: Windows) -> Iterator[str]:
 
 
 def _calibration(calibrate: bool, notes: list[str]) -> Calibration:
-    """Returns the calibration of this machine; if it cannot be measured, one that says nothing, and a note."""
+    """Returns the calibration of this machine. If it cannot be measured, the calibration says nothing, and there
+    is a note.
+    """
     try:
         return calibrated(fresh=calibrate)
     except jax.errors.JaxRuntimeError as error:

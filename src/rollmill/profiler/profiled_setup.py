@@ -20,7 +20,7 @@ MAX_ACTORS = 8
 
 
 def setup_of(prepared: PreparedTraining, command: str) -> ProfiledSetup:
-    """Describes the profiled training; an empty `command` stands for the command line of this process."""
+    """Describes the profiled training. An empty `command` stands for the command line of this process."""
     loops, described, options = prepared.algorithm.loops, prepared.config["graph"], prepared.options
     plan = prepared.spec.read_plan()
     return ProfiledSetup(

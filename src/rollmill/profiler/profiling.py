@@ -25,7 +25,7 @@ from rollmill.workers.program_training import ProgramTraining
 from rollmill.workers.reports import Training
 
 REPORT_SECONDS = 0.02
-"""Time between two reports of a training in one program; windows begin and end with reports."""
+"""Time between two reports of a training in one program. Windows begin and end with reports."""
 
 
 @dataclass(frozen=True)
@@ -33,17 +33,17 @@ class ProfileOptions:
     """How a training is profiled."""
 
     windows: Annotated[int, Range(1, 1000)] = 3
-    """Windows of time with the profiler; before and after each there is one without it."""
+    """Windows of time with the profiler. Before and after each there is one without it."""
     unread_windows: Annotated[int, Range(0, 1000)] = 4
     """Further windows with the profiler after each of these, which tell only how much longer it makes an
     iteration, and how long a GPU waits."""
     window_seconds: Annotated[float, Range(0.05, 600)] = 0.5
     """Shortest duration of a window without the profiler."""
     profiled_seconds: Annotated[float, Range(0.01, 60)] = 0.3
-    """Shortest duration of a window with it; a window has at least one iteration."""
+    """Shortest duration of a window with it. A window has at least one iteration."""
     calibrate: bool = False
     """Measure this machine's peaks and the profiler's cost of an event again, instead of taking them from the
-    cache; on an idle machine."""
+    cache. The machine should be idle."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -84,8 +84,8 @@ def profile(
     turns until there are enough, or the training ends.
 
     Args:
-        algorithm: a graph, such as `rollmill.ppo(env)`; it should train for longer than the windows take.
-        options: how it is run, as for `rollmill.train`; the run directory is a temporary one.
+        algorithm: a graph, such as `rollmill.ppo(env)`. It should train for longer than the windows take.
+        options: how it is run, as for `rollmill.train`. The run directory is a temporary one.
         how: number and duration of windows.
         imports: modules that registered the environment, network or algorithm.
         recipe: the recipe that the hyperparameters come from.
@@ -95,7 +95,7 @@ def profile(
     Raises:
         UsageError: for options that cannot be used.
         NothingProfiled: the training ended before anything was measured.
-        ProfilingStopped: a signal or an error ended the training; it has the profile of what was measured.
+        ProfilingStopped: a signal or an error ended the training. It has the profile of what was measured.
     """
     how = how or ProfileOptions()
     with temporary_folder("profile") as folder, names_in_cache():
@@ -135,7 +135,7 @@ class _Trained(NamedTuple):
 
 
 def _reason(error: Exception | None, code: int) -> str | None:
-    """Returns the signal or the error that ended a training with this exit code; None if it came to its end."""
+    """Returns the signal or the error that ended a training with this exit code, or None if it came to its end."""
     if code > 128:
         return f"{signal.Signals(code - 128).name}."
     if error is None:

@@ -111,7 +111,7 @@ class ProfiledWindow(NamedTuple):
 
     @property
     def waiting(self) -> float | None:
-        """Nanoseconds of an iteration in which an accelerator waits for the host; None if that is not known."""
+        """Nanoseconds of an iteration in which an accelerator waits for the host, or None if that is not known."""
         if self.use is None:
             return None
         return max(0.0, self.span.per_iteration - self.use.working / self.span.iterations)
@@ -203,7 +203,7 @@ class Windows:
 
     @property
     def cores(self) -> CoreUse | None:
-        """The cores at work in the windows without the profiler; None if that is not known."""
+        """The cores at work in the windows without the profiler, or None if that is not known."""
         return core_use([window.processors for window in self._unprofiled])
 
     @property
@@ -228,7 +228,7 @@ class Windows:
 
     @property
     def waits(self) -> float:
-        """Times that the accelerator waits for the host in an iteration with the profiler; 0 if not known."""
+        """Times that the accelerator waits for the host in an iteration with the profiler, or 0 if not known."""
         measured = [
             (window.use.waits, window.span.iterations) for window in self.recorded if window.use is not None
         ]

@@ -55,7 +55,7 @@ class DeviceTime(NamedTuple):
     flops: float = 0.0
     bytes: float = 0.0
     work_events: float = 0.0
-    """Events recorded inside `work`; of one beside other threads, its part of the instant."""
+    """Events recorded inside `work`. For one beside other threads it is its part of the instant."""
     between_events: float = 0.0
     """Events recorded in `between`, the time of the loop around them."""
     copies: float = 0.0

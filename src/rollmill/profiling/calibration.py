@@ -25,9 +25,9 @@ class Calibration:
 
     machine: str
     inside: float
-    """Share of an event's cost that lies inside it; see `rollmill.profiling.correction.measure_event`."""
+    """Share of an event's cost that lies inside it. See `rollmill.profiling.correction.measure_event`."""
     event_nanoseconds: float
-    """The cost of an event; 0 if it could not be measured."""
+    """The cost of an event, or 0 if it could not be measured."""
     ceilings: Ceilings | None
     """None if they could not be measured."""
 
@@ -53,7 +53,7 @@ def _machine() -> str:
 
 
 def _read(file: Path) -> Calibration | None:
-    """Returns the cached calibration; None if there is none that can be read."""
+    """Returns the cached calibration, or None if there is none that can be read."""
     try:
         text = folder_in_cache(file).read(file.name, limit=MAX_BYTES)
         return read_as(Calibration, parse_json(text, where=str(file)), where=str(file))

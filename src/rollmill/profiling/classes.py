@@ -109,9 +109,9 @@ def is_span(event: Event) -> bool:
 
 
 EventClass: TypeAlias = DeviceWork | HostActivity | None
-"""The work or activity that an event stands for; None if the event around it counts."""
+"""The work or activity that an event stands for, or None if the event around it counts."""
 LaneState: TypeAlias = EventClass | KernelStart
-"""The state of a lane at one time; None if it is idle."""
+"""The state of a lane at one time, or None if it is idle."""
 
 
 class Classifier:

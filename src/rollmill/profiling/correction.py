@@ -1,12 +1,12 @@
 """Takes the profiler's own cost out of what it measured (Gleeson et al., "RL-Scope", MLSys 2021, section 3.4).
 
 Recording an event costs time, part of it inside the event, the rest after it. In one training, windows with the
-profiler and without it take turns; their difference, divided by the number of events, is an event's cost. The
+profiler and without it take turns. Their difference, divided by the number of events, is an event's cost. The
 error that is reported is that of a prediction: every second window is corrected by the cost that the others gave.
 The part that lies inside events is measured on a program of known duration (`measure_event`).
 
 On an accelerator there are two costs. A kernel, and the start of the next one, take longer by about as much in
-every recording. The host, too, takes longer to start kernels; where that makes it late, the device waits, and how
+every recording. The host, too, takes longer to start kernels. Where that makes it late, the device waits, and how
 long differs much from recording to recording. So this waiting is measured in each window, and no more of it kept
 than the windows without the profiler have time for, or than there is in the window that has least of it.
 """
@@ -42,7 +42,7 @@ class PairedWindow(NamedTuple):
     """Events of an iteration, in all processes."""
     span_events: float
     waiting: float | None = None
-    """Nanoseconds of `profiled` in which an accelerator waits for the host; None if not known."""
+    """Nanoseconds of `profiled` in which an accelerator waits for the host, or None if not known."""
 
     @property
     def extra(self) -> float:
@@ -61,9 +61,9 @@ class EventCosts(NamedTuple):
     """Whether the other share lies in the device's idle time: on an accelerator, without an event of a loop
     around it."""
     calibrated: float = 0.0
-    """The cost of a program's event in a program of known duration; 0 if it is not known."""
+    """The cost of a program's event in a program of known duration, or 0 if it is not known."""
     waiting_kept: float | None = None
-    """Nanoseconds of an iteration in which an accelerator waits for the host without the profiler, too; None if
+    """Nanoseconds of an iteration in which an accelerator waits for the host without the profiler, too, or None if
     its waiting is not known in all windows."""
 
     @property
@@ -115,7 +115,7 @@ def _costs_beside_waiting(pairs: Sequence[PairedWindow], calibrated: float) -> t
     """Returns the cost of a program's event, and the waiting without the profiler, if the waiting is known.
 
     Windows show only the sum of these two effects. So events have their calibrated cost, as long as an amount
-    of waiting explains the rest; otherwise the rest is theirs. Without the profiler a device waits no longer
+    of waiting explains the rest. Otherwise the rest is theirs. Without the profiler a device waits no longer
     than in any window with it.
     """
     unprofiled = middle_mean([pair.unprofiled for pair in pairs])
@@ -274,14 +274,14 @@ def _measure_event_on_accelerator(recorder: TraceRecorder, run: Callable[[], obj
 
 
 def _measured(extra: float, extra_inside: float, events: float) -> MeasuredEvent:
-    """Returns the cost of each of these events; 0, as without a calibration, if they made it no slower."""
+    """Returns the cost of each of these events, or 0, as without a calibration, if they made it no slower."""
     if extra <= 0.0 or not events:
         return MeasuredEvent(0.0, 0.0)
     return MeasuredEvent(extra / events, min(1.0, max(0.0, extra_inside) / extra))
 
 
 def _short_instructions(x: jax.Array) -> jax.Array:
-    """On a CPU they take less time than recording them; on a GPU, longer than starting them."""
+    """On a CPU they take less time than recording them, and on a GPU longer than starting them."""
 
     def turn(number: jax.Array, x: jax.Array) -> jax.Array:
         for _ in range(8):

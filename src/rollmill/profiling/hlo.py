@@ -44,7 +44,7 @@ def program_key(name: str, number: int) -> str:
 
 
 def program_number(module: bytes) -> int:
-    """Returns the number of a serialized `HloModuleProto` in traces; 0 if it has none."""
+    """Returns the number of a serialized `HloModuleProto` in traces, or 0 if it has none."""
     return number_in(module, 5)
 
 

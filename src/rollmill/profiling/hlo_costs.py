@@ -38,7 +38,7 @@ LIBRARY_OPCODES = frozenset({"dot", "convolution", "custom-call"})
 
 
 def flops_of(line: HloLine, lines: Lines) -> float:
-    """Returns floating-point operations; 0 of a library call without attributes that tell its computation."""
+    """Returns floating-point operations, or 0 of a library call without attributes that tell its computation."""
     if line.opcode in LIBRARY_OPCODES:
         return 2.0 * line.result_elements * _products_of_an_element(line, lines)
     if line.opcode in MOVES or not _is_float(line):
@@ -76,7 +76,7 @@ def _products_of_an_element(line: HloLine, lines: Lines) -> int:
 
 
 def _dims_of(line: HloLine, operand: int, lines: Lines) -> tuple[int, ...]:
-    """Returns the shape of an operand; empty if it is unknown."""
+    """Returns the shape of an operand, or empty if it is unknown."""
     known = lines.get(line.operands[operand]) if operand < len(line.operands) else None
     return known.shapes[0][1] if known is not None and known.shapes else ()
 
@@ -102,7 +102,7 @@ def _changed_elements(line: HloLine, lines: Lines) -> int:
 
 
 def _bytes_read(line: HloLine, computations: Computations, lines: Lines) -> list[int]:
-    """Returns the bytes that an instruction reads of each operand; 0 of one that is unknown."""
+    """Returns the bytes that an instruction reads of each operand, or 0 of one that is unknown."""
     read = [lines[name].bytes if name in lines else 0 for name in line.operands]
     if line.opcode == "fusion" and line.called:
         used = _bytes_used(computations.get(line.called[0], ()), computations, lines)

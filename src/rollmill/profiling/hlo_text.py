@@ -64,7 +64,7 @@ class HloLine(NamedTuple):
 def operations_in(op_name: str) -> Path:
     """Returns the operations in an instruction's `op_name`, the outermost first.
 
-    XLA joins the names of instructions that it merges; only the first one counts.
+    XLA joins the names of instructions that it merges. Only the first one counts.
     """
     path: list[str] = []
     for name in _OPERATION.findall(op_name.partition(";")[0]):

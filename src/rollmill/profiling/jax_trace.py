@@ -55,7 +55,7 @@ def trace_of_programs() -> bytes:
 
 
 def _session(options: jax.profiler.ProfileOptions) -> Any:
-    """Starts a session that keeps its events in memory; None if this version of JAX has none.
+    """Starts a session that keeps its events in memory, or None if this version of JAX has none.
 
     There is no public call that ends a session without its events.
     """

@@ -54,7 +54,7 @@ class HeapEvent(NamedTuple):
     writer: str
     """The instruction that writes the buffer, or passes it on."""
     origin: int
-    """The buffer with the same memory before; the buffer itself if its memory was free."""
+    """The buffer with the same memory before, or the buffer itself if its memory was free."""
 
 
 def memory_by_operation(
@@ -184,14 +184,16 @@ def _kept_moment(
 
 
 def _own(writer: Instruction | None) -> Shares | None:
-    """Returns the operations of the instruction that writes a buffer; None for loops and instructions without."""
+    """Returns the operations of the instruction that writes a buffer, or None for loops and instructions
+    without.
+    """
     if writer is None or writer.kind == "container" or writer.shares == NO_OPERATION:
         return None
     return writer.shares
 
 
 def _largest(buffers: Mapping[int, Buffer]) -> Buffer | None:
-    """Returns the largest of the buffers that share one place; the first of equal ones."""
+    """Returns the largest of the buffers that share one place, or the first of equal ones."""
     return max(buffers.values(), key=lambda buffer: buffer.size, default=None)
 
 

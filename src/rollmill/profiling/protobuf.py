@@ -28,12 +28,12 @@ def parts_of(message: bytes, number: int) -> Iterator[bytes]:
 
 
 def part_in(message: bytes, number: int) -> bytes:
-    """Returns the message, or the text, in a field; empty if it is missing."""
+    """Returns the message, or the text, in a field, or empty if it is missing."""
     return next(parts_of(message, number), b"")
 
 
 def number_in(message: bytes, number: int) -> int:
-    """Returns the integer in a field; 0 if it is missing."""
+    """Returns the integer in a field, or 0 if it is missing."""
     return next((value for field, value in fields_of(message) if field == number and isinstance(value, int)), 0)
 
 

@@ -40,7 +40,7 @@ class RecordedWindow(NamedTuple):
     every: int = 1
     """One of this many intervals was read, because of too many events. Sums are of all."""
     accelerators: int = 0
-    """Accelerators that computed for the process; 0 if its programs ran on a CPU."""
+    """Accelerators that computed for the process, or 0 if its programs ran on a CPU."""
 
     def to_json(self) -> dict[str, Any]:
         """Returns values that JSON can hold."""
@@ -160,7 +160,7 @@ class _Programs:
             self._note_memory(with_operations)
 
     def _read_program(self, executable: Any) -> Iterator[tuple[str, bytes]]:
-        """Reads a program's modules; yields the key and serialized module of those with operations."""
+        """Reads a program's modules, and yields the key and serialized module of those with operations."""
         for module in executable.hlo_modules():
             text = module.to_string()
             if len(text) > MAX_TEXT:

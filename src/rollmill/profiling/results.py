@@ -53,7 +53,7 @@ class ProfiledSetup:
     log_every: int = 1
     """Iterations of a line of metrics."""
     checkpoint_seconds: float | None = 30.0
-    """Seconds between checkpoints; None if only iterations count."""
+    """Seconds between checkpoints, or None if only iterations count."""
     checkpoint_iterations: int | None = None
     """Iterations between checkpoints."""
 
@@ -96,11 +96,11 @@ class WindowDuration:
     profiled: float
     unprofiled: float
     events: float
-    """Events of compiled programs in an iteration; a mean if the window was not read."""
+    """Events of compiled programs in an iteration, or a mean if the window was not read."""
     read: bool = True
     """Whether its events were read."""
     waiting: float | None = None
-    """Seconds of `profiled` in which an accelerator waits for the host; None if not known."""
+    """Seconds of `profiled` in which an accelerator waits for the host, or None if not known."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class BookKeeping:
     nanoseconds: float
     """Cost of one event."""
     calibrated: float = 0.0
-    """Nanoseconds of one in a program of known duration; 0 if not measured."""
+    """Nanoseconds of one in a program of known duration, or 0 if not measured."""
 
     @property
     def seconds(self) -> float:
@@ -136,7 +136,7 @@ class OperationTime:
     mixed: float = 0.0
     """Estimated part of `device`: fusions of several operations, divided by cost."""
     flops: float = 0.0
-    """Floating-point operations by the compiled program's text; 0 if unknown."""
+    """Floating-point operations by the compiled program's text, or 0 if unknown."""
     bytes: float = 0.0
     """Bytes of memory read and written, likewise."""
     copies: float = 0.0
@@ -182,7 +182,9 @@ class Overlap:
 
 @dataclass(frozen=True)
 class TimelineSpan:
-    """A span on one lane of a process's timeline, in seconds from the window's beginning; not per iteration."""
+    """A span on one lane of a process's timeline, in seconds from the window's beginning. It is not per
+    iteration.
+    """
 
     lane: str
     """Such as `thread python3 2` or `GPU 0 stream 13`."""
@@ -205,7 +207,7 @@ class ProcessTime:
     timeline: tuple[TimelineSpan, ...] = ()
     """One window, by the longest activity in each of some hundred intervals."""
     accelerators: int = 0
-    """Accelerators that computed for it; 0 if its programs ran on a CPU."""
+    """Accelerators that computed for it, or 0 if its programs ran on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -225,7 +227,7 @@ class OperationMemory:
     """Bytes when the whole program's memory is fullest."""
     course: tuple[int, ...] = ()
     """Bytes from the program's beginning to its end, after each change, or the most in each of up to 120
-    intervals; empty if unknown."""
+    intervals, or empty if unknown."""
 
 
 @dataclass(frozen=True)
@@ -238,7 +240,7 @@ class MemoryUse:
     temporary: int
     """Bytes that live only inside the program."""
     operations: tuple[OperationMemory, ...] = ()
-    """The operations of `temporary`, the largest first; empty if unknown."""
+    """The operations of `temporary`, the largest first, or empty if unknown."""
 
 
 @dataclass(frozen=True)
@@ -263,9 +265,9 @@ class Advice:
     text: str
     """The evidence, and the change, in plain words."""
     options: str
-    """Options of the command that make the change; empty if no option does."""
+    """Options of the command that make the change, or empty if no option does."""
     saves: float
-    """Predicted seconds saved in an iteration, of which at least half should be seen; 0 if only a measurement
+    """Predicted seconds saved in an iteration, of which at least half should be seen, or 0 if only a measurement
     can tell."""
 
 
@@ -283,7 +285,7 @@ class Profile:
     memory: tuple[MemoryUse, ...] = ()
     devices: tuple[DeviceActivity, ...] = ()
     cores: CoreUse | None = None
-    """Cores at work in the windows without the profiler; None if the system does not report them, or workers
+    """Cores at work in the windows without the profiler, or None if the system does not report them, or workers
     may be on other hosts."""
     advice: tuple[Advice, ...] = ()
     windows: tuple[WindowDuration, ...] = ()

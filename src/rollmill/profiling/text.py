@@ -95,7 +95,7 @@ def machine_text(profile: Profile) -> str:
 
 
 def speed_of(profile: Profile) -> float:
-    """Returns environment steps a second; 0 if no iteration was timed."""
+    """Returns environment steps a second, or 0 if no iteration was timed."""
     return profile.steps_per_second if profile.iteration.unprofiled > 0 else 0.0
 
 
@@ -124,7 +124,7 @@ def device_kinds_text(profile: Profile) -> str:
 
 
 def summed_over_text(profile: Profile) -> str:
-    """Returns a clause with the number of processes in a sum; empty if only one trains."""
+    """Returns a clause with the number of processes in a sum, or empty if only one trains."""
     working = len(working_processes(profile.processes))
     return f", summed over the {working} processes that train" if working > 1 else ""
 

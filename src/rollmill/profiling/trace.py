@@ -24,15 +24,15 @@ IGNORED = ("end: ", "ThreadpoolListener")
 
 
 class Event(NamedTuple):
-    """An event; events of one lane are nested or apart."""
+    """An event. Events of one lane are nested or apart."""
 
     start: int
     end: int
     name: str
     module: str = ""
-    """The compiled program, with its number; empty for events of the host with an unambiguous name."""
+    """The compiled program, with its number, or empty for events of the host with an unambiguous name."""
     instruction: str = ""
-    """The instruction that the device reports; empty without a report."""
+    """The instruction that the device reports, or empty without a report."""
     part: float = 1.0
     """The part of its duration that lies in intervals that are read."""
 
@@ -65,9 +65,9 @@ class Trace(NamedTuple):
 
     lanes: Sequence[Lane]
     clock_offset: int
-    """Nanoseconds to add to a time of the trace for the host's monotonic clock; 0 if the trace does not say."""
+    """Nanoseconds to add to a time of the trace for the host's monotonic clock, or 0 if the trace does not say."""
     sampling: Sampling = Sampling()
-    """The intervals that were read; times of events are on its clock."""
+    """The intervals that were read. Times of events are on its clock."""
 
     @property
     def accelerators(self) -> int:
@@ -91,7 +91,7 @@ def read_trace(
     window: tuple[int | float, int | float] = WHOLE,
     most_events: int = MAX_EVENTS,
 ) -> Trace:
-    """Reads a `ProfileData` of JAX's profiler; `names` knows the instructions that need their program.
+    """Reads a `ProfileData` of JAX's profiler. `names` knows the instructions that need their program.
 
     `window` has the first nanosecond and the one after the last, on the host's monotonic clock. If it has more
     than `most_events` events, only some intervals of it are read.
@@ -141,7 +141,7 @@ def _events(recorded: Iterator[Any], on_device: bool, names: Naming, sampling: S
 
 
 def clock_offset(data: Any) -> int:
-    """Returns the nanoseconds to add to a time of a trace for the host's monotonic clock; 0 if unknown."""
+    """Returns the nanoseconds to add to a time of a trace for the host's monotonic clock, or 0 if unknown."""
     for plane in sorted(data.planes, key=lambda plane: plane.name.startswith("/device:")):  # it is of the host
         for line in plane.lines:
             for event in line.events:

@@ -40,7 +40,7 @@ def choose_all_reduce(
 
     Args:
         graph: what is trained.
-        mesh: where; all of its processes have to call this.
+        mesh: where. All of its processes have to call this.
         wanted: the way.
         host: the mean through the host's memory, where there are several processes.
 

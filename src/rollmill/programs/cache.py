@@ -13,11 +13,13 @@ from rollmill.core.installation import cache_root
 UNREADABLE_ENTRY = "Error reading persistent compilation cache entry"
 """How JAX's warning begins."""
 WITH_NAMES = "jax_compilation_cache_include_metadata_in_key"
-"""JAX's setting by which programs that differ in names alone are different ones; in capitals, its variable."""
+"""JAX's setting by which programs that differ in names alone are different ones, and in capitals its variable."""
 
 
 def cache_directory() -> Path:
-    """`$ROLLMILL_CACHE_DIR`, or `rollmill/` in the user's cache folder; one folder a JAX version."""
+    """`$ROLLMILL_CACHE_DIR`, or `rollmill/` in the user's cache folder. There is one folder for each JAX
+    version.
+    """
     return cache_root() / f"jax-{jax.__version__}"
 
 
@@ -25,7 +27,7 @@ def enable_compilation_cache() -> None:
     """Turns the cache on, unless the user has chosen another one through JAX's own setting.
 
     Workers and instances that start together share it. What one of them has half written, or was killed while it
-    wrote, another cannot read; JAX then compiles the program once more, which is nothing to warn of.
+    wrote, another cannot read. JAX then compiles the program once more, which is nothing to warn of.
     """
     warnings.filterwarnings("ignore", UNREADABLE_ENTRY, UserWarning)
     if os.environ.get(WITH_NAMES.upper()):

@@ -2,7 +2,7 @@
 
 On several devices the same program runs on a mesh: every device holds an equal share of the
 environments and the whole learner, and means are reduced between them. Nothing inside an iteration
-waits for the host; metrics leave as one small vector.
+waits for the host. Metrics leave as one small vector.
 """
 
 import math
@@ -66,10 +66,10 @@ iteration. A copy of a small state is made before each window of iterations, for
 """
 
 DIVIDED = ("collector", "rings")
-"""Parts of the state that are divided among devices; the rest is whole on each."""
+"""Parts of the state that are divided among devices. The rest is whole on each."""
 
 UNROLL = {"gpu": 4}
-"""On a GPU the launches of a small step cost more than its arithmetic; `benchmarks/training.py --unroll` tells."""
+"""On a GPU the launches of a small step cost more than its arithmetic. `benchmarks/training.py --unroll` tells."""
 
 
 def unroll_for(platform: str) -> int:
@@ -78,12 +78,12 @@ def unroll_for(platform: str) -> int:
 
 
 class CompiledProgram(NamedTuple):
-    """A graph compiled for a place; calling it cannot compile anything more."""
+    """A graph compiled for a place. Calling it cannot compile anything more."""
 
     start: Callable[[], State]
     """Returns the state before the first iteration."""
     step: jax.stages.Compiled
-    """`State -> (State, PackedMetrics)`: one iteration; with several seeds metrics have one more axis, the first.
+    """`State -> (State, PackedMetrics)`: one iteration. With several seeds metrics have one more axis, the first.
     With a replay memory `(State, count) -> (State, PackedMetrics)`: `count` iterations, and the sums of their
     metrics (of flags, the lowest)."""
     metric_names: tuple[str, ...]
@@ -158,23 +158,23 @@ def lower(
 
     Args:
         graph: what to compile.
-        seeds: one training each; several are trained side by side in the one program.
-        lanes: graphs whose hyperparameters the trainings have, one for each seed; they are the same in all else.
+        seeds: one training each. Several are trained side by side in the one program.
+        lanes: graphs whose hyperparameters the trainings have, one for each seed. They are the same in all else.
             Default: those of `graph`.
-        devices: the mesh to run on, in the order of `mesh_of`; the first device of the default platform if left
+        devices: the mesh to run on, in the order of `mesh_of`, or the first device of the default platform if left
             out.
         instances: devices of the mesh that share a GPU.
-        mean: that over the mesh; a flat all-reduce if left out.
-        unroll: steps of the environment loop that are compiled as one; chosen by platform if left out.
-        fusion: how deep the training is fused; see `choose_kernels`.
+        mean: that over the mesh, or a flat all-reduce if left out.
+        unroll: steps of the environment loop that are compiled as one, or chosen by platform if left out.
+        fusion: how deep the training is fused. See `choose_kernels`.
         numerics: of matrix products in kernels.
         launches: of kernels, as they were found when the run began.
         announce: called with the kernels of a mesh before its other processes compile.
         compiler_options: of XLA, besides those that every program has.
 
     Raises:
-        UsageError: if the devices do not divide the shards, so that they would hold unequal shares; or if a
-            fusion was asked for that cannot be had.
+        UsageError: if the devices do not divide the shards, so that they would hold unequal shares, or if a fusion
+            was asked for that cannot be had.
     """
     mesh = mesh_of(devices if devices is not None else jax.devices()[:1], instances=instances)
     check_devices(graph.loops, mesh.size)
@@ -312,7 +312,7 @@ def _parameter_leaves(graph: Graph, shape: tuple[int, ...]) -> dict[str, np.ndar
 
 
 def state_shapes(graph: Graph, seeds: Sequence[int] = (0,)) -> PyTree[jax.ShapeDtypeStruct]:
-    """Shapes and dtypes of the training state; nothing is computed."""
+    """Shapes and dtypes of the training state. Nothing is computed."""
     state = traces_of(graph).start.result
     if len(seeds) == 1:
         return state
@@ -420,7 +420,7 @@ def _start(graph: Graph, seeds: UInt32[Array | np.ndarray, " S"], hyperparameter
 
 
 def _specs(state: State, *, has_seeds: bool) -> PyTree[PartitionSpec]:
-    """Collector and replay memory are divided along their environments; all else is whole on every device."""
+    """Collector and replay memory are divided along their environments. All else is whole on every device."""
     by_environment = PartitionSpec(None, AXES) if has_seeds else PartitionSpec(AXES)
 
     def spec(path, _):
@@ -457,7 +457,7 @@ def _step(
 def _iterate_often(
     step: Callable[[State], tuple[State, PackedMetrics]], state: State, count: Int[Array, ""]
 ) -> tuple[State, PackedMetrics]:
-    """Several iterations, and the sums of their metrics; of flags, the lowest."""
+    """Several iterations, and the sums of their metrics, or of flags the lowest."""
     shape = jax.eval_shape(step, state)[1]
     flags = np.asarray([is_flag(name) for name in shape.names])
 

@@ -1,4 +1,4 @@
-"""Calls of CUDA's driver for memory that GPUs share; each GPU is named by its number among those visible here."""
+"""Calls of CUDA's driver for memory that GPUs share. Each GPU is named by its number among those visible here."""
 
 import ctypes
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ _PEER_ACCESS_ALREADY_ENABLED = 704
 
 
 class NoPeerMemory(Exception):
-    """GPUs cannot reach each other's memory; the message is the reason."""
+    """GPUs cannot reach each other's memory. The message is the reason."""
 
 
 class _Handle(ctypes.Structure):

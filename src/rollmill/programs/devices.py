@@ -15,7 +15,7 @@ from rollmill.gpus.jax_settings import check_platform
 def take_devices(count: int) -> list[Any]:
     """Returns the first `count` devices of JAX's default platform, or all of them for 0.
 
-    CPU cores count as one device unless JAX is told otherwise; where it has not started yet, it is. Raises a
+    CPU cores count as one device unless JAX is told otherwise. Where it has not started yet, it is. Raises a
     `UsageError` if there are fewer.
     """
     if count > 1:
@@ -34,7 +34,9 @@ def take_devices(count: int) -> list[Any]:
 
 
 def _divide_cpu(count: int) -> None:
-    """Asks for that many CPU devices; without effect on accelerators, and too late once JAX has started."""
+    """Asks for that many CPU devices. It has no effect on accelerators, and comes too late once JAX has
+    started.
+    """
     try:
         jax.config.update("jax_num_cpu_devices", count)
     except RuntimeError:

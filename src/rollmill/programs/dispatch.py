@@ -29,13 +29,13 @@ class Window(NamedTuple):
     """Consecutive iterations whose metrics were read in one transfer."""
 
     before: State
-    """The state before the window's first iteration; gone if the program `loses_state`."""
+    """The state before the window's first iteration, gone if the program `loses_state`."""
     after: State
-    """The state after its last; gone unless it is `kept`."""
+    """The state after its last, gone unless it is `kept`."""
     first: int
     """Number of iterations that came before the window."""
     metrics: list[dict[str, np.ndarray]]
-    """Sums of metrics over one iteration, or over several in a row; each value is a scalar, or `[seed]`."""
+    """Sums of metrics over one iteration, or over several in a row. Each value is a scalar, or `[seed]`."""
     counts: list[int]
     """Number of iterations of each entry of `metrics`."""
 
@@ -96,7 +96,7 @@ def dispatch_ahead(
 
     Windows grow until one takes about `window_seconds`, and anew from the iteration `slower_from`, after which
     iterations take longer (0: none). Where the program can, metrics are summed over `span` iterations, up to
-    multiples of it. `admit` returns how many of a number of iterations may be dispatched after the first ones; the
+    multiples of it. `admit` returns how many of a number of iterations may be dispatched after the first ones. The
     training ends there if none may.
     """
     ahead, growing = None, _GrowingSize(window_seconds)

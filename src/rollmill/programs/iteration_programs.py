@@ -75,7 +75,7 @@ class StepMaker(NamedTuple):
     """Gets the stores that a program was asked of."""
 
     def make(self) -> tuple[KernelChoice, jax.stages.Compiled]:
-        """Chooses the kernels of an iteration and compiles it; loads it instead if both are stored."""
+        """Chooses the kernels of an iteration and compiles it, or loads it if both are stored."""
         stored, limit = self._stored_choices(), None
         if (kernels := stored.read()) is not None:
             if (compiled := self._known(kernels)) is not None:
@@ -138,7 +138,7 @@ class StepMaker(NamedTuple):
         return iteration_digest(graph) is not None
 
     def _cost(self) -> tuple[SearchCost, jax.stages.Compiled | None]:
-        """Returns what a search may cost; and the iteration by XLA, where it had to be compiled and timed."""
+        """Returns what a search may cost, and the iteration by XLA if it had to be compiled and timed."""
         request, device, compiled = self.request, self.request.devices[0], None
         kernels = plain_kernels(request.unroll)
         known = ["seconds", request.num_seeds, request.unroll]

@@ -22,7 +22,7 @@ TURNS = 3
 
 
 class KernelParts(NamedTuple):
-    """Shares of a rollout kernel's time; they sum to 1."""
+    """Shares of a rollout kernel's time, which sum to 1."""
 
     environment: float
     policy: float

@@ -110,7 +110,7 @@ def choose_kernels(
     `fusion` is `off`, which leaves all to XLA; `rollout`, which has the policy and the environment in a kernel;
     `full`, the gradients too; or `auto`, which takes each kernel where there is one and it is faster, by timing,
     in trainings that are long enough. With `launches` from the beginning of the run, nothing is timed on devices
-    of the same kind. `parts` are those computed here; the others are left to XLA. The environments are divided
+    of the same kind. `parts` are those computed here. The others are left to XLA. The environments are divided
     into `shares` equal parts, by default one for each device. `before_timing` is called before anything is timed.
     A search ends after `limit` seconds, with the fastest kernels until then. Raises a `UsageError` if a kernel was
     asked for and cannot be made.

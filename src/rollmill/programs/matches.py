@@ -70,13 +70,13 @@ class MatchResult(NamedTuple):
 
     @property
     def standard_error(self) -> float:
-        """Standard error of the score over pairs of games; 0 for a single pair."""
+        """Standard error of the score over pairs of games, or 0 for a single pair."""
         scores = self._pair_scores
         return float(np.std(scores, ddof=1) / np.sqrt(scores.size)) if scores.size > 1 else 0.0
 
     @property
     def elo(self) -> float:
-        """Difference of Elo ratings that predicts the score; infinite where all games were won or lost."""
+        """Difference of Elo ratings that predicts the score, or infinite where all games were won or lost."""
         with np.errstate(divide="ignore"):
             return float(400 * (np.log10(self.score) - np.log10(1 - self.score)))
 
@@ -154,7 +154,7 @@ def _play(
     first: Int[Array, ""],
     moves_first: Bool[Array, ""],
 ) -> tuple[Float[Array, " N"], Bool[Array, " N"]]:
-    """Returns of player 0, and whether each game ended; `moves_first` tells if that is `player`."""
+    """Returns of player 0, and whether each game ended. `moves_first` tells if that is `player`."""
     start_key, opening_key, run_key = jax.random.split(key, 3)
     index = first + jnp.arange(count, dtype=jnp.int32)
     state, observation = jax.vmap(game.start)(jax.random.split(start_key, count), index)

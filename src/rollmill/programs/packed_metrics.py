@@ -9,7 +9,7 @@ from rollmill.dataflow import Metrics
 
 
 class PackedMetrics(eqx.Module):
-    """The metrics of an iteration as one vector; their names are known once the iteration is traced."""
+    """The metrics of an iteration as one vector. Their names are known once the iteration is traced."""
 
     values: Float[Array | np.ndarray, "*S metric"]
     names: tuple[str, ...] = eqx.field(static=True)

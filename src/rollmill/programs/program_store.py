@@ -215,7 +215,7 @@ def store_for(device: Any, digest: str | None, known: Sequence[object], sources:
 
     Args:
         device: the only one that computes it.
-        digest: of its operations; None if it depends on more.
+        digest: of its operations, or None if it depends on more.
         known: what else it depends on, as JSON takes it.
         sources: files of Python that make the program of these operations.
     """

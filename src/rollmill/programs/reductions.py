@@ -39,7 +39,7 @@ class MeshAllReduce(NamedTuple):
     reduce: Callable[..., Reduce]
     """`(*operands) -> Reduce`: what a program on each device calls, once, for all of its means."""
     operands: tuple[Array, ...] = ()
-    """Arrays with a row for each device, that a program has to take beside its own; a device gets its row."""
+    """Arrays with a row for each device, that a program has to take beside its own. A device gets its row."""
 
 
 def mesh_of(devices: Sequence[Any], *, instances: int = 1) -> Mesh:
@@ -54,7 +54,7 @@ def mesh_all_reduce(
 
     `flat` is one all-reduce over all devices. In a `hierarchical` one, the instances of a GPU first sum a part
     each, so that a number crosses between GPUs only once. In a `one-shot` one each GPU reads the memory of all
-    others; `num_parameters` is the length of the longest vector that is reduced often. For `host`, the mean
+    others. `num_parameters` is the length of the longest vector that is reduced often. For `host`, the mean
     through the host's memory is given. Raises `NoPeerMemory` if the one-shot way is impossible, for example
     because GPUs cannot reach each other's memory, or because triton is missing.
     """

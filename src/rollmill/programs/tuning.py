@@ -19,7 +19,7 @@ Arguments: TypeAlias = Callable[[], Sequence[Any]]
 
 
 class Tuner:
-    """Runs searches on one device; what still compiles when its context is left by an error is ended.
+    """Runs searches on one device. What still compiles when its context is left by an error is ended.
 
     Nothing is timed before everything is compiled, so that no compilation disturbs a time.
 
@@ -45,7 +45,8 @@ class Tuner:
         self._compiling: list[Future[Any]] = []
         self._began: float | None = None
         self.seconds = 0.0
-        """Seconds from the start of the first search to the end of the last; 0 where all results were stored."""
+        """Seconds from the start of the first search to the end of the last, or 0 where all results were
+        stored."""
         self.was_late = False
         """Whether a search came to its limit."""
         self._closed = False
@@ -64,9 +65,9 @@ class Tuner:
         return self._submit(lambda: jax.jit(function).lower(*shapes).compile())
 
     def start(self, search: Search, prepare: Callable[[], Arguments]) -> Callable[[], Tuned]:
-        """Starts to compile the candidates of a search; returns the function that times them.
+        """Starts to compile the candidates of a search, and returns the function that times them.
 
-        `prepare` begins to prepare the arguments; it is called only if something has to be timed.
+        `prepare` begins to prepare the arguments. It is called only if something has to be timed.
         """
         if (stored := search.stored()) is not None:
             return lambda: stored

@@ -207,15 +207,15 @@ class EpisodeWindow:
 
     @property
     def best(self) -> float | None:
-        """The best mean return; the current one if the window was never full."""
+        """The best mean return, or the current one if the window was never full."""
         return self.mean_return if self.best_return is None else self.best_return
 
     @property
     def mean_return(self) -> float | None:
-        """Mean return of recent episodes; None before the first has ended."""
+        """Mean return of recent episodes, or None before the first has ended."""
         return self._sums.return_sum / self._sums.count if self._sums.count else None
 
     @property
     def mean_length(self) -> float | None:
-        """Mean length of recent episodes, in steps; None before the first has ended."""
+        """Mean length of recent episodes, in steps, or None before the first has ended."""
         return self._sums.length_sum / self._sums.count if self._sums.count else None

@@ -34,11 +34,11 @@ NAMES = {
     **{"uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL"},
     **{"complex64": "C64", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2"},
 }
-"""Names of dtypes in the format; arrays of other dtypes are stored as bytes."""
+"""Names of dtypes in the format. Arrays of other dtypes are stored as bytes."""
 
 
 class DamageError(Exception):
-    """A damaged checkpoint; the text names the damage."""
+    """A damaged checkpoint. The text names the damage."""
 
 
 @dataclass(frozen=True)

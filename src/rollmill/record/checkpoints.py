@@ -1,7 +1,7 @@
-"""Checkpoints of a run: written in the background, verified when read; the last and the best are kept.
+"""Checkpoints of a run: written in the background, verified when read. The last and the best are kept.
 
 A checkpoint is a directory named for its iteration. It appears by a rename, so it is complete or
-absent whenever the process dies; a digest over its content detects later damage.
+absent whenever the process dies. A digest over its content detects later damage.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ SHOWN_DIFFERENCES = 5
 WRITING, REPLACED, DELETED = ".writing-", ".replaced-", ".deleted-"
 
 NAME = re.compile(r"0|[1-9][0-9]{0,17}", re.ASCII)
-"""Pattern of checkpoint folders; other names, such as `007`, are not Rollmill's and stay untouched."""
+"""Pattern of checkpoint folders. Other names, such as `007`, are not Rollmill's and stay untouched."""
 
 
 class CheckpointWarning(UserWarning):
@@ -78,8 +78,8 @@ class GivenLeaves(NamedTuple):
 class Checkpoints:
     """The checkpoints in one directory, of which the last `keep_last` and the best `keep_best` are kept.
 
-    Only one process may write a directory at a time (`RunDirectory.lock`); `read_only` changes nothing in it, and
-    suits a run that another process may be writing. Otherwise the directory is created if it is missing; in a
+    Only one process may write a directory at a time (`RunDirectory.lock`). `read_only` changes nothing in it, and
+    suits a run that another process may be writing. Otherwise the directory is created if it is missing. In a
     `Folder`, links below the root are refused. Use it as a context manager, or call `close`: a save still running
     when the interpreter exits is lost. The disk needs space for one checkpoint more than are kept, because the
     oldest is deleted only when the newest is complete.
@@ -126,7 +126,7 @@ class Checkpoints:
         """Copies `state` to the host and writes it in the background. It blocks only on an earlier save.
 
         The state is a pytree of arrays, typed random keys among them, all addressable by this process. Of scores
-        the larger is better; None and NaN count as worst. NaN and infinities in `metadata` become None.
+        the larger is better. None and NaN count as worst. NaN and infinities in `metadata` become None.
         Checkpoints of later iterations are deleted once this one is complete, because the run went back. A
         checkpoint of the same iteration is replaced.
 
@@ -192,7 +192,7 @@ class Checkpoints:
     def wait(self) -> None:
         """Blocks until no save is running.
 
-        Raises a `StorageError` if it failed; earlier checkpoints are unchanged.
+        Raises a `StorageError` if it failed. Earlier checkpoints are unchanged.
         """
         pending, self._pending = self._pending, None
         if pending is not None:

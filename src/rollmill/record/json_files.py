@@ -39,7 +39,7 @@ def write_failure(path: Path, error: BaseException) -> StorageError:
 
 
 MAX_BYTES = 2 * 2**20
-"""Size limit for reading a JSON file of a run; a configuration has a few thousand bytes."""
+"""Size limit for reading a JSON file of a run. A configuration has a few thousand bytes."""
 
 
 def plain(value: Any) -> Any:
@@ -68,7 +68,7 @@ def plain(value: Any) -> Any:
 def write_json(folder: Folder, name: str, value: Mapping[str, Any]) -> None:
     """Replaces a file atomically: a reader sees the old file or the new one.
 
-    Raises a `StorageError` if the file cannot be written; the old one is unchanged then.
+    Raises a `StorageError` if the file cannot be written. The old one is unchanged then.
     """
     text = json.dumps(plain(value), indent=2, allow_nan=False) + "\n"
     try:

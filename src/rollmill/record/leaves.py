@@ -21,7 +21,7 @@ NOT_NUMERIC = "OSUmM"  # NumPy's kind codes of objects, text and dates
 
 
 class LeafType(NamedTuple):
-    """Dtype (by name) and shape of one leaf; the shape of a key leaf is that of the keys."""
+    """Dtype (by name) and shape of one leaf. The shape of a key leaf is that of the keys."""
 
     dtype: str
     shape: tuple[int, ...]

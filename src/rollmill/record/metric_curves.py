@@ -15,7 +15,7 @@ from rollmill.record.run_directory import METRICS, RunDirectory
 
 MAX_LINE_BYTES = 2**20
 TAIL_BYTES = 2**16
-"""Bytes at the end of a file in which the newest values are looked for; a line has about a thousand."""
+"""Bytes at the end of a file in which the newest values are looked for. A line has about a thousand."""
 LINE_START = ("iteration", "env_steps", "seconds")
 """Fields of every line that count the progress of a run."""
 RETURN = "episode/return"

@@ -49,7 +49,7 @@ class MetricsLog:
         """Appends one line, completely or not at all, and returns it once it is in the file.
 
         Iterations count from 1, and a checkpoint of iteration `i` follows line `i`. Metrics are numbers on the
-        host, by names such as `episode/return`; strings and None are left out of TensorBoard, NaN and infinities
+        host, by names such as `episode/return`. Strings and None are left out of TensorBoard, NaN and infinities
         become null. Raises a `StorageError` if the file cannot be written, for example because the disk is full.
         """
         return self.write_lines([(iteration, env_steps, metrics)])[0]

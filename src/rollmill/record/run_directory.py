@@ -29,7 +29,7 @@ _HELD: set[Path] = set()
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """Paths of the files of a run. `create` makes a run, `open` opens one; the paths need not exist."""
+    """Paths of the files of a run. `create` makes a run, `open` opens one. The paths need not exist."""
 
     root: Path
 
@@ -40,7 +40,7 @@ class RunDirectory:
 
     @property
     def config_file(self) -> Path:
-        """Path of the run's configuration; a directory without it is not a run."""
+        """Path of the run's configuration. A directory without it is not a run."""
         return self.root / CONFIG
 
     @property

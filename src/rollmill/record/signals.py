@@ -35,7 +35,7 @@ class StopRequest:
 
     @property
     def seconds(self) -> float:
-        """Seconds since the signal arrived; 0 without one."""
+        """Seconds since the signal arrived, or 0 without one."""
         return time.monotonic() - self.received_at if self.requested else 0.0
 
     @property
@@ -45,12 +45,14 @@ class StopRequest:
 
     @property
     def signal_name(self) -> str | None:
-        """Name of the signal, such as `SIGTERM`; None without one."""
+        """Name of the signal, such as `SIGTERM`, or None without one."""
         return None if self.signal_number is None else signal.Signals(self.signal_number).name
 
     @property
     def exit_code(self) -> int:
-        """Exit code of the process: 128 and the number of the signal, as 143 after SIGTERM; 0 without a signal."""
+        """Exit code of the process: 128 and the number of the signal, as 143 after SIGTERM, or 0 without a
+        signal.
+        """
         return 0 if self.signal_number is None else 128 + self.signal_number
 
 

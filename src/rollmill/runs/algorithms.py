@@ -88,7 +88,7 @@ def register_algorithm(
         build: makes the graph from an environment and an instance of `config`. Other processes call it again, so
             it has to return the same for the same arguments.
         config: a frozen dataclass of hyperparameters with defaults, whose fields become options of the command.
-        summary: a line that describes it; the first of `build`'s docstring if left out.
+        summary: a line that describes it, or the first of `build`'s docstring if left out.
         overwrite: replace an algorithm that has the same name.
 
     Returns:

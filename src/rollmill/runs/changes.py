@@ -46,7 +46,7 @@ def changed_settings(
     """Returns the settings of a graph with other hyperparameters, and these as they are written down.
 
     Text is read as the hyperparameter's type. Raises a `UsageError` if a name is unknown or not changeable, or if
-    a value does not fit; it mentions `where` the settings came from.
+    a value does not fit. It mentions `where` the settings came from.
     """
     if not changes:
         return dict(settings), {}

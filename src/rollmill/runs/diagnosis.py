@@ -57,7 +57,7 @@ def kept_fault(run_dir: str | Path) -> bool:
 
 
 def examine(run_dir: str | Path) -> Examination:
-    """Checks the files of a run; nothing is imported, compiled or changed.
+    """Checks the files of a run. Nothing is imported, compiled or changed.
 
     Raises:
         CheckpointError: if the directory is no run.

@@ -34,14 +34,14 @@ class RunOptions(PlacementOptions):
     """Train this many seeds side by side in one program: seed, seed + 1, ..."""
     start_from: str | None = None
     """Begin with the weights of the policy of this run, a directory, as far as places and shapes in the networks
-    agree; optimiser and environments begin anew."""
+    agree. Optimiser and environments begin anew."""
     run_dir: Path | None = None
-    """Where the run is recorded; named by algorithm, environment, seed and time under runs/ if left out."""
+    """Where the run is recorded. If left out, it is named by algorithm, environment, seed and time under runs/."""
     resume_if_exists: bool = False
     """Go on with the run in --run-dir if there is one, of the same configuration, and train if there is none: for
     jobs that a batch system starts again with the same command."""
     checkpoint_seconds: Annotated[float, Range(0, finite=False)] = 30.0
-    """Time between two checkpoints; one is always saved at the end."""
+    """Time between two checkpoints. One is always saved at the end."""
     checkpoint_iterations: Iterations | None = None
     """Save a checkpoint every so many iterations, instead of by time."""
     keep_last: Annotated[Count, Range(high=2**31)] = 3
@@ -52,17 +52,17 @@ class RunOptions(PlacementOptions):
     """Save the states of the environments, without which checkpoints are smaller: a run that goes on begins new
     episodes then, and its result is not exactly that of a run that never stopped."""
     log_every: Iterations | None = None
-    """Iterations that one line of metrics.jsonl is of; such that there are 10,000 lines at most, if left out."""
+    """Iterations that one line of metrics.jsonl is of. If left out, there are 10,000 lines at most."""
     stop_at_return: Annotated[float, Range()] | None = None
     """Stop as soon as the mean return is at least this: that of the latest 100 episodes, or that of an evaluation
     with --evaluate-every."""
     evaluate_every: Iterations | None = None
-    """Evaluate the policy every so many environment steps, at the end of an iteration, and after the last one; the
+    """Evaluate the policy every so many environment steps, at the end of an iteration, and after the last one. The
     best checkpoints are those of the best evaluations then."""
     evaluate_episodes: Annotated[Count, Range(high=MAX_EPISODES)] = 20
     """Episodes of an evaluation, for each seed that is trained."""
     evaluate_seed: Annotated[int, Range(0, 2**32 - 1)] = 0
-    """Seed of the environments that evaluations play in; the same for all evaluations."""
+    """Seed of the environments that evaluations play in, the same for all evaluations."""
     evaluate_stochastic: bool = False
     """Sample actions in evaluations as in training, instead of taking the most likely one."""
     evaluate_env_options: tuple[str, ...] = ()
@@ -75,19 +75,20 @@ class RunOptions(PlacementOptions):
     """The same while a worker starts: while it imports, builds its environments and compiles its programs."""
     max_failures: Annotated[int, Range(0, finite=False)] = 5
     """How many times in a row an environment of Python may fail with no whole episode in between, or a worker
-    that steps environments be lost without having worked for `hang_seconds` and for a minute; one more ends the
+    that steps environments be lost without having worked for `hang_seconds` and for a minute. One more ends the
     run."""
     checksums: bool = False
     """Let packages between groups carry a checksum, which their receivers check."""
     unroll: Annotated[Count, Range(high=2**10)] | None = None
-    """Steps of the environment loop that are compiled as one; chosen by platform if left out."""
+    """Steps of the environment loop that are compiled as one, or chosen by platform if left out."""
     fusion: Fusion = "auto"
     """Fused kernels: `rollout` fuses policy and environment; `full`, gradients too; `auto`, each if it can be and
     is faster, in trainings that are long enough; `off` leaves all to XLA."""
     numerics: Numerics = "tf32"
     """Matrix products in kernels: `float32`, `tf32` as XLA computes them on a GPU, or `bfloat16`."""
     memory_fraction: Annotated[float, Range(0.01, 1)] | None = None
-    """Take this share of each GPU's memory at once, instead of memory as it is needed; `resume` does not."""
+    """Take this share of each GPU's memory at once, instead of memory as it is needed. `resume` takes memory as it
+    is needed."""
     quiet: bool = False
     """Show nothing while training."""
 

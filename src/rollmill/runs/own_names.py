@@ -21,7 +21,7 @@ class OwnName(NamedTuple):
 
     @property
     def module(self) -> str | None:
-        """The module whose import registers it in another process too; None if there is none."""
+        """The module whose import registers it in another process too, or None if there is none."""
         return registering_module(self.origin)
 
     def __str__(self) -> str:

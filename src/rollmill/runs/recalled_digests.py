@@ -60,7 +60,7 @@ def _write(folder: Folder, name: str, digests: TracedDigests) -> None:
 
 
 def _file_of(settings: dict[str, Any]) -> Path | None:
-    """Returns the file of the digests; None if they depend on more than settings and sources."""
+    """Returns the file of the digests, or None if they depend on more than settings and sources."""
     is_own = ALGORITHMS.is_built_in(settings["algorithm"]) and ENVIRONMENTS.is_built_in(settings["environment"])
     if not (is_own and jax.config.values["jax_enable_compilation_cache"]):
         return None

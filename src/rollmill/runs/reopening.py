@@ -17,7 +17,7 @@ def reopen(
     """Returns the algorithm and the options that a run was started with.
 
     If the graph is passed again as `algorithm`, nothing that the run names is imported. Otherwise the modules in
-    `imports` are, and its own if they may be; `trust` allows it, now and later. Raises a `CheckpointError` if the
+    `imports` are, and its own if they may be. `trust` allows it, now and later. Raises a `CheckpointError` if the
     configuration is damaged or names modules that nobody allowed, and a `UsageError` if `algorithm` has other
     hyperparameters.
     """

@@ -44,7 +44,7 @@ class Change:
     after: dict[str, Any]
     """Values from then on."""
     source: str | None = None
-    """Training whose weights were taken over then; None where a run went on with its own."""
+    """Training whose weights were taken over then, or None where a run went on with its own."""
 
     def to_json(self) -> dict[str, Any]:
         """Returns the change as config.json holds it."""
@@ -72,7 +72,7 @@ class SavedLaunches:
 
 @dataclass(frozen=True)
 class GraphSettings:
-    """The settings of a graph that every run has; others belong to the algorithm."""
+    """The settings of a graph that every run has. Others belong to the algorithm."""
 
     algorithm: str
     environment: str
@@ -84,7 +84,7 @@ class GraphSettings:
 
 @dataclass(frozen=True)
 class SavedConfig:
-    """The content of config.json; entries that are not named here are for people to read."""
+    """The content of config.json. Entries that are not named here are for people to read."""
 
     graph: dict[str, Any]
     options: dict[str, Any]
@@ -183,7 +183,7 @@ def identity_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def flat(prefix: str, value: Any) -> dict[str, Any]:
-    """Flattens nested objects of JSON to one with dotted names after `prefix`; an empty object stays a value."""
+    """Flattens nested objects of JSON to one with dotted names after `prefix`. An empty object stays a value."""
     if not isinstance(value, dict) or not value:
         return {prefix: value}
     parts = {name: flat(f"{prefix}.{name}" if prefix else name, part) for name, part in value.items()}

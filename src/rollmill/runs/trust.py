@@ -2,7 +2,7 @@
 
 A configuration that was read from a directory is data. Modules that it names are imported if the user names them
 too, or if this user made the run in that very directory, or once said `--trust` of it. That is remembered in a
-file of the user's, outside of any run; a directory that was copied, unpacked or downloaded is another one, and
+file of the user's, outside of any run. A directory that was copied, unpacked or downloaded is another one, and
 asks again, as does one whose configuration somebody else has written.
 """
 
@@ -38,7 +38,7 @@ class NamedModule(NamedTuple):
     module: str
     field: str
     loads_only: bool
-    """Whether it is only imported; otherwise a function of it is called too."""
+    """Whether it is only imported. Otherwise a function of it is called too."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def approved_imports(
 
 
 def remember(run: RunDirectory, modules: Sequence[str]) -> None:
-    """Lets this directory's run import these modules from now on; where that cannot be kept, it will ask again."""
+    """Lets this directory's run import these modules from now on. Where that cannot be kept, it will ask again."""
     if not modules:
         return
     with contextlib.suppress(OSError, CheckpointError), _locked() as folder:

@@ -24,9 +24,9 @@ class ActRequest(NamedTuple):
     observation: PyTree[np.ndarray]
     """Leaves `[N, ...]`."""
     mask: PyTree[np.ndarray]
-    """Leaves `[N, ...]`; `()` where the environment has no masks."""
+    """Leaves `[N, ...]`, or `()` where the environment has no masks."""
     sessions: Sequence[str | None]
-    """Names of sessions of a recurrent policy, `N` of them; None begins one."""
+    """Names of sessions of a recurrent policy, `N` of them. None begins one."""
     restart: bool
     """The observations begin new episodes of their sessions."""
     single: bool
@@ -44,7 +44,7 @@ class RequestSchema(NamedTuple):
     observation_space: spaces.Space
     action_space: spaces.Space
     mask_struct: PyTree[jax.ShapeDtypeStruct]
-    """Shape of the legal actions of one observation; `()` without masks."""
+    """Shape of the legal actions of one observation, or `()` without masks."""
     recurrent: bool
     """Requests belong to sessions."""
     max_batch: int
@@ -102,7 +102,7 @@ class ActRequestReader:
             raise Refusal(400, f"the body is not JSON: {reason}.") from None
 
     def _mask(self, document: Any, single: bool, count: int) -> PyTree[np.ndarray]:
-        """Returns the legal actions; all of them where none are given."""
+        """Returns the legal actions, or all of them where none are given."""
         expected = self._schema.mask_struct
         if isinstance(expected, tuple):
             return ()
@@ -148,7 +148,7 @@ def _json_type(space: spaces.Space) -> Any:
 
 
 def _mask_type(mask: PyTree) -> Any:
-    """Returns the type of a mask in JSON; None without masks."""
+    """Returns the type of a mask in JSON, or None without masks."""
     if isinstance(mask, tuple):
         return None
     if isinstance(mask, dict):
@@ -167,7 +167,7 @@ def _object_type(parts: dict[str, Any]) -> Any:
 
 
 def _array(space: spaces.Space, values: Sequence[Any], path: str) -> PyTree[np.ndarray]:
-    """Elements of a space as arrays `[N, ...]`; `path` names them in messages."""
+    """Elements of a space as arrays `[N, ...]`. `path` names them in messages."""
     match space:
         case spaces.Dict():
             return {
@@ -219,7 +219,7 @@ def _check_shape(array: np.ndarray, expected: tuple[int, ...], path: str) -> Non
 
 
 def _bounds(space: spaces.Space) -> tuple[Any, Any]:
-    """Returns the least element of a discrete space, and one beyond the largest; None for a `Box`."""
+    """Returns the least element of a discrete space, and one beyond the largest, or None for a `Box`."""
     match space:
         case spaces.Discrete():
             return int(space.start), int(space.start + space.n)

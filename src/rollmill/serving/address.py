@@ -36,7 +36,7 @@ class Address:
 
 
 def listen(address: Address) -> socket.socket:
-    """Returns a socket that listens there; a Unix socket is for this user alone.
+    """Returns a socket that listens there. A Unix socket is for this user alone.
 
     Raises a `UsageError` if the address is in use, not this machine's, or not permitted.
     """

@@ -127,7 +127,7 @@ class PolicyApplication:
             raise Refusal(503, "the server is stopping.", retry_after=1)
 
     def _sessions_of(self, wanted: ActRequest, now: float) -> Sequence[Session]:
-        """Returns the sessions of a request; new ones are ended again if not all can be had."""
+        """Returns the sessions of a request. New ones are ended again if not all can be had."""
         if not self._policy.recurrent:
             return ()
         found = [None if name is None else self._sessions.find(name, now) for name in wanted.sessions]

@@ -22,7 +22,7 @@ class BatchingRule(NamedTuple):
     max_batch: int
     """Most observations of a batch: a power of two."""
     max_wait: float = 0.0
-    """Seconds that the oldest request waits for others while the device is idle; 0 computes what is there."""
+    """Seconds that the oldest request waits for others while the device is idle, or 0 to compute at once."""
 
 
 class _Waiting(NamedTuple, Generic[T]):
@@ -50,7 +50,7 @@ class Batcher(Generic[T]):
         self.rows += rows
 
     def due_at(self) -> float | None:
-        """Returns the time at which the next batch begins if the device is idle; None while nothing waits."""
+        """Returns the time at which the next batch begins if the device is idle, or None while nothing waits."""
         if not self._waiting:
             return None
         oldest = self._waiting[0].arrived

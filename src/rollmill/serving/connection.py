@@ -27,7 +27,7 @@ MAX_WAITING = 2**14
 """Bytes that wait for a turn, beyond which no more are read."""
 
 MAX_DIGITS = 20
-"""Digits of the length of a body; it fits into 64 bits."""
+"""Digits of the length of a body, which fits into 64 bits."""
 
 MAX_FRAMING = 8
 """Upper bound on the bytes of a chunked body on the wire, relative to its limit, with the lengths of chunks."""
@@ -70,7 +70,7 @@ class HttpConnection(asyncio.Protocol):
             self._context.strangers.add(self, transport.get_extra_info("peername"))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forgets the connection; answers that are still computed go nowhere."""
+        """Forgets the connection. Answers that are still computed go nowhere."""
         self._ended = True
         self._context.connections.discard(self)
         self._context.strangers.discard(self)
@@ -89,7 +89,7 @@ class HttpConnection(asyncio.Protocol):
             self._pause()
 
     def take_turn(self) -> bool:
-        """Parses a piece of what has been read, and starts the requests that are complete; see `Waiting`."""
+        """Parses a piece of what has been read, and starts the requests that are complete. See `Waiting`."""
         size = max(PIECE, min(self._body_left, len(self._data)))
         piece = bytes(memoryview(self._data)[:size])
         del self._data[:size]
@@ -119,14 +119,14 @@ class HttpConnection(asyncio.Protocol):
             self._context.turns.ask(self)
 
     def eof_received(self) -> bool:
-        """Answers a request that the client broke off; keeps the connection open for answers."""
+        """Answers a request that the client broke off, and keeps the connection open for answers."""
         if self._data and not self._ended:
             self._at_end = True
             return True
         return self._end_of_input()
 
     def _end_of_input(self) -> bool:
-        """Answers a request that the client broke off; returns whether answers have to be waited for."""
+        """Answers a request that the client broke off, and returns whether answers have to be waited for."""
         if self._at_end:
             self._at_end = False
             if not self._end_of_input() and not self._transport.is_closing():
@@ -236,7 +236,7 @@ class HttpConnection(asyncio.Protocol):
         self._unstarted.append(exchange)
 
     def _parse(self, data: bytes) -> Refusal | None:
-        """Feeds the parser; an error after which it cannot go on."""
+        """Feeds the parser, and returns an error after which it cannot go on."""
         try:
             self._parser.feed_data(data)
             self._check_unparsed()
@@ -359,7 +359,7 @@ class HttpConnection(asyncio.Protocol):
         self._respond(exchange, error_response(refusal))
 
     def _linger(self) -> None:
-        """Ends the connection; what the client still sends is read and dropped."""
+        """Ends the connection. What the client still sends is read and dropped."""
         self._ended = True
         if self._transport.is_closing():
             return
@@ -397,7 +397,7 @@ class HttpConnection(asyncio.Protocol):
             raise long_body(self._limits, self._body_left)
 
     def _announced(self) -> int:
-        """Returns the length of the body by the head; 0 if there is none."""
+        """Returns the length of the body by the head, or 0 if there is none."""
         return int(self._length) if self._length.isdigit() else 0
 
     def _count_head(self, length: int) -> None:

@@ -27,7 +27,7 @@ class Application(Protocol):
         ...
 
     def answer(self, request: Request, respond: Callable[[Response], None]) -> None:
-        """Calls `respond` once, now or later; raises `Refusal` instead."""
+        """Calls `respond` once, now or later, or raises `Refusal` instead."""
         ...
 
 

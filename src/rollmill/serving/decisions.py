@@ -1,6 +1,6 @@
 """A policy compiled for batches of every padded size, with the memories of its sessions on the device.
 
-Shape letters: `N` observations of a batch, padding included; `S` sessions.
+Shape letters: `N` observations of a batch, padding included, and `S` sessions.
 """
 
 from functools import partial
@@ -27,13 +27,13 @@ from rollmill.serving.batching import padded_sizes
 
 
 class PolicyRows(NamedTuple):
-    """Observations to decide for, and what else the policy knows of each; leaves `[N, ...]`."""
+    """Observations to decide for, and what else the policy knows of each, with leaves `[N, ...]`."""
 
     observation: PyTree[np.ndarray]
     mask: PyTree[np.ndarray]
-    """Legal actions; `()` where the environment has no masks."""
+    """Legal actions, or `()` where the environment has no masks."""
     slot: Int[np.ndarray, " N"]
-    """Row of the memories; `sessions` for padding, and for policies without memory."""
+    """Row of the memories, or `sessions` for padding and policies without memory."""
     fresh: Bool[np.ndarray, " N"]
     """True for the first observation of an episode."""
 
@@ -81,7 +81,7 @@ class BatchedPolicy:
             self(example)
 
     def __call__(self, rows: PolicyRows) -> PyTree[np.ndarray]:
-        """Returns the actions of a padded batch; leaves `[N, ...]`, inside the bounds of the action space."""
+        """Returns the actions of a padded batch, with leaves `[N, ...]`, inside the bounds of the action space."""
         self._batches += 1
         program = self._programs[rows.slot.size]
         actions, self._memories = program(
@@ -118,7 +118,7 @@ def _decide(
     memories: Memory,
     rows: PolicyRows,
 ) -> tuple[PyTree[Array], Memory]:
-    """Actions of the rows, and the memories `[S + 1, ...]` after them; the last one is of padding."""
+    """Actions of the rows, and the memories `[S + 1, ...]` after them. The last one is of padding."""
     policy = graph.policy if stochastic else graph.greedy
     keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), batch), rows.slot.shape[0])
     start = graph.start_memory()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from rollmill.core.bounds import Count, Positive
 
 BYTES_PER_NUMBER = 32
-"""The longest JSON number of 64 bits has 25 characters; a comma and spaces come on top."""
+"""The longest JSON number of 64 bits has 25 characters. A comma and spaces come on top."""
 
 BYTES_BESIDES, BYTES_BESIDES_EACH = 4096, 128
 """Names of fields and white space of a body, and brackets and a session's id of each observation."""
@@ -18,7 +18,7 @@ DESCRIPTORS_BESIDES = 1024
 
 @dataclass(frozen=True)
 class ServerLimits:
-    """Limits of a server; a request beyond one of them is answered with an error that names it."""
+    """Limits of a server. A request beyond one of them is answered with an error that names it."""
 
     body_bytes: Count
     """Most bytes of a request's body."""
@@ -37,7 +37,7 @@ class ServerLimits:
     held_bytes: Count = 256 * 2**20
     """Most bytes of all bodies that have been received and are not answered yet."""
     pipelined: Count = 32
-    """Requests of one connection that are computed at a time; further ones wait for their answers."""
+    """Requests of one connection that are computed at a time. Further ones wait for their answers."""
     receive_seconds: Positive = 10.0
     """Most seconds from the first byte of a request to its last."""
     idle_seconds: Positive = 75.0

@@ -23,7 +23,7 @@ TICK = 0.1
 """Seconds between two looks at stop requests and at clients that are too slow."""
 
 REFUSED_AT_ONCE = 64
-"""Connections beyond the limit that are told so at a time; further ones wait to be accepted."""
+"""Connections beyond the limit that are told so at a time. Further ones wait to be accepted."""
 
 CLOSED_AT_ONCE = 64
 """Connections of strangers that are closed when no more descriptors are to be had."""
@@ -87,7 +87,7 @@ class Server:
         self._application.count()
 
     async def _drain(self) -> None:
-        """Answers the requests in flight; new ones, of new connections too, are refused."""
+        """Answers the requests in flight. New ones, of new connections too, are refused."""
         self._application.stopping = self._context.stopping = True
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._limits.drain_seconds
@@ -145,7 +145,7 @@ class Server:
                 return
 
     def _pause(self, listener: socket.socket) -> None:
-        """Accepts nothing for a moment; connections wait in the listener."""
+        """Accepts nothing for a moment. Connections wait in the listener."""
         loop = asyncio.get_running_loop()
         loop.remove_reader(listener)
         loop.call_later(TICK, self._resume, listener)

@@ -1,6 +1,6 @@
 """Counts of a server's work, in memory that all workers of a server share.
 
-Each worker writes a row of its own, so no lock is needed; whoever is asked adds the rows up.
+Each worker writes a row of its own, so no lock is needed. Whoever is asked adds the rows up.
 """
 
 import math
@@ -23,14 +23,14 @@ COUNTS = (
     "sessions",
     "largest_batch",
 )
-"""Names of the counts; from `open_connections` on they are of this moment, or the largest so far."""
+"""Names of the counts. From `open_connections` on they are of this moment, or the largest so far."""
 
 STATUSES = (200, 400, 401, 404, 405, 408, 409, 413, 417, 431, 500, 501, 503)
 """Every status that an answer may have."""
 
 BUCKETS_PER_OCTAVE = 16
 SHORTEST, OCTAVES = 1e-6, 28
-"""Latencies are counted from a microsecond to four minutes; each bucket is 4.4 % wider than the one before."""
+"""Latencies are counted from a microsecond to four minutes. Each bucket is 4.4 % wider than the one before."""
 
 BUCKETS = BUCKETS_PER_OCTAVE * OCTAVES
 WIDTH = len(COUNTS) + len(STATUSES) + BUCKETS
@@ -57,8 +57,8 @@ def quantile(buckets: Int[np.ndarray, " buckets"], share: float) -> float | None
 class ServerStatistics:
     """The counts of one worker, which has this index, and the sums over all of them.
 
-    The descriptor is that of a file of `bytes_of(workers)` zeros that all workers have opened; -1 stands for
-    memory of this process alone.
+    The descriptor is that of a file of `bytes_of(workers)` zeros that all workers have opened, or -1 for memory of
+    this process alone.
     """
 
     def __init__(self, workers: int = 1, index: int = 0, descriptor: int = -1) -> None:

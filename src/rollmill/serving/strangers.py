@@ -44,7 +44,7 @@ class Strangers:
             del self._of_host[host]
 
     def close_one(self) -> bool:
-        """Closes the oldest connection of the host that has the most of them; False if there are none."""
+        """Closes the oldest connection of the host that has the most of them, or False if there are none."""
         if not self._hosts:
             return False
         oldest = next(iter(max(self._of_host.values(), key=len)))
@@ -54,7 +54,7 @@ class Strangers:
 
 
 def host_of(peer: Any) -> str:
-    """Returns the host of a socket's address; all clients of a Unix socket are of one."""
+    """Returns the host of a socket's address. All clients of a Unix socket are of one."""
     if not isinstance(peer, tuple):
         return ""
     try:

@@ -19,7 +19,7 @@ READY = b"."
 
 LOOK_SECONDS = 0.1
 MAX_LOSSES = 3
-"""Losses of workers in a row that the server survives; one that has served for a minute starts the count anew."""
+"""Losses of workers in a row that the server survives. One that has served for a minute starts the count anew."""
 
 SETTLED_SECONDS = 60.0
 
@@ -60,7 +60,7 @@ class _Workers:
         return worker
 
     def wait_until_ready(self) -> int | None:
-        """Waits for all workers; returns the exit code of one that ended instead, or None.
+        """Waits for all workers, and returns the exit code of one that ended instead, or None.
 
         Raises `WorkersLost` if a signal ended it, which gives no reason.
         """

@@ -18,10 +18,10 @@ PATIENCE = 30.0
 
 
 class RemoteBroker:
-    """Client of a `BrokerServer`; see `rollmill.channels.Broker`. Thread-safe.
+    """Client of a `BrokerServer`. See `rollmill.channels.Broker`. Thread-safe.
 
     Raises `Refused` for a wrong token, and `ChannelClosed` if nothing listens at the address or answers in time.
-    Open channels keep working when the coordinator is gone; further requests then raise `ChannelClosed`.
+    Open channels keep working when the coordinator is gone. Further requests then raise `ChannelClosed`.
     """
 
     def __init__(self, address: str, token: str, *, patience: float = REACH_SECONDS) -> None:
@@ -42,7 +42,7 @@ class RemoteBroker:
             return self._mapped[name]
 
     def agree(self, name: str, *, digest: str) -> None:
-        """Declares the digest of `name`; every end of a channel does so when it is opened."""
+        """Declares the digest of `name`. Every end of a channel does so when it is opened."""
         with self._lock:
             self._ask(ask="agree", name=name, digest=digest)
 
@@ -83,13 +83,13 @@ class RemoteBroker:
             self._ask(ask="announce", name=name, address=list(address), incarnation=incarnation)
 
     def lookup(self, name: str) -> Address | None:
-        """Address at which the holder of `name` listens; None until it is announced."""
+        """Address at which the holder of `name` listens, or None until it is announced."""
         with self._lock:
             answer, _ = self._ask(ask="lookup", name=name)
         return None if answer["address"] is None else (str(answer["address"][0]), int(answer["address"][1]))
 
     def close(self) -> None:
-        """Closes file descriptors; mapped memory stays valid."""
+        """Closes file descriptors. Mapped memory stays valid."""
         with self._lock:
             self._connection.close()
             for doorbell in self._doorbells.values():

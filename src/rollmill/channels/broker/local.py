@@ -25,7 +25,7 @@ class MemorySegment:
 
 
 class LocalBroker:
-    """The broker of one process; see `rollmill.channels.Broker`. Thread-safe."""
+    """The broker of one process. See `rollmill.channels.Broker`. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -45,7 +45,7 @@ class LocalBroker:
             return self._mapped[name]
 
     def segment_descriptor(self, name: str, *, nbytes: int, digest: str) -> int:
-        """File descriptor of the memory of that name; it belongs to the broker."""
+        """File descriptor of the memory of that name. It belongs to the broker."""
         self.agree(name, digest=digest)
         with self._lock:
             if name not in self._segments:
@@ -56,7 +56,7 @@ class LocalBroker:
         return segment.fd
 
     def agree(self, name: str, *, digest: str) -> None:
-        """Declares the digest of `name`; every end of a channel does so when it is opened."""
+        """Declares the digest of `name`. Every end of a channel does so when it is opened."""
         with self._lock:
             known = self._digests.setdefault(name, digest)
         if known != digest:
@@ -107,7 +107,7 @@ class LocalBroker:
                 self._addresses[name] = address
 
     def lookup(self, name: str) -> Address | None:
-        """Address at which the holder of `name` listens; None until it is announced."""
+        """Address at which the holder of `name` listens, or None until it is announced."""
         with self._lock:
             return self._addresses.get(name)
 
@@ -119,7 +119,7 @@ class LocalBroker:
         os.pwrite(self._segments[segment].fd, WORD.pack(incarnation), word * WORD.size)
 
     def close(self) -> None:
-        """Closes file descriptors; mapped memory stays valid."""
+        """Closes file descriptors. Mapped memory stays valid."""
         with self._lock:
             for segment in self._segments.values():
                 os.close(segment.fd)

@@ -1,4 +1,4 @@
-"""All-reduce (mean) over ranks through shared memory; bit for bit the same result on every rank.
+"""All-reduce (mean) over ranks through shared memory, with bit for bit the same result on every rank.
 
     1. Each rank writes its operand to its buffer, and increments its counter ARRIVED.
     2. When all have arrived, each sums its share of the elements over all buffers in the order of ranks, writes
@@ -9,7 +9,7 @@ One buffer for each rank is enough: a rank that writes the operand of reduction 
 reduction n. One shared result is enough too: a rank that writes result n + 1 has seen all ranks arrive at n + 1,
 which each does after copying result n.
 
-A rank that gives up sets a flag in its line, and all others give up too; one that dies never arrives.
+A rank that gives up sets a flag in its line, and all others give up too. One that dies never arrives.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,7 +33,7 @@ BLOCK = 1 << 15
 
 
 class Span(NamedTuple):
-    """Byte range of adjacent leaves of one dtype, summed as one array; the padding between them is zero."""
+    """Byte range of adjacent leaves of one dtype, summed as one array. The padding between them is zero."""
 
     dtype: np.dtype
     start: int
@@ -94,7 +94,7 @@ def reduction_bytes(layout: Layout, size: int) -> int:
 
 
 class MemoryReduction:
-    """One rank's end, which may be opened once; see `rollmill.channels.Reduction`."""
+    """One rank's end, which may be opened once. See `rollmill.channels.Reduction`."""
 
     def __init__(
         self,
@@ -149,7 +149,7 @@ class MemoryReduction:
         return self._layout.unflatten(self._layout.flat_views(buffer))
 
     def _barrier(self, counter: int, number: int, deadline: Deadline) -> None:
-        """Waits until that counter of every rank is `number`; their earlier writes are visible afterwards."""
+        """Waits until that counter of every rank is `number`. Their earlier writes are visible afterwards."""
         self._fence()
         self._lines[self._rank][counter] = number
         self._fence()
@@ -168,7 +168,7 @@ class MemoryReduction:
         return True
 
     def _check_left(self, counter: int, number: int) -> None:
-        """Raises if a rank left before it reached `number`; one that left later does not matter yet."""
+        """Raises if a rank left before it reached `number`. One that left later does not matter yet."""
         for rank, line in enumerate(self._lines):
             if line[LEFT]:
                 self._fence()
@@ -181,7 +181,7 @@ class MemoryReduction:
 
 
 def close_on_error(mean: Callable[[], PyTree[np.ndarray]], close: Callable[[], None]) -> PyTree[np.ndarray]:
-    """Calls `mean`; on any exception closes this rank, so that the others do not wait for it."""
+    """Calls `mean`, and closes this rank on any exception, so that the others do not wait for it."""
     try:
         return mean()
     except BaseException:

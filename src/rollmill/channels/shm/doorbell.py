@@ -10,7 +10,7 @@ ONE = (1).to_bytes(8, sys.byteorder)  # an eventfd adds the 64-bit numbers writt
 
 
 class Doorbell:
-    """Wakes the one end that waits on it; anyone may ring. Rings before the end wakes up count as one.
+    """Wakes the one end that waits on it. Anyone may ring. Rings before the end wakes up count as one.
 
     An eventfd where the system has it, otherwise a pipe. Wake-ups may be spurious: check the condition again.
     """
@@ -35,7 +35,7 @@ class Doorbell:
         return [self._read_fd] if self._read_fd == self._write_fd else [self._read_fd, self._write_fd]
 
     def ring(self) -> None:
-        """Wakes the end that waits, now or later; does nothing once closed."""
+        """Wakes the end that waits, now or later, and does nothing once closed."""
         if self._write_fd != CLOSED:
             with contextlib.suppress(BlockingIOError):  # full, so it is ringing already
                 os.write(self._write_fd, ONE)

@@ -3,7 +3,7 @@
 A board has a few slots, which the writer fills in turn. A slot's stamp is odd while it is being written,
 and `2 * n` when it holds message number `n` (a seqlock). The word `LATEST` is the number of the newest complete
 message, so a writer that dies in mid-write leaves the previous one readable. A reader copies a slot, then checks
-that its stamp is unchanged; with four slots, a copy fails only if the writer laps the reader.
+that its stamp is unchanged. With four slots, a copy fails only if the writer laps the reader.
 """
 
 from collections.abc import Sequence
@@ -50,7 +50,7 @@ def board_bytes(layout: Layout) -> int:
 
 
 class BoardWriter:
-    """The writer's end; replaces the previous writer, if any. See `rollmill.channels.LatestWriter`."""
+    """The writer's end, which replaces the previous writer, if any. See `rollmill.channels.LatestWriter`."""
 
     def __init__(self, board: SeqlockBoard, doorbells: Sequence[Doorbell], name: str) -> None:
         self._board = board
@@ -72,7 +72,7 @@ class BoardWriter:
         self.finish(version)
 
     def begin(self) -> memoryview:
-        """Starts the next message and returns its payload bytes; `finish` publishes it.
+        """Starts the next message and returns its payload bytes. `finish` publishes it.
 
         Raises `ChannelClosed` if this writer was replaced.
         """
@@ -108,7 +108,7 @@ class BoardWriter:
 
 
 class BoardReader:
-    """One reader's end; see `rollmill.channels.LatestReader`."""
+    """One reader's end. See `rollmill.channels.LatestReader`."""
 
     def __init__(self, board: SeqlockBoard, waiter: Waiter, name: str) -> None:
         self._board = board
@@ -119,7 +119,7 @@ class BoardReader:
         self._payloads = [np.ndarray((board.layout.nbytes,), np.uint8, payload) for payload in board.payloads]
 
     def version(self) -> int | None:
-        """Version of the newest message; None before the first."""
+        """Version of the newest message, or None before the first."""
         newest = self.newest()
         return None if newest is None else newest.version
 
@@ -128,7 +128,7 @@ class BoardReader:
         return self._waiter.until(lambda: self._copy(at_least), timeout=timeout)
 
     def newest(self) -> LatestVersion | None:
-        """Returns the number and version of the newest message; None before the first."""
+        """Returns the number and version of the newest message, or None before the first."""
         while number := self._words[LATEST]:
             self._fence()
             stamps = self._board.stamps[number % NUM_SLOTS]
@@ -139,7 +139,7 @@ class BoardReader:
         return None
 
     def copy_into(self, buffer: np.ndarray, newest: LatestVersion) -> bool:
-        """Copies the payload of that message; False if the writer overwrote it meanwhile."""
+        """Copies the payload of that message, or False if the writer overwrote it meanwhile."""
         np.copyto(buffer, self._payloads[newest.number % NUM_SLOTS])
         self._fence()
         return self._board.stamps[newest.number % NUM_SLOTS][STAMP] == 2 * newest.number

@@ -46,6 +46,6 @@ class Fence:
         self._lock.acquire()
 
     def __call__(self) -> None:
-        """Issues the fence; takes about 0.1 microseconds."""
+        """Issues the fence, which takes about 0.1 microseconds."""
         self._lock.release()
         self._lock.acquire()

@@ -28,7 +28,7 @@ def none_earlier(rank: int) -> int:
 
 
 class QueueReservation:
-    """A slot to be filled in place; see `rollmill.channels.Reservation`."""
+    """A slot to be filled in place. See `rollmill.channels.Reservation`."""
 
     def __init__(self, sender: "QueueSender", writer: RingWriter, target: int) -> None:
         self.target = target
@@ -46,7 +46,7 @@ class QueueReservation:
 
 
 class QueueSender:
-    """One producer's end; see `rollmill.channels.Sender`.
+    """One producer's end. See `rollmill.channels.Sender`.
 
     `writers` are by rank of the target, and `route` returns an index in their order. `earlier` returns the number
     of messages to a target before its ring existed. The waiter waits for the doorbell that the targets ring.
@@ -93,7 +93,7 @@ class QueueSender:
         return self._open
 
     def publish(self, reservation: QueueReservation, version: int, iteration: int, flags: int) -> None:
-        """Publishes a reservation; see `QueueReservation.publish`."""
+        """Publishes a reservation. See `QueueReservation.publish`."""
         if reservation is not self._open:
             raise UsageError("this reservation was published already, or another one was made since.")
         self._open = None
@@ -128,7 +128,7 @@ class QueueSender:
 
 
 class QueueReceiver:
-    """One consumer's end; see `rollmill.channels.Receiver`.
+    """One consumer's end. See `rollmill.channels.Receiver`.
 
     `readers` are by rank of the source, and `earlier` returns the number of messages of a source before its ring
     existed. The waiter waits for the doorbell that the sources ring. Errors mention `name`.

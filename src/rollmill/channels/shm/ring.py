@@ -80,7 +80,7 @@ class RingSection:
 
     @property
     def end(self) -> int:
-        """Number of the first message after those published here; where the successor's section starts."""
+        """Number of the first message after those published here, where the successor's section starts."""
         return self.words[START] + self.words[PUBLISHED]
 
 
@@ -96,7 +96,7 @@ class Holders(Protocol):
     """The holders of the two sides of a ring, and the memory of all incarnations but the first."""
 
     def claim(self, word: int) -> int:
-        """Claims a side; see `Broker.claim`."""
+        """Claims a side. See `Broker.claim`."""
         ...
 
     def confirm(self, word: int, incarnation: int) -> None:
@@ -108,12 +108,12 @@ class Holders(Protocol):
         ...
 
     def drop(self, word: int, incarnation: int) -> None:
-        """Frees the name of that memory; mappings that exist stay valid."""
+        """Frees the name of that memory. Mappings that exist stay valid."""
         ...
 
 
 class SingleProcessHolders:
-    """`Holders` of a ring with both sides in one process; they are never replaced."""
+    """`Holders` of a ring with both sides in one process. They are never replaced."""
 
     def __init__(self, memory: memoryview) -> None:
         self._root = memory[:LINE].cast("q")
@@ -166,7 +166,7 @@ class Ring:
         return self._ledgers[incarnation]
 
     def drop_section(self, incarnation: int) -> None:
-        """Frees a section whose messages are all released; the first one is part of the ring and stays."""
+        """Frees a section whose messages are all released. The first one is part of the ring and stays."""
         if incarnation > 1 and self._sections.pop(incarnation, None) is not None:
             self.holders.drop(PRODUCER, incarnation)
 
@@ -209,7 +209,7 @@ def ring_bytes(layout: Layout, capacity: int) -> int:
 
 
 class RingWriter:
-    """The producer's side of a ring; replaces the previous producer, if any."""
+    """The producer's side of a ring, which replaces the previous producer, if any."""
 
     def __init__(self, ring: Ring, *, source: int, doorbell: Doorbell, checksum: bool, name: str) -> None:
         self._ring = ring
@@ -257,7 +257,7 @@ class RingWriter:
         return self.occupied < self._ring.capacity
 
     def views(self) -> list[np.ndarray]:
-        """Writable leaves of the next slot, which must be free; marks the slot as being written."""
+        """Writable leaves of the next slot, which must be free. Marks the slot as being written."""
         self._fence()  # the consumer's reads of the slot come before these writes
         position = self._words[PUBLISHED] % self._ring.capacity
         self._section.slots[position].stamp[0] = 0
@@ -290,7 +290,7 @@ class RingWriter:
         self._doorbell.ring()
 
     def statistics(self, earlier: int = 0) -> ChannelStatistics:
-        """Counts of the producer's side; `earlier` messages passed before this ring existed."""
+        """Counts of the producer's side. `earlier` messages passed before this ring existed."""
         return ChannelStatistics(earlier + self.published, self.published - self._reader().words[TAKEN])
 
     def reopen(self) -> None:
@@ -320,7 +320,7 @@ class RingWriter:
 
 
 class RingMessage:
-    """A message taken from a ring; see `rollmill.channels.ReceivedMessage`."""
+    """A message taken from a ring. See `rollmill.channels.ReceivedMessage`."""
 
     __slots__ = ("_position", "_section", "header", "reader")
 
@@ -376,7 +376,7 @@ class SectionViews:
 
 
 class RingReader:
-    """The consumer's side of a ring; replaces the previous consumer, if any."""
+    """The consumer's side of a ring, which replaces the previous consumer, if any."""
 
     def __init__(self, ring: Ring, *, doorbell: Doorbell, name: str) -> None:
         self.layout = ring.layout
@@ -424,7 +424,7 @@ class RingReader:
         return RingMessage(self, views, position, self._checked_header(views, position))
 
     def release(self, position: int) -> None:
-        """Releases the slot of message `position`; slots become free in the order of messages."""
+        """Releases the slot of message `position`. Slots become free in the order of messages."""
         if position < self._released:
             return
         self._returned.add(position)
@@ -442,7 +442,7 @@ class RingReader:
             raise ChannelClosed(f"{self._name}: another receiver took this one's place.")
 
     def statistics(self, earlier: int = 0) -> ChannelStatistics:
-        """Counts of the consumer's side; `earlier` messages passed before this ring existed."""
+        """Counts of the consumer's side. `earlier` messages passed before this ring existed."""
         newest = self._ring.section(self._ring.root[PRODUCER_READY] or 1)
         return ChannelStatistics(earlier + self._words[TAKEN], newest.end - self._words[TAKEN])
 
@@ -461,7 +461,7 @@ class RingReader:
         return self._sections[-1].section
 
     def _is_published(self, position: int) -> bool:
-        """Returns whether that message was published; moves on to the section that holds it."""
+        """Returns whether that message was published, and moves on to the section that holds it."""
         while (section := self._section()) is not None:
             end = section.end
             self._fence()
@@ -477,7 +477,7 @@ class RingReader:
         return False
 
     def _drop_sections(self) -> None:
-        """Drops the sections read to their end; messages still held keep the memory alive by their views."""
+        """Drops the sections read to their end. Messages still held keep the memory alive by their views."""
         for views in self._sections[:-1]:
             self._ring.drop_section(views.section.incarnation)
         del self._sections[:-1]

@@ -48,7 +48,7 @@ class BrokerHolders:
 
 
 class MemoryWire:
-    """A wire through shared memory, which the broker allocates; see `rollmill.channels.Wire`.
+    """A wire through shared memory, which the broker allocates. See `rollmill.channels.Wire`.
 
     Ends that wait call `abandon` about ten times a second, and stop once it returns True.
     """

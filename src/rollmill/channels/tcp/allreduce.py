@@ -26,7 +26,7 @@ WORD = struct.Struct("<q")
 
 
 class RootReduction:
-    """Rank 0's end; see `rollmill.channels.Reduction`."""
+    """Rank 0's end. See `rollmill.channels.Reduction`."""
 
     def __init__(self, layout: Layout, *, size: int, abandon: Abandon, name: str) -> None:
         self._layout = layout
@@ -95,7 +95,7 @@ class RootReduction:
 
 
 class BranchReduction:
-    """The end of any other rank; see `rollmill.channels.Reduction`."""
+    """The end of any other rank. See `rollmill.channels.Reduction`."""
 
     def __init__(
         self,

@@ -21,7 +21,7 @@ from rollmill.core.errors import RollmillError
 DIAL_SECONDS = 3.0
 
 Serve: TypeAlias = Callable[[Connection, dict[str, Any]], None]
-"""Serves a connection until it returns, given the dialler's greeting; must first send the answer to it."""
+"""Serves a connection until it returns, given the dialler's greeting. It must first send the answer to it."""
 
 
 class Hub:
@@ -37,11 +37,11 @@ class Hub:
         self._listener = Listener(sock, token.encode(), self._connect)
 
     def claim(self, end: str) -> int:
-        """Claims `end`; see `Broker.claim`."""
+        """Claims `end`. See `Broker.claim`."""
         return self._broker.claim(end)
 
     def is_replaced(self, end: str, incarnation: int) -> bool:
-        """Returns whether a later incarnation has claimed `end`; False if the broker cannot be reached."""
+        """Returns whether a later incarnation has claimed `end`, or False if the broker cannot be reached."""
         try:
             return self._broker.holder(end) > incarnation
         except RollmillError:  # without a coordinator no end is replaced any more
@@ -54,7 +54,7 @@ class Hub:
         self._broker.announce(end, self.address, incarnation)
 
     def dial(self, end: str, **hello: Any) -> tuple[Connection, dict[str, Any]] | None:
-        """Connects to `end` and returns the connection and the answer; None if it cannot be reached now."""
+        """Connects to `end` and returns the connection and the answer, or None if it cannot be reached now."""
         try:
             address = self._broker.lookup(end)
             sock = None if address is None else socket.create_connection(address, timeout=DIAL_SECONDS)
@@ -99,7 +99,7 @@ class Hub:
 
 
 class LatestConnection:
-    """Lets only the latest of several connections to one end be served; earlier ones are ended.
+    """Lets only the latest of several connections to one end be served, and ends earlier ones.
 
     Connections of a later incarnation of the peer are later than all those of earlier ones.
     """
@@ -112,7 +112,7 @@ class LatestConnection:
 
     @contextmanager
     def take_over(self, connection: Connection, incarnation: int = 0) -> Iterator[bool]:
-        """Waits until no earlier connection is served; yields True if `connection` is still the latest."""
+        """Waits until no earlier connection is served, and yields True if `connection` is still the latest."""
         with self._changing:
             if incarnation >= self._incarnation:
                 previous, self._latest = self._latest, connection

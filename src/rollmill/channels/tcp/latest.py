@@ -36,7 +36,7 @@ class BoardPublisher:
         self._serving: set[int] = set()
 
     def serve(self, connection: Connection, hello: dict[str, Any]) -> None:
-        """Serves one reader; an older connection of that reader is ended first."""
+        """Serves one reader. An older connection of that reader is ended first."""
         index = int(hello["reader"])
         with self._latest_connections[index].take_over(connection) as is_latest:
             if is_latest:
@@ -74,7 +74,7 @@ class BoardPublisher:
 
 
 class TcpLatestReader:
-    """The reader's end, with a thread that keeps its board up to date; see `rollmill.channels.LatestReader`."""
+    """The reader's end, with a thread that keeps its board up to date. See `rollmill.channels.LatestReader`."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class TcpLatestReader:
         self._thread.start()
 
     def version(self) -> int | None:
-        """Version of the newest message that has arrived; None before the first."""
+        """Version of the newest message that has arrived, or None before the first."""
         return self._reader.version()
 
     def read(self, *, at_least: int | None = None, timeout: float | None = None) -> Versioned:

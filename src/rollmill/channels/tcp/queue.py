@@ -14,11 +14,11 @@ message is identified by the incarnation of its sender and its position there. T
 
  1. The only copy that can be sent is in its sender's ring, and is sent to one incarnation of the receiver only.
     After a reconnect to the same incarnation, the sender continues after the messages that arrived there, which
-    the receiver counts once the old connection is silent; a message that arrived in part was not published, and
+    the receiver counts once the old connection is silent. A message that arrived in part was not published, and
     is sent again. With a new incarnation, the sender continues after all that it ever sent: messages in transit
     are lost.
  2. A receiver accepts the latest incarnation of a sender that it or the broker knows, and counts arrivals of
-    each incarnation apart; a sender never goes back to an earlier incarnation of the receiver. An end that learns
+    each incarnation apart. A sender never goes back to an earlier incarnation of the receiver. An end that learns
     of its successor closes: a sender learns of it when it dials; a receiver asks the broker when its connection
     is lost, and from time to time while it has none.
  3. Sequence numbers continue from the end that knows the last one, which is one that was not replaced since.
@@ -51,7 +51,7 @@ POLL_SECONDS = 2.0
 """Interval at which an end asks the broker whether the other one, or itself, was replaced."""
 
 RANGE = 2**40
-"""Number of sequence numbers in one range; see rule 3."""
+"""Number of sequence numbers in one range. See rule 3."""
 
 
 class RingEnds(NamedTuple):
@@ -67,7 +67,7 @@ class RingEnds(NamedTuple):
 
 
 class ResumePoint:
-    """Number of messages before this end replaced another; learned from the remote end."""
+    """Number of messages before this end replaced another, learned from the remote end."""
 
     def __init__(self) -> None:
         self.sequence = 0

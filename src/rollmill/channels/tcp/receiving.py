@@ -1,4 +1,4 @@
-"""The receiver's half of rings between hosts; see `channels.tcp.queue` for the protocol."""
+"""The receiver's half of rings between hosts. See `channels.tcp.queue` for the protocol."""
 
 import select
 import time
@@ -57,7 +57,7 @@ class ReceiverEndpoint:
                 self.earlier[source].learn(0)
 
     def serve(self, connection: Connection, hello: dict[str, Any]) -> None:
-        """Receives from one source's sender thread; an older connection of that source is ended first."""
+        """Receives from one source's sender thread. An older connection of that source is ended first."""
         source, sender = int(hello["source"]), int(hello["sender"])
         replaced = self._hub.is_replaced(self._ends[source].sender, sender)
         if replaced or sender < self._arrivals[source].sender:
@@ -80,7 +80,7 @@ class ReceiverEndpoint:
                 self._step_down(source)
 
     def _step_down(self, source: int) -> bool:
-        """Returns whether this receiver was replaced; it then gets `ChannelClosed` from its next receive."""
+        """Returns whether this receiver was replaced. It then gets `ChannelClosed` from its next receive."""
         if not self._hub.is_replaced(self._ends[source].receiver, self.incarnations[source]):
             return False
         self._rings[source].root[CONSUMER] += 1
@@ -149,7 +149,7 @@ class Stream:
         return bytes(header)
 
     def receive_into(self, view: memoryview) -> None:
-        """Fills `view`; blocks until all of it has arrived."""
+        """Fills `view`, and blocks until all of it has arrived."""
         self._report()
         while len(view):
             count = self._connection.receive_some(view)

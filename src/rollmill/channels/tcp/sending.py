@@ -1,4 +1,4 @@
-"""The sender's half of a ring between hosts; see `channels.tcp.queue` for the protocol."""
+"""The sender's half of a ring between hosts. See `channels.tcp.queue` for the protocol."""
 
 import select
 import threading
@@ -66,7 +66,7 @@ class SenderThread:
         return bool(self._producer[ENDED]) and self._thread.is_alive()
 
     def close(self) -> None:
-        """Stops the thread; unsent messages are dropped."""
+        """Stops the thread, and drops unsent messages."""
         self._stop.set()
         self._published.ring()
         if (connection := self._connection) is not None:
@@ -90,7 +90,7 @@ class SenderThread:
             self._stop.wait(backoff.seconds())
 
     def _serve(self, connection: Connection, answer: dict[str, Any]) -> bool:
-        """Sends over one connection until it is lost; returns True when there is nothing left to do."""
+        """Sends over one connection until it is lost, and returns True when there is nothing left to do."""
         self._connection = connection
         try:
             if answer.get("gone"):
@@ -105,7 +105,7 @@ class SenderThread:
             connection.close()
 
     def _resume(self, answer: dict[str, Any]) -> int:
-        """Sets the next message to send; returns how many of the receiver's slots were released."""
+        """Sets the next message to send, and returns how many of the receiver's slots were released."""
         receiver, arrived = int(answer["receiver"]), int(answer["arrived"])
         positions = self._positions
         if positions is None or receiver > positions.receiver:
@@ -138,7 +138,7 @@ class SenderThread:
         return self._stop.is_set()
 
     def _must_disconnect(self) -> bool:
-        """True if this thread was stopped, or the receiver replaced; polls the broker every two seconds."""
+        """True if this thread was stopped, or the receiver replaced. Polls the broker every two seconds."""
         if self._stop.is_set():
             return True
         if self._positions is None or time.monotonic() < self._next_poll:
@@ -147,7 +147,7 @@ class SenderThread:
         return self._hub.is_replaced(self._ends.receiver, self._positions.receiver)
 
     def _send_next(self, connection: Connection, released: int) -> bool:
-        """Sends a message if one is published and the receiver has a free slot; returns True if it did."""
+        """Sends a message if one is published and the receiver has a free slot, and returns True if it did."""
         assert self._positions is not None
         capacity, position = self._ring.capacity, self._consumer[TAKEN]
         released += (

@@ -24,12 +24,12 @@ class Connection:
     """One end of a stream socket. One thread may send while another receives.
 
     Every call raises `ConnectionLost` when the stream has ended, `TimedOut` after `timeout` seconds (None:
-    never), and `Abandoned` when `abandon` returns True; after the last two, a message may be incomplete, and
+    never), and `Abandoned` when `abandon` returns True. After the last two, a message may be incomplete, and
     the connection has to be closed.
     """
 
     abandon: Abandon
-    """Returns True when the run is being stopped; polled by calls that block."""
+    """Returns True when the run is being stopped. Calls that block poll it."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -54,7 +54,9 @@ class Connection:
                 raise ConnectionLost(f"the connection was lost: {error}.") from error
 
     def receive_some(self, view: memoryview) -> int:
-        """Reads available bytes into the front of `view`, which is not empty; returns their number, maybe 0."""
+        """Reads available bytes into the front of `view`, which is not empty, and returns their number, maybe
+        0.
+        """
         try:
             count = self._socket.recv_into(view)
         except BlockingIOError:

@@ -39,7 +39,7 @@ def reach(
 ) -> socket.socket:
     """Connects to a listener and completes the handshake with the run's token and a claim.
 
-    A listener that lacks room, time, threads or file descriptors closes the connection without an answer; only
+    A listener that lacks room, time, threads or file descriptors closes the connection without an answer. Only
     then, and after a timeout, is there another attempt, until `timeout` seconds have passed. Then `ConnectionLost`
     or `TimedOut` is raised. Without a listener (`OSError`), or with a wrong token (`Refused`), waiting would not
     help.

@@ -49,7 +49,7 @@ class Admission(NamedTuple):
     claim: bytes
     """The identity that the dialler claims."""
     answer: bytes
-    """Bytes to send as soon as a thread serves the connection; a dialler without them tries again."""
+    """Bytes to send as soon as a thread serves the connection. A dialler without them tries again."""
 
 
 def new_token() -> str:
@@ -94,7 +94,7 @@ def present(token: bytes, claim: bytes = b"") -> Dialogue[None]:
 
 
 def converse(sock: socket.socket, dialogue: Dialogue[T], *, timeout: float) -> T:
-    """Runs a dialogue to its end and returns its result; the timeout is for the whole dialogue.
+    """Runs a dialogue to its end and returns its result. The timeout is for the whole dialogue.
 
     Raises `TimedOut` after it, `ConnectionLost` if the other end closed the connection, and `Refused` as the
     dialogue does.

@@ -1,7 +1,7 @@
 """Accepts connections, authenticates them, and serves each in a thread of its own.
 
 The one listener of Rollmill: for the broker, the ends of channels, the supervisor and the workers that Ray places.
-One thread accepts, and runs all handshakes. An unauthenticated peer costs a file descriptor and no thread; its
+One thread accepts, and runs all handshakes. An unauthenticated peer costs a file descriptor and no thread. Its
 whole handshake has a time limit, and where there are too many handshakes, the oldest one is dropped.
 """
 
@@ -35,7 +35,7 @@ class Handshake:
         sock.setblocking(False)
         self.sock = sock
         self.address = address
-        """IP address of the other end; empty if it is on this host."""
+        """IP address of the other end, or empty if it is on this host."""
         self.silent = True
         """Whether the other end has sent nothing."""
         self.deadline = time.monotonic() + HANDSHAKE_SECONDS
@@ -53,7 +53,7 @@ class Handshake:
         return selectors.EVENT_WRITE if self._unsent else selectors.EVENT_READ
 
     def advance(self) -> Admission | None:
-        """Continues as far as possible without blocking; returns the result at the end, None before it.
+        """Continues as far as possible without blocking. Returns the result at the end, and None before it.
 
         Raises `Refused` as `admit` does, and an `OSError` if the connection was lost.
         """
@@ -108,7 +108,7 @@ class Listener:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stops accepting; connections that are being served go on."""
+        """Stops accepting. Connections that are being served go on."""
         if not self._thread.is_alive():
             return
         self._stop.ring()
@@ -117,7 +117,7 @@ class Listener:
         self._stop.close()
 
     def end_served(self) -> list[threading.Thread]:
-        """Shuts down all connections that are being served; returns their threads."""
+        """Shuts down all connections that are being served, and returns their threads."""
         with self._lock:
             served = dict(self._served)
         for sock in served.values():
@@ -143,7 +143,7 @@ class Listener:
             self._show_refusals(everything=True)
 
     def _process_events(self) -> bool:
-        """Waits for events until the next deadline and handles them; False once the listener is stopped."""
+        """Waits for events until the next deadline and handles them, or False once the listener is stopped."""
         deadlines = [handshake.deadline for handshake in self._handshakes.values()]
         deadlines += [] if self._refusals.due is None else [self._refusals.due]
         timeout = max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
@@ -230,5 +230,5 @@ class Listener:
 
 
 def address_of(peer: object) -> str:
-    """IP address of a peer as `socket.accept` returns it; empty for a peer of this host's own sockets."""
+    """IP address of a peer as `socket.accept` returns it, or empty for a peer of this host's own sockets."""
     return str(peer[0]) if isinstance(peer, tuple) else ""

@@ -9,7 +9,7 @@ GATHER_SECONDS = 1.0
 """How long refusals are gathered before they are shown."""
 
 IDLE_GATHER_SECONDS = 12.0
-"""The same for peers that said nothing; longer than a handshake may take, so that one line has all that came
+"""The same for peers that said nothing, longer than a handshake may take, so that one line has all that came
 together."""
 
 REPEAT_SECONDS = 60.0
@@ -23,7 +23,7 @@ class RefusedConnection(NamedTuple):
     """A connection that was refused."""
 
     address: str
-    """IP address of the peer; empty for a peer of this host."""
+    """IP address of the peer, or empty for a peer of this host."""
     reason: str
     idle: bool = False
     """Whether the peer said nothing and did not go away by itself, so that more like it may follow."""
@@ -42,7 +42,8 @@ class RefusalLog:
         self._gathered: list[RefusedConnection] = []
         self._shown_at: dict[tuple[str, str], float] = {}
         self.due: float | None = None
-        """When `show_due` has something to show, in seconds of `time.monotonic`; None if nothing was gathered."""
+        """When `show_due` has something to show, in seconds of `time.monotonic`, or None if nothing was
+        gathered."""
 
     def add(self, refusal: RefusedConnection) -> None:
         """Gathers a refusal."""

@@ -22,7 +22,7 @@ LAST_ACKNOWLEDGED = struct.Struct("<56xI")
 
 
 def watch_link(sock: socket.socket) -> None:
-    """Sets the options of a connection between hosts; does nothing to a socket of another family.
+    """Sets the options of a connection between hosts, and does nothing to a socket of another family.
 
     The kernels probe each other, so they know that the link and the host are there whatever the processes do.
     After `SECONDS_UNTIL_LOST` without an acknowledgement the connection ends with an error.

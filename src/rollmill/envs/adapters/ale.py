@@ -2,7 +2,7 @@
 
 Frames are prepared as in Mnih et al., "Human-level control through deep reinforcement learning" (2015), by the
 vector environment of ale-py, in C++: the larger of two frames, grey, 84 x 84, four of them stacked. In training, a
-lost life ends an episode and rewards are clipped to [-1, 1]; evaluations play whole games and count all points.
+lost life ends an episode and rewards are clipped to [-1, 1]. Evaluations play whole games and count all points.
 Games come with the package.
 
 Shape letter: `n` environments.
@@ -64,7 +64,8 @@ def make(
         name: a game as Gymnasium or ale-py write it: `Pong`, `MsPacman` or `ms_pacman`.
         episodic_life: a lost life ends a training episode. The game goes on in the next one.
         reward_clipping: rewards of training are clipped to [-1, 1].
-        num_threads: number of threads of each process that steps environments; 0: one for each core.
+        num_threads: number of threads of each process that steps environments, where 0 stands for one for each
+            core.
         **options: `frameskip`, `stack_num`, `img_height`, `img_width`, `grayscale`, `maxpool`, `noop_max`,
             `use_fire_reset`, `full_action_space`, `max_num_frames_per_episode`, and `repeat_action_probability`,
             for which Machado et al., "Revisiting the Arcade Learning Environment" (2018), recommend 0.25.
@@ -113,7 +114,7 @@ class StartGames:
     def __call__(
         self, indices: Sequence[int], /, *, seed: int, generation: int = 0, gamma: float | None = None
     ) -> HostVector:
-        """Starts the environments; see `StartHost`."""
+        """Starts the environments. See `StartHost`."""
         check_indices(self.name, indices)
         return GamesVector(self, indices, seed=seed, generation=generation, gamma=gamma)
 

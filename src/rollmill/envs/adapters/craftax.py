@@ -1,7 +1,7 @@
 """`craftax:ID`: Craftax and Craftax-Classic (Matthews et al., "Craftax: A Lightning-Fast Benchmark for Open-Ended
 Reinforcement Learning", ICML 2024), version 1.6.
 
-They step by `step_env`, which does not reset. Its `done` includes the time limit; the termination is what
+They step by `step_env`, which does not reset. Its `done` includes the time limit. The termination is what
 `is_terminal` says of the same state under a limit that no episode reaches.
 """
 
@@ -47,13 +47,13 @@ def make(name: str, *, reset_ratio: int = RESET_RATIO, **options: Any) -> Enviro
 
     Args:
         name: an id of Craftax, such as `Craftax-Classic-Symbolic-v1`.
-        reset_ratio: see `rollmill.Environment`; 1 generates a world for every environment in every step.
+        reset_ratio: see `rollmill.Environment`. With 1, a world is generated for every environment in every step.
         **options: fields of Craftax's parameters instead of the defaults, such as `max_timesteps=500`, static ones
             included, such as `max_zombies=5`.
 
     Returns:
         The environment, truncated at its time limit and terminated by all else, without auto-reset. Textures are
-        loaded for pixels alone; the first time, Craftax makes them and keeps them in its own folder.
+        loaded for pixels alone. The first time, Craftax makes them and keeps them in its own folder.
 
     Raises:
         UsageError: Craftax is not installed, or has no such environment or option, or its textures cannot be kept.
@@ -116,7 +116,7 @@ def _observation_space(source: Any, params: Params) -> spaces.Box:
 
 
 def _with_textures(name: str, env: Environment) -> Environment:
-    """Traces the environment, which loads textures where it has pixels; what Craftax prints goes to stderr.
+    """Traces the environment, which loads textures where it has pixels. What Craftax prints goes to stderr.
 
     Raises a `UsageError` if the textures could not be read or written.
     """

@@ -39,7 +39,8 @@ def make(name: str, *, num_threads: int = 0, **options: Any) -> HostEnvironment:
 
     Args:
         name: an id of EnvPool, such as `HalfCheetah-v4`.
-        num_threads: number of threads of each process that steps environments; 0: one for each core.
+        num_threads: number of threads of each process that steps environments, where 0 stands for one for each
+            core.
         **options: passed on to `envpool.make`.
 
     Raises:
@@ -64,7 +65,7 @@ def make(name: str, *, num_threads: int = 0, **options: Any) -> HostEnvironment:
 class PoolVector(RowVector):
     """A `core.types.HostVector` of one pool, with same-step instead of next-step resets.
 
-    A pool resets an environment in the step after the one that ended an episode; here those environments are
+    A pool resets an environment in the step after the one that ended an episode. Here those environments are
     reset at once. Single environments do not raise: an error of EnvPool ends the process or concerns the whole
     pool, and is left to the caller.
     """
@@ -151,7 +152,7 @@ def _spaces(envpool: ModuleType, name: str, options: dict[str, Any]) -> tuple[sp
 
 
 def _space(space: spaces.Space) -> spaces.Space:
-    """Returns the space in 32 bits; the extreme numbers of its dtype, which mean "unbounded", become infinite."""
+    """Returns the space in 32 bits. The extreme numbers of its dtype, which mean "unbounded", become infinite."""
     if isinstance(space, spaces.Dict):
         return spaces.Dict({name: _space(part) for name, part in space.spaces.items()})
     if not isinstance(space, spaces.Box) or not np.issubdtype(space.dtype, np.floating):

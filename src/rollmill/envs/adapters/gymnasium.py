@@ -28,7 +28,7 @@ def make(
     """Makes the Gymnasium environment of an id.
 
     Gymnasium's wrappers that check each call are left out, because they cost time at every step and Rollmill
-    calls in the right order; its time limit stays. `check_environment` checks the environment instead.
+    calls in the right order. Its time limit stays. `check_environment` checks the environment instead.
 
     Args:
         name: an id of Gymnasium, such as `HalfCheetah-v5`, or `module:id` to import the module that
@@ -38,7 +38,7 @@ def make(
             `gymnasium.make_vec` in each process. Default: single environments, or the vector entry point of an id
             that has no other.
         autoreset_mode: `NextStep`, `SameStep` or `Disabled`, how a `sync` or `async` vector environment begins new
-            episodes; what is learned is the same.
+            episodes. What is learned is the same.
         **options: passed on to `gymnasium.make`, or `gymnasium.make_vec`.
 
     Raises:
@@ -95,7 +95,7 @@ def recipe_of(env: gymnasium.Env | VectorEnv) -> tuple[str, dict[str, Any]]:
 
 
 def _recipe_of_batch(batch: VectorEnv) -> tuple[str, dict[str, Any]]:
-    """As `recipe_of`; the number of environments is left to the training."""
+    """As `recipe_of`. The number of environments is left to the training."""
     spec = batch.spec
     if spec is None or isinstance(batch, VectorWrapper):
         raise UsageError(

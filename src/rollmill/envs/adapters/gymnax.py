@@ -1,7 +1,7 @@
 """`gymnax:ID`: environments of gymnax (Lange, 2022), versions 1.x and 0.0.x.
 
 Both step by `step_env`, which does not reset. In 1.x its `done` means terminated, and a method
-reports truncation; in 0.0.x `done` includes the time limit, so the step is computed a second time without the
+reports truncation. In 0.0.x `done` includes the time limit, so the step is computed a second time without the
 limit, and its `done` is then the termination (the compiler merges the two computations).
 """
 
@@ -36,7 +36,7 @@ def make(name: str, **options: Any) -> Environment:
 
     Args:
         name: an id of gymnax, such as `CartPole-v1`.
-        **options: parameters instead of the defaults, such as `max_steps_in_episode=100`; others are passed on to
+        **options: parameters instead of the defaults, such as `max_steps_in_episode=100`. Others are passed on to
             `gymnax.make`.
 
     Returns:

@@ -21,7 +21,7 @@ from rollmill.envs.options import keyword_names, unknown_option
 from rollmill.gpus.jax_settings import standard_promotion
 
 BATTLES = ("SMAX", "HeuristicEnemySMAX")
-"""Battles of two armies; in the first one both learn, in the second the enemies follow JaxMARL's rules."""
+"""Battles of two armies. In the first one both learn, in the second the enemies follow JaxMARL's rules."""
 
 Members = dict[str, list[str]]
 """JaxMARL's names of the agents of each kind."""
@@ -32,11 +32,11 @@ def make(name: str, **options: Any) -> Environment:
 
     Args:
         name: an id of JaxMARL, such as `MPE_simple_spread_v3` or `SMAX`.
-        **options: arguments of the environment's class instead of the defaults, such as `num_agents=5`; for SMAX
-            also `scenario="3m"`.
+        **options: arguments of the environment's class instead of the defaults, such as `num_agents=5`, and for
+            SMAX also `scenario="3m"`.
 
     Returns:
-        The environment, whose time limit truncates. Units of SMAX that died are inactive; its action mask marks
+        The environment, whose time limit truncates. Units of SMAX that died are inactive. Its action mask marks
         the targets in range, and its `central` features are JaxMARL's world state.
 
     Raises:
@@ -92,7 +92,7 @@ def _scenario(name: Any) -> Any:
 
 
 def _members(source: Any) -> Members:
-    """The agents of each kind, in JaxMARL's order; those of one stem but different spaces are kinds of one."""
+    """The agents of each kind, in JaxMARL's order. Those of one stem but different spaces are kinds of one."""
     by_stem: Members = {}
     for agent in source.agents:
         by_stem.setdefault(agent.rpartition("_")[0] or agent, []).append(agent)
@@ -152,7 +152,7 @@ def _never(source: Any, state: State) -> Bool[Array, ""]:
 
 
 def _alive(state: State) -> Bool[Array, " A"]:
-    """Returns the units of both armies that live; JaxMARL nests the state where it plays the enemies."""
+    """Returns the units of both armies that live. JaxMARL nests the state where it plays the enemies."""
     return getattr(state, "state", state).unit_alive
 
 

@@ -71,7 +71,7 @@ def _source(pettingzoo: Any, name: str, *, by_module: bool) -> _Source:
 
 
 def _id(name: str) -> str:
-    """Returns an id as its module is named, `pistonball_v6`; PettingZoo registers `pistonball-v6`."""
+    """Returns an id as its module is named, `pistonball_v6`. PettingZoo registers `pistonball-v6`."""
     stem, dash, version = name.rpartition("-v")
     return f"{stem}_v{version}" if dash and version.isdecimal() else name
 

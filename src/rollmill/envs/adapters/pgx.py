@@ -64,7 +64,7 @@ def make(name: str, **options: Any) -> Environment:
 
     Returns:
         The environment, with its legal actions as `action_mask` and observations in float32. Player 0 is the one
-        who moves first; Pgx numbers the players at random. An illegal action ends the episode with Pgx's penalty.
+        who moves first. Pgx numbers the players at random. An illegal action ends the episode with Pgx's penalty.
         Planners can step the games without chance or hidden information.
 
     Raises:

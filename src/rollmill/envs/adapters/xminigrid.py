@@ -1,7 +1,7 @@
 """`xminigrid:ID`: grid worlds of XLand-MiniGrid (Nikulin et al., "XLand-MiniGrid: Scalable Meta-Reinforcement
 Learning Environments in JAX", NeurIPS Datasets and Benchmarks 2024), version 0.9.
 
-The tasks of XLand itself are rule sets in `params`, which may differ between environments; none is downloaded.
+The tasks of XLand itself are rule sets in `params`, which may differ between environments. None is downloaded.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ def make(name: str, *, one_hot: bool = True, reset_ratio: int = 1, **options: An
         **options: parameters instead of the defaults: `max_steps`, `view_size`, `height`, `width`.
 
     Returns:
-        The environment, whose time limit truncates; the agent sees what is in front of it.
+        The environment, whose time limit truncates. The agent sees what is in front of it.
 
     Raises:
         UsageError: XLand-MiniGrid is not installed, or has no such environment or option.

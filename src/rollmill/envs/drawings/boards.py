@@ -41,7 +41,9 @@ def draw_marks(first: Bool[np.ndarray, "H W"], second: Bool[np.ndarray, "H W"]) 
 
 
 def draw_channels(planes: Num[np.ndarray, "H W C"]) -> Drawing:
-    """Draws a square for each place whose channel is not 0, in the channel's colour; the last channel on top."""
+    """Draws a square for each place whose channel is not 0, in the channel's colour, with the last channel on
+    top.
+    """
     rows, columns, channels = planes.shape
     squares = [
         rectangle(x + 0.03, y + 0.03, x + 0.97, y + 0.97, CHANNELS[c % len(CHANNELS)])

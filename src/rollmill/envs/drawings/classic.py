@@ -37,7 +37,7 @@ def draw_cartpole(position: float, angle: float, params: Any) -> Drawing:
 
 
 def draw_acrobot(angle_1: float, angle_2: float, *, length_1: float = 1.0, length_2: float = 1.0) -> Drawing:
-    """Draws two links under the axle, and the height that the tip has to reach; lengths in metres.
+    """Draws two links under the axle, and the height that the tip has to reach, with lengths in metres.
 
     The first angle is from hanging, the second from the first link (rad).
     """
@@ -61,7 +61,9 @@ def draw_acrobot(angle_1: float, angle_2: float, *, length_1: float = 1.0, lengt
 
 
 def draw_pendulum(angle: float, *, length: float = 1.0) -> Drawing:
-    """Draws a rod on its axle, at an angle from upright (rad), and the circle of its end; lengths in metres."""
+    """Draws a rod on its axle, at an angle from upright (rad), and the circle of its end, with lengths in
+    metres.
+    """
     side, end = 1.3 * length, _turned((0.0, 0.0), length, angle)
     return Drawing(
         left=-side,
@@ -79,7 +81,7 @@ def draw_pendulum(angle: float, *, length: float = 1.0) -> Drawing:
 
 
 def draw_mountain_car(position: float, params: Any) -> Drawing:
-    """Draws a car at a position along its valley, and the flag at the goal; `params` are `MountainCarParams`."""
+    """Draws a car at a position along its valley, and the flag at the goal. `params` are `MountainCarParams`."""
     low, high, goal = (float(getattr(params, f"{name}_position")) for name in ("min", "max", "goal"))
     ground = tuple((float(x), _height(x)) for x in np.linspace(low, high, VALLEY_POINTS))
     slope = math.atan(1.35 * math.cos(3 * position))

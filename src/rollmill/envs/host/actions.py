@@ -65,12 +65,12 @@ def element_splitter(space: spaces.Space) -> Callable[[PyTree[np.ndarray]], Iter
 
 
 def replaced_by_legal(space: spaces.Space, actions: Any, mask: Any, rng: np.random.Generator) -> Any:
-    """Random actions of a batch, with legal ones where a mask tells them; of several agents by kind.
+    """Random actions of a batch, with legal ones where a mask tells them, or by kind for several agents.
 
     Args:
         space: space of one action.
         actions: drawn from the space, leaves `[n, ...]`.
-        mask: the legal ones; None if all are.
+        mask: the legal ones, or None if all are.
         rng: draws among them.
     """
     if isinstance(mask, dict):

@@ -38,7 +38,7 @@ class StartBatch:
     def __call__(
         self, indices: Sequence[int], /, *, seed: int, generation: int = 0, gamma: float | None = None
     ) -> HostVector:
-        """Starts the environments; see `StartHost`."""
+        """Starts the environments. See `StartHost`."""
         check_indices(self.name, indices)
         env = HostEnvironment(self.name, self, self.observation_space, self.action_space, self.has_action_mask)
         batch = made_batch(self.name, self.make, len(indices))

@@ -52,7 +52,7 @@ class BatchVector(RowVector):
         """How the vector environment begins new episodes."""
 
     def reset(self, *, out: HostStep | None = None) -> HostStep:
-        """See `HostVector.reset`; a second reset continues the random generators."""
+        """See `HostVector.reset`. A second reset continues the random generators."""
         out = allocate(self._struct) if out is None else out
         first, info = self._reset(None if self._is_reset else self._seeds[0], self._options)
         self._is_reset = True
@@ -137,7 +137,7 @@ class BatchVector(RowVector):
         return told[i] if isinstance(told, np.ndarray) else jax.tree.map(lambda leaf: leaf[i], told)
 
     def _begin_next(self, info: Mapping[str, Any], done: Flags, out: HostStep) -> None:
-        """Resets the rows whose episodes ended; what `out` holds so far is final."""
+        """Resets the rows whose episodes ended. What `out` holds so far is final."""
         final = out.info["final_observation"]
         copy_batch(self._observation_space, out.observation, final)
         if self._has_mask:

@@ -55,7 +55,7 @@ Single = TypeVar("Single", bound=CopiedObject)
 
 
 class Copies(Generic[Single]):
-    """`n` objects with seeds by their global indices; one that raised is made again, with another seed.
+    """`n` objects with seeds by their global indices. One that raised is made again, with another seed.
 
     Each call of `make` returns a new object.
     """
@@ -71,7 +71,7 @@ class Copies(Generic[Single]):
         self._strikes = [(0, 0)] * len(self._indices)
         """For each environment, the step of its last failure, and the number of failures in a row."""
         self.objects: list[Single | None] = [None] * len(self._indices)
-        """The objects; None where none was made yet, or the last one raised."""
+        """The objects, or None where none was made yet, or the last one raised."""
 
     def index(self, i: int) -> int:
         """Global index of environment `i`."""

@@ -31,7 +31,7 @@ class StartPython:
     def __call__(
         self, indices: Sequence[int], /, *, seed: int, generation: int = 0, gamma: float | None = None
     ) -> HostVector:
-        """Starts the environments; see `StartHost`."""
+        """Starts the environments. See `StartHost`."""
         check_indices(self.name, indices)
         env = HostEnvironment(self.name, self, self.observation_space, self.action_space, self.has_action_mask)
         return PythonVector(
@@ -55,13 +55,13 @@ class StartByName:
 
     @property
     def for_evaluation(self) -> StartHost:
-        """See `HasEvaluationForm`; itself, where evaluations are as trainings."""
+        """See `HasEvaluationForm`. It is the environment itself where evaluations are as trainings."""
         return evaluation_start(self.start)
 
     def __call__(
         self, indices: Sequence[int], /, *, seed: int, generation: int = 0, gamma: float | None = None
     ) -> HostVector:
-        """Starts the environments; see `StartHost`."""
+        """Starts the environments. See `StartHost`."""
         return self.start(indices, seed=seed, generation=generation, gamma=gamma)
 
 
@@ -96,7 +96,7 @@ def host_environment(
 
 
 def evaluation_start(start: StartHost) -> StartHost:
-    """Starts the environments that policies are evaluated on; see `HasEvaluationForm`."""
+    """Starts the environments that policies are evaluated on. See `HasEvaluationForm`."""
     if isinstance(start, partial):  # with the gamma of a training, which evaluations do not need
         return evaluation_start(start.func)
     return start.for_evaluation if isinstance(start, HasEvaluationForm) else start

@@ -26,12 +26,12 @@ class NonFinite(NamedTuple):
 def find_non_finite(
     space: spaces.Space, observation: PyTree[np.ndarray], reward: PyTree[Float[np.ndarray, "n ..."]] | None = None
 ) -> NonFinite | None:
-    """Returns the first non-finite number of a batch; None if all are finite.
+    """Returns the first non-finite number of a batch, or None if all are finite.
 
     Args:
         space: space of one observation.
         observation: leaves `[n, ...]`.
-        reward: rewards of the same step, of several agents by kind; None after a reset.
+        reward: rewards of the same step, of several agents by kind, or None after a reset.
     """
     fields = _leaves(space, observation, "observation")
     for name, array in fields if reward is None else [*_rewards(reward), *fields]:
@@ -49,7 +49,7 @@ def non_finite_error(name: str, number: NonFinite, *, index: int, step: int, see
         name: name of the environment.
         number: the number.
         index: global index of the environment.
-        step: step of the episode; 0 is its reset.
+        step: step of the episode. 0 is its reset.
         seed: seed of the environment.
     """
     when = f"at step {step} of its episode" if step else "when it was reset"

@@ -21,7 +21,7 @@ from rollmill.envs.host.numbers import find_non_finite, non_finite_error
 
 
 class OneByOne(ABC):
-    """A `core.types.HostVector` of objects that are made at the first reset; one that raises is replaced.
+    """A `core.types.HostVector` of objects that are made at the first reset. One that raises is replaced.
 
     Each call of `make` returns a new object. `in_place` writes observations to the arrays of each step at once,
     because every row is written in every step. Otherwise they are kept in arrays of this object, and copied to
@@ -78,7 +78,7 @@ class OneByOne(ABC):
         return tuple(self._copies.seed(i) for i in range(self._count))
 
     def reset(self, *, out: HostStep | None = None) -> HostStep:
-        """See `HostVector.reset`; a second reset continues each environment's own random generator."""
+        """See `HostVector.reset`. A second reset continues each environment's own random generator."""
         out = allocate(self._struct) if out is None else out
         if self._in_place:
             self._current = out.observation
@@ -93,7 +93,7 @@ class OneByOne(ABC):
         return out
 
     def step(self, actions: PyTree[np.ndarray], *, out: HostStep | None = None) -> HostStep:
-        """See `HostVector.step`; the observations of the step before must be as they were returned."""
+        """See `HostVector.step`. The observations of the step before must be as they were returned."""
         if not self._is_reset:
             raise UsageError(f"{self._name}: step was called before reset.")
         out = allocate(self._struct) if out is None else out

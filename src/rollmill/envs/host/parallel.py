@@ -32,7 +32,7 @@ class StartParallel:
     def __call__(
         self, indices: Sequence[int], /, *, seed: int, generation: int = 0, gamma: float | None = None
     ) -> HostVector:
-        """Starts the environments; see `StartHost`.
+        """Starts the environments. See `StartHost`.
 
         Raises:
             UsageError: there are no indices, or a `gamma` is given.

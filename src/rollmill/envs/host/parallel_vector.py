@@ -126,7 +126,7 @@ class ParallelVector(OneByOne):
     def _see(
         self, i: int, observations: ByAgent, infos: ByAgent, left: Sequence[Agent], ended: Sequence[Agent] = ()
     ) -> None:
-        """Stores observations and legal actions of agents; those that ended may have no observation."""
+        """Stores observations and legal actions of agents. Those that ended may have no observation."""
         for agent in [*left, *(agent for agent in ended if agent in observations)]:
             where = self._columns[agent]
             self._writers[where.kind](self._rows[where.kind], self._row(i, where), observations[agent])

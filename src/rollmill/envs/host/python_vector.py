@@ -1,4 +1,4 @@
-"""Host environments made of Python objects, stepped one after the other; one that raises is replaced.
+"""Host environments made of Python objects, stepped one after the other. One that raises is replaced.
 
 Shape letter: `n` environments.
 """

@@ -35,7 +35,7 @@ class RowVector(ABC):
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """Seed of each environment; a vector environment of Gymnasium is given the first one."""
+        """Seed of each environment. A vector environment of Gymnasium is given the first one."""
         return self._seeds
 
     @abstractmethod

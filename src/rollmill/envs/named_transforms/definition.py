@@ -47,13 +47,13 @@ class Transform(NamedTuple):
     observe: Callable[[ArrayModule, Memory, Any], tuple[Any, Memory]] = _observe
     """`(xp, memory, observation) -> observation, memory`, after a step."""
     act: Callable[[ArrayModule, Memory, Any, Any], tuple[Any, Memory]] = _act
-    """`(xp, memory, action, draw) -> action, memory`, before a step; `draw` is uniform in [0, 1)."""
+    """`(xp, memory, action, draw) -> action, memory`, before a step. `draw` is uniform in [0, 1)."""
     draws: bool = False
     """True if `act` needs a draw."""
     reward: Callable[[ArrayModule, Any], Any] = _keep
     """`(xp, reward) -> reward`, of one agent."""
     repeats: int = 1
-    """Number of steps that one action takes; their rewards are summed, and an episode that ends ends them."""
+    """Number of steps that one action takes. Their rewards are summed, and an episode that ends ends them."""
     takes_other_actions: bool = False
     """True if actions are taken that the policy did not choose in that state."""
 
@@ -80,7 +80,7 @@ def box_of(space: spaces.Space, name: str, *, ranks: tuple[int, ...], hint: str)
 
 
 def number_of(text: str) -> float | None:
-    """Returns the finite number that a text stands for; None if it stands for none."""
+    """Returns the finite number that a text stands for, or None if it stands for none."""
     try:
         value = float(text)
     except ValueError:
@@ -89,7 +89,7 @@ def number_of(text: str) -> float | None:
 
 
 def count_of(text: str) -> int | None:
-    """Returns the whole number from 1 that a text stands for; None if it stands for none."""
+    """Returns the whole number from 1 that a text stands for, or None if it stands for none."""
     return int(text) if text.isascii() and text.isdigit() and int(text) >= 1 else None
 
 

@@ -95,7 +95,7 @@ def _shares(old: int, new: int) -> np.ndarray:
 
 
 def _in_256ths(shares: np.ndarray) -> np.ndarray:
-    """Shares as whole numbers of 256ths that add up to 256; the largest fractions are rounded up."""
+    """Shares as whole numbers of 256ths that add up to 256. The largest fractions are rounded up."""
     exact = shares.astype(np.float64) * 256
     whole = np.floor(exact)
     missing = np.rint(256 - whole.sum(axis=1)).astype(int)

@@ -12,9 +12,9 @@ from rollmill.envs.named_transforms.definition import Spaces, Transform, bad_arg
 
 
 def frame_stack(argument: str, spaces: Spaces) -> Transform:
-    """Observes the last N observations, the oldest first; an episode begins with N times its first one.
+    """Observes the last N observations, the oldest first. An episode begins with N times its first one.
 
-    Vectors and images without channels get a new first axis; images with channels are joined along that axis.
+    Vectors and images without channels get a new first axis. Images with channels are joined along that axis.
     """
     count = count_of(argument)
     if count is None:
@@ -40,7 +40,7 @@ def frame_stack(argument: str, spaces: Spaces) -> Transform:
 
 
 def flatten(argument: str, spaces: Spaces) -> Transform:
-    """Observes one vector: numbers as float32, each category as one-hot; a Box alone keeps its dtype."""
+    """Observes one vector: numbers as float32, each category as one-hot. A Box alone keeps its dtype."""
     if argument:
         raise bad_argument("flatten", argument, "it takes no argument", "flatten")
     space = spaces.observation
@@ -51,7 +51,7 @@ def flatten(argument: str, spaces: Spaces) -> Transform:
 
 
 def one_hot(argument: str, spaces: Spaces) -> Transform:
-    """Observes a category as a vector with a single one; several categories as such vectors in a row."""
+    """Observes a category as a vector with a single one, and several categories as such vectors in a row."""
     if argument:
         raise bad_argument("one-hot", argument, "it takes no argument", "one-hot")
     if not isinstance(spaces.observation, gymnasium_spaces.Discrete | gymnasium_spaces.MultiDiscrete):

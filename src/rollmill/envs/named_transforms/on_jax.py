@@ -52,7 +52,7 @@ def on_environment(env: Environment, transform: Transform, number: int) -> Envir
 
 
 def _repeated(env: Environment, count: int):
-    """A step of `count` steps with one action, which the end of the episode ends; rewards are summed."""
+    """A step of `count` steps with one action, which the end of the episode ends. Rewards are summed."""
 
     def step(key: Key, state: State, action: Action, params: Params) -> Timestep:
         def again(so_far: Timestep, number: Array) -> tuple[Timestep, None]:

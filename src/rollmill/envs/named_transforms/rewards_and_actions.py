@@ -36,7 +36,7 @@ def reward_clip(argument: str, spaces: Spaces) -> Transform:
 
 
 def action_repeat(argument: str, spaces: Spaces) -> Transform:
-    """Takes each action N times, or until the episode ends, and sums the rewards; only the last is observed."""
+    """Takes each action N times, or until the episode ends, and sums the rewards. Only the last is observed."""
     count = count_of(argument)
     if count is None:
         raise bad_argument("action-repeat", argument, "N has to be a whole number from 1", "action-repeat:4")

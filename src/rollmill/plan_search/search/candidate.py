@@ -7,12 +7,12 @@ from typing import Any
 from rollmill.planning.plan import Place
 
 WIDTHS = ("num_envs", "devices", "learners", "actors", "workers", "instances")
-"""Fields along which a branch grows; candidates that differ in one of them alone are of one branch."""
+"""Fields along which a branch grows. Candidates that differ in one of them alone are of one branch."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """Everything that a way to run consists of; None is left to the command's default."""
+    """Everything that a way to run consists of. None is left to the command's default."""
 
     distribution: str = "gpu-only"
     place: Place = "program"
@@ -26,7 +26,7 @@ class Candidate:
     num_envs: int | None = None
     """Environments instead of the user's own number, where the batch may grow."""
     gpus: int = 0
-    """GPUs that it computes on; 0 on a machine without."""
+    """GPUs that it computes on, or 0 on a machine without."""
     instances: int = 1
     """Instances of each GPU: learners that share it."""
 

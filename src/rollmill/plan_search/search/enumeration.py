@@ -8,11 +8,11 @@ from rollmill.plan_search.search.candidate import Candidate
 from rollmill.plan_search.search.machine import Machine, Objective, Workload
 
 LIKELY_DEPTHS, OTHER_DEPTHS = ("off", "full"), ("rollout",)
-"""Depths of fusion; the unfused program comes first, because others are judged by its times. Automatic fusion,
+"""Depths of fusion. The unfused program comes first, because others are judged by its times. Automatic fusion,
 which times many kernels before it chooses among the same, comes last."""
 
 MIN_WAITING = 0.2
-"""Share of a step that is spent waiting from which on more processes than cores are tried; less may be noise."""
+"""Share of a step that is spent waiting from which on more processes than cores are tried. Less may be noise."""
 
 MAX_CROWDING = 8
 """Processes for each core that are tried at most, where environments wait."""

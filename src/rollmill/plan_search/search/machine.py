@@ -5,7 +5,7 @@ from typing import Literal, TypeAlias
 
 Objective: TypeAlias = Literal["keep-batch", "grow-batch"]
 """`keep-batch`: the learning problem stays as it is, only where and how it runs is chosen. `grow-batch`: the
-number of environments may grow, and the batch with it; that is another learning problem."""
+number of environments may grow, and the batch with it. That is another learning problem."""
 
 DEFAULT_BUDGET = 90.0
 """Seconds that a search may take."""
@@ -17,7 +17,7 @@ DECIDED = (
 """Settings that a search chooses. One that is given narrows it."""
 
 HOST_SHARE = 0.9
-"""Share of a host's memory that a training may take; the rest is for the system and other processes."""
+"""Share of a host's memory that a training may take. The rest is for the system and other processes."""
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,13 @@ class Machine:
     cores: int
     """Cores of each host."""
     memory: int | None = None
-    """Bytes of each host; None if unknown."""
+    """Bytes of each host, or None if unknown."""
     gpus_per_host: int = 0
     gpu_memory: int | None = None
-    """Bytes that a process may take of a GPU; None if unknown."""
+    """Bytes that a process may take of a GPU, or None if unknown."""
     hosts: int = 1
     max_instances: int = 1
-    """Most instances of a GPU; 1 where processes cannot share one."""
+    """Most instances of a GPU, 1 where processes cannot share one."""
 
     @property
     def gpus(self) -> int:

@@ -16,7 +16,7 @@ def placed_seconds(candidate: Candidate, times: StageTimes, *, cores: int) -> fl
     """Returns the seconds of an iteration of a placement, at the same number of environments.
 
     At best: replicas divide their stage evenly among the cores, those of a GPU as if none took anything of it from
-    the others, and messages cost nothing. Stages that wait for each other follow one another; a search corrects
+    the others, and messages cost nothing. Stages that wait for each other follow one another. A search corrects
     what this leaves out by its first measurement of each kind.
     """
     collecting = min(_collecting(candidate), cores)

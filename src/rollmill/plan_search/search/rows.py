@@ -13,9 +13,9 @@ class MemoryEstimate(NamedTuple):
     """Memory of a candidate, before it runs."""
 
     memory: float | None
-    """Bytes, of each GPU or of the host; None if unknown."""
+    """Bytes, of each GPU or of the host, or None if unknown."""
     program: str | None = None
-    """Equal for candidates that compile to the same program; None if unknown."""
+    """Equal for candidates that compile to the same program, or None if unknown."""
 
 
 class Measurement(NamedTuple):
@@ -25,7 +25,7 @@ class Measurement(NamedTuple):
     memory: float | None = None
     """Bytes at most, of the fullest GPU or of the host."""
     stopped_early: bool = False
-    """True if it was stopped because it could not win any more; the throughput is then rough."""
+    """True if it was stopped because it could not win any more. The throughput is then rough."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class CandidateRow:
 
 @dataclass(frozen=True)
 class PlanTable:
-    """The result of a search; the chosen row is the only one of its status, if there is one."""
+    """The result of a search. The chosen row is the only one of its status, if there is one."""
 
     rows: tuple[CandidateRow, ...]
     seconds: float
@@ -53,7 +53,7 @@ class PlanTable:
 
     @property
     def chosen(self) -> CandidateRow | None:
-        """The row of the choice; None if no candidate could be measured."""
+        """The row of the choice, or None if no candidate could be measured."""
         return next((row for row in self.rows if row.status == "chosen"), None)
 
     @property
@@ -96,7 +96,7 @@ def _cells(row: CandidateRow) -> tuple[str, ...]:
 
 
 def _aligned(line: tuple[str, ...], widths: list[int]) -> str:
-    """Returns a line of the table; figures are aligned to the right."""
+    """Returns a line of the table. Figures are aligned to the right."""
     name, *figures, status, reason = line
     right = [text.rjust(width) for text, width in zip(figures, widths[1:], strict=False)]
     return "  ".join([name.ljust(widths[0]), *right, status.ljust(widths[5]), reason]).rstrip()

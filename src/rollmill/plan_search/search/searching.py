@@ -35,11 +35,11 @@ class Point(NamedTuple):
     width: int
     steps_per_second: float
     memory: float | None
-    """Bytes; None where they are not known, and then only the gain counts."""
+    """Bytes, or None where they are not known, and then only the gain counts."""
 
 
 def saturation(narrow: Point, wide: Point, *, threshold: float = THRESHOLD) -> str | None:
-    """Returns why it does not pay to go beyond the wider of two points; None if it may."""
+    """Returns why it does not pay to go beyond the wider of two points, or None if it may."""
     gain = wide.steps_per_second / narrow.steps_per_second - 1
     growth = _growth(narrow, wide)
     if gain > max(MIN_GAIN, threshold * growth):
@@ -49,21 +49,21 @@ def saturation(narrow: Point, wide: Point, *, threshold: float = THRESHOLD) -> s
 
 
 def _growth(narrow: Point, wide: Point) -> float:
-    """Relative growth of memory; 0 where it is not known."""
+    """Relative growth of memory, or 0 where it is not known."""
     return wide.memory / narrow.memory - 1 if wide.memory and narrow.memory else 0.0
 
 
 UNCHECKED_MARGIN = 1.5
 """Factor by which a prediction may be too low, for a kind of candidate of which none was measured yet."""
 CHECKED_MARGIN = 1.15
-"""The same once predictions of this kind were corrected by a measurement; also the noise of measurements."""
+"""The same once predictions of this kind were corrected by a measurement. It is also the noise of measurements."""
 CLOSE = 0.1
 """Candidates whose throughput is less than this share below the best are measured once more."""
 MAX_REPEATED = 3
 
 
 class CannotRun(Exception):
-    """A candidate cannot be carried out; the message is the reason."""
+    """A candidate cannot be carried out. The message is the reason."""
 
 
 class CannotBeFused(CannotRun):
@@ -79,17 +79,17 @@ class OutOfTime(Exception):
 
 
 class Trials(NamedTuple):
-    """How candidates are judged; the search itself starts nothing and computes nothing."""
+    """How candidates are judged. The search itself starts nothing and computes nothing."""
 
     check: Callable[[Candidate], str | None]
-    """The reason why a candidate cannot run, as far as that is known without trying; None if there is none."""
+    """The reason why a candidate cannot run, as far as that is known without trying, or None if there is none."""
     estimate_speed: Callable[[Candidate], float | None]
-    """Steps a second by what is known already; starts nothing. None if unknown."""
+    """Steps a second by what is known already, without starting anything. None if unknown."""
     predict_memory: Callable[[Candidate], MemoryEstimate]
     """Compiles what can be compiled, and runs nothing. Raises `CannotRun` and `OutOfTime`."""
     predict_speed: Callable[[Candidate], float | None]
-    """Steps a second by what was compiled, better than the estimate; called if the memory suffices. None if there
-    is nothing better. Raises `CannotRun`."""
+    """Steps a second by what was compiled, better than the estimate. It is called if the memory suffices. None if
+    there is nothing better. Raises `CannotRun`."""
     measure: Callable[[Candidate, float | None, float], Measurement]
     """`(candidate, bound, seconds)`: trains shortly, and stops as soon as it is clear that `bound` steps a second
     are not reached. `seconds` are left of the budget. Raises `CannotRun` and `OutOfTime`."""
@@ -105,7 +105,7 @@ def search(
     clock: Callable[[], float] = time.monotonic,
     say: Callable[[str], None] = lambda line: None,
 ) -> PlanTable:
-    """Chooses the fastest of these candidates, which are tried in order; `trials` judge them.
+    """Chooses the fastest of these candidates, which are tried in order, and judged by `trials`.
 
     The first candidate that can run is measured whatever the budget, so that there is a choice. No measurement
     begins after `budget_seconds` of the clock, and one that is under way ends with them. A candidate may take
@@ -153,7 +153,7 @@ class _SearchState:
         return max((row.measured_speed or 0.0 for row in self.measured), default=None)
 
     def judge(self, candidate: Candidate) -> CandidateRow:
-        """Returns the row of a candidate; its status is `slower` where it was measured."""
+        """Returns the row of a candidate. Its status is `slower` where it was measured."""
         row = CandidateRow(candidate, "rejected", "")
         if reason := self.trials.check(candidate):
             return replace(row, reason=reason)
@@ -167,7 +167,9 @@ class _SearchState:
         return self._tried(row)
 
     def _tried(self, row: CandidateRow) -> CandidateRow:
-        """Returns the row of a candidate that is tried; if that fails, with what was known of it until then."""
+        """Returns the row of a candidate that is tried. If that fails, the row has what was known of it until
+        then.
+        """
         latest = row
         try:
             for known in self._try(row):
@@ -181,7 +183,7 @@ class _SearchState:
         return latest
 
     def _try(self, row: CandidateRow) -> Iterator[CandidateRow]:
-        """Yields the row of a candidate as more and more of it is known; the last one is whole."""
+        """Yields the row of a candidate as more and more of it is known. The last one is whole."""
         candidate = row.candidate
         memory, program = self.trials.predict_memory(candidate)
         memory = memory and memory * self.memory_factors.get(candidate.kind, 1.0)

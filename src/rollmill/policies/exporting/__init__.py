@@ -73,7 +73,7 @@ def export(
 
     Raises:
         UsageError: an unknown format, a missing package, a path that cannot be written or exists, or a policy that
-            the format cannot represent; nothing is written then.
+            the format cannot represent. Nothing is written then.
         CheckpointError: if the directory is no run, or has no whole checkpoint.
     """
     if format not in FORMATS:
@@ -92,7 +92,7 @@ def export(
 
 
 def _places(path: Path, format: str) -> list[Path]:
-    """Returns the files of an export; the one that was asked for is the last."""
+    """Returns the files of an export. The one that was asked for is the last."""
     return [path] if format == "onnx" else [path.with_name(f"{path.name}.json"), path]
 
 
@@ -115,10 +115,10 @@ def check_place(paths: list[Path], *, force: bool) -> None:
 
 
 def write_files(contents: dict[Path, bytes]) -> None:
-    """Writes files; each appears whole, and the last one after all others.
+    """Writes files. Each appears whole, and the last one after all others.
 
     Raises:
-        UsageError: one cannot be written; nothing new is left behind.
+        UsageError: one cannot be written. Nothing new is left behind.
     """
     path = next(iter(contents))
     try:

@@ -87,7 +87,7 @@ def run_onnx(data: bytes, exported: ExportedFunction) -> Run:
 def simplified(exported: ExportedFunction) -> Callable[..., tuple[Any, ...]]:
     """Returns the same function of ONE observation in fewer operations.
 
-    Arrays without elements are left out of concatenations, because ONNX cannot reshape a batch of them; calls are
+    Arrays without elements are left out of concatenations, because ONNX cannot reshape a batch of them. Calls are
     inlined, and what is computed twice is computed once.
     """
     program = jax.make_jaxpr(exported.function)(*[each.struct for each in exported.inputs])
@@ -97,7 +97,7 @@ def simplified(exported: ExportedFunction) -> Callable[..., tuple[Any, ...]]:
 def _evaluate(
     program: Any, constants: Sequence[Any], inputs: Sequence[Any], known: dict[Any, list[Any]]
 ) -> list[Any]:
-    """Returns the outputs of a program; `known` holds results by operation and operands."""
+    """Returns the outputs of a program. `known` holds results by operation and operands."""
     values: dict[Any, Any] = dict(zip([*program.constvars, *program.invars], [*constants, *inputs], strict=True))
     read = lambda atom: atom.val if isinstance(atom, core.Literal) else values[atom]
     for equation in program.eqns:

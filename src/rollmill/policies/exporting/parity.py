@@ -32,7 +32,8 @@ class Comparison(NamedTuple):
 
     observations: int
     largest_difference: float
-    """Difference of continuous actions, relative to the largest action; 0 for discrete ones, which are equal."""
+    """Difference of continuous actions, relative to the largest action, or 0 for discrete ones, which are
+    equal."""
     ties: int
     """Observations in which two choices were equally likely up to rounding, and the other one was taken."""
 
@@ -41,7 +42,7 @@ def compare(policy: Policy, exported: ExportedFunction, run: Run) -> Comparison:
     """Compares an exported function with the policy, in one batch and for a single observation.
 
     Raises:
-        UsageError: they differ; names the output and by how much.
+        UsageError: they differ, and names the output and by how much.
     """
     given = situations(policy.loaded, OBSERVATIONS)
     inputs = [np.asarray(leaf) for leaf in jax.tree.leaves(tuple(given))]
@@ -73,7 +74,7 @@ def compare(policy: Policy, exported: ExportedFunction, run: Run) -> Comparison:
 def _check_close(
     name: str, wanted: np.ndarray, got: np.ndarray, tolerance: float, batch: np.ndarray | None = None
 ) -> float:
-    """Checks numbers up to rounding; returns their largest difference in parts of the largest of the batch.
+    """Checks numbers up to rounding, and returns their largest difference in parts of the largest of the batch.
 
     A number near zero is a sum of larger ones that cancel, so that its rounding has the size of those: numbers
     are compared in parts of the largest of `batch` (`wanted` where it is not given), also single ones.
@@ -89,7 +90,7 @@ def _check_close(
 
 
 def _check_equal(name: str, wanted: np.ndarray, got: np.ndarray, outputs: dict[str, np.ndarray]) -> int:
-    """Checks discrete actions; returns the number of observations whose choices were equally likely."""
+    """Checks discrete actions, and returns the number of observations whose choices were equally likely."""
     differs = wanted != got
     if not differs.any():
         return 0

@@ -102,7 +102,7 @@ def joined(
     `name` is `ray`, the cluster that this machine belongs to, or else one of this machine alone, with room for the
     workers, that lives as long as the connection; `auto`, only the former; `ray://HOST:PORT`, through Ray's client
     server; or `HOST:PORT`, the address of a cluster that this machine belongs to. `host` is this host's address,
-    as workers reach it; by default it is found out. `show` is called with lines for the user, from any thread.
+    as workers reach it. By default it is found out. `show` is called with lines for the user, from any thread.
 
     Raises a `UsageError` if Ray is not installed, or if there is no such cluster or it does not let this process
     in.
@@ -248,7 +248,7 @@ def _telling_delay(name: str, show: Callable[[str], None]) -> Iterator[None]:
 
 
 def _address_of(name: str) -> str | None:
-    """HOST:PORT of a cluster, by Ray's own rules; None where Ray alone can tell."""
+    """HOST:PORT of a cluster, by Ray's own rules, or None where Ray alone can tell."""
     if name not in NAMES:
         return name.removeprefix("ray://")
     if address := os.environ.get("RAY_ADDRESS"):
@@ -273,7 +273,7 @@ def _check_reachable(name: str, address: str | None) -> None:
 
 
 def _reachable_host(ray: Any) -> str:
-    """Loopback where all nodes are this machine; else its address as Ray knows it."""
+    """Loopback where all nodes are this machine, or else its address as Ray knows it."""
     own = ray.util.get_node_ip_address()
     nodes = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
     return LOOPBACK if nodes <= {own} else own

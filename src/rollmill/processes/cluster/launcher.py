@@ -22,7 +22,7 @@ from rollmill.processes.jobs import Job
 from rollmill.processes.launchers import Exit
 
 PASSED_ON = ("JAX_", "XLA_")
-"""Starts of the names of variables that decide how numbers come out; all others are the node's own."""
+"""Starts of the names of variables that decide how numbers come out. All others are the node's own."""
 
 NOT_PASSED_ON = ("JAX_PLATFORMS", "JAX_PLATFORM_NAME")
 """Which devices there are, the node knows."""
@@ -56,7 +56,7 @@ class RayHandle:
     stream: OutputStream
     actor: Any = None
     working: Future = field(default_factory=Future)
-    """Its exit code; or Ray's error."""
+    """Its exit code, or Ray's error."""
     ending: Future = field(default_factory=Future)
     """Fails once the actor is dead."""
     placements: int = 0
@@ -72,7 +72,7 @@ class RayHandle:
 
 
 class RayLauncher:
-    """A `Launcher` that leaves to Ray on which node a worker runs; as a context manager it closes itself.
+    """A `Launcher` that leaves to Ray on which node a worker runs. As a context manager it closes itself.
 
     Ray never restarts one by itself: that is the supervisor's decision. Workers of groups without a demand ask for
     one core. Actors are named `rollmill-RUN-actor-2`. Workers get the user's modules if their hosts lack them.
@@ -163,7 +163,7 @@ class RayLauncher:
         return True
 
     def _out_of_reach(self) -> Mapping[str, str]:
-        """See `unreachable_nodes`; as it was a few seconds ago at most."""
+        """See `unreachable_nodes`, as it was a few seconds ago at most."""
         looked_at, nodes = self._looked
         if time.monotonic() - looked_at > POLL_SECONDS:
             nodes = unreachable_nodes(self._ray)
@@ -171,7 +171,7 @@ class RayLauncher:
         return nodes
 
     def kill(self, handle: RayHandle, *, at_once: bool = True) -> None:
-        """See `Launcher`; Ray knows no softer way than SIGKILL."""
+        """See `Launcher`. Ray knows no softer way than SIGKILL."""
         handle.killed = True
         self._ray.kill(handle.actor, no_restart=True)
 
@@ -183,7 +183,7 @@ class RayLauncher:
         self._handles.discard(handle)
 
     def condition(self, handle: RayHandle) -> str:
-        """See `Launcher`; known of this host alone."""
+        """See `Launcher`. They are known of this host alone."""
         origin = handle.stream.origin
         return condition_of(origin.pid) if origin is not None and origin.host == self._here else ""
 
@@ -218,7 +218,7 @@ class RayLauncher:
         self._show(f"{stream.job.name} was placed on {stream.origin.host}")
 
     def _look_after_waiting(self, handle: RayHandle) -> None:
-        """Tells of a worker that has not come; places it again if other nodes are out of reach than before."""
+        """Tells of a worker that has not come, and places it again if other nodes are out of reach than before."""
         waited = time.monotonic() - handle.asked_at
         if handle.stream.origin is not None or waited < UNUSUAL_SECONDS:
             return

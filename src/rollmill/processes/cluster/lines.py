@@ -85,7 +85,7 @@ class OutputListener:
         return stream
 
     def close(self) -> None:
-        """Takes no more connections; open ones continue."""
+        """Takes no more connections. Open ones continue."""
         self._listener.stop()
 
     def _receive(self, peer: socket.socket, admission: Admission) -> None:

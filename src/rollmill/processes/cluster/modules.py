@@ -49,7 +49,9 @@ def missing_here(sent: SentModules) -> list[str]:
 
 
 def unpack(sent: SentModules, names: Sequence[str]) -> TemporaryFolder:
-    """Makes the named modules importable in this process, before those of this host; returns their new folder."""
+    """Makes the named modules importable in this process, before those of this host, and returns their new
+    folder.
+    """
     folder = TemporaryFolder("modules")
     with zipfile.ZipFile(io.BytesIO(sent.archive)) as archive:
         members = [name for name in archive.namelist() if _top_of(name) in names]

@@ -74,7 +74,7 @@ def living_nodes(ray: Any) -> list[Mapping[str, float]]:
 
 
 def autoscales(ray: Any) -> bool:
-    """Returns whether nodes may be added to a cluster for those who wait; true where that cannot be known."""
+    """Returns whether nodes may be added to a cluster for those who wait, and true where that cannot be known."""
     try:  # no public function tells
         if ray._private.state.state.get_max_resources_from_cluster_config() is not None:
             return True

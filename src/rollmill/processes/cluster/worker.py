@@ -29,7 +29,7 @@ class Assignment(NamedTuple):
     """Address to write to."""
     lines_token: bytes
     folders: str
-    """Where the coordinator finds modules; where these exist on the node too, so does the worker."""
+    """Where the coordinator finds modules. Where these exist on the node too, so does the worker."""
     modules: tuple[Mapping[str, str], bytes] = NOTHING
     """See `SentModules`."""
 
@@ -44,7 +44,7 @@ class Worker:
         return self._name
 
     def work(self, *assignment: Any) -> tuple[int, str]:
-        """Does the job of an `Assignment`; returns the exit code, and why it could not begin."""
+        """Does the job of an `Assignment`, and returns the exit code, and why it could not begin."""
         job, address, token, lines, lines_token, folders, modules = Assignment(*assignment)
         leave_signals_to_coordinator()
         sys.path.extend(folder for folder in folders.split(os.pathsep) if folder not in sys.path)

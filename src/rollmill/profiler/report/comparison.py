@@ -49,7 +49,7 @@ STATES = ("both at work", "device only", "host only", "neither")
 
 
 class ComparedTime(NamedTuple):
-    """A duration in two profiles, in seconds of an iteration; None if one of them does not have it."""
+    """A duration in two profiles, in seconds of an iteration, or None if one of them does not have it."""
 
     path: tuple[str, ...]
     before: float | None
@@ -57,7 +57,8 @@ class ComparedTime(NamedTuple):
     share_before: float
     share_after: float
     ratio: float | None
-    """After by before, for the same number of environment steps; None if either is missing or hardly above 0."""
+    """After by before, for the same number of environment steps, or None if either is missing or hardly above
+    0."""
 
     @property
     def longest(self) -> float:
@@ -79,13 +80,13 @@ class ProfileComparison(NamedTuple):
 
     @property
     def speedup(self) -> float | None:
-        """Environment steps a second of `after` by those of `before`; None if one was not timed."""
+        """Environment steps a second of `after` by those of `before`, or None if one was not timed."""
         before, after = speed_of(self.before), speed_of(self.after)
         return after / before if before and after else None
 
 
 Durations = dict[tuple[str, ...], float | None]
-"""Seconds of an iteration by path; None for what did not happen."""
+"""Seconds of an iteration by path, or None for what did not happen."""
 
 
 def compare(before: Profile, after: Profile) -> ProfileComparison:
@@ -150,7 +151,7 @@ def draw_comparison(comparison: ProfileComparison, *, width: int = 80) -> str:
 
 
 def comparison_view(comparison: ProfileComparison) -> RenderableType:
-    """Returns the comparison for `rich.console.Console.print`; fits 80 columns."""
+    """Returns the comparison for `rich.console.Console.print`. It fits 80 columns."""
     parts: list[RenderableType] = []
     for name, profile in (("before", comparison.before), ("after", comparison.after)):
         parts.append(Text.assemble((f"{name}: ", "dim"), (titled(profile), "bold")))

@@ -135,7 +135,7 @@ def _area(layer: Layer, tops: Sequence[float]) -> str:
 
 
 def _sum(courses: Iterable[Sequence[int]]) -> list[int]:
-    """Returns the total bytes in each interval; profiles changed by hand may have any number of them."""
+    """Returns the total bytes in each interval. Profiles changed by hand may have any number of them."""
     return [sum(each) for each in zip_longest(*courses, fillvalue=0)][:MAX_INTERVALS]
 
 

@@ -187,7 +187,7 @@ def _left_out(number_of: int, name: str = "processes") -> str:
 
 
 def process_sections(processes: Sequence[ProcessTime]) -> list[Section]:
-    """Returns the overlap of host and device, activities of hosts and calls; nothing without processes."""
+    """Returns the overlap of host and device, activities of hosts and calls, or nothing without processes."""
     return [_overlaps(processes), _host(processes), _transitions(processes)] if processes else []
 
 
@@ -407,7 +407,7 @@ def profiler_section(profile: Profile) -> Section:
 
 
 def notes_section(profile: Profile) -> Section:
-    """Returns notes; on the page the command and versions, too."""
+    """Returns notes, and on the page the command and versions too."""
     versions = list(profile.machine.versions.items())[:MAX_LINES]
     notes = "".join(f"<li>{escaped(note)}</li>" for note in profile.notes[:MAX_LINES])
     return Section(

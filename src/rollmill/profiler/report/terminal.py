@@ -23,7 +23,7 @@ def draw_profile(profile: Profile, *, width: int = 80) -> str:
 
 
 def profile_view(profile: Profile) -> RenderableType:
-    """Returns the profile for `rich.console.Console.print`; fits 80 columns."""
+    """Returns the profile for `rich.console.Console.print`. It fits 80 columns."""
     sections = [
         operations_section(profile),
         *process_sections(profile.processes),

@@ -24,7 +24,7 @@ MAX_PROCESSES = 8
 MAX_LANES = 24
 """Lanes that are shown, of all processes."""
 MAX_NAMES = 16
-"""Names that spans keep, those with the longest spans; all others are one."""
+"""Names that spans keep, those with the longest spans. All others are one."""
 COLOURS = 8
 """Names that have a colour of their own."""
 TICKS = 5
@@ -139,7 +139,7 @@ def _with_names(lane: TimelineLane, names: Container[str]) -> TimelineLane:
 
 
 def _lane(lane: TimelineLane, end: float, colours: dict[str, str]) -> str:
-    """One lane; a path holds all spans of a name, the longest ones beneath."""
+    """One lane. A path holds all spans of a name, the longest ones beneath."""
     of_name: dict[str, list[TimelineSpan]] = {}
     for span in lane.spans:
         of_name.setdefault(span.name, []).append(span)

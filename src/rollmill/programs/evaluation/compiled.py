@@ -1,6 +1,6 @@
 """Evaluation on JAX environments: all episodes in one compiled program.
 
-Shape letters: `N` episodes, each in an environment of its own; `T` steps.
+Shape letters: `N` episodes, each in an environment of its own, and `T` steps.
 """
 
 from collections.abc import Callable, Mapping
@@ -37,13 +37,13 @@ LOOKS_AT_EACH_STEP = ("cpu",)
 """Platforms where a look costs nothing."""
 
 BATCH_BYTES = 2**28
-"""Bytes of environment states that one batch of episodes may hold; a step needs a few times as much."""
+"""Bytes of environment states that one batch of episodes may hold. A step needs a few times as much."""
 
 MAX_AT_ONCE = 2**16
 """Environments that play side by side at most."""
 
 OUTCOME = ("episode_return", "episode_length", "agent_returns")
-"""What a step's `info` tells of an episode that ends with it; the last with several agents only."""
+"""What a step's `info` tells of an episode that ends with it. The last exists with several agents only."""
 
 
 class Playing(NamedTuple):
@@ -91,7 +91,7 @@ def evaluator(
     stochastic: bool = False,
     backend: Any = None,
 ) -> Evaluator:
-    """Compiles `evaluate` for weights of these shapes; arguments and errors are those of `evaluate`.
+    """Compiles `evaluate` for weights of these shapes. Arguments and errors are those of `evaluate`.
 
     The `fusion.Backend` makes a kernel of the steps if they can be one. Without it XLA computes them.
     """

@@ -32,11 +32,11 @@ class EvaluationEpisodes(NamedTuple):
     """With several agents, the mean over all of them."""
     lengths: Int[np.ndarray, " N"]
     agent_returns: Mapping[str, Float[np.ndarray, " N"]] = MappingProxyType({})
-    """Mean return over the agents of each kind; empty with a single agent."""
+    """Mean return over the agents of each kind, or empty with a single agent."""
 
 
 Evaluator: TypeAlias = Callable[[Weights], EvaluationEpisodes]
-"""Plays the same episodes by the policy of any weights; compiled already."""
+"""Plays the same episodes by the policy of any weights, compiled already."""
 
 
 def check_numbers(episodes: int, seed: int) -> tuple[int, int]:
@@ -71,6 +71,6 @@ def start_memories(start_memory: Callable[[], Memory], count: int) -> Memory:
 
 
 def where_rows(condition: Bool[Array, " N"], chosen: PyTree, other: PyTree) -> PyTree:
-    """Returns rows of `chosen` where the condition holds, and of `other` elsewhere; leaves `[N, ...]`."""
+    """Returns rows of `chosen` where the condition holds, and of `other` elsewhere, with leaves `[N, ...]`."""
     broadcast = lambda leaf: condition.reshape(-1, *(1,) * (leaf.ndim - 1))
     return jax.tree.map(lambda one, two: jnp.where(broadcast(two), one, two), chosen, other)

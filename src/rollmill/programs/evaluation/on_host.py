@@ -53,7 +53,7 @@ def evaluate_on_host(
 def evaluator_on_host(
     graph: Graph, env: HostEnvironment, *, episodes: int, seed: int = 0, stochastic: bool = False
 ) -> Evaluator:
-    """`evaluate_on_host` for any weights; its policy is compiled once, at the first call."""
+    """`evaluate_on_host` for any weights. Its policy is compiled once, at the first call."""
     episodes, seed = check_numbers(episodes, seed)
     num_envs = min(episodes, MAX_COPIES)
     quota = np.full(num_envs, episodes // num_envs) + (np.arange(num_envs) < episodes % num_envs)

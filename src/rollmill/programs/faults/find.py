@@ -70,7 +70,7 @@ class Fault(NamedTuple):
     iteration: int
     """Counts from 1."""
     environments: tuple[int, ...]
-    """Global indices; empty where no single environment is to blame."""
+    """Global indices, or empty where no single environment is to blame."""
     step: int | None = None
     """Step of the rollout, for the first environment."""
     epoch: int | None = None
@@ -143,7 +143,7 @@ def _state_before(
 ) -> PyTree | None:
     """Computes the state after some iterations again, from the state before the window.
 
-    If that is gone, because the program `loses_state`, from the newest checkpoint; None if there is none.
+    If that is gone, because the program `loses_state`, from the newest checkpoint, or None if there is none.
     """
     state, done = window.before, window.first
     if program.loses_state:

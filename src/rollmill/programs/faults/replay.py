@@ -33,7 +33,7 @@ class Replayed(NamedTuple):
 
     fault: Fault
     line: str | None
-    """`file:line: source` of the operation that made the number; None where no single one did."""
+    """`file:line: source` of the operation that made the number, or None where no single one did."""
     inputs: dict[str, PyTree[np.ndarray]]
     """Arguments of the fragment, by name."""
     outputs: PyTree[np.ndarray]
@@ -144,7 +144,7 @@ def _few_rows(graph: Graph, step: LearningStep) -> Any:
 
 
 def _unjitted(function: Callable[[], Any]) -> tuple[str | None, Any]:
-    """Runs operation by operation; the line of the first that makes a NaN, or else an infinity."""
+    """Runs operation by operation, and returns the line of the first that makes a NaN, or else an infinity."""
     line = None
     with jax.disable_jit():
         for check in (jax.debug_nans, jax.debug_infs):

@@ -20,7 +20,7 @@ from rollmill.programs.offered.values import checked_actions, element, owned
 
 
 class ParallelEnvironment(pettingzoo.ParallelEnv[str, Any, Any]):
-    """Several agents that act at the same time; made by `rollmill.to_pettingzoo`.
+    """Several agents that act at the same time, made by `rollmill.to_pettingzoo`.
 
     The agents of a kind are `KIND_0`, `KIND_1` and so on. One that takes part no longer is terminated.
     """
@@ -49,7 +49,7 @@ class ParallelEnvironment(pettingzoo.ParallelEnv[str, Any, Any]):
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-        """Begins an episode; a `seed` determines it and all later ones. There are no `options` to take."""
+        """Begins an episode. A `seed` determines it and all later ones. There are no `options` to take."""
         if seed is not None or self._generator is None:
             self._generator, _ = np_random(seed)
         drawn = self._generator.integers(0, 2**32, dtype=np.uint32)
@@ -87,7 +87,7 @@ class ParallelEnvironment(pettingzoo.ParallelEnv[str, Any, Any]):
         )
 
     def render(self) -> Any:
-        """Returns the state as pixels or text; None without a `render_mode`, or before the first reset."""
+        """Returns the state as pixels or text, or None without a `render_mode`, or before the first reset."""
         return None if self._carry is None else show(self._env, self.render_mode, self._carry[1])
 
     def _places(self) -> Iterator[tuple[str, AgentKind, int]]:
@@ -101,7 +101,7 @@ class ParallelEnvironment(pettingzoo.ParallelEnv[str, Any, Any]):
         return [name for name, kind, index in self._places() if flags[kind.name][index]]
 
     def _of_kind(self, kind: AgentKind, actions: Mapping[str, Any]) -> Any:
-        """Returns the actions `[count, ...]` of a kind; those of agents that take part no longer are ignored."""
+        """Returns the actions `[count, ...]` of a kind. Those of agents that take part no longer are ignored."""
         names = [f"{kind.name}_{index}" for index in range(kind.count)]
         fallback = next((actions[name] for name in names if name in actions), None)
         if fallback is None:

@@ -30,7 +30,7 @@ def check_render_mode(env: Environment, mode: str | None) -> None:
 
 
 def show(env: Environment, mode: str | None, state: Any) -> Any:
-    """Returns a state as pixels `[height, width, 3]` or as text; None without a mode."""
+    """Returns a state as pixels `[height, width, 3]` or as text, or None without a mode."""
     with attribute_to_user_code(f"{env.name}: render"):
         if mode == "ansi" and env.render is not None:
             return env.render(state, env.params)

@@ -17,7 +17,7 @@ from rollmill.programs.offered.values import batch_of_one, checked_actions, elem
 
 
 class SingleEnvironment(gymnasium.Env[Any, Any]):
-    """An environment whose reset and step are compiled programs; made by `rollmill.to_gymnasium`.
+    """An environment whose reset and step are compiled programs, made by `rollmill.to_gymnasium`.
 
     `reset` begins an episode, and has to be called again after its end.
     """
@@ -36,7 +36,7 @@ class SingleEnvironment(gymnasium.Env[Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Begins an episode; a `seed` determines it and all later ones."""
+        """Begins an episode. A `seed` determines it and all later ones."""
         super().reset(seed=seed)
         refuse_options(self._env.name, options)
         drawn = self.np_random.integers(0, 2**32, dtype=np.uint32)
@@ -72,7 +72,7 @@ class SingleEnvironment(gymnasium.Env[Any, Any]):
         return owned(self._mask)
 
     def render(self) -> Any:
-        """Returns the state as pixels or text; None without a `render_mode`."""
+        """Returns the state as pixels or text, or None without a `render_mode`."""
         if self.render_mode is None:
             gymnasium.logger.warn(
                 "render() needs render_mode: rollmill.to_gymnasium(env, render_mode='rgb_array')."

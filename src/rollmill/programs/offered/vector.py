@@ -23,7 +23,7 @@ RESET_MASK = "reset_mask"
 
 
 class VectorEnvironment(VectorEnv[Any, Any, Any]):
-    """Copies of an environment, which one compiled program steps; made by `rollmill.to_gymnasium`."""
+    """Copies of an environment, which one compiled program steps, made by `rollmill.to_gymnasium`."""
 
     def __init__(self, env: Environment, num_envs: int, autoreset_mode: str) -> None:
         if num_envs < 1:
@@ -46,7 +46,7 @@ class VectorEnvironment(VectorEnv[Any, Any, Any]):
         """Begins an episode in each copy.
 
         Args:
-            seed: of all copies: copy `i` takes `seed + i`; or a seed for each. Default: numbers drawn by
+            seed: of all copies: copy `i` takes `seed + i`, or a seed for each. Default: numbers drawn by
                 `np_random`, which an earlier seed determines.
             options: `{"reset_mask": mask}` begins episodes in some copies only, with a mask `[E]` of booleans.
 
@@ -71,7 +71,7 @@ class VectorEnvironment(VectorEnv[Any, Any, Any]):
         """Advances each copy by its action, and begins new episodes as `metadata["autoreset_mode"]` says.
 
         Raises a `gymnasium.error.ResetNeeded` before the first reset and, where resets are `Disabled`, while an
-        episode that ended was not reset; and a `UsageError` if an action is outside its space.
+        episode that ended was not reset, and a `UsageError` if an action is outside its space.
         """
         if self._carry is None or (self._mode is AutoresetMode.DISABLED and self._ended.any()):
             raise gymnasium.error.ResetNeeded(f"{self._env.name}: an episode begins by reset().")
@@ -89,7 +89,7 @@ class VectorEnvironment(VectorEnv[Any, Any, Any]):
         return observation, np.array(reward, np.float64), np.array(terminated), np.array(truncated), info
 
     def _final_observations(self, final: Any) -> np.ndarray:
-        """Returns the last observations of episodes that ended as an array of objects; None for others."""
+        """Returns the last observations of episodes that ended as an array of objects, or None for others."""
         objects = np.full(self.num_envs, None, object)
         for copy in np.flatnonzero(self._ended):
             own = jax.tree.map(lambda leaf, at=copy: leaf[at], final)
@@ -130,7 +130,7 @@ def _programs(env: Environment, num_envs: int, mode: AutoresetMode) -> tuple[Any
     """Returns compiled functions that begin episodes, step, and merge two carries by a mask.
 
     A carry has the data of keys, states, the observations to act on, their masks, and which episodes have just
-    ended; with `NextStep` also the first observations of the episodes that follow.
+    ended. With `NextStep` also the first observations of the episodes that follow.
     """
     resets = mode is not AutoresetMode.DISABLED
     copies = vectorise(auto_reset(env) if resets else env, num_envs)
