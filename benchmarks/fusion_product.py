@@ -10,6 +10,7 @@ Everything else is *wrong*. The result is written after each cell, and `--add` g
 `--parts` makes one result of several, so that rows can be computed side by side.
 """
 
+import os
 import re
 import tempfile
 import time
@@ -61,6 +62,8 @@ DEPTHS = ("off", "rollout", "full")
 SHARDS = 4
 RTOL, ATOL = 1e-4, 1e-5
 OPTIONS = {"tensorboard": False, "quiet": True, "seed": 3}
+QUICKLY_COMPILED = "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
+"""Nothing is timed, and compiling is most of the time. Kernels are not compiled by XLA."""
 ADVISED = {"fusion", "place", "distribution", "num_seeds", "devices"}
 
 
@@ -177,6 +180,7 @@ def main() -> None:
         parts=([str], "other results, which become one with this one"),
         name=("fusion-product", "of the result"),
     )
+    os.environ.setdefault("XLA_FLAGS", QUICKLY_COMPILED)  # read by the first program; workers inherit it
     jax.config.update("jax_num_cpu_devices", 2)
     jax.config.update("jax_default_matmul_precision", "highest")  # of XLA on a GPU
     table: dict[str, Any] = read_result(chosen.name, chosen.output) if chosen.add else {}

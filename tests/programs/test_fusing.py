@@ -260,8 +260,8 @@ def test_each_of_several_seeds_is_fused_as_it_is_alone():
         np.testing.assert_array_equal(both[name][1], alone[name], err_msg=name)
 
 
-def test_seeds_with_replay_memories_are_not_fused_on_a_cpu():
-    graph = rollmill.dqn(
+def replay_graph():
+    return rollmill.dqn(
         rollmill.make("CartPole-v1"),
         total_timesteps=256,
         num_envs=8,
@@ -269,9 +269,20 @@ def test_seeds_with_replay_memories_are_not_fused_on_a_cpu():
         learning_starts=64,
         batch_size=16,
         buffer_size=320,
+        network=rollmill.NetworkConfig(hidden_sizes=(4,)),
     )
+
+
+@pytest.mark.slow
+def test_seeds_with_replay_memories_learn_by_kernels_what_xla_learns():
+    fused, plain = (trained(replay_graph(), fusion=fusion, seeds=(0, 1)) for fusion in ("full", "off"))
+    for name in plain:
+        np.testing.assert_allclose(fused[name], plain[name], rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def test_seeds_with_replay_memories_are_not_fused_on_a_gpu():
     with raises("fusion-is-not-possible-auto", "num_seeds=2 computes several seeds with replay memories at once"):
-        lower(graph, fusion="rollout", seeds=(0, 1))
+        choose_kernels(replay_graph(), fusion="rollout", **{**CHOICE, "num_seeds": 2})
 
 
 def test_lanes_divide_the_programs_of_a_gpu():

@@ -161,13 +161,14 @@ class _Chooser:
     def account(self) -> str:
         """Returns a note on the seconds that the search took, and on those that its kernels save."""
         took = f"finding kernels took {self.tuner.seconds:.0f} s, once for this device and size"
-        saved = sum(self.saved.values()) * self.graph.loops.iterations
+        saved = sum(self.saved.values()) * self.graph.loops.iterations * self.num_seeds // self.lanes
         return f"{took}; they save about {saved:,.0f} s of this training" if self.saved else took
 
     @property
     def lanes(self) -> int:
         """Trainings that a kernel computes at once."""
-        return self.num_seeds if seeds_side_by_side(self.graph, self.place.device.platform) else 1
+        at_once = self.backend.has_lanes and seeds_side_by_side(self.graph, self.place.device.platform)
+        return self.num_seeds if at_once else 1
 
     @property
     def parts(self) -> Sequence[KernelPart]:
@@ -177,7 +178,7 @@ class _Chooser:
 
     def check(self) -> None:
         """Raises a UsageError if kernels are impossible here."""
-        if self.lanes > 1 and self.graph.replay is not None:
+        if self.lanes > 1 and self.graph.replay is not None:  # never compared on a GPU
             seeds = f"num_seeds={self.num_seeds} computes several seeds with replay memories at once"
             raise UsageError(f"{seeds}, and a kernel holds one of these")
         self.backend.check(self.place.device)

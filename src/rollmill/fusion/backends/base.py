@@ -56,6 +56,8 @@ class Backend(NamedTuple):
     """Why a step is not worth compiling unless requested, or None if it is."""
     timed_repeats: int
     """Rollouts, or epochs, that are timed at once: enough that the device never waits for the host."""
+    has_lanes: bool
+    """Whether a kernel computes several trainings at once; without, it is called for one after the other."""
     unroll: int
     """Minibatches, of one epoch or of several, that are compiled as one turn of a loop."""
     rollouts: KernelKind

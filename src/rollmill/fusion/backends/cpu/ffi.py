@@ -73,11 +73,15 @@ def new_program(lanes: int, arrays: int) -> NewProgram:
 
 
 def call(kernel: NativeKernel, arrays: Sequence[Array]) -> list[Array]:
-    """Adds a kernel to the traced program, to run on a CPU, and returns its outputs."""
+    """Adds a kernel to the traced program, to run on a CPU, and returns its outputs.
+
+    Under `jax.vmap` it is called for one lane after the other, each time with all cores.
+    """
     name = _register(kernel, len(arrays))
     cores = min(kernel.programs, processor().cores)
     scratch = jax.ShapeDtypeStruct((cores, kernel.scratch), jax.numpy.uint8)
-    return list(jax.ffi.ffi_call(name, [*kernel.outputs, scratch])(*arrays))[:-1]
+    call_it = jax.ffi.ffi_call(name, [*kernel.outputs, scratch], vmap_method="sequential")
+    return list(call_it(*arrays))[:-1]
 
 
 def _register(kernel: NativeKernel, inputs: int) -> str:

@@ -39,6 +39,7 @@ def machine_code() -> Backend:
         long_gradients=lambda step: None,
         hopeless=many_products,
         timed_repeats=1,
+        has_lanes=False,
         unroll=4,
         rollouts=KernelKind(
             launches=_blocks,

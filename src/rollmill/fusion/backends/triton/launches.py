@@ -68,6 +68,7 @@ def triton_kernels(numerics: Numerics) -> Backend:
         long_gradients=long_gradients_on_gpu,
         hopeless=hopeless_on_gpu,
         timed_repeats=4,
+        has_lanes=True,
         unroll=16,  # so that the host starts all epochs of a usual iteration as one CUDA graph
         rollouts=KernelKind(
             launches=partial(_rollout_launches, numerics),
