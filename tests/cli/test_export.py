@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from rollmill.cli.main import main
 
 from .conftest import files_under
 
-pytest.importorskip("jax2onnx", reason="export as ONNX is an extra")
+pytestmark = pytest.mark.skipif(find_spec("jax2onnx") is None, reason="export as ONNX is an extra")
 
 ROOT = Path(__file__).parents[2]
 TINY = ["--num-envs", "8", "--num-steps", "32", "--num-minibatches", "1", "--network.hidden-sizes", "16"]

@@ -3,6 +3,7 @@
 import builtins
 import json
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import jax
@@ -20,7 +21,7 @@ from rollmill.policies.exporting.situations import situations
 from wordings import raises
 
 ort = pytest.importorskip("onnxruntime", reason="export as ONNX is an extra")
-pytest.importorskip("jax2onnx", reason="export as ONNX is an extra")
+pytestmark = pytest.mark.skipif(find_spec("jax2onnx") is None, reason="export as ONNX is an extra")
 
 PPO = SMALL | {"num_minibatches": 1}
 GRU = rollmill.NetworkConfig(torso="gru", hidden_sizes=(8,), recurrent_size=8)
