@@ -49,6 +49,9 @@ COMMANDS = {
         only_acts=True,
     ),
     "runs": Command("runs", "list the runs and sweeps of a folder, with their states: rollmill runs [FOLDER]"),
+    "board": Command(
+        "board", "show the runs and sweeps of a folder in the browser, live: rollmill board [FOLDER]"
+    ),
     "plot": Command("plot", "draw learning curves of runs and sweeps: rollmill plot RUN [RUN ...]"),
     "play": Command(
         "play", "play a game for two players against a run's policy: rollmill play RUN", only_acts=True

@@ -44,6 +44,13 @@ def check_local_paths(options: Any) -> None:
                 local_path(field.name, path)
 
 
+def check_folder(folder: Path) -> None:
+    """Raises a `UsageError` if a folder that is searched for runs does not exist, or is a file."""
+    if not folder.is_dir():
+        problem = "is a file" if folder.exists() else "does not exist"
+        raise UsageError(f"{folder} {problem}. hint: name the folder that holds your runs, such as runs.")
+
+
 ALSO_IN_PYTHON = "--force (force=True) replaces it, --output (output=) names another."
 ON_THE_COMMAND_LINE = "--force replaces it, --output names another."
 

@@ -4,7 +4,7 @@ Nothing is imported, compiled or changed, and nothing in the directory is truste
 """
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -70,12 +70,12 @@ def read_run(root: Path) -> Entry:
         return Entry(root, "run", "damaged", changed=_changed(root, [CONFIG]), note=str(error))
 
 
-def read_sweep(root: Path) -> tuple[Entry, list[Entry]]:
-    """Returns the row of the sweep in `root`, and those of its trials that have begun."""
+def read_sweep(root: Path, read: Callable[[Path], Entry] = read_run) -> tuple[Entry, list[Entry]]:
+    """Returns the row of the sweep in `root`, and those of its trials that have begun, which `read` returns."""
     try:
         sweep = SweepDirectory.open(root)
         begun = [sweep.run(trial).root for trial in sweep.trials() if sweep.run(trial).config_file.exists()]
-        trials = [read_run(directory) for directory in begun]
+        trials = [read(directory) for directory in begun]
         return _read_sweep(sweep, trials), trials
     except (RollmillError, OSError) as error:
         damaged = Entry(root, "sweep", "damaged", changed=_changed(root, [SPECIFICATION]), note=str(error))

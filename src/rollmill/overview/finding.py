@@ -1,16 +1,27 @@
 """Finds the runs and sweeps of a folder."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import Literal, NamedTuple, TypeAlias
 
-from rollmill.core.errors import UsageError
+from rollmill.core.local_paths import check_folder
 from rollmill.overview.entries import Entry, read_run, read_sweep
 from rollmill.record.run_directory import CONFIG
 from rollmill.sweeps.directory import SPECIFICATION
 
 MAX_DEPTH = 4
 """Folders between the one that is named and a run."""
+
+
+PlaceKind: TypeAlias = Literal["run", "sweep", "file"]
+
+
+class Place(NamedTuple):
+    """A directory of a run or a sweep, or a file beside them."""
+
+    path: Path
+    kind: PlaceKind
 
 
 def find_entries(folder: Path, *, trials: bool = False) -> list[Entry]:
@@ -20,21 +31,22 @@ def find_entries(folder: Path, *, trials: bool = False) -> list[Entry]:
 
     Raises a `UsageError` if the folder does not exist or is a file.
     """
-    if not folder.is_dir():
-        problem = "is a file" if folder.exists() else "does not exist"
-        raise UsageError(f"{folder} {problem}. hint: name the folder that holds your runs, such as runs.")
+    check_folder(folder)
     entries: list[Entry] = []
-    for root, is_sweep in _directories(folder, MAX_DEPTH):
-        if is_sweep:
-            sweep, own = read_sweep(root)
+    for place in find_places(folder):
+        if place.kind == "sweep":
+            sweep, own = read_sweep(place.path)
             entries += [sweep, *(own if trials else ())]
         else:
-            entries.append(read_run(root))
+            entries.append(read_run(place.path))
     return entries
 
 
-def _directories(folder: Path, depth: int) -> Iterator[tuple[Path, bool]]:
-    """Returns the directories of runs and, with True, of sweeps."""
+def find_places(folder: Path, *, suffixes: Collection[str] = (), depth: int = MAX_DEPTH) -> Iterator[Place]:
+    """Yields the directories of runs and sweeps in a folder, and the files beside them with one of the suffixes.
+
+    Links are not followed, and the directories themselves are not searched.
+    """
     try:
         with os.scandir(folder) as scanned:
             inside = sorted(scanned, key=lambda entry: entry.name)
@@ -42,8 +54,12 @@ def _directories(folder: Path, depth: int) -> Iterator[tuple[Path, bool]]:
         return
     names = {entry.name for entry in inside}
     if SPECIFICATION in names or CONFIG in names:
-        yield folder, SPECIFICATION in names
+        yield Place(folder, "sweep" if SPECIFICATION in names else "run")
         return
     for entry in inside:
-        if depth and not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False):
-            yield from _directories(folder / entry.name, depth - 1)
+        if entry.name.startswith("."):
+            continue
+        if depth and entry.is_dir(follow_symlinks=False):
+            yield from find_places(folder / entry.name, suffixes=suffixes, depth=depth - 1)
+        elif os.path.splitext(entry.name)[1] in suffixes and entry.is_file(follow_symlinks=False):
+            yield Place(folder / entry.name, "file")

@@ -99,7 +99,7 @@ def _cells(entry: Entry, folder: Path, show: Sequence[str], now: datetime) -> li
         entry.state,
         entry.algorithm or "?",
         entry.environment or "?",
-        _steps(entry),
+        steps_text(entry),
         "" if entry.mean_return is None else number(entry.mean_return),
         "" if entry.steps_per_second is None else compact(entry.steps_per_second),
         "" if entry.changed is None else age(now - entry.changed),
@@ -108,7 +108,7 @@ def _cells(entry: Entry, folder: Path, show: Sequence[str], now: datetime) -> li
     return [*(one_line(cut(cell, MAX_CELL)) for cell in cells), f"{one_line(name)}{trials}{note}"]
 
 
-def _steps(entry: Entry) -> str:
+def steps_text(entry: Entry) -> str:
     """Returns the steps so far, and their share of the planned ones while a run is unfinished."""
     if entry.steps is None:
         return ""

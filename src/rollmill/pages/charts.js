@@ -1,5 +1,5 @@
 "use strict";
-(() => {
+const makeReadable = (() => {
   const tip = document.createElement("div");
   tip.className = "tip"; tip.hidden = true; document.body.append(tip);
   const text = (value) => {
@@ -12,7 +12,7 @@
     values.forEach((value, index) => { if (Math.abs(value - at) < Math.abs(values[best] - at)) best = index; });
     return best;
   };
-  for (const chart of document.querySelectorAll(".chart")) {
+  return (part) => { for (const chart of part.querySelectorAll(".chart")) {
     const data = JSON.parse(chart.dataset.lines), plot = chart.querySelector(".plot");
     const rule = document.createElement("div");
     rule.className = "rule"; rule.hidden = true; plot.append(rule);
@@ -55,5 +55,6 @@
       share = Math.min(1, Math.max(0, share + step));
       show(plot.getBoundingClientRect().top + 16);
     });
-  }
+  } };
 })();
+makeReadable(document);

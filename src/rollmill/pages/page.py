@@ -36,16 +36,24 @@ def escaped_name(name: str) -> str:
     return escaped(name, most=MAX_NAME)
 
 
-def page(title: str, body: Iterable[str], *, script: str = "") -> str:
+def page(title: str, body: Iterable[str], *, script: str = "", style: str = "", sources: str = "") -> str:
     """Returns a whole page, of a plain title and parts in HTML.
 
     Its policy lets a browser load nothing and run no script but the page's own, even if text were not escaped.
     Without the script the page is complete, but not interactive.
+
+    Args:
+        title: title of the page, in plain text.
+        body: parts in HTML.
+        script: script of the page.
+        style: rules of style besides those of all pages.
+        sources: directives of the policy besides those of all pages, such as `img-src data:`.
     """
-    style = asset(__name__, "page.css")
+    style = asset(__name__, "page.css") + style
     digest = b64encode(sha256(script.encode()).digest()).decode()
     scripts = f"'sha256-{digest}'" if script else "'none'"
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src {scripts}"
+    policy += f"; {sources}" if sources else ""
     return "\n".join(
         [
             "<!doctype html>",

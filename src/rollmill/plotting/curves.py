@@ -84,7 +84,7 @@ def _read_curves(opened: _Opened, *, metric: str, smoothing: float) -> Curves:
     curves: list[SeedCurve] = []
     left_out = list(opened.waiting)
     for run, is_trial in opened.runs:
-        found = _curves_of(run, metric)
+        found = curves_of(run, metric)
         curves += found
         if not found and not is_trial:
             raise _without(run, metric)
@@ -116,8 +116,11 @@ def _opened(runs: Sequence[str | Path]) -> _Opened:
     return _Opened(list(found.values()), waiting)
 
 
-def _curves_of(run: RunDirectory, metric: str) -> list[SeedCurve]:
-    """Returns the curve of each seed of a run, or one for all where the metric is not recorded for each."""
+def curves_of(run: RunDirectory, metric: str) -> list[SeedCurve]:
+    """Returns the curve of each seed of a run, or one for all where the metric is not recorded for each.
+
+    Raises a `CheckpointError` if the run is damaged.
+    """
     config = run.read_config()
     try:
         settings, options = settings_of(config), object_in(config, "options")

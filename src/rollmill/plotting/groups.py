@@ -117,13 +117,14 @@ def grouped(curves: Sequence[SeedCurve], *, smoothing: float = 0.0) -> tuple[Cur
     """
     members: dict[tuple, list[SeedCurve]] = {}
     for curve in curves:
-        members.setdefault(_key(curve.settings), []).append(curve)
+        members.setdefault(group_key(curve.settings), []).append(curve)
     labels = labels_of([group[0].settings for group in members.values()])
     made = [_group(label, group, smoothing) for label, group in zip(labels, members.values(), strict=True)]
     return tuple(sorted(made, key=lambda group: -float(group.last.mean())))
 
 
-def _key(settings: Mapping[str, Any]) -> tuple:
+def group_key(settings: Mapping[str, Any]) -> tuple:
+    """Returns a value that is equal for runs of one group."""
     return tuple(sorted((name, setting_text(value)) for name, value in settings.items()))
 
 
@@ -189,6 +190,20 @@ def smoothed(values: Float[np.ndarray, " P"], weight: float) -> Float[np.ndarray
         total, share = weight * total + (1 - weight) * value, weight * share + (1 - weight)
         made[index] = total / share
     return made
+
+
+def smoothed_points(points: Sequence[MetricPoint], weight: float) -> list[MetricPoint]:
+    """Returns points with `smoothed` values."""
+    values = smoothed(np.array([point.value for point in points]), weight).tolist()
+    return [point._replace(value=value) for point, value in zip(points, values, strict=True)]
+
+
+def thinned(points: Sequence[MetricPoint], most: int) -> list[MetricPoint]:
+    """Returns at most so many points: means of neighbours, and the last point as it is."""
+    if len(points) <= most:
+        return list(points)
+    parts = np.array_split(np.array(points[:-1]), most - 1)
+    return [*(MetricPoint(*part.mean(0).tolist()) for part in parts), points[-1]]
 
 
 def _band(positions: Sequence[Float[np.ndarray, " _"]], values: Sequence[Float[np.ndarray, " _"]]) -> Band:

@@ -7,9 +7,8 @@ from rollmill.pages import charts
 from rollmill.pages.charts import ChartLine, chart
 from rollmill.pages.page import asset, escaped, folded, legend, page, section, table
 from rollmill.plotting.groups import CurveGroup, Curves
-from rollmill.plotting.words import AXIS_TITLES, COLOURED, MAX_LABEL, explanation, labels, metric_title
+from rollmill.plotting.words import AXIS_TITLES, COLOURED, GREY, MAX_LABEL, explanation, labels, metric_title
 
-GREY = "idle"
 MAX_FAINT = 200
 MAX_ROWS = 500
 """Groups of the table that are shown, those with the highest last values."""

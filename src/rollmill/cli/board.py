@@ -1,0 +1,47 @@
+"""The command `rollmill board [FOLDER]`: a page in the browser of the runs and sweeps of a folder."""
+
+import sys
+import time
+import webbrowser
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from rollmill.board.server import BoardServer
+from rollmill.cli.parsing import parse
+from rollmill.core.errors import UsageError
+from rollmill.core.local_paths import check_folder
+from rollmill.core.options import Arg
+from rollmill.core.text import printable
+from rollmill.record.signals import stop_on_signals
+
+POLL_SECONDS = 0.1
+"""Time within which a signal ends the board."""
+
+
+@dataclass(frozen=True)
+class Board:
+    """Show the runs and sweeps of a folder on a page in the browser, while they train."""
+
+    folder: Annotated[Path, Arg(metavar="[FOLDER]", positional=True)] = Path("runs")
+    """Folder that is shown, with the folders inside it; runs/ if left out."""
+    port: int = 0
+    """Port of this machine to listen at; 0 takes a free one."""
+    open: Annotated[bool, Arg(only_on=True)] = False
+    """Open the page in the browser."""
+
+
+def run(arguments: list[str]) -> int:
+    """Serves the page until Ctrl-C."""
+    options = parse(Board, arguments, prog="rollmill board")
+    if not 0 <= options.port <= 65535:
+        raise UsageError(f"--port {options.port} has to lie between 0 and 65535.")
+    check_folder(options.folder)
+    with BoardServer(options.folder, port=options.port) as server, stop_on_signals() as stop, server.serving():
+        print(f"runs of {printable(str(options.folder))}: {server.url}", flush=True)
+        print("Ctrl-C ends the board; trainings go on.", file=sys.stderr)
+        if options.open and not webbrowser.open(server.url):
+            print("note: there is no browser here; open the address above.", file=sys.stderr)
+        while not stop.requested:
+            time.sleep(POLL_SECONDS)
+    return stop.exit_code

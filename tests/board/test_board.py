@@ -1,0 +1,188 @@
+"""`rollmill board`: rows that follow the folder, curves, details, and a server for this user alone."""
+
+import http.client
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import quote, urlsplit
+
+import pytest
+
+from recorded_runs import recorded
+from rollmill.board import page as page_module
+from rollmill.board.answers import PAGE_POLICY, Answers
+from rollmill.board.contents import FolderContents
+from rollmill.board.server import BoardServer
+from rollmill.pages.page import asset
+from rollmill.sweeps.directory import SweepDirectory
+from rollmill.sweeps.search_space import listed_axis
+from rollmill.sweeps.spec import SweepSpec
+from rollmill.training.request import TrainingRequest
+from wordings import raises
+
+
+@pytest.fixture
+def folder(tmp_path):
+    recorded(tmp_path / "a", summary={"status": "finished"})
+    recorded(tmp_path / "deep/b", rate=0.01)
+    request = TrainingRequest("ppo", "CartPole-v1", {"total_timesteps": 512})
+    spec = SweepSpec(request, (listed_axis("gamma", [0.9, 0.99]),), 2, ((0.9,), (0.99,)))
+    sweep = SweepDirectory.create(tmp_path / "s", spec)
+    recorded(sweep.run(sweep.trials()[0]).root, summary={"status": "finished"})
+    (tmp_path / "a.gif").write_bytes(b"GIF89a")
+    (tmp_path / "a/profile").mkdir()
+    (tmp_path / "a/profile/profile.html").write_text("<script>fetch('/rows')</script>")
+    return tmp_path
+
+
+@pytest.fixture
+def contents(folder, monkeypatch):
+    monkeypatch.setattr("rollmill.board.contents.MIN_SECONDS", 0.0)
+    monkeypatch.setattr("rollmill.board.contents.MAX_SHARE", 1.0)
+    return FolderContents(folder)
+
+
+def keys(changes):
+    return {item.key: item.parent for item in changes.items}
+
+
+def test_rows_are_sent_once_and_again_after_a_change(folder, contents):
+    first = contents.changes()
+    trial = next(key for key, parent in keys(first).items() if parent == "s")
+    assert keys(first) == {"a": None, "deep/b": None, "s": None, trial: "s"}
+    assert first.varying == ("learning_rate",) and first.files == ("a.gif",)
+    assert contents.changes(first.version).items == []
+    with open(folder / "deep/b/metrics.jsonl", "a") as file:
+        file.write('"}\n{"iteration": 4, "env_steps": 400, "episode/return": 7.5}\n')
+    shutil.rmtree(folder / "a")
+    second = contents.changes(first.version)
+    changed = {item.key: item.entry.mean_return for item in second.items}
+    assert changed["deep/b"] == 7.5 and second.gone == ["a"] and contents.item("a") is None
+
+
+def test_an_unchanged_run_is_not_read_again(contents, monkeypatch):
+    contents.changes()
+    monkeypatch.setattr("rollmill.board.contents.read_run", None)
+    monkeypatch.setattr("rollmill.board.contents.read_sweep", None)
+    assert contents.changes().version == 1
+
+
+def body(answer):
+    return json.loads(answer.body)
+
+
+def test_runs_are_compared_by_curves_and_settings(folder):
+    answers = Answers(folder)
+    answers.read()
+    found = body(answers.answer("/curves", {"run": ["a", "deep/b", "none"]}))
+    assert "learning_rate</td><td>0.001</td><td>0.01</td>" in found["html"]
+    assert found["html"].count("<path") == 2 and "episode/return" in found["metrics"]
+    assert body(answers.answer("/curves", {"run": ["a"], "metric": ["x<y"]}))["html"].count("x&lt;y") == 1
+    assert body(answers.answer("/sparks", {"run": ["a"]})) == {"a": [1.0, 2.0, 3.0]}
+
+
+def test_seeds_of_one_configuration_become_one_line(folder):
+    recorded(folder / "c", summary={"status": "finished"})
+    answers = Answers(folder)
+    answers.read()
+    query = {"run": ["a", "c", "deep/b"], "group": ["1"]}
+    assert "learning_rate=0.001 (2 seeds)" in body(answers.answer("/curves", query))["html"]
+
+
+def test_details_link_pages_and_pictures_and_escape_names(folder):
+    name = "<img src=x onerror=alert(1)>"
+    recorded(folder / name, algorithm="<b>")
+    answers = Answers(folder)
+    answers.read()
+    html = body(answers.answer("/details", {"run": ["a"]}))["html"]
+    assert "file?path=a%2Fprofile%2Fprofile.html" in html and '<img src="file?path=a.gif"' in html
+    html = body(answers.answer("/details", {"run": [name]}))["html"]
+    assert "<img" not in html and "<b>" not in html.replace('<div class="tile"><b>', "")
+
+
+def test_files_below_the_folder_are_shown_and_no_link_is_followed(folder, tmp_path_factory):
+    secret = tmp_path_factory.mktemp("outside") / "secret.html"
+    secret.write_text("secret")
+    os.symlink(secret, folder / "a/link.html")
+    os.symlink(secret.parent, folder / "out")
+    answers = Answers(folder)
+    shown = answers.answer("/file", {"path": ["a/profile/profile.html"]})
+    assert (shown.status, shown.policy) == (200, PAGE_POLICY) and "sandbox" in PAGE_POLICY
+    shown.body.close()
+    outside = os.path.relpath(secret, folder)
+    refused = ["a/link.html", "out/secret.html", outside, str(secret), "a/.lock", "a/checkpoints", "", "none.html"]
+    assert [answers.answer("/file", {"path": [path]}).status for path in refused] == [404] * len(refused)
+
+
+@pytest.fixture
+def server(folder):
+    with BoardServer(folder) as server, server.serving():
+        yield server
+
+
+def get(server, path, **headers):
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
+    connection.request("GET", path, headers=headers)
+    answer = connection.getresponse()
+    text = answer.read().decode()
+    connection.close()
+    return answer.status, dict(answer.getheaders()), text
+
+
+def test_the_page_opens_by_its_token_and_data_by_the_cookie(server):
+    address = urlsplit(server.url)
+    status, headers, text = get(server, f"{address.path}?{address.query}")
+    assert status == 200 and "connect-src 'self'" in text and server.token not in text
+    cookie, _, more = headers["Set-Cookie"].partition(";")
+    assert "HttpOnly" in more and "SameSite=Strict" in more
+    status, _, rows = get(server, "/rows?since=0", Cookie=f"other=1; {cookie}")
+    assert status == 200 and len(json.loads(rows)["rows"]) == 4
+    assert get(server, "/none", Cookie=cookie)[0] == 404
+    assert get(server, f"/file?path={quote('a.gif')}", Cookie=cookie)[2] == "GIF89a"
+
+
+@pytest.mark.parametrize(
+    ("path", "headers"),
+    [
+        ("/", {}),
+        ("/?token=wrong", {}),
+        ("/rows?since=0", {"Cookie": "rollmill-00000000=wrong"}),
+        ("/?token={token}", {"Host": "attacker.example"}),
+        ("/?token={token}", {"Host": "127.0.0.1.attacker.example:80"}),
+        ("/rows?token={token}", {}),
+    ],
+)
+def test_strangers_are_refused(server, path, headers):
+    status, _, text = get(server, path.format(token=server.token), **headers)
+    assert status == 403 and "CartPole" not in text
+
+
+def test_a_tunnel_may_end_at_another_port(server):
+    assert get(server, urlsplit(server.url).path + f"?token={server.token}", Host="localhost:9")[0] == 200
+
+
+def test_a_port_in_use_is_named(server, folder):
+    with raises("port-cannot-be-used", f"--port {server.server_port}"):
+        BoardServer(folder, port=server.server_port)
+
+
+def test_the_script_is_valid(tmp_path):
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("there is no node here")
+    script = tmp_path / "board.js"
+    script.write_text(asset(page_module.__name__, "board.js"))
+    subprocess.run([node, "--check", str(script)], check=True, timeout=60)
+
+
+def test_ctrl_c_ends_the_command(folder):
+    words = [sys.executable, "-m", "rollmill", "board", str(folder)]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=Path.home())
+    assert process.stdout is not None
+    assert "http://127.0.0.1:" in process.stdout.readline()
+    process.send_signal(2)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130 and "Traceback" not in errors
