@@ -6,7 +6,7 @@ DEMO_RUN ?= runs/demo-$(shell date +%Y%m%d-%H%M%S)
 REJAX := .rejax
 SB3 := .sb3
 
-.PHONY: demo test test-slow lint format docs package benchmark-training benchmark-learning benchmark-tag benchmark-tag-learning benchmark-images clean
+.PHONY: demo test test-slow lint format docs package benchmark-training benchmark-learning benchmark-tag benchmark-tag-learning benchmark-images benchmark-offered clean
 
 demo: $(VENV)/.installed
 	$(BIN)/rollmill train ppo CartPole-v1 --recipe cartpole-two-cores --run-dir $(DEMO_RUN)
@@ -75,6 +75,10 @@ benchmark-learning: $(VENV)/.installed $(REJAX)/.installed
 	$(BIN)/python benchmarks/learning.py --rejax $(REJAX)/bin/python
 	$(BIN)/python benchmarks/tables.py
 	$(BIN)/python benchmarks/figures.py learning
+
+benchmark-offered: $(VENV)/.installed $(SB3)/.installed
+	$(SB3)/bin/pip install --quiet --editable .
+	$(BIN)/python benchmarks/offered.py --sb3 $(SB3)/bin/python
 
 benchmark-images: $(VENV)/.installed $(SB3)/.installed
 	$(BIN)/python benchmarks/images.py --sb3 $(SB3)/bin/python

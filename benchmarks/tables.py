@@ -758,6 +758,26 @@ def fusion_product() -> str:
     return "\n".join([table_of(["", *places], rows), "", *notes]).rstrip()
 
 
+OFFERED_SIDES = {
+    "gymnasium": "Gymnasium's CartPole-v1",
+    "single": '`rollmill.to_gymnasium("CartPole-v1")`, a copy at a time',
+    "vector": '`rollmill.to_gymnasium("CartPole-v1", 8)`, as one vector',
+}
+
+
+def offered() -> str:
+    """Returns what Stable-Baselines3's PPO learned on Gymnasium's CartPole-v1, and on ours by both interfaces."""
+    rows = [
+        [
+            OFFERED_SIDES[side],
+            ", ".join(f"{each:.0f}" for each in found["last_100_episodes"]),
+            ", ".join(f"{each:.0f}" for each in found["greedy_return"]),
+        ]
+        for side, found in read_result("offered").items()
+    ]
+    return table_of(["trained on", "last 100 episodes of each seed", "greedy policy of each seed"], rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     **{f"fields of {name}": lambda config=each.config: fields_of(config) for name, each in BUILTIN.items()},
     "fields of a network": lambda: fields_of(NetworkConfig),
@@ -787,6 +807,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "profiler survey": profiler_survey,
     "advice": advice,
     "planner": planner,
+    "offered": offered,
     "serving cpu": lambda: serving("cpu"),
     "serving gpu": lambda: serving("gpu"),
     "serving workers": lambda: serving("workers-gpu", workers_alone=True),

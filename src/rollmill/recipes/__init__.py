@@ -1,8 +1,8 @@
 """Complete sets of hyperparameters, each a function; `--recipe NAME` starts from one."""
 
-from rollmill.recipes import classic, games, host, robots
+from rollmill.recipes import classic, games, host, others, robots
 from rollmill.recipes.classic import Recipe
 
-RECIPES = {**host.RECIPES, **classic.RECIPES, **games.RECIPES, **robots.RECIPES}
+RECIPES = {**host.RECIPES, **classic.RECIPES, **games.RECIPES, **robots.RECIPES, **others.RECIPES}
 
 __all__ = ["RECIPES", "Recipe"]
