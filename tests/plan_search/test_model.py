@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 from cost_model import Collective, IterationModel, fit_collectives, fit_iteration
 
-from rollmill.plan_search.search.candidate import Candidate
+from rollmill.plan_search.search.candidate import Candidate, StageTimes, placed_seconds
 from rollmill.plan_search.search.enumeration import candidates
 from rollmill.plan_search.search.machine import Machine, Workload
-from rollmill.plan_search.search.model import StageTimes, placed_seconds
 from rollmill.plan_search.search.rows import Measurement, MemoryEstimate
 from rollmill.plan_search.search.searching import Trials, search
 

@@ -21,9 +21,8 @@ from rollmill.plan_search import trials as trials_module
 from rollmill.plan_search.compiled_program import memory_in_use
 from rollmill.plan_search.finding import SearchRequest, list_candidates, this_machine, workload_of
 from rollmill.plan_search.process import CandidateProcess, MetricsPoint, SearchStopped, measured_between
-from rollmill.plan_search.search.candidate import Candidate
+from rollmill.plan_search.search.candidate import Candidate, StageTimes
 from rollmill.plan_search.search.machine import Machine
-from rollmill.plan_search.search.model import StageTimes
 from rollmill.plan_search.search.rows import CandidateRow, Measurement, PlanTable
 from rollmill.plan_search.search.searching import CannotRun, OutOfTime
 from rollmill.plan_search.stored import file_for, read_stored, store

@@ -19,6 +19,10 @@ GpuSharing: TypeAlias = Literal["auto", "mps", "mig", "turns"]
 """How processes share a GPU: `mps` runs their kernels side by side, `mig` gives each a slice of the hardware,
 `turns` lets one compute after the other; `auto` takes slices where there are some, and MPS where it can be had."""
 
+Numerics: TypeAlias = Literal["float32", "tf32", "bfloat16"]
+"""Precision of matrix products and of a policy's functions in kernels on GPUs: exact, or with 10 or 7 bits of
+mantissa."""
+
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 """Options of `mallopt`, from glibc's malloc.h."""
 

@@ -21,7 +21,7 @@ MARK = "ROLLMILL_WORKER"
 """The environment variable that marks a worker and what it starts."""
 
 ON_LINUX = sys.platform == "linux"
-PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 FAMILY_SECONDS = 1.0
 LATE_LOOKS, LOOK_SECONDS = 10, 0.2
 """How often a guard looks again: a process carries no mark while it begins to execute a program, and on a machine

@@ -7,7 +7,7 @@ from rollmill.core.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from rollmill.envs.accounting import record_discounted_returns, record_episodes
-    from rollmill.envs.agents import active_agents, joint_spaces
+    from rollmill.envs.agents import active_agents, joint_spaces, random_action
     from rollmill.envs.check import check_environment
     from rollmill.envs.check_trace import check_types
     from rollmill.envs.host import host_environment, step_struct
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
         update_statistics,
     )
     from rollmill.envs.options import parse_options
-    from rollmill.envs.random_actions import random_action
     from rollmill.envs.registry import (
         as_environment,
         check_name,
@@ -84,7 +83,7 @@ __all__ = [
 
 _MODULES = {
     "rollmill.envs.accounting": "record_discounted_returns record_episodes",
-    "rollmill.envs.agents": "active_agents joint_spaces",
+    "rollmill.envs.agents": "active_agents joint_spaces random_action",
     "rollmill.envs.check": "check_environment",
     "rollmill.envs.check_trace": "check_types",
     "rollmill.envs.host": "host_environment step_struct",
@@ -94,7 +93,6 @@ _MODULES = {
         "update_statistics"
     ),
     "rollmill.envs.options": "parse_options",
-    "rollmill.envs.random_actions": "random_action",
     "rollmill.envs.registry": "as_environment check_name from_gymnasium is_on_host make register registered",
     "rollmill.envs.strong_types": "strongly_typed",
     "rollmill.envs.transforms": "auto_reset plannable record_final_mask time_limit vary vectorise wrap",

@@ -1,10 +1,11 @@
-"""Multi-agent environments: joint spaces of all agents, active agents, masks.
+"""Multi-agent environments: joint spaces of all agents, active agents, masks, and random actions.
 
 Shape letter: `A` agents of a kind.
 """
 
 import re
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +13,8 @@ import numpy as np
 from gymnasium import spaces
 from jaxtyping import Array, Bool, PyTree
 
-from rollmill.core.spaces import possible_choices, repeated
-from rollmill.core.types import AgentKind, Environment, HostEnvironment, Params, State
+from rollmill.core.spaces import possible_choices, repeated, sample
+from rollmill.core.types import Action, AgentKind, Environment, HostEnvironment, Key, Params, State
 
 
 def joint_spaces(agents: Iterable[AgentKind]) -> tuple[spaces.Space, spaces.Space]:
@@ -61,3 +62,25 @@ def possible_masks(env: Environment | HostEnvironment) -> PyTree[np.ndarray]:
         return possible_choices(env.action_space)
     choices = {kind.name: possible_choices(repeated(kind.action_space, kind.count)) for kind in env.agents}
     return {name: mask for name, mask in choices.items() if mask is not None} or None
+
+
+def random_action(key: Key, env: Environment | HostEnvironment, mask: PyTree[Bool[Array, "..."]]) -> Action:
+    """Draws a random action, uniform over the legal ones. Unbounded sides of a `Box` extend by one unit."""
+    action = sample(key, env.action_space)
+    if not env.agents:
+        return action if isinstance(mask, tuple) else _draw_legal(key, env.action_space, mask)
+    keys = jax.random.split(key, len(env.agents))
+    masks = {} if isinstance(mask, tuple) else mask
+    for kind, kind_key in zip(env.agents, keys, strict=True):
+        if kind.name in masks:
+            space = repeated(kind.action_space, kind.count)
+            action[kind.name] = _draw_legal(kind_key, space, masks[kind.name])
+    return action
+
+
+def _draw_legal(key: Key, space: Any, mask: Bool[Array, "..."]) -> Action:
+    """Draws from a `Discrete` or `MultiDiscrete` space, uniformly over the choices that `mask` allows."""
+    possible = possible_choices(space)
+    assert possible is not None
+    pick = jax.random.categorical(key, jnp.where(mask & possible, 0.0, -jnp.inf))
+    return pick + jnp.asarray(space.start, pick.dtype)

@@ -15,8 +15,7 @@ from rollmill.core.errors import ContractError
 from rollmill.core.spaces import contains
 from rollmill.core.types import Action, Environment, Key, Observation, Params, State, Timestep
 from rollmill.core.user_frame import attribute_to_user_code
-from rollmill.envs.agents import possible_masks
-from rollmill.envs.random_actions import random_action
+from rollmill.envs.agents import possible_masks, random_action
 from rollmill.envs.transforms import TimeLimitState
 
 NUM_RESETS = 128

@@ -12,7 +12,7 @@ from rollmill.core.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from rollmill.core.errors import CannotFuse
-    from rollmill.core.numerics import Numerics
+    from rollmill.core.machine import Numerics
     from rollmill.fusion.backends import backend_of
     from rollmill.fusion.backends.base import Backend, check_package
     from rollmill.fusion.backends.cpu.launches import machine_code
@@ -126,7 +126,7 @@ __all__ = [
 
 _MODULES = {
     "rollmill.core.errors": "CannotFuse",
-    "rollmill.core.numerics": "Numerics",
+    "rollmill.core.machine": "Numerics",
     "rollmill.fusion.backends": "backend_of",
     "rollmill.fusion.backends.base": "Backend check_package",
     "rollmill.fusion.backends.cpu.launches": "machine_code",

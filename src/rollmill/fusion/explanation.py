@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from rollmill.core.children import run_program
-from rollmill.core.numerics import Numerics
+from rollmill.core.machine import Numerics
 from rollmill.dataflow import Graph, start
 from rollmill.fusion.backends.triton.compile import Kernel, compiled
 from rollmill.fusion.backends.triton.launches import hopeless_on_gpu

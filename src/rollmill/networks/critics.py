@@ -4,7 +4,7 @@ Everything is about ONE observation, unbatched, and callers map over many with `
 """
 
 import math
-from typing import Any, TypeAlias
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -21,9 +21,6 @@ from rollmill.networks.heads import ActionHead, action_head, finite_bounds
 from rollmill.networks.layers import Linear, linear
 from rollmill.networks.registry import is_torso
 from rollmill.networks.torsos import FeedForwardTorso, OwnTorso
-
-Critic: TypeAlias = Any
-"""A module `(observation) -> values of all actions [n]`, or `(observation, action) -> value []`."""
 
 
 class ActionValues(eqx.Module):

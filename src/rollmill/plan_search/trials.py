@@ -9,9 +9,8 @@ from typing import Any
 from rollmill.core.errors import UsageError
 from rollmill.dataflow import Graph
 from rollmill.plan_search.process import START_SECONDS, CandidateProcess
-from rollmill.plan_search.search.candidate import Candidate
+from rollmill.plan_search.search.candidate import Candidate, StageTimes, placed_seconds
 from rollmill.plan_search.search.machine import Machine, Workload
-from rollmill.plan_search.search.model import StageTimes, placed_seconds
 from rollmill.plan_search.search.rows import Measurement, MemoryEstimate
 from rollmill.planning.plan import Plan, PlanSettings
 from rollmill.programs.compiled import check_devices

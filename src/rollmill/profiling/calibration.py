@@ -1,20 +1,27 @@
 """Properties of a machine that profiles need, measured once and cached."""
 
 import json
+import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+import jax
+import jax.numpy as jnp
 
 from rollmill.core.errors import CheckpointError, DataError
 from rollmill.core.installation import cache_root, folder_in_cache
 from rollmill.core.json_data import parse_json
 from rollmill.core.machine import hardware, versions
 from rollmill.core.schema import read_as
-from rollmill.profiling.ceilings import measure_ceilings
 from rollmill.profiling.correction import measure_event
 from rollmill.profiling.recording import TraceRecorder
 from rollmill.profiling.results import Ceilings
 
 MAX_BYTES = 2**20
+SIZES = {"cpu": (1024, 2**25), "gpu": (8192, 2**29)}
+"""Width of the square matrices to multiply, and number of floats to add, by platform."""
+CEILING_REPEATS = 5
 METHOD = 2
 """Version of the measurement. Calibrations by other versions are not used."""
 
@@ -69,3 +76,33 @@ def _keep(file: Path, found: Calibration) -> None:
             whole.write(json.dumps(asdict(found)).encode())
     except (OSError, CheckpointError):
         return  # it is measured again next time
+
+
+def measure_ceilings() -> Ceilings:
+    """Measures a device's peak rates: the fastest of several float32 matrix products and vector additions.
+
+    Products use XLA's default precision, which is tf32 on NVIDIA GPUs.
+    """
+    width, length = SIZES.get(jax.default_backend(), SIZES["cpu"])
+    matrix, vector = jnp.ones((width, width), jnp.float32), jnp.ones(length, jnp.float32)
+    product = jax.jit(jnp.matmul).lower(matrix, matrix).compile()
+    # Into the memory of the first vector: new memory would be measured with what the system needs to provide it.
+    total = jax.jit(jnp.add, donate_argnums=0).lower(vector, vector).compile()
+    sums = jnp.zeros(length, jnp.float32)
+
+    def add() -> None:
+        nonlocal sums
+        sums = total(sums, vector).block_until_ready()
+
+    multiply = _fastest(lambda: product(matrix, matrix).block_until_ready())
+    return Ceilings(2.0 * width**3 / multiply, 3 * 4.0 * length / _fastest(add))
+
+
+def _fastest(run: Callable[[], object]) -> float:
+    run()
+    seconds = []
+    for _ in range(CEILING_REPEATS):
+        begin = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - begin)
+    return min(seconds)

@@ -18,8 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Int, PyTree, UInt32
 
 from rollmill.core.errors import UsageError
-from rollmill.core.machine import keep_freed_memory
-from rollmill.core.numerics import Numerics
+from rollmill.core.machine import Numerics, keep_freed_memory
 from rollmill.core.types import Key
 from rollmill.dataflow import (
     Collector,

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from rollmill.core.errors import CannotFuse, FusionError, UsageError
-from rollmill.core.numerics import Numerics
+from rollmill.core.machine import Numerics
 from rollmill.core.types import Key
 from rollmill.dataflow import Batch, Collector, Graph, Learner, State, Weights, shuffled_rows, start
 from rollmill.fusion import (

@@ -7,8 +7,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import jax
 
 from rollmill.core.errors import CannotFuse, FusionError
-from rollmill.core.machine import describe_processor
-from rollmill.core.numerics import Numerics
+from rollmill.core.machine import Numerics, describe_processor
 from rollmill.core.types import Key
 from rollmill.dataflow import Collector, Graph, Group, Trajectory, Weights, collect, plain_minibatch_loop
 

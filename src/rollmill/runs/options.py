@@ -6,7 +6,7 @@ from typing import Annotated, TypeAlias
 
 from rollmill.core.bounds import Count, Range
 from rollmill.core.errors import UsageError
-from rollmill.core.numerics import Numerics
+from rollmill.core.machine import Numerics
 from rollmill.planning.placement import PlacementOptions
 from rollmill.programs.evaluation.episodes import MAX_EPISODES
 from rollmill.programs.kernels import Fusion

@@ -4,8 +4,7 @@ import importlib
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from rollmill.core.machine import GpuSharing
-from rollmill.core.numerics import Numerics
+from rollmill.core.machine import GpuSharing, Numerics
 from rollmill.core.schema import read_as
 from rollmill.dataflow import Graph
 from rollmill.planning.plan import AllReduceOption, Plan

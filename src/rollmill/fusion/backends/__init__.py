@@ -6,7 +6,7 @@
 from typing import Any
 
 from rollmill.core.errors import UsageError
-from rollmill.core.numerics import Numerics
+from rollmill.core.machine import Numerics
 from rollmill.fusion.backends.base import Backend
 
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax
 
 from rollmill.core.errors import unknown_name
-from rollmill.core.numerics import Numerics
+from rollmill.core.machine import Numerics
 from rollmill.fusion.estimate.cost import Cost
 
 

@@ -1,8 +1,8 @@
-"""A candidate: one way to run a training, as options of `rollmill train`."""
+"""A candidate: one way to run a training, as options of `rollmill train`, and its expected seconds."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from rollmill.planning.plan import Place
 
@@ -113,3 +113,30 @@ def _has(candidate: Candidate, name: str, value: Any) -> bool:
     if name == "fusion" and own is None:
         return value == "auto" or (value == "off" and candidate.place == "processes")
     return bool(own == value)
+
+
+class StageTimes(NamedTuple):
+    """Seconds of the two stages of an iteration, for all environments in one program on one device."""
+
+    collect: float
+    learn: float
+
+
+def placed_seconds(candidate: Candidate, times: StageTimes, *, cores: int) -> float:
+    """Returns the seconds of an iteration of a placement, at the same number of environments.
+
+    At best: replicas divide their stage evenly among the cores, those of a GPU as if none took anything of it from
+    the others, and messages cost nothing. Stages that wait for each other follow one another. A search corrects
+    what this leaves out by its first measurement of each kind.
+    """
+    collecting = min(_collecting(candidate), cores)
+    learning = min(candidate.ranks, cores)
+    collect, learn = times.collect / collecting, times.learn / learning
+    return max(collect, learn) if candidate.asynchronous else collect + learn
+
+
+def _collecting(candidate: Candidate) -> int:
+    """Replicas that collect side by side."""
+    if candidate.distribution in ("single-learner-coarse", "central"):
+        return candidate.actors or 1
+    return max(candidate.workers or 1, candidate.ranks)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from rollmill.core.numerics import Numerics
+from rollmill.core.machine import Numerics
 from rollmill.core.operations import GRADIENTS_KERNEL
 from rollmill.fusion.backends.triton.codegen import TritonWriter
 from rollmill.fusion.backends.triton.compile import Kernel, call, call_in_lanes, entry

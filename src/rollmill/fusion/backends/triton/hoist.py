@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from rollmill.core.numerics import Numerics
+from rollmill.core.machine import Numerics
 from rollmill.fusion.backends.triton.memory import BY_TRITON, Memory
 from rollmill.fusion.backends.triton.operations import TYPES
 from rollmill.fusion.opt.skinny_matmul import MAX_SKINNY, ColumnDots

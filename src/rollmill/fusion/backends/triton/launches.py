@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from rollmill.core.errors import UsageError
-from rollmill.core.numerics import Numerics
+from rollmill.core.machine import Numerics
 from rollmill.fusion.backends.base import AnyLaunch, Backend, CompilingAhead, KernelKind, many_products
 from rollmill.fusion.backends.triton.ahead import compiling_side_by_side
 from rollmill.fusion.backends.triton.compile import Kernel, capability_here, compilation_of

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jaxtyping import Array
 
-from rollmill.core.numerics import Numerics
+from rollmill.core.machine import Numerics
 from rollmill.core.operations import ROLLOUT_KERNEL
 from rollmill.fusion.backends.triton.codegen import TritonWriter
 from rollmill.fusion.backends.triton.compile import Kernel, call, call_in_lanes, entry

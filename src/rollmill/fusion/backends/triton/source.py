@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from rollmill.core.numerics import Numerics
+from rollmill.core.machine import Numerics
 from rollmill.fusion.backends.triton.hoist import Hoisted
 from rollmill.fusion.backends.triton.memory import BY_TRITON, Memory
 
