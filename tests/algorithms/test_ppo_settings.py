@@ -12,6 +12,7 @@ from gymnasium import spaces
 import rollmill
 from rollmill.algorithms import environment_functions
 from rollmill.core.errors import UsageError
+from rollmill.core.spaces import is_unbounded
 from rollmill.dataflow import collect, start
 from rollmill.envs.cartpole import CartPoleState, step
 from rollmill.runs.specification import rebuild_graph
@@ -107,6 +108,20 @@ def test_keywords_replace_fields_of_the_config():
     plain = rollmill.ppo(CARTPOLE, config).settings["config"]
     assert graph.settings["config"] == plain | {"num_envs": 16, "gamma": 0.5}
     assert graph.loops.num_envs == 16 and config.num_envs == 8
+
+
+@pytest.mark.parametrize("bound", [np.inf, 3.0e38])
+def test_observations_without_bounds_are_normalised_unless_one_says_otherwise(bound):
+    env = CARTPOLE._replace(observation_space=spaces.Box(-np.inf, bound, (4,), np.float32))
+    config = lambda **chosen: rollmill.ppo(env, **small(), **chosen).settings["config"]
+    for chosen, normalises in [(None, bound == np.inf), (True, True), (False, False)]:
+        assert config(normalize_observations=chosen)["normalize_observations"] is normalises
+
+
+def test_a_space_is_unbounded_if_all_its_parts_are():
+    free, gear = spaces.Box(-np.inf, np.inf, (2,)), spaces.Discrete(5)
+    assert is_unbounded(spaces.Tuple([free, spaces.Dict(inner=free)]))
+    assert not any(map(is_unbounded, [gear, spaces.Dict(velocity=free, gear=gear), spaces.Box(0, np.inf)]))
 
 
 # --- parameters of the environment -------------------------------------------------------------------

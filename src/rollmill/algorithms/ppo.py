@@ -18,7 +18,7 @@ import optax
 from gymnasium import spaces
 from jaxtyping import Array, Bool, Float
 
-from rollmill.algorithms.building import Choices, configured, graph_of, loops_of, parts_of
+from rollmill.algorithms.building import Choices, configured, graph_of, loops_of, parts_of, single_agent
 from rollmill.algorithms.fragments import MakeNetwork
 from rollmill.algorithms.losses import (
     approximate_kl,
@@ -49,6 +49,7 @@ from rollmill.core.bounds import (
 )
 from rollmill.core.errors import UsageError
 from rollmill.core.schema import check_fields
+from rollmill.core.spaces import is_unbounded
 from rollmill.core.types import Environment, GymnasiumObject, HostEnvironment, Params
 from rollmill.dataflow import Graph, Metrics
 from rollmill.networks import NetworkConfig, Output
@@ -108,8 +109,9 @@ class PPOConfig:
     """Highest learning rate with `desired_kl`; 1e-2 if left out."""
     target_kl: NonNegative | None = None
     """Skip the remaining epochs of an iteration after one whose last minibatch exceeds this KL divergence."""
-    normalize_observations: bool = False
-    """Standardise observations by running statistics, which are part of the training state."""
+    normalize_observations: bool | None = None
+    """Standardise observations by running statistics, which are part of the training state. Default: where they
+    are numbers without any bounds, whose scale nobody knows."""
     normalize_rewards: bool = False
     """Divide rewards by the running standard deviation of the discounted return."""
     normalize_values: bool = True
@@ -148,7 +150,10 @@ def ppo(
             agents.
     """
     config, choices = configured(PPOConfig, env, config, network, overrides)
-    choices = _adaptive(choices)
+    env = single_agent(env)
+    if config.normalize_observations is None:
+        config = replace(config, normalize_observations=is_unbounded(env.observation_space))
+    choices = _adaptive(choices._replace(config=config))
     parts = parts_of(env, choices, params=params)
     loops = loops_of(
         config,

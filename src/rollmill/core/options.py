@@ -61,8 +61,8 @@ class Option(NamedTuple):
 
     @property
     def is_flag(self) -> bool:
-        """True if it is on or off, and no value follows it."""
-        return self.hint is bool and not self.arg.positional
+        """True if it is on or off, or chosen automatically, and no value follows it."""
+        return self.hint in (bool, bool | None) and not self.arg.positional
 
     @property
     def negated(self) -> str | None:

@@ -30,6 +30,19 @@ def struct(space: spaces.Space) -> PyTree[jax.ShapeDtypeStruct]:
     raise unsupported(space)
 
 
+def is_unbounded(space: spaces.Space) -> bool:
+    """Returns whether all parts of a space are floating-point numbers without any bounds."""
+    match space:
+        case spaces.Dict():
+            return all(map(is_unbounded, space.spaces.values()))
+        case spaces.Tuple():
+            return all(map(is_unbounded, space.spaces))
+        case spaces.Box():
+            floats = np.issubdtype(space.dtype, np.floating)
+            return bool(floats and np.all(np.isneginf(space.low)) and np.all(np.isposinf(space.high)))
+    return False
+
+
 def sample(key: Key, space: spaces.Space) -> PyTree[Array]:
     """Draws one element uniformly. A `Box` side without a bound extends one unit from the other bound."""
     match space:
