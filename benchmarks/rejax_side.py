@@ -1,9 +1,9 @@
 """Trains with Rejax and prints the outcome as JSON. Runs in a Python that has rejax 0.1.3 and gymnax 0.0.9.
 
 One argument, a JSON object: `algorithm` names a class of Rejax and `settings` are the arguments of its `create`.
-With `repeats`, prints the steps per second of that many trainings, without compilation and evaluations. With
-`seeds` and `episodes`, prints learning curves, whose points are means over so many greedy episodes (of Rejax's
-DQN with 0.5 % of random actions, as it evaluates itself).
+With `repeats`, prints the steps per second of that many trainings after a first one of `seed`, without compilation
+and evaluations. With `seeds` and `episodes`, prints learning curves, whose points are means over so many greedy
+episodes (of Rejax's DQN with 0.5 % of random actions, as it evaluates itself).
 """
 
 import json
@@ -18,10 +18,10 @@ import rejax
 from rejax.evaluate import evaluate
 
 
-def speeds(algorithm, total: int, repeats: int) -> list[float]:
+def speeds(algorithm, total: int, repeats: int, first: int) -> list[float]:
     algorithm = algorithm.replace(eval_callback=lambda *_: (), eval_freq=total, skip_initial_evaluation=True)
     train = jax.jit(algorithm.train).lower(jax.random.key(0)).compile()
-    jax.block_until_ready(train(jax.random.key(0)))
+    jax.block_until_ready(train(jax.random.key(first)))
     figures = []
     for seed in range(repeats):
         began = time.perf_counter()
@@ -65,7 +65,7 @@ def main() -> None:
     algorithm = getattr(rejax, name).create(**settings)
     found = {"versions": {each: version(each) for each in ("rejax", "gymnax", "jax")}}
     if "repeats" in order:
-        found["figures"] = speeds(algorithm, settings["total_timesteps"], order["repeats"])
+        found["figures"] = speeds(algorithm, settings["total_timesteps"], order["repeats"], order.get("seed", 0))
     else:
         found["returns"] = curves(algorithm, name, settings["env"], order["seeds"], order["episodes"])
     print(json.dumps(found))

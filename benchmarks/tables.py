@@ -201,6 +201,7 @@ def learning() -> str:
 
 def defaults() -> str:
     """Returns what algorithms learned at their defaults."""
+    number = lambda value: "" if value is None else f"{value:,.0f}"
     rows = [
         [
             f"`{row['command']}`",
@@ -209,10 +210,36 @@ def defaults() -> str:
             f"{row['mean']:,.1f} ± {row['half_interval']:,.1f}",
             f"{row['threshold']:g}",
             "yes" if row["met"] else "no",
+            number(row.get("steps_to_threshold")),
+            number(row.get("cpu_seconds")),
         ]
         for row in read_result("defaults")["rows"]
     ]
-    return table_of(["Command", "Steps", "Seeds", "Return", "Threshold", "Met"], rows, numbers=(1, 2, 3, 4))
+    head = ["Command", "Steps", "Seeds", "Return", "Threshold", "Met", "After steps", "CPU seconds"]
+    return table_of(head, rows, numbers=(1, 2, 3, 4, 6, 7))
+
+
+SIDES_TO_RETURN = ("Rollmill, cold", "Rollmill, warm", "Stable-Baselines3", "Rejax")
+
+
+def seconds_to_return() -> str:
+    """Returns the CPU seconds, and the steps, after which each side has reached a return."""
+    rows = []
+    for environment, found in read_result("seconds-to-return")["environments"].items():
+        sides = [found["sides"][name] for name in SIDES_TO_RETURN]
+        cells = [_until_return(side, found["threshold"]) for side in sides]
+        rows.append([f"{environment} to {found['threshold']:g}", *cells])
+    return table_of(["CPU seconds (steps)", *SIDES_TO_RETURN], rows)
+
+
+def _until_return(runs: list[dict[str, Any]], threshold: float) -> str:
+    """Returns the medians over seeds, and how many of them reached the threshold if not all did."""
+    solved = [run for run in runs if run["cpu"] is not None and run["return"] >= threshold]
+    if not solved:
+        return f"none of {len(runs)}"
+    of = lambda name: median(run[name] for run in solved)
+    few = "" if len(solved) == len(runs) else f", {len(solved)} of {len(runs)}"
+    return f"{of('cpu'):,.1f} ({of('steps') / 1000:,.0f} k{few})"
 
 
 def tag_learning() -> str:
@@ -787,6 +814,7 @@ TABLES: dict[str, Callable[[], str]] = {
     **{f"results of {name}": lambda name=name: replay_studies(name) for name in ("dqn", "sac", "td3")},
     "learning": learning,
     "defaults": defaults,
+    "seconds to return": seconds_to_return,
     "tag learning": tag_learning,
     "strength": strength,
     "self-play": self_play,
