@@ -8,16 +8,20 @@ from rollmill.training.known_failures import note_on_known_failure
 SMALL = {"num_envs": 4, "num_steps": 4, "total_timesteps": 16}
 
 
-@pytest.mark.parametrize("environment", ["MountainCar-v0", "MountainCarContinuous-v0"])
-def test_environments_without_a_signal_are_named_with_a_way_out(environment):
-    note = note_on_known_failure(rollmill.ppo(environment, **SMALL))
-    assert note is not None and note.startswith(f"note: ppo is known to learn nothing of {environment}")
+@pytest.mark.parametrize(
+    ("algorithm", "environment"),
+    [("ppo", "MountainCar-v0"), ("ppo", "MountainCarContinuous-v0"), ("dqn", "MountainCar-v0")],
+)
+def test_environments_without_a_signal_are_named_with_a_way_out(algorithm, environment):
+    sizes = SMALL if algorithm == "ppo" else {}
+    note = note_on_known_failure(getattr(rollmill, algorithm)(environment, **sizes))
+    assert note is not None and note.startswith(f"note: {algorithm} is known to learn nothing of {environment}")
     assert "hint: a reward that grows on the way" in note
 
 
 def test_others_have_no_note():
     assert note_on_known_failure(rollmill.ppo("CartPole-v1", **SMALL)) is None
-    assert note_on_known_failure(rollmill.dqn("MountainCar-v0")) is None
+    assert note_on_known_failure(rollmill.td3("MountainCarContinuous-v0")) is None
 
 
 def test_a_training_shows_the_note(tmp_path, capsys):
