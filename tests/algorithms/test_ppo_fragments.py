@@ -433,8 +433,7 @@ def test_learning_ends_above_the_target_divergence():
     state = start(graph, jax.random.key(0), jnp.arange(E, dtype=jnp.int32))
     after, metrics = eqx.filter_jit(lambda state: iterate(graph, state))(state)
     assert metrics["epochs"] == 1
-    counts = {int(c) for c in jax.tree.leaves(after.learner.optimiser) if jnp.issubdtype(c.dtype, jnp.integer)}
-    assert counts == {2}  # the updates of one epoch
+    assert after.learner.optimiser[1].count == 2  # the updates of one epoch
     assert graph.keep_learning({"losses/approx_kl": jnp.float32(0.0)})
     assert not graph.keep_learning({"losses/approx_kl": jnp.float32(1e-6)})
     assert rollmill.ppo(restless(), configure()).keep_learning is None
