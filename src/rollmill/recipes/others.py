@@ -26,6 +26,7 @@ def sb3_ppo() -> Recipe:
         clip_vloss=False,
         ent_coef=0.0,
         vf_coef=1.0,
+        normalize_observations=False,
         normalize_values=False,
     )
     return Recipe("ppo", "CartPole-v1", config, "defaults of Stable-Baselines3's PPO")
@@ -76,7 +77,12 @@ def sb3_td3() -> Recipe:
 def cleanrl_ppo() -> Recipe:
     """CleanRL's `ppo.py`."""
     config = PPOConfig(
-        total_timesteps=500_000, num_envs=4, num_steps=128, learning_rate=2.5e-4, normalize_values=False
+        total_timesteps=500_000,
+        num_envs=4,
+        num_steps=128,
+        learning_rate=2.5e-4,
+        normalize_observations=False,
+        normalize_values=False,
     )
     return Recipe("ppo", "CartPole-v1", config, "defaults of CleanRL's ppo.py")
 
