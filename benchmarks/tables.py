@@ -6,13 +6,10 @@ A table stands on a page between the markers `<!-- table: benchmarks/tables.py, 
 `<!-- end of table -->`, and NAME is one of `TABLES`.
 """
 
-import ast
 import dataclasses
-import inspect
 import json
 import math
 import re
-import textwrap
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,6 +19,7 @@ from typing import Any
 from measure import HERE, RESULTS, options, read_result
 
 from rollmill.core.bounds import Range, bounds_of
+from rollmill.core.options import field_docs
 from rollmill.networks import NetworkConfig
 from rollmill.runs.algorithms import BUILTIN
 
@@ -78,13 +76,7 @@ def fields_of(config: type) -> str:
 
 def docstrings_of(config: type) -> dict[str, str]:
     """Returns the docstring under each field of a dataclass, on one line."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(config)))
-    body = next(node.body for node in tree.body if isinstance(node, ast.ClassDef))
-    found = {}
-    for field, text in zip(body, body[1:], strict=False):
-        match field, text:
-            case ast.AnnAssign(target=name), ast.Expr(value=ast.Constant(value=words)):
-                found[ast.unparse(name)] = " ".join(str(words).split())
+    found = {name: " ".join(text.split()) for name, text in field_docs(config).items()}
     return {field.name: found[field.name] for field in dataclasses.fields(config) if field.name in found}
 
 

@@ -12,16 +12,20 @@ from rollmill.core.lazy_names import lazy_names
 if TYPE_CHECKING:
     __version__: str
     from rollmill.algorithms import (
+        A2CConfig,
         A3CConfig,
         AlphaZeroConfig,
+        DDPGConfig,
         DQNConfig,
         IMPALAConfig,
         MAPPOConfig,
         PPOConfig,
         SACConfig,
         TD3Config,
+        a2c,
         a3c,
         alphazero,
+        ddpg,
         dqn,
         impala,
         ippo,
@@ -68,6 +72,7 @@ if TYPE_CHECKING:
     from rollmill.training.training import Run, train
 
 __all__ = [
+    "A2CConfig",
     "A3CConfig",
     "ActionDistribution",
     "ActorCritic",
@@ -75,6 +80,7 @@ __all__ = [
     "AlphaZeroConfig",
     "Checkpoint",
     "Circle",
+    "DDPGConfig",
     "DQNConfig",
     "Drawing",
     "Environment",
@@ -98,11 +104,13 @@ __all__ = [
     "Sweep",
     "TD3Config",
     "Timestep",
+    "a2c",
     "a3c",
     "actor_critic",
     "alphazero",
     "auto_reset",
     "check_environment",
+    "ddpg",
     "dqn",
     "evaluate",
     "export",
@@ -140,8 +148,8 @@ __all__ = [
 
 _MODULES = {
     "rollmill.algorithms": (
-        "A3CConfig AlphaZeroConfig DQNConfig IMPALAConfig MAPPOConfig PPOConfig SACConfig TD3Config a3c "
-        "alphazero dqn impala ippo mappo position ppo sac td3"
+        "A2CConfig A3CConfig AlphaZeroConfig DDPGConfig DQNConfig IMPALAConfig MAPPOConfig PPOConfig SACConfig "
+        "TD3Config a2c a3c alphazero ddpg dqn impala ippo mappo position ppo sac td3"
     ),
     "rollmill.core.drawing": "Circle Drawing Line Polygon",
     "rollmill.core.errors": "RollmillError",

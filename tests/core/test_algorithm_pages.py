@@ -42,10 +42,12 @@ REPLAY = {"buffer_size": 200, "batch_size": 8, "learning_starts": 32}
 TRAININGS = {
     "ppo": ("CartPole-v1", {}),
     "a3c": ("CartPole-v1", {}),
+    "a2c": ("CartPole-v1", {}),
     "impala": ("CartPole-v1", {}),
     "dqn": ("CartPole-v1", REPLAY),
     "sac": ("Pendulum-v1", REPLAY),
     "td3": ("Pendulum-v1", REPLAY),
+    "ddpg": ("Pendulum-v1", REPLAY),
     "alphazero": ("TicTacToe-v0", {"num_simulations": 2}),
     "mappo": ("TagGridWorld-Small-v0", {}),
     "ippo": ("TagGridWorld-Small-v0", {}),

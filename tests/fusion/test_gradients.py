@@ -66,6 +66,7 @@ CASES = {
     "sac": Case("Pendulum-v1", SEPARATE, "sac"),
     "sac-discrete": Case("CartPole-v1", SEPARATE, "sac"),
     "td3": Case("Pendulum-v1", SEPARATE, "td3"),
+    "ddpg": Case("Pendulum-v1", SEPARATE, "ddpg"),
     "impala": Case("CartPole-v1", SEPARATE, "impala"),
     "gru": Case("CartPole-v1", GRU),
     "lstm": Case("Pendulum-v1", LSTM),
@@ -79,7 +80,7 @@ TABLE = [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for 
 
 def graph_of(case, num_envs=8, num_steps=16):
     sizes = {"num_envs": num_envs, "num_steps": num_steps, "total_timesteps": num_envs * num_steps}
-    if case.algorithm in ("dqn", "sac", "td3"):
+    if case.algorithm in ("dqn", "sac", "td3", "ddpg"):
         sizes |= REPLAY
     elif case.algorithm != "a3c":
         sizes |= {"num_minibatches": 2}

@@ -23,6 +23,7 @@ ALGORITHMS = {
     "small-dqn": (rollmill.dqn, "CartPole-v1", {**REPLAY, "prioritised": True, "network": SMALL}),
     "sac": (rollmill.sac, "Pendulum-v1", REPLAY),
     "td3": (rollmill.td3, "Pendulum-v1", REPLAY),
+    "ddpg": (rollmill.ddpg, "Pendulum-v1", REPLAY),
     "impala": (rollmill.impala, "CartPole-v1", {"num_minibatches": 2}),
     "impala-gru": (rollmill.impala, "CartPole-v1", {"num_minibatches": 2, "network": GRU}),
     "gru": (rollmill.ppo, "CartPole-v1", {"num_minibatches": 2, "update_epochs": 2, "network": GRU}),

@@ -101,6 +101,7 @@ ALGORITHMS = {
     "ppo stopping": (stopping_ppo, short_cartpole, MINIBATCHES),
     "ppo recurrent": (rollmill.ppo, short_cartpole, MINIBATCHES | NORMALISED | {"network": RECURRENT}),
     "a3c": (rollmill.a3c, short_cartpole, NORMALISED),
+    "a2c": (rollmill.a2c, short_cartpole, NORMALISED),
     "impala": (rollmill.impala, short_cartpole, MINIBATCHES),
     "mappo": (rollmill.mappo, tag, MINIBATCHES | {"normalize_observations": True}),
     "ippo": (rollmill.ippo, tag, MINIBATCHES | {"normalize_values": False}),
@@ -113,6 +114,7 @@ ALGORITHMS = {
     "sac": (rollmill.sac, pendulum, REPLAY_OF_ACTIONS),
     "sac discrete": (rollmill.sac, masked, REPLAY_OF_ACTIONS),
     "td3": (rollmill.td3, pendulum, REPLAY_OF_ACTIONS),
+    "ddpg": (rollmill.ddpg, pendulum, REPLAY_OF_ACTIONS),
     "alphazero": (rollmill.alphazero, tic_tac_toe, MINIBATCHES | {"num_simulations": 4}),
     "one's own": (reinforce, short_cartpole, None),
 }

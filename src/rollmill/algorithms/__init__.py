@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 from rollmill.core.lazy_names import lazy_names
 
 if TYPE_CHECKING:
+    from rollmill.algorithms.a2c import A2CConfig, a2c
     from rollmill.algorithms.a3c import A3CConfig, a3c
     from rollmill.algorithms.alphazero import AlphaZeroConfig, alphazero
     from rollmill.algorithms.building import settings_of
+    from rollmill.algorithms.ddpg import DDPGConfig, ddpg
     from rollmill.algorithms.dqn import DQNConfig, dqn
     from rollmill.algorithms.fragments import EnvironmentFunctions, clip_to_space, environment_functions
     from rollmill.algorithms.impala import IMPALAConfig, impala
@@ -24,9 +26,11 @@ if TYPE_CHECKING:
 __all__ = [
     "GAMES",
     "MOMENTS",
+    "A2CConfig",
     "A3CConfig",
     "Advantages",
     "AlphaZeroConfig",
+    "DDPGConfig",
     "DQNConfig",
     "EnvironmentFunctions",
     "IMPALAConfig",
@@ -34,11 +38,13 @@ __all__ = [
     "PPOConfig",
     "SACConfig",
     "TD3Config",
+    "a2c",
     "a3c",
     "action_of",
     "alphazero",
     "bootstrap_values",
     "clip_to_space",
+    "ddpg",
     "dqn",
     "environment_functions",
     "explained_variance",
@@ -56,9 +62,11 @@ __all__ = [
 ]
 
 _MODULES = {
+    "rollmill.algorithms.a2c": "A2CConfig a2c",
     "rollmill.algorithms.a3c": "A3CConfig a3c",
     "rollmill.algorithms.alphazero": "AlphaZeroConfig alphazero",
     "rollmill.algorithms.building": "settings_of",
+    "rollmill.algorithms.ddpg": "DDPGConfig ddpg",
     "rollmill.algorithms.dqn": "DQNConfig dqn",
     "rollmill.algorithms.fragments": "EnvironmentFunctions clip_to_space environment_functions",
     "rollmill.algorithms.impala": "IMPALAConfig impala",

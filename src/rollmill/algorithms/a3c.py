@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import optax
 from jaxtyping import Array, Float
 
-from rollmill.algorithms.building import configured, graph_of, loops_of, parts_of
+from rollmill.algorithms.building import Choices, configured, graph_of, loops_of, parts_of
 from rollmill.algorithms.fragments import MakeNetwork
 from rollmill.algorithms.losses import policy_gradient_loss, squared_value_loss
 from rollmill.algorithms.on_policy import (
@@ -110,14 +110,24 @@ def a3c(
         UsageError: invalid names, types or sizes, spaces that A3C does not support, or an environment of several
             agents.
     """
-    config, choices = configured(A3CConfig, env, config, network, overrides)
-    parts = parts_of(env, choices, params=params)
-    loops = loops_of(config, by_sequence=parts.policy.recurrent)
+    _, choices = configured(A3CConfig, env, config, network, overrides)
+    return advantage_actor_critic("a3c", env, choices, params=params)
+
+
+def advantage_actor_critic(
+    name: str,
+    env: Environment | HostEnvironment | GymnasiumObject | str,
+    choices: Choices,
+    *,
+    params: Params | None,
+) -> Graph:
+    """Returns the graph of advantage actor-critic, under the name of an algorithm."""
+    config, parts = choices.config, parts_of(env, choices, params=params)
     return graph_of(
-        "a3c",
+        name,
         parts,
         choices,
-        loops,
+        loops_of(config, by_sequence=parts.policy.recurrent),
         scaling=lambda config: optax.scale_by_rms(decay=config.rms_decay, eps=config.rms_eps),
         prepare=partial(prepare, parts.policy, config),
         appraise=parts.policy.appraisal,

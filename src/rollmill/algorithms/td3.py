@@ -6,7 +6,7 @@ actor follows the critic as it was before the same update; noise is in halves of
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, reduce
 from typing import Annotated, Any, NamedTuple
 
 import equinox as eqx
@@ -118,7 +118,7 @@ class TD3Networks(NamedTuple):
 
     actor: PyTree[Array]
     critics: PyTree[Array]
-    """A tuple of two."""
+    """A tuple of those that there are."""
 
 
 class TD3Learner(eqx.Module):
@@ -170,12 +170,27 @@ def td3(
         UsageError: invalid names, types or sizes, or actions that are not a bounded `Box`.
     """
     parts = off_policy_parts(TD3Config, env, config, overrides, params=params, network=network)
-    agent, delay = _agent_of(parts), parts.config.policy_delay
-    check_interval("policy_delay", delay)
-    optimisers = _TD3Optimisers(adam(parts, every=delay), adam(parts))
+    check_interval("policy_delay", parts.config.policy_delay)
+    return deterministic_graph("td3", parts, adam(parts), num_critics=2, delay=parts.config.policy_delay)
+
+
+def deterministic_graph(
+    name: str, parts: OffPolicyParts, of_critics: Optimiser, *, num_critics: int, delay: int
+) -> Graph:
+    """Returns the graph of deterministic policy gradients.
+
+    Args:
+        name: name of the algorithm.
+        parts: of `off_policy_parts`. If the configuration has `target_noise`, it smooths the target's actions.
+        of_critics: optimiser of the critics.
+        num_critics: number of critics. The lowest of their values is the target.
+        delay: updates of the critics for each one of the actor and of the target networks.
+    """
+    agent = _agent_of(name, parts, num_critics, delay)
+    optimisers = _Optimisers(adam(parts, every=delay), of_critics)
     rate, numbers = rate_metric(parts, every=delay), learner_numbers(parts)
     return off_policy_graph(
-        "td3",
+        name,
         parts,
         policy=partial(_explore, agent),
         greedy=partial(_act, agent),
@@ -198,7 +213,14 @@ class _DeterministicAgent(NamedTuple):
     actor: Module
     critic: Module
     action_space: spaces.Box
-    config: TD3Config
+    config: Any
+    num_critics: int
+    delay: int
+
+    @property
+    def smooths(self) -> bool:
+        """True if noise smooths the target's actions."""
+        return hasattr(self.config, "target_noise")
 
     def disturbed(self, action: Action, noise: Float[Array, "..."]) -> Action:
         """Returns an action with noise, in halves of the action space's width, within the bounds."""
@@ -208,20 +230,20 @@ class _DeterministicAgent(NamedTuple):
         return jnp.clip(action + noise * 0.5 * (high - low), low, high)
 
 
-class _TD3Optimisers(NamedTuple):
+class _Optimisers(NamedTuple):
     actor: Optimiser
     critics: Optimiser
 
 
-def _agent_of(parts: OffPolicyParts) -> _DeterministicAgent:
-    space = check_continuous("td3", parts.env.action_space, "dqn, sac and ppo take discrete ones")
+def _agent_of(name: str, parts: OffPolicyParts, num_critics: int, delay: int) -> _DeterministicAgent:
+    space = check_continuous(name, parts.env.action_space, "dqn, sac and ppo take discrete ones")
     make = {
         "observation_space": parts.env.observation_space,
         "action_space": space,
         "config": parts.config.network,
     }
     actor, critic = partial(deterministic_actor, **make), partial(action_critic, **make)
-    return _DeterministicAgent(module(actor), module(critic), space, parts.config)
+    return _DeterministicAgent(module(actor), module(critic), space, parts.config, num_critics, delay)
 
 
 # --- the fragments ------------------------------------------------------------------------------------
@@ -256,11 +278,10 @@ def _act(
 
 
 def _start(
-    agent: _DeterministicAgent, optimisers: _TD3Optimisers, numbers: Mapping[str, float], key: Key
+    agent: _DeterministicAgent, optimisers: _Optimisers, numbers: Mapping[str, float], key: Key
 ) -> TD3Learner:
-    held, (actor_key, first_key, second_key) = as_data(numbers), jax.random.split(key, 3)
-    critics = agent.critic.start(first_key), agent.critic.start(second_key)
-    networks = TD3Networks(agent.actor.start(actor_key), critics)
+    held, (actor_key, *critic_keys) = as_data(numbers), jax.random.split(key, 1 + agent.num_critics)
+    networks = TD3Networks(agent.actor.start(actor_key), tuple(map(agent.critic.start, critic_keys)))
     states = TD3Networks(optimisers.actor.init(networks.actor), optimisers.critics.init(networks.critics))
     return TD3Learner(networks, networks, states, start_progress(), held)
 
@@ -275,10 +296,12 @@ def _loss(
     """Returns the losses of ONE transition: each has gradients with respect to its own network alone."""
     config, targets = current(agent.config, numbers_now(learner)), learner.targets
     next_action = agent.actor(targets.actor, sample.next_observation)
-    noise = config.target_noise * jax.random.normal(sample.key, next_action.shape)
-    noise = jnp.clip(noise, -config.target_noise_clip, config.target_noise_clip)
-    next_action = agent.disturbed(next_action, noise)
-    next_value = jnp.minimum(*[agent.critic(c, sample.next_observation, next_action) for c in targets.critics])
+    if agent.smooths:
+        noise = config.target_noise * jax.random.normal(sample.key, next_action.shape)
+        noise = jnp.clip(noise, -config.target_noise_clip, config.target_noise_clip)
+        next_action = agent.disturbed(next_action, noise)
+    next_values = [agent.critic(c, sample.next_observation, next_action) for c in targets.critics]
+    next_value = reduce(jnp.minimum, next_values)
     target = sample.reward + sample.discount * next_value
     values = jnp.stack([agent.critic(c, sample.observation, sample.action) for c in networks.critics])
     critic_loss = sample.weight * 0.5 * jnp.sum(jnp.square(values - target))
@@ -287,7 +310,7 @@ def _loss(
         action = agent.actor(networks.actor, sample.observation)
         return -agent.critic(jax.lax.stop_gradient(networks.critics[0]), sample.observation, action)
 
-    moves = _moves_actor(config, learner)
+    moves = _moves_actor(agent, learner)
     policy_loss = jax.lax.cond(moves, actor_loss, lambda: jnp.float32(0))
     return critic_loss + policy_loss, {
         "losses/critic": critic_loss,
@@ -297,13 +320,13 @@ def _loss(
     }
 
 
-def _moves_actor(config: TD3Config, learner: TD3Learner) -> Bool[Array, ""]:
-    return (learner.progress.updates + 1) % config.policy_delay == 0
+def _moves_actor(agent: _DeterministicAgent, learner: TD3Learner) -> Bool[Array, ""]:
+    return (learner.progress.updates + 1) % agent.delay == 0
 
 
 def _update(
     agent: _DeterministicAgent,
-    optimisers: _TD3Optimisers,
+    optimisers: _Optimisers,
     learner: TD3Learner,
     gradients: TD3Networks,
     *,
@@ -314,11 +337,11 @@ def _update(
         optimisers.critics, before.critics, states.critics, gradients.critics, held, share=share
     )
     moved = descend(optimisers.actor, before.actor, states.actor, gradients.actor, held, share=share)
-    moves = _moves_actor(agent.config, learner)
+    moves = _moves_actor(agent, learner)
     if_due = lambda new, old: jax.tree.map(partial(jnp.where, moves), new, old)
     actor, actor_state = if_due(moved, (before.actor, states.actor))
     networks = TD3Networks(actor, critics)
     targets = if_due(follow(learner.targets, networks, current(agent.config, held).tau), learner.targets)
-    progress = counted(learner.progress, interval=agent.config.policy_delay)
+    progress = counted(learner.progress, interval=agent.delay)
     optimisers_after = TD3Networks(actor_state, critics_state)
     return TD3Learner(networks, targets, optimisers_after, progress, learner.hyperparameters)

@@ -49,10 +49,12 @@ class BuiltInAlgorithm(NamedTuple):
 _SUMMARIES = {
     "ppo": ("PPOConfig", "proximal policy optimisation (Schulman et al., 2017)"),
     "a3c": ("A3CConfig", "advantage actor-critic (Mnih et al., 2016)"),
+    "a2c": ("A2CConfig", "advantage actor-critic in step, with the settings of A2C (Wu et al., 2017)"),
     "impala": ("IMPALAConfig", "actor-critic with V-trace (Espeholt et al., 2018)"),
     "dqn": ("DQNConfig", "deep Q-networks (Mnih et al., 2015), with the usual extensions"),
     "sac": ("SACConfig", "soft actor-critic (Haarnoja et al., 2018), continuous or discrete"),
     "td3": ("TD3Config", "twin delayed deterministic policy gradients (Fujimoto et al., 2018)"),
+    "ddpg": ("DDPGConfig", "deep deterministic policy gradients (Lillicrap et al., 2016)"),
     "alphazero": (
         "AlphaZeroConfig",
         "tree search and self-play in games (Silver et al., 2018; Danihelka et al., 2022)",

@@ -11,7 +11,7 @@ WITHOUT_A_SIGNAL = {
 }
 """Environments that random actions hardly ever solve, and the reason why nothing is learned before."""
 
-ON_POLICY = ("ppo", "a3c", "impala")
+ON_POLICY = ("ppo", "a3c", "a2c", "impala")
 """Algorithms that explore by the noise of their policies alone."""
 
 FAILING = {"MountainCar-v0": (*ON_POLICY, "dqn"), "MountainCarContinuous-v0": ON_POLICY}

@@ -1,0 +1,60 @@
+"""Synchronous advantage actor-critic: A3C with the settings by which it is known as A2C.
+
+The graph is that of A3C (Mnih et al., ICML 2016) under another name. The settings are those of OpenAI's baselines
+(Wu et al., "OpenAI Baselines: ACKTR and A2C", 2017) and of Stable-Baselines3: rollouts of five steps, a smaller
+learning rate, and advantages and values as they are.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rollmill.algorithms.a3c import A3CConfig, advantage_actor_critic
+from rollmill.algorithms.building import configured
+from rollmill.algorithms.fragments import MakeNetwork
+from rollmill.core.bounds import Count, Rate
+from rollmill.core.types import Environment, GymnasiumObject, HostEnvironment, Params
+from rollmill.dataflow import Graph
+from rollmill.networks import NetworkConfig
+
+
+@dataclass(frozen=True)
+class A2CConfig(A3CConfig):
+    """Hyperparameters of A2C: those of A3C, with other defaults."""
+
+    num_steps: Count = 5
+    """Steps of each environment between updates."""
+    learning_rate: Rate = 7e-4
+    """Learning rate of RMSProp; the initial one if it is annealed."""
+    norm_adv: bool = False
+    """Standardise the advantages of each update."""
+    normalize_values: bool = False
+    """Standardise the critic's targets by running statistics, which are part of the training state."""
+
+
+def a2c(
+    env: Environment | HostEnvironment | GymnasiumObject | str,
+    config: A2CConfig | Mapping[str, Any] | None = None,
+    *,
+    params: Params | None = None,
+    network: MakeNetwork | NetworkConfig | str | None = None,
+    **overrides: Any,
+) -> Graph:
+    """A2C on an environment, as a graph.
+
+    Args:
+        env: what `rollmill.make` returns, an `Environment` of your own, an id, or what `gymnasium.make` returns.
+        config: hyperparameters; single ones can be given as keywords instead: `a2c(env, num_envs=8)`.
+        params: parameters of the environment instead of its own; a leaf with one more axis,
+            `[num_envs, ...]`, holds one value for each environment.
+        network: a `NetworkConfig` instead of `config.network`, or the name of its torso; or a function that
+            makes your own network, `(key, observation_space, action_space) -> ActorCritic`.
+        **overrides: fields of `A2CConfig` to replace. `learning_rate` may be an Optax schedule, by the number
+            of updates, which replaces annealing.
+
+    Raises:
+        UsageError: invalid names, types or sizes, spaces that A2C does not support, or an environment of several
+            agents.
+    """
+    _, choices = configured(A2CConfig, env, config, network, overrides)
+    return advantage_actor_critic("a2c", env, choices, params=params)

@@ -1,0 +1,101 @@
+"""Deep deterministic policy gradients (Lillicrap et al., ICLR 2016): TD3's fragments with one critic.
+
+The target's actions are not smoothed, and the actor moves at every update.
+
+Departures from the paper: noise is Gaussian and uncorrelated, in halves of the action space's width, both learning
+rates and `tau` are those of later implementations, nothing decays the critic's weights, and the critic reads the
+action in its first layer.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Annotated, Any
+
+from rollmill.algorithms.off_policy import adam, off_policy_parts
+from rollmill.algorithms.td3 import deterministic_graph
+from rollmill.core.bounds import (
+    Count,
+    Range,
+    Rate,
+    Scheduled,
+    ScheduledFraction,
+    ScheduledNonNegative,
+    ScheduledPositive,
+)
+from rollmill.core.schema import check_fields
+from rollmill.core.types import Environment, GymnasiumObject, HostEnvironment, Params
+from rollmill.dataflow import Graph
+from rollmill.networks import NetworkConfig
+
+
+@dataclass(frozen=True)
+class DDPGConfig:
+    """Hyperparameters of DDPG, under their usual names."""
+
+    total_timesteps: Count = 1_000_000
+    """Environment steps of the whole training, over all environments."""
+    num_envs: Count = 8
+    """Number of parallel environments."""
+    num_steps: Count = 1
+    """Steps of each environment in one iteration, after which there are `gradient_steps` updates."""
+    gradient_steps: Count | None = None
+    """Updates of one iteration. Default: one for each environment step that it collects, `num_envs` x
+    `num_steps`."""
+    buffer_size: Count = 1_000_000
+    """Steps that the replay memory holds, over all environments."""
+    batch_size: Count = 256
+    """Transitions of one update."""
+    learning_starts: Count = 10_000
+    """Environment steps to store, with random actions, before learning begins."""
+    learning_rate: Rate = 3e-4
+    """Learning rate of Adam for the actor; the initial one if it is annealed."""
+    critic_learning_rate: ScheduledPositive = 1e-3
+    """The same for the critic."""
+    anneal_lr: bool = False
+    """Anneal the learning rates linearly to zero over all planned updates."""
+    adam_eps: ScheduledPositive = 1e-8
+    """Epsilon of Adam."""
+    max_grad_norm: Annotated[Scheduled, Range(0, finite=False)] = float("inf")
+    """Largest global norm of each network's gradients; longer ones are scaled down to it."""
+    gamma: ScheduledFraction = 0.99
+    """Discount factor."""
+    tau: ScheduledFraction = 0.005
+    """Fraction by which the target networks move towards the networks."""
+    exploration_noise: ScheduledNonNegative = 0.1
+    """Standard deviation of the noise added to actions, in halves of the action space's width."""
+    num_shards: Count | None = None
+    """Logical shards within which transitions are drawn, a multiple of the device count. Default: automatic."""
+    network: NetworkConfig = field(
+        default_factory=partial(NetworkConfig, activation="relu", hidden_sizes=(256, 256))
+    )
+    """The networks: actor and critic have one each."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+def ddpg(
+    env: Environment | HostEnvironment | GymnasiumObject | str,
+    config: DDPGConfig | Mapping[str, Any] | None = None,
+    *,
+    params: Params | None = None,
+    network: NetworkConfig | str | None = None,
+    **overrides: Any,
+) -> Graph:
+    """DDPG on an environment with bounded continuous actions, as a graph.
+
+    Args:
+        env: what `rollmill.make` returns, an `Environment` of your own, an id, or what `gymnasium.make` returns.
+        config: hyperparameters; single ones can be given as keywords instead: `ddpg(env, num_envs=8)`.
+        params: parameters of the environment instead of its own; a leaf with one more axis,
+            `[num_envs, ...]`, holds one value for each environment.
+        network: a `NetworkConfig` instead of `config.network`, or the name of its torso.
+        **overrides: fields of `DDPGConfig` to replace. `learning_rate` may be an Optax schedule, by the number
+            of updates, which replaces annealing.
+
+    Raises:
+        UsageError: invalid names, types or sizes, or actions that are not a bounded `Box`.
+    """
+    parts = off_policy_parts(DDPGConfig, env, config, overrides, params=params, network=network)
+    return deterministic_graph("ddpg", parts, adam(parts, "critic_learning_rate"), num_critics=1, delay=1)
