@@ -1,5 +1,6 @@
 """URLs where a path is expected are refused, and no folder of that name comes to be."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from rollmill.core.local_paths import local_path
 from wordings import raises
 
 URL = "s3://bucket/x"
+OTHER = "hdfs://bucket/x"
+"""A URL that no run can have."""
 TRAIN = ("ppo", "CartPole-v1")
 
 
@@ -23,9 +26,9 @@ def empty_folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "option"),
     [
-        (("train", *TRAIN, "--run-dir", URL), "--run-dir"),
-        (("train", *TRAIN, f"--run-dir={URL}"), "--run-dir"),
-        (("train", *TRAIN, "--start-from", URL), "start_from"),
+        (("train", *TRAIN, "--run-dir", OTHER), "--run-dir"),
+        (("train", *TRAIN, f"--run-dir={OTHER}"), "--run-dir"),
+        (("train", *TRAIN, "--start-from", OTHER), "start_from"),
         (("train", *TRAIN, "--plan", f"{URL}.json"), "plan"),
         (("train", *TRAIN, "--config", f"{URL}.toml"), "config"),
         (("plan", *TRAIN, "--output", f"{URL}.json"), "output"),
@@ -33,16 +36,16 @@ def empty_folder(tmp_path, monkeypatch):
         (("profile", "compare", URL, URL), "before"),
         (("sweep", *TRAIN, "--over", "gamma=0.9,0.99", "--sweep-dir", URL), "--sweep-dir"),
         (("sweep", "--resume", URL), "resume"),
-        (("resume", URL), "run"),
-        (("evaluate", URL), "run"),
-        (("serve", URL), "run"),
-        (("play", URL), "run"),
-        (("doctor", URL), "run"),
-        (("export", URL), "run"),
+        (("resume", OTHER), "run"),
+        (("evaluate", OTHER), "run"),
+        (("serve", OTHER), "run"),
+        (("play", OTHER), "run"),
+        (("doctor", OTHER), "run"),
+        (("export", OTHER), "run"),
         (("export", "run", "--output", f"{URL}.onnx"), "output"),
-        (("render", URL), "run"),
+        (("render", OTHER), "run"),
         (("render", "run", "--output", f"{URL}.gif"), "output"),
-        (("plot", URL), "runs"),
+        (("plot", OTHER), "runs"),
         (("plot", "run", "--output", f"{URL}.html"), "output"),
         (("serve", "run", "--address-file", URL), "--address-file"),
     ],
@@ -52,7 +55,7 @@ def test_commands(words, option, capsys):
         main(list(words))
     assert ended.value.code == 2
     printed = capsys.readouterr()
-    assert f"{option}=s3://bucket/x" in printed.err and "aws s3 sync" in printed.err, printed
+    assert re.search(f"{option}=(s3|hdfs)://bucket/x", printed.err) and "aws s3 sync" in printed.err, printed
     assert "Traceback" not in printed.err
 
 
@@ -60,29 +63,33 @@ def probe():
     return rollmill.ppo("CartPole-v1", num_envs=4, num_steps=4, total_timesteps=64)
 
 
+def other(url):
+    return type(url)(str(url).replace("s3:", "hdfs:"))
+
+
 @pytest.mark.parametrize("form", [str, Path])
 @pytest.mark.parametrize(
     "use",
     [
-        lambda url: rollmill.train(probe(), run_dir=url),
-        lambda url: rollmill.train(probe(), start_from=str(url)),
+        lambda url: rollmill.train(probe(), run_dir=other(url)),
+        lambda url: rollmill.train(probe(), start_from=str(other(url))),
         lambda url: rollmill.train(probe(), plan=url),
         lambda url: rollmill.sweep("ppo", "CartPole-v1", over={"gamma": [0.9]}, sweep_dir=url),
-        lambda url: rollmill.resume(url),
-        lambda url: rollmill.evaluate(url),
-        lambda url: rollmill.load(url),
-        lambda url: rollmill.match(url, "random"),
-        lambda url: rollmill.render(url),
-        lambda url: rollmill.replay(url),
-        lambda url: rollmill.export(url, "policy.onnx"),
+        lambda url: rollmill.resume(other(url)),
+        lambda url: rollmill.evaluate(other(url)),
+        lambda url: rollmill.load(other(url)),
+        lambda url: rollmill.match(other(url), "random"),
+        lambda url: rollmill.render(other(url)),
+        lambda url: rollmill.replay(other(url)),
+        lambda url: rollmill.export(other(url), "policy.onnx"),
         lambda url: rollmill.export("run", url),
-        lambda url: rollmill.plot(url),
+        lambda url: rollmill.plot(other(url)),
         lambda url: rollmill.plot("run", output=url),
         lambda url: rollmill.hooks.csv_log(url),
     ],
 )
 def test_functions(use, form):
-    with raises("is-url-and-rollmill-reads", "s3://bucket/x"):
+    with raises("is-url-and-rollmill-reads", "://bucket/x"):
         use(form(URL))
 
 

@@ -14,6 +14,7 @@ from rollmill.cli.shared_options import Imports, Trust
 from rollmill.core.installation import install_command
 from rollmill.core.machine import hardware, versions
 from rollmill.core.options import Arg
+from rollmill.core.stored_paths import RunPath
 from rollmill.core.text import format_bytes
 from rollmill.gpus.jax_settings import check_platform
 from rollmill.programs.cache import cache_directory
@@ -52,7 +53,7 @@ EXTRAS = {
 class Doctor:
     """Check the installation; with a run, check its files, and replay where it met a NaN or an infinity."""
 
-    run: Annotated[Path | None, Arg(metavar="[RUN]", positional=True)] = None
+    run: Annotated[RunPath | None, Arg(metavar="[RUN]", positional=True)] = None
     """Directory of a run."""
     trust: Trust = False
     """Let the run of this directory import the modules that it names, now and later."""

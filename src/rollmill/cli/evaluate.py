@@ -3,7 +3,6 @@
 import json
 import math
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from rollmill.cli.parsing import parse
 from rollmill.cli.shared_options import PolicyOptions, chosen_environment_options
 from rollmill.core.errors import UsageError
 from rollmill.core.options import Arg
+from rollmill.core.stored_paths import RunPath
 from rollmill.policies.matches import load_opponent, match_runs
 from rollmill.policies.policies import evaluate_rule, evaluate_run
 from rollmill.policies.policy import LoadedRun
@@ -28,7 +28,7 @@ FOR_RULES = ("run", "env", "env_options", "transforms", "seed", "imports", "epis
 class Evaluate(PolicyOptions):
     """Play whole episodes with the policy of a run, or a match against another policy."""
 
-    run: Annotated[Path, Arg(metavar="RUN", positional=True)]
+    run: Annotated[RunPath, Arg(metavar="RUN", positional=True)]
     """Directory of the run; random, which draws from the legal actions; or MODULE:FUNCTION, a JAX function (key,
     observation, legal actions) -> action. The latter two play in the environment that --env names."""
     episodes: int = 100

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from rollmill.cli.parsing import parse
 from rollmill.cli.shared_options import Imports, Trust
 from rollmill.core.options import Arg
+from rollmill.core.stored_paths import RunPath
 from rollmill.policies.exporting import Export, export
 
 
@@ -14,7 +15,7 @@ from rollmill.policies.exporting import Export, export
 class ExportOptions:
     """Write the policy of a run as a file that needs neither Rollmill nor the run."""
 
-    run: Annotated[Path, Arg(metavar="RUN", positional=True)]
+    run: Annotated[RunPath, Arg(metavar="RUN", positional=True)]
     """Directory of the run."""
     format: str = "onnx"
     """Format of the file: onnx or stablehlo."""

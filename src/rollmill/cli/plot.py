@@ -7,6 +7,7 @@ from typing import Annotated
 
 from rollmill.cli.parsing import parse
 from rollmill.core.options import Arg
+from rollmill.core.stored_paths import RunPath
 from rollmill.core.text import compact, number, printable
 from rollmill.plotting.curves import METRIC, plot
 from rollmill.plotting.groups import Curves
@@ -18,7 +19,7 @@ MAX_LINES = 20
 class Plot:
     """Draw learning curves: mean and range over the seeds of each configuration."""
 
-    runs: Annotated[tuple[Path, ...], Arg(metavar="RUN [RUN ...]", positional=True)]
+    runs: Annotated[tuple[RunPath, ...], Arg(metavar="RUN [RUN ...]", positional=True)]
     """Directories of runs and of sweeps."""
     output: Path = Path("curves.html")
     """File to write, which ends in .html or .png."""

@@ -1,15 +1,14 @@
 """`rollmill resume RUN`."""
 
 from dataclasses import dataclass, make_dataclass
-from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
 from rollmill.cli.parsing import parse, positional_words
 from rollmill.cli.shared_options import Imports, Trust
 from rollmill.cli.train import report
 from rollmill.core.errors import RollmillError
-from rollmill.core.local_paths import local_path
 from rollmill.core.options import Arg
+from rollmill.core.stored_paths import RunPath, run_folder
 from rollmill.planning.placement import PLACEMENT, PlacementOptions
 from rollmill.programs.kernels import Fusion
 from rollmill.record.run_directory import RunDirectory
@@ -25,7 +24,7 @@ _MERGED: TypeAlias = Annotated[PlacementOptions, Arg(name="")]
 class Resume:
     """Go on with a run from its newest whole checkpoint."""
 
-    run: Annotated[Path, Arg(metavar="RUN", positional=True)]
+    run: Annotated[RunPath, Arg(metavar="RUN", positional=True)]
     """Directory of the run."""
     imports: Imports = ()
     """Module to import first, because it registers the environment, the network or the algorithm."""
@@ -65,7 +64,7 @@ def _placement_before(arguments: list[str]) -> PlacementOptions:
     """Returns the run's previous placement as the default. `resume` itself rejects what is not a run."""
     try:
         named = positional_words(Resume, arguments, prog="rollmill resume")
-        options = read_options(RunDirectory.open(local_path("run", named[0] if named else "")))
+        options = read_options(RunDirectory.open(run_folder("run", named[0] if named else "")))
     except RollmillError:
         return PlacementOptions()
     return PlacementOptions(**{name: getattr(options, name) for name in PLACEMENT})

@@ -17,6 +17,7 @@ from rollmill.core.errors import UsageError
 from rollmill.core.folder import replacing_named
 from rollmill.core.machine import GpuSharing
 from rollmill.core.options import Arg
+from rollmill.core.stored_paths import RunPath
 from rollmill.gpus.machine_parts import divide_machine
 from rollmill.policies.policies import load_weights
 from rollmill.record.signals import stop_on_signals
@@ -50,7 +51,7 @@ MAX_WORKERS = 256
 class Serve:
     """Answer requests for actions over HTTP by the policy of a run, those of many clients in common batches."""
 
-    run: Annotated[Path, Arg(metavar="RUN", positional=True)]
+    run: Annotated[RunPath, Arg(metavar="RUN", positional=True)]
     """Directory of the run."""
     checkpoint: str = "last"
     """The last checkpoint; best, the one with the best return during training; or the number of an iteration."""

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from rollmill.core.errors import UsageError
 from rollmill.core.options import Arg
+from rollmill.core.stored_paths import RunPath
 from rollmill.envs import parse_options
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def chosen_environment_options(env_options: Sequence[str], transforms: Sequence[
 class PolicyOptions:
     """A run, the checkpoint of its policy, and the environment to play in."""
 
-    run: Annotated[Path, Arg(metavar="RUN", positional=True)]
+    run: Annotated[RunPath, Arg(metavar="RUN", positional=True)]
     """Directory of the run."""
     checkpoint: str = "last"
     """The last checkpoint; best, the one with the best return during training; or the number of an iteration."""

@@ -27,9 +27,9 @@ def local_path(name: str, path: str | PathLike[str]) -> Path:
     if scheme.group().lower() == "file:/":
         raise UsageError(f"{name}={url} is a URL, expected a path. hint: /{rest.removeprefix('localhost/')}")
     raise UsageError(
-        f"{name}={url} is a URL, and Rollmill reads and writes files and folders of this machine only. hint: name "
-        "a local folder and copy it (aws s3 sync, gcloud storage rsync, rclone sync), or mount the storage as a "
-        "folder (s3fs, gcsfuse, rclone mount) and name that."
+        f"{name}={url} is a URL, and Rollmill reads and writes files and folders of this machine only; runs alone "
+        "may be in a bucket (s3://, gs://, az://). hint: name a local folder and copy it (aws s3 sync, gcloud "
+        "storage rsync, rclone sync), or mount the storage as a folder (s3fs, gcsfuse, rclone mount)."
     )
 
 

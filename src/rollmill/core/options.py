@@ -8,9 +8,10 @@ import types
 from collections.abc import Iterator, Mapping
 from functools import cache
 from itertools import pairwise
-from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from rollmill.core.schema import coerce
+from rollmill.core.stored_paths import OfRun, RunPath
 from rollmill.core.text_values import count_of
 
 
@@ -42,7 +43,7 @@ class Option(NamedTuple):
     annotation: Any
     """The field's annotation, with its bounds."""
     hint: Any
-    """The annotation's type alone."""
+    """The annotation's type, without its bounds."""
     default: Any
     """`dataclasses.MISSING` where it has to be given."""
     owner: type
@@ -103,7 +104,7 @@ def _options(kind: type, instance: Any, prefix: str, path: tuple[str, ...]) -> I
     for field in dataclasses.fields(kind):
         if not field.init:
             continue
-        arg, hint = _arg_of(annotated[field.name]), plain[field.name]
+        arg, hint = _arg_of(annotated[field.name]), _type_of(annotated[field.name], plain[field.name])
         default = _default(field) if instance is dataclasses.MISSING else getattr(instance, field.name)
         name = field.name.replace("_", "-") if arg.name is None else arg.name
         inner = (*path, field.name)
@@ -111,6 +112,14 @@ def _options(kind: type, instance: Any, prefix: str, path: tuple[str, ...]) -> I
             yield from _options(hint, default, f"{prefix}{name}." if name else prefix, inner)
         else:
             yield Option(prefix + name, inner, annotated[field.name], hint, default, kind, arg)
+
+
+def _type_of(annotated: Any, plain: Any) -> Any:
+    """Returns the type of a field without its bounds. Paths of runs remain what they are."""
+    if OfRun not in map(type, getattr(annotated, "__metadata__", ())):
+        inner = annotated.__origin__ if get_origin(annotated) is Annotated else annotated
+        return inner if RunPath in get_args(inner) else plain
+    return RunPath
 
 
 def _default(field: dataclasses.Field) -> Any:
@@ -175,6 +184,8 @@ def _named(hint: Any) -> str:
     origin, parts = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         return "|".join(_named(part) for part in parts if part is not types.NoneType)
+    if origin is Annotated:
+        return _named(parts[0])
     if parts and origin in (tuple, list):
         if origin is tuple and Ellipsis not in parts:
             return " ".join(map(_named, parts))

@@ -23,6 +23,7 @@ from rollmill.core.json_data import INFINITIES, INTEGERS, short_json, short_repr
 from rollmill.core.local_paths import local_path
 from rollmill.core.schedules import EXPECTED_SCHEDULE, parse_schedule
 from rollmill.core.setting_names import unknown_setting
+from rollmill.core.stored_paths import OfRun, run_folder
 
 Instance = TypeVar("Instance")
 
@@ -138,13 +139,16 @@ class _Walk(NamedTuple):
     """Bounds of each number below this point."""
     takes_functions: bool = False
     """Whether a function may stand for a number."""
+    takes_urls: bool = False
+    """Whether the URL of a run may stand for its directory."""
 
     def convert(self, name: str, hint: Any, value: Any) -> Any:
         origin = typing.get_origin(hint)
         if origin is Annotated:
             ranges = (part for part in hint.__metadata__ if isinstance(part, Range))
             functions = any(isinstance(part, OrFunction) for part in hint.__metadata__)
-            inner = self._replace(bounds=(*self.bounds, *ranges), takes_functions=functions)
+            urls = any(isinstance(part, OfRun) for part in hint.__metadata__)
+            inner = self._replace(bounds=(*self.bounds, *ranges), takes_functions=functions, takes_urls=urls)
             return inner.convert(name, hint.__origin__, value)
         if origin in UNIONS:
             return self._alternative(name, hint, value)
@@ -233,7 +237,9 @@ class _Walk(NamedTuple):
             raise self._mismatch(name, hint, value, suffix=f" {limit}", is_final=True) from None
         if hint in (int, float, str) and self.bounds:
             self._check_bounds(name, read)
-        return local_path(name, read) if hint is Path else read
+        if hint is Path:
+            return run_folder(name, read) if self.takes_urls else local_path(name, read)
+        return read
 
     def _check_bounds(self, name: str, value: int | float | str) -> None:
         if isinstance(value, str):

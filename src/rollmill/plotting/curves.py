@@ -9,6 +9,7 @@ from rollmill.core.errors import CheckpointError, DataError, StorageError, Usage
 from rollmill.core.folder import replacing_named
 from rollmill.core.local_paths import ALSO_IN_PYTHON, check_new_file
 from rollmill.core.schema import coerce
+from rollmill.core.stored_paths import RunPath
 from rollmill.pictures import require_matplotlib
 from rollmill.plotting.groups import AXES, Curves, SeedCurve, grouped, object_in, settings_of
 from rollmill.plotting.html import curves_page
@@ -100,7 +101,7 @@ def _opened(runs: Sequence[str | Path]) -> _Opened:
         raise UsageError("name at least one directory of a run or of a sweep.")
     found: dict[str, tuple[RunDirectory, bool]] = {}
     waiting: list[str] = []
-    for root in (coerce("run", Path, run) for run in runs):
+    for root in (coerce("run", RunPath, run) for run in runs):
         if not (root / SWEEP).is_file():
             found.setdefault(os.path.realpath(root), (RunDirectory.open(root), False))
             continue

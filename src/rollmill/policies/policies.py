@@ -11,6 +11,7 @@ from rollmill.algorithms import environment_functions
 from rollmill.core.errors import CheckpointError, UsageError
 from rollmill.core.schema import coerce
 from rollmill.core.spaces import struct
+from rollmill.core.stored_paths import RunPath
 from rollmill.core.types import NO_OPTIONS, Environment, GymnasiumObject, HostEnvironment, Options
 from rollmill.dataflow import Graph, State, Weights
 from rollmill.envs import as_environment
@@ -110,7 +111,7 @@ def restore_run(
 
     Raises a `CheckpointError` if the directory is not a run, or has no complete checkpoint.
     """
-    run = RunDirectory.open(coerce("run_dir", Path, run_dir))
+    run = RunDirectory.open(coerce("run_dir", RunPath, run_dir))
     graph, options = reopen(run, algorithm=algorithm, imports=imports, trust=trust)
     with Checkpoints(run.checkpoints, read_only=True) as checkpoints:
         chosen = _iteration(run, checkpoints, checkpoint)

@@ -17,8 +17,10 @@ from typing import Any
 from rollmill.core.errors import CheckpointError, StorageError, UsageError
 from rollmill.core.folder import Folder
 from rollmill.core.shell import command
+from rollmill.core.stored_paths import shown, url_of
 from rollmill.core.text import check_is_text
 from rollmill.record.json_files import disk_is_full, plain, read_json, write_failure, write_json
+from rollmill.record.storing import bring
 
 CONFIG, SUMMARY, VERSIONS, METRICS = "config.json", "summary.json", "versions.json", "metrics.jsonl"
 LOCK, EVALUATIONS = ".lock", "evaluations.jsonl"
@@ -133,9 +135,13 @@ class RunDirectory:
     def open(cls, root: Path) -> "RunDirectory":
         """Opens the run in `root` and checks that its configuration is readable.
 
-        Raises a `CheckpointError` if `root` is missing or not a run, or if its configuration is damaged.
+        Raises a `CheckpointError` if `root` is missing or not a run, or if its configuration is damaged. A run in
+        an object store is brought to its working folder first, with a `StorageError` if the store cannot be read.
         """
         run = cls(Path(root))
+        bring(run.root)
+        if not os.path.lexists(run.config_file) and (url := url_of(run.root)):
+            raise CheckpointError(f"{url} holds no run.")
         if not os.path.lexists(run.config_file):
             problem = "is not the directory of a run" if run.root.exists() else "does not exist"
             raise CheckpointError(f"{run.root} {problem}. {_nearest_runs(run.root)}")
@@ -165,7 +171,7 @@ class RunDirectory:
         except CheckpointError:
             imports = []
         modules = [module for module in imports if isinstance(module, str)] if isinstance(imports, list) else []
-        return command(name, self.root, *words, imports=modules)
+        return command(name, shown(self.root), *words, imports=modules)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Writes or replaces the summary atomically."""

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from rollmill.core.errors import CheckpointError, RollmillError
 from rollmill.core.schema import coerce
+from rollmill.core.stored_paths import RunPath
 from rollmill.dataflow import Graph
 from rollmill.programs.faults.replay import Replayed, has_fault, has_message, replay_fault
 from rollmill.record.checkpoints import Checkpoints
@@ -41,7 +42,7 @@ def replay(
     Raises:
         CheckpointError: if the directory is no run, or holds no fault that can be replayed.
     """
-    run = RunDirectory.open(coerce("run_dir", Path, run_dir))
+    run = RunDirectory.open(coerce("run_dir", RunPath, run_dir))
     graph, _ = reopen(run, algorithm=algorithm, imports=imports, trust=trust)
     return replay_fault(graph, run.fault)
 
@@ -52,7 +53,7 @@ def kept_fault(run_dir: str | Path) -> bool:
     Raises:
         CheckpointError: if the directory is no run.
     """
-    folder = RunDirectory.open(coerce("run_dir", Path, run_dir)).fault
+    folder = RunDirectory.open(coerce("run_dir", RunPath, run_dir)).fault
     return has_fault(folder) or has_message(folder)
 
 
@@ -62,7 +63,7 @@ def examine(run_dir: str | Path) -> Examination:
     Raises:
         CheckpointError: if the directory is no run.
     """
-    run = RunDirectory.open(coerce("run_dir", Path, run_dir))
+    run = RunDirectory.open(coerce("run_dir", RunPath, run_dir))
     examined = Examination([], [])
     for look in (_configuration, _checkpoints, _metrics, _summary):
         try:

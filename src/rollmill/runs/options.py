@@ -1,12 +1,12 @@
 """How a training is run, as opposed to what is trained."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, TypeAlias
 
 from rollmill.core.bounds import Count, Range
 from rollmill.core.errors import UsageError
 from rollmill.core.machine import Numerics
+from rollmill.core.stored_paths import RunPath
 from rollmill.planning.placement import PlacementOptions
 from rollmill.programs.evaluation.episodes import MAX_EPISODES
 from rollmill.programs.kernels import Fusion
@@ -35,8 +35,9 @@ class RunOptions(PlacementOptions):
     start_from: str | None = None
     """Begin with the weights of the policy of this run, a directory, as far as places and shapes in the networks
     agree. Optimiser and environments begin anew."""
-    run_dir: Path | None = None
-    """Where the run is recorded. If left out, it is named by algorithm, environment, seed and time under runs/."""
+    run_dir: RunPath | None = None
+    """Where the run is recorded: a folder, or a URL such as s3://bucket/runs/mine, where finished checkpoints are
+    copied. If left out, it is named by algorithm, environment, seed and time under runs/."""
     resume_if_exists: bool = False
     """Go on with the run in --run-dir if there is one, of the same configuration, and train if there is none: for
     jobs that a batch system starts again with the same command."""

@@ -9,6 +9,7 @@ from rollmill.core.json_data import short_json, writable
 from rollmill.dataflow import Graph
 from rollmill.record.json_files import plain
 from rollmill.record.run_directory import CONFIG, RunDirectory
+from rollmill.record.storing import bring
 from rollmill.runs.creation import recorded_options
 from rollmill.runs.options import RunOptions
 from rollmill.runs.saved_run import DERIVED, SavedConfig, flat, read_saved, undone
@@ -26,6 +27,7 @@ def run_to_go_on(algorithm: Graph, options: RunOptions) -> RunDirectory | None:
     """
     assert options.run_dir is not None
     root = Path(options.run_dir)
+    bring(root)
     if not (root / CONFIG).exists():
         return None
     run = RunDirectory.open(root)

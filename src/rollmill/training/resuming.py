@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 from rollmill.core.errors import CheckpointError, UsageError
 from rollmill.core.interruption import pass_on_interrupt, surviving_checkpoint_requests
 from rollmill.core.schema import coerce
+from rollmill.core.stored_paths import RunPath
 from rollmill.dataflow import Graph, fingerprint
 from rollmill.gpus.jax_settings import check_compiled
 from rollmill.hooks import Hook
@@ -21,6 +22,7 @@ from rollmill.programs.kernels import Fusion
 from rollmill.record.checkpoints import Checkpoints, Restored
 from rollmill.record.display import Display, choose_display
 from rollmill.record.run_directory import RunDirectory
+from rollmill.record.storing import copied
 from rollmill.runs.changes import changed_settings, check_end, note_changes, note_option
 from rollmill.runs.earlier_versions import note_of_versions
 from rollmill.runs.options import WORKER_LIMITS, RunOptions
@@ -77,7 +79,7 @@ def resume(
     """
     check_compiled()
     hooks = check_hooks(hooks)
-    run = RunDirectory.open(coerce("run_dir", Path, run_dir))
+    run = RunDirectory.open(coerce("run_dir", RunPath, run_dir))
     limits, where = _limits_and_place(placement)
     before = replace(read_options(run), **limits)
     options = replace(before, quiet=quiet, fusion=fusion or before.fusion, memory_fraction=None)
@@ -91,7 +93,12 @@ def resume(
         check_cluster(run, read_saved(run), trust=trust)
     reopened = _reopen(run, algorithm, imports, changes or {}, trust=trust, asks_policy=asks_policy)
     graph, display = reopened.graph, choose_display(quiet=quiet)
-    with contextlib.closing(display), run.lock(), open_checkpoints(run, options) as checkpoints:
+    with (
+        contextlib.closing(display),
+        run.lock(),
+        copied(run, display.note),
+        open_checkpoints(run, options) as checkpoints,
+    ):
         restored = _restore(run, checkpoints, reopened, options)
         if finished := _if_finished(run, graph, restored):
             display.note("this run is finished already; nothing was changed")

@@ -8,14 +8,15 @@ from typing import Any
 
 from rollmill.core.errors import UsageError
 from rollmill.core.interruption import pass_on_interrupt, surviving_checkpoint_requests
-from rollmill.core.local_paths import local_path
 from rollmill.core.machine import return_freed_memory, without_collection
 from rollmill.core.schema import check_names
+from rollmill.core.stored_paths import run_folder
 from rollmill.dataflow import Graph
 from rollmill.gpus.jax_settings import check_compiled
 from rollmill.hooks import Hook
 from rollmill.record.display import choose_display
 from rollmill.record.run_directory import RunDirectory
+from rollmill.record.storing import bring, copied
 from rollmill.runs.algorithms import ALGORITHMS
 from rollmill.runs.creation import create_run, run_root
 from rollmill.runs.options import RunOptions
@@ -103,6 +104,7 @@ def plan_training(
     check_algorithm(algorithm)
     options = _settled(options)
     if options.run_dir is not None:
+        bring(options.run_dir)
         RunDirectory.refuse_occupied(options.run_dir)
     plan = choose_plan(algorithm, options)
     refuse_unread(plan, options)
@@ -126,7 +128,12 @@ def begin_training(
     options, display = prepared.options, prepared.display
     run = create_run(prepared.config, options)
     display.note(f"run {run.root}")
-    with contextlib.closing(display), run.lock(), open_checkpoints(run, options) as checkpoints:
+    with (
+        contextlib.closing(display),
+        run.lock(),
+        copied(run, display.note),
+        open_checkpoints(run, options) as checkpoints,
+    ):
         trained = drive(prepared, run, checkpoints, hooks=hooks, watch=watch)
     return_freed_memory()  # of compilation above all: a process may train many times
     return trained
@@ -149,7 +156,7 @@ def _settled(options: RunOptions) -> RunOptions:
     options = with_settings(options)
     if options.start_from is None:
         return options
-    return replace(options, start_from=os.path.realpath(local_path("start_from", options.start_from)))
+    return replace(options, start_from=os.path.realpath(run_folder("start_from", options.start_from)))
 
 
 def chosen_options(options: RunOptions | Mapping[str, Any] | None, overrides: dict[str, Any]) -> RunOptions:

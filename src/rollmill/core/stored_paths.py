@@ -1,0 +1,66 @@
+"""URLs of runs in object stores, and the folders of this machine in which their trainings work.
+
+A run with a URL has a *working folder* in the cache, whose path contains the URL. So the path of a run tells where
+it is copied to, and code that reads or writes runs sees folders only.
+"""
+
+import re
+from os import PathLike
+from pathlib import Path
+from typing import Annotated, TypeAlias
+from urllib.parse import quote, unquote
+
+from rollmill.core.errors import UsageError
+from rollmill.core.installation import cache_root
+from rollmill.core.local_paths import local_path
+
+SCHEMES = ("s3", "gs", "az")
+"""Object stores that a run directory may be in: Amazon's protocol, Google's and Azure's."""
+
+FOLDER = "stored_runs"
+MAX_NAME = 200
+"""Characters of the quoted name of a working folder; file systems allow 255 bytes."""
+
+_URL = re.compile(rf"({'|'.join(SCHEMES)}):/+([^/]+)/*(.*)", re.DOTALL)
+"""The URL of a run. `Path` keeps one of its two slashes."""
+
+
+class OfRun:
+    """Marks a path, in an annotation, as that of a run, which may be a URL."""
+
+
+RunPath: TypeAlias = Annotated[Path, OfRun()]
+"""The directory of a run: a folder of this machine, or a URL, in place of which its working folder stands."""
+
+
+def run_folder(name: str, path: str | PathLike[str]) -> Path:
+    """Returns the folder of a run: the path itself, or the working folder of a URL.
+
+    `name` is the argument's or option's, for messages. Raises a `UsageError` for a URL of another kind.
+    """
+    url = _URL.fullmatch(str(path))
+    if url is None:
+        return local_path(name, path)
+    scheme, bucket, key = url.groups()
+    key = key.strip("/")
+    folder = quote(key, safe="")
+    if not key or any(part in ("", ".", "..") for part in key.split("/")):
+        raise UsageError(f"{name}={scheme}://{bucket}/{key} names no folder. hint: {scheme}://{bucket}/runs/mine")
+    if len(folder) > MAX_NAME:
+        raise UsageError(f"{name}={scheme}://{bucket}/{key} has more than {MAX_NAME} characters after its bucket.")
+    return cache_root() / FOLDER / scheme / quote(bucket, safe="") / folder
+
+
+def url_of(folder: Path) -> str | None:
+    """Returns the URL whose working folder this is, or None if it is another folder."""
+    parents = folder.absolute().parents
+    if len(parents) < 3 or parents[2].name != FOLDER or parents[1].name not in SCHEMES:
+        return None
+    if parents[2] != (cache_root() / FOLDER).absolute():
+        return None
+    return f"{parents[1].name}://{unquote(parents[0].name)}/{unquote(folder.name)}"
+
+
+def shown(folder: Path) -> str:
+    """Returns the URL of a working folder, and the path of any other one."""
+    return url_of(folder) or str(folder)

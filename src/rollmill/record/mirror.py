@@ -1,0 +1,286 @@
+"""Copies a run to its object store in the background, while it is trained.
+
+A thread looks at the run directory, and copies each checkpoint once it is whole, with the other files of the run
+before it. A training neither waits for the store nor ends because of it: what fails is tried again, until it
+succeeds or the training has ended.
+"""
+
+import contextlib
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, NamedTuple, TypeAlias
+
+from rollmill.core.errors import CheckpointError, StorageError
+from rollmill.core.folder import Folder
+from rollmill.record.checkpoint_files import ARRAYS, MAX_HEADER_BYTES, RECORD
+from rollmill.record.checkpoints import NAME
+from rollmill.record.json_files import MAX_BYTES
+from rollmill.record.object_store import MAX_PAUSE, ObjectStore
+from rollmill.record.run_directory import CONFIG, RunDirectory
+from rollmill.record.stored_runs import (
+    CHECKPOINTS,
+    MARKER,
+    WRITER,
+    Marker,
+    checkpoint_of,
+    is_run_file,
+    local_marker,
+    read_marker,
+    write_local_marker,
+)
+
+LOOK_SECONDS = 0.5
+"""Time between two looks at the run directory."""
+FAILURES_TOLD = 3
+"""Failures in a row after which the user is told."""
+FINISHED_SECONDS = 600.0
+"""How long the end of a training that has finished waits for the store."""
+STOPPED_SECONDS = 8.0
+"""The same after a signal or an error. Who sends SIGTERM often sends SIGKILL after 30 s."""
+MAX_DEPTH = 2
+"""Folders below the run directory, beside those of checkpoints, whose files are copied."""
+
+Signature: TypeAlias = tuple[int, int, int]
+"""Inode, size and time of a file."""
+_State: TypeAlias = tuple[dict[str, Signature | None], Signature | None, Signature | None]
+
+
+class _Opened(NamedTuple):
+    """A whole checkpoint. It can be read to its end even if it is deleted meanwhile."""
+
+    iteration: str
+    record: bytes
+    arrays: IO[bytes]
+
+
+class TakenOver(StorageError):
+    """Another process copies the same run."""
+
+
+@contextmanager
+def mirrored(run: RunDirectory, url: str, note: Callable[[str], None]) -> Iterator[None]:
+    """Copies a run to its store until the context ends.
+
+    At the end it waits for the store: some minutes if the training has finished, and some seconds otherwise.
+    Raises a `StorageError` if a training has finished and the store does not have it.
+    """
+    mirror = Mirror(run, ObjectStore(url), note)
+    note(f"copies it to {url}")
+    mirror.start()
+    try:
+        yield
+    except BaseException:
+        mirror.finish(STOPPED_SECONDS)
+        raise
+    finished = (run.read_summary() or {}).get("status") == "finished"
+    if mirror.finish(FINISHED_SECONDS if finished else STOPPED_SECONDS):
+        return
+    if finished:
+        raise StorageError(
+            f"the training has finished, but {url} lacks a part of it: {mirror.problem}\n"
+            f"All of it is in {run.root}; copy the rest with\n  {run.command('resume')}"
+        )
+
+
+class Mirror:
+    """Copies one run to one store.
+
+    Args:
+        run: a run whose lock this process holds.
+        store: where it is copied to.
+        note: shows a line when the store begins to fail, and when it has all again.
+    """
+
+    def __init__(self, run: RunDirectory, store: ObjectStore, note: Callable[[str], None]) -> None:
+        self._run, self._store, self._note = run, store, note
+        self._writer = f"{os.uname().nodename}:{os.getpid()}:{time.time_ns()}"
+        self._marker: Marker | None = None
+        self._copied: dict[str, Signature] = {}
+        self._checkpoints: dict[str, bytes] = {}
+        """Records of the checkpoints that the store has, by iteration."""
+        self._seen: _State | None = None
+        self._ends = threading.Event()
+        self._deadline = math.inf
+        self._whole = threading.Event()
+        """Set while the store has all of the run, as of the last look."""
+        self._thread = threading.Thread(target=self._work, name="rollmill-store", daemon=True)
+        self.problem = "it was not reached in time."
+
+    def start(self) -> None:
+        """Begins to copy."""
+        self._thread.start()
+
+    def finish(self, seconds: float) -> bool:
+        """Copies what is left, for so many seconds at most, and returns whether the store has all of the run."""
+        self._deadline = time.monotonic() + seconds
+        self._ends.set()
+        self._thread.join(seconds)
+        if self._thread.is_alive() or not self._whole.is_set():
+            self._note(
+                f"{self._store.url} lacks a part of this run: {self.problem} It is in {self._run.root}, and the "
+                "next start on this machine copies it"
+            )
+            return False
+        return True
+
+    def _work(self) -> None:
+        failures = 0
+        while time.monotonic() < self._deadline:
+            ends = self._ends.is_set()
+            try:
+                self._look(last=ends)
+            except TakenOver as error:
+                self.problem = str(error)
+                return
+            except Exception as error:  # any error: the training goes on
+                failures += 1
+                self._failed(error, failures)
+                continue
+            if failures >= FAILURES_TOLD:
+                self._note(f"{self._store.url} has all finished checkpoints again")
+            failures = 0
+            if ends:
+                return
+            self._ends.wait(LOOK_SECONDS)
+
+    def _failed(self, error: Exception, failures: int) -> None:
+        """Notes a failure, and pauses before the next try."""
+        self._whole.clear()
+        self.problem = str(error)
+        if failures == FAILURES_TOLD:
+            self._note(f"the store fails, and is tried again: {error}")
+        pause = min(2.0**failures / 4, MAX_PAUSE)
+        if not self._ends.wait(pause):
+            return
+        time.sleep(min(pause, 1.0))
+
+    def _look(self, *, last: bool) -> None:
+        """Copies what has changed, if there is another checkpoint, or at the end."""
+        now = self._state()
+        if now == self._seen and not last:
+            return
+        self._whole.clear()
+        present = sorted(now[0], key=int, reverse=True)
+        with contextlib.ExitStack() as stack:
+            newest = self._opened(stack, present[0]) if present else None
+            marker = self._claim()
+            for name in self._files():  # after the checkpoints: their lines of the metrics are among them
+                self._copy_file(name)
+            self._copy_checkpoint(newest)
+        for iteration in present[1:]:
+            with contextlib.ExitStack() as stack:
+                self._copy_checkpoint(self._opened(stack, iteration))
+        if newest and self._checkpoints.get(newest.iteration):
+            for iteration in self._checkpoints.keys() - set(present):
+                self._delete_checkpoint(iteration)
+        self._store.write(MARKER, marker.text())
+        self._seen = now
+        self._whole.set()
+
+    def _claim(self) -> Marker:
+        """Counts this copy, in the working folder first, after checking that nobody else copies the run."""
+        here = self._marker
+        if here is None:
+            self._copy_file(CONFIG)
+            self._store.write(WRITER, self._writer.encode())
+            there = read_marker(self._store) or Marker()
+            here = (local_marker(self._run.folder) or there).named()
+            here = replace(here, revision=max(here.revision, there.revision))
+            write_local_marker(self._run.folder, here)
+            self._store.write(MARKER, here.text())
+            self._find_checkpoints()
+        elif (writer := self._store.read(WRITER).decode(errors="replace")) != self._writer:
+            raise TakenOver(f"{self._store.url} is written by another process now, on {writer.split(':')[0]}.")
+        self._marker = replace(here, revision=here.revision + 1)
+        write_local_marker(self._run.folder, self._marker)
+        return self._marker
+
+    def _find_checkpoints(self) -> None:
+        """Notes which checkpoints the store has already."""
+        for name in self._store.sizes():
+            iteration = checkpoint_of(name)
+            if iteration and name.endswith(f"/{RECORD}"):
+                self._checkpoints[iteration] = self._store.read(name)
+            elif iteration:
+                self._checkpoints.setdefault(iteration, b"")
+
+    def _state(self) -> "_State":
+        """Returns a value that differs once the run has another checkpoint, configuration or summary."""
+        return self._present(), _signature(self._run.config_file), _signature(self._run.summary_file)
+
+    def _present(self) -> dict[str, Signature | None]:
+        """Returns the checkpoints of the run directory, which are whole, with the signatures of their records."""
+        folder = self._run.checkpoints
+        return {
+            name: _signature(folder.path / name / RECORD)
+            for name, kind in folder.kinds().items()
+            if kind == "folder" and NAME.fullmatch(name)
+        }
+
+    def _files(self) -> list[str]:
+        """Returns the other files of the run, the configuration first."""
+        found = sorted(name for name in _below(self._run.folder, "", MAX_DEPTH) if is_run_file(name))
+        return sorted(found, key=lambda name: name != CONFIG)
+
+    def _copy_file(self, name: str) -> None:
+        signature = _signature(self._run.root / name)
+        if signature is None or self._copied.get(name) == signature:
+            return
+        *parents, last = name.split("/")
+        with Folder(self._run.root, tuple(parents)).reading(last) as file:
+            self._store.write(name, file.read() if signature[1] <= MAX_BYTES else file)
+        self._copied[name] = signature
+
+    def _opened(self, stack: contextlib.ExitStack, iteration: str) -> _Opened | None:
+        """Opens a checkpoint. Returns None if it is gone, or just being replaced."""
+        folder = self._run.checkpoints.inner(iteration)
+        try:
+            record = folder.read(RECORD, limit=MAX_HEADER_BYTES)
+            arrays = stack.enter_context(folder.reading(ARRAYS))
+            same = folder.read(RECORD, limit=MAX_HEADER_BYTES) == record
+        except (FileNotFoundError, CheckpointError):
+            return None
+        return _Opened(iteration, record, arrays) if same else None
+
+    def _copy_checkpoint(self, opened: _Opened | None) -> None:
+        """Copies a checkpoint, its record last, unless the store has it."""
+        if opened is None or self._checkpoints.get(opened.iteration) == opened.record:
+            return
+        if opened.iteration in self._checkpoints:  # another state: without its record it counts as nothing
+            self._store.delete(_object(opened.iteration, RECORD))
+        self._checkpoints[opened.iteration] = b""
+        self._store.write(_object(opened.iteration, ARRAYS), opened.arrays)
+        self._store.write(_object(opened.iteration, RECORD), opened.record)
+        self._checkpoints[opened.iteration] = opened.record
+
+    def _delete_checkpoint(self, iteration: str) -> None:
+        self._store.delete(_object(iteration, RECORD))
+        self._store.delete(_object(iteration, ARRAYS))
+        del self._checkpoints[iteration]
+
+
+def _object(iteration: str, file: str) -> str:
+    return f"{CHECKPOINTS}/{iteration}/{file}"
+
+
+def _signature(file: Path) -> Signature | None:
+    try:
+        status = file.stat(follow_symlinks=False)
+    except OSError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _below(folder: Folder, prefix: str, depth: int) -> Iterator[str]:
+    """Yields the names of the files below a folder, without those of checkpoints."""
+    for name, kind in folder.kinds().items():
+        if kind == "file":
+            yield prefix + name
+        elif kind == "folder" and depth and name != CHECKPOINTS:
+            yield from _below(folder.inner(name), f"{prefix}{name}/", depth - 1)

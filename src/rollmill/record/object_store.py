@@ -1,0 +1,148 @@
+"""The folder of an object store: S3, Google Cloud Storage or Azure, through the package obstore.
+
+obstore is one wheel without dependencies for all three. Its requests are Rust's and release Python's lock, so that
+a training does not wait while a thread uploads. It takes credentials from the variables that the stores' own tools
+read, and from the instance, but not from their configuration files.
+"""
+
+import io
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from importlib.util import find_spec
+from typing import IO, Any, TypeVar
+
+from rollmill.core.errors import StorageError, UsageError
+from rollmill.core.installation import install_command
+
+Result = TypeVar("Result")
+
+REQUEST_SECONDS = 120.0
+"""Time limit of a request: of a small object, or of a part of a large one."""
+CONNECT_SECONDS = 10.0
+RETRIED_SECONDS = 30.0
+"""How long obstore itself repeats a request that failed."""
+PATIENCE_SECONDS = 120.0
+"""How long reading is tried at the start of a command."""
+MAX_PAUSE = 20.0
+"""Limit of the pause between two tries, in seconds."""
+NO_BUCKET = "NoSuchBucket"
+"""S3's name of an error."""
+
+
+class StoreError(StorageError):
+    """A request to an object store failed."""
+
+    def __init__(self, message: str, *, is_final: bool) -> None:
+        super().__init__(message)
+        self.is_final = is_final
+        """True if another try would fail as well: there is no such bucket, or no right to it."""
+
+
+class MissingObjectError(StoreError):
+    """An object, or its bucket, does not exist."""
+
+
+def check_installed(url: str) -> None:
+    """Raises a `UsageError` if object stores cannot be read here."""
+    if find_spec("obstore") is None:
+        raise UsageError(f"{url} needs the package obstore. hint: {install_command('store')}")
+
+
+class ObjectStore:
+    """The objects whose names begin with that of a folder, which `url` names."""
+
+    def __init__(self, url: str) -> None:
+        check_installed(url)
+        from obstore.store import from_url
+
+        self.url = url
+        limits: dict[str, Any] = {"timeout": timedelta(seconds=REQUEST_SECONDS), "allow_http": True}
+        limits["connect_timeout"] = timedelta(seconds=CONNECT_SECONDS)
+        again = {"max_retries": 3, "retry_timeout": timedelta(seconds=RETRIED_SECONDS)}
+        connect: Any = from_url
+        with _named(url):
+            self._store = connect(url, client_options=limits, retry_config=again)
+
+    def sizes(self) -> dict[str, int]:
+        """Returns the bytes of each object, by its name below the folder."""
+        import obstore
+
+        with _named(self.url):
+            return {each["path"]: each["size"] for page in obstore.list(self._store) for each in page}
+
+    def read(self, name: str) -> bytes:
+        """Returns the content of a small object."""
+        import obstore
+
+        with _named(f"{self.url}/{name}"):
+            return bytes(obstore.get(self._store, name).bytes())
+
+    def chunks(self, name: str) -> Iterator[bytes]:
+        """Yields the content of an object in pieces."""
+        import obstore
+
+        with _named(f"{self.url}/{name}"):
+            for chunk in obstore.get(self._store, name).stream():
+                yield bytes(chunk)
+
+    def write(self, name: str, content: bytes | IO[bytes]) -> None:
+        """Replaces an object. A reader sees the old content or the new one."""
+        import obstore
+
+        file = io.BytesIO(content) if isinstance(content, bytes) else content
+        with _named(f"{self.url}/{name}"):
+            obstore.put(self._store, name, file)
+
+    def delete(self, name: str) -> None:
+        """Deletes an object, which may be missing."""
+        import obstore
+
+        with _named(f"{self.url}/{name}"):
+            try:
+                obstore.delete(self._store, name)
+            except FileNotFoundError:
+                return
+
+
+def patiently(action: Callable[[], Result], *, seconds: float = PATIENCE_SECONDS) -> Result:
+    """Returns the result of an action, which is repeated for some time if the store fails."""
+    deadline, pause = time.monotonic() + seconds, 0.5
+    while True:
+        try:
+            return action()
+        except StoreError as error:
+            if error.is_final or time.monotonic() + pause > deadline:
+                raise
+        time.sleep(pause)
+        pause = min(2 * pause, MAX_PAUSE)
+
+
+@contextmanager
+def _named(url: str) -> Iterator[None]:
+    """Translates errors of obstore."""
+    from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
+
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise MissingObjectError(f"{url}: {_missing(error)}.", is_final=True) from error
+    except (PermissionDeniedError, UnauthenticatedError) as error:
+        raise StoreError(
+            f"{url}: access was denied ({_first_line(error)}). hint: credentials come from variables such as "
+            "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and GOOGLE_APPLICATION_CREDENTIALS, or from the instance.",
+            is_final=True,
+        ) from error
+    except (BaseError, OSError, ValueError) as error:
+        if NO_BUCKET in str(error):
+            raise MissingObjectError(f"{url}: {_missing(error)}.", is_final=True) from error
+        raise StoreError(f"{url}: {_first_line(error)}.", is_final=isinstance(error, ValueError)) from error
+
+
+def _missing(error: Exception) -> str:
+    return "there is no such bucket" if NO_BUCKET in str(error) else "there is no such object"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300].rstrip(".")

@@ -1,0 +1,205 @@
+"""Runs in object stores, and how they come to the working folder of this machine.
+
+A store has the files of the run directory under their names. A checkpoint is whole once its record is there, which
+is written last. The file `stored.json` tells which run it is, and how often it was copied.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from rollmill.core.errors import DataError, UsageError
+from rollmill.core.folder import Folder
+from rollmill.core.json_data import parse_json
+from rollmill.core.schema import read_as
+from rollmill.record.checkpoint_files import ARRAYS, MAX_HEADER_BYTES, RECORD
+from rollmill.record.checkpoints import NAME, WRITING
+from rollmill.record.json_files import MAX_BYTES, write_json
+from rollmill.record.object_store import MissingObjectError, ObjectStore, patiently
+from rollmill.record.run_directory import CONFIG, RunDirectory
+
+MARKER, WRITER = "stored.json", "writer.txt"
+"""The file that tells which run it is, and the one with the process that copies it."""
+CHECKPOINTS = "checkpoints"
+_SAFE_NAME = re.compile(r"[\w+-][\w.+-]*(/[\w+-][\w.+-]*){0,2}")
+"""Names of files of a run. Others, such as those that begin with a dot, are neither copied nor fetched."""
+
+
+@dataclass(frozen=True)
+class Marker:
+    """Which run a folder or a store has, and how new it is."""
+
+    run: str = ""
+    """A name that no other run has. Empty in a run that was copied by other tools."""
+    revision: int = 0
+    """How often it was copied to the store."""
+
+    def named(self) -> "Marker":
+        """Returns the marker with a new name, if it has none."""
+        return self if self.run else replace(self, run=uuid.uuid4().hex)
+
+    def text(self) -> bytes:
+        """Returns the content of the file."""
+        return json.dumps(asdict(self)).encode()
+
+
+def is_run_file(name: str) -> bool:
+    """Returns whether a store may hold a file of this name, relative to the run directory."""
+    return _SAFE_NAME.fullmatch(name) is not None and name not in (MARKER, WRITER)
+
+
+def checkpoint_of(name: str) -> str | None:
+    """Returns the checkpoint that a file belongs to, by its iteration."""
+    parts = name.split("/")
+    return parts[1] if len(parts) == 3 and parts[0] == CHECKPOINTS and NAME.fullmatch(parts[1]) else None
+
+
+def whole_checkpoints(names: Mapping[str, int]) -> set[str]:
+    """Returns the checkpoints in a store that are whole."""
+    return {iteration for name in names if name.endswith(f"/{RECORD}") and (iteration := checkpoint_of(name))}
+
+
+def read_marker(store: ObjectStore) -> Marker | None:
+    """Returns the marker in a store, or None if there is none."""
+    try:
+        return _parsed(store.read(MARKER), f"{store.url}/{MARKER}")
+    except MissingObjectError:
+        return None
+
+
+def local_marker(folder: Folder) -> Marker | None:
+    """Returns the marker in a working folder, or None if there is none."""
+    try:
+        return _parsed(folder.read(MARKER, limit=MAX_BYTES), str(folder.path / MARKER))
+    except (FileNotFoundError, DataError):
+        return None
+
+
+def write_local_marker(folder: Folder, marker: Marker) -> None:
+    """Writes the marker of a working folder."""
+    write_json(folder, MARKER, asdict(marker))
+
+
+def bring(root: Path, url: str) -> None:
+    """Brings a run from its store to its working folder, if the store has a newer state of it.
+
+    The folder is left alone while a process of this machine trains the run. One with another run is moved aside.
+    Raises a `StorageError` if the store cannot be read, and a `UsageError` if it holds other files.
+    """
+    store, run = ObjectStore(url), RunDirectory(root)
+    with _alone(root):
+        if root.is_dir() and (run.is_held() or run.is_locked()):
+            return
+        names = patiently(store.sizes)
+        there = patiently(lambda: read_marker(store)) if MARKER in names else None
+        if there is None and CONFIG in names:
+            there = Marker()
+        if there is None:
+            _check_empty(url, names)
+            return
+        here = local_marker(run.folder)
+        if (root / CONFIG).exists() and (here is None or here.run != there.run):
+            _move_aside(root)
+            here = None
+        if here is None or _standing(here, _local_checkpoints(run)) < _standing(there, whole_checkpoints(names)):
+            _fetch(store, names, run, there)
+
+
+def _standing(marker: Marker, checkpoints: set[str]) -> tuple[int, int]:
+    return max(map(int, checkpoints), default=-1), marker.revision
+
+
+def _local_checkpoints(run: RunDirectory) -> set[str]:
+    kinds = run.checkpoints.kinds()
+    return {name for name, kind in kinds.items() if NAME.fullmatch(name) and kind == "folder"}
+
+
+def _fetch(store: ObjectStore, names: Mapping[str, int], run: RunDirectory, marker: Marker) -> None:
+    """Makes the working folder what the store has. The marker is last: what was interrupted is fetched again."""
+    run.folder.make()
+    run.checkpoints.make()
+    whole = whole_checkpoints(names)
+    for iteration in sorted(whole, key=int):
+        _fetch_checkpoint(store, run.checkpoints, iteration)
+    for iteration in _local_checkpoints(run) - whole:
+        run.checkpoints.remove(iteration)
+    for name in sorted(names):
+        if is_run_file(name) and not name.startswith(f"{CHECKPOINTS}/"):
+            _fetch_file(store, run.folder, name, names[name])
+    write_local_marker(run.folder, marker)
+
+
+def _fetch_checkpoint(store: ObjectStore, folder: Folder, iteration: str) -> None:
+    record = patiently(lambda: store.read(f"{CHECKPOINTS}/{iteration}/{RECORD}"))
+    if _content(folder.inner(iteration), RECORD) == record:
+        return
+    partial = f"{WRITING}{iteration}"
+    folder.remove(partial)
+    folder.inner(partial).make()
+    _download(store, f"{CHECKPOINTS}/{iteration}/{ARRAYS}", folder.inner(partial), ARRAYS)
+    with folder.inner(partial).replacing(RECORD) as file:
+        file.write(record)
+    folder.remove(iteration)
+    folder.rename(partial, iteration)
+
+
+def _fetch_file(store: ObjectStore, root: Folder, name: str, size: int) -> None:
+    *parents, last = name.split("/")
+    folder = root
+    for parent in parents:
+        folder = folder.inner(parent)
+    folder.make()
+    if size <= MAX_BYTES and _content(folder, last) == patiently(lambda: store.read(name)):
+        return  # a file that is not replaced keeps what is remembered of it, such as that its code is trusted
+    _download(store, name, folder, last)
+
+
+def _download(store: ObjectStore, name: str, folder: Folder, last: str) -> None:
+    def attempt() -> None:
+        with folder.replacing(last) as file:
+            for chunk in store.chunks(name):
+                file.write(chunk)
+
+    patiently(attempt)
+
+
+def _content(folder: Folder, name: str) -> bytes | None:
+    try:
+        return folder.read(name, limit=MAX_HEADER_BYTES)
+    except FileNotFoundError:
+        return None
+
+
+def _check_empty(url: str, names: Mapping[str, int]) -> None:
+    if names:  # a run's configuration is the first that is copied
+        raise UsageError(
+            f"{url} is not empty and holds no run: it has {min(names)}. hint: choose another --run-dir."
+        )
+
+
+def _move_aside(root: Path) -> None:
+    """Renames a working folder whose run is not that of the store."""
+    number = next(n for n in range(1, 10**6) if not os.path.lexists(f"{root}.other-{n}"))
+    Folder(root.parent).rename(root.name, f"{root.name}.other-{number}")
+
+
+def _parsed(text: bytes, where: str) -> Marker:
+    return read_as(Marker, parse_json(text, where=where, limit=MAX_BYTES), where=where)
+
+
+@contextlib.contextmanager
+def _alone(root: Path) -> Iterator[None]:
+    """Excludes other processes that bring the same run."""
+    Folder(root.parent).make()
+    descriptor = Folder(root.parent).open_to_append(f".{root.name}.lock")
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
