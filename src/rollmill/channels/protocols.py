@@ -213,13 +213,13 @@ class Versioned(NamedTuple):
 
 @runtime_checkable
 class LatestWriter(Protocol):
-    """The one writer of a latest-value channel, such as that of the weights."""
+    """The one writer of a latest-value channel, for example of the weights."""
 
     def publish(self, tree: PyTree, *, version: int) -> None:
         """Replaces the value that readers see, and never blocks.
 
-        Versions rise, except when a run goes back to a checkpoint. Those of weights count iterations, those of
-        parameters updates.
+        Versions rise, except when a run goes back to a checkpoint. Weights are versioned by iteration, parameters
+        by update.
         """
         ...
 
@@ -367,7 +367,7 @@ class Broker(Protocol):
         ...
 
     def drop(self, name: str) -> None:
-        """Forgets the segment of that name. Mappings that exist stay valid."""
+        """Forgets the segment `name`. Existing mappings stay valid."""
         ...
 
     def holder(self, name: str) -> int:

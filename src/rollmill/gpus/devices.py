@@ -92,10 +92,10 @@ def find_gpus(nvml: Any, *, visible: str | None = None) -> tuple[Gpu, ...]:
 
 
 def chosen_gpus(gpus: Sequence[Gpu], visible: str | None = None) -> tuple[Gpu, ...]:
-    """Selects those of a host's GPUs that this process may use, in its order.
+    """Returns the GPUs of the host that this process may use, in its order.
 
-    `visible` is `$CUDA_VISIBLE_DEVICES` by default, and all if that is not set. As for CUDA, the list ends at the
-    first entry that is no GPU.
+    `visible` is `$CUDA_VISIBLE_DEVICES` by default, and all GPUs if that is not set. As for CUDA, the list ends at
+    the first entry that is not a GPU.
     """
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES") if visible is None else visible
     return tuple(gpus) if chosen is None else _chosen(gpus, [word.strip() for word in chosen.split(",")])

@@ -14,7 +14,7 @@ from rollmill.gpus.share import asked_memory
 def check_jax() -> None:
     """Checks precision and platform, and starts JAX's backend.
 
-    Raises a `UsageError` if 64-bit numbers are enabled, or if the platform is not available.
+    Raises a `UsageError` if 64-bit mode is enabled, or if the platform is not available.
     """
     if jax.config.values["jax_enable_x64"]:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Chooses a plan: a file's, or that of a distribution policy with its counts."""
+"""Chooses a plan: from a file, or by a distribution policy and its counts."""
 
 from collections.abc import Sequence
 

@@ -96,7 +96,7 @@ def single_learner_coarse(counts: Counts) -> Partition:
 
 
 def single_learner_fine(counts: Counts) -> Partition:
-    """Environments on CPU workers, one learner decides and learns for all of them.
+    """Places environments on CPU workers, and one learner that decides and learns for all of them.
 
     `{environment} x workers, {policy, gradients, update} x 1`.
     """
@@ -126,7 +126,7 @@ def list_distributions() -> dict[str, str]:
 
 
 def find_distribution(name: str) -> DistributionPolicy:
-    """Returns the policy of that name. Raises a `UsageError` if there is none."""
+    """Returns the distribution policy `name`. Raises a `UsageError` if there is none."""
     if ":" in name:
         return _own(name)
     if name not in _POLICIES:

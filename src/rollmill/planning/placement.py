@@ -70,9 +70,8 @@ PLACEMENT = tuple(field.name for field in fields(PlacementOptions))
 class Counts:
     """The counts of `PlacementOptions`, each at least 1, and the names of those read by a distribution policy.
 
-    `workers` are replicas of groups that hold the environment alone, `actors` of those that hold the policy, but
-    not the update, and `learners` of those that hold gradients and update together. With `asynchronous` actors go
-    on with the newest weights.
+    `workers` counts replicas with the environment only, `actors` replicas with the policy but not the update, and
+    `learners` replicas with gradients and update. With `asynchronous`, actors continue with the newest weights.
     """
 
     def __init__(
@@ -92,7 +91,7 @@ class Counts:
 
     @property
     def workers(self) -> int:
-        """Replicas of groups that hold the environment alone."""
+        """Number of replicas that hold the environment only."""
         return self._number("workers")
 
     @property
@@ -107,7 +106,9 @@ class Counts:
 
     @property
     def asynchronous(self) -> bool:
-        """True if actors go on with the newest weights, instead of waiting for those of their iteration."""
+        """True if actors continue with the newest weights instead of waiting for the weights of their iteration.
+        True if actors continue with the newest weights instead of waiting for the weights of their iteration.
+        """
         self.used.add("asynchronous")
         return self._asynchronous
 

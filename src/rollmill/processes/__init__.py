@@ -1,5 +1,5 @@
-"""Worker processes on one host: starting them, talking with them, seeing them fail, and ending them.
+"""Worker processes on one host: starting them, exchanging messages, detecting failures, and ending them.
 
-Nothing here knows what the workers do. What passes between processes is JSON and raw arrays. Nothing is
-unpickled or evaluated.
+Nothing here knows the workers' jobs. Processes exchange JSON and raw arrays, and nothing is unpickled or
+evaluated.
 """

@@ -1,4 +1,4 @@
-"""The coordinator's side of the connections: whoever knows the token is taken in, all others are sent away."""
+"""The coordinator's connections to its workers. Peers without the token are rejected."""
 
 import contextlib
 import errno
@@ -31,7 +31,7 @@ Frame: TypeAlias = list[bytes | memoryview]
 
 
 class WorkerConnection:
-    """The line to one worker. What is sent before it comes waits for it."""
+    """The connection to one worker. Messages sent before it connects are queued."""
 
     def __init__(self, take: Callable[[WorkerMessage], None]) -> None:
         self.taken = False
@@ -59,7 +59,7 @@ class WorkerConnection:
         self._unsent.put(frame)
 
     def serve(self, peer: socket.socket) -> None:
-        """Sends and takes until the worker closes the connection, or says what makes no sense."""
+        """Sends and receives until the worker closes the connection, or violates the protocol."""
         self._peer = peer
         self._hear()
         sender = threading.Thread(target=self._send_all, args=(peer,), name="rollmill-send", daemon=True)
@@ -79,7 +79,7 @@ class WorkerConnection:
         sender.join()
 
     def measure_clock(self) -> None:
-        """Asks the worker for its clock, where it may be another than this host's."""
+        """Measures the offset of the worker's clock, unless it shares this host's."""
         if self.host and self._peer is not None:
             self._ask(self.watch.begin())
 
@@ -118,7 +118,7 @@ Admit: TypeAlias = Callable[[Identity], WorkerConnection | str]
 
 
 class Acceptor:
-    """Listens for workers. Each that is admitted is served in a thread of its own."""
+    """Listens for workers, and serves each admitted one in its own thread."""
 
     def __init__(
         self, address: str, token: bytes, admit: Admit, show: Callable[[str], None], **settings: float
@@ -130,7 +130,7 @@ class Acceptor:
         self._listener = Listener(sock, token, self._receive, self._report)
 
     def close(self) -> None:
-        """Takes nobody in any more, and hangs up on all who are served."""
+        """Stops accepting, and closes the connections of all workers."""
         self._listener.stop()
         remove_socket_file(self.address)
         self._listener.end_served()

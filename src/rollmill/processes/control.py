@@ -10,10 +10,10 @@ from rollmill.processes.messages import NOTHING, Seconds, WorkerMessage
 
 @runtime_checkable
 class Control(Protocol):
-    """A worker's line to its coordinator, safe to use from any of the worker's threads.
+    """A worker's connection to its coordinator, safe to use from any of the worker's threads.
 
-    Returning from the function means that the job is finished. A function that is told to stop need not
-    finish: `Abandoned` may simply leave it.
+    The job is finished when its function returns. A function that is told to stop may let `Abandoned` propagate
+    instead of finishing.
     """
 
     def send(
@@ -47,9 +47,10 @@ class Control(Protocol):
         ...
 
     def at(self, note: str, *, expect: Seconds = 0.0) -> None:
-        """Notes the next act of the worker's main thread, such as `waiting for weights`, as a sign of progress.
+        """Records the next act of the worker's main thread, such as `waiting for weights`, as a sign of
+        progress.
 
-        Nothing need be noted for `expect` seconds after this, where that is longer than usual, as for compiling.
+        `expect` is the number of seconds without progress to allow, if more than usual, for example for compiling.
         Takes about a microsecond.
         """
         ...

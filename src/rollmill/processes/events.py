@@ -32,7 +32,7 @@ class Finished(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """The worker is gone before its function returned, and whatever it had started with it."""
+    """The worker and everything it had started ended before its function returned."""
 
     job: Job
     reason: str

@@ -136,11 +136,12 @@ class WorkerHealth:
         return str(self._beat) if self._beat else "starting"
 
     def hung(self, now: float, timeouts: Timeouts, condition: Callable[[], str]) -> Hung | None:
-        """Whether it makes no progress, or cannot. It is told once until that changes.
+        """Returns a `Hung` event if the worker makes no progress, or cannot. It is reported once until that
+        changes.
 
-        Silence alone is no hang: a call into C that holds Python's interpreter silences a worker that is well, as
-        loading the assets of a simulator may. It may last as long as any other work. A process that the
-        operating system says cannot run is hung at once.
+        Silence alone is no hang: a call into C that holds Python's interpreter, such as loading the assets of a
+        simulator, silences a healthy worker. It may last as long as any other work. A process that the operating
+        system says cannot run is hung at once.
         """
         if not self.connection.taken or self.connection.ended.is_set() or self._last is not None:
             return None

@@ -51,7 +51,7 @@ class Progress:
         self._seen = (-1, 0.0)
 
     def note(self, text: str, expect: Seconds = 0.0) -> None:
-        """See `Control.at`. One assignment, so that a look never sees half of it."""
+        """Implements `Control.at` by one assignment, so that a concurrent reader never sees a partial update."""
         self._now = (text, expect, self._now[2] + 1)
 
     def touch(self) -> None:

@@ -1,4 +1,4 @@
-"""How worker processes come to be: what a supervisor asks of whoever starts them."""
+"""The interface between a supervisor and the launcher of its processes."""
 
 import signal
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -39,7 +39,7 @@ class Launcher(Protocol):
         ...
 
     def abandon(self, handle: Any) -> None:
-        """Lets go of a process on a host that is out of reach, whose end nobody would notice."""
+        """Drops a process on an unreachable host, because its end could not be noticed."""
         ...
 
     def condition(self, handle: Any) -> str:

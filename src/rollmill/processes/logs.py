@@ -52,7 +52,7 @@ class WorkerLog:
             self._keep(f"--- attempt {job.attempt} ---")
 
     def feed(self, data: bytes) -> None:
-        """Takes what was written next."""
+        """Appends the next bytes of output."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             self._take(line)
@@ -114,11 +114,11 @@ class LogReader:
         self._ask(lambda: self._begin(output, log))
 
     def drop(self, log: WorkerLog) -> None:
-        """Ends a log whose output some stranger may have kept open."""
+        """Closes a log that another process may keep open."""
         self._ask(lambda: self._end(log))
 
     def close(self) -> None:
-        """Ends all logs. Lines that were written before are shown."""
+        """Closes all logs, after showing the lines written so far."""
         self._ask(self._end_all)
         self._thread.join()
 

@@ -19,7 +19,7 @@ from rollmill.processes.worker import serve
 
 
 def main() -> None:
-    """Reads what to do, and does it."""
+    """Reads an assignment and runs it."""
     assignment = json.load(sys.stdin)
     close_input()
     sys.exit(run_as_worker(assignment))
@@ -51,7 +51,7 @@ def take_environment(environment: dict[str, str]) -> None:
 
 
 def write_by_lines() -> None:
-    """Has what is printed leave this process with each line, though nobody sits at a terminal."""
+    """Makes standard output line-buffered even without a terminal."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)

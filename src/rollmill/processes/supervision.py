@@ -20,7 +20,7 @@ MAX_UNREAD = 256 * 2**20
 
 @runtime_checkable
 class Supervision(Protocol):
-    """Starts workers, tells what becomes of them, and ends them. For one thread, but for `send`.
+    """Starts workers, reports their events, and ends them. Belongs to one thread, except for `send`.
 
     As a context manager it closes itself.
     """

@@ -1,4 +1,4 @@
-"""The worker's side: its line to the coordinator, and how its function is called."""
+"""The worker's side: its connection to the coordinator, and the call of its function."""
 
 import contextlib
 import faulthandler
@@ -91,7 +91,7 @@ class SocketControl(MailboxControl):
             self._peer.shutdown(socket.SHUT_WR)
 
     def listen(self) -> None:
-        """Takes what the coordinator sends, and ends this process once it is gone."""
+        """Receives the coordinator's messages, and ends this process when the coordinator is gone."""
         with contextlib.suppress(OSError, Damaged, Abandoned):
             while (message := receive_frame(self._peer)) is not None:
                 if message.kind == ".stop":
@@ -105,7 +105,7 @@ class SocketControl(MailboxControl):
 
     @contextlib.contextmanager
     def beating(self, seconds: float, *, stuck_seconds: float) -> Iterator[None]:
-        """Meanwhile, tells the coordinator every so many seconds what the calling thread is doing."""
+        """Sends heartbeats with the calling thread's activity during the context."""
         ended = threading.Event()
         arguments = (seconds, stuck_seconds, ended)
         thread = threading.Thread(target=self._beat, args=arguments, name="rollmill-heartbeat", daemon=True)

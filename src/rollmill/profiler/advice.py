@@ -69,7 +69,7 @@ def advise(profile: Profile) -> tuple[Advice, ...]:
 
 
 def with_advice(profile: Profile) -> Profile:
-    """Returns the profile with the advice that follows from it."""
+    """Returns the profile with advice."""
     return replace(profile, advice=advise(profile))
 
 

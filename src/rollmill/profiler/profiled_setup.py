@@ -1,4 +1,4 @@
-"""Describes the training that was profiled, as far as reports and advice need it."""
+"""Describes the profiled training for reports and advice."""
 
 import math
 import shlex

@@ -40,7 +40,7 @@ class Place(NamedTuple):
 
 
 class Buffer(NamedTuple):
-    """A buffer that is needed at a moment."""
+    """A buffer that is live at some moment."""
 
     size: int
     shares: Shares

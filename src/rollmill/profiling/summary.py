@@ -47,7 +47,7 @@ class ProcessWindows(NamedTuple):
 
     @property
     def accelerators(self) -> int:
-        """Number of accelerators that computed for it."""
+        """Number of accelerators that computed for the process."""
         return max(window.accelerators for window in self.windows)
 
 

@@ -1,4 +1,4 @@
-"""Numbers, durations and names as text of reports."""
+"""Formats numbers, durations and names for reports."""
 
 import math
 
@@ -53,7 +53,7 @@ def times(ratio: float) -> str:
 
 
 def count(value: float) -> str:
-    """Formats a number of things: whole numbers as such, small means with three digits."""
+    """Formats a count: whole numbers as such, small means with three digits."""
     return f"{value:,.0f}" if abs(value) >= 100 or value == round(value, 0) else number(value)
 
 
@@ -71,7 +71,7 @@ def size_of(amount: int | float) -> str:
 
 
 def path_text(path: tuple[str, ...]) -> str:
-    """Formats an operation with those around it: `collect / policy`."""
+    """Formats an operation with its enclosing ones: `collect / policy`."""
     return one_line(" / ".join(path))
 
 

@@ -21,7 +21,7 @@ MIN_IN_COMMON = 0.5
 
 
 class AssignedProgram(NamedTuple):
-    """A compiled program, and where its buffers are."""
+    """A compiled program with its buffer assignment."""
 
     name: str
     instructions: Mapping[int, str]

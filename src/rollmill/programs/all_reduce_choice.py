@@ -39,13 +39,13 @@ def choose_all_reduce(
     They are timed once for a mesh, a size and versions, so the same seed gives the same sums, bit for bit.
 
     Args:
-        graph: what is trained.
-        mesh: where. All of its processes have to call this.
-        wanted: the way.
-        host: the mean through the host's memory, where there are several processes.
+        graph: the graph to train.
+        mesh: the mesh, all processes of which have to call this.
+        wanted: name of the all-reduce, or `auto`.
+        host: the mean through the host's memory, for a mesh of several processes.
 
     Raises:
-        UsageError: the way that is wanted cannot be had.
+        UsageError: the requested all-reduce is not available.
     """
     if mesh.size == 1:
         return AllReduceChoice(mesh_all_reduce(mesh))

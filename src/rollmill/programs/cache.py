@@ -1,4 +1,4 @@
-"""The persistent compilation cache: a program that was compiled once starts at once the next time."""
+"""The persistent compilation cache, from which a program that was compiled once starts at once."""
 
 import os
 import warnings
@@ -26,8 +26,8 @@ def cache_directory() -> Path:
 def enable_compilation_cache() -> None:
     """Turns the cache on, unless the user has chosen another one through JAX's own setting.
 
-    Workers and instances that start together share it. What one of them has half written, or was killed while it
-    wrote, another cannot read. JAX then compiles the program once more, which is nothing to warn of.
+    Workers and instances that start together share it. An entry that is half written, by a running or a killed
+    process, cannot be read. JAX then compiles the program again, which deserves no warning.
     """
     warnings.filterwarnings("ignore", UNREADABLE_ENTRY, UserWarning)
     if os.environ.get(WITH_NAMES.upper()):
@@ -41,10 +41,10 @@ def enable_compilation_cache() -> None:
 
 @contextmanager
 def names_in_cache() -> Iterator[None]:
-    """Programs have the names of their own source inside of it, in this process and in workers that start there.
+    """Makes names part of a cached program's key in this process and in workers that start in the context.
 
-    Otherwise the cache takes a program that differs in names alone for the same, and gives it back with those that
-    it had when it was compiled.
+    Otherwise the cache takes programs that differ in names only for the same, and returns one with the names that
+    it was compiled with.
     """
     variable = WITH_NAMES.upper()
     before, configured = os.environ.get(variable), jax.config.values[WITH_NAMES]

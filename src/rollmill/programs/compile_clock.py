@@ -56,7 +56,7 @@ class CompileClock:
 
 
 def union(intervals: Iterable[Interval], close: float = 0.0) -> Sequence[Interval]:
-    """Sorts intervals, and joins those that overlap or are no further apart than `close`."""
+    """Sorts intervals, and joins those that overlap or are at most `close` apart."""
     joined: list[Interval] = []
     for begin, end in sorted(intervals):
         if joined and begin <= joined[-1][1] + close:

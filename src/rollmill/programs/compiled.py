@@ -72,7 +72,7 @@ UNROLL = {"gpu": 4}
 
 
 def unroll_for(platform: str) -> int:
-    """Steps that are compiled as one where nobody says."""
+    """Returns the default number of steps that are compiled as one."""
     return UNROLL.get(platform, 1)
 
 
@@ -134,7 +134,7 @@ class CompiledProgram(NamedTuple):
         return state, metrics.values
 
     def place(self, state: PyTree[Array]) -> State:
-        """Puts a state that was restored on the host where the program expects it."""
+        """Places a state that was restored on the host onto the program's devices."""
         return jax.tree.map(jax.device_put, state, self.shardings)
 
 

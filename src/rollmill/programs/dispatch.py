@@ -146,7 +146,7 @@ class _GrowingSize:
         self.size, self._was_short = 1, False
 
     def note_window(self, waited: float) -> None:
-        """Notes that the consumer is done with a window, whose metrics were waited for for so many seconds."""
+        """Records the seconds for which the consumer waited for a window's metrics."""
         now = time.perf_counter()
         is_short = now - self._since < self._seconds
         if waited > FAR_TOO_LONG * self._seconds:

@@ -70,7 +70,7 @@ class KernelChoice(NamedTuple):
 
     @property
     def have_some(self) -> bool:
-        """Whether a kernel computes a part of it."""
+        """Returns whether any part is computed by a kernel."""
         return self.rollouts.fused or self.gradients.fused
 
     @property
@@ -229,6 +229,6 @@ def sought_parts(fusion: Fusion) -> Sequence[KernelPart]:
 
 
 def impossible_fusion(fusion: Fusion, reason: Exception, part: KernelPart) -> FusionError:
-    """Returns the error of a kernel that was asked for and cannot be made."""
+    """Returns the error for a requested kernel that cannot be made."""
     depths = ("full",) if part == "gradients" else ("full", "rollout")
     return FusionError(f"fusion={fusion} is not possible; auto trains without. {reason}", depths)

@@ -1,4 +1,4 @@
-"""The metrics of an iteration as one vector: from a GPU each array that is fetched takes its time."""
+"""Packs the metrics of an iteration into one vector, because each copy from a GPU has a fixed cost."""
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ class PackedMetrics(eqx.Module):
     names: tuple[str, ...] = eqx.field(static=True)
 
     def row(self) -> dict[str, float]:
-        """Returns the metrics of a single seed as numbers on the host."""
+        """Returns the metrics of a single seed as floats on the host."""
         return dict(zip(self.names, np.asarray(self.values).tolist(), strict=True))
 
 

@@ -156,9 +156,9 @@ class StorableProgram(NamedTuple):
     """Whether it runs once only, so that a small program is better than a fast one."""
 
     def lower(self, name: str | None) -> jax.stages.Lowered:
-        """Traces and lowers it.
+        """Traces and lowers the program.
 
-        A program to store has the name of its place, so that JAX's cache does not know it under another one: XLA
+        A stored program is named after its place, so that JAX's cache does not find it under another name: XLA
         writes only a part of a program that it has loaded.
         """
 
@@ -242,7 +242,7 @@ def surroundings(device: Any) -> list[object]:
 
 
 def calls_of(text: str) -> set[str]:
-    """Returns what a lowered program calls by name."""
+    """Returns the names of the functions that a lowered program calls."""
     return {name or other for name, other in re.findall(r'custom_call\s*@(?:"([^"]*)"|([\w.$]+))', text)}
 
 

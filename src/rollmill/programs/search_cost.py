@@ -1,4 +1,4 @@
-"""What a search for kernels may cost: no more seconds than it can save in the training that asks for it."""
+"""The budget of a search for kernels: at most the seconds that it can save in the training."""
 
 import contextlib
 import json
@@ -22,7 +22,7 @@ SAVED = 0.6
 
 
 class SearchCost(NamedTuple):
-    """The seconds of a training by XLA alone, beside those of a search for its kernels."""
+    """Seconds of a training by XLA, and of a search for its kernels."""
 
     platform: str
     """What computes it."""
@@ -30,7 +30,7 @@ class SearchCost(NamedTuple):
 
     @property
     def limit(self) -> float:
-        """Seconds after which a search ends: those that kernels can save, about."""
+        """Seconds after which a search ends, about as many as kernels can save."""
         return SAVED * self.training_seconds
 
     @property

@@ -326,7 +326,7 @@ class Checkpoints:
             raise CheckpointError(f"checkpoint {iteration} in {self.directory}: {_reason(damage)}.") from damage
 
     def check(self, iteration: int) -> str | None:
-        """Verifies a checkpoint, reading arrays in chunks, and returns the damage as text, or None."""
+        """Verifies a checkpoint, reading arrays in chunks. Returns a description of the damage, or None."""
         try:
             record = read_record(self._folder.inner(str(iteration)))
             if record.iteration != iteration:

@@ -41,7 +41,7 @@ class Display(Protocol):
     """Shows the progress of a training."""
 
     def note(self, text: str) -> None:
-        """Shows a line of text."""
+        """Prints one line."""
 
     def update(self, status: Status) -> None:
         """Shows the current progress, at any rate of calls."""

@@ -30,7 +30,7 @@ def restart_event(wall_time: float, step: int) -> bytes:
 
 
 def scalars_event(wall_time: float, step: int, scalars: Mapping[str, float]) -> bytes:
-    """Returns an event with numbers by name, stored as float32."""
+    """Returns an event with named scalars, stored as float32."""
     values = (
         _bytes(1, _bytes(1, name.encode(errors="replace")) + _float(2, value)) for name, value in scalars.items()
     )

@@ -21,7 +21,7 @@ NOT_NUMERIC = "OSUmM"  # NumPy's kind codes of objects, text and dates
 
 
 class LeafType(NamedTuple):
-    """Dtype (by name) and shape of one leaf. The shape of a key leaf is that of the keys."""
+    """Dtype (by name) and shape of one leaf. A leaf of random keys has the shape of the keys."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -60,7 +60,7 @@ def from_host(arrays: Mapping[str, np.ndarray], abstract: PyTree) -> PyTree:
 
 
 def host_type(kind: LeafType) -> tuple[np.dtype, tuple[int, ...]]:
-    """Returns dtype and shape of a leaf's host array, for a key those of its key data."""
+    """Returns dtype and shape of a leaf's host array. A random key has those of its key data."""
     if key := KEY_DTYPE.fullmatch(kind.dtype):
         one = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0, impl=key[1])))
         return np.dtype(one.dtype), (*kind.shape, *one.shape)

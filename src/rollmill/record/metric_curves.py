@@ -41,7 +41,7 @@ def metric_curve(run: RunDirectory, metric: str) -> list[MetricPoint]:
 
 
 def metric_names(run: RunDirectory) -> set[str]:
-    """Returns the names of a run's metrics. They are none if it has no line yet. Errors as in `metric_curve`."""
+    """Returns the names of a run's metrics, none before its first line. Raises the errors of `metric_curve`."""
     names: set[str] = set()
     for line in _lines(run):
         with contextlib.suppress(msgspec.DecodeError, RecursionError):
@@ -51,10 +51,10 @@ def metric_names(run: RunDirectory) -> set[str]:
 
 
 def thinned_curve(run: RunDirectory, max_points: int, *, seed: int | None = None) -> list[MetricPoint]:
-    """Returns at most `max_points` of a run's learning curve, evenly over its metrics, with the last one.
+    """Returns at most `max_points` of a run's learning curve, evenly spaced, including the last one.
 
-    It reads only these lines, however long the file is. The curve is that of one `seed`, or by default the mean
-    over all.
+    Reads only these lines, so that the length of the file hardly matters. The curve is the mean over all seeds, or
+    that of one `seed`.
     """
     metric = RETURN if seed is None else f"{RETURN}_seed{seed}"
     with _opened(run.folder, METRICS) as file:

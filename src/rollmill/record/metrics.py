@@ -1,4 +1,4 @@
-"""Metrics of a run: one JSON line for each iteration, and the same numbers for TensorBoard."""
+"""Metrics of a run: one JSON line for each iteration, and the same values for TensorBoard."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""Algorithms by name: those that come along, and those that a user registers."""
+"""Finds algorithms by name: built-in ones, and those that a user registers."""
 
 import functools
 import inspect
@@ -28,7 +28,7 @@ class Algorithm(NamedTuple):
 
 
 class BuiltInAlgorithm(NamedTuple):
-    """An algorithm of Rollmill's own, whose module is imported when one of its parts is needed."""
+    """A built-in algorithm. Its module is imported when one of its parts is needed."""
 
     config_name: str
     """Name of the hyperparameters in `rollmill.algorithms`."""
@@ -67,7 +67,7 @@ ALGORITHMS: Registry[Algorithm | BuiltInAlgorithm] = Registry("algorithm", BUILT
 
 
 def find_algorithm(name: str) -> Algorithm | BuiltInAlgorithm:
-    """Returns the algorithm of a name that is built in, registered, or offered by an installed package.
+    """Returns an algorithm that is built in, registered, or offered by an installed package.
 
     Raises a `UsageError` with the nearest names if there is none, or if its package cannot be used.
     """

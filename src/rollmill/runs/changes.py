@@ -1,4 +1,6 @@
-"""Hyperparameters that may change when a run goes on: those that do not change the shapes of its state."""
+"""Changes hyperparameters when a run is resumed. Only those that leave the shapes of its state alone may change.
+Changes hyperparameters when a run is resumed. Only those that leave the shapes of its state alone may change.
+"""
 
 import typing
 from collections.abc import Mapping, Sequence
@@ -112,9 +114,9 @@ def note_changes(
     restored: Restored | None,
     display: Display,
 ) -> None:
-    """Writes hyperparameters that change from now on to the run's configuration, and tells the display.
+    """Writes hyperparameters that change from now on to the run's configuration, and prints the changes.
 
-    `described` is the description of the changed graph. A value that stays as it is changes nothing.
+    `described` is the description of the changed graph. A value that stays the same is no change.
     """
     if restored:
         _note_earlier_start(run, restored, display)
@@ -140,7 +142,7 @@ def note_changes(
 
 
 def _note_earlier_start(run: RunDirectory, restored: Restored, display: Display) -> None:
-    """Says that the run goes on from before a change, whose own checkpoints are not whole any more."""
+    """Prints that the run resumes from before a change, because the checkpoints after the change are damaged."""
     config, changes = run.read_config(), read_saved(run).changes
     late = [change for change in changes if change.iteration > restored.iteration]
     if not late:

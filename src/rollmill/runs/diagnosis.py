@@ -1,4 +1,4 @@
-"""Looks at a run: whether what lies in its directory is whole, and where it met a number that was not finite."""
+"""Examines a run: whether its files are intact, and at which step a number was not finite."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ from rollmill.runs.saved_run import check_identity, read_options, read_saved, re
 
 
 class Examination(NamedTuple):
-    """The parts of a run, and what is wrong with them."""
+    """The files of a run and the problems found in them."""
 
     notes: list[str]
     """A line for each part that is whole."""
@@ -28,11 +28,11 @@ class Examination(NamedTuple):
 def replay(
     run_dir: str | Path, *, algorithm: Graph | None = None, imports: Sequence[str] = (), trust: bool = False
 ) -> Replayed:
-    """Computes the step at which a run stopped again, operation by operation.
+    """Computes the step at which a run stopped once more, operation by operation.
 
     Args:
         run_dir: directory of a run that stopped with a `NonFiniteError`.
-        algorithm: the graph again, where the run was made with parts that only Python has.
+        algorithm: the graph again, if the run was made with parts that exist only in Python.
         imports: modules to import first, because they register the environment, network or algorithm.
         trust: let this directory's run import the modules that it names, now and later.
 
@@ -40,7 +40,7 @@ def replay(
         The fault, the line that made the number, and the step's inputs and outputs.
 
     Raises:
-        CheckpointError: if the directory is no run, or holds no fault that can be replayed.
+        CheckpointError: the directory is not a run, or holds no fault that can be replayed.
     """
     run = RunDirectory.open(coerce("run_dir", RunPath, run_dir))
     graph, _ = reopen(run, algorithm=algorithm, imports=imports, trust=trust)
@@ -58,10 +58,10 @@ def kept_fault(run_dir: str | Path) -> bool:
 
 
 def examine(run_dir: str | Path) -> Examination:
-    """Checks the files of a run. Nothing is imported, compiled or changed.
+    """Checks the files of a run without importing, compiling or changing anything.
 
     Raises:
-        CheckpointError: if the directory is no run.
+        CheckpointError: the directory is not a run.
     """
     run = RunDirectory.open(coerce("run_dir", RunPath, run_dir))
     examined = Examination([], [])

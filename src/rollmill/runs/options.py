@@ -1,4 +1,4 @@
-"""How a training is run, as opposed to what is trained."""
+"""Options of how a training is run, as opposed to what is trained."""
 
 from dataclasses import dataclass
 from typing import Annotated, TypeAlias

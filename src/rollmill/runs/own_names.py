@@ -1,4 +1,4 @@
-"""Names that the user registered: the modules whose import makes them known to other processes too."""
+"""Names that the user registered, and the modules that other processes import to register them as well."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ class OwnName(NamedTuple):
 
     @property
     def module(self) -> str | None:
-        """The module whose import registers it in another process too, or None if there is none."""
+        """The module that other processes import to register the name, or None if there is none."""
         return registering_module(self.origin)
 
     def __str__(self) -> str:

@@ -35,7 +35,7 @@ MAX_LAUNCH = 2**16
 
 @dataclass(frozen=True)
 class Change:
-    """Hyperparameters that were given other values when a run went on."""
+    """Hyperparameters that changed when a run was resumed."""
 
     iteration: int
     """Iterations that came before."""
@@ -62,7 +62,7 @@ class GroupLaunches:
 
 @dataclass(frozen=True)
 class SavedLaunches:
-    """How the kernels of a run were launched: those of one program, or of each group."""
+    """How the kernels of a run were launched, in one program or in each group."""
 
     device: str | None = None
     rollouts: tuple[int, ...] | None = None
@@ -96,7 +96,7 @@ class SavedConfig:
 
 @dataclass(frozen=True)
 class Summary:
-    """The entries of summary.json that are read again."""
+    """The entries of summary.json that are read back."""
 
     status: Literal["finished", "stopped"]
     iterations: int
@@ -176,7 +176,7 @@ def _known(kind: Any, values: Mapping[str, Any], where: str, *, field: str = "")
 
 
 def identity_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the part of config.json that decides what is learned, as flat names and values."""
+    """Returns the part of config.json that determines what is learned, as flat names and values."""
     graph = {name: value for name, value in config["graph"].items() if name not in DERIVED}
     options = {name: config["options"].get(name) for name in DECIDING_OPTIONS}
     return flat("", plain({**graph, **options}))
@@ -201,11 +201,10 @@ def undone(identity: Mapping[str, Any], changes: tuple[Change, ...]) -> dict[str
 def check_identity(
     run: RunDirectory, metadata: Mapping[str, Any], iteration: int, *, given: Mapping[str, Any] | None = None
 ) -> None:
-    """Refuses a checkpoint that was made with another configuration than the run's.
+    """Rejects a checkpoint that was made with another configuration than the run's.
 
-    Where the configuration was changed on purpose, checkpoints from before the change belong to the run too. The
-    hyperparameters `given` are being changed now, and may differ. The `CheckpointError` names the fields, with the
-    values of both.
+    Checkpoints from before a recorded change belong to the run too. The hyperparameters `given` are about to
+    change, and may differ. The `CheckpointError` names the fields and both values.
     """
     changes = read_saved(run).changes  # and with it all types are checked
     saved, current = metadata.get(IDENTITY), identity_of(run.read_config())
@@ -252,7 +251,7 @@ def with_changes(config: Mapping[str, Any], changes: Sequence[Change]) -> dict[s
 
 
 def changed_config(config: Mapping[str, Any], graph: Mapping[str, Any], change: Change) -> dict[str, Any]:
-    """Returns the config.json of a run that goes on with other hyperparameters."""
+    """Returns the config.json of a run that is resumed with other hyperparameters."""
     history = [*config.get("changes", ()), change.to_json()]
     launches = None if {"num_minibatches"} & change.after.keys() else config.get("launches")
     return {**config, "graph": dict(graph), "launches": launches, "changes": history}

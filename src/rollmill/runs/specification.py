@@ -20,7 +20,7 @@ from rollmill.runs.recalled_digests import recall_digests
 
 
 def import_modules(names: Sequence[str]) -> None:
-    """Imports modules that register environments, networks or algorithms, only those that the user names."""
+    """Imports the modules named by the user, which register environments, networks or algorithms."""
     for name in names:
         try:
             import_named(name)

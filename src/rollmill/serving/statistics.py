@@ -55,9 +55,9 @@ def quantile(buckets: Int[np.ndarray, " buckets"], share: float) -> float | None
 
 
 class ServerStatistics:
-    """The counts of one worker, which has this index, and the sums over all of them.
+    """The counts of worker `index`, and the sums over all workers.
 
-    The descriptor is that of a file of `bytes_of(workers)` zeros that all workers have opened, or -1 for memory of
+    `descriptor` is that of a file of `bytes_of(workers)` zeros that all workers have opened, or -1 for memory of
     this process alone.
     """
 

@@ -60,7 +60,7 @@ class SnapshotRequest(NamedTuple):
 
 
 class Hold(NamedTuple):
-    """Begin no further iteration, and answer with the number of those that were begun."""
+    """Requests to begin no further iteration, and to answer with the number of iterations begun."""
 
     begun: int = 0
     """Iterations begun; only the answer gives it."""
@@ -77,7 +77,7 @@ class StartRecording(NamedTuple):
 
 
 class AbandonRecording(NamedTuple):
-    """Stop recording, forget the events, and answer once that is done."""
+    """Requests to stop recording, discard the events, and confirm."""
 
     number: int
     """Number of this request, which the answer repeats."""
@@ -140,7 +140,7 @@ class MeshCompiled(NamedTuple):
 
 
 class IterationMetrics(NamedTuple):
-    """Metrics of the iterations that follow the first `first` ones."""
+    """Metrics of consecutive iterations, after `first` earlier ones."""
 
     first: int
     rows: Sequence[Mapping[str, Any]]
@@ -245,7 +245,7 @@ def send_to(workers: Supervision, to: Job | str, message: Any) -> None:
 
 
 def latest(line: MessageLine, kind: type[MessageType]) -> MessageType | None:
-    """Takes the newest message of that type without waiting, and drops older ones."""
+    """Takes the newest message of a type without waiting, and drops older ones."""
     message = line.latest(kind.__name__)
     return None if message is None else parse(message)
 

@@ -27,7 +27,7 @@ class _Recordings:
         self._ending: threading.Thread | None = None
 
     def start(self, _: WorkerMessage) -> dict[str, Any]:
-        """Begins a recording, when the one before has ended."""
+        """Begins a recording after the previous one has ended."""
         if self._ending is not None:
             self._ending.join()
         self._recorder.start()
@@ -40,7 +40,7 @@ class _Recordings:
         return request._asdict()
 
     def abandon(self, message: WorkerMessage) -> dict[str, Any]:
-        """Ends the recording, forgets its events, and tells that it has."""
+        """Ends the recording, discards its events, and confirms."""
         request: AbandonRecording = parse(message)
         self._in_background(lambda: self._forget(request.number))
         return request._asdict()

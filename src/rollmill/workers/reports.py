@@ -19,7 +19,7 @@ Row: TypeAlias = Mapping[str, Any]
 
 
 class MetricsRows(NamedTuple):
-    """Metrics of the iterations that follow the first `first` ones."""
+    """Metrics of consecutive iterations, after `first` earlier ones."""
 
     first: int
     rows: Sequence[Row]
@@ -29,14 +29,14 @@ class MetricsRows(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """The state after so many iterations, on the host."""
+    """The state after some iterations, on the host."""
 
     iteration: int
     state: State
 
 
 class RolledBack(NamedTuple):
-    """All replicas begin again after so many iterations."""
+    """All replicas restart from the state after some iterations."""
 
     iteration: int
 
@@ -112,10 +112,10 @@ class Training(Protocol):
 
     @property
     def out_of_reach(self) -> str:
-        """The workers on hosts that may be out of reach, and these hosts; empty where there are none."""
+        """The workers on unreachable hosts, and these hosts. Empty if there are none."""
         ...
 
     @property
     def waited_for(self) -> str:
-        """The workers that keep a training from ending; empty where it needs none."""
+        """The workers that keep a training from ending. Empty if it needs none."""
         ...

@@ -55,7 +55,7 @@ class RemoteBroker:
             return self._doorbells[name]
 
     def claim(self, name: str, *, segment: str | None = None, word: int = 0) -> int:
-        """Claims the end of that name and returns the caller's incarnation."""
+        """Claims the end `name` and returns the caller's incarnation."""
         with self._lock:
             answer, _ = self._ask(ask="claim", name=name, segment=segment, word=word)
         return int(answer["incarnation"])
@@ -66,7 +66,7 @@ class RemoteBroker:
             self._ask(ask="confirm", name=name, incarnation=incarnation, segment=segment, word=word)
 
     def drop(self, name: str) -> None:
-        """Forgets the segment of that name."""
+        """Forgets the segment `name`."""
         with self._lock:
             self._mapped.pop(name, None)
             self._ask(ask="drop", name=name)

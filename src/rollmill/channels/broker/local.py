@@ -45,7 +45,7 @@ class LocalBroker:
             return self._mapped[name]
 
     def segment_descriptor(self, name: str, *, nbytes: int, digest: str) -> int:
-        """File descriptor of the memory of that name. It belongs to the broker."""
+        """Returns the file descriptor of the segment `name`, which belongs to the broker."""
         self.agree(name, digest=digest)
         with self._lock:
             if name not in self._segments:
@@ -73,7 +73,7 @@ class LocalBroker:
             return self._doorbells[name]
 
     def claim(self, name: str, *, segment: str | None = None, word: int = 0) -> int:
-        """Claims the end of that name and returns the caller's incarnation."""
+        """Claims the end `name` and returns the caller's incarnation."""
         with self._lock:
             self._holders[name] = self._holders.get(name, 0) + 1
             self._addresses.pop(name, None)  # the previous holder's
@@ -88,7 +88,7 @@ class LocalBroker:
                 self._publish(segment, word, incarnation)
 
     def drop(self, name: str) -> None:
-        """Forgets the segment of that name."""
+        """Forgets the segment `name`."""
         with self._lock:
             self._mapped.pop(name, None)
             self._digests.pop(name, None)

@@ -10,9 +10,9 @@ ONE = (1).to_bytes(8, sys.byteorder)  # an eventfd adds the 64-bit numbers writt
 
 
 class Doorbell:
-    """Wakes the one end that waits on it. Anyone may ring. Rings before the end wakes up count as one.
+    """Wakes the one end that waits on it. Anyone may ring, and rings before the end wakes up count as one.
 
-    An eventfd where the system has it, otherwise a pipe. Wake-ups may be spurious: check the condition again.
+    Uses an eventfd, or a pipe on systems without one. Wake-ups may be spurious: check the condition again.
     """
 
     def __init__(self, read_fd: int, write_fd: int) -> None:

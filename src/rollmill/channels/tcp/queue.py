@@ -62,7 +62,7 @@ class RingEnds(NamedTuple):
 
     @property
     def ranges(self) -> str:
-        """Name whose incarnations number the ranges of sequence numbers."""
+        """Name under which the broker allocates ranges of sequence numbers, one for each incarnation."""
         return f"{self.receiver}/ranges"
 
 

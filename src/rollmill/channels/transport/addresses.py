@@ -1,4 +1,4 @@
-"""Addresses as text, and sockets that listen there: `unix:/path`, `unix:@name` (Linux only) or `tcp:host:port`."""
+"""Parses addresses and opens sockets on them: `unix:/path`, `unix:@name` (Linux only) or `tcp:host:port`."""
 
 import contextlib
 import secrets
@@ -49,7 +49,7 @@ def parse_address(address: str) -> tuple[socket.AddressFamily, Any]:
 
 
 def connect(address: str, *, timeout: float) -> socket.socket:
-    """Returns a socket that is connected to an address, and watches the link to another host.
+    """Returns a socket connected to an address, with the options that detect a lost link to another host.
 
     Raises a `UsageError` if the text is not an address, and an `OSError` if nobody listens there.
     """
@@ -66,7 +66,7 @@ def connect(address: str, *, timeout: float) -> socket.socket:
 
 
 def remove_socket_file(address: str) -> None:
-    """Removes the file of an address that nobody listens on any more."""
+    """Removes the socket file of an address after its listener has closed."""
     _, _, path = address.partition("unix:/")
     if path:
         file = Path("/", path)

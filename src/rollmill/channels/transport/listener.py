@@ -29,7 +29,7 @@ REST_SECONDS = 0.05
 
 
 class Handshake:
-    """A connection whose other end is not authenticated yet."""
+    """A connection whose peer is not authenticated yet."""
 
     def __init__(self, sock: socket.socket, address: str, dialogue: Dialogue[Admission]) -> None:
         sock.setblocking(False)

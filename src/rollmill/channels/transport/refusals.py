@@ -20,7 +20,7 @@ SHOWN_ADDRESSES = 5
 
 
 class RefusedConnection(NamedTuple):
-    """A connection that was refused."""
+    """A connection that the listener refused."""
 
     address: str
     """IP address of the peer, or empty for a peer of this host."""
@@ -54,7 +54,7 @@ class RefusalLog:
         self.due = due if self.due is None else min(self.due, due)
 
     def show_due(self, *, everything: bool = False) -> None:
-        """Shows what was gathered if it is due."""
+        """Shows the collected refusals if they are due."""
         if self.due is None or not (everything or time.monotonic() >= self.due):
             return
         gathered, self._gathered, self.due = self._gathered, [], None

@@ -78,7 +78,7 @@ def _leaves(space: spaces.Space, value: PyTree[np.ndarray], name: str) -> Iterat
 
 
 class CastError(ContractError):
-    """A whole number, or one that should be, that the batch's dtype cannot hold."""
+    """A number that the integer dtype of a batch cannot hold."""
 
 
 def fitted(value: Any, dtype: np.dtype) -> np.ndarray:

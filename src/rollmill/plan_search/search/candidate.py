@@ -32,9 +32,9 @@ class Candidate:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Fields that differ from what the command does by itself, by name.
+        """Returns the fields that differ from the command's defaults, by name.
 
-        GPUs and instances are none of them: workers share GPUs if there are fewer.
+        GPUs and instances are left out: workers share GPUs if there are fewer.
         """
         default = asdict(Candidate())
         given = {name: value for name, value in asdict(self).items() if value != default[name]}
@@ -94,7 +94,7 @@ class Candidate:
 
 
 def width_of(candidate: Candidate, width: str) -> int:
-    """Returns the value of a width, 1 where it is left out."""
+    """Returns the value of a width, or 1 if it is not set."""
     value = getattr(candidate, width)
     return 1 if value is None else int(value)
 

@@ -1,4 +1,4 @@
-"""A machine and a training as numbers: all that the enumeration of candidates depends on."""
+"""A machine and a training in numbers, from which candidates are enumerated."""
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -42,13 +42,13 @@ class Machine:
 
     @property
     def memory_limit(self) -> float | None:
-        """Bytes that a candidate may take: of each GPU, or of the host where there is none."""
+        """Bytes that a candidate may use of each GPU, or of the host if there is none."""
         if self.gpus:
             return None if self.gpu_memory is None else float(self.gpu_memory)
         return None if self.memory is None else HOST_SHARE * self.memory
 
     def hosts_for(self, gpus: int) -> int:
-        """Hosts that as many GPUs are spread over."""
+        """Returns the number of hosts over which `gpus` GPUs are spread."""
         return max(1, -(-gpus // self.gpus_per_host)) if self.gpus_per_host else 1
 
 

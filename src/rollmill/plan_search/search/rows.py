@@ -1,4 +1,4 @@
-"""The table of a search: what became of each candidate, and the choice."""
+"""The table of a search: the outcome of each candidate, and the choice."""
 
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
@@ -30,7 +30,7 @@ class Measurement(NamedTuple):
 
 @dataclass(frozen=True)
 class CandidateRow:
-    """A candidate, what was predicted and measured, and why it was chosen or not."""
+    """A candidate with its predictions and measurements, and the reason why it was chosen or not."""
 
     candidate: Candidate
     status: Status

@@ -67,7 +67,7 @@ class CannotRun(Exception):
 
 
 class CannotBeFused(CannotRun):
-    """A candidate cannot be carried out, nor can any other that is fused to one of these depths."""
+    """A candidate is infeasible, and so is any other that is fused to one of these depths."""
 
     def __init__(self, reason: str, depths: Sequence[str]) -> None:
         super().__init__(reason)

@@ -1,4 +1,4 @@
-"""Finds Ray, joins a cluster or starts one of this machine alone, and leaves it again."""
+"""Connects to a Ray cluster, or starts one on this machine, for the duration of a context."""
 
 import contextlib
 import importlib
@@ -63,7 +63,7 @@ class StoppedJoining(RollmillError):
 
 
 class Cluster(NamedTuple):
-    """A Ray cluster that this process is connected with."""
+    """The Ray cluster to which this process is connected."""
 
     ray: Any
     """Ray's module."""

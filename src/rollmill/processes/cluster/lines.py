@@ -45,7 +45,7 @@ class OutputStream:
         self._changing = threading.Lock()
 
     def relay(self, peer: socket.socket) -> None:
-        """Passes on what comes, until the process and all that hold its output are gone."""
+        """Passes output on until the process, and every process that holds its output, has ended."""
         with self._changing:
             if self.ended.is_set():
                 return

@@ -1,4 +1,4 @@
-"""The worker's side: what a Ray actor does."""
+"""The job of a Ray actor: it runs one worker."""
 
 import faulthandler
 import os

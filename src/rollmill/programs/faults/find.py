@@ -1,8 +1,8 @@
-"""Finds where a NaN or an infinity came from, keeps what is needed to see it again, and replays it.
+"""Locates the origin of a NaN or an infinity, and saves the state needed to replay it.
 
-Inside the compiled program only one number a fragment says whether its outputs were finite. When
-one was not, the iteration is computed again from the state before it, step by step, with everything
-looked at. This is possible because an iteration depends on its state alone.
+Inside the compiled program one number a fragment says whether its outputs were finite. If one was not, the
+iteration is computed again from the state before it, step by step, with every value checked. This is possible
+because an iteration depends on its state alone.
 
 Shape letters: `T` steps, `E` environments, `N` rows of a minibatch.
 """

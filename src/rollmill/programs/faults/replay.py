@@ -64,7 +64,7 @@ def has_fault(directory: Folder) -> bool:
 
 
 def has_message(directory: Folder) -> bool:
-    """Returns whether a run noted there what it said when it stopped at a number that is not finite."""
+    """Returns whether a run recorded its message when it stopped at a number that is not finite."""
     return directory.has(MESSAGE)
 
 

@@ -22,7 +22,7 @@ class FailureLog:
         self._growth_reported = False
 
     def lost(self) -> None:
-        """Counts a worker that was lost while it stepped environments."""
+        """Counts a worker that was lost while stepping environments."""
         self._since_row += 1
 
     def receive(self, worker: str, message: EnvFailures | EnvGrowth, environment: str) -> Iterator[Notice]:
@@ -51,7 +51,7 @@ class FailureLog:
             )
 
     def add_to(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
-        """Adds the number of failures since the previous row. Of several rows, the first one has it."""
+        """Adds the number of failures since the previous row, to the first of several rows."""
         counts = [self._since_row, *[0] * (len(rows) - 1)]
         self._since_row = 0
         return [{**row, "episodes/failed": count} for row, count in zip(rows, counts, strict=True)]

@@ -45,7 +45,7 @@ class SnapshotCollector:
         self._parts: dict[int, dict[str, StatePart]] = {}
 
     def request(self, pace: Pace, last: int, *, mesh: bool) -> None:
-        """Requests the state after one of the next iterations, unless one is requested already."""
+        """Requests the state after one of the next iterations, unless a request is pending."""
         passed = self._wanted is not None and pace.iteration > self._wanted + 1
         if (self._wanted is None or passed) and pace.iteration < last:
             self._wanted = min(pace.ahead(mesh=mesh), last)

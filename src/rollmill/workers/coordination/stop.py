@@ -16,7 +16,7 @@ from rollmill.workers.protocol import End, Hold, send_to
 
 
 class StopBarrier:
-    """Where all replicas end: after the `planned` iterations, unless they are asked to `stop`."""
+    """Decides where all replicas end: after the `planned` iterations, unless they are asked to `stop`."""
 
     def __init__(self, workers: Supervision, planned: int) -> None:
         self.last = planned
@@ -36,7 +36,7 @@ class StopBarrier:
         self._begun[job.name] = begun
 
     def finished(self, job: Job) -> None:
-        """Notes that a replica finished its planned iterations before it was held."""
+        """Records that a replica finished its planned iterations before it was held."""
         self._begun[job.name] = self.last
 
     def settle(self, replicas: Set[str]) -> bool:
@@ -49,7 +49,7 @@ class StopBarrier:
         return True
 
     def inform(self, job: Job) -> None:
-        """Sends a replica the present state of the stop before it begins, as it may take another one's place."""
+        """Sends a newly started replica the current state of the stop, as it may replace one that was told."""
         self._begun.pop(job.name, None)
         if self._settled:
             send_to(self._workers, job, End(self.last))

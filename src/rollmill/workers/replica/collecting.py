@@ -26,7 +26,7 @@ from rollmill.workers.replica.snapshots import collector_part, restored_collecto
 
 
 class Collect(StageRun):
-    """Collects a rollout, with weights that were received or the replica's own."""
+    """Collects a rollout with received weights or the replica's own."""
 
     def __init__(self, context: ReplicaContext, learner: LearnerState | None, kernels: KernelChoice) -> None:
         self._context, self._learner = context, learner

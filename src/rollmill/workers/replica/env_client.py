@@ -26,7 +26,7 @@ RESTARTED = 1
 
 @runtime_checkable
 class Stepper(Protocol):
-    """Environments that are stepped in this process."""
+    """Environments stepped in this process."""
 
     def open(self) -> ResetReply:
         """First observations."""

@@ -16,7 +16,7 @@ from rollmill.workers.replica.learner_state import LearnerState
 
 
 class ReceiveWeights(StageRun):
-    """Waits for the weights of an iteration, or takes the newest ones if the group is asynchronous."""
+    """Waits for the weights of an iteration, or takes the newest if the group is asynchronous."""
 
     def __init__(self, context: ReplicaContext) -> None:
         self._context = context
@@ -36,7 +36,7 @@ class ReceiveWeights(StageRun):
 
 
 class PublishWeights(StageRun):
-    """Publishes the weights after each iteration, and when it is made those that the training begins with."""
+    """Publishes the initial weights when it is created, and the weights after each iteration."""
 
     def __init__(self, context: ReplicaContext, learner: LearnerState) -> None:
         self._learner = learner

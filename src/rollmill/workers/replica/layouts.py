@@ -33,12 +33,12 @@ def env_policy_pairs(environments: Group, policies: Group, num_envs: int) -> lis
 
 
 def collector_shapes(flow: Flow, width: int) -> Collector:
-    """Shapes of the collector of so many environments."""
+    """Returns the shapes of the collector of `width` environments."""
     return _resized(flow.state.collector, 0, width)
 
 
 def ring_shapes(flow: Flow, width: int) -> PyTree[jax.ShapeDtypeStruct]:
-    """Shapes of the replay memory of so many environments."""
+    """Returns the shapes of the replay memory of `width` environments."""
     return _resized(flow.state.rings, 0, width)
 
 
@@ -68,7 +68,7 @@ def opening_layout(flow: Flow, width: int) -> Layout:
 
 
 def gradients_layout(flow: Flow) -> Layout:
-    """Returns the layout of a message of gradients. The last one of an iteration carries its metrics."""
+    """Returns the layout of a message of gradients. An iteration's last message also carries its metrics."""
     metrics = jax.ShapeDtypeStruct((len(flow.metric_names),), np.dtype("float32"))
     return Layout.of((flow.gradients, metrics))
 

@@ -17,7 +17,7 @@ from rollmill.workers.reports import Row
 
 
 class LearnerState:
-    """A learner, and the program that learns with it. A parameter server may make its parameters."""
+    """A learner and the program that updates it. Its parameters may come from a parameter server."""
 
     def __init__(self, context: ReplicaContext, kernels: KernelChoice) -> None:
         self._context, graph = context, context.graph

@@ -71,7 +71,9 @@ class _Replica:
         return_freed_memory()
 
     def run(self) -> None:
-        """Runs until the training ends. Replicas that nobody waits for run until the coordinator ends them."""
+        """Runs until the training ends. A replica that others do not wait for runs until the coordinator ends
+        it.
+        """
         context, iteration = self._context, self._first
         stop = StopParticipant(context.control, begun=iteration, planned=context.graph.loops.iterations)
         self._start_report = StartReport(context)

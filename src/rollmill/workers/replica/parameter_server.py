@@ -137,7 +137,7 @@ class _Server:
         self._iteration += 1
 
     def look_around(self) -> None:
-        """Serves snapshot requests while no gradients arrive. Raises `Ended` after the last one."""
+        """Serves snapshot requests while no gradients arrive. Raises `Ended` after the last request."""
         self._context.control.at("waiting for gradients")
         if (wanted := self._requests.pending()) is None:
             return
@@ -147,7 +147,7 @@ class _Server:
             raise Ended
 
     def await_end(self) -> NoReturn:
-        """Serves snapshot requests after the last gradients, until the last one raises `Ended`."""
+        """Serves snapshot requests after the last gradients, until one raises `Ended`."""
         while True:
             self.look_around()
             self._requests.wait()

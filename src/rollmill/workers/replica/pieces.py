@@ -12,7 +12,7 @@ from rollmill.programs.compiler_options import program_options
 
 
 class CompiledPieces:
-    """A cut program whose pieces are compiled when they are first run."""
+    """A cut program. Each piece is compiled when it first runs."""
 
     def __init__(self, program: Cut) -> None:
         self._program = program

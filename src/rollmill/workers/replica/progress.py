@@ -1,4 +1,4 @@
-"""A replica's line to its coordinator, which tells waiting for others from work, and work from a hang."""
+"""A replica's connection to its coordinator, which distinguishes waiting for others, work and a hang."""
 
 import threading
 import time

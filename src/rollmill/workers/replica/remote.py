@@ -46,8 +46,8 @@ class MeanOverReplicas:
 class ParameterClient:
     """Client of the parameter server: sends gradients, and receives parameters.
 
-    Where nobody waits, gradients are held back until the next ones, or the iteration's metrics, are there: so
-    that the last ones of an iteration, however many there are, carry its metrics.
+    An asynchronous client sends gradients only when the next ones, or the iteration's metrics, are ready, so that
+    the last gradients of an iteration carry its metrics.
     """
 
     def __init__(self, context: ReplicaContext) -> None:
@@ -75,7 +75,9 @@ class ParameterClient:
         return self._context.flow.put_parameters(learner, self._read(self._version if self._waits else None))
 
     def __call__(self, gradients: PyTree, last: bool) -> PyTree:
-        """Parameters after the update by these gradients, or the newest where nobody waits."""
+        """Returns the parameters after the update by these gradients, or the newest if the group is
+        asynchronous.
+        """
         gradients = jax.tree.map(np.asarray, gradients)
         if not self._waits:
             self._send_held()
@@ -91,7 +93,7 @@ class ParameterClient:
             self._send(self._no_gradients(), self._version, flags=LAST | NO_UPDATE)
 
     def end(self, row: Mapping[str, float]) -> None:
-        """Sends what is held back, with the metrics of the iteration."""
+        """Sends the gradients held back, with the metrics of the iteration."""
         metrics = np.asarray([row[name] for name in self._names], np.float32)
         if self._held is None:
             self._send(self._no_gradients(), self._version, metrics, flags=LAST | NO_UPDATE)

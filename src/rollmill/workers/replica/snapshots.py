@@ -67,7 +67,7 @@ def environment_part(context: ReplicaContext, states: Sequence[PyTree[Any]]) -> 
 
 
 def learner_part(context: ReplicaContext, learner: Learner) -> dict[str, np.ndarray]:
-    """Returns the leaves of the learner that this replica owns, and those that no fragment writes."""
+    """Returns the leaves of the learner that this replica owns, and the leaves that no fragment writes."""
     owned = context.role.owned
     if context.replica or not owned:
         return {}  # all replicas hold the same learner, and the first one sends it

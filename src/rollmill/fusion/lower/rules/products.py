@@ -173,7 +173,7 @@ class MatrixOperand(NamedTuple):
         return self._replace(array=self.array[:, own] if self.transposed else self.array[own], summed=count)
 
     def chosen(self, prologue: PrologueBuilder, chosen: np.ndarray) -> "MatrixOperand":
-        """Those of what is summed over, the same array each time."""
+        """Returns the elements `chosen` of the axis that is summed over, the same array each time."""
         places = positions(self.array.shape)[:, chosen] if self.transposed else positions(self.array.shape)[chosen]
         is_known = isinstance(self.array, np.ndarray)
         array = self.array.reshape(-1)[places] if is_known else prologue.picked(Uniform(self.array, places))
