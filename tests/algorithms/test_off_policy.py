@@ -41,7 +41,7 @@ def trained(graph):
 
 def dqn_values(graph, state, observation):
     """The network's values, by the policy's own arithmetic: those of a greedy step cannot be seen otherwise."""
-    network = graph.gradients.loss.args[1].args[0].values
+    network = graph.gradients.loss.args[0].args[0].values
     return network(state.learner.network, observation)
 
 

@@ -63,6 +63,8 @@ CASES = {
         "CartPole-v1", SEPARATE, "dqn", {"prioritised": True, "duelling": True, "huber": True}
     ),
     "dqn-masked": Case("Probe-ActionMask-v0", SEPARATE, "dqn"),
+    "dqn-c51": Case("CartPole-v1", TINY, "dqn", {"value_distribution": "c51", "num_atoms": 5}),
+    "dqn-quantiles": Case("CartPole-v1", TINY, "dqn", {"value_distribution": "quantiles", "num_atoms": 5}),
     "sac": Case("Pendulum-v1", SEPARATE, "sac"),
     "sac-discrete": Case("CartPole-v1", SEPARATE, "sac"),
     "td3": Case("Pendulum-v1", SEPARATE, "td3"),

@@ -111,6 +111,8 @@ ALGORITHMS = {
         masked,
         REPLAY | {"prioritised": True, "duelling": True, "n_step": 3, "huber": True, "max_grad_norm": 1.0},
     ),
+    "dqn c51": (rollmill.dqn, masked, REPLAY | {"prioritised": True, "value_distribution": "c51"}),
+    "dqn quantiles": (rollmill.dqn, short_cartpole, REPLAY | {"value_distribution": "quantiles"}),
     "sac": (rollmill.sac, pendulum, REPLAY_OF_ACTIONS),
     "sac discrete": (rollmill.sac, masked, REPLAY_OF_ACTIONS),
     "td3": (rollmill.td3, pendulum, REPLAY_OF_ACTIONS),

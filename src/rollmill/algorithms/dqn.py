@@ -1,6 +1,7 @@
 """Deep Q-networks (Mnih et al., 2015) with double estimates, duelling networks, n-step returns and priorities.
 
-All four are options (van Hasselt et al., 2016; Wang et al., 2016; Schaul et al., 2016; Hessel et al., 2018).
+All four are options (van Hasselt et al., 2016; Wang et al., 2016; Schaul et al., 2016; Hessel et al., 2018), and
+distributions of returns are the fifth (Bellemare et al., 2017; Dabney et al., 2018).
 
 Departures from the paper: Adam instead of RMSProp, a squared loss unless `huber` is set, and, by default, double
 estimates, returns over three steps, and a target network that follows at every update.
@@ -38,6 +39,7 @@ from rollmill.algorithms.off_policy import (
     uniform_replay,
 )
 from rollmill.algorithms.optimisers import Optimiser, descend
+from rollmill.algorithms.value_distributions import Comparison, ValueDistribution, ValueHead, value_head
 from rollmill.core.bounds import Count, Fraction, Range, Rate, Scheduled, ScheduledFraction, ScheduledPositive
 from rollmill.core.schema import check_fields
 from rollmill.core.types import (
@@ -75,7 +77,13 @@ STEPS_AN_UPDATE = 4
 class DQNConfig:
     """Hyperparameters of DQN, under their usual names."""
 
-    IN_PROGRAMS: ClassVar[tuple[str, ...]] = ("exploration_fraction", "priority_exponent", "weight_exponent")
+    IN_PROGRAMS: ClassVar[tuple[str, ...]] = (
+        "exploration_fraction",
+        "priority_exponent",
+        "weight_exponent",
+        "min_value",
+        "max_value",
+    )
     """Hyperparameters that programs contain, or that are part of another one."""
 
     total_timesteps: Count = 500_000
@@ -127,6 +135,14 @@ class DQNConfig:
     """Exponent of errors as priorities, if draws are prioritised."""
     weight_exponent: Fraction = 0.4
     """Exponent of the importance weights that correct for it; weights are scaled to a mean of 1."""
+    value_distribution: ValueDistribution = "none"
+    """Learn distributions of returns: `c51` by probabilities of fixed returns, `quantiles` by their quantiles."""
+    num_atoms: Annotated[int, Range(2)] | None = None
+    """Returns, or quantiles, of a distribution; 51 if left out."""
+    min_value: Annotated[float, Range()] | None = None
+    """Least return of `c51`; -100 if left out."""
+    max_value: Annotated[float, Range()] | None = None
+    """Greatest return of `c51`; 100 if left out."""
     num_shards: Count | None = None
     """Logical shards within which transitions are drawn, a multiple of the device count. Default: automatic."""
     network: NetworkConfig = field(
@@ -197,21 +213,22 @@ def dqn(
     chosen: DQNConfig = parts.config
     check_interval("target_interval", chosen.target_interval)
     actions = check_discrete("dqn", parts.env.action_space, "sac, td3 and ppo take continuous actions")
-    values = module(partial(_network, parts.env.observation_space, actions, chosen))
-    agent = _ValueAgent(values, int(actions.start), jax.dtypes.canonicalize_dtype(actions.dtype))
+    head = _head_of(chosen)
+    outputs = module(partial(_network, parts.env.observation_space, actions, chosen, head.atoms))
+    agent = _ValueAgent(outputs, head, int(actions.start), jax.dtypes.canonicalize_dtype(actions.dtype))
     optimiser, rate = adam(parts), rate_metric(parts)
-    error = partial(_error, agent, chosen)
+    compare = partial(_compare, agent, chosen)
     exponents = chosen.priority_exponent, chosen.weight_exponent
     numbers = learner_numbers(parts, **{EXPLORATION_STEPS: _exploration_steps(chosen)})
-    prioritised = PrioritisedReplay(parts.replay, *exponents, partial(_errors, error))
+    prioritised = PrioritisedReplay(parts.replay, *exponents, partial(_errors, compare))
     return off_policy_graph(
         "dqn",
         parts,
         policy=partial(_explore, agent),
         greedy=partial(_act, agent),
-        start_learner=partial(_start, values, optimiser, numbers),
+        start_learner=partial(_start, outputs, optimiser, numbers),
         weights=lambda learner: EpsilonGreedy(learner.network, _epsilon(chosen, learner)),
-        gradients=MeanGradients(partial(_loss, chosen, error), lambda learner: learner.network),
+        gradients=MeanGradients(partial(_loss, compare), lambda learner: learner.network),
         update=partial(_update, chosen, optimiser),
         report=lambda learner, batch: {
             **rate(learner, learner.optimiser),
@@ -219,7 +236,7 @@ def dqn(
         },
         hyperparameters=numbers,
         condition=scale_weights,
-        outputs=PolicyOutputs(q_values=lambda weights, observation: values(weights.network, observation)),
+        outputs=PolicyOutputs(q_values=lambda weights, observation: agent.values(weights.network, observation)),
         store=prioritised if chosen.prioritised else None,
     )
 
@@ -227,10 +244,15 @@ def dqn(
 class _ValueAgent(NamedTuple):
     """The network, and the actions that it values."""
 
-    values: Module
+    outputs: Module
+    head: ValueHead
     first: int
     """The lowest action."""
     dtype: Any
+
+    def values(self, network: PyTree[Array], observation: Observation) -> Float[Array, " n"]:
+        """Returns the value of each action."""
+        return self.head.means(self.outputs(network, observation))
 
     def distribution(self, values: Float[Array, " n"], action_mask: PyTree) -> Categorical:
         """Values as logits, those of illegal actions masked."""
@@ -238,8 +260,17 @@ class _ValueAgent(NamedTuple):
         return Categorical(logits, self.first, self.dtype)
 
 
-def _network(observation_space: spaces.Space, action_space: spaces.Discrete, config: DQNConfig, key: Key) -> Any:
-    return action_values(key, observation_space, action_space, config.network, duelling=config.duelling)
+def _head_of(config: DQNConfig) -> ValueHead:
+    low, high = config.min_value, config.max_value
+    return value_head(config.value_distribution, huber=config.huber, atoms=config.num_atoms, low=low, high=high)
+
+
+def _network(
+    observation_space: spaces.Space, action_space: spaces.Discrete, config: DQNConfig, atoms: int | None, key: Key
+) -> Any:
+    return action_values(
+        key, observation_space, action_space, config.network, duelling=config.duelling, atoms=atoms
+    )
 
 
 def _replay_of(config: DQNConfig) -> Replay:
@@ -295,43 +326,41 @@ def _epsilon(config: Any, learner: DQNLearner) -> Float[Array, ""]:
     return config.start_epsilon + explored * (config.end_epsilon - config.start_epsilon)
 
 
-def _error(
+def _compare(
     agent: _ValueAgent, config: DQNConfig, network: PyTree[Array], target: PyTree[Array], sample: Transitions
-) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Returns the temporal-difference error of ONE transition, and the action's value."""
-    value = _chosen(agent, agent.values(network, sample.observation), sample.action)
-    next_values = agent.values(target, sample.next_observation)
-    chooser = agent.values(network, sample.next_observation) if config.double else next_values
+) -> tuple[Comparison, Float[Array, ""]]:
+    """Compares an action's value with its target. Also returns the value."""
+    outputs = _chosen(agent, agent.outputs(network, sample.observation), sample.action)
+    next_outputs = agent.outputs(target, sample.next_observation)
+    chooser = agent.values(network, sample.next_observation) if config.double else agent.head.means(next_outputs)
     next_action = agent.distribution(chooser, sample.next_action_mask).mode()
-    next_value = _chosen(agent, next_values, next_action)
-    return jax.lax.stop_gradient(sample.reward + sample.discount * next_value) - value, value
+    next_chosen = _chosen(agent, next_outputs, next_action)
+    comparison = agent.head.compare(outputs, next_chosen, sample.reward, sample.discount)
+    return comparison, agent.head.means(outputs[None])[0]
 
 
-def _chosen(agent: _ValueAgent, values: Float[Array, " n"], action: Action) -> Float[Array, ""]:
+def _chosen(agent: _ValueAgent, outputs: Float[Array, "n ..."], action: Action) -> Float[Array, "..."]:
     # Select and sum fuse with what comes before; a gather would not, and its gradient would be a scatter.
-    is_chosen = jax.nn.one_hot(action - agent.first, values.size, dtype=jnp.bool_)
-    return jnp.sum(jnp.where(is_chosen, values, 0))
+    is_chosen = jax.nn.one_hot(action - agent.first, len(outputs), dtype=jnp.bool_)
+    is_chosen = is_chosen.reshape(-1, *[1] * (outputs.ndim - 1))
+    return jnp.sum(jnp.where(is_chosen, outputs, 0), axis=0)
 
 
-def _errors(error: Any, learner: DQNLearner, minibatch: Batch) -> Float[Array, " N"]:
-    each = lambda sample: error(learner.network, learner.target, sample)[0]
+def _errors(compare: Any, learner: DQNLearner, minibatch: Batch) -> Float[Array, " N"]:
+    each = lambda sample: compare(learner.network, learner.target, sample)[0].error
     return jax.vmap(each)(minibatch.samples)
 
 
 def _loss(
-    config: DQNConfig,
-    error: Any,
+    compare: Any,
     network: PyTree[Array],
     learner: DQNLearner,
     sample: Transitions,
     sequence: PyTree[Array],
 ) -> tuple[Float[Array, ""], Metrics]:
     """Returns the loss of ONE transition."""
-    difference, value = error(network, learner.target, sample)
-    size = jnp.abs(difference)
-    squared = 0.5 * jnp.square(difference)
-    loss = sample.weight * (jnp.where(size <= 1, squared, size - 0.5) if config.huber else squared)
-    return loss, {"losses/td_error": size, "losses/q": value}
+    comparison, value = compare(network, learner.target, sample)
+    return sample.weight * comparison.loss, {"losses/td_error": jnp.abs(comparison.error), "losses/q": value}
 
 
 def _update(

@@ -24,14 +24,16 @@ from rollmill.networks.torsos import FeedForwardTorso, OwnTorso
 
 
 class ActionValues(eqx.Module):
-    """The values of all actions of a `Discrete` space (Mnih et al., 2015)."""
+    """The values of all actions of a `Discrete` space (Mnih et al., 2015), or `K` numbers for each."""
 
     torso: FeedForwardTorso | OwnTorso
     head: Linear
+    atoms: int | None = eqx.field(static=True, default=None)
 
-    def __call__(self, observation: Observation) -> Float[Array, " n"]:
+    def __call__(self, observation: Observation) -> Float[Array, "n ..."]:
         """Returns the value of each action."""
-        return self.head(self.torso(observation, ())[0])
+        values = self.head(self.torso(observation, ())[0])
+        return values if self.atoms is None else values.reshape(-1, self.atoms)
 
 
 class DuellingActionValues(eqx.Module):
@@ -40,12 +42,16 @@ class DuellingActionValues(eqx.Module):
     torso: FeedForwardTorso | OwnTorso
     value: Linear
     advantage: Linear
+    atoms: int | None = eqx.field(static=True, default=None)
 
-    def __call__(self, observation: Observation) -> Float[Array, " n"]:
+    def __call__(self, observation: Observation) -> Float[Array, "n ..."]:
         """Returns the value of each action."""
         features, _ = self.torso(observation, ())
-        advantage = self.advantage(features)
-        return self.value(features) + advantage - jnp.mean(advantage)
+        value, advantage = self.value(features), self.advantage(features)
+        if self.atoms is None:
+            return value + advantage - jnp.mean(advantage)
+        advantage = advantage.reshape(-1, self.atoms)
+        return value[None] + advantage - jnp.mean(advantage, axis=0, keepdims=True)
 
 
 class ActionCritic(eqx.Module):
@@ -95,14 +101,15 @@ def action_values(
     config: NetworkConfig,
     *,
     duelling: bool,
+    atoms: int | None = None,
 ) -> ActionValues | DuellingActionValues:
-    """Makes the network of the values of all actions."""
+    """Makes the network of the values of all actions; with `atoms`, of so many numbers for each action."""
     torso_key, head_key, value_key = jax.random.split(key, 3)
-    torso = _torso(torso_key, observation_space, config)
-    head = linear(head_key, torso.out_features, int(action_space.n), gain=1.0)
+    torso, size = _torso(torso_key, observation_space, config), atoms or 1
+    head = linear(head_key, torso.out_features, int(action_space.n) * size, gain=1.0)
     if not duelling:
-        return ActionValues(torso, head)
-    return DuellingActionValues(torso, linear(value_key, torso.out_features, 1, gain=1.0), head)
+        return ActionValues(torso, head, atoms)
+    return DuellingActionValues(torso, linear(value_key, torso.out_features, size, gain=1.0), head, atoms)
 
 
 def action_critic(

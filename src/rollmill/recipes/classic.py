@@ -1,4 +1,4 @@
-"""PPO, A3C and IMPALA on the classic environments.
+"""PPO, A3C, IMPALA and DQN on the classic environments.
 
 The `rejax_*` recipes are the hyperparameters that Rejax 0.1 publishes for its PPO
 (configs/gymnax/*.yaml there), for comparisons; `*_two_cores` are tuned for wall time on two CPU cores.
@@ -6,7 +6,7 @@ The `rejax_*` recipes are the hyperparameters that Rejax 0.1 publishes for its P
 
 from typing import Any, NamedTuple
 
-from rollmill.algorithms import A3CConfig, IMPALAConfig, PPOConfig
+from rollmill.algorithms import A3CConfig, DQNConfig, IMPALAConfig, PPOConfig
 from rollmill.core.types import NO_OPTIONS, Options
 from rollmill.networks import NetworkConfig
 
@@ -62,6 +62,19 @@ def impala_cartpole() -> Recipe:
         normalize_values=False,
     )
     return Recipe("impala", "CartPole-v1", config, "CartPole-v1 by IMPALA, in one program or from actors")
+
+
+def rainbow() -> Recipe:
+    """CartPole-v1 by the parts of Rainbow (Hessel et al., AAAI 2018), except noisy layers: actions explore."""
+    config = DQNConfig(
+        total_timesteps=100_000,
+        double=True,
+        duelling=True,
+        prioritised=True,
+        n_step=3,
+        value_distribution="c51",
+    )
+    return Recipe("dqn", "CartPole-v1", config, "CartPole-v1 by Rainbow without noisy layers")
 
 
 def rejax_cartpole() -> Recipe:
@@ -126,6 +139,7 @@ RECIPES = {
     "a3c-cartpole": a3c_cartpole,
     "cartpole-two-cores": cartpole_two_cores,
     "impala-cartpole": impala_cartpole,
+    "rainbow": rainbow,
     "rejax-acrobot": rejax_acrobot,
     "rejax-cartpole": rejax_cartpole,
     "rejax-pendulum": rejax_pendulum,

@@ -1,0 +1,196 @@
+"""Values of actions as means, or as distributions of returns: C51 and quantile regression.
+
+Shape letters: `n` actions, `K` atoms of a distribution.
+"""
+
+from typing import Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from rollmill.core.errors import UsageError
+
+ValueDistribution: TypeAlias = Literal["none", "c51", "quantiles"]
+
+ATOMS = 51
+"""Atoms of a distribution, as published for C51."""
+
+SUPPORT = (-100.0, 100.0)
+"""Least and greatest return of C51's atoms, for returns of a hundred steps with rewards of 1 (CleanRL)."""
+
+KAPPA = 1.0
+"""Error at which the quantile loss turns from a square into a line, as published."""
+
+
+class Comparison(NamedTuple):
+    """Result of comparing an action's value with its target."""
+
+    loss: Float[Array, ""]
+    error: Float[Array, ""]
+    """Error by which transitions have priorities."""
+
+
+@runtime_checkable
+class ValueHead(Protocol):
+    """Meaning of the outputs of a network of actions' values."""
+
+    @property
+    def atoms(self) -> int | None:
+        """Outputs of each action; None for a single number without an axis."""
+        ...
+
+    def means(self, outputs: Float[Array, "n ..."], /) -> Float[Array, " n"]:
+        """Returns the expected return of each action."""
+        ...
+
+    def compare(
+        self,
+        outputs: Float[Array, "..."],
+        next_outputs: Float[Array, "..."],
+        reward: Float[Array, ""],
+        discount: Float[Array, ""],
+        /,
+    ) -> Comparison:
+        """Compares outputs of the action taken with those of the next action, by the target network."""
+        ...
+
+
+class Mean(NamedTuple):
+    """Expected returns alone (Mnih et al., 2015)."""
+
+    huber: bool
+    """Whether the slope of the loss is bounded at 1."""
+
+    @property
+    def atoms(self) -> int | None:
+        """See `ValueHead`."""
+        return None
+
+    def means(self, outputs: Float[Array, " n"], /) -> Float[Array, " n"]:
+        """See `ValueHead`."""
+        return outputs
+
+    def compare(
+        self,
+        outputs: Float[Array, ""],
+        next_outputs: Float[Array, ""],
+        reward: Float[Array, ""],
+        discount: Float[Array, ""],
+        /,
+    ) -> Comparison:
+        """See `ValueHead`. The error is the temporal difference."""
+        error = jax.lax.stop_gradient(reward + discount * next_outputs) - outputs
+        squared = 0.5 * jnp.square(error)
+        size = jnp.abs(error)
+        return Comparison(jnp.where(size <= 1, squared, size - 0.5) if self.huber else squared, error)
+
+
+class CategoricalReturns(NamedTuple):
+    """Logits of returns on fixed atoms (Bellemare et al., "C51", ICML 2017)."""
+
+    size: int
+    low: float
+    high: float
+
+    @property
+    def atoms(self) -> int | None:
+        """See `ValueHead`."""
+        return self.size
+
+    @property
+    def support(self) -> Float[Array, " K"]:
+        """Returns of the atoms."""
+        return jnp.linspace(self.low, self.high, self.size, dtype=jnp.float32)
+
+    def means(self, outputs: Float[Array, "n K"], /) -> Float[Array, " n"]:
+        """See `ValueHead`."""
+        return jnp.sum(jax.nn.softmax(outputs) * self.support[None], axis=-1)
+
+    def projected(
+        self, probabilities: Float[Array, " K"], reward: Float[Array, ""], discount: Float[Array, ""]
+    ) -> Float[Array, " K"]:
+        """Returns the distribution of `reward + discount * return` on the atoms (their algorithm 1).
+
+        Each atom shares its probability between the two atoms next to its new place.
+        """
+        gap = (self.high - self.low) / (self.size - 1)
+        moved = jnp.clip(reward + discount * self.support, self.low, self.high)
+        distance = jnp.abs(moved[:, None] - self.support[None, :]) / gap
+        return jnp.sum(probabilities[:, None] * jnp.maximum(1 - distance, 0), axis=0)
+
+    def compare(
+        self,
+        outputs: Float[Array, " K"],
+        next_outputs: Float[Array, " K"],
+        reward: Float[Array, ""],
+        discount: Float[Array, ""],
+        /,
+    ) -> Comparison:
+        """See `ValueHead`. The loss is the KL divergence from the projected target, and the error, too."""
+        target = jax.lax.stop_gradient(self.projected(jax.nn.softmax(next_outputs), reward, discount))
+        # The target's entropy has no gradient. It makes the loss of a perfect prediction zero.
+        log_target = jnp.log(jnp.maximum(target, 1e-30))
+        loss = jnp.sum(target * (log_target - jax.nn.log_softmax(outputs)))
+        return Comparison(loss, loss)
+
+
+class Quantiles(NamedTuple):
+    """Quantiles of returns (Dabney et al., "Distributional RL with Quantile Regression", AAAI 2018)."""
+
+    size: int
+
+    @property
+    def atoms(self) -> int | None:
+        """See `ValueHead`."""
+        return self.size
+
+    def means(self, outputs: Float[Array, "n K"], /) -> Float[Array, " n"]:
+        """See `ValueHead`."""
+        return jnp.mean(outputs, axis=-1)
+
+    def compare(
+        self,
+        outputs: Float[Array, " K"],
+        next_outputs: Float[Array, " K"],
+        reward: Float[Array, ""],
+        discount: Float[Array, ""],
+        /,
+    ) -> Comparison:
+        """See `ValueHead`. The loss is the quantile Huber loss (their algorithm 1), and the error, too."""
+        target = jax.lax.stop_gradient(reward + discount * next_outputs)
+        error = target[None, :] - outputs[:, None]
+        size = jnp.abs(error)
+        huber = jnp.where(size <= KAPPA, 0.5 * jnp.square(error), KAPPA * (size - 0.5 * KAPPA)) / KAPPA
+        level = (jnp.arange(self.size, dtype=jnp.float32) + 0.5) / self.size
+        slope = jnp.abs(level[:, None] - (error < 0).astype(jnp.float32))
+        loss = jnp.sum(slope * huber) / self.size
+        return Comparison(loss, loss)
+
+
+def value_head(
+    kind: ValueDistribution, *, huber: bool, atoms: int | None, low: float | None, high: float | None
+) -> ValueHead:
+    """Returns the head of a kind.
+
+    Raises a `UsageError` for options that the kind does not read, or an empty range of returns.
+    """
+    unread = {"c51": {"huber": huber or None}, "quantiles": {"huber": huber or None}, "none": {"num_atoms": atoms}}
+    if kind != "c51":
+        unread[kind] |= {"min_value": low, "max_value": high}
+    for name, value in unread[kind].items():
+        if value is not None:
+            readers = {"huber": "none", "num_atoms": "c51 or quantiles"}.get(name, "c51")
+            raise UsageError(
+                f"{name}={value} is not read with value_distribution={kind}. hint: leave {name} out, or "
+                f"value_distribution={readers}."
+            )
+    if kind == "none":
+        return Mean(huber)
+    size = ATOMS if atoms is None else atoms
+    if kind == "quantiles":
+        return Quantiles(size)
+    low, high = (default if end is None else end for end, default in zip((low, high), SUPPORT, strict=True))
+    if not low < high:
+        raise UsageError(f"min_value={low:g} has to be less than max_value={high:g}, the ends of all returns.")
+    return CategoricalReturns(size, low, high)
