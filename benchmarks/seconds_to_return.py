@@ -152,18 +152,27 @@ def of_rejax(case: Case, python: str, seed: int) -> dict[str, Any]:
     return {"steps": solved * case.every, "return": returns[solved], "cpu": found["cpu"], "wall": found["wall"]}
 
 
-def measure(case: Case, sb3: str, rejax: str, seeds: Sequence[int]) -> dict[str, Any]:
-    """Returns what every side took, the trainings of one seed one after the other."""
-    found: dict[str, list[dict[str, Any]]] = {}
-    for seed in seeds:
-        with tempfile.TemporaryDirectory() as folder:
-            sides = of_rollmill(case, Path(folder), seed)
-        sides["Stable-Baselines3"] = of_sb3(case, sb3, seed) | {"seed": seed}
-        sides["Rejax"] = of_rejax(case, rejax, seed) | {"seed": seed}
-        for name, side in sides.items():
-            found.setdefault(name, []).append(side)
-            print(f"{case.environment}, {name}: {side}", flush=True)
-    return {"threshold": case.threshold, "every": case.every, "sides": found}
+def measure(case: Case, sb3: str, rejax: str, seed: int) -> dict[str, dict[str, Any]]:
+    """Returns what every side took with a seed, one after the other."""
+    with tempfile.TemporaryDirectory() as folder:
+        sides = of_rollmill(case, Path(folder), seed)
+    sides["Stable-Baselines3"] = of_sb3(case, sb3, seed) | {"seed": seed}
+    sides["Rejax"] = of_rejax(case, rejax, seed) | {"seed": seed}
+    for name, side in sides.items():
+        print(f"{case.environment}, {name}: {side}", flush=True)
+    return sides
+
+
+def keep(case: Case, sides: dict[str, dict[str, Any]], folder: Path) -> None:
+    """Adds the trainings of a seed to the result, in place of earlier ones of the same seed."""
+    every = read_result("seconds-to-return", folder).get("environments", {})
+    row = every.get(case.environment, {"threshold": case.threshold, "every": case.every, "sides": {}})
+    for name, side in sides.items():
+        others = [each for each in row["sides"].get(name, []) if each["seed"] != side["seed"]]
+        row["sides"][name] = sorted([*others, side], key=lambda each: each["seed"])
+    every |= {case.environment: row}
+    kept = {each.environment: every[each.environment] for each in CASES if each.environment in every}
+    write_result("seconds-to-return", {"episodes": EPISODES, "environments": kept}, folder)
 
 
 def main() -> None:
@@ -171,13 +180,10 @@ def main() -> None:
     chosen = options(__doc__, sb3=str, rejax=(str, REJAX), seeds=[0, 1, 2], environments=names)
     if not (chosen.sb3 and chosen.rejax):
         raise SystemExit(f"--sb3 and --rejax are missing: a Python with stable-baselines3, and {REJAX}.")
-    for case in CASES:
-        if case.environment in chosen.environments:
-            row = measure(case, chosen.sb3, chosen.rejax, chosen.seeds)
-            every = read_result("seconds-to-return", chosen.output).get("environments", {})
-            every |= {case.environment: row}
-            kept = {name: every[name] for name in names if name in every}
-            write_result("seconds-to-return", {"episodes": EPISODES, "environments": kept}, chosen.output)
+    for seed in chosen.seeds:
+        for case in CASES:
+            if case.environment in chosen.environments:
+                keep(case, measure(case, chosen.sb3, chosen.rejax, seed), chosen.output)
 
 
 if __name__ == "__main__":
