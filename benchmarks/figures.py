@@ -92,7 +92,7 @@ def distributed_learning() -> Any:
 
 
 def fusion_learning() -> Any:
-    result = read_result("fusion-learning")
+    result = read_result("fusion-learning-cpu")
     figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
     for name, seeds in result["curves"].items():
         draw_band(axes, np.arange(1, len(seeds[0]) + 1) * result["steps_an_iteration"], seeds, name)
