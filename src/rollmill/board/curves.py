@@ -32,7 +32,7 @@ class CurveCache:
         self._kept: dict[tuple[str, str], tuple[Signature, list[SeedCurve]]] = {}
 
     def curves(self, item: Item, metric: str) -> list[SeedCurve]:
-        """Returns the curves of a run's seeds; none if it has no value of the metric, or cannot be read."""
+        """Returns the curves of a run's seeds, or none if it has no value of the metric or cannot be read."""
         signature, key = run_signature(item.entry.path), (item.key, metric)
         with self._lock:
             kept = self._kept.pop(key, None)

@@ -1,9 +1,10 @@
-"""Progress displays of a training: a bar on a terminal, plain lines elsewhere, nothing when quiet."""
+"""Progress displays of a training: a dashboard or a bar on a terminal, plain lines elsewhere, or nothing."""
 
 import sys
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from rollmill.core.text import compact, printable
 
@@ -22,6 +23,10 @@ class Status(NamedTuple):
     steps_per_second: float
     episode_return: float | None
     episode_length: float | None
+    seconds: float = 0.0
+    """Time of the training so far."""
+    row: Mapping[str, Any] = MappingProxyType({})
+    """The newest line of metrics."""
 
     @property
     def seconds_left(self) -> float:
@@ -31,7 +36,7 @@ class Status(NamedTuple):
     def __str__(self) -> str:
         return (
             f"{self.env_steps:>12,} / {self.total_steps:,} steps  {compact(self.steps_per_second)} steps/s  "
-            f"{_clock(self.seconds_left)} left  return {_number(self.episode_return)}  "
+            f"{clock(self.seconds_left)} left  return {_number(self.episode_return)}  "
             f"length {_number(self.episode_length)}"
         )
 
@@ -50,11 +55,18 @@ class Display(Protocol):
         """Ends the display and leaves the last status visible."""
 
 
-def choose_display(*, quiet: bool) -> Display:
-    """Returns the display for standard error: a bar on a terminal, plain lines elsewhere, none when quiet."""
+def choose_display(*, quiet: bool, dashboard: bool = True) -> Display:
+    """Returns the display for standard error: nothing if it is `quiet`, and plain lines where it is no terminal.
+
+    On a terminal it is a dashboard, or a bar without `dashboard` and where the terminal is small.
+    """
     if quiet or sys.stderr is None:
         return Quiet()
-    return Tolerant(Bar() if sys.stderr.isatty() else Lines())
+    if not sys.stderr.isatty():
+        return Tolerant(Lines())
+    from rollmill.record.dashboard import Dashboard, fits_terminal  # which nothing but a terminal needs
+
+    return Tolerant(Dashboard() if dashboard and fits_terminal() else Bar())
 
 
 class Tolerant:
@@ -156,7 +168,8 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
+    """Returns a duration as `1:02:03` or `2:03`."""
     minutes, seconds = divmod(int(min(seconds, 359_999)), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

@@ -90,6 +90,9 @@ class RunOptions(PlacementOptions):
     memory_fraction: Annotated[float, Range(0.01, 1)] | None = None
     """Take this share of each GPU's memory at once, instead of memory as it is needed. `resume` takes memory as it
     is needed."""
+    dashboard: bool = True
+    """Show losses, returns and the rest at the bottom of the terminal, instead of a bar. Elsewhere there are plain
+    lines."""
     quiet: bool = False
     """Show nothing while training."""
 

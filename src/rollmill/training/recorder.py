@@ -127,6 +127,7 @@ class Recorder:
         self._episodes = self._saved_episodes = Episodes()
         self._each_line = options.log_every or default_log_every(algorithm)
         self._courses = list(scheduled_in(algorithm.parameters))
+        self._newest_row: Mapping[str, Any] = {}
         self._sums = RowSums()
         self._saved_sums = self._sums.to_json()
         hyperparameters = algorithm.settings.get("config", {})
@@ -451,6 +452,7 @@ class Recorder:
             return
         each = self._loops.batch_size
         rows = self._log.write_lines([(line.iteration, line.iteration * each, line.metrics) for line in lines])
+        self._newest_row = rows[-1]
         for line, row in zip(lines, rows, strict=True):
             if note := self._temperature.seen(row):
                 self._display.note(note)
@@ -496,6 +498,8 @@ class Recorder:
             steps_per_second=speed,
             episode_return=_mean(self._returns),
             episode_length=_mean([window.mean_length for window in self._windows]),
+            seconds=self._seconds,
+            row=self._newest_row,
         )
 
     def _summary(self, status: str) -> dict[str, Any]:

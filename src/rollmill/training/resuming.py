@@ -45,6 +45,7 @@ def resume(
     algorithm: Graph | None = None,
     imports: Sequence[str] = (),
     trust: bool = False,
+    dashboard: bool = True,
     quiet: bool = False,
     fusion: Fusion | None = None,
     changes: Mapping[str, Any] | None = None,
@@ -60,6 +61,7 @@ def resume(
         imports: modules to import first, because they register the environment, network or algorithm.
         trust: let this directory's run import the modules that it names, now and later. A run made on this
             machine may always import them.
+        dashboard: show losses, returns and the rest at the bottom of a terminal, instead of a bar.
         quiet: show nothing while training.
         fusion: another fusion than before, for a machine that cannot make the kernels. Results then differ by
             rounding.
@@ -82,7 +84,8 @@ def resume(
     run = RunDirectory.open(coerce("run_dir", RunPath, run_dir))
     limits, where = _limits_and_place(placement)
     before = replace(read_options(run), **limits)
-    options = replace(before, quiet=quiet, fusion=fusion or before.fusion, memory_fraction=None)
+    options = replace(before, quiet=quiet, dashboard=dashboard, memory_fraction=None)
+    options = replace(options, fusion=fusion or before.fusion)
     options = replace(options, **reset_placement(where))
     options = _with_return(_with_devices_of_plan(options), stop_at_return)
     elsewhere = bool(where or fusion)
@@ -92,7 +95,7 @@ def resume(
     if not where.keys() & {"distribution", "plan", "place", "cluster"}:  # it goes on where it was
         check_cluster(run, read_saved(run), trust=trust)
     reopened = _reopen(run, algorithm, imports, changes or {}, trust=trust, asks_policy=asks_policy)
-    graph, display = reopened.graph, choose_display(quiet=quiet)
+    graph, display = reopened.graph, choose_display(quiet=quiet, dashboard=dashboard)
     with (
         contextlib.closing(display),
         run.lock(),

@@ -14,7 +14,7 @@ from rollmill.core.stored_paths import run_folder
 from rollmill.dataflow import Graph
 from rollmill.gpus.jax_settings import check_compiled
 from rollmill.hooks import Hook
-from rollmill.record.display import choose_display
+from rollmill.record.display import Display, choose_display
 from rollmill.record.run_directory import RunDirectory
 from rollmill.record.storing import bring, copied
 from rollmill.runs.algorithms import ALGORITHMS
@@ -85,7 +85,7 @@ def prepare_training(
 ) -> PreparedTraining:
     """Checks and compiles a new training without writing anything. Takes the arguments of `train`."""
     planned = plan_training(algorithm, chosen_options(options, overrides), imports=imports, recipe=recipe)
-    return prepare(planned, None, choose_display(quiet=planned.options.quiet))
+    return prepare(planned, None, display_of(planned.options))
 
 
 def plan_training(
@@ -139,6 +139,11 @@ def begin_training(
     return trained
 
 
+def display_of(options: RunOptions) -> Display:
+    """Returns the display that options ask for."""
+    return choose_display(quiet=options.quiet, dashboard=options.dashboard)
+
+
 def _resumed(algorithm: Graph, options: RunOptions, imports: Sequence[str], hooks: Sequence[Hook]) -> Run | None:
     """Goes on with the run that an earlier start of this command made. None if there is none yet."""
     from rollmill.training.requeueing import run_to_go_on
@@ -148,7 +153,9 @@ def _resumed(algorithm: Graph, options: RunOptions, imports: Sequence[str], hook
     if run is None:
         return None
     again = algorithm if read_saved(run).graph.get("custom") else None
-    return resume(run.root, algorithm=again, imports=imports, quiet=options.quiet, hooks=hooks)
+    return resume(
+        run.root, algorithm=again, imports=imports, quiet=options.quiet, dashboard=options.dashboard, hooks=hooks
+    )
 
 
 def _settled(options: RunOptions) -> RunOptions:

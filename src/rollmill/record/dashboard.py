@@ -1,0 +1,166 @@
+"""A dashboard at the bottom of the terminal: progress, speed, returns, losses, use of GPUs, memory, time left."""
+
+import os
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from rollmill.core.text import compact, cut, format_bytes, number, printable
+from rollmill.record.display import Status, clock
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+FRAMES_PER_SECOND = 2
+MIN_COLUMNS, MIN_LINES = 60, 14
+"""Size of a terminal below which the dashboard would leave too little of it."""
+BARS = "▁▂▃▄▅▆▇█"
+SPARK = 40
+"""Values of the small picture of the return."""
+LOSSES = "losses/"
+FIRST = ("losses/policy", "losses/value", "losses/entropy", "losses/approx_kl")
+"""Losses that are shown first, as far as there are any."""
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+def fits_terminal() -> bool:
+    """Returns whether standard error is a terminal that is large enough and can move its cursor."""
+    size = shutil.get_terminal_size()
+    is_terminal = sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    return is_terminal and size.columns >= MIN_COLUMNS and size.lines >= MIN_LINES
+
+
+class Dashboard:
+    """Shows the latest status twice a second, by a thread of its own: an update only keeps the status."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._status: Status | None = None
+        self._returns = Sampled(2 * SPARK)
+        self._console = Console(stderr=True)
+        self._live = Live(
+            console=self._console,
+            refresh_per_second=FRAMES_PER_SECOND,
+            get_renderable=self._draw,
+            vertical_overflow="crop",
+        )
+
+    def note(self, text: str) -> None:
+        """Prints the line above the dashboard."""
+        from rich.text import Text
+
+        self._console.print(Text(printable(text)))
+
+    def update(self, status: Status) -> None:
+        """Keeps the status for the next frame."""
+        starts = self._status is None
+        self._status = status
+        if starts:
+            self._live.start()
+            self._console.show_cursor(True)  # which a process that is killed could not bring back
+
+    def close(self) -> None:
+        """Draws the last status, which stays visible."""
+        self._live.stop()
+
+    def _draw(self) -> "Text":
+        from rich.text import Text
+
+        if self._status is None:
+            return Text("")
+        self._returns.add(self._status.episode_return)
+        width = self._console.width
+        return Text("\n".join(cut(line, width) for line in lines(self._status, self._returns.values, width)))
+
+
+def lines(status: Status, returns: list[float], width: int) -> Iterator[str]:
+    """Yields the lines of a dashboard of a status, with the returns so far."""
+    share = min(1.0, status.env_steps / max(1, status.total_steps))
+    steps = f"{compact(status.env_steps)} of {compact(status.total_steps)} steps"
+    times = f"{clock(status.seconds)} so far, {clock(status.seconds_left)} left"
+    length = max(10, width - len(steps) - len(times) - 9)
+    yield f"{steps}  {progress_bar(share, length)} {share:4.0%}  {times}"
+    speed = f"steps/s {compact(status.steps_per_second)}"
+    if status.episode_return is None:
+        yield f"{speed}   no episode has ended yet"
+    else:
+        episode = "" if status.episode_length is None else f"   length {number(status.episode_length)}"
+        picture = sparkline(returns, min(SPARK, width // 3))
+        yield f"{speed}   return {number(status.episode_return)} {picture}{episode}"
+    yield from _rows_of_metrics(status.row, width)
+    yield f"memory {format_bytes(memory_of_process())} of this process"
+
+
+def _rows_of_metrics(row: Mapping[str, Any], width: int) -> Iterator[str]:
+    """Yields lines on losses, the latest evaluation and the GPUs, as far as they are in a line of metrics."""
+    numbers = {name: value for name, value in row.items() if isinstance(value, int | float)}
+    losses = sorted((name for name in numbers if name.startswith(LOSSES)), key=_rank)
+    if losses:
+        yield fitting("losses", (f"{name.removeprefix(LOSSES)} {number(numbers[name])}" for name in losses), width)
+    if "evaluation/return" in numbers:
+        yield f"evaluation {number(numbers['evaluation/return'])}"
+    gpu = [(name.removeprefix("gpu/"), numbers[name]) for name in numbers if name.startswith("gpu/")]
+    if gpu:
+        yield fitting("GPU", (f"{name.replace('_', ' ')} {value:.0%}" for name, value in gpu), width)
+
+
+def _rank(name: str) -> int:
+    return FIRST.index(name) if name in FIRST else len(FIRST)
+
+
+def fitting(title: str, parts: Iterable[str], width: int) -> str:
+    """Returns a line of as many parts as it has room for."""
+    line = title
+    for part in parts:
+        gap = " " if line == title else "   "
+        if len(line) + len(gap) + len(part) > width:
+            break
+        line += gap + part
+    return line
+
+
+class Sampled:
+    """Values of the whole past, of which every second is dropped once there are too many."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._every, self._seen = most, 1, 0
+        self.values: list[float] = []
+
+    def add(self, value: float | None) -> None:
+        """Keeps a value if it is its turn."""
+        if value is None:
+            return
+        if self._seen % self._every == 0:
+            self.values.append(value)
+        self._seen += 1
+        if len(self.values) > self._most:
+            self.values, self._every = self.values[::2], 2 * self._every
+
+
+def sparkline(values: list[float], width: int) -> str:
+    """Returns values as a row of at most `width` bars."""
+    if len(values) < 2:
+        return ""
+    shown = [values[round(at * (len(values) - 1) / (width - 1))] for at in range(width)] if width > 1 else []
+    shown = shown if len(values) > width else values
+    low, high = min(shown), max(shown)
+    top = len(BARS) - 1
+    return "".join(BARS[round(top * (value - low) / (high - low)) if high > low else 0] for value in shown)
+
+
+def progress_bar(share: float, length: int) -> str:
+    """Returns a bar of characters, filled to a share."""
+    filled = round(share * length)
+    return "━" * filled + "╌" * (length - filled)
+
+
+def memory_of_process() -> int:
+    """Returns the bytes of memory that this process holds, or 0 where the system does not tell."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * PAGE_BYTES
+    except (OSError, ValueError, IndexError):
+        return 0
