@@ -248,7 +248,7 @@ def start_progress() -> StepCounts:
 
 
 def learner_numbers(parts: OffPolicyParts, **further: float | int) -> dict[str, float]:
-    """Returns the numbers that the learner holds: see `numbers_of`."""
+    """Returns the hyperparameters that the learner holds. See `numbers_of`."""
     return numbers_to_hold(parts.config, _learning(parts), **further)
 
 

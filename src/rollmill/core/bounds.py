@@ -65,7 +65,7 @@ Rate: TypeAlias = Annotated[Scheduled, Range(0), OrFunction()]
 
 
 def bounds_of(config: type) -> dict[str, Range]:
-    """Returns the first bounds of each field by its name, without the fields that have none."""
+    """Returns the bounds of each bounded field, by its name."""
     hints = typing.get_type_hints(config, include_extras=True)
     ranges = {field.name: _range_in(hints[field.name]) for field in dataclasses.fields(config)}
     return {name: bounds for name, bounds in ranges.items() if bounds is not None}

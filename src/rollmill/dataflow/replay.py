@@ -194,7 +194,7 @@ class Replay(NamedTuple):
         return Sample(Batch(transitions), RingRows(environment, step % self.capacity))
 
     def update(self, graph: Graph, rings: ReplayRing, learner: Learner, sample: Sample, /) -> ReplayRing:
-        """See `ExperienceStore`. Nothing changes."""
+        """Changes nothing, because rows are drawn uniformly. See `ExperienceStore`."""
         return rings
 
     def mutable(self, rings: ReplayRing, /) -> tuple[()]:

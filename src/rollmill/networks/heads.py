@@ -33,7 +33,7 @@ LOG_STD_RANGE = (-5.0, 2.0)
 
 @runtime_checkable
 class ActionHead(Protocol):
-    """The last layer of an actor."""
+    """The last layer of an actor, which returns an action distribution."""
 
     def __call__(
         self, features: Float[Array, " features"], action_mask: Bool[Array, "..."] | None = None, /

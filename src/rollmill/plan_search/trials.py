@@ -138,7 +138,7 @@ class ProcessTrials:
         return self.workload.batch(candidate.num_envs) / seconds
 
     def predict_speed(self, candidate: Candidate) -> float | None:
-        """See `Trials`: by a few iterations of the program alone."""
+        """Predicts the speed by a few iterations of the program alone. See `Trials`."""
         if candidate.place != "program":
             return None
         batch = self.workload.batch(candidate.num_envs)

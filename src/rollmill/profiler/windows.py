@@ -208,7 +208,7 @@ class Windows:
 
     @property
     def profiled(self) -> list[ProfiledWindow]:
-        """The windows with the profiler whose events were read."""
+        """Returns the windows with the profiler whose events were read."""
         return [window for window in self.recorded if window.processes]
 
     @property

@@ -1,6 +1,4 @@
-"""Changes hyperparameters when a run is resumed. Only those that leave the shapes of its state alone may change.
-Changes hyperparameters when a run is resumed. Only those that leave the shapes of its state alone may change.
-"""
+"""Changes hyperparameters when a run is resumed, but only those that leave the shapes of its state alone."""
 
 import typing
 from collections.abc import Mapping, Sequence

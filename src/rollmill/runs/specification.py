@@ -1,4 +1,4 @@
-"""From names and JSON to graphs, and from a graph to the names and the JSON that make it again."""
+"""Builds graphs from names and JSON, and describes a graph by the names and JSON that build it again."""
 
 import json
 from collections.abc import Sequence

@@ -78,7 +78,7 @@ class Maker(Protocol):
         ...
 
     def uniform(self, slot: int, place: int, dtype: Any, width: int | None = None) -> Node:
-        """Returns a number, or a row, of a uniform array."""
+        """Returns a scalar, or a row, read from a uniform array."""
         ...
 
     def emit(

@@ -62,7 +62,7 @@ class ComparedTime(NamedTuple):
 
     @property
     def longest(self) -> float:
-        """The longer of both."""
+        """The longer of the two times."""
         return max(self.before or 0.0, self.after or 0.0)
 
 

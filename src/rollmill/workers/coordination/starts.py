@@ -38,7 +38,7 @@ class RendezvousPort:
         return "{}:{}".format(*self._socket.getsockname())
 
     def change(self) -> None:
-        """Reserves another port instead."""
+        """Reserves another port, and releases the present one."""
         old, self._socket = self._socket, _bound()
         old.close()
 

@@ -68,7 +68,7 @@ def new_variable(writer: BlockWriter, node: Node) -> Any:
 
 
 def clear(writer: BlockWriter, variable: Any) -> None:
-    """Gives a variable of floats the value zero."""
+    """Sets a variable of floats to zero."""
     emit = writer.emit
     if not isinstance(variable, Placed):
         slots, dtype = variable
