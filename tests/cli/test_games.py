@@ -52,8 +52,8 @@ def test_a_person_plays_a_whole_game(trained, rollmill):
     code, output, errors = played(rollmill, trained, moves=moves)
     assert code == 0, errors
     assert output.startswith("TicTacToe-v0: you move first.") and "the policy would play " in output
-    assert "4 is no legal move. Legal: 0" in output or "4 is no legal move. Legal: 1" in output
-    assert "'middle' is no number." in output
+    assert "4 is not a legal move. Legal: 0" in output or "4 is not a legal move. Legal: 1" in output
+    assert "'middle' is not a number." in output
     assert output.splitlines()[-1] in ("You won.", "You lost.", "A draw.")
     lines = output.splitlines()
     assert lines[2:5] == [". . .", ". . .", ". . ."] and ". X ." in lines

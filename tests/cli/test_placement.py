@@ -78,7 +78,10 @@ def refused(tmp_path, monkeypatch, capsys):
             "rollmill: single-learner-coarse has 2 groups, which one program cannot hold; use place=processes",
         ),
         (["--place", "thread"], "thread"),
-        (["--cluster", "raj"], "rollmill: cluster='raj' is none: write ray, auto, ray://HOST:PORT or HOST:PORT."),
+        (
+            ["--cluster", "raj"],
+            "rollmill: cluster='raj' is not valid: write ray, auto, ray://HOST:PORT or HOST:PORT.",
+        ),
         (["--plan", "nowhere.json"], "rollmill: the plan nowhere.json cannot be read: No such file or directory."),
     ],
 )

@@ -167,7 +167,7 @@ def test_kill_9_of_the_coordinator_leaves_nothing_running(tmp_path):
 
 
 def test_an_unknown_cluster_is_refused_with_a_way_out():
-    message = r"cluster='raj' is none: write ray, auto, ray://HOST:PORT or HOST:PORT"
+    message = r"cluster='raj' is not valid: write ray, auto, ray://HOST:PORT or HOST:PORT"
     with pytest.raises(UsageError, match=message), joined("raj", workers=1):
         pass
 

@@ -19,7 +19,7 @@ def test_a_cluster_that_nobody_answers_for_is_refused_at_once(prefix):
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"{prefix}127.0.0.1:{server.getsockname()[1]}"
     began = time.monotonic()
-    message = rf"cluster='{address}' cannot be joined: nobody answers at 127.0.0.1:\d+ \(.*refused\)"
+    message = rf"cluster='{address}' cannot be joined: nothing answers at 127.0.0.1:\d+ \(.*refused\)"
     with pytest.raises(UsageError, match=message), joined(address, workers=1):
         pass
     assert time.monotonic() - began < 60.0

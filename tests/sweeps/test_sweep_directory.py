@@ -64,7 +64,7 @@ def test_many_trials_fit_into_the_file(tmp_path):
         ("sweep.json", {"options": ["--seed", "3"]}, "was written by Rollmill 0.1"),
         ("sweep.json", {"early_stopping": {"grace_steps": 0}}, "grace_steps=0 has to be at least 1"),
         ("sweep.json", {"more": 1}, "more is unknown"),
-        ("early_stopping.json", {"rungs": {"x": {}}}, "a rung is no number of steps"),
+        ("early_stopping.json", {"rungs": {"x": {}}}, "a rung is not a number of steps"),
         ("early_stopping.json", {"stopped": {"0": 3}}, "stopped"),
     ],
 )

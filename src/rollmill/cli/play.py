@@ -67,4 +67,4 @@ def _number(word: str) -> int:
     try:
         return int(word)
     except ValueError:
-        raise UsageError(f"{word!r} is no number. {HELP}") from None
+        raise UsageError(f"{word!r} is not a number. {HELP}") from None

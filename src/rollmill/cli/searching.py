@@ -40,7 +40,7 @@ class SearchOptions:
             raise UsageError(f"budget={self.budget:g} seconds must be greater than 0 and finite.")
         for name in sorted({*given} & {*ELSEWHERE}):
             raise UsageError(
-                f"--{name} has no effect beside --search-plan, which chooses a plan for this machine. hint: leave "
+                f"--{name} has no effect with --search-plan, which chooses a plan for this machine. hint: leave "
                 "one of the two out."
             )
 

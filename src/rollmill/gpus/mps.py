@@ -153,7 +153,7 @@ def _make_private(root: Path) -> None:
         root.mkdir(mode=0o700)
     facts = root.lstat()
     if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid():
-        raise UsageError(f"{root} is no folder of this user; remove it, or set TMPDIR to another folder.")
+        raise UsageError(f"{root} is not a folder of this user; remove it, or set TMPDIR to another folder.")
 
 
 def _joined(folder: Path, gpu: str) -> tuple[Mapping[str, str], bool]:

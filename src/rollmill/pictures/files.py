@@ -42,7 +42,7 @@ def check_place(path: Path, *, fps: float | None, force: bool) -> None:
     is_folder = not path.suffix
     if not is_folder and path.suffix not in SUFFIXES:
         raise UsageError(
-            f"{path} is no picture that can be written. hint: a name that ends in .gif or .mp4, or one without "
+            f"{path} is not a picture file. hint: a name that ends in .gif or .mp4, or one without "
             "an ending, for a folder of PNG files."
         )
     if fps is not None and path.suffix == ".gif" and fps > FASTEST_GIF:

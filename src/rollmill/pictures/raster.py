@@ -69,7 +69,7 @@ def _rgb(colour: str) -> Float[np.ndarray, "3"]:
             raise ValueError
         return np.array([int(digits[at : at + 2], 16) for at in (0, 2, 4)], np.float32)
     except ValueError:
-        raise UsageError(f"{colour!r} is no colour. hint: six hexadecimal digits, such as #1d2327.") from None
+        raise UsageError(f"{colour!r} is not a colour. hint: six hexadecimal digits, such as #1d2327.") from None
 
 
 def _in_pixels(shape: Shape, drawing: Drawing, scale: tuple[float, float]) -> Shape:

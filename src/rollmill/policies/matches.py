@@ -109,7 +109,7 @@ def game_of(loaded: LoadedRun, env: Environment | str | None, env_options: Optio
     game = as_environment(env, env_options)
     if isinstance(game, HostEnvironment) or game.num_players != 2:
         raise UsageError(
-            f"{game.name} is no game for two players. hint: evaluate it without an opponent, in episodes."
+            f"{game.name} is not a game for two players. hint: evaluate it without an opponent, in episodes."
         )
     return game
 

@@ -90,7 +90,7 @@ class GameAgainstPolicy:
         """Makes the person's move. Raises a `UsageError` with the legal moves if it is illegal."""
         legal = self.legal_actions
         if action not in legal:
-            raise UsageError(f"{action} is no legal move. Legal: {', '.join(map(str, legal))}.")
+            raise UsageError(f"{action} is not a legal move. Legal: {', '.join(map(str, legal))}.")
         first = int(getattr(self.env.action_space, "start", 0))
         self._advance(action_of(self.env, jnp.int32(action - first)))
 

@@ -317,7 +317,7 @@ class Policy:
         check_finite("the observation", array)
         check_finite("the memory", own)
         if position is not None and action_mask is not None:
-            raise UsageError("a position has its legal actions, so action_mask is not given beside it.")
+            raise UsageError("a position has its legal actions, so leave action_mask out.")
         if searches and (self.searches or position is not None):
             mask = self._position_of(position, batch)
         else:

@@ -150,7 +150,7 @@ class ThreadSupervisor:
         """See `Supervision`. Raises a `UsageError` if the thread still runs."""
         name = named(self.jobs, job)
         if name in self._workers:
-            raise UsageError(f"worker {name!r} is a thread, which nobody can kill; use place=processes.")
+            raise UsageError(f"worker {name!r} is a thread, which cannot be killed; use place=processes.")
         self._jobs[name] = replace(self._jobs[name], attempt=self._jobs[name].attempt + 1)
         self._begin(self._jobs[name])
         return self._jobs[name]

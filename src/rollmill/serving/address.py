@@ -60,13 +60,15 @@ def _check_host(address: Address) -> None:
         socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     except (OSError, OverflowError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"--host {address.host} is no address: {reason}. hint: 127.0.0.1, or 0.0.0.0.") from error
+        raise UsageError(
+            f"--host {address.host} is not an address: {reason}. hint: 127.0.0.1, or 0.0.0.0."
+        ) from error
 
 
 def _listen_at_path(path: Path) -> socket.socket:
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(path.lstat().st_mode):
-            raise UsageError(f"--socket {path} exists and is no socket. hint: choose another path.")
+            raise UsageError(f"--socket {path} exists and is not a socket. hint: choose another path.")
         if _is_served(path):
             raise UsageError(f"--socket {path} is in use by another server.")
         path.unlink()

@@ -178,7 +178,7 @@ def _sampler_and_count(asked: NewSweep) -> tuple[str | None, int | None]:
         raise UsageError("--random N stands for --sampler random --trials N; leave out one of them.")
     if sampler == "grid":
         if asked.trials is not None:
-            raise UsageError("--trials is for samplers, such as --sampler random; a grid has as many as it has.")
+            raise UsageError("--trials is for samplers, such as --sampler random; a grid determines their number.")
         return None, None
     count = asked.random or asked.trials
     if count is None:

@@ -138,7 +138,7 @@ class SweepDirectory:
             return HalvingState()
         read = _read(self.root, STOPPING, _Stopping)
         if not all(steps.isdecimal() for steps in read.rungs):
-            raise CheckpointError(f"{self.root / STOPPING} is damaged: a rung is no number of steps.")
+            raise CheckpointError(f"{self.root / STOPPING} is damaged: a rung is not a number of steps.")
         return HalvingState({int(steps): found for steps, found in read.rungs.items()}, read.stopped, read.ended)
 
     def write_stopping(self, state: HalvingState) -> None:

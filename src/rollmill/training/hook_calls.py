@@ -86,5 +86,5 @@ def check_hooks(hooks: Any) -> tuple[Hook, ...]:
         raise UsageError(f"hooks={hooks!r:.60} must be a list of functions of an event. hint: hooks=[my_hook]")
     for hook in hooks:
         if isinstance(hook, type) or not callable(hook):
-            raise UsageError(f"hooks has {hook!r:.60}, which is no function of an event. hint: hooks=[my_hook]")
+            raise UsageError(f"hooks has {hook!r:.60}, which is not a function of an event. hint: hooks=[my_hook]")
     return tuple(hooks)

@@ -45,7 +45,7 @@ def parse_address(address: str) -> tuple[socket.AddressFamily, Any]:
     host, _, port = rest.rpartition(":")
     if kind == "tcp" and host and port.isdigit():
         return socket.AF_INET6 if ":" in host else socket.AF_INET, (host, int(port))
-    raise UsageError(f"address {address!r} is none: write tcp:host:port, unix:/path or unix:@name.")
+    raise UsageError(f"address {address!r} is not valid: write tcp:host:port, unix:/path or unix:@name.")
 
 
 def connect(address: str, *, timeout: float) -> socket.socket:

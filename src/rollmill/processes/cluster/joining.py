@@ -77,7 +77,7 @@ def check_cluster(name: str) -> None:
     Raises a `UsageError` if there can be none of this name, or if Ray is not installed.
     """
     if name not in NAMES and ":" not in name:
-        raise UsageError(f"cluster={name!r} is none: write ray, auto, ray://HOST:PORT or HOST:PORT.")
+        raise UsageError(f"cluster={name!r} is not valid: write ray, auto, ray://HOST:PORT or HOST:PORT.")
     if importlib.util.find_spec("ray") is None:
         raise UsageError(f"placing workers with Ray needs a package that is missing: {install_command('cluster')}")
 
@@ -268,7 +268,7 @@ def _check_reachable(name: str, address: str | None) -> None:
             pass
     except (OSError, OverflowError) as error:
         raise UsageError(
-            f"cluster={name!r} cannot be joined: nobody answers at {address} ({error}). {WAYS_OUT}"
+            f"cluster={name!r} cannot be joined: nothing answers at {address} ({error}). {WAYS_OUT}"
         ) from error
 
 
