@@ -70,7 +70,7 @@ class StartViewed:
 
     @property
     def for_evaluation(self) -> StartHost:
-        """See `HasEvaluationForm`."""
+        """Starts environments of the same spaces, to evaluate on."""
         return StartViewed(evaluation_start(self.start))
 
     def __call__(
@@ -97,15 +97,15 @@ class ViewedVector:
         return self._vector.seeds
 
     def reset(self, *, out: HostStep | None = None) -> HostStep:
-        """See `HostVector.reset`."""
+        """Starts an episode in each environment."""
         return viewed(self._vector.reset(out=None if out is None else plain(out)))
 
     def step(self, actions: PyTree[np.ndarray], *, out: HostStep | None = None) -> HostStep:
-        """See `HostVector.step`."""
+        """Advances each environment by its action, and starts the next episode where one ended."""
         return viewed(self._vector.step(actions, out=None if out is None else plain(out)))
 
     def drain_failures(self) -> list[HostFailure]:
-        """See `HostVector.drain_failures`."""
+        """Returns the failures since the last call, in order."""
         return self._vector.drain_failures()
 
     def close(self) -> None:

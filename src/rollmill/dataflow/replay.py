@@ -141,11 +141,13 @@ class Replay(NamedTuple):
     """Maximum number of steps of a transition's return."""
 
     def first_learning(self, loops: Loops, /) -> int:
-        """See `ExperienceStore`. The newest step of each environment cannot be drawn yet."""
+        """Returns the number of environment steps after which learning begins. The newest step of each environment
+        cannot be drawn yet.
+        """
         return max(self.learning_starts, self.minibatch_size + loops.num_envs, 2 * loops.num_envs)
 
     def empty(self, graph: Graph, index: Int[Array, " E"], /) -> ReplayRing:
-        """See `ExperienceStore`."""
+        """Returns the contents before the first step, for the environments with these global indices."""
         view, outcome = _structs(graph)
         rows = lambda struct: jax.tree.map(
             lambda leaf: jnp.zeros((self.capacity, *leaf.shape[1:]), leaf.dtype),
@@ -155,18 +157,20 @@ class Replay(NamedTuple):
         return _for_each(index, ReplayRing(rows(view), rows(outcome), zero, zero, zero, None))
 
     def add(self, graph: Graph, rings: ReplayRing, trajectory: Trajectory, /) -> ReplayRing:
-        """See `ExperienceStore`."""
+        """Returns the contents with a rollout of the same environments added."""
         return store(rings, trajectory.steps)
 
     def is_ready(self, rings: ReplayRing, loops: Loops, /) -> Bool[Array, ""]:
-        """See `ExperienceStore`."""
+        """Returns whether enough is stored to begin learning."""
         # Steps of ONE environment: those of all may be more than 32 bits count.
         return rings.steps[0] >= -(-self.first_learning(loops) // loops.num_envs)
 
     def sample(
         self, graph: Graph, rings: ReplayRing, learner: Learner, key: Key, index: Int[Array, " E"], /
     ) -> Sample:
-        """See `ExperienceStore`. Each ring must hold at least two steps."""
+        """Draws the part of one minibatch that belongs to the environments held here. Each ring must hold at least
+        two steps.
+        """
         return self.sample_by(_draw_uniformly, graph, rings, learner, key, index)
 
     def sample_by(
@@ -198,15 +202,15 @@ class Replay(NamedTuple):
         return rings
 
     def mutable(self, rings: ReplayRing, /) -> tuple[()]:
-        """See `ExperienceStore`."""
+        """Returns the part that `update` changes, which is all that the loop over minibatches carries."""
         return ()
 
     def with_mutable(self, rings: ReplayRing, mutable: tuple[()], /) -> ReplayRing:
-        """See `ExperienceStore`."""
+        """Returns the contents with this part replaced."""
         return rings
 
     def fill(self, rings: ReplayRing, /) -> Float[Array, ""]:
-        """See `ExperienceStore`."""
+        """Returns the mean fraction of the capacity in use."""
         return jnp.mean((rings.steps - rings.oldest).astype(jnp.float32)) / self.capacity
 
     def _transitions(
@@ -266,33 +270,37 @@ class PrioritisedReplay(NamedTuple):
 
     @property
     def capacity(self) -> int:
-        """See `ExperienceStore`."""
+        """Number of environment steps kept for each environment."""
         return self.ring.capacity
 
     def first_learning(self, loops: Loops, /) -> int:
-        """See `ExperienceStore`."""
+        """Returns the number of environment steps after which learning begins."""
         return self.ring.first_learning(loops)
 
     def empty(self, graph: Graph, index: Int[Array, " E"], /) -> ReplayRing:
-        """See `ExperienceStore`."""
+        """Returns the contents before the first step, for the environments with these global indices."""
         priorities = _for_each(index, empty_priorities(self.capacity))
         return self.with_mutable(self.ring.empty(graph, index), priorities)
 
     def add(self, graph: Graph, rings: ReplayRing, trajectory: Trajectory, /) -> ReplayRing:
-        """See `ExperienceStore`. New steps get the highest priority of their shard."""
+        """Returns the contents with a rollout of the same environments added. New steps get the highest priority
+        of their shard.
+        """
         before = _fallen_back(rings, self.capacity)
         after = store(before, trajectory.steps)
         num_steps, width = len(trajectory.steps.reward), graph.loops.num_envs // graph.loops.num_shards
         return self.with_mutable(after, _with_new_steps(before, after, num_steps=num_steps, shard_width=width))
 
     def is_ready(self, rings: ReplayRing, loops: Loops, /) -> Bool[Array, ""]:
-        """See `ExperienceStore`."""
+        """Returns whether enough is stored to begin learning."""
         return self.ring.is_ready(rings, loops)
 
     def sample(
         self, graph: Graph, rings: ReplayRing, learner: Learner, key: Key, index: Int[Array, " E"], /
     ) -> Sample:
-        """See `ExperienceStore`. Each ring must hold at least two steps."""
+        """Draws the part of one minibatch that belongs to the environments held here. Each ring must hold at least
+        two steps.
+        """
 
         def draw(key: Key, shard: ReplayRing, *, count: int):
             assert shard.priorities is not None
@@ -309,7 +317,7 @@ class PrioritisedReplay(NamedTuple):
         return self.ring.sample_by(draw, graph, rings, learner, key, index)
 
     def update(self, graph: Graph, rings: ReplayRing, learner: Learner, sample: Sample, /) -> ReplayRing:
-        """See `ExperienceStore`. Priorities follow the errors of the sample."""
+        """Returns the contents after learning from a sample. Priorities follow the errors of the sample."""
         assert rings.priorities is not None
         values = (jnp.abs(self.errors(learner, sample.minibatch)) + SMALLEST_ERROR) ** self.priority_exponent
         is_drawn = sample.minibatch.samples.weight > 0
@@ -317,15 +325,15 @@ class PrioritisedReplay(NamedTuple):
         return self.with_mutable(rings, with_values(rings.priorities, environment, sample.place.row, values))
 
     def mutable(self, rings: ReplayRing, /) -> Priorities | None:
-        """See `ExperienceStore`."""
+        """Returns the part that `update` changes, which is all that the loop over minibatches carries."""
         return rings.priorities
 
     def with_mutable(self, rings: ReplayRing, mutable: Priorities | None, /) -> ReplayRing:
-        """See `ExperienceStore`."""
+        """Returns the contents with this part replaced."""
         return eqx.tree_at(lambda ring: ring.priorities, rings, mutable, is_leaf=lambda leaf: leaf is None)
 
     def fill(self, rings: ReplayRing, /) -> Float[Array, ""]:
-        """See `ExperienceStore`."""
+        """Returns the mean fraction of the capacity in use."""
         return self.ring.fill(rings)
 
 

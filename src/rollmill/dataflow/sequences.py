@@ -61,11 +61,11 @@ class SequenceReplay(NamedTuple):
 
     @property
     def capacity(self) -> int:
-        """See `ExperienceStore`."""
+        """Number of environment steps kept for each environment."""
         return self.sequences * self.num_steps
 
     def first_learning(self, loops: Loops, /) -> int:
-        """See `ExperienceStore`."""
+        """Returns the number of environment steps after which learning begins."""
         return min(max(self.learning_starts, loops.batch_size), self.capacity * loops.num_envs)
 
     def empty(self, graph: Graph, index: Int[Array, " E"], /) -> SequenceRing:
@@ -82,7 +82,7 @@ class SequenceReplay(NamedTuple):
         return SequenceRing(jax.tree.map(of_each, rows), count, count - 1)
 
     def add(self, graph: Graph, ring: SequenceRing, trajectory: Trajectory, /) -> SequenceRing:
-        """See `ExperienceStore`."""
+        """Returns the contents with a rollout of the same environments added."""
         newest = (ring.newest + 1) % self.sequences
         each = jnp.arange(len(newest))
         write = lambda table, new: table.at[each, newest].set(new)
@@ -90,13 +90,15 @@ class SequenceReplay(NamedTuple):
         return SequenceRing(rows, jnp.minimum(ring.count + 1, self.sequences), newest)
 
     def is_ready(self, ring: SequenceRing, loops: Loops, /) -> Bool[Array, ""]:
-        """See `ExperienceStore`."""
+        """Returns whether enough is stored to begin learning."""
         return ring.count[0] >= -(-self.first_learning(loops) // loops.batch_size)
 
     def sample(
         self, graph: Graph, ring: SequenceRing, learner: Learner, key: Key, index: Int[Array, " E"], /
     ) -> Sample:
-        """See `ExperienceStore`. The minibatch's samples are `Sequence`s."""
+        """Draws the part of one minibatch that belongs to the environments held here. The minibatch's samples are
+        `Sequence`s.
+        """
         width = graph.loops.num_envs // graph.loops.num_shards
         shards = index[::width] // width
         keys = jax.vmap(partial(jax.random.fold_in, key))(shards)
@@ -109,19 +111,19 @@ class SequenceReplay(NamedTuple):
         return Sample(Batch(from_rows(jax.tree.map(lambda leaf: leaf[places], flat), _struct(graph))))
 
     def update(self, graph: Graph, ring: SequenceRing, learner: Learner, sample: Sample, /) -> SequenceRing:
-        """See `ExperienceStore`. Nothing changes."""
+        """Returns the contents after learning from a sample, which changes nothing."""
         return ring
 
     def mutable(self, ring: SequenceRing, /) -> tuple[()]:
-        """See `ExperienceStore`."""
+        """Returns the part that `update` changes, which is all that the loop over minibatches carries."""
         return ()
 
     def with_mutable(self, ring: SequenceRing, mutable: tuple[()], /) -> SequenceRing:
-        """See `ExperienceStore`."""
+        """Returns the contents with this part replaced."""
         return ring
 
     def fill(self, ring: SequenceRing, /) -> Float[Array, ""]:
-        """See `ExperienceStore`."""
+        """Returns the mean fraction of the capacity in use."""
         return jnp.mean(ring.count.astype(jnp.float32)) / self.sequences
 
     def _check(self, loops: Loops) -> None:

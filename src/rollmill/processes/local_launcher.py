@@ -70,7 +70,7 @@ class LocalLauncher:
             self._server_for(_environment_of(job, mark=""))
 
     def start(self, job: Job, address: str, token: bytes) -> LocalHandle:
-        """See `Launcher`."""
+        """Asks for a process, without waiting for it, and returns a handle that the launcher knows it by."""
         number = next(self._numbers)
         environment = _environment_of(job, mark=f"{self._run}-{number}")
         assignment = {
@@ -84,27 +84,29 @@ class LocalLauncher:
         return self._server_for(environment).start(number, assignment)
 
     def output(self, handle: LocalHandle) -> int | None:
-        """See `Launcher`."""
+        """Returns a descriptor to read the process's output, which the caller closes."""
         return handle.output
 
     def exit(self, handle: LocalHandle) -> Exit | None:
-        """See `Launcher`."""
+        """Returns how the process ended, or None while it runs."""
         return handle.exit
 
     def kill(self, handle: LocalHandle, *, at_once: bool = True) -> None:
-        """See `Launcher`."""
+        """Ends the process: with SIGKILL and all that it had started, or else only by asking it with SIGTERM."""
         handle.server.ask({"kill": handle.number, "at_once": at_once})
 
     def abandon(self, handle: LocalHandle) -> None:
-        """See `Launcher`. This host is always within reach."""
+        """Drops a process on an unreachable host, because its end could not be noticed. This host is always within
+        reach.
+        """
         self.kill(handle)
 
     def condition(self, handle: LocalHandle) -> str:
-        """See `Launcher`."""
+        """Returns why the process cannot run, such as "stopped by a signal"."""
         return condition_of(handle.pid) if handle.pid is not None else ""
 
     def close(self) -> None:
-        """See `Launcher`."""
+        """Ends whatever still runs."""
         for server in self._servers.values():
             server.hang_up()
         for server in self._servers.values():

@@ -61,14 +61,14 @@ class Mailbox:
             )
 
     def latest(self, kind: str) -> WorkerMessage | None:
-        """See `Control`."""
+        """Takes the newest message of that kind without waiting, and drops older ones."""
         with self._changed:
             of_kind = self._untaken.pop(kind, None)
             del self._untaken_bytes[kind]
         return of_kind[-1] if of_kind else None
 
     def wait(self, kind: str, timeout: Seconds | None) -> WorkerMessage:
-        """See `Control`."""
+        """Waits, for at most `timeout` seconds, for the oldest message of that kind that was not taken yet."""
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._changed:
             while True:
@@ -99,22 +99,22 @@ class MailboxControl:
         self._mailbox, self._pulse = mailbox, pulse
 
     def latest(self, kind: str) -> WorkerMessage | None:
-        """See `Control`."""
+        """Takes the newest message of that kind without waiting, and drops older ones."""
         return self._mailbox.latest(kind)
 
     def wait(self, kind: str, timeout: Seconds | None = None) -> WorkerMessage:
-        """See `Control`."""
+        """Waits, for at most `timeout` seconds, for the oldest message of that kind that was not taken yet."""
         with self._pulse.idle(f"waiting for {kind!r}"):
             return self._mailbox.wait(kind, timeout)
 
     def at(self, note: str, *, expect: Seconds = 0.0) -> None:
-        """See `Control`."""
+        """Records the next act of the main thread, such as `waiting for weights`, as a sign of progress."""
         self._pulse.note(note, expect)
 
     def stopping(self) -> bool:
-        """See `Control`."""
+        """Returns whether the coordinator wants this worker to stop."""
         return self._mailbox.stopping
 
     def check(self) -> None:
-        """See `Control`."""
+        """Raises `Abandoned` if the coordinator wants this worker to stop."""
         self._mailbox.check()

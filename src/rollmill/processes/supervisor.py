@@ -75,7 +75,7 @@ class Supervisor:
 
     @property
     def jobs(self) -> tuple[Job, ...]:
-        """See `Supervision`."""
+        """The jobs, each with its current attempt."""
         return tuple(self._jobs.values())
 
     @property
@@ -84,12 +84,12 @@ class Supervisor:
         return self._acceptor.address
 
     def start(self) -> None:
-        """See `Supervision`."""
+        """Asks for all workers, without waiting for them."""
         for job in self.jobs:
             self._begin(job)
 
     def events(self, timeout: Seconds | None = None) -> list[Event]:
-        """See `Supervision`."""
+        """Returns the events since the last call, in order."""
         deadline = float("inf") if timeout is None else time.monotonic() + timeout
         with self._changed:
             self._look()
@@ -99,25 +99,25 @@ class Supervisor:
             return self._drain()
 
     def doing(self) -> dict[str, str]:
-        """See `Supervision`."""
+        """Returns the last known activity of each remaining worker, by job name."""
         with self._changed:
             return {name: worker.doing for name, worker in self._workers.items()}
 
     def measure_clocks(self) -> None:
-        """See `Supervision`."""
+        """Asks workers of other hosts for their clocks again, without waiting for the answers."""
         with self._changed:
             workers = list(self._workers.values())
         for worker in workers:
             worker.connection.measure_clock()
 
     def clock(self, job: Job | str) -> Clock:
-        """See `Supervision`."""
+        """Returns a worker's clock as last measured, or this host's if the worker is gone."""
         with self._changed:
             worker = self._workers.get(named(self.jobs, job))
             return Clock() if worker is None else worker.connection.watch.clock
 
     def out_of_reach(self) -> dict[str, str]:
-        """See `Supervision`."""
+        """Returns the hosts that may be out of reach, by job name."""
         with self._changed:
             return {name: each.link.host for name, each in self._workers.items() if each.link.is_doubtful}
 
@@ -128,11 +128,13 @@ class Supervisor:
         fields: Mapping[str, Any] = NOTHING,
         arrays: Mapping[str, np.ndarray] = NOTHING,
     ) -> None:
-        """See `Supervision`. Raises `TimedOut` if one of the workers has left gigabytes of messages unread."""
+        """Sends a message, in order, without waiting: workers that were asked for get it when they are there.
+        Raises `TimedOut` if one of the workers has left gigabytes of messages unread.
+        """
         self._send_to(addressed(self.jobs, to), snapshot(outgoing(kind, fields, arrays)))
 
     def replace(self, job: Job | str) -> Job:
-        """See `Supervision`."""
+        """Starts the job anew in another worker."""
         name = named(self.jobs, job)
         old = self._dismiss([name])
         self._kill(old)
@@ -142,7 +144,9 @@ class Supervisor:
         return self._jobs[name]
 
     def stop(self, to: Job | str, *, grace_seconds: Seconds = 5.0) -> None:
-        """See `Supervision`. After `grace_seconds` comes SIGTERM, and two seconds later SIGKILL."""
+        """Asks these workers to stop, makes them, and returns when they are gone. After `grace_seconds` comes
+        SIGTERM, and two seconds later SIGKILL.
+        """
         names = addressed(self.jobs, to)
         self._send_to(names, WorkerMessage(".stop", {}, {}))
         workers = self._dismiss(names)
@@ -156,7 +160,7 @@ class Supervisor:
         self._forget(workers)
 
     def close(self, *, grace_seconds: Seconds = 5.0) -> None:
-        """See `Supervision`."""
+        """Stops all workers and lets go of everything."""
         with contextlib.ExitStack() as last:
             last.callback(self._logs.close)
             last.callback(self._acceptor.close)

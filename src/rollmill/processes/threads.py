@@ -46,12 +46,12 @@ class LocalControl(MailboxControl):
     def send(
         self, kind: str, fields: Mapping[str, Any] = NOTHING, arrays: Mapping[str, np.ndarray] = NOTHING
     ) -> None:
-        """See `Control`."""
+        """Sends a message, after all that this worker sent before."""
         self._supervisor.take(self._worker, snapshot(outgoing(kind, fields, arrays)))
         self._pulse.touch()
 
     def answer(self, kind: str, reply: Callable[[WorkerMessage], Mapping[str, Any]]) -> None:
-        """See `Control`."""
+        """Answers each message of that kind at once from now on, whatever the worker's main thread does."""
         post = self._supervisor.post
         self._mailbox.answer(kind, lambda message: post(self._worker, outgoing(kind, reply(message), NOTHING)))
 
@@ -92,11 +92,11 @@ class ThreadSupervisor:
 
     @property
     def jobs(self) -> tuple[Job, ...]:
-        """See `Supervision`."""
+        """The jobs, each with its current attempt."""
         return tuple(self._jobs.values())
 
     def start(self) -> None:
-        """See `Supervision`."""
+        """Asks for all workers, without waiting for them."""
         for job in self.jobs:
             self._begin(job)
 
@@ -117,18 +117,18 @@ class ThreadSupervisor:
         return events
 
     def measure_clocks(self) -> None:
-        """See `Supervision`."""
+        """Asks workers of other hosts for their clocks again, without waiting for the answers."""
 
     def clock(self, job: Job | str) -> Clock:
-        """See `Supervision`."""
+        """Returns a worker's clock as last measured, or this host's if the worker is gone."""
         return Clock()
 
     def out_of_reach(self) -> dict[str, str]:
-        """See `Supervision`."""
+        """Returns the hosts that may be out of reach, by job name."""
         return {}
 
     def doing(self) -> dict[str, str]:
-        """See `Supervision`."""
+        """Returns the last known activity of each remaining worker, by job name."""
         with self._changed:
             return {name: str(worker.pulse.look()) for name, worker in self._workers.items()}
 
@@ -139,7 +139,7 @@ class ThreadSupervisor:
         fields: Mapping[str, Any] = NOTHING,
         arrays: Mapping[str, np.ndarray] = NOTHING,
     ) -> None:
-        """See `Supervision`."""
+        """Sends a message, in order, without waiting: workers that were asked for get it when they are there."""
         message = outgoing(kind, fields, arrays)
         with self._changed:
             workers = [self._workers[name] for name in addressed(self.jobs, to) if name in self._workers]
@@ -147,7 +147,7 @@ class ThreadSupervisor:
             worker.mailbox.put(snapshot(message))
 
     def replace(self, job: Job | str) -> Job:
-        """See `Supervision`. Raises a `UsageError` if the thread still runs."""
+        """Starts the job anew in another worker. Raises a `UsageError` if the thread still runs."""
         name = named(self.jobs, job)
         if name in self._workers:
             raise UsageError(f"worker {name!r} is a thread, which cannot be killed; use place=processes.")
@@ -156,7 +156,9 @@ class ThreadSupervisor:
         return self._jobs[name]
 
     def stop(self, to: Job | str, *, grace_seconds: Seconds = 5.0) -> None:
-        """See `Supervision`. Threads that do not stop within `grace_seconds` are left behind."""
+        """Asks these workers to stop, makes them, and returns when they are gone. Threads that do not stop within
+        `grace_seconds` are left behind.
+        """
         with self._changed:
             names = addressed(self.jobs, to)
             workers = [self._workers.pop(name) for name in names if name in self._workers]
@@ -171,7 +173,7 @@ class ThreadSupervisor:
                 worker.thread.join(max(0.0, deadline - time.monotonic()))
 
     def close(self, *, grace_seconds: Seconds = 5.0) -> None:
-        """See `Supervision`."""
+        """Stops all workers and lets go of everything."""
         self.stop(ALL, grace_seconds=grace_seconds)
 
     def __enter__(self) -> "ThreadSupervisor":

@@ -67,12 +67,12 @@ class SocketControl(MailboxControl):
     def send(
         self, kind: str, fields: Mapping[str, Any] = NOTHING, arrays: Mapping[str, np.ndarray] = NOTHING
     ) -> None:
-        """See `Control`."""
+        """Sends a message, after all that this worker sent before."""
         self.send_message(outgoing(kind, fields, arrays))
         self._pulse.touch()
 
     def answer(self, kind: str, reply: Callable[[WorkerMessage], Mapping[str, Any]]) -> None:
-        """See `Control`."""
+        """Answers each message of that kind at once from now on, whatever the worker's main thread does."""
         self._mailbox.answer(kind, lambda message: self.send_message(outgoing(kind, reply(message), NOTHING)))
 
     def send_message(self, message: WorkerMessage) -> None:

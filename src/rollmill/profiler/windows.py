@@ -412,7 +412,7 @@ class ProfiledTraining:
         self.request_snapshot = training.request_snapshot
 
     def run(self, stopping: Callable[[], bool]) -> Iterator[Report]:
-        """See `Training`."""
+        """Yields reports until the training ends, the last of them with its last state."""
         for report in self._training.run(lambda: self._windows.done or stopping()):
             yield report
             match report:
@@ -424,10 +424,10 @@ class ProfiledTraining:
 
     @property
     def out_of_reach(self) -> str:
-        """See `Training`."""
+        """The workers on unreachable hosts, and these hosts."""
         return self._training.out_of_reach
 
     @property
     def waited_for(self) -> str:
-        """See `Training`."""
+        """The workers that keep a training from ending."""
         return self._training.waited_for

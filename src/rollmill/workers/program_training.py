@@ -40,7 +40,7 @@ class ProgramTraining:
         """Time between two reports, about; to be changed before `run`."""
 
     def run(self, stopping: Callable[[], bool]) -> Iterator[Report]:
-        """See `Training`."""
+        """Yields reports until the training ends, the last of them with its last state."""
         yield StartedUp(Durations(self._program.compile_seconds, 0.0))
         keeps = lambda iteration: self._may_want(iteration) or stopping()
         windows = dispatch_ahead(
@@ -80,10 +80,10 @@ class ProgramTraining:
 
     @property
     def waited_for(self) -> str:
-        """See `Training`."""
+        """The workers that keep a training from ending."""
         return ""
 
     @property
     def out_of_reach(self) -> str:
-        """See `Training`."""
+        """The workers on unreachable hosts, and these hosts."""
         return ""

@@ -215,16 +215,16 @@ class MessageLine(Protocol):
 
     @property
     def send(self) -> Callable[..., None]:
-        """See `Control`."""
+        """Sends a message, after all that this worker sent before."""
         ...
 
     @property
     def latest(self) -> Callable[[str], WorkerMessage | None]:
-        """See `Control`."""
+        """Takes the newest message of that kind without waiting, and drops older ones."""
         ...
 
     def wait(self, kind: str, timeout: float | None = None) -> WorkerMessage:
-        """See `Control`."""
+        """Waits, for at most `timeout` seconds, for the oldest message of that kind that was not taken yet."""
         ...
 
 

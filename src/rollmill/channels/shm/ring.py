@@ -119,21 +119,21 @@ class SingleProcessHolders:
         self._root = memory[:LINE].cast("q")
 
     def claim(self, word: int) -> int:
-        """See `Holders`."""
+        """Claims a side."""
         self._root[word] += 1
         assert self._root[word] == 1, "this ring's sides cannot be replaced"
         return 1
 
     def confirm(self, word: int, incarnation: int) -> None:
-        """See `Holders`."""
+        """Publishes in the root that this incarnation is ready, unless it was replaced."""
         self._root[word + 1] = incarnation
 
     def memory(self, word: int, incarnation: int, nbytes: int) -> memoryview:
-        """See `Holders`."""
+        """Returns the shared memory of one incarnation of the side that `word` selects."""
         raise AssertionError("there is one incarnation")
 
     def drop(self, word: int, incarnation: int) -> None:
-        """See `Holders`."""
+        """Frees the name of that memory."""
 
 
 class Ring:

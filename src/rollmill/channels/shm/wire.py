@@ -27,19 +27,19 @@ class BrokerHolders:
         self._digest = digest
 
     def claim(self, word: int) -> int:
-        """See `Holders`."""
+        """Claims a side."""
         return self._broker.claim(f"{self._ring}/{SIDES[word]}", segment=self._ring, word=word)
 
     def confirm(self, word: int, incarnation: int) -> None:
-        """See `Holders`."""
+        """Publishes in the root that this incarnation is ready, unless it was replaced."""
         self._broker.confirm(f"{self._ring}/{SIDES[word]}", incarnation, segment=self._ring, word=word + 1)
 
     def memory(self, word: int, incarnation: int, nbytes: int) -> memoryview:
-        """See `Holders`."""
+        """Returns the shared memory of one incarnation of the side that `word` selects."""
         return self._broker.segment(self._segment_name(word, incarnation), nbytes=nbytes, digest=self._digest)
 
     def drop(self, word: int, incarnation: int) -> None:
-        """See `Holders`."""
+        """Frees the name of that memory."""
         with contextlib.suppress(RollmillError):  # without a broker nobody can ask for it
             self._broker.drop(self._segment_name(word, incarnation))
 

@@ -132,7 +132,7 @@ class GamesVector(RowVector):
         self._games = start.build(self.num_envs, life_loss_info=start.episodic_life)
 
     def reset(self, *, out: HostStep | None = None) -> HostStep:
-        """See `HostVector.reset`."""
+        """Starts an episode in each environment."""
         out = allocate(self._struct) if out is None else out
         first, info = self._games.reset(seed=np.asarray(self._seeds))
         self._frames = info["episode_frame_number"]
@@ -141,7 +141,7 @@ class GamesVector(RowVector):
         return out
 
     def step(self, actions: PyTree[np.ndarray], *, out: HostStep | None = None) -> HostStep:
-        """See `HostVector.step`."""
+        """Advances each environment by its action, and starts the next episode where one ended."""
         out = allocate(self._struct) if out is None else out
         fitted = fit_to_space(self._action_space, actions, self.num_envs)
         observation, rewards, out.terminated[:], out.truncated[:], info = self._games.step(fitted)

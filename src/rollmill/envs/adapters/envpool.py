@@ -86,7 +86,7 @@ class PoolVector(RowVector):
             _ = self._pool.observation_space  # created, with warnings, at the first access
 
     def reset(self, *, out: HostStep | None = None) -> HostStep:
-        """See `HostVector.reset`."""
+        """Starts an episode in each environment."""
         out = allocate(self._struct) if out is None else out
         first, _ = self._pool.reset()
         begin(self._observation_space, first, out)
@@ -95,7 +95,7 @@ class PoolVector(RowVector):
         return out
 
     def step(self, actions: PyTree[np.ndarray], *, out: HostStep | None = None) -> HostStep:
-        """See `HostVector.step`."""
+        """Advances each environment by its action, and starts the next episode where one ended."""
         out = allocate(self._struct) if out is None else out
         # Also checks the batch size: EnvPool would end the process for another one.
         fitted = fit_to_space(self._action_space, actions, self.num_envs)

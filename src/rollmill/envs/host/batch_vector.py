@@ -52,7 +52,7 @@ class BatchVector(RowVector):
         """How the vector environment begins new episodes."""
 
     def reset(self, *, out: HostStep | None = None) -> HostStep:
-        """See `HostVector.reset`. A second reset continues the random generators."""
+        """Starts an episode in each environment. A second reset continues the random generators."""
         out = allocate(self._struct) if out is None else out
         first, info = self._reset(None if self._is_reset else self._seeds[0], self._options)
         self._is_reset = True

@@ -55,7 +55,9 @@ class StartByName:
 
     @property
     def for_evaluation(self) -> StartHost:
-        """See `HasEvaluationForm`. It is the environment itself where evaluations are as trainings."""
+        """Starts environments of the same spaces, to evaluate on. It is the environment itself where evaluations
+        are as trainings.
+        """
         return evaluation_start(self.start)
 
     def __call__(

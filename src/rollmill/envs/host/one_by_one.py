@@ -78,7 +78,7 @@ class OneByOne(ABC):
         return tuple(self._copies.seed(i) for i in range(self._count))
 
     def reset(self, *, out: HostStep | None = None) -> HostStep:
-        """See `HostVector.reset`. A second reset continues each environment's own random generator."""
+        """Starts an episode in each environment. A second reset continues each one's own random generator."""
         out = allocate(self._struct) if out is None else out
         if self._in_place:
             self._current = out.observation
@@ -93,7 +93,9 @@ class OneByOne(ABC):
         return out
 
     def step(self, actions: PyTree[np.ndarray], *, out: HostStep | None = None) -> HostStep:
-        """See `HostVector.step`. The observations of the step before must be as they were returned."""
+        """Advances each environment by its action, and starts the next episode where one ended. The observations
+        of the step before must be as they were returned.
+        """
         if not self._is_reset:
             raise UsageError(f"{self._name}: step was called before reset.")
         out = allocate(self._struct) if out is None else out
@@ -119,7 +121,7 @@ class OneByOne(ABC):
         return out
 
     def drain_failures(self) -> list[HostFailure]:
-        """See `HostVector.drain_failures`."""
+        """Returns the failures since the last call, in order."""
         return self._copies.drain_failures()
 
     def close(self) -> None:

@@ -164,7 +164,9 @@ class ParallelVector(OneByOne):
         return i * self._kinds[where.kind].count + where.number
 
     def _step_each(self, actions: PyTree[np.ndarray], out: HostStep) -> None:
-        """See `OneByOne`. Raises a `ContractError` if an agent is truncated before the others."""
+        """Steps all environments: stores observations as current ones, writes rewards and ends to `out`. Raises a
+        `ContractError` if an agent is truncated before the others.
+        """
         chosen = self._by_agent(actions)
         for i in range(self._count):
             self._step_one(i, chosen, out)

@@ -40,11 +40,11 @@ class RowVector(ABC):
 
     @abstractmethod
     def reset(self, *, out: HostStep | None = None) -> HostStep:
-        """See `HostVector.reset`."""
+        """Starts an episode in each environment."""
 
     @abstractmethod
     def step(self, actions: PyTree[np.ndarray], *, out: HostStep | None = None) -> HostStep:
-        """See `HostVector.step`."""
+        """Advances each environment by its action, and starts the next episode where one ended."""
 
     @abstractmethod
     def close(self) -> None:

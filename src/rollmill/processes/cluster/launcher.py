@@ -101,7 +101,9 @@ class RayLauncher:
         """When it was last seen which nodes are out of reach, and those."""
 
     def start(self, job: Job, address: str, token: bytes) -> RayHandle:
-        """See `Launcher`. A replacement is kept off nodes that are out of reach."""
+        """Asks for a process, without waiting for it, and returns a handle that the launcher knows it by. A
+        replacement is kept off nodes that are out of reach.
+        """
         stream = self._output_listener.expect(job)
         assignment = Assignment(
             *(job.to_json(), address, token, self._output_listener.address, self._output_listener.token),
@@ -132,11 +134,13 @@ class RayLauncher:
         handle.ending = handle.actor.__ray_terminate__.remote().future()
 
     def output(self, handle: RayHandle) -> int | None:
-        """See `Launcher`."""
+        """Returns a descriptor to read the process's output, which the caller closes."""
         return handle.stream.output
 
     def exit(self, handle: RayHandle) -> Exit | None:
-        """See `Launcher`. Ray calls dead what is about to end, so the end of its output is waited for."""
+        """Returns how the process ended, or None while it runs. Ray calls dead what is about to end, so the end of
+        its output is waited for.
+        """
         if handle.exit is not None:
             return handle.exit
         if not (handle.working.done() and handle.ending.done()):
@@ -171,24 +175,28 @@ class RayLauncher:
         return nodes
 
     def kill(self, handle: RayHandle, *, at_once: bool = True) -> None:
-        """See `Launcher`. Ray knows no softer way than SIGKILL."""
+        """Ends the process: with SIGKILL and all that it had started, or else only by asking it with SIGTERM. Ray
+        knows no softer way than SIGKILL.
+        """
         handle.killed = True
         self._ray.kill(handle.actor, no_restart=True)
 
     def abandon(self, handle: RayHandle) -> None:
-        """See `Launcher`. The worker ends by itself, since its own line is cut as well."""
+        """Drops a process on an unreachable host, because its end could not be noticed. The worker ends by itself,
+        since its own line is cut as well.
+        """
         self.kill(handle)
         handle.exit = handle.exit or Exit(None)
         handle.stream.cut()
         self._handles.discard(handle)
 
     def condition(self, handle: RayHandle) -> str:
-        """See `Launcher`. They are known of this host alone."""
+        """Returns why the process cannot run, such as "stopped by a signal". Known on this host only."""
         origin = handle.stream.origin
         return condition_of(origin.pid) if origin is not None and origin.host == self._here else ""
 
     def close(self) -> None:
-        """See `Launcher`."""
+        """Ends whatever still runs."""
         for handle in self._handles:
             self.kill(handle)
         deadline = time.monotonic() + CLOSE_SECONDS

@@ -173,7 +173,7 @@ class Coordinator:
 
     @property
     def out_of_reach(self) -> str:
-        """See `Training`."""
+        """The workers on unreachable hosts, and these hosts."""
         return ", ".join(f"{name} on {host}" for name, host in self._workers.out_of_reach().items())
 
     @property

@@ -45,7 +45,7 @@ class ReplicaControl:
         self.check, self.answer = control.check, control.answer
 
     def at(self, note: str, *, expect: Seconds = 0.0) -> None:
-        """See `Control`."""
+        """Records the next act of the main thread, such as `waiting for weights`, as a sign of progress."""
         self._measure()
         self._note, self._expect = note, float(expect)
         if note not in UNRECORDED:
@@ -78,7 +78,7 @@ class ReplicaControl:
         self._starting, self._longest, self._noted_at = False, 0.0, time.monotonic()
 
     def wait(self, kind: str, timeout: Seconds | None = None) -> WorkerMessage:
-        """See `Control`."""
+        """Waits, for at most `timeout` seconds, for the oldest message of that kind that was not taken yet."""
         with span(kind, "waiting"):
             message = self._control.wait(kind, timeout)
         self._noted_at = time.monotonic()
