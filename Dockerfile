@@ -7,7 +7,7 @@ RUN useradd --create-home trainer
 WORKDIR /opt/rollmill
 COPY pyproject.toml README.md LICENSE ./
 COPY src ./src
-RUN pip install --no-cache-dir '.[fusion,gymnax,mujoco,onnx,optuna,pgx,serve]'
+RUN pip install --no-cache-dir '.[cluster,fusion,gymnax,mujoco,onnx,optuna,pgx,serve,store]'
 
 USER trainer
 WORKDIR /home/trainer
