@@ -19,6 +19,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from rollmill.core.git import commit_of
 from rollmill.core.machine import hardware, versions
@@ -122,6 +123,25 @@ def ratios(figures: Mapping[str, Mapping[str, Any]], side: str) -> dict[str, flo
     """Returns how many times the median of each other side that of `side` is."""
     medians = {name: figure["median"] for name, figure in figures.items()}
     return {f"{side} / {name}": medians[side] / each for name, each in medians.items() if name != side}
+
+
+def interquartile_mean(values: Any) -> float:
+    """Returns the mean of the values without the lowest and the highest quarter of them, each rounded down."""
+    ordered = np.sort(np.ravel(values))
+    cut = ordered.size // 4
+    return float(ordered[cut : ordered.size - cut].mean())
+
+
+def stratified_interval(groups: Sequence[Sequence[float]], *, draws: int = 2_000) -> tuple[float, float]:
+    """Returns an interval of 95 % for the interquartile mean of all values, by bootstrap.
+
+    Values are drawn anew within each group alone, such as the seeds of an environment (Agarwal et al. 2021).
+    """
+    generator = np.random.default_rng(0)
+    drawn = [generator.choice(np.asarray(group), (draws, len(group))) for group in groups]
+    means = [interquartile_mean(values) for values in np.concatenate(drawn, axis=1)]
+    low, high = np.percentile(means, [2.5, 97.5])
+    return float(low), float(high)
 
 
 def read_result(name: str, folder: Path = RESULTS) -> dict[str, Any]:

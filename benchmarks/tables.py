@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import fmean, median, pstdev, stdev
 from typing import Any
 
-from measure import HERE, RESULTS, options, read_result
+import numpy as np
+from measure import HERE, RESULTS, interquartile_mean, options, read_result, stratified_interval
 
 from rollmill.core.bounds import Range, bounds_of
 from rollmill.core.options import field_docs
@@ -209,6 +210,29 @@ def defaults() -> str:
     ]
     head = ["Command", "Steps", "Seeds", "Return", "Threshold", "Met", "After steps", "CPU seconds"]
     return table_of(head, rows, numbers=(1, 2, 3, 4, 6, 7))
+
+
+RANDOM_RETURNS = {"CartPole-v1": 22.4, "Acrobot-v1": -492.7, "Pendulum-v1": -1_207.6}
+"""Mean returns of random actions in Gymnasium's environments, over 300, 40 and 100 episodes."""
+
+
+def defaults_over_environments() -> str:
+    """Returns the interquartile mean of each algorithm's scores over its classic environments."""
+    scores: dict[str, dict[str, list[float]]] = {}
+    for row in read_result("defaults")["rows"]:
+        lowest = RANDOM_RETURNS.get(row["environment"])
+        if lowest is not None and "--network" not in row["command"]:
+            of = [(each - lowest) / (row["threshold"] - lowest) for each in row["returns"]]
+            scores.setdefault(row["algorithm"], {})[row["environment"]] = of
+    rows = []
+    for algorithm, of in scores.items():
+        if len(of) > 1:
+            low, high = stratified_interval(list(of.values()))
+            mean = interquartile_mean(np.concatenate(list(of.values())))
+            seeds = ", ".join(str(len(each)) for each in of.values())
+            rows.append([algorithm, ", ".join(of), seeds, f"{mean:.3f}", f"{low:.3f} to {high:.3f}"])
+    head = ["Algorithm", "Environments", "Seeds", "Interquartile mean", "Interval of 95 %"]
+    return table_of(head, rows, numbers=(3, 4))
 
 
 SIDES_TO_RETURN = ("Rollmill, cold", "Rollmill, warm", "Stable-Baselines3", "Rejax")
@@ -806,6 +830,7 @@ TABLES: dict[str, Callable[[], str]] = {
     **{f"results of {name}": lambda name=name: replay_studies(name) for name in ("dqn", "sac", "td3")},
     "learning": learning,
     "defaults": defaults,
+    "defaults over environments": defaults_over_environments,
     "seconds to return": seconds_to_return,
     "tag learning": tag_learning,
     "strength": strength,

@@ -9,7 +9,9 @@ import subprocess
 import sys
 from importlib import import_module
 
+import numpy as np
 import pytest
+from scipy.stats import trim_mean
 
 from manual.snippets import ROOT
 
@@ -96,6 +98,19 @@ def test_sides_take_turns():
     figures = measure.spreads(found)
     assert figures["ours"] == {"median": 3.5, "runs": [3, 4]}
     assert measure.ratios(figures, "ours") == {"ours / theirs": 1.0}
+
+
+def test_an_interquartile_mean_is_a_trimmed_mean():
+    values = np.random.default_rng(0).normal(size=(3, 10))
+    assert import_module("measure").interquartile_mean(values) == pytest.approx(trim_mean(values, 0.25, axis=None))
+
+
+def test_a_stratified_bootstrap_draws_within_groups():
+    interval = import_module("measure").stratified_interval
+    assert interval([[0.0] * 10, [1.0] * 10]) == (0.5, 0.5)
+    low, high = interval([np.linspace(-1, 1, 40)])
+    half = 1.96 * np.std(np.linspace(-1, 1, 40)) / np.sqrt(40)  # that of the mean, which varies a little less
+    assert half < high < 1.5 * half and -1.5 * half < low < -half
 
 
 def test_the_fastest_variant_counts():
