@@ -268,7 +268,7 @@ def rate_metric(parts: OffPolicyParts, *, every: int = 1) -> Callable[[Learner, 
 
 
 def _learning(parts: OffPolicyParts) -> Loops:
-    """Returns the loops of the iterations that learn: before them no update is made, and no schedule goes on."""
+    """Returns the loops of the iterations that learn: before them no update is made, and no schedule continues."""
     loops = parts.loops
     return loops._replace(iterations=max(loops.iterations - waiting_iterations(parts.replay, loops), 1))
 

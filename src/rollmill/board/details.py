@@ -167,7 +167,7 @@ def _plan(run: RunDirectory) -> list[str]:
 
 
 def _commands(entry: Entry, run: RunDirectory) -> str:
-    """Returns the commands that go on from here, to copy."""
+    """Returns the commands that continue from here, to copy."""
     if entry.kind == "sweep":
         lines = [command("sweep", "--resume", entry.path), command("plot", entry.path)]
     else:

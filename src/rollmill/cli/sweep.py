@@ -97,7 +97,7 @@ class _New:
 
 @dataclass(frozen=True)
 class _Resumed:
-    """How a sweep goes on."""
+    """How a sweep continues."""
 
     resume: Annotated[Path, Arg(metavar="SWEEP")]
     """Go on with a sweep that was stopped or killed."""

@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 CHECKPOINT_REQUEST = signal.SIGUSR1
-"""Signal that asks a training for a checkpoint, after which it goes on."""
+"""Signal that asks a training for a checkpoint, after which it continues."""
 STOP_NOTICE = signal.SIGUSR2
 """Signal by which a batch system says that a job's time is almost over. SIGTERM and SIGKILL follow."""
 NOTICES = (CHECKPOINT_REQUEST, STOP_NOTICE)
@@ -47,8 +47,8 @@ def surviving_checkpoint_requests() -> Iterator[None]:
 class Interruption:
     """Handler of SIGINT until a training installs its own: `Interruption().install()`.
 
-    It raises KeyboardInterrupt. In a finaliser or a callback Python goes on after that exception. A training that
-    begins afterwards stops at its first opportunity.
+    It raises KeyboardInterrupt. In a finaliser or a callback Python continues after that exception. A training
+    that begins afterwards stops at its first opportunity.
     """
 
     asked: bool = False
@@ -86,7 +86,7 @@ class Interrupted(KeyboardInterrupt):
     """Ctrl-C in a training, a sweep or a profile, raised once all is saved.
 
     Args:
-        result: what the call would have returned. Of a training the `Run`, with which `rollmill.resume` goes on.
+        result: what the call would have returned. Of a training the `Run`, with which `rollmill.resume` continues.
     """
 
     def __init__(self, result: Any) -> None:

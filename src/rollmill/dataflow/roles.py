@@ -192,7 +192,7 @@ def _stages(group: Group, partition: Partition) -> tuple[Stage, ...]:
 
 
 def _owned(group: Group, partition: Partition, *, host: bool, replay: bool) -> frozenset[Owned]:
-    # Asynchronous environments and Python objects begin new episodes when a run goes on.
+    # Asynchronous environments and Python objects begin new episodes when a run is resumed.
     kept = partition.synchronous and not host
     owned = {
         Owned.ENVIRONMENTS: kept and group.has("environment"),

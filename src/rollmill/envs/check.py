@@ -42,9 +42,9 @@ def check_environment(
     """Checks that an environment satisfies the contract of `rollmill.Environment`, and prints a line if it does.
 
     First by tracing alone (types, structures, spaces, side effects), then by a rollout of random actions, which
-    goes on for up to 10,000 further steps if no episode ends in it. Every step is checked for numbers that are not
-    finite and for observations outside of their space. A host environment is checked with two copies,
-    which are closed again.
+    continues for up to 10,000 further steps if no episode ends in it. Every step is checked for numbers that are
+    not finite and for observations outside of their space. A host environment is checked with two copies, which
+    are closed again.
 
     Args:
         env: one environment, unbatched, without auto-reset, or an id, or a `gymnasium.Env`.

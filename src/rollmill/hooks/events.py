@@ -27,7 +27,7 @@ class TrainingEvent:
 
 @dataclass(frozen=True)
 class TrainingStarted(TrainingEvent):
-    """A training begins, or goes on from a checkpoint of this iteration. Later lines of metrics are void."""
+    """A training begins, or resumes from a checkpoint of this iteration. Later lines of metrics are void."""
 
     directory: Path
     """The run directory."""

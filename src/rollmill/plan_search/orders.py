@@ -1,4 +1,4 @@
-"""Orders to child processes of a command: to train, alone or side by side, to go on with a run, or to search for a
+"""Orders to child processes of a command: to train, alone or side by side, to resume a run, or to search for a
 plan.
 """
 
@@ -53,7 +53,7 @@ class Order:
 
     train: TrainingRequest | None = None
     resume: str | None = None
-    """The directory of the run to go on with."""
+    """The directory of the run to resume."""
     search: SearchOrder | None = None
     together: tuple[TrainingRequest, ...] = ()
     """Trainings to run side by side in one program."""

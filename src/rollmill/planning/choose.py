@@ -35,7 +35,7 @@ def place_custom(plan: Plan, options: PlacementOptions, custom: Sequence[str], *
     """Plans for graphs with unregistered parts (`custom`), which worker processes cannot rebuild.
 
     The training stays in this process, in threads, where the options leave the choice, and unless the plan is that
-    of a run that goes on (`saved`). Raises a `UsageError` with the parts if the options ask for other processes.
+    of a resumed run (`saved`). Raises a `UsageError` with the parts if the options ask for other processes.
     """
     if not custom or plan.place in ("program", "threads"):
         return plan

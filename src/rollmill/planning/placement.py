@@ -43,7 +43,7 @@ class PlacementOptions:
     learners: Replicas | None = None
     """Replicas of groups that hold gradients and update together, 1 if left out."""
     asynchronous: bool = False
-    """Let actors go on with the newest weights there are, instead of waiting for those of their iteration."""
+    """Let actors continue with the newest weights there are, instead of waiting for those of their iteration."""
     gpu_sharing: GpuSharing = "auto"
     """How workers share a GPU, if there are fewer GPUs than workers: by `mps`, on slices of `mig`, or in `turns`.
     `auto` takes slices if there are some, then MPS if it can be had."""

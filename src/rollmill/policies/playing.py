@@ -76,7 +76,7 @@ class GameAgainstPolicy:
 
     @property
     def result(self) -> Literal["won", "drawn", "lost"] | None:
-        """The result for the person, or None while the game goes on."""
+        """The result for the person, or None while the game continues."""
         if self._return is None:
             return None
         for_person = self._return if self._person == 0 else -self._return

@@ -48,7 +48,7 @@ def current_line(thread: int) -> str:
 def stack_of(thread: int) -> list[CodeLine]:
     """Returns the innermost hundred lines of a thread, innermost first. Empty if it has ended.
 
-    `sys._current_frames` would hand out frames that their thread goes on changing between two of our own lines,
+    `sys._current_frames` would hand out frames that their thread continues changing between two of our own lines,
     and following them has crashed CPython 3.11. faulthandler reads all of them while no Python code runs.
     """
     with _unnamed_file() as file:

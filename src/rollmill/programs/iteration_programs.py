@@ -84,7 +84,7 @@ class StepMaker(NamedTuple):
             cost, compiled = self._cost()
             if not cost.pays:
                 kernels = plain_kernels(self.request.unroll).with_note(str(cost))
-                # The run records that it has no kernels, and goes on without them.
+                # The run records that it has no kernels, and continues without them.
                 kernels = kernels._replace(device=device_name(self.request.devices[0]))
                 return kernels, compiled or self._made(kernels)
             limit = cost.limit

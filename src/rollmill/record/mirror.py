@@ -138,7 +138,7 @@ class Mirror:
             except TakenOver as error:
                 self.problem = str(error)
                 return
-            except Exception as error:  # any error: the training goes on
+            except Exception as error:  # any error: the training continues
                 failures += 1
                 self._failed(error, failures)
                 continue

@@ -180,7 +180,7 @@ def _schedule_note(
     """Returns the jump of a number with a schedule, where it begins or ends elsewhere than before."""
     if not {"total_timesteps", name} <= after.keys():
         return None
-    waiting = first_learning_iteration(graph)  # no schedule goes on before it
+    waiting = first_learning_iteration(graph)  # no schedule continues before it
     ends = [-(-config["total_timesteps"] // graph.loops.batch_size) for config in (before, after)]
     if after[name] is None:
         return None

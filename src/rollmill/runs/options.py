@@ -50,7 +50,7 @@ class RunOptions(PlacementOptions):
     keep_best: Annotated[int, Range(0), Range(high=2**31)] = 1
     """Checkpoints kept besides, those with the best return: of evaluations, where there are any."""
     checkpoint_environments: bool = True
-    """Save the states of the environments, without which checkpoints are smaller: a run that goes on begins new
+    """Save the states of the environments, without which checkpoints are smaller: a resumed run begins new
     episodes then, and its result is not exactly that of a run that never stopped."""
     log_every: Iterations | None = None
     """Iterations that one line of metrics.jsonl is of. If left out, there are 10,000 lines at most."""

@@ -24,7 +24,7 @@ CHANGEABLE = (
     *("rms_decay", "rms_eps", "clip_rho", "clip_c", "vtrace_lambda", "tau", "start_epsilon", "end_epsilon"),
     *("exploration_noise", "target_noise", "target_noise_clip"),
 )
-"""Hyperparameters that may change when a run goes on: those on which the shapes of its state do not depend."""
+"""Hyperparameters that may change when a run is resumed: those on which the shapes of its state do not depend."""
 
 DECIDING_OPTIONS = ("seed", "num_seeds", "numerics")
 DERIVED = ("fingerprint",)
@@ -44,7 +44,7 @@ class Change:
     after: dict[str, Any]
     """Values from then on."""
     source: str | None = None
-    """Training whose weights were taken over then, or None where a run went on with its own."""
+    """Training whose weights were taken over then, or None where a run continued with its own."""
 
     def to_json(self) -> dict[str, Any]:
         """Returns the change as config.json holds it."""

@@ -236,7 +236,7 @@ class HttpConnection(asyncio.Protocol):
         self._unstarted.append(exchange)
 
     def _parse(self, data: bytes) -> Refusal | None:
-        """Feeds the parser, and returns an error after which it cannot go on."""
+        """Feeds the parser, and returns an error after which it cannot continue."""
         try:
             self._parser.feed_data(data)
             self._check_unparsed()
@@ -287,7 +287,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _start(self) -> None:
         """Has as many requests answered as may be computed at a time."""
-        if self._starting:  # some are answered at once, inside of the loop below, which goes on by itself
+        if self._starting:  # some are answered at once, inside of the loop below, which continues by itself
             return
         self._starting = True
         try:

@@ -72,7 +72,7 @@ def sweep(
     `rollmill.sweep("ppo", "CartPole-v1", over={"learning_rate": [1e-3, 2.5e-3], "seed": range(5)})`
 
     Trials are processes of their own: environments and algorithms are given by name, and modules that register
-    them, which trials import, are found by `PYTHONPATH`. A sweep that was stopped or killed goes on by
+    them, which trials import, are found by `PYTHONPATH`. A sweep that was stopped or killed continues by
     `rollmill sweep --resume`.
 
     Args:
@@ -86,7 +86,7 @@ def sweep(
         random: short for `sampler="random"` with so many trials.
         sweep_seed: seed of draws and proposals.
         stop_early: `asha` stops trials whose return at a rung is not among the best.
-        reduction_factor: one in so many trials goes on at each rung.
+        reduction_factor: one in so many trials continues at each rung.
         grace_steps: environment steps of the first rung.
         pbt_every: environment steps after which the worst trials take over from the best, in population-based
             training.

@@ -4,7 +4,7 @@ It holds `sweep.json`, which says what was asked for and never changes; `proposa
 sampler has proposed; `early_stopping.json` with the results at rungs and the trials that were stopped there;
 `failures.json` with the trials that failed, until they are tried again; `trials/`, with a run and a log for each
 trial; `table.csv`; and `report.html`. What else a trial has come to is read from its run alone, so a sweep that
-was killed goes on where its runs stand.
+was killed continues where its runs stand.
 """
 
 import csv

@@ -32,7 +32,7 @@ class EarlyStopping:
 
 
 def goes_on(sweep: SweepDirectory) -> None:
-    """Lets trials that were stopped early go on, and stops none from now on."""
+    """Lets trials that were stopped early continue, and stops none from now on."""
     state = sweep.stopping()
     state.stopped, state.ended = {}, True
     sweep.write_stopping(state)

@@ -1,12 +1,12 @@
 """Asynchronous successive halving: which trials of a sweep are stopped early. Pure.
 
 Li et al., "A System for Massively Parallel Hyperparameter Tuning", MLSys 2020. A trial that has made as many steps
-as a rung asks for is compared with those that came to the rung before it, and goes on if it is among the best
+as a rung asks for is compared with those that came to the rung before it, and continues if it is among the best
 `1 / reduction_factor` of them.
 
 In the paper a trial pauses at each rung and is promoted later, when enough others are worse. Here, as in Ray Tune
-and in Optuna, a trial is judged once and at once, and either goes on without a pause or is stopped: to go on after
-a pause costs the start of a process and a compilation.
+and in Optuna, a trial is judged once and at once, and either continues without a pause or is stopped: to continue
+after a pause costs the start of a process and a compilation.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ class HalvingRule:
     grace_steps: int
     """No trial is stopped before it has made these steps."""
     reduction_factor: int = 3
-    """One in so many trials goes on at each rung."""
+    """One in so many trials continues at each rung."""
 
     def __post_init__(self) -> None:
         if self.reduction_factor < 2:
@@ -81,7 +81,7 @@ def judge(rule: HalvingRule, rungs: Rungs, trial: str, curve: Sequence[CurvePoin
 
 
 def _compared(rule: HalvingRule, steps: int, result: float, others: Sequence[float]) -> Judgement:
-    """Ties are no reason to stop, and the best so far goes on however few there are."""
+    """Ties are no reason to stop, and the best so far continues however few there are."""
     place = 1 + sum(other > result for other in others)
     trials = len(others) + 1
     return Judgement(steps, result, place, trials, stays=place <= max(1, trials // rule.reduction_factor))

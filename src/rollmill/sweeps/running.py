@@ -61,8 +61,8 @@ def run_sweep(
     the others. One with a killed process is resumed. Those that ended for want of a GPU's memory run at the end,
     half as many at a time, and in the end alone. A sampler proposes a trial when there is room for it. With
     `together`, trials that differ in seeds and hyperparameters alone may share a program. With `also_stopped`,
-    trials that were stopped early go on, and none is stopped any more. Trials may import the modules in `imports`
-    by their names. `say` prints a line. On SIGINT or SIGTERM all running trials stop with a checkpoint.
+    trials that were stopped early continue, and none is stopped any more. Trials may import the modules in
+    `imports` by their names. `say` prints a line. On SIGINT or SIGTERM all running trials stop with a checkpoint.
 
     Returns 0 if all trials finished or were stopped early, 1 if one failed, and 128 plus the number of a signal.
     Raises a `UsageError` if another process runs the sweep, or if the GPUs cannot be shared as requested, and a

@@ -70,7 +70,7 @@ def check_one_program(trials: Sequence[Trial]) -> None:
 
 
 def _is_fresh(sweep: SweepDirectory, trial: Trial, alone: Collection[str]) -> bool:
-    """Returns whether a trial has not begun: one that has goes on in a program of its own."""
+    """Returns whether a trial has not begun: one that has continues in a program of its own."""
     return trial.name not in alone and not sweep.has_begun(trial)
 
 

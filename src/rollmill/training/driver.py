@@ -66,7 +66,7 @@ def drive(
         run: where it is recorded.
         checkpoints: store of the run's checkpoints.
         hooks: called with events.
-        keeps_choices: whether the run keeps what workers choose by timing. False if the run goes on in another
+        keeps_choices: whether the run keeps what workers choose by timing. False if the run continues in another
             place only this time.
         watch: may put another session around that of the training.
 

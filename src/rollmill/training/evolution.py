@@ -64,7 +64,7 @@ class EvolutionRule:
 
 @dataclass(frozen=True)
 class Takeover:
-    """A training that goes on from the state of another."""
+    """A training that resumes from the state of another."""
 
     training: int
     source: int

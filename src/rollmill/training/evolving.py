@@ -1,7 +1,7 @@
 """Population-based training in one program: states are handed on between its lanes at rungs.
 
 A rung is decided from the results alone. It is written to the file of the population, then to the configurations
-of the runs, and the checkpoints of its iteration hold the states after it. A population that was killed goes on
+of the runs, and the checkpoints of its iteration hold the states after it. A population that was killed continues
 from the newest iteration of which all runs have a checkpoint, and comes to the same rungs.
 """
 
@@ -98,7 +98,7 @@ class Evolving:
             state: states of all trainings, on the host.
 
         Returns:
-            The states with which the trainings go on.
+            The states with which the trainings continue.
         """
         rung = next_rung(self._rule, iteration, results, self._evolution.values(self._first))
         self._evolution = Evolution((*self._evolution.rungs, rung))

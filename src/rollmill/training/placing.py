@@ -72,7 +72,7 @@ def place_parts(
 ) -> Plan:
     """Returns the plan for a graph with parts that only this process can make, and logs changes.
 
-    See `place_custom`. `saved` says that the plan is that of the run that goes on, and not chosen now. Raises a
+    See `place_custom`. `saved` says that the plan is that of the resumed run, and not chosen now. Raises a
     `UsageError` with the `custom` parts if the options ask for other processes.
     """
     placed = place_custom(plan, options, custom, saved=saved)

@@ -1,6 +1,6 @@
 """Several trainings in one compiled program: they differ in seeds and hyperparameters alone.
 
-Each is a run of its own, with its metrics and checkpoints, which can go on alone.
+Each is a run of its own, with its metrics and checkpoints, which can continue alone.
 """
 
 import contextlib
@@ -48,7 +48,7 @@ class _Lane(NamedTuple):
     wait: Any
     """Waits until its checkpoints are written."""
     restored: Restored | None = None
-    """The checkpoint that it goes on from."""
+    """The checkpoint that it resumes from."""
 
 
 class Population(NamedTuple):
@@ -63,7 +63,7 @@ def train_population(requests: Sequence[TrainingRequest], population: Population
     """Trains what was requested, side by side in one program.
 
     Requests differ in `seed`, `run_dir` and hyperparameters that are data. With `population`, they take over from
-    each other, and runs that have begun go on together. Raises a `UsageError` if they cannot share a program,
+    each other, and runs that have begun continue together. Raises a `UsageError` if they cannot share a program,
     `NonFiniteError` for a number of one of them, which ends all, a `CheckpointError` if runs have no checkpoint in
     common, and a `StorageError` if a run cannot be written any further.
     """
@@ -105,7 +105,7 @@ def _create(
 
 
 def _reopen(stack: contextlib.ExitStack, prepared: PreparedTraining, display: Display, iteration: int) -> _Lane:
-    """Opens the run of a training that goes on after so many iterations, with the numbers of its checkpoint."""
+    """Opens the run of a training that continues after so many iterations, with the numbers of its checkpoint."""
     run = RunDirectory.open(Path(str(prepared.options.run_dir)))
     stack.enter_context(run.lock())
     checkpoints = stack.enter_context(open_checkpoints(run, prepared.options))
@@ -185,7 +185,7 @@ def _train_until(trained: _TrainedPopulation, state: Any, first: int, until: int
 
 
 def _after(trained: _TrainedPopulation, iteration: int, until: int, after: Any) -> tuple[Any, Any]:
-    """Returns the states with which the trainings go on after an iteration, there and on the host."""
+    """Returns the states with which the trainings continue after an iteration, there and on the host."""
     kept = jax.device_get(after)
     if trained.evolving is None or iteration < until or until == trained.first.algorithm.loops.iterations:
         return after, kept

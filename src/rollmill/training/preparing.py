@@ -1,6 +1,6 @@
 """Prepares a training: checks it, places its parts, and compiles the programs of this process.
 
-New runs, runs that go on, trials of sweeps and of plan searches, and profiles are all prepared here.
+New runs, resumed runs, trials of sweeps and of plan searches, and profiles are all prepared here.
 """
 
 from collections.abc import Sequence
@@ -61,7 +61,7 @@ class PlannedTraining:
     launches: Launches | None = None
     """Launches of the kernels, as they were chosen when the run began."""
     goes_on_in_place: bool = False
-    """True if a run goes on by the plan that it had."""
+    """True if a run is resumed by the plan that it had."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class PreparedTraining:
     """The evaluation of its policy while it trains."""
     given: GivenWeights | None = None
     restored: Restored | None = None
-    """The checkpoint that it goes on from. None at the beginning."""
+    """The checkpoint that it resumes from. None at the beginning."""
 
 
 def prepare(
@@ -94,7 +94,7 @@ def prepare(
 
     Args:
         planned: the training.
-        restored: the checkpoint that it goes on from. None at the beginning.
+        restored: the checkpoint that it resumes from. None at the beginning.
         display: shows the notes.
         shared: program that computes it together with others, whose common notes and size of a replay memory the
             caller sees to. Default: one of its own is compiled.

@@ -1,4 +1,4 @@
-"""The recorder's part of a checkpoint: the progress that it goes on from."""
+"""The recorder's part of a checkpoint: the progress that it resumes from."""
 
 from dataclasses import dataclass, field, fields
 from typing import NamedTuple

@@ -182,7 +182,7 @@ class Recorder:
 
         They are no part of its time.
         """
-        if not self._start_seconds:  # a replica that was replaced starts later, and the averages go on
+        if not self._start_seconds:  # a replica that was replaced starts later, and the averages continue
             self._gpus.restart()
         self._pace.skip(seconds - self._start_seconds)
         self._compile_seconds, self._start_seconds = compile_seconds, seconds

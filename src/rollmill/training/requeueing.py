@@ -1,4 +1,4 @@
-"""A training command that a batch system starts again: it goes on with the run that it made the first time."""
+"""A training command that a batch system starts again: it resumes the run that it made the first time."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,7 +20,7 @@ UNCOMPARED = (*DERIVED, "custom")
 
 
 def run_to_go_on(algorithm: Graph, options: RunOptions) -> RunDirectory | None:
-    """Returns the run in the directory of a training that may go on with it. None if there is none yet.
+    """Returns the run in the directory of a training that may resume it. None if there is none yet.
 
     Raises a `UsageError` with the differing fields if the directory holds a run of another configuration, and a
     `CheckpointError` if its configuration is damaged.

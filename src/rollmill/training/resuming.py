@@ -92,7 +92,7 @@ def resume(
     saved_plan = None if where else _saved_plan(run)
     prepare_devices(options, plan=saved_plan)
     asks_policy = saved_plan is None and not where.keys() & {"distribution", "plan"}
-    if not where.keys() & {"distribution", "plan", "place", "cluster"}:  # it goes on where it was
+    if not where.keys() & {"distribution", "plan", "place", "cluster"}:  # it continues where it was
         check_cluster(run, read_saved(run), trust=trust)
     reopened = _reopen(run, algorithm, imports, changes or {}, trust=trust, asks_policy=asks_policy)
     graph, display = reopened.graph, choose_display(quiet=quiet, dashboard=dashboard)
@@ -228,7 +228,7 @@ def _describe(reopened: _Reopened, display: Display) -> dict[str, Any]:
 def _plan_elsewhere(
     graph: Graph, options: RunOptions, *, keeps_fusion: bool, display: Display
 ) -> tuple[Plan, RunOptions]:
-    """Chooses the plan of a run that goes on in another place, and returns its options there.
+    """Chooses the plan of a resumed run in another place, and returns its options there.
 
     Kernels that are impossible there are left out, unless the user asks for them.
     """
@@ -244,7 +244,7 @@ def _plan_elsewhere(
 
 
 def reset_placement(placement: dict[str, Any]) -> dict[str, Any]:
-    """Where a run goes on: what is asked for, and what that makes void of where it ran before."""
+    """Where a run is resumed: what is asked for, and what that makes void of where it ran before."""
     default = asdict(PlacementOptions())
     if placement:  # the way that was the fastest there need not be the fastest here
         placement = {"reduction": default["reduction"], **placement}

@@ -27,7 +27,7 @@ from rollmill.channels.waiting import Abandon, Deadline, Waiter, never
 from rollmill.core.errors import UsageError
 
 LINGER = 5.0
-"""Seconds for which `close` goes on sending the remaining messages of closed senders and writers."""
+"""Seconds for which `close` continues sending the remaining messages of closed senders and writers."""
 
 NAP = 0.005
 

@@ -108,7 +108,7 @@ class Listener:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stops accepting. Connections that are being served go on."""
+        """Stops accepting. Connections that are being served continue."""
         if not self._thread.is_alive():
             return
         self._stop.ring()

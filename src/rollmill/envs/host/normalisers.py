@@ -21,7 +21,7 @@ def check_wrappers(name: str, env: Any) -> None:
     """Checks that no wrapper of an environment, or of a vector environment, keeps statistics of its own.
 
     From the outermost wrapper it goes inwards by `.env`. Raises a `UsageError` for a `NormalizeObservation` or a
-    `NormalizeReward` that goes on to learn its statistics.
+    `NormalizeReward` that continues to learn its statistics.
     """
     layer, seen = env, set()
     while layer is not None and id(layer) not in seen:

@@ -112,7 +112,7 @@ def _row_value(node: Node, operands: list[Any], uniforms: Sequence[Array], preci
 
 
 def _loop(node: Node, operands: list[Any], uniforms: Sequence[Array], precision: Any) -> list[Array]:
-    """Runs a loop, in which each environment goes on for as long as its own condition holds."""
+    """Runs a loop, in which each environment continues for as long as its own condition holds."""
     loop: Loop = node.attributes[0]
     count = len(loop.body.outputs)
     # What all environments have in common has no axis of them, and a row of it has that of its columns alone.
@@ -136,7 +136,7 @@ def _loop(node: Node, operands: list[Any], uniforms: Sequence[Array], precision:
     goes_on = lambda now: evaluate(condition, [*now, *of_condition], uniforms, block=block)[0]
 
     def masked(now: list[Array]) -> list[Array]:
-        # A block goes on while any environment does. The others compute with it, and keep what they had.
+        # A block continues while any environment does. The others compute with it, and keep what they had.
         going = goes_on(now)
         keep = lambda new, old: jnp.where(going if new.ndim == 1 else going[:, None], new, old)
         return [keep(new, old) for new, old in zip(turn(now), now, strict=True)]

@@ -112,7 +112,7 @@ def _of_rows(ctx: Lowering, value: RowArray | Concat, places: np.ndarray, fill: 
 def _cuts(value: RowArray | Concat, table: np.ndarray) -> list[int]:
     """Columns of a table of places at which, in some row, a run of consecutive places begins; and its end."""
     width = value.shape[-1]
-    # A run goes on where the next place is the next column of the same part and row, or another fill. A place is
+    # A run continues where the next place is the next column of the same part and row, or another fill. A place is
     # `row * width + column`; `part` is the number of the part that the column is in.
     ends = np.cumsum([part.shape[-1] for part in _parts(value)])
     part = np.where(table < 0, -1, np.searchsorted(ends, table % width, side="right"))

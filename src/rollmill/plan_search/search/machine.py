@@ -67,7 +67,7 @@ class Workload:
     num_seeds: int = 1
     """Trainings side by side in one program."""
     asynchronous: bool = False
-    """True if the user lets actors go on with older weights, which is another learning problem."""
+    """True if the user lets actors continue with older weights, which is another learning problem."""
     gradient_bytes: int = 0
     """Size of the gradients, which one all-reduce averages."""
 

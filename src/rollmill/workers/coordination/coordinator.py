@@ -129,7 +129,7 @@ class Coordinator:
             for event in events:
                 if event.job in self._workers.jobs and not self._is_due(event.job):  # not of a replaced worker
                     yield from self._handle(event)
-                    self._check_stop(stopping)  # there may be many events, and replicas go on until they are held
+                    self._check_stop(stopping)  # there may be many events, and replicas run until they are held
             yield from self._start_due()
             yield from self._report_slow_stop()
             if self._barrier.settle(self._in_step) and self._pace.iteration == self.last:

@@ -1,7 +1,7 @@
 """Brings replicas to a common end before the planned one, in two phases.
 
     hold    each answers how many iterations it has begun, at once, and begins no other
-    end     they end after as many as the furthest of them has begun; those behind it go on until there
+    end     they end after as many as the furthest of them has begun; those behind it continue until there
 
 Messages may take as long as they like. Replicas answer whatever they are doing (`workers.replica.requests`), so
 nobody waits for data of one that is held for longer than it takes to hear from all. None ends before all have

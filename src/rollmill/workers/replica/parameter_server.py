@@ -99,7 +99,7 @@ class _Server:
             self._iteration, self._whole = header.iteration, True
             self._learner = self._end_iteration(self._unsettled())  # the one before ended early
         if self._whole and not self._ending.admit(self._iteration):
-            self.look_around()  # workers go on sending until they are ended, and may leave no time to wait
+            self.look_around()  # workers continue sending until they are ended, and may leave no time to wait
             return
         self._context.control.work("updating")
         if self._whole and self._requests.wants(self._iteration):

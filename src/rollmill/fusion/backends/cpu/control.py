@@ -113,7 +113,7 @@ def rows_of(variables: Sequence[Any]) -> list[Placed]:
 
 
 def write_loop(writer: BlockWriter, item: EmitLoop) -> Any:
-    """Writes a loop, in which each sample goes on for as long as its own condition holds."""
+    """Writes a loop, in which each sample continues for as long as its own condition holds."""
     node, loop = item.node, item.loop
     count, middle = len(loop.body.outputs), len(loop.body.inputs)
     variables = [new_variable(writer, output) for output in loop.body.outputs]

@@ -98,7 +98,7 @@ class SamplePrefetch:
         return f"row = {self._memory.read('rows + spot', [])}"
 
     def _next(self) -> Sequence[str]:
-        """Returns the lines that go on to the rows of the next block."""
+        """Returns the lines that continue to the rows of the next block."""
         return "spot = tl.minimum(spot + PROGRAMS * BLOCK, N - 1)", self._row()
 
     @property
