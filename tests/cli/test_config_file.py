@@ -5,7 +5,6 @@ import json
 import pytest
 
 from rollmill.cli.requests import parse_training
-from rollmill.core.errors import UsageError
 from rollmill.record.run_directory import RunDirectory
 from rollmill.runs.trust import remember
 from rollmill.training.request import TrainingRequest, read_request, resolve
@@ -99,25 +98,25 @@ def test_a_training_from_a_file_and_one_from_its_configuration_are_equal(rollmil
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("missing.toml", None, "missing.toml cannot be read"),
-        ("bad.toml", "seed = = 3", "bad.toml is not TOML: .*line 1"),
-        ("other.json", "{}", "other.json is not the config.json of a run"),
-        ("broken.json", "{", "broken.json cannot be read|broken.json"),
+        ("missing.toml", None, ("option-cannot-be-read", "missing.toml")),
+        ("bad.toml", "seed = = 3", ("is-not-toml", "bad.toml", "line 1")),
+        ("other.json", "{}", ("is-not-config-json-run", "other.json")),
+        ("broken.json", "{", ("option-cannot-be-read", "broken.json")),
         (
             "algorithm.toml",
             'algorithm = "pp"\nenvironment = "CartPole-v1"',
-            "algorithm.toml: unknown algorithm",
+            ("unknown-name", "algorithm.toml: unknown algorithm"),
         ),
         (
             "environment.toml",
             'algorithm = "ppo"\nenvironment = "CartPole-v3"',
-            "environment.toml: unknown environment 'CartPole-v3'. Did you mean CartPole-v1",
+            ("unknown-name", "environment.toml: ", "'CartPole-v3'", "Did you mean CartPole-v1"),
         ),
-        ("nameless.toml", "seed = 3", "names the algorithm. hint: algorithm = "),
+        ("nameless.toml", "seed = 3", ("neither-command-nor-names-hint", "algorithm")),
         (
             "dates.toml",
             'algorithm = "ppo"\nenvironment = "CartPole-v1"\nseed = 2026-01-01',
-            "dates.toml: seed=.*2026.* must be an integer",
+            ("expected-number", "dates.toml: seed", "2026", "an integer"),
         ),
     ],
     ids=[
@@ -134,7 +133,7 @@ def test_a_training_from_a_file_and_one_from_its_configuration_are_equal(rollmil
 def test_bad_files_are_explained(tmp_path, name, content, message):
     if content is not None:
         (tmp_path / name).write_text(content)
-    with pytest.raises(UsageError, match=message):
+    with raises(*message):
         parsed("--config", tmp_path / name)
 
 
@@ -253,16 +252,16 @@ def test_modules_that_the_command_names_or_that_the_user_allowed_the_run_are_tho
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("seed = " + "[" * 5000 + "]" * 5000, "nested too deeply"),
-        ("seed = " + "[" * 40 + "]" * 40, "nested deeper than 32 levels"),
-        (".".join("a" * 40) + " = 1", "nested deeper than 32 levels"),
-        ("num-envs = 1" + "0" * 400, r"10{56}\.\.\. does not fit into 64 bits"),
-        ("num-envs = 1" + "0" * 5000, "is not TOML"),
+        ("seed = " + "[" * 5000 + "]" * 5000, ("cannot-be-read-is-nested",)),
+        ("seed = " + "[" * 40 + "]" * 40, ("option-cannot-be-read", "nested deeper than 32 levels")),
+        (".".join("a" * 40) + " = 1", ("option-cannot-be-read", "nested deeper than 32 levels")),
+        ("num-envs = 1" + "0" * 400, ("option-cannot-be-read", "... does not fit into 64 bits")),
+        ("num-envs = 1" + "0" * 5000, ("is-not-toml",)),
     ],
 )
 def test_files_beyond_all_bounds_are_refused_in_a_sentence(file, content, message):
     file.write_text(content)
-    with pytest.raises(UsageError, match=message):
+    with raises(*message):
         parsed("ppo", "CartPole-v1", f"--config={file}")
 
 

@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from rollmill.core import installation
-from rollmill.core.errors import UsageError
 from rollmill.core.installation import cache_root, install_command
-from rollmill.fusion import CannotFuse
 from rollmill.fusion.backends.triton.compile import _source_file
 from rollmill.programs.cache import cache_directory
+from wordings import raises
 
 
 def test_a_clone_is_installed_by_its_path(monkeypatch, tmp_path):
@@ -42,9 +41,7 @@ def test_all_caches_are_in_one_folder(monkeypatch, own, home, root):
 def test_a_cache_that_cannot_be_written_is_named_with_the_setting(monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("ROLLMILL_CACHE_DIR", str(tmp_path / "file"))
-    with pytest.raises(
-        CannotFuse, match="file/kernels/kernel_.* cannot be written(.|\n)*ROLLMILL_CACHE_DIR can name"
-    ):
+    with raises("rollmill-cache-dir-can-name", "file/kernels/kernel_", "cannot be written"):
         _source_file("kernel = None")
 
 
@@ -58,15 +55,13 @@ class OfAnother(type(Path())):
 def test_a_cache_that_others_can_write_is_refused(monkeypatch, tmp_path):
     monkeypatch.setenv("ROLLMILL_CACHE_DIR", str(tmp_path))
     tmp_path.chmod(0o757)
-    with pytest.raises(
-        UsageError, match=f"every user can write to the cache {tmp_path}, .* `chmod o-w {tmp_path}`"
-    ):
+    with raises("every-user-can-write-to", tmp_path, f"`chmod o-w {tmp_path}`"):
         cache_root()
     tmp_path.chmod(0o775)
     assert cache_root() == tmp_path
     with monkeypatch.context() as changed:
         changed.setattr(os, "geteuid", lambda: 1000)
-        with pytest.raises(UsageError, match=r"belongs to another user \(number 7\)"):
+        with raises("cache-belongs-to-another-user", "(number 7)"):
             installation._check_writers(OfAnother(tmp_path))
         changed.setattr(os, "geteuid", lambda: 7)
         installation._check_writers(OfAnother(tmp_path))

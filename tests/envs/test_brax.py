@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 import rollmill
 from rollmill import envs
-from rollmill.core.errors import UsageError
+from wordings import raises
 
 pytest.importorskip("brax", reason="pip install 'rollmill[brax]'")
 pytestmark = [
@@ -63,11 +63,11 @@ def test_environments_keep_the_contract(name, backend):
 
 
 def test_unknown_names_and_options_are_explained():
-    with pytest.raises(UsageError, match="unknown brax environment 'half_cheetah'. Did you mean halfcheetah"):
+    with raises("unknown-name", "brax environment 'half_cheetah'", "Did you mean halfcheetah"):
         envs.make("brax:half_cheetah")
-    with pytest.raises(UsageError, match="no option 'episode_lenght'; did you mean episode_length"):
+    with raises("has-no-option-options", "'episode_lenght'", "did you mean episode_length"):
         envs.make("brax:ant", episode_lenght=5)
-    with pytest.raises(UsageError, match="backend='bullet' has to be one of generalized, mjx, positional, spring"):
+    with raises("brax-backend-has-to-be", "bullet", "generalized, mjx, positional, spring"):
         envs.make("brax:ant", backend="bullet")
 
 

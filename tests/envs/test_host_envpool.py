@@ -127,7 +127,7 @@ def test_a_batch_of_another_size_is_refused_before_it_ends_the_process():
     pytest.importorskip("envpool", reason="pip install 'rollmill[envpool]'")
     vector = envs.make("envpool:CartPole-v1", num_threads=1).start(range(3), seed=0)
     vector.reset()
-    with pytest.raises(UsageError, match=r"actions have the shape \(2,\)"):
+    with raises("actions-have-shape-actions-have", "(2,)"):
         vector.step(np.zeros(2, np.int32))
     assert vector.drain_failures() == []
     vector.close()

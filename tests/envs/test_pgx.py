@@ -11,7 +11,6 @@ from gymnasium import spaces
 from played_games import play
 
 from rollmill import envs
-from rollmill.core.errors import UsageError
 from rollmill.envs.adapters.pgx import PLANNABLE
 from rollmill.gpus.jax_settings import standard_promotion
 from wordings import raises
@@ -157,9 +156,7 @@ def test_options_are_those_of_the_games_class():
 
 @pytest.mark.parametrize(("name", "count"), [("bridge_bidding", 4), ("mahjong", 4), ("sparrow_mahjong", 3)])
 def test_games_of_more_players_are_refused(name, count):
-    with pytest.raises(
-        UsageError, match=f"a game of {count} players, expected one of one or two: 2048, .*othello"
-    ):
+    with raises("pgx-is-game-players-expected", count, "one or two: 2048", "othello"):
         envs.make(f"pgx:{name}")
 
 

@@ -12,14 +12,15 @@ import rollmill
 from rollmill.core.errors import UsageError
 from rollmill.envs.robots import ant, cartpole, humanoid, ingenuity, quadcopter
 from rollmill.envs.robots.walking import progress_of
+from wordings import raises
 
 
 def test_unknown_robots_and_options_are_refused():
     with pytest.raises(UsageError, match="Ant"):
         rollmill.make("robots:Aunt")
-    with pytest.raises(UsageError, match="no option 'max_step'"):
+    with raises("has-no-option-options", "'max_step'"):
         rollmill.make("robots:Ant", max_step=3)
-    with pytest.raises(UsageError, match="iterations has to be at least 1, got 0"):
+    with raises("has-to-be-at-least", "iterations", 0):
         rollmill.make("robots:Ant", iterations=0)
 
 

@@ -5,7 +5,6 @@ from functools import partial
 import pytest
 
 from rollmill import Stop
-from rollmill.core.errors import UsageError
 from rollmill.hooks import MetricsLogged, PolicyEvaluated, early_stopping, name_of, stop_at_return
 from wordings import raises
 
@@ -52,7 +51,7 @@ def test_a_return_of_evaluations_counts_at_once():
 
 @pytest.mark.parametrize("episodes", [0, 101, -1])
 def test_a_window_has_at_most_a_hundred_episodes(episodes):
-    with pytest.raises(UsageError, match=f"episodes={episodes} must lie between 1 and 100"):
+    with raises("episodes-must-lie-between-1", f"episodes={episodes}", 100):
         stop_at_return(1.0, episodes=episodes)
 
 

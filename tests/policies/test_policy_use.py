@@ -350,13 +350,11 @@ def test_alphazero_acts_by_its_search_or_by_its_network_alone():
     found = policy.distribution(observation, action_mask=legal)
     assert alone == found.mode() and bool(legal[alone])
     assert -1 <= float(policy.value(observation)) <= 1
-    with pytest.raises(
-        UsageError, match=r"this policy searches.*position=rollmill.position\(env, state\).*search=False"
-    ):
+    with raises("this-policy-searches-from-state"):
         policy.action(observation)
-    with pytest.raises(UsageError, match="this policy searches"):
+    with raises("this-policy-searches-from-state"):
         policy(observation)
-    with pytest.raises(UsageError, match="the position has the structure"):
+    with raises("has-structure-expected", "the position"):
         policy.action(observation, position=legal)
     with pytest.raises(UsageError, match="CartPole-v1 cannot be planned in"):
         rollmill.position(rollmill.make("CartPole-v1"), ())

@@ -6,7 +6,6 @@ import pytest
 
 import rollmill
 from rollmill.cli.main import main
-from rollmill.core.errors import ContractError
 from rollmill.policies.policies import evaluate_run, load_weights
 from rollmill.policies.rendering import render_run
 from wordings import raises
@@ -63,7 +62,7 @@ def test_a_draw_function_takes_the_place_of_the_environments_own(run):
     pixels = lambda state, params: np.full((6, 8, 3), 7, np.uint8)
     assert (rollmill.render(run, draw=pixels, max_steps=2) == 7).all()
     assert rollmill.render(run, draw=pixels, max_steps=2, size=16).shape == (3, 12, 16, 3)
-    with pytest.raises(ContractError, match="has to return a Drawing"):
+    with raises("draw-returned-has-to-return"):
         rollmill.render(run, draw=lambda state, params: np.zeros((6, 8)))
 
 

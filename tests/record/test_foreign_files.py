@@ -169,7 +169,7 @@ def test_a_renamed_checkpoint_is_an_error(run, renamed, named):
     (run.checkpoints.path / "15").rename(run.checkpoints.path / "15x")
     with (
         Checkpoints(run.checkpoints) as checkpoints,
-        pytest.raises(CheckpointError, match=f"checkpoint {named} in .* holds iteration 20: .* rename it to 20"),
+        raises("checkpoint-in-holds-iteration-folder", f"checkpoint {named}", 20),
     ):
         checkpoints.restore(state())
     assert (run.checkpoints.path / renamed).is_dir()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rollmill.core import machine
-from rollmill.core.errors import CheckpointError, UsageError
+from rollmill.core.errors import CheckpointError
 from rollmill.core.folder import Folder
 from rollmill.core.git import commit_of
 from rollmill.record.json_files import read_json, write_json
@@ -92,7 +92,7 @@ def test_places_where_nothing_can_be_made_are_refused(tmp_path):
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_parent_that_is_not_writable_is_refused(tmp_path):
     tmp_path.chmod(0o500)
-    with pytest.raises(UsageError, match="cannot be created"):
+    with raises("cannot-be-created-hint-choose"):
         create(tmp_path / "run")
 
 

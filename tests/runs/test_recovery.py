@@ -139,7 +139,7 @@ def test_a_run_with_kernels_goes_on_without_them_where_they_are_impossible(tmp_p
     run = rollmill.train(small(), run_dir=tmp_path / "run", fusion="rollout", **QUIET)
     later = {"total_timesteps": 2 * run.summary["total_env_steps"]}
     elsewhere = {"distribution": "multi-learner", "place": "threads"}
-    with pytest.raises(UsageError, match="fusion=rollout makes a kernel of environment and policy"):
+    with raises("fusion-rollout-makes-kernel-environment"):
         rollmill.resume(run.directory, changes=later, fusion="rollout", quiet=True, **elsewhere)
     resumed = rollmill.resume(run.directory, changes=later, **elsewhere)
     assert resumed.summary["total_env_steps"] == later["total_timesteps"]

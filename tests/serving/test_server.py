@@ -12,9 +12,9 @@ import pytest
 from serving_load import Shot, drive, malformed_shots, mixed, post
 
 import rollmill
-from rollmill.core.errors import UsageError
 from rollmill.policies.policies import load_weights
 from rollmill.serving import BatchedPolicy
+from wordings import raises
 
 from .conftest import answers, serving, train
 
@@ -366,7 +366,7 @@ def test_a_search_is_refused_and_its_network_alone_is_served_with_legal_actions(
         graph = rollmill.alphazero("TicTacToe-v0", num_simulations=simulations, network=network, **small)
         paths[simulations] = tmp_path / str(simulations)
         rollmill.train(graph, run_dir=paths[simulations], quiet=True, tensorboard=False)
-    with pytest.raises(UsageError, match="cannot be served, as clients send observations and legal actions only"):
+    with raises("this-policy-cannot-be-served"):
         BatchedPolicy(load_weights(paths[4]), max_batch=1, sessions=1)
     board = np.zeros(rollmill.make("TicTacToe-v0").observation_space.shape).tolist()
     with serving(paths[0]) as server:

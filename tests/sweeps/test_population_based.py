@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rollmill.core.errors import CheckpointError, UsageError
+from rollmill.core.errors import UsageError
 from rollmill.sweeps.creation import NewSweep, create_sweep
 from rollmill.sweeps.search_space import Axis, listed_axis
 from rollmill.training import population as population_module
@@ -14,6 +14,7 @@ from rollmill.training.evolving import common_iteration, read_evolution
 from rollmill.training.population import Population, train_population
 from rollmill.training.request import TrainingRequest
 from rollmill.training.resuming import resume
+from wordings import raises
 
 RATES = {"learning_rate": (1e-5, 3e-2)}
 RULE = EvolutionRule(every_steps=64, share=0.34, names=("learning_rate", "gamma"), bounds=RATES)
@@ -102,7 +103,7 @@ def changes_of(directory: Path) -> list[dict]:
 def test_runs_without_a_common_checkpoint_are_told(tmp_path):
     for name, iteration in (("0", 2), ("1", 3)):
         (tmp_path / name / "checkpoints" / str(iteration)).mkdir(parents=True)
-    with pytest.raises(CheckpointError, match=r"no intact checkpoint in common.*resume TRIAL"):
+    with raises("trials-in-have-no-intact"):
         common_iteration([tmp_path / "0", tmp_path / "1"])
 
 

@@ -11,6 +11,7 @@ from rollmill.sweeps.together import MAX_TRIALS, num_programs, trials_together
 from rollmill.training import preparing
 from rollmill.training.population import train_population
 from rollmill.training.request import TrainingRequest, resolve
+from wordings import raises
 
 SETTINGS = {
     "num_envs": 4,
@@ -71,7 +72,7 @@ def test_the_discount_factor_of_normalised_rewards_keeps_trials_apart(tmp_path):
     assert names_together(sweep) == []
     settings = {**SETTINGS, "normalize_rewards": True, "quiet": True}
     requests = [TrainingRequest("ppo", "CartPole-v1", {**settings, "gamma": gamma}) for gamma in (0.9, 0.99)]
-    with pytest.raises(UsageError, match="that differ in gamma cannot share a program"):
+    with raises("trainings-differ-in-cannot-share", "gamma"):
         train_population(requests)
 
 

@@ -28,6 +28,7 @@ from rollmill.policies.policies import load_weights
 from rollmill.record.metrics import read_metrics
 from rollmill.record.run_directory import RunDirectory
 from rollmill.training import resuming, training
+from wordings import raises
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc"),
@@ -287,7 +288,7 @@ def test_a_killed_coordinator_leaves_a_run_that_goes_on_and_nothing_else(tmp_pat
     wait_for(process, lambda: (tmp_path / "run/.lock").exists())
     with pytest.raises(UsageError, match=f"is being written by process {process.pid}"):
         rollmill.resume(tmp_path / "run", quiet=True)
-    with pytest.raises(UsageError, match="already holds a run"):
+    with raises("already-holds-run-or-choose"):
         rollmill.train(graph_of("ppo"), run_dir=tmp_path / "run", **QUIET)
     kill_midway(process, tmp_path / "run")
     run = rollmill.resume(tmp_path / "run", quiet=True)

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 import rollmill
-from rollmill.core.errors import UsageError
 from rollmill.runs.specification import build_graph
 from rollmill.training.population import train_population
 from rollmill.training.population_plans import plan_population
@@ -115,5 +114,5 @@ def test_numbers_are_checked_against_each_other(tmp_path):
 )
 def test_what_programs_contain_is_told(tmp_path, changes, told):
     first, other = requests_in(tmp_path, "ppo")
-    with pytest.raises(UsageError, match=f"that differ in {told} cannot share"):
+    with raises("trainings-differ-in-cannot-share", told):
         plan_population([first, replace(first, settings={**first.settings, **changes}), other])

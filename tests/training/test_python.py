@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import rollmill
-from rollmill.core.errors import CheckpointError, StorageError
+from rollmill.core.errors import CheckpointError
 from rollmill.dataflow import fingerprint
 from rollmill.policies.policies import evaluate_run, load_weights
 from rollmill.runs.specification import describe
@@ -144,7 +144,7 @@ def test_a_full_disk_stops_with_a_clear_error_and_can_be_resumed(tmp_path, monke
     room = iter([10**9] * 6 + [1000] * 100)
     with monkeypatch.context() as patch:
         patch.setattr(checkpoints, "_free_bytes", lambda directory: next(room))
-        with pytest.raises(StorageError, match=r"is full: checkpoint \d+ needs .* resume from iteration \d+"):
+        with raises("disk-is-full-checkpoint-needs", "resume from iteration"):
             rollmill.train(algorithm, run_dir=tmp_path / "full", checkpoint_iterations=2, **QUIET)
     resumed = rollmill.resume(tmp_path / "full", quiet=True)
     assert resumed.summary["weights_sha256"] == whole.summary["weights_sha256"]
