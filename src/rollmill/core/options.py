@@ -20,7 +20,7 @@ class Arg:
     """An annotation that says how a field is given: `seed: Annotated[int, Arg(help="Seed of the policy.")]`."""
 
     name: str | None = None
-    """Name of the option instead of the field's own, or empty for a dataclass whose options get no prefix."""
+    """Name of the option instead of the field's own, empty for a dataclass whose options get no prefix."""
     metavar: str | None = None
     """Name of the value in help texts."""
     help: str | None = None

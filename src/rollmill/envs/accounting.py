@@ -22,7 +22,7 @@ class EpisodeState(eqx.Module):
     episode_return: Float[Array, ""]
     episode_length: Int[Array, ""]
     agent_returns: dict[str, Float[Array, ""]]
-    """Return of each kind of agents, or empty with a single agent."""
+    """Return of each kind of agents, empty with a single agent."""
 
 
 def record_episodes(env: Environment) -> Environment:

@@ -58,7 +58,7 @@ _own: _Own | None = None
 def claim_memory(need: int, *, what: str, devices: int, folder: Path | None = None) -> None:
     """Claims `need` bytes of each of the first visible GPUs, in place of this process's earlier claim.
 
-    They are bytes beside those that this process has already. Does nothing where nobody reports how much is free,
+    They are bytes beside those that this process has already. Does nothing where the free memory is unknown,
     or without a folder for claims, by default one of this user among the temporary files. Raises a
     `DeviceMemoryError`, whose message begins with `what`, if there is less, and names the processes that hold or
     have claimed it.

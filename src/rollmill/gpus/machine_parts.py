@@ -20,7 +20,7 @@ class MachinePart:
     """The part of the machine that one process at a time has."""
 
     cores: tuple[int, ...]
-    """The cores that it runs on, or empty for any."""
+    """The cores that it runs on, empty for any."""
     environment: Mapping[str, str]
     """Environment variables of its process."""
     descriptors: tuple[int, ...] = ()

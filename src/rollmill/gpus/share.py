@@ -82,7 +82,7 @@ def memory_variables(
 ) -> dict[str, str]:
     """Returns variables by which JAX takes the free memory, or a `fraction` of it, except those set by the user.
 
-    `memory` is that of the GPUs that JAX will use, or empty if unknown. Raises a `DeviceMemoryError` if too little
+    `memory` is that of the GPUs that JAX will use, empty if unknown. Raises a `DeviceMemoryError` if too little
     is free.
     """
     for each in memory:

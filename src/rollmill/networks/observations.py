@@ -26,9 +26,9 @@ class ObservationLeaf(NamedTuple):
     """Keys and indices that lead to the leaf."""
     shape: tuple[int, ...]
     categories: tuple[int, ...] = ()
-    """Number of categories of each element, or empty for a leaf of numbers."""
+    """Number of categories of each element, empty for a leaf of numbers."""
     starts: tuple[int, ...] = ()
-    """First category of each element, or empty for a leaf of numbers."""
+    """First category of each element, empty for a leaf of numbers."""
     scale: float = 1.0
     """Factor of a leaf of numbers."""
     image: bool = False

@@ -42,7 +42,7 @@ class WorkerConnection:
         self.watch = ClockWatch()
         self._take = take
         self.host = ""
-        """Address of the worker's host, or empty for this host."""
+        """Address of the worker's host, empty for this host."""
         self._timed_out = False
         self._peer: socket.socket | None = None
         self._unsent: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()

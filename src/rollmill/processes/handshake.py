@@ -30,7 +30,7 @@ class Identity(NamedTuple):
     code: CodeIdentity | None = None
     """The code that it computes with, or None if it does not say, as an older version."""
     host: str = ""
-    """Address of its host, or empty for this host."""
+    """Address of its host, empty for this host."""
 
 
 def claim_of(admission: Admission) -> Identity:
@@ -68,7 +68,7 @@ def connect_as(address: str, token: bytes, job: Job, **details: Any) -> tuple[so
     """Connects a worker to its coordinator, and returns the connection and the settings that the coordinator sent.
 
     Raises `Refused` if the coordinator rejects it, or does not know the token itself, `Damaged` if the other side
-    speaks another protocol, and an `OSError` if nobody answers in time.
+    speaks another protocol, and an `OSError` if nothing answers in time.
     """
     code = own_code()._asdict()
     claim = json.dumps({"name": job.name, "attempt": job.attempt, "code": code, **details}).encode()

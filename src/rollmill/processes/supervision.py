@@ -76,7 +76,7 @@ class Supervision(Protocol):
             arrays: of numbers. They may be reused at once.
 
         Raises:
-            UsageError: nobody has that name, or the message cannot be sent.
+            UsageError: no worker has that name, or the message cannot be sent.
         """
         ...
 

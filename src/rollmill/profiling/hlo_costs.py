@@ -76,7 +76,7 @@ def _products_of_an_element(line: HloLine, lines: Lines) -> int:
 
 
 def _dims_of(line: HloLine, operand: int, lines: Lines) -> tuple[int, ...]:
-    """Returns the shape of an operand, or empty if it is unknown."""
+    """Returns the shape of an operand, empty if it is unknown."""
     known = lines.get(line.operands[operand]) if operand < len(line.operands) else None
     return known.shapes[0][1] if known is not None and known.shapes else ()
 

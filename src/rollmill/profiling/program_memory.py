@@ -193,7 +193,7 @@ def _own(writer: Instruction | None) -> Shares | None:
 
 
 def _largest(buffers: Mapping[int, Buffer]) -> Buffer | None:
-    """Returns the largest of the buffers that share one place, or the first of equal ones."""
+    """Returns the largest of the buffers that share one place, the first of equal ones."""
     return max(buffers.values(), key=lambda buffer: buffer.size, default=None)
 
 

@@ -28,7 +28,7 @@ def parts_of(message: bytes, number: int) -> Iterator[bytes]:
 
 
 def part_in(message: bytes, number: int) -> bytes:
-    """Returns the message, or the text, in a field, or empty if it is missing."""
+    """Returns the message, or the text, in a field, empty if it is missing."""
     return next(parts_of(message, number), b"")
 
 

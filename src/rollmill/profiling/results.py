@@ -227,7 +227,7 @@ class OperationMemory:
     """Bytes when the whole program's memory is fullest."""
     course: tuple[int, ...] = ()
     """Bytes from the program's beginning to its end, after each change, or the most in each of up to 120
-    intervals, or empty if unknown."""
+    intervals, empty if unknown."""
 
 
 @dataclass(frozen=True)
@@ -240,7 +240,7 @@ class MemoryUse:
     temporary: int
     """Bytes that live only inside the program."""
     operations: tuple[OperationMemory, ...] = ()
-    """The operations of `temporary`, the largest first, or empty if unknown."""
+    """The operations of `temporary`, the largest first, empty if unknown."""
 
 
 @dataclass(frozen=True)
@@ -265,7 +265,7 @@ class Advice:
     text: str
     """The evidence, and the change, in plain words."""
     options: str
-    """Options of the command that make the change, or empty if no option does."""
+    """Options of the command that make the change, empty if no option does."""
     saves: float
     """Predicted seconds saved in an iteration, of which at least half should be seen, or 0 if only a measurement
     can tell."""

@@ -124,7 +124,7 @@ def device_kinds_text(profile: Profile) -> str:
 
 
 def summed_over_text(profile: Profile) -> str:
-    """Returns a clause with the number of processes in a sum, or empty if only one trains."""
+    """Returns a clause with the number of processes in a sum, empty if only one trains."""
     working = len(working_processes(profile.processes))
     return f", summed over the {working} processes that train" if working > 1 else ""
 

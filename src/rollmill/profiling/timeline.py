@@ -35,7 +35,7 @@ def _spans(lane: Lane, labels: Sequence[str], seconds: float) -> Iterator[Timeli
 
 
 def _labels(states: Sequence[StateSegment], begin: int, end: int) -> list[str]:
-    """Returns the label of each interval, that of the longest time in it, or empty if nothing is done."""
+    """Returns the label of each interval, that of the longest time in it, empty if nothing is done."""
     width = (end - begin) / INTERVALS
     totals: list[dict[str, float]] = [{} for _ in range(INTERVALS)]
     for start, stop, state in states:

@@ -30,9 +30,9 @@ class Event(NamedTuple):
     end: int
     name: str
     module: str = ""
-    """The compiled program, with its number, or empty for events of the host with an unambiguous name."""
+    """The compiled program, with its number, empty for events of the host with an unambiguous name."""
     instruction: str = ""
-    """The instruction that the device reports, or empty without a report."""
+    """The instruction that the device reports, empty without a report."""
     part: float = 1.0
     """The part of its duration that lies in intervals that are read."""
 

@@ -91,7 +91,7 @@ def dispatch_ahead(
 
     A consumer that stops early loses nothing: every window carries the state at its end. A window ends at every
     multiple of each of the `strides`, and at every pause. Unless the state is kept, the next window is dispatched
-    right after a pause. A program that `loses_state` is not run ahead of a window whose state somebody may want,
+    right after a pause. A program that `loses_state` is not run ahead of a window whose state may be requested,
     according to `keeps`: it would be gone before anyone could save it.
 
     Windows grow until one takes about `window_seconds`, and anew from the iteration `slower_from`, after which

@@ -76,7 +76,7 @@ class MatchResult(NamedTuple):
 
     @property
     def elo(self) -> float:
-        """Difference of Elo ratings that predicts the score, or infinite where all games were won or lost."""
+        """Difference of Elo ratings that predicts the score, infinite where all games were won or lost."""
         with np.errstate(divide="ignore"):
             return float(400 * (np.log10(self.score) - np.log10(1 - self.score)))
 

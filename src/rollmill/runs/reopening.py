@@ -18,7 +18,7 @@ def reopen(
 
     If the graph is passed again as `algorithm`, nothing that the run names is imported. Otherwise the modules in
     `imports` are, and its own if they may be. `trust` allows it, now and later. Raises a `CheckpointError` if the
-    configuration is damaged or names modules that nobody allowed, and a `UsageError` if `algorithm` has other
+    configuration is damaged or names modules that are not allowed, and a `UsageError` if `algorithm` has other
     hyperparameters.
     """
     saved, options = read_saved(run), read_options(run)

@@ -3,7 +3,7 @@
 A configuration that was read from a directory is data. Modules that it names are imported if the user names them
 too, or if this user made the run in that very directory, or once said `--trust` of it. That is remembered in a
 file of the user's, outside of any run. A directory that was copied, unpacked or downloaded is another one, and
-asks again, as does one whose configuration somebody else has written.
+asks again, as does one whose configuration another user has written.
 """
 
 import contextlib
@@ -88,7 +88,7 @@ def names_to_remember(saved: SavedConfig) -> list[str]:
 def check_cluster(run: RunDirectory, saved: SavedConfig, *, trust: bool) -> None:
     """Checks that the cluster that a configuration names by its address may be joined: its code runs here too.
 
-    `trust` remembers that this directory may. Raises a `CheckpointError` with the address if nobody allowed it.
+    `trust` remembers that this directory may. Raises a `CheckpointError` with the address if it is not allowed.
     """
     addresses = _addresses(saved)
     if trust:

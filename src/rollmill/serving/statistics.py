@@ -1,6 +1,6 @@
 """Counts of a server's work, in memory that all workers of a server share.
 
-Each worker writes a row of its own, so no lock is needed. Whoever is asked adds the rows up.
+Each worker writes a row of its own, so no lock is needed. The worker that is asked adds the rows up.
 """
 
 import math

@@ -107,7 +107,7 @@ def next_rung(
     """Returns a rung, the same for the same arguments.
 
     Trainings without a result neither take over nor are taken over from. Where fewer than twice as many as are to
-    take over have one, nobody does.
+    take over have one, none does.
 
     Args:
         rule: rule of the population.

@@ -285,7 +285,7 @@ class Recorder:
 
         The training goes back to this state if workers are lost. If it is `stopping`, a checkpoint is saved. If a
         hook stops it, its policy is evaluated, as that of the last iteration is. If a signal does (`signalled`),
-        an evaluation is left to whoever resumes.
+        the evaluation is left to the resumed run.
         """
         evaluation = self._evaluation
         by_hook = stopping and not signalled and self._hooks.failure is None

@@ -35,7 +35,7 @@ class Handshake:
         sock.setblocking(False)
         self.sock = sock
         self.address = address
-        """IP address of the other end, or empty if it is on this host."""
+        """IP address of the other end, empty if it is on this host."""
         self.silent = True
         """Whether the other end has sent nothing."""
         self.deadline = time.monotonic() + HANDSHAKE_SECONDS
@@ -230,5 +230,5 @@ class Listener:
 
 
 def address_of(peer: object) -> str:
-    """IP address of a peer as `socket.accept` returns it, or empty for a peer of this host's own sockets."""
+    """IP address of a peer as `socket.accept` returns it, empty for a peer of this host's own sockets."""
     return str(peer[0]) if isinstance(peer, tuple) else ""

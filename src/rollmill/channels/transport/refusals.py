@@ -23,7 +23,7 @@ class RefusedConnection(NamedTuple):
     """A connection that the listener refused."""
 
     address: str
-    """IP address of the peer, or empty for a peer of this host."""
+    """IP address of the peer, empty for a peer of this host."""
     reason: str
     idle: bool = False
     """Whether the peer said nothing and did not go away by itself, so that more like it may follow."""

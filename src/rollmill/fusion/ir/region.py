@@ -1,6 +1,6 @@
 """Regions, in which nodes are made: the same operation on the same operands is the same node.
 
-What nobody reads is not in the `Program` that comes out of a region.
+Nodes that are never read are not in the `Program` of a region.
 """
 
 from collections.abc import Callable, Sequence

@@ -32,7 +32,7 @@ class EvaluationEpisodes(NamedTuple):
     """With several agents, the mean over all of them."""
     lengths: Int[np.ndarray, " N"]
     agent_returns: Mapping[str, Float[np.ndarray, " N"]] = MappingProxyType({})
-    """Mean return over the agents of each kind, or empty with a single agent."""
+    """Mean return over the agents of each kind, empty with a single agent."""
 
 
 Evaluator: TypeAlias = Callable[[Weights], EvaluationEpisodes]

@@ -70,7 +70,7 @@ class Fault(NamedTuple):
     iteration: int
     """Counts from 1."""
     environments: tuple[int, ...]
-    """Global indices, or empty where no single environment is to blame."""
+    """Global indices, empty where no single environment is to blame."""
     step: int | None = None
     """Step of the rollout, for the first environment."""
     epoch: int | None = None

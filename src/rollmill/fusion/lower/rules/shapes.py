@@ -88,7 +88,7 @@ def _unstack(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list
 
 def _only_needed(ctx: Lowering, equation: Equation, value: Value, parts: Sequence[np.ndarray]) -> list[Value]:
     pairs = zip(parts, equation.needed, strict=True)
-    # Parts that nobody reads are not made: of rows, each would be nodes of its own.
+    # Parts that are never read are not made: of rows, each would be nodes of its own.
     return [gather_static(ctx, value, part) if needed else Const(np.zeros(0)) for part, needed in pairs]
 
 
