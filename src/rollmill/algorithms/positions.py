@@ -39,16 +39,16 @@ def plannable_parts(
     env = single_agent(env)
     if isinstance(env, HostEnvironment):
         raise UsageError(
-            f"{env.name} is stepped by Python on the host, so it cannot be planned in: a search steps copies of "
+            f"{env.name} is stepped by Python on the host, so it does not support a search, which steps copies of "
             "it from states in between. hint: use an environment of JAX functions, such as ConnectFour-v0."
         )
     require_discrete(env, who=who)
     planned = env.planning_env
     if planned is None or env.planning_state is None:
         raise UsageError(
-            f"{env.name} cannot be planned in. hint: ConnectFour-v0, TicTacToe-v0, pgx:othello and others can; "
-            "rollmill.envs.plannable(env) declares it of an environment of your own whose step follows from state "
-            "and action alone."
+            f"{env.name} does not support a search. hint: ConnectFour-v0, TicTacToe-v0, pgx:othello and others "
+            "do; rollmill.envs.plannable(env) declares it for an environment of your own whose step follows from "
+            "state and action alone."
         )
     if planned.observation_space != env.observation_space or planned.action_space != env.action_space:
         raise UsageError(
@@ -78,7 +78,7 @@ def position(env: Environment, state: State, params: Params = None) -> Position:
     params = env.params if params is None else params
     if env.planning_state is None or env.planning_params is None:
         raise UsageError(
-            f"{env.name} cannot be planned in, so it has no position for a search. hint: "
+            f"{env.name} does not support a search, so it has no position for one. hint: "
             "rollmill.envs.plannable(env) declares it of an environment whose step follows from state and action."
         )
     return Position(
