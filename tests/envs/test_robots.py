@@ -256,15 +256,18 @@ def test_an_own_robot_moves_as_in_mujoco():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"reward": lambda before, action, after: action}, r"reward has to return a number for one robot.*\[1\]"),
-        ({"observe": lambda state: state.positions[0]}, "observe has to return a vector"),
-        ({"terminated": lambda state: state.positions[0]}, "terminated has to return a boolean"),
-        ({"reward": 3.0}, "reward is a float, and has to be a function"),
-        ({"substeps": 0}, "substeps has to be at least 1"),
-        ({"model": ARM.replace("motor", "general").split("<actuator>")[0] + "</mujoco>"}, "has no actuators"),
+        ({"reward": lambda before, action, after: action}, ("has-to-return-for-one", "reward", "a number")),
+        ({"observe": lambda state: state.positions[0]}, ("has-to-return-for-one", "observe", "a vector")),
+        ({"terminated": lambda state: state.positions[0]}, ("has-to-return-for-one", "terminated", "a boolean")),
+        ({"reward": 3.0}, ("is-and-has-to-be", "reward", "float")),
+        ({"substeps": 0}, ("has-to-be-at-least", "substeps")),
+        (
+            {"model": ARM.replace("motor", "general").split("<actuator>")[0] + "</mujoco>"},
+            ("has-no-actuators-give-model",),
+        ),
     ],
 )
 def test_what_is_no_task_is_refused(changes, message):
     given = {"model": ARM, "reward": lambda before, action, after: action[0]} | changes
-    with pytest.raises(UsageError, match=message):
+    with raises(*message):
         rollmill.robot(given.pop("model"), **given)

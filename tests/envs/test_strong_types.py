@@ -9,7 +9,7 @@ from gymnasium import spaces
 
 import rollmill
 from rollmill import dataflow, envs
-from rollmill.core.errors import ContractError, UsageError
+from rollmill.core.errors import UsageError
 from rollmill.core.types import Environment, Timestep
 from wordings import raises
 
@@ -86,8 +86,8 @@ def test_weak_floats_do_not_become_integers():
 
 def test_a_state_whose_dtype_changes_is_an_error_that_says_what_to_write():
     reset = lambda key, params: (0.0, {"x": 1, "steps": 0})
-    message = r"\['x'\] is int32.*float32.*jnp.asarray\(value, jnp.float32\) from reset"
-    with jax.numpy_dtype_promotion("standard"), pytest.raises(ContractError, match=message):
+    message = ("is-after-reset-and-after", "int32", "float32", "jnp.asarray(value, jnp.float32) from reset")
+    with jax.numpy_dtype_promotion("standard"), raises(*message):
         rollmill.ppo(environment(reset=reset))
 
 

@@ -10,7 +10,6 @@ import pytest
 
 from recorded_runs import recorded
 from rollmill.cli.main import main
-from rollmill.core.errors import UsageError
 from rollmill.overview.entries import read_run
 from rollmill.overview.finding import find_entries
 from rollmill.overview.table import age, ordered, selected, table
@@ -18,6 +17,7 @@ from rollmill.sweeps.directory import SweepDirectory
 from rollmill.sweeps.search_space import listed_axis
 from rollmill.sweeps.spec import SweepSpec
 from rollmill.training.request import TrainingRequest
+from wordings import raises
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_rows_are_selected_and_ordered(folder):
     assert names(selected(rows, algorithm="d?n", environment="Acro*")) == ["c"]
     assert names(selected(rows, where={"learning_rate": "0.01"})) == ["b"]
     assert names(ordered(rows, "return"))[:2] == ["a", "b"] and names(ordered(rows, "name"))[0] == "a"
-    with pytest.raises(UsageError, match=r"no run has a setting 'learning_rat'. Did you mean learning_rate"):
+    with raises("no-run-has-setting", "'learning_rat'", "Did you mean learning_rate"):
         selected(rows, where={"learning_rat": "1"})
 
 

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from rollmill.core.errors import UsageError
 from rollmill.pictures import check_place, gathered, write_frames
 from rollmill.pictures import files as written
 from wordings import raises
@@ -65,15 +64,15 @@ def test_an_mp4_has_even_sides_and_all_frames(tmp_path):
 @pytest.mark.parametrize(
     ("name", "fps", "message"),
     [
-        ("a.png", None, "a name that ends in .gif or .mp4"),
-        ("nowhere/a.gif", None, "there is no folder"),
-        ("a.gif", 60.0, "above which viewers show a GIF slowly"),
-        ("there.gif", None, "exists already"),
+        ("a.png", None, ("is-no-picture-can-be",)),
+        ("nowhere/a.gif", None, ("cannot-be-written-there-is",)),
+        ("a.gif", 60.0, ("fps-is-more-than-above",)),
+        ("there.gif", None, ("exists-already-hint-force-force",)),
     ],
 )
 def test_a_place_that_cannot_be_written_is_refused(tmp_path, name, fps, message):
     (tmp_path / "there.gif").touch()
-    with pytest.raises(UsageError, match=message):
+    with raises(*message):
         check_place(tmp_path / name, fps=fps, force=False)
 
 

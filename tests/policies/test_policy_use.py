@@ -8,7 +8,6 @@ from untrained import REPLAY, SMALL, TINY, untrained
 
 import rollmill
 from rollmill.algorithms import clip_to_space
-from rollmill.core.errors import UsageError
 from rollmill.core.spaces import struct
 from rollmill.policies.action_distribution import ActionDistribution
 from rollmill.policies.policies import load_weights
@@ -120,12 +119,12 @@ def test_actions_are_drawn_by_key_or_seed(cartpole, pendulum):
     batch = cartpole.action(np.zeros((100, 4)), deterministic=False, seed=0)
     assert len(np.unique(batch)) == 2
     for wrong, sentence in (
-        ({}, "give a key or a seed"),
-        ({"seed": 1, "key": jax.random.key(0)}, "both key and seed"),
-        ({"seed": -1}, "seed=-1 must lie between"),
-        ({"seed": 0.5}, "seed=0.5 must be an integer"),
+        ({}, ("to-draw-action-give-key",)),
+        ({"seed": 1, "key": jax.random.key(0)}, ("both-key-and-seed-are",)),
+        ({"seed": -1}, ("seed-must-lie-between-0",)),
+        ({"seed": 0.5}, ("expected-number", "seed", "0.5", "an integer")),
     ):
-        with pytest.raises(UsageError, match=sentence):
+        with raises(*sentence):
             draw(**wrong)
 
 
@@ -233,11 +232,11 @@ def test_masks_forbid_actions_and_are_checked(cartpole, pendulum):
     found = cartpole.distribution(observations, action_mask=only)
     np.testing.assert_allclose(found.log_probability(np.ones(30, int)), 0, atol=1e-6)
     for wrong, sentence in (
-        (only[0], r"the action mask has the leading axes \[\], and the observation \[30\]"),
-        (np.ones((30, 3), bool), r"the action mask is bool \[30, 3\]; expected bool \[2\]"),
-        (np.ones((30, 2)), r"the action mask is float64 \[30, 2\]"),
+        (only[0], ("has-leading-axes-and-observation", "the action mask")),
+        (np.ones((30, 3), bool), ("is-expected-or-batch-them", "the action mask", "bool")),
+        (np.ones((30, 2)), ("is-expected-or-batch-them", "the action mask", "float64")),
     ):
-        with pytest.raises(UsageError, match=sentence):
+        with raises(*sentence):
             cartpole.action(observations, action_mask=wrong)
     with raises("action-mask-needs-discrete-or"):
         pendulum.action(np.zeros(3), action_mask=[True])

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rollmill.core.errors import UsageError
 from rollmill.record.leaves import differences, from_host, leaf_types, to_host, tree_digest
+from wordings import raises
 
 
 def test_paths_are_dotted_names():
@@ -75,7 +75,7 @@ def test_host_copies_share_no_memory():
 
 @pytest.mark.parametrize("leaf", [jax.nn.relu, "text", 1.5, np.array(["text"])])
 def test_a_leaf_that_is_no_array_of_numbers_is_refused(leaf):
-    with pytest.raises(UsageError, match=r"at net\.0, only"):
+    with raises("state-holds-array-at-only", "net.0"):
         tree_digest({"net": [leaf]})
 
 
