@@ -137,6 +137,27 @@ def _sphere_capsule(spheres: _Placed, capsules: _Placed) -> list[_Points]:
     return [_balls(spheres.positions, spheres.sizes, nearest, capsules.sizes)]
 
 
+def _sphere_cylinder(spheres: _Placed, cylinders: _Placed) -> list[_Points]:
+    """Returns the contact with the side of a cylinder, with one of its ends, or with the edge between them."""
+    axes = jnp.asarray(cylinders.rotations[..., 2])
+    radii, halves = real(cylinders.sizes[:, 0]), real(cylinders.sizes[:, 1])
+    apart = spheres.positions - cylinders.positions
+    along = dot(apart, axes)
+    aside = apart - along[:, None] * axes
+    width, height = jnp.sqrt(dot(aside, aside)), jnp.abs(along)
+    beside, above = height < halves, width < radii
+    at_end = above & (~beside | (halves - height < radii - width))
+    at_side = beside & ~at_end
+    signs = jnp.where(along > 0, 1.0, -1.0)[:, None]
+    to_edge = signs * halves[:, None] * axes + radii[:, None] * unit(aside) - apart
+    between = jnp.where(at_side[:, None], -aside, to_edge)
+    to_surface = jnp.sqrt(dot(between, between)) - jnp.where(at_side, radii, 0.0)
+    distances = jnp.where(at_end, height - halves, to_surface) - real(spheres.sizes[:, 0])
+    normals = jnp.where(at_end[:, None], -signs * axes, unit(between))
+    depths = 0.5 * distances + real(spheres.sizes[:, 0])
+    return [(distances, spheres.positions + depths[:, None] * normals, _frames(normals))]
+
+
 def _capsule_capsule(first: _Placed, second: _Placed) -> list[_Points]:
     """Returns the contact between the nearest points of two capsules' axes."""
     axes1, axes2 = jnp.asarray(first.rotations[..., 2]), jnp.asarray(second.rotations[..., 2])
@@ -191,5 +212,6 @@ _FINDERS: dict[tuple[str, str], Callable[[_Placed, _Placed], list[_Points]]] = {
     ("plane", "box"): _plane_box,
     ("sphere", "sphere"): _sphere_sphere,
     ("sphere", "capsule"): _sphere_capsule,
+    ("sphere", "cylinder"): _sphere_cylinder,
     ("capsule", "capsule"): _capsule_capsule,
 }

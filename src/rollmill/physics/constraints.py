@@ -11,26 +11,17 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from rollmill.physics.algebra import TINY, pick, point_velocity, real, times
+from rollmill.physics.algebra import TINY, pick, real, times
 from rollmill.physics.collisions import Contacts, contacts, measuring_body
 from rollmill.physics.kinematics import Frames
 from rollmill.physics.model import WORLD, Joint, Model, Numbers, Softness, Structure
-
-
-class ContactSides(NamedTuple):
-    """Bodies that take part in contacts, and the contacts' places from the references of their trees."""
-
-    contacts: tuple[int, ...]
-    bodies: tuple[int, ...]
-    arms: Float[Array, "sides 3"]
-    sign: float
-    """1 for bodies that normals point to, -1 for those that they point away from."""
+from rollmill.physics.sides import Sides, between_sides
 
 
 class ContactRows(NamedTuple):
     """The pyramids of contacts: four rows each, the normal plus or minus friction times a tangent."""
 
-    sides: tuple[ContactSides, ...]
+    sides: tuple[Sides, ...]
     frames: Float[Numbers, "contacts 3 3"]
     friction: Float[Array, " contacts"]
     """0 where there is none: the four rows are then one, with a quarter of its stiffness."""
@@ -83,28 +74,7 @@ def constraint_rows(
 
 def relative_velocities(rows: ContactRows, motions: Float[Array, "bodies 6"]) -> Float[Array, "contacts 3"]:
     """Returns velocities, or accelerations, of contacts along normals and tangents."""
-    return times(rows.frames, _in_world(rows.sides, motions))
-
-
-def _in_world(sides: tuple[ContactSides, ...], motions: Float[Array, "bodies 6"]) -> Float[Array, "contacts 3"]:
-    first, *others = sides
-    result = point_velocity(pick(motions, first.bodies), first.arms) * first.sign
-    for side in others:
-        more = point_velocity(pick(motions, side.bodies), side.arms) * side.sign
-        result = result + scattered(more, side.contacts, result.shape[0])
-    return result
-
-
-def scattered(values: Float[Array, "n ..."], places: tuple[int, ...], size: int) -> Float[Array, "m ..."]:
-    """Returns rows at fixed places among zeros; rows of equal places are summed."""
-    if places == tuple(range(size)):
-        return values
-    zero = jnp.zeros((1, *values.shape[1:]))
-    parts: list[Array] = []
-    for place in range(size):
-        own = [i for i, other in enumerate(places) if other == place]
-        parts.append(jnp.sum(pick(values, own), axis=0, keepdims=True) if own else zero)
-    return jnp.concatenate(parts)
+    return times(rows.frames, between_sides(rows.sides, motions))
 
 
 def _contact_rows(
@@ -114,7 +84,7 @@ def _contact_rows(
     has_friction = real([pair.frictional for pair in pairs])
     friction = pick(jnp.asarray(model.params.friction, float), touching.pairs) * has_friction
     offsets = touching.distances - real([pair.margin for pair in pairs])
-    impedance = _impedances([pair.softness for pair in pairs], offsets)
+    impedance = impedances([pair.softness for pair in pairs], offsets)
     weight = real([pair.inverse_weight for pair in pairs]) * (1.0 + friction * friction)
     resistance = (1.0 - impedance) / impedance * weight
     pyramid = real([2.0 / pair.impulse_ratio for pair in pairs]) * friction * friction
@@ -123,27 +93,27 @@ def _contact_rows(
     stiffness = jnp.where(offsets < 0, 1.0 / jnp.maximum(resistance, TINY), 0.0)
     sides = _sides(model.structure, placed, touching)
     damping = real([[pair.softness.damping] for pair in pairs])
-    velocities = times(touching.frames, _in_world(sides, motions))
+    velocities = times(touching.frames, between_sides(sides, motions))
     pulls = real([pair.softness.stiffness for pair in pairs]) * impedance * offsets
     wanted = -damping * velocities - jnp.stack([pulls, jnp.zeros_like(pulls), jnp.zeros_like(pulls)], axis=1)
     return ContactRows(sides, touching.frames, friction, stiffness, wanted)
 
 
-def _sides(structure: Structure, placed: Frames, touching: Contacts) -> tuple[ContactSides, ...]:
+def _sides(structure: Structure, placed: Frames, touching: Contacts) -> tuple[Sides, ...]:
     """Returns the moving bodies of contacts: one of each contact, then the others of those that have two."""
     pairs = [structure.pairs[i] for i in touching.pairs]
     measured = [measuring_body(structure, pair) for pair in pairs]
     owners = [(structure.geoms[pair.second].body, structure.geoms[pair.first].body) for pair in pairs]
-    result: list[ContactSides] = []
+    result: list[Sides] = []
     if any(second == WORLD for second, _ in owners):
         raise AssertionError("the first geom of a pair is the one that may be part of the world")
-    result.append(ContactSides(tuple(range(len(pairs))), tuple(measured), touching.places, 1.0))
+    result.append(Sides(tuple(range(len(pairs))), tuple(measured), touching.places, 1.0))
     both = tuple(i for i, (_, first) in enumerate(owners) if first != WORLD)
     if both:
         bodies = tuple(owners[i][1] for i in both)
         references = pick(placed.references, [measured[i] for i in both])
         arms = pick(touching.places, both) + references - pick(placed.references, bodies)
-        result.append(ContactSides(both, bodies, arms, -1.0))
+        result.append(Sides(both, bodies, arms, -1.0))
     return tuple(result)
 
 
@@ -159,7 +129,7 @@ def _limit_rows(
     from_low, to_high = at - real(low), real(high) - at
     sign = jnp.where(from_low < to_high, 1.0, -1.0)
     offsets = jnp.minimum(from_low, to_high) - real([joint.margin for joint in joints])
-    impedance = _impedances([joint.softness for joint in joints], offsets)
+    impedance = impedances([joint.softness for joint in joints], offsets)
     resistance = (1.0 - impedance) / impedance * real([joint.inverse_weight for joint in joints])
     damping, stiffness = (real([getattr(j.softness, name) for j in joints]) for name in ("damping", "stiffness"))
     wanted = -damping * sign * pick(rates, dofs) - stiffness * impedance * offsets
@@ -183,7 +153,7 @@ def _friction_rows(model: Model, rates: Float[Array, " dofs"]) -> JointRows | No
     return JointRows(dofs, real(stiffness), wanted, jnp.ones_like(wanted), bounds)
 
 
-def _impedances(softness: list[Softness], offsets: Float[Array, " n"]) -> Float[Array, " n"]:
+def impedances(softness: list[Softness], offsets: Float[Array, " n"]) -> Float[Array, " n"]:
     """Returns MuJoCo's impedances d(r) at distances from the constraints' margins."""
     low, high, width, midpoint, power = np.array([one.impedance for one in softness]).T
     is_flat = (low == high) | (width <= TINY)

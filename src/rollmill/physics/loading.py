@@ -7,9 +7,10 @@ import numpy as np
 
 from rollmill.core.errors import UsageError
 from rollmill.core.installation import install_command
-from rollmill.physics.model import WORLD, Actuator, Body, Joint, Model, Params, Rows, Sensor, Structure, Triple
+from rollmill.physics.equality_reader import body_equalities_of, joint_equalities_of
+from rollmill.physics.model import WORLD, Actuator, Body, Joint, Model, Params, Sensor, Structure
 from rollmill.physics.pairs import pairs_of
-from rollmill.physics.reader import Reader
+from rollmill.physics.reader import Reader, as_rows, as_triple
 from rollmill.physics.refusals import refuse_uncovered
 
 ITERATIONS = 4
@@ -43,8 +44,7 @@ def load(
     for name, count in (("iterations", iterations), ("line_search_iterations", line_search_iterations)):
         if not 1 <= count <= 100:
             raise UsageError(f"{name} has to be between 1 and 100, got {count}.")
-    mujoco = _import_mujoco()
-    compiled = _compiled(mujoco, source)
+    mujoco, compiled = compile_source(source)
     refuse_uncovered(mujoco, compiled, sensors=sensors)
     read = Reader(mujoco, compiled)
     geoms, pairs, friction = pairs_of(read)
@@ -53,6 +53,8 @@ def load(
         bodies=tuple(_body(read, index) for index in read.moving),
         geoms=tuple(geoms),
         pairs=tuple(pairs),
+        body_equalities=body_equalities_of(read),
+        joint_equalities=joint_equalities_of(read),
         actuators=tuple(_actuator(read, i) for i in range(compiled.nu)),
         sensors=tuple(_sensor(read, i) for i in range(compiled.nsensor)) if sensors else (),
         force_readings=_scalar_dofs(read) if joint_forces else (),
@@ -83,8 +85,13 @@ def _import_mujoco() -> Any:
     return mujoco
 
 
+def compile_source(source: Any) -> tuple[Any, Any]:
+    """Returns the module mujoco and its model of a source. Raises a UsageError as `load` does."""
+    mujoco = _import_mujoco()
+    return mujoco, _compiled(mujoco, source)
+
+
 def _compiled(mujoco: Any, source: Any) -> Any:
-    """Returns MuJoCo's model of a source."""
     if isinstance(source, mujoco.MjModel):
         return source
     if not isinstance(source, str | Path):
@@ -107,9 +114,9 @@ def _body(read: Reader, index: int) -> Body:
     return Body(
         name=read.name("BODY", index),
         parent=read.owner(parent),
-        position=_triple(position),
-        rotation=_rows(rotation),
-        center=_triple(read.composite(index)[1]),
+        position=as_triple(position),
+        rotation=as_rows(rotation),
+        center=as_triple(read.composite(index)[1]),
         joints=tuple(_joint(read, int(m.body_jntadr[index]) + k) for k in range(m.body_jntnum[index])),
     )
 
@@ -122,8 +129,8 @@ def _joint(read: Reader, index: int) -> Joint:
         kind=("free", "ball", "slide", "hinge")[m.jnt_type[index]],
         position=coordinate,
         velocity=dof,
-        anchor=_triple(m.jnt_pos[index]),
-        axis=_triple(m.jnt_axis[index]),
+        anchor=as_triple(m.jnt_pos[index]),
+        axis=as_triple(m.jnt_axis[index]),
         reference=float(m.qpos0[coordinate]),
         spring_reference=float(m.qpos_spring[coordinate]),
         range=_range(bool(m.jnt_limited[index]) and read.limits, m.jnt_range[index]),
@@ -147,8 +154,8 @@ def _actuator(read: Reader, index: int) -> Actuator:
         velocity=-1 if at_site else int(m.jnt_dofadr[target]),
         position=-1 if at_site else int(m.jnt_qposadr[target]),
         body=body,
-        place=_triple(place),
-        rotation=_rows(rotation),
+        place=as_triple(place),
+        rotation=as_rows(rotation),
         direction=(x, y, z, a, b, c),
         control_range=_range(m.actuator_ctrllimited[index] and read.clamps_controls, m.actuator_ctrlrange[index]),
         force_range=_range(m.actuator_forcelimited[index], m.actuator_forcerange[index]),
@@ -163,8 +170,8 @@ def _sensor(read: Reader, index: int) -> Sensor:
         name=read.name("SENSOR", index),
         kind="force" if is_force else "torque",
         body=body,
-        place=_triple(place),
-        rotation=_rows(rotation),
+        place=as_triple(place),
+        rotation=as_rows(rotation),
     )
 
 
@@ -193,13 +200,3 @@ def _params(read: Reader, friction: list[float]) -> Params:
 
 def _range(limited: Any, bounds: np.ndarray) -> tuple[float, float] | None:
     return (float(bounds[0]), float(bounds[1])) if limited else None
-
-
-def _triple(values: Any) -> Triple:
-    x, y, z = (float(value) for value in values)
-    return x, y, z
-
-
-def _rows(matrix: np.ndarray) -> Rows:
-    a, b, c = (_triple(row) for row in matrix)
-    return a, b, c

@@ -43,14 +43,20 @@ def mass_matrix(model: Model, placed: Frames) -> SparseMatrix:
 
 
 def with_stiffness(
-    structure: Structure, placed: Frames, matrix: SparseMatrix, stiffness: Float[Array, "bodies 6 6"]
+    structure: Structure, placed: Frames, matrix: SparseMatrix, stiffness: Float[Array, "bodies 6 6"] | None
 ) -> SparseMatrix:
     """Returns a matrix to which the stiffness of each body is added, which is that of its forces by its motion."""
+    if stiffness is None:
+        return matrix
     composites = summed_outwards(structure, stiffness)
     wrenches = times(per_dof(structure, composites), placed.axes)
     of_free = {start: composites[structure.owners[start]] for start in structure.free_velocities}
-    rows, _ = _projected(structure, placed, wrenches, of_free)
-    return matrix._replace(rows=[old + new for old, new in zip(matrix.rows, rows, strict=True)])
+    rows, columns = _projected(structure, placed, wrenches, of_free)
+    wide = [
+        row if own == all_columns else _spread(row, own)
+        for row, own, all_columns in zip(rows, columns, matrix.columns, strict=True)
+    ]
+    return matrix._replace(rows=[old + new for old, new in zip(matrix.rows, wide, strict=True)])
 
 
 def _projected(

@@ -80,7 +80,7 @@ class Geom:
     """A shape that takes part in collisions."""
 
     name: str
-    kind: Literal["plane", "sphere", "capsule", "box"]
+    kind: Literal["plane", "sphere", "capsule", "cylinder", "box"]
     body: int
     size: Triple
     position: Triple
@@ -90,7 +90,7 @@ class Geom:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two geoms that may touch; the first one's kind comes first in the order plane, sphere, capsule, box."""
+    """Two geoms that may touch; kinds are in the order plane, sphere, capsule, cylinder, box."""
 
     first: int
     second: int
@@ -103,6 +103,38 @@ class Pair:
     softness: Softness
     inverse_weight: float
     """Sum of both bodies' `body_invweight0` of translations."""
+
+
+@dataclass(frozen=True)
+class BodyEquality:
+    """MuJoCo's `connect` or `weld`: a point of a body stays at a point of another one, or also its orientation."""
+
+    name: str
+    bodies: tuple[int, int]
+    """The first one moves; the second one may be the world."""
+    anchors: tuple[Triple, Triple]
+    """In each body's frame, or in the world."""
+    rotations: tuple[Rows, Rows] | None
+    """Of a weld: frames in both bodies that have the same orientation."""
+    torque_scale: float
+    softness: Softness
+    inverse_weights: tuple[float, float]
+    """Sums of both bodies' `body_invweight0` of translations and rotations."""
+
+
+@dataclass(frozen=True)
+class JointEquality:
+    """MuJoCo's equality of joints: a coordinate is a polynomial of another one, or constant."""
+
+    name: str
+    velocities: tuple[int, int]
+    """Degrees of freedom; the second is -1 if the coordinate is constant."""
+    positions: tuple[int, int]
+    references: tuple[float, float]
+    polynomial: tuple[float, float, float, float, float]
+    softness: Softness
+    inverse_weight: float
+    """Sum of both joints' `dof_invweight0`."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +174,8 @@ class Structure:
     bodies: tuple[Body, ...]
     geoms: tuple[Geom, ...]
     pairs: tuple[Pair, ...]
+    body_equalities: tuple[BodyEquality, ...]
+    joint_equalities: tuple[JointEquality, ...]
     actuators: tuple[Actuator, ...]
     sensors: tuple[Sensor, ...]
     force_readings: tuple[int, ...]

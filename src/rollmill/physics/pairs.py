@@ -6,16 +6,23 @@ from typing import Any
 import numpy as np
 
 from rollmill.core.errors import UsageError
-from rollmill.physics.model import WORLD, Geom, Pair, Rows
-from rollmill.physics.reader import Reader, margins_add
+from rollmill.physics.model import WORLD, Geom, Pair
+from rollmill.physics.reader import Reader, as_rows, margins_add
 
-KINDS: dict[str, Any] = {"PLANE": "plane", "SPHERE": "sphere", "CAPSULE": "capsule", "BOX": "box"}
+KINDS: dict[str, Any] = {
+    "PLANE": "plane",
+    "SPHERE": "sphere",
+    "CAPSULE": "capsule",
+    "CYLINDER": "cylinder",
+    "BOX": "box",
+}
 COVERED = {
     ("plane", "sphere"),
     ("plane", "capsule"),
     ("plane", "box"),
     ("sphere", "sphere"),
     ("sphere", "capsule"),
+    ("sphere", "cylinder"),
     ("capsule", "capsule"),
 }
 """Kinds of geoms between which contacts are found."""
@@ -90,12 +97,7 @@ def _geom(read: Reader, index: int) -> Geom:
     x, y, z = (float(value) for value in position)
     a, b, c = (float(value) for value in m.geom_size[index])
     kind = KINDS[read.mujoco.mjtGeom(int(m.geom_type[index])).name.removeprefix("mjGEOM_")]
-    return Geom(read.name("GEOM", index), kind, read.owner(body), (a, b, c), (x, y, z), _rows(rotation))
-
-
-def _rows(matrix: np.ndarray) -> Rows:
-    (a, b, c), (d, e, f), (g, h, i) = matrix.tolist()
-    return (a, b, c), (d, e, f), (g, h, i)
+    return Geom(read.name("GEOM", index), kind, read.owner(body), (a, b, c), (x, y, z), as_rows(rotation))
 
 
 def _dimension(read: Reader, a: int, b: int) -> int:

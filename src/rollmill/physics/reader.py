@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from rollmill.physics.model import WORLD, Softness
+from rollmill.physics.model import WORLD, Rows, Softness, Triple
 
 _TINY = 1e-15
 """MuJoCo's `mjMINVAL`."""
@@ -59,6 +59,11 @@ class Reader:
     def contacts(self) -> bool:
         """Whether geoms touch."""
         return not self.is_disabled("CONTACT", "CONSTRAINT")
+
+    @property
+    def equalities(self) -> bool:
+        """Whether equality constraints hold."""
+        return not self.is_disabled("EQUALITY", "CONSTRAINT")
 
     @property
     def clamps_controls(self) -> bool:
@@ -147,6 +152,18 @@ class Reader:
         self.mujoco.mju_quat2Mat(matrix, np.array(quaternion, float))
         rounded = matrix.round()
         return np.where(np.abs(matrix - rounded) < 1e-15, rounded, matrix).reshape(3, 3)
+
+
+def as_triple(values: Any) -> Triple:
+    """Returns a vector as a value of `Structure`."""
+    x, y, z = (float(value) for value in values)
+    return x, y, z
+
+
+def as_rows(matrix: np.ndarray) -> Rows:
+    """Returns a rotation as a value of `Structure`."""
+    a, b, c = (as_triple(row) for row in matrix)
+    return a, b, c
 
 
 def name_of(mujoco: Any, compiled: Any, kind: str, index: int) -> str:

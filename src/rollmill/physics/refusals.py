@@ -8,7 +8,6 @@ from rollmill.core.errors import UsageError
 from rollmill.physics.reader import name_of
 
 _COUNTS = {
-    "neq": "equality constraints",
     "ntendon": "tendons",
     "nflex": "flexible bodies",
     "nmocap": "mocap bodies",
@@ -48,6 +47,7 @@ def refuse_uncovered(mujoco: Any, compiled: Any, *, sensors: bool) -> None:
             raise UsageError(f"{name} has {what} ({field}), which is not covered.")
     _refuse_options(mujoco, compiled.opt)
     _refuse_joints(mujoco, compiled)
+    _refuse_equalities(mujoco, compiled)
     _refuse_actuators(mujoco, compiled)
     if sensors:
         _refuse_sensors(mujoco, compiled)
@@ -78,6 +78,16 @@ def _refuse_joints(mujoco: Any, compiled: Any) -> None:
             raise UsageError(f"the spring of the free or ball joint {name!r} is not covered.")
         if compiled.jnt_limited[index]:
             raise UsageError(f"the limit of the ball joint {name!r} is not covered.")
+
+
+def _refuse_equalities(mujoco: Any, compiled: Any) -> None:
+    for index in range(compiled.neq):
+        kind = mujoco.mjtEq(int(compiled.eq_type[index])).name.removeprefix("mjEQ_").lower()
+        name = name_of(mujoco, compiled, "EQUALITY", index)
+        if kind not in ("connect", "weld", "joint"):
+            raise UsageError(
+                f"the equality constraint {name!r} of kind {kind} is not covered: connect, weld and joint are."
+            )
 
 
 def _scalar_joints(mujoco: Any) -> tuple[int, ...]:

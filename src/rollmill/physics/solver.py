@@ -14,17 +14,12 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from rollmill.physics.algebra import (
-    cross,
     dot,
     pick,
-    point_force,
-    point_stiffness,
-    product,
-    real,
     times,
     transposed,
 )
-from rollmill.physics.constraints import ConstraintRows, ContactRows, JointRows, relative_velocities, scattered
+from rollmill.physics.constraints import ConstraintRows, ContactRows, JointRows, relative_velocities
 from rollmill.physics.kinematics import Frames, in_bodies, in_world, velocities
 from rollmill.physics.masses import (
     SparseMatrix,
@@ -36,6 +31,7 @@ from rollmill.physics.masses import (
     with_stiffness,
 )
 from rollmill.physics.model import Structure
+from rollmill.physics.sides import added_stiffness, joining, on_bodies, scattered
 
 _SMALLEST = 1e-30
 
@@ -92,7 +88,7 @@ def contact_wrenches(
     """Returns the wrenches of contacts on bodies that accelerate so, but for biases; None without contacts."""
     if rows.contacts is None:
         return None
-    return _on_bodies(structure, rows.contacts, _pushes(rows.contacts, accelerations).forces)
+    return on_bodies(structure, rows.contacts.sides, _pushes(rows.contacts, accelerations).forces)
 
 
 def _newton_step(
@@ -105,11 +101,11 @@ def _newton_step(
     gradient, hessian = missing, problem.matrix
     if rows.contacts is not None:
         pushes = _pushes(rows.contacts, accelerations)
-        wrenches = _on_bodies(structure, rows.contacts, pushes.forces)
+        wrenches = on_bodies(structure, rows.contacts.sides, pushes.forces)
         gradient = gradient - generalised_forces(structure, placed, wrenches)
-        added = _added_stiffness(structure, rows.contacts, pushes.stiffness)
-        hessian = with_stiffness(structure, placed, hessian, added)
-        hessian = with_joining(hessian, _joining(structure, placed, rows.contacts, pushes.stiffness))
+        sides = rows.contacts.sides
+        hessian = with_stiffness(structure, placed, hessian, added_stiffness(structure, sides, pushes.stiffness))
+        hessian = with_joining(hessian, joining(structure, placed, sides, pushes.stiffness))
     if rows.limits is not None or rows.frictions is not None:
         forces, stiffness = _joint_pushes(rows, own)
         gradient = gradient - (in_world(structure, placed, forces) if structure.rubs_free_bodies else forces)
@@ -147,56 +143,6 @@ def _pushes(rows: ContactRows, accelerations: Float[Array, "bodies 6"]) -> _Push
     back = np.swapaxes(rows.frames, -1, -2) if isinstance(rows.frames, np.ndarray) else transposed(rows.frames)
     half = times(back[:, None], inner)  # of each row
     return _Pushes(times(back, along), times(back[:, None], transposed(half)))
-
-
-def _on_bodies(
-    structure: Structure, rows: ContactRows, forces: Float[Array, "contacts 3"]
-) -> Float[Array, "bodies 6"]:
-    """Returns the wrenches of contacts' forces on the bodies."""
-    result = jnp.zeros((len(structure.bodies), 6))
-    for side in rows.sides:
-        wrenches = point_force(pick(forces, side.contacts) * side.sign, side.arms)
-        result = result + scattered(wrenches, side.bodies, len(structure.bodies))
-    return result
-
-
-def _added_stiffness(
-    structure: Structure, rows: ContactRows, stiffness: Float[Array, "contacts 3 3"]
-) -> Float[Array, "bodies 6 6"]:
-    """Returns what contacts with the world add to the inertias of the bodies."""
-    first = rows.sides[0]
-    joint = rows.sides[1].contacts if len(rows.sides) > 1 else ()
-    single = tuple(i for i in first.contacts if i not in joint)
-    if not single:
-        return jnp.zeros((len(structure.bodies), 6, 6))
-    added = point_stiffness(pick(stiffness, single), pick(first.arms, single))
-    return scattered(added, tuple(first.bodies[i] for i in single), len(structure.bodies))
-
-
-def _joining(
-    structure: Structure, placed: Frames, rows: ContactRows, stiffness: Float[Array, "contacts 3 3"]
-) -> Float[Array, "dofs dofs"] | None:
-    """Returns what contacts between two moving bodies add to the Hessian: J'WJ of each."""
-    if len(rows.sides) < 2:
-        return None
-    first, second = rows.sides
-    total = jnp.zeros((structure.num_velocities, structure.num_velocities))
-    for position, contact in enumerate(second.contacts):
-        one = _columns(structure, placed, first.arms[contact], first.bodies[contact])
-        other = _columns(structure, placed, second.arms[position], second.bodies[position])
-        columns = one - other
-        pushed = times(jnp.broadcast_to(stiffness[contact][None], (columns.shape[0], 3, 3)), columns)
-        total = total + product(columns, transposed(pushed))
-    return total
-
-
-def _columns(structure: Structure, placed: Frames, arm: Float[Array, "3"], body: int) -> Float[Array, "dofs 3"]:
-    """Returns the velocity of a body's point for each degree of freedom."""
-    size = structure.num_velocities
-    mask = np.zeros((size, 1))
-    mask[list(structure.paths[body])] = 1.0
-    turned = cross(placed.axes[:, :3], jnp.broadcast_to(arm[None], (size, 3)))
-    return real(mask) * (placed.axes[:, 3:] + turned)
 
 
 def _joint_pushes(

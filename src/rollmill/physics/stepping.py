@@ -10,6 +10,13 @@ from jaxtyping import Array, Float
 from rollmill.core.errors import UsageError
 from rollmill.physics.algebra import cross, pick, real, row, times, transposed
 from rollmill.physics.constraints import ConstraintRows, constraint_rows
+from rollmill.physics.equalities import (
+    EqualityRows,
+    equality_forces,
+    equality_rows,
+    equality_wrenches,
+    with_equalities,
+)
 from rollmill.physics.forces import Actuation, actuation, body_wrenches, smooth_forces
 from rollmill.physics.kinematics import Frames, bias_accelerations, frames, in_bodies, in_world, velocities
 from rollmill.physics.masses import SparseMatrix, mass_matrix, solved, summed_outwards, with_diagonal
@@ -64,13 +71,23 @@ def step(model: Model, state: RobotState, control: Float[Array, " actuators"]) -
     smooth = smooth_forces(model, placed, positions, rates, motions, acted)
     matrix = mass_matrix(model, placed)
     start = in_world(structure, placed, state.accelerations)
-    accelerations, inertial = constrained_accelerations(structure, placed, rows, matrix, smooth, start)
+    equal = equality_rows(model, placed, positions, rates, motions)
+    held, driven = with_equalities(structure, placed, equal, matrix, smooth)
+    accelerations, inertial = constrained_accelerations(structure, placed, rows, held, driven, start)
+    changes = velocities(structure, placed, accelerations)
     readings: list[Array] = []
     if structure.sensors:
-        readings.append(_readings(model, placed, rows, turning, motions, accelerations))
+        pushed = _constraint_wrenches(structure, rows, equal, changes)
+        readings.append(_readings(model, placed, pushed, turning, motions, changes))
     if structure.force_readings:
         # Constraints are all that is left between the forces of inertia and the others.
-        readings.append(pick(acted.forces + inertial - smooth, structure.force_readings))
+        forces = acted.forces + inertial - driven
+        forces = (
+            forces
+            if equal.are_none
+            else forces + equality_forces(structure, placed, equal, accelerations, changes)
+        )
+        readings.append(pick(forces, structure.force_readings))
     implicit = _implicit(model, placed, acted, matrix, accelerations)
     moved = rates + structure.time_step * in_bodies(structure, placed, implicit)
     accelerations = in_bodies(structure, placed, accelerations)
@@ -103,20 +120,28 @@ def _implicit(
     return accelerations - solved(damped, in_world(structure, placed, forces))
 
 
+def _constraint_wrenches(
+    structure: Structure, rows: ConstraintRows, equal: EqualityRows, changes: Float[Array, "bodies 6"]
+) -> Float[Array, "bodies 6"] | None:
+    """Returns what contacts and equality constraints do to bodies; None if there are none."""
+    parts = [contact_wrenches(structure, rows, changes), equality_wrenches(structure, equal, changes)]
+    present = [part for part in parts if part is not None]
+    return sum(present[1:], present[0]) if present else None
+
+
 def _readings(
     model: Model,
     placed: Frames,
-    rows: ConstraintRows,
+    pushed: Float[Array, "bodies 6"] | None,
     rates: Float[Array, " dofs"],
     motions: Float[Array, "bodies 6"],
-    accelerations: Float[Array, " dofs"],
+    changes: Float[Array, "bodies 6"],
 ) -> Float[Array, " readings"]:
     """Returns the readings of the sensors: what each body and all beyond it take from its parent."""
     structure = model.structure
-    changes = velocities(structure, placed, accelerations)
     biases = bias_accelerations(model, placed, rates, motions)
     wrenches = body_wrenches(placed, motions, changes + biases)
-    if (pushed := contact_wrenches(structure, rows, changes)) is not None:
+    if pushed is not None:
         wrenches = wrenches - pushed
     sums = summed_outwards(structure, wrenches)
     return jnp.concatenate([_reading(sensor, placed, row(sums, sensor.body)) for sensor in structure.sensors])

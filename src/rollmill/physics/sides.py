@@ -1,0 +1,125 @@
+"""Rows of constraints that act at points of bodies: what bodies make of them, and they of bodies."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from rollmill.physics.algebra import (
+    cross,
+    pick,
+    point_force,
+    point_stiffness,
+    point_velocity,
+    product,
+    real,
+    times,
+    transposed,
+)
+from rollmill.physics.kinematics import Frames
+from rollmill.physics.model import Structure
+
+
+class Sides(NamedTuple):
+    """Bodies that take part in constraints, and the points from the references of their trees.
+
+    The first sides of constraints are one moving body of each, the second ones the others of those that have two.
+    """
+
+    points: tuple[int, ...]
+    """Index of each side's constraint."""
+    bodies: tuple[int, ...]
+    arms: Float[Array, "sides 3"]
+    sign: float
+    """1 for bodies that normals point to, -1 for those that they point away from."""
+
+
+def scattered(values: Float[Array, "n ..."], places: tuple[int, ...], size: int) -> Float[Array, "m ..."]:
+    """Returns rows at fixed places among zeros; rows of equal places are summed."""
+    if places == tuple(range(size)):
+        return values
+    zero = jnp.zeros((1, *values.shape[1:]))
+    parts: list[Array] = []
+    for place in range(size):
+        own = [i for i, other in enumerate(places) if other == place]
+        parts.append(jnp.sum(pick(values, own), axis=0, keepdims=True) if own else zero)
+    return jnp.concatenate(parts)
+
+
+def between_sides(sides: tuple[Sides, ...], motions: Float[Array, "bodies 6"]) -> Float[Array, "points 3"]:
+    """Returns velocities, or accelerations, of first points against second ones, in the world."""
+    first, *others = sides
+    result = point_velocity(pick(motions, first.bodies), first.arms) * first.sign
+    for side in others:
+        more = point_velocity(pick(motions, side.bodies), side.arms) * side.sign
+        result = result + scattered(more, side.points, result.shape[0])
+    return result
+
+
+def on_bodies(
+    structure: Structure, sides: tuple[Sides, ...], forces: Float[Array, "points 3"]
+) -> Float[Array, "bodies 6"]:
+    """Returns the wrenches of forces between points on the bodies."""
+    result = jnp.zeros((len(structure.bodies), 6))
+    for side in sides:
+        wrenches = point_force(pick(forces, side.points) * side.sign, side.arms)
+        result = result + scattered(wrenches, side.bodies, len(structure.bodies))
+    return result
+
+
+def alone(sides: tuple[Sides, ...]) -> tuple[int, ...]:
+    """Returns the constraints of one moving body."""
+    joint = sides[1].points if len(sides) > 1 else ()
+    return tuple(i for i in sides[0].points if i not in joint)
+
+
+def added_stiffness(
+    structure: Structure, sides: tuple[Sides, ...], stiffness: Float[Array, "points 3 3"]
+) -> Float[Array, "bodies 6 6"] | None:
+    """Returns what points held against the world add to the inertias of the bodies."""
+    single, first = alone(sides), sides[0]
+    if not single:
+        return None
+    added = point_stiffness(pick(stiffness, single), pick(first.arms, single))
+    return scattered(added, tuple(first.bodies[i] for i in single), len(structure.bodies))
+
+
+def joining(
+    structure: Structure, placed: Frames, sides: tuple[Sides, ...], stiffness: Float[Array, "points 3 3"]
+) -> Float[Array, "dofs dofs"] | None:
+    """Returns what points between two moving bodies add to the Hessian: J'WJ of each."""
+    if len(sides) < 2:
+        return None
+    first, second = sides
+    total = jnp.zeros((structure.num_velocities, structure.num_velocities))
+    for position, point in enumerate(second.points):
+        one = point_columns(structure, placed, first.arms[point], first.bodies[point])
+        other = point_columns(structure, placed, second.arms[position], second.bodies[position])
+        total = total + weighted_products(one - other, stiffness[point])
+    return total
+
+
+def weighted_products(columns: Float[Array, "dofs 3"], weights: Float[Array, "3 3"]) -> Float[Array, "dofs dofs"]:
+    """Returns J'WJ of three rows, given their columns."""
+    pushed = times(jnp.broadcast_to(weights[None], (columns.shape[0], 3, 3)), columns)
+    return product(columns, transposed(pushed))
+
+
+def point_columns(
+    structure: Structure, placed: Frames, arm: Float[Array, "3"], body: int
+) -> Float[Array, "dofs 3"]:
+    """Returns the velocity of a body's point for each degree of freedom."""
+    turning = cross(placed.axes[:, :3], jnp.broadcast_to(arm[None], (structure.num_velocities, 3)))
+    return real(_moving(structure, body)) * (placed.axes[:, 3:] + turning)
+
+
+def turn_columns(structure: Structure, placed: Frames, body: int) -> Float[Array, "dofs 3"]:
+    """Returns the angular velocity of a body for each degree of freedom."""
+    return real(_moving(structure, body)) * placed.axes[:, :3]
+
+
+def _moving(structure: Structure, body: int) -> np.ndarray:
+    mask = np.zeros((structure.num_velocities, 1))
+    mask[list(structure.paths[body])] = 1.0
+    return mask
