@@ -126,6 +126,9 @@ class Environment(NamedTuple):
     """The state as lines of text, for people. It is called on the host, with arrays."""
     draw: Callable[[State, Params], Drawing | UInt8[np.ndarray, "H W 3"]] | None = None
     """The state as a picture: shapes, or pixels with the top row first. It is called on the host, with arrays."""
+    compare: Callable[[int, int], str] | None = None
+    """Compares steps with those of another implementation, given their number and a seed, and returns a sentence,
+    which `check_environment` prints."""
     reset_ratio: int = 1
     """Environments for each reset that `auto_reset` computes at a time. 1: it computes a reset of each in every
     step, and takes those that are needed, which is best if resets are cheap. More: of `E` environments it resets

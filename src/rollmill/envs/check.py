@@ -44,7 +44,7 @@ def check_environment(
     First by tracing alone (types, structures, spaces, side effects), then by a rollout of random actions, which
     continues for up to 10,000 further steps if no episode ends in it. Every step is checked for numbers that are
     not finite and for observations outside of their space. A host environment is checked with two copies, which
-    are closed again.
+    are closed again. The physics of a robot of the user's are compared with C MuJoCo's.
 
     Args:
         env: one environment, unbatched, without auto-reset, or an id, or a `gymnasium.Env`.
@@ -83,6 +83,8 @@ def check_environment(
     if not ended:
         _warn_of_no_end(env.name, num_steps + more)
     print(f"{env.name} keeps the contract: {num_steps + more} random steps, {ended} episodes ended.")
+    if env.compare is not None:
+        print(f"{env.name}: {env.compare(num_steps, seed)}")
 
 
 def _check_by_tracing(env: Environment) -> None:

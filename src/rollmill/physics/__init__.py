@@ -4,8 +4,20 @@
 robot.
 """
 
+from rollmill.physics.comparing import Comparison, compare
 from rollmill.physics.loading import ITERATIONS, load
 from rollmill.physics.model import Model, Params, RobotState, Structure
 from rollmill.physics.stepping import initial_state, step
 
-__all__ = ["ITERATIONS", "Model", "Params", "RobotState", "Structure", "initial_state", "load", "step"]
+__all__ = [
+    "ITERATIONS",
+    "Comparison",
+    "Model",
+    "Params",
+    "RobotState",
+    "Structure",
+    "compare",
+    "initial_state",
+    "load",
+    "step",
+]

@@ -16,6 +16,7 @@ from rollmill.core.errors import UsageError
 from rollmill.core.types import Environment, Key, Timestep
 from rollmill.core.user_frame import attribute_to_user_code
 from rollmill.envs.physics import Scalar
+from rollmill.envs.robots.pictures import drawing_of
 from rollmill.envs.robots.substeps import advance, checked_count, in_float32, uniform
 from rollmill.envs.transforms import time_limit
 from rollmill.physics import RobotState
@@ -81,8 +82,15 @@ def robot(
         observation_space=spaces.Box(-np.inf, np.inf, (size,), np.float32),
         action_space=spaces.Box(-1.0, 1.0, (len(own.structure.actuators),), np.float32),
         params=RobotParams(in_float32(own.params), reset_angle, reset_speed),
+        draw=None if isinstance(model, physics.Model) else drawing_of(model),
+        compare=None if isinstance(model, physics.Model) else _comparing(model, own),
     )
     return time_limit(env, max_steps)
+
+
+def _comparing(source: Any, own: physics.Model) -> Callable[[int, int], str]:
+    """Returns a function that compares a robot with C MuJoCo, and tells how they differ."""
+    return lambda steps, seed: str(physics.compare(source, own, steps=steps, seed=seed))
 
 
 class _OwnTask:

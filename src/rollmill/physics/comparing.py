@@ -1,0 +1,112 @@
+"""Compares a robot's physics with C MuJoCo, step by step, from the states that MuJoCo comes to."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rollmill.core.errors import UsageError
+from rollmill.physics.loading import compile_source
+from rollmill.physics.model import Model, RobotState
+from rollmill.physics.stepping import step
+
+AGREES = 1e-3
+"""Difference of a step's accelerations, relative to 1 and the greatest of them, up to which both agree."""
+
+
+class Comparison(NamedTuple):
+    """How steps of both physics differ."""
+
+    steps: int
+    agreeing: int
+    """Steps whose accelerations agree."""
+    worst: float
+    """Greatest relative difference."""
+    joint: str
+    """Joint whose acceleration differs most in that step."""
+    contacts: int
+    """Contacts of MuJoCo in that step."""
+    unstable: int | None
+    """Step at which MuJoCo reset the robot, because its numbers were not finite or huge."""
+
+    def __str__(self) -> str:
+        """Returns a sentence for people."""
+        sentence = f"{self.agreeing} of {self.steps} steps under random controls are those of C MuJoCo"
+        if self.agreeing < self.steps:
+            at = f"in joint {self.joint!r}, with {self.contacts} contacts"
+            sentence += f"; accelerations differ by up to {self.worst:.1g} {at}"
+        if self.unstable is not None:
+            sentence += f"; MuJoCo itself is unstable at step {self.unstable}: take a smaller timestep or damping"
+        return sentence + "."
+
+
+def compare(source: Any, model: Model, *, steps: int = 100, seed: int = 0) -> Comparison:
+    """Compares single steps of a robot with C MuJoCo, from the states that MuJoCo comes to under random controls.
+
+    Args:
+        source: what the robot was loaded from.
+        model: the robot.
+        steps: number of steps.
+        seed: of the controls and of the noise of the first state.
+
+    Raises:
+        UsageError: MuJoCo refuses the source, or `steps` is less than 1.
+    """
+    if steps < 1:
+        raise UsageError(f"steps has to be at least 1, got {steps}.")
+    mujoco, compiled = compile_source(source)
+    mujoco.set_mju_user_warning(lambda message: None)  # MuJoCo would write it to a file in the working directory
+    try:
+        before, accelerations, contacts, unstable = _visited(mujoco, compiled, steps, seed)
+    finally:
+        mujoco.set_mju_user_warning(None)
+
+    def ours(q: Any, v: Any, w: Any, u: Any) -> jax.Array:
+        state = RobotState(q, v, w, jnp.zeros(model.structure.num_readings))
+        return step(model, state, u).accelerations
+
+    found = jax.jit(jax.vmap(ours))(*(jnp.asarray(values, jnp.float32) for values in before))
+    differences = np.abs(np.asarray(found, float) - accelerations)
+    differences = differences / (1.0 + np.abs(accelerations).max(axis=1, keepdims=True))
+    differences = np.where(np.isfinite(differences), differences, np.inf)
+    worst = int(differences.max(axis=1).argmax())
+    owners = [joint.name for joint in model.structure.joints for _ in range(joint.size)]
+    return Comparison(
+        steps=len(differences),
+        agreeing=int(np.sum(differences.max(axis=1) <= AGREES)),
+        worst=float(differences[worst].max()),
+        joint=owners[int(differences[worst].argmax())],
+        contacts=contacts[worst],
+        unstable=unstable,
+    )
+
+
+def _visited(
+    mujoco: Any, compiled: Any, steps: int, seed: int
+) -> tuple[list[np.ndarray], np.ndarray, list[int], int | None]:
+    """Returns states and controls, and the accelerations and contacts of MuJoCo's steps from them."""
+    random, data = np.random.default_rng(seed), mujoco.MjData(compiled)
+    limited = compiled.actuator_ctrllimited.astype(bool)
+    low, high = np.where(limited[:, None], compiled.actuator_ctrlrange, [[-1.0, 1.0]]).T
+    data.qvel[:] = 0.05 * random.normal(size=compiled.nv)
+    seen: list[list[np.ndarray]] = [[], [], [], []]
+    after: list[np.ndarray] = []
+    contacts: list[int] = []
+    unstable = None
+    for count in range(steps):
+        data.ctrl[:] = random.uniform(low, high)
+        now = [np.array(values) for values in (data.qpos, data.qvel, data.qacc_warmstart, data.ctrl)]
+        mujoco.mj_step(compiled, data)
+        if any(warning.number for warning in data.warning):
+            unstable = count
+            break
+        for values, value in zip(seen, now, strict=True):
+            values.append(value)
+        after.append(np.array(data.qacc))
+        contacts.append(int(data.ncon))
+    if not after:
+        raise UsageError(
+            "MuJoCo finds the robot unstable in its first step: take a smaller timestep or more damping."
+        )
+    return [np.array(values) for values in seen], np.array(after), contacts, unstable
