@@ -9,8 +9,18 @@ import numpy as np
 import pytest
 
 import rollmill
+from rollmill.core.drawing import Drawing, Line
 from rollmill.core.errors import UsageError
-from rollmill.envs.robots import ant, cartpole, humanoid, ingenuity, quadcopter
+from rollmill.envs.robots import (
+    ant,
+    anymal,
+    ball_balance,
+    cartpole,
+    franka_cabinet,
+    humanoid,
+    ingenuity,
+    quadcopter,
+)
 from rollmill.envs.robots.walking import progress_of
 from wordings import raises
 
@@ -217,6 +227,168 @@ def test_the_quadcopter_hovers_as_in_mujoco():
     assert limited > 0
 
 
+# --- a quadruped, and a tray with a ball --------------------------------------------------------------
+
+
+def test_rewards_of_the_quadruped_by_hand():
+    env = rollmill.make("robots:Anymal")
+    observation = jnp.zeros(48).at[:2].set(jnp.array([2.0, -1.0])).at[5].set(0.1)  # 1 m/s, -0.5 m/s, 0.4 rad/s
+    command, torques = jnp.array([1.5, 0.0, 0.0]), jnp.full(12, 10.0)
+    expected = np.exp(-(0.25 + 0.25) / 0.25) + 0.5 * np.exp(-0.16 / 0.25) - 2.5e-5 * 1200
+    assert float(anymal._merit(observation, command, torques, env.params)) == pytest.approx(
+        0.02 * expected, rel=1e-5
+    )
+    assert float(anymal._merit(observation, command, 10 * torques, env.params)) == 0.0
+
+
+def test_the_quadruped_is_down_where_a_knee_or_the_base_is():
+    compiled = mujoco.MjModel.from_xml_string(anymal.model_text())
+    data, random, outcomes = mujoco.MjData(compiled), np.random.default_rng(0), []
+    for _ in range(40):
+        data.qpos[2], data.qpos[3:7] = random.uniform(0.2, 0.6), random.normal(size=4)
+        data.qpos[3:7] = data.qpos[3:7] / np.linalg.norm(data.qpos[3:7]) * 0.2 + np.array([1, 0, 0, 0]) * 0.8
+        data.qpos[3:7] /= np.linalg.norm(data.qpos[3:7])
+        data.qpos[7:] = anymal.DEFAULTS + random.normal(size=12)
+        mujoco.mj_kinematics(compiled, data)
+        heights = []
+        for leg, (_, left) in anymal.LEGS.items():
+            thigh, knee = data.body(f"{leg}_thigh"), np.array([0, left * anymal.KNEE[0], anymal.KNEE[1]])
+            heights.append((thigh.xpos + thigh.xmat.reshape(3, 3) @ knee)[2] - anymal.LOW)
+        up = data.body("base").xmat.reshape(3, 3)[2]
+        lowest = data.qpos[2] - np.abs(up) @ np.array(anymal.BASE)
+        outcomes.append(min(lowest, *heights) < 0)
+        assert bool(anymal._is_down(jnp.asarray(data.qpos, jnp.float32))) == outcomes[-1]
+    assert 5 < sum(outcomes) < 35
+
+
+@pytest.mark.slow
+def test_the_quadruped_moves_as_in_mujoco():
+    env = rollmill.make("robots:Anymal", max_steps=20, iterations=8, line_search_iterations=8)
+    compiled = mujoco.MjModel.from_xml_string(anymal.model_text())
+    data, random, step = mujoco.MjData(compiled), np.random.default_rng(0), jax.jit(env.step)
+    observation, state = env.reset(jax.random.key(1), env.params)
+    assert observation.shape == env.observation_space.shape == (48,)
+    assert np.all(np.abs(state.inner.command) <= [2, 1, 1])
+    flown(state, data)
+    touched = 0
+    for count in range(1, 21):
+        action = random.uniform(-1, 1, 12).astype(np.float32)
+        timestep = step(jax.random.key(0), state, jnp.asarray(action), env.params)
+        data.ctrl[:] = np.array(anymal.DEFAULTS) + 0.5 * action
+        mujoco.mj_step(compiled, data, nstep=2)
+        state, touched = timestep.state, touched + data.ncon
+        np.testing.assert_allclose(state.inner.robot.positions, data.qpos, atol=1e-3)
+        np.testing.assert_allclose(state.inner.robot.velocities, data.qvel, atol=5e-2)
+        assert not bool(timestep.terminated) and bool(timestep.truncated) == (count >= 20)
+    assert touched > 10
+
+
+def test_a_ball_falls_towards_the_tray():
+    env = rollmill.make("robots:BallBalance")
+    observation, state = env.reset(jax.random.key(0), env.params)
+    robot = state.inner.robot
+    assert observation.shape == env.observation_space.shape == (24,)
+    np.testing.assert_allclose(robot.positions[:3], [0, 0, ball_balance.HEIGHT], rtol=1e-6)
+    place, flight = np.asarray(robot.positions[13:16]), np.asarray(robot.velocities[12:15])
+    assert np.hypot(*place[:2]) <= 0.5 and 1 <= place[2] <= 2 and flight[2] == -5
+    assert place[:2] @ flight[:2] <= 0 and abs(place[0] * flight[1] - place[1] * flight[0]) < 1e-6
+    np.testing.assert_allclose(observation[6:12], [*place, *flight])
+
+
+@pytest.mark.slow
+def test_the_tray_moves_as_in_mujoco():
+    env = rollmill.make("robots:BallBalance", max_steps=40, iterations=8, line_search_iterations=8)
+    compiled = mujoco.MjModel.from_xml_string(ball_balance.model_text())
+    compiled.opt.tolerance = 1e-12
+    data, random, step = mujoco.MjData(compiled), np.random.default_rng(0), jax.jit(env.step)
+    _, state = env.reset(jax.random.key(1), env.params)
+    flown(state, data)
+    angles, touched = np.zeros(3), 0
+    for count in range(1, 41):
+        action = 0.1 * random.uniform(-1, 1, 3).astype(np.float32)
+        timestep = step(jax.random.key(0), state, jnp.asarray(action), env.params)
+        angles = np.clip(angles + 0.2 * action, ball_balance.LOWEST, ball_balance.HIGHEST)
+        data.ctrl[:] = angles
+        mujoco.mj_step(compiled, data, nstep=2)
+        robot, state, touched = timestep.state.inner.robot, timestep.state, touched + data.ncon
+        np.testing.assert_allclose(robot.positions, data.qpos, atol=2e-3)
+        np.testing.assert_allclose(robot.sensors, data.sensordata, rtol=2e-2, atol=2.0)
+        away = np.linalg.norm(data.qpos[13:16] - [0, 0, 0.7])
+        expected = 1 / (1 + away) / (1 + np.linalg.norm(data.qvel[12:15]))
+        assert float(timestep.reward) == pytest.approx(expected, rel=2e-2)
+        assert not bool(timestep.terminated) and bool(timestep.truncated) == (count >= 40)
+    assert touched
+
+
+def test_rewards_of_the_arm_by_hand():
+    params = rollmill.make("robots:FrankaCabinet").params
+    hand = jnp.array([[0.0, 0, -0.8], [0, 0.6, 0], [0, 0.5, 0]])  # z ahead by 0.8 along -x, y upwards by 0.5
+    handle, action = np.array([0.3, 0.0, 0.7]), jnp.full(9, 0.5)
+    grip = franka_cabinet.Grip(
+        jnp.array([0.1, 0.0, 0.0]),
+        hand,
+        jnp.asarray(handle),
+        jnp.asarray(handle + [0, 0, 0.03]),
+        jnp.asarray(handle - [0, 0, 0.02]),
+    )
+    near, oriented, closed = 2 / 1.01**2, 0.5 * 0.5 * (0.64 + 0.25), 5 * (0.08 - 0.05)
+    shut = near + oriented + 0.25 * 0.5 + closed - 0.01 * 9 * 0.25
+    for opened, more in (
+        (0.0, 0.0),
+        (0.1, 7.5 * 0.15 + 0.5),
+        (0.3, 7.5 * 0.45 + 1.0),
+        (0.395, 7.5 * 0.5925 + 2.0),
+    ):
+        reward = franka_cabinet._reward(grip, jnp.float32(opened), action, params)
+        assert float(reward) == pytest.approx(shut + more, rel=1e-5), opened
+    beyond = grip._replace(left=grip.left - jnp.array([0.05, 0.0, 0.0]))
+    assert float(franka_cabinet._reward(beyond, jnp.float32(0.3), action, params)) == -1.0
+
+
+@pytest.mark.slow
+def test_the_arm_moves_as_in_mujoco_and_opens_the_drawer():
+    env = rollmill.make("robots:FrankaCabinet", max_steps=50, iterations=8, line_search_iterations=8)
+    compiled = mujoco.MjModel.from_xml_string(franka_cabinet.model_text())
+    data, random, step = mujoco.MjData(compiled), np.random.default_rng(0), jax.jit(env.step)
+    observation, state = env.reset(jax.random.key(1), env.params)
+    assert observation.shape == env.observation_space.shape == (23,)
+    flown(state, data)
+    targets = np.asarray(state.inner.targets, float)
+    np.testing.assert_allclose(data.qpos[1:], targets)
+    assert np.all(np.abs(targets - franka_cabinet.POSE) <= 0.125 + 1e-6) and data.qpos[0] == 0
+    for _ in range(30):
+        action = random.uniform(-1, 1, 9).astype(np.float32)
+        timestep = step(jax.random.key(0), state, jnp.asarray(action), env.params)
+        moved = targets + 7.5 / 60 * np.array(franka_cabinet.SPEEDS) * action
+        data.ctrl[:] = targets = np.clip(moved, franka_cabinet.LOW, franka_cabinet.HIGH)
+        mujoco.mj_step(compiled, data, nstep=2)
+        state = timestep.state
+        np.testing.assert_allclose(state.inner.robot.positions, data.qpos, atol=1e-3)
+        mujoco.mj_kinematics(compiled, data)
+        grasp = data.body("link_7").xpos + data.body("link_7").xmat.reshape(3, 3) @ franka_cabinet.GRASP
+        away = data.body("drawer").xpos + franka_cabinet.HANDLE - grasp
+        np.testing.assert_allclose(timestep.observation[18:21], away, atol=2e-3)
+        assert not bool(timestep.terminated)
+    robot = state.inner.robot
+    opened = dataclasses.replace(
+        robot, positions=robot.positions.at[0].set(0.395), velocities=0 * robot.velocities
+    )
+    inner = franka_cabinet.FrankaState(opened, state.inner.targets)
+    timestep = step(jax.random.key(0), type(state)(inner=inner, elapsed=state.elapsed), jnp.zeros(9), env.params)
+    assert bool(timestep.terminated)
+
+
+def test_robots_are_drawn_without_opengl(monkeypatch):
+    monkeypatch.setenv("MUJOCO_GL", "disable")
+    env = rollmill.make("robots:Cartpole")
+    _, state = env.reset(jax.random.key(0), env.params)
+    drawing = env.draw(state, env.params)
+    assert isinstance(drawing, Drawing) and len(drawing.shapes) == 3
+    own = rollmill.robot(ARM, reward=lambda before, action, after: action[0])
+    drawing = own.draw(own.reset(jax.random.key(0), own.params)[1], own.params)
+    assert sum(isinstance(shape, Line) for shape in drawing.shapes) == 1
+
+
 # --- robots of the user's -----------------------------------------------------------------------------
 
 ARM = """
@@ -251,6 +423,25 @@ def test_an_own_robot_moves_as_in_mujoco():
         assert float(timestep.reward) == pytest.approx(data.qpos[0] - before + 0.5 * (count % 3), abs=1e-4)
         assert bool(timestep.terminated) == (data.qpos[0] > 0.5)
         assert bool(timestep.truncated) == (count >= 8)
+
+
+def test_an_own_robot_is_compared_with_mujoco(capsys):
+    env = rollmill.robot(ARM, reward=lambda before, action, after: action[0], max_steps=40)
+    rollmill.check_environment(env, num_steps=50)
+    assert "50 of 50 steps under random controls are those of C MuJoCo." in capsys.readouterr().out
+
+
+def test_where_physics_differ_and_are_unstable_is_told():
+    other = rollmill.physics.load(ARM.replace('damping="0.2"', 'damping="0.3"'))
+    told = str(rollmill.physics.compare(ARM, other, steps=20))
+    assert (
+        " of 20 steps" in told
+        and "accelerations differ by up to" in told
+        and "'shoulder', with 0 contacts" in told
+    )
+    shaking = ARM.replace("<motor ", '<general biastype="affine" biasprm="0 0 900" ')
+    told = rollmill.physics.compare(shaking, rollmill.physics.load(shaking), steps=60)
+    assert told.unstable is not None and "MuJoCo itself is unstable at step" in str(told)
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,36 @@ def robots_ant() -> Recipe:
     return Recipe("ppo", "robots:Ant", config, "Isaac Gym's hyperparameters for its ant")
 
 
+def robots_anymal() -> Recipe:
+    """PPO on robots:Anymal in 98,304,000 steps."""
+    config = _isaac(
+        total_timesteps=1000 * 4_096 * 24,
+        num_envs=4_096,
+        num_steps=24,
+        num_minibatches=3,
+        update_epochs=5,
+        vf_coef=2.0,
+        max_grad_norm=1.0,
+        bound_coef=1e-3,
+        network=_network(256, 128, 64),
+    )
+    return Recipe("ppo", "robots:Anymal", config, "Isaac Gym's hyperparameters for its quadruped")
+
+
+def robots_ball_balance() -> Recipe:
+    """PPO on robots:BallBalance in 16,384,000 steps."""
+    config = _isaac(
+        total_timesteps=250 * 4_096 * 16,
+        num_envs=4_096,
+        num_minibatches=8,
+        update_epochs=8,
+        vf_coef=4.0,
+        max_grad_norm=1.0,
+        network=_network(128, 64, 32),
+    )
+    return Recipe("ppo", "robots:BallBalance", config, "Isaac Gym's hyperparameters for its tray and ball")
+
+
 def robots_cartpole() -> Recipe:
     """PPO on robots:Cartpole in 819,200 steps."""
     config = _isaac(
@@ -37,6 +67,21 @@ def robots_cartpole() -> Recipe:
         network=_network(32, 32),
     )
     return Recipe("ppo", "robots:Cartpole", config, "Isaac Gym's hyperparameters for its cart and pole")
+
+
+def robots_franka_cabinet() -> Recipe:
+    """PPO on robots:FrankaCabinet in 98,304,000 steps."""
+    config = _isaac(
+        total_timesteps=1500 * 4_096 * 16,
+        num_envs=4_096,
+        num_minibatches=8,
+        update_epochs=8,
+        learning_rate=5e-4,
+        vf_coef=4.0,
+        max_grad_norm=1.0,
+        network=_network(256, 128, 64),
+    )
+    return Recipe("ppo", "robots:FrankaCabinet", config, "Isaac Gym's hyperparameters for its arm and drawer")
 
 
 def robots_humanoid() -> Recipe:
@@ -102,7 +147,10 @@ def _isaac(**settings: Any) -> PPOConfig:
 
 RECIPES = {
     "robots-ant": robots_ant,
+    "robots-anymal": robots_anymal,
+    "robots-ball-balance": robots_ball_balance,
     "robots-cartpole": robots_cartpole,
+    "robots-franka-cabinet": robots_franka_cabinet,
     "robots-humanoid": robots_humanoid,
     "robots-ingenuity": robots_ingenuity,
     "robots-quadcopter": robots_quadcopter,

@@ -5,11 +5,23 @@ from typing import Any
 from rollmill.core.errors import unknown_name
 from rollmill.core.types import Environment
 from rollmill.envs.options import keyword_names, unknown_option
-from rollmill.envs.robots import ant, cartpole, humanoid, ingenuity, quadcopter
+from rollmill.envs.robots import (
+    ant,
+    anymal,
+    ball_balance,
+    cartpole,
+    franka_cabinet,
+    humanoid,
+    ingenuity,
+    quadcopter,
+)
 
 TASKS = {
     "Ant": ant.ant,
+    "Anymal": anymal.anymal,
+    "BallBalance": ball_balance.ball_balance,
     "Cartpole": cartpole.cartpole,
+    "FrankaCabinet": franka_cabinet.franka_cabinet,
     "Humanoid": humanoid.humanoid,
     "Ingenuity": ingenuity.ingenuity,
     "Quadcopter": quadcopter.quadcopter,
