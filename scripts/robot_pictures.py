@@ -9,6 +9,7 @@ keeps for a while. MuJoCo's renderer has to be installed.
 import argparse
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +33,7 @@ def by_run(run: Path, steps: int) -> np.ndarray:
 
 def by_chance(name: str, steps: int) -> Iterator[np.ndarray]:
     """Yields the pictures of a robot under random actions."""
-    env = rollmill.make(f"robots:{name}")
+    env: Any = TASKS[name]()
     step, random = jax.jit(env.step), np.random.default_rng(0)
     _, state = env.reset(jax.random.key(2), env.params)
     for count in range(steps):

@@ -215,15 +215,14 @@ def _apart(
     placed: Frames, held: tuple[BodyEquality, ...], sides: tuple[Sides, ...]
 ) -> Float[Array, "constraints 3"]:
     """Returns the first points as seen from the second ones."""
-    second = {point: position for position, point in enumerate(sides[1].points)} if len(sides) > 1 else {}
+    first, *others = sides
+    arms = {point: row(side.arms, k) for side in others for k, point in enumerate(side.points)}
     result: list[Array] = []
     for i, one in enumerate(held):
         reference = row(placed.references, one.bodies[0])
-        if i in second:
+        if i in arms:
             reference = reference - row(placed.references, one.bodies[1])
-            result.append(reference + row(sides[0].arms, i) - row(sides[1].arms, second[i]))
-        else:
-            result.append(reference + row(sides[0].arms, i) - real(one.anchors[1]))
+        result.append(reference + row(first.arms, i) - (arms[i] if i in arms else real(one.anchors[1])))
     return jnp.stack(result)
 
 

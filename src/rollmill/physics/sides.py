@@ -70,8 +70,9 @@ def on_bodies(
 
 def alone(sides: tuple[Sides, ...]) -> tuple[int, ...]:
     """Returns the constraints of one moving body."""
-    joint = sides[1].points if len(sides) > 1 else ()
-    return tuple(i for i in sides[0].points if i not in joint)
+    first, *others = sides
+    joint = [i for side in others for i in side.points]
+    return tuple(i for i in first.points if i not in joint)
 
 
 def added_stiffness(

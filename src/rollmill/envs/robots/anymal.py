@@ -186,7 +186,7 @@ class _Anymal:
     def step(self, key: Key, state: AnymalState, action: Float[Array, "12"], params: AnymalParams) -> Timestep:
         """Advances the physics twice; terminates if the base or a knee comes to the floor."""
         action = clipped(action)
-        targets = self.defaults + params.reach * action
+        targets = jnp.asarray(self.defaults) + params.reach * action
         robot = advance(physics.Model(self.structure, params.robot), state.robot, targets, SUBSTEPS)
         moved = AnymalState(robot, state.command, action)
         observation = self.observe(moved)
