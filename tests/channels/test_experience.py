@@ -22,7 +22,7 @@ def number_of(tree):
     return int(tree["tag"][0])
 
 
-def eventually(holds, seconds=5.0):
+def eventually(holds, seconds=30.0):
     until = time.monotonic() + seconds
     while not holds() and time.monotonic() < until:
         time.sleep(0.005)
@@ -90,7 +90,7 @@ def test_a_blocked_end_wakes_up_when_the_run_is_stopped(open_wire):
     began = time.monotonic()
     with pytest.raises(Abandoned):
         receiver.receive()
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 20
     timer.join()
 
 

@@ -104,11 +104,11 @@ def test_a_rank_that_leaves_ends_the_waiting_of_the_others(open_wire, run_togeth
 
     def wait():
         with raises("rank-left-reduction", leaving):
-            ranks[1 - leaving].mean(gradients(0, 0), timeout=10.0)
+            ranks[1 - leaving].mean(gradients(0, 0), timeout=60.0)
 
     began = time.monotonic()
     run_together(leave, wait)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
 
 
 def test_a_rank_may_leave_after_the_last_mean(open_wire, run_together):
