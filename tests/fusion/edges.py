@@ -16,7 +16,7 @@ from fused_runs import by_program, by_vmap
 
 from emitters import AS_USERS
 from rollmill.fusion import CannotFuse
-from rollmill.fusion.errors import LoweringError
+from rollmill.fusion.lower.values import LoweringError
 
 lax = jax.lax
 

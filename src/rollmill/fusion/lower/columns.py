@@ -1,7 +1,7 @@
 """Columns cut out of rows: the cut is made where a row comes from, for a row in a kernel cannot be cut."""
 
-from rollmill.fusion.errors import LoweringError
 from rollmill.fusion.ir import OPERATIONS, TYPED, Node, Region
+from rollmill.fusion.lower.values import LoweringError
 
 
 def slice_row(region: Region, row: Node, first: int, width: int) -> Node:

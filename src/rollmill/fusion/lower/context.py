@@ -7,7 +7,6 @@ import jax
 import numpy as np
 from jaxtyping import Array
 
-from rollmill.fusion.errors import LoweringError
 from rollmill.fusion.ir import COMPARISONS, Node, Region
 from rollmill.fusion.lower.prologue import PrologueBuilder
 from rollmill.fusion.lower.values import (
@@ -15,6 +14,7 @@ from rollmill.fusion.lower.values import (
     Concat,
     Const,
     KeyPair,
+    LoweringError,
     NodeArray,
     RowArray,
     ScalarArray,

@@ -8,12 +8,12 @@ from typing import TypeAlias
 
 import numpy as np
 
-from rollmill.fusion.errors import LoweringError
 from rollmill.fusion.ir import Node, is_float
 from rollmill.fusion.lower.context import Lowering
 from rollmill.fusion.lower.values import (
     Const,
     KeyPair,
+    LoweringError,
     NodeArray,
     Uniform,
     Value,

@@ -15,7 +15,6 @@ from jax.extend import core
 from jaxtyping import Array, PyTree
 
 from rollmill.core.errors import CannotFuse
-from rollmill.fusion.errors import LoweringError
 from rollmill.fusion.ir import Node, Program, Region, is_float
 from rollmill.fusion.lower.context import Lowering
 from rollmill.fusion.lower.invariants import ConstLabel, ValueClasses
@@ -28,6 +27,7 @@ from rollmill.fusion.lower.values import (
     Concat,
     Const,
     KeyPair,
+    LoweringError,
     OuterProducts,
     Output,
     PrologueOutput,

@@ -15,12 +15,12 @@ from jax.extend import core
 
 from rollmill.core.errors import CannotFuse
 from rollmill.core.user_frame import user_frame_of
-from rollmill.fusion.errors import LoweringError
 from rollmill.fusion.lower.context import Lowering, settled
 from rollmill.fusion.lower.rule import Equation
 from rollmill.fusion.lower.rules import RULES, calls, products, shapes
 from rollmill.fusion.lower.values import (
     Const,
+    LoweringError,
     Value,
     is_key,
     is_shared,

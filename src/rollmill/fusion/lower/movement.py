@@ -4,7 +4,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rollmill.fusion.errors import LoweringError
 from rollmill.fusion.ir import Node
 from rollmill.fusion.lower.columns import slice_row
 from rollmill.fusion.lower.context import Lowering, check_columns
@@ -13,6 +12,7 @@ from rollmill.fusion.lower.values import (
     NARROW,
     Concat,
     Const,
+    LoweringError,
     RowArray,
     ScalarArray,
     Uniform,

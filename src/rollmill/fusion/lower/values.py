@@ -14,7 +14,6 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array
 
-from rollmill.fusion.errors import LoweringError
 from rollmill.fusion.ir import Node
 
 MAX_SCALARS = 1024
@@ -28,6 +27,10 @@ NARROW = 8
 
 MIN_ROW = 33
 """From this length on, vectors of floats that are handed in are rows."""
+
+
+class LoweringError(Exception):
+    """A rule cannot lower a primitive. The text names the obstacle and a remedy."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from jax.core import ShapedArray
 
-from rollmill.fusion.errors import LoweringError
 from rollmill.fusion.ir import Node
 from rollmill.fusion.lower.context import Lowering, settled
 from rollmill.fusion.lower.loops import Body, emit_loop
@@ -19,6 +18,7 @@ from rollmill.fusion.lower.rules.scattering import with_element
 from rollmill.fusion.lower.rules.shapes import stacked
 from rollmill.fusion.lower.values import (
     Const,
+    LoweringError,
     ScalarArray,
     Value,
     alone,

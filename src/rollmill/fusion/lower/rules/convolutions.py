@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rollmill.fusion.errors import LoweringError
 from rollmill.fusion.ir import is_float
 from rollmill.fusion.lower.context import Lowering
 from rollmill.fusion.lower.movement import gather_static, transposed
@@ -24,7 +23,17 @@ from rollmill.fusion.lower.rules.products import (
 )
 from rollmill.fusion.lower.rules.shapes import concatenated
 from rollmill.fusion.lower.rules.windows import spread, windows
-from rollmill.fusion.lower.values import NARROW, Const, ScalarArray, Uniform, Value, is_shared, no_nodes, positions
+from rollmill.fusion.lower.values import (
+    NARROW,
+    Const,
+    LoweringError,
+    ScalarArray,
+    Uniform,
+    Value,
+    is_shared,
+    no_nodes,
+    positions,
+)
 
 MAX_MULTIPLIED = 4096
 """Multiplications of one convolution that is written out number by number."""

@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from rollmill.fusion.errors import LoweringError
 from rollmill.fusion.ir import OPERATIONS, Node, is_float
 from rollmill.fusion.lower.context import Lowering
 from rollmill.fusion.lower.movement import index_columns, joined
@@ -15,6 +14,7 @@ from rollmill.fusion.lower.rule import Equation, Rule
 from rollmill.fusion.lower.values import (
     Concat,
     KeyPair,
+    LoweringError,
     NodeArray,
     RowArray,
     ScalarArray,

@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rollmill.fusion.errors import LoweringError
 from rollmill.fusion.ir import Node
 from rollmill.fusion.lower.context import Lowering
 from rollmill.fusion.lower.dynamic_index import (
@@ -18,7 +17,16 @@ from rollmill.fusion.lower.dynamic_index import (
     start_of,
 )
 from rollmill.fusion.lower.rule import Equation, Rule
-from rollmill.fusion.lower.values import Const, NodeArray, RowArray, ScalarArray, Uniform, Value, no_nodes
+from rollmill.fusion.lower.values import (
+    Const,
+    LoweringError,
+    NodeArray,
+    RowArray,
+    ScalarArray,
+    Uniform,
+    Value,
+    no_nodes,
+)
 
 
 class Cells(NamedTuple):

@@ -9,12 +9,11 @@ from math import prod
 
 import numpy as np
 
-from rollmill.fusion.errors import LoweringError
 from rollmill.fusion.ir import Node
 from rollmill.fusion.lower.context import Lowering
 from rollmill.fusion.lower.rule import Equation, Rule
 from rollmill.fusion.lower.rules.reductions import is_better
-from rollmill.fusion.lower.values import NodeArray, ScalarArray, Value, no_nodes
+from rollmill.fusion.lower.values import LoweringError, NodeArray, ScalarArray, Value, no_nodes
 
 MAX_MULTIPLIED = 4096
 """Multiplications of one factorisation or solve, about: one matrix of 16 x 16, or eight of 8 x 8."""

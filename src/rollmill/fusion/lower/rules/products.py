@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from rollmill.fusion.errors import LoweringError
 from rollmill.fusion.ir import Node, is_float
 from rollmill.fusion.lower.context import Lowering
 from rollmill.fusion.lower.movement import gather_static, reshaped, transposed
@@ -24,6 +23,7 @@ from rollmill.fusion.lower.values import (
     NARROW,
     Concat,
     Const,
+    LoweringError,
     NodeArray,
     OuterProducts,
     RowArray,

@@ -12,13 +12,13 @@ import numpy as np
 from jax.extend.random import threefry_prng_impl
 
 from rollmill.core.threefry import PARITY, ROTATIONS, TURNS
-from rollmill.fusion.errors import LoweringError
 from rollmill.fusion.ir import Node
 from rollmill.fusion.lower.context import Lowering
 from rollmill.fusion.lower.movement import gather_static, reshaped
 from rollmill.fusion.lower.rule import Equation, Rule
 from rollmill.fusion.lower.rules.shapes import stacked
 from rollmill.fusion.lower.values import (
+    LoweringError,
     NodeArray,
     ScalarArray,
     Value,

@@ -6,13 +6,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rollmill.fusion.errors import LoweringError
 from rollmill.fusion.ir import Node
 from rollmill.fusion.lower.context import Lowering
 from rollmill.fusion.lower.dynamic_index import Start, check_selects, select, start_of
 from rollmill.fusion.lower.rule import Equation, Rule
 from rollmill.fusion.lower.rules.indexing import Cells, cells, is_clamped, window_start
-from rollmill.fusion.lower.values import NodeArray, RowArray, Value
+from rollmill.fusion.lower.values import LoweringError, NodeArray, RowArray, Value
 
 Combine = Callable[[Any, Any], Any]
 """`(what is there, what is written) -> what is there then`; nodes, or keys."""

@@ -5,11 +5,19 @@ from typing import Any
 
 import numpy as np
 
-from rollmill.fusion.errors import LoweringError
 from rollmill.fusion.lower.context import Lowering
 from rollmill.fusion.lower.movement import gather_static, joined, reshaped
 from rollmill.fusion.lower.rule import Equation, Rule
-from rollmill.fusion.lower.values import Const, OuterProducts, RowArray, ScalarArray, Uniform, Value, positions
+from rollmill.fusion.lower.values import (
+    Const,
+    LoweringError,
+    OuterProducts,
+    RowArray,
+    ScalarArray,
+    Uniform,
+    Value,
+    positions,
+)
 
 Move = Callable[..., np.ndarray]
 """`(array, **params) -> array`, by NumPy."""

@@ -4,12 +4,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from rollmill.fusion.errors import LoweringError
 from rollmill.fusion.ir import Node, is_float
 from rollmill.fusion.lower.context import Lowering
 from rollmill.fusion.lower.rule import Equation, Rule
 from rollmill.fusion.lower.rules.elementwise import ordered_bits
-from rollmill.fusion.lower.values import ScalarArray, Value, no_nodes
+from rollmill.fusion.lower.values import LoweringError, ScalarArray, Value, no_nodes
 
 MAX_SORTED = 64
 """Elements along the axis of a sort."""

@@ -7,14 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from rollmill.fusion.errors import LoweringError
 from rollmill.fusion.ir import Node
 from rollmill.fusion.lower.context import Lowering
 from rollmill.fusion.lower.rule import Equation, Rule
 from rollmill.fusion.lower.rules.indexing import cells
 from rollmill.fusion.lower.rules.reductions import of_none
 from rollmill.fusion.lower.rules.shapes import padded
-from rollmill.fusion.lower.values import ScalarArray, Value, alone, no_nodes, positions
+from rollmill.fusion.lower.values import LoweringError, ScalarArray, Value, alone, no_nodes, positions
 
 POOLS = {"reduce_window_sum": "add", "reduce_window_max": "max", "reduce_window_min": "min"}
 """Primitive to the operation between two elements."""
