@@ -143,6 +143,11 @@ def test_weights_and_biases_continues_the_run_of_a_directory(wandb, tmp_path):
     assert ids[0] == ids[1] != ids[2] and wandb.settings["resume"] == "allow"
 
 
+def test_trials_are_grouped_by_their_sweep(wandb, tmp_path):
+    wandb_log()(started(tmp_path / "rates/trials/07"))
+    assert (wandb.settings["name"], wandb.settings["group"]) == ("rates/07", "rates")
+
+
 def test_weights_and_biases_is_told_of_a_failure(wandb, tmp_path):
     hook = wandb_log()
     hook(failed())  # before there is a run

@@ -11,6 +11,7 @@ import pytest
 import rollmill
 from rollmill.hooks import MetricsLogged, Stop
 from rollmill.record.run_directory import RunDirectory
+from rollmill.runs.creation import UNRECORDED
 from rollmill.runs.earlier_versions import note_of_versions
 from rollmill.runs.options import RunOptions
 from rollmill.runs.saved_run import read_options
@@ -103,7 +104,7 @@ def test_every_option_that_a_run_records_is_compared(stopped):
     file = RunDirectory(stopped["run_dir"]).config_file
     config, graph = json.loads(file.read_text()), small()
     names = {field.name for field in dataclasses.fields(RunOptions)}
-    assert names - config["options"].keys() == {"run_dir", "resume_if_exists", "dashboard", "quiet", "plan"}
+    assert names - config["options"].keys() == {*UNRECORDED}
     for name in sorted(config["options"].keys() - {"reduction"}):  # which is found by timing
         value = config["options"][name]
         other = (not value) if isinstance(value, bool) else 7 if not isinstance(value, str) else f"{value}-other"

@@ -36,7 +36,7 @@ def _handle_order() -> int:
     if order.search is not None:
         return write_found(order.search)
     if order.resume is not None:
-        return report(resume(order.resume))
+        return report(resume(order.resume, track=order.track))
     if order.together:
         how = order.population
         population = how and Population(how.rule, Path(how.folder))

@@ -17,6 +17,7 @@ RECORDING = {
     "keep-last",
     "keep-best",
     "tensorboard",
+    "track",
     "dashboard",
     "quiet",
 }

@@ -42,6 +42,8 @@ class Resume:
     """How many times in a row an environment may fail, or its worker be lost; one more ends the run."""
     stop_at_return: float | Literal["never"] | None = None
     """Another return to stop at, or never; as before if left out."""
+    track: tuple[str, ...] = ()
+    """Trackers, as for `rollmill train`. A run keeps none."""
     dashboard: bool = True
     """Show losses, returns and the rest at the bottom of the terminal, instead of a bar."""
     quiet: bool = False
@@ -57,7 +59,7 @@ def run(arguments: list[str]) -> int:
     chosen = parse(command, arguments, prog="rollmill resume")
     limits = {name: getattr(chosen, name) for name in WORKER_LIMITS if getattr(chosen, name) is not None}
     how = {"imports": chosen.imports, "quiet": chosen.quiet, "fusion": chosen.fusion, "trust": chosen.trust}
-    how["dashboard"] = chosen.dashboard
+    how |= {"dashboard": chosen.dashboard, "track": chosen.track}
     how["stop_at_return"] = chosen.stop_at_return
     how["changes"] = parse_assignments(chosen.changes)
     return report(resume(chosen.run, **how, **limits, **_changes(before, chosen.placement)))

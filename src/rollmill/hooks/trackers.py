@@ -4,6 +4,7 @@ import hashlib
 import importlib
 import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -51,7 +52,7 @@ def wandb_log(project: str = "rollmill", **settings: Any) -> Hook:
         match event:
             case TrainingStarted():
                 path = str(event.directory.resolve())
-                own = {"name": event.directory.name, "id": hashlib.sha256(path.encode()).hexdigest()[:16]}
+                own = {**_names(event.directory), "id": hashlib.sha256(path.encode()).hexdigest()[:16]}
                 run = wandb.init(
                     **{"project": project, **own, "resume": "allow", "config": dict(event.config), **settings}
                 )
@@ -116,10 +117,18 @@ def _mlflow_run(client: Any, experiment: str, event: TrainingStarted) -> str:
     if found:
         client.update_run(found[0].info.run_id, status="RUNNING")
         return found[0].info.run_id
-    created = client.create_run(experiment_id, run_name=event.directory.name, tags={RUN_TAG: path})
+    created = client.create_run(experiment_id, run_name=_names(event.directory)["name"], tags={RUN_TAG: path})
     for name, value in _flat({part: event.config.get(part, {}) for part in ("graph", "options")}):
         client.log_param(created.info.run_id, name, value)
     return created.info.run_id
+
+
+def _names(directory: Path) -> dict[str, str]:
+    """Returns the name of a run for a tracker. That of a trial begins with its sweep, which is its group."""
+    if directory.parent.name != "trials":
+        return {"name": directory.name}
+    sweep = directory.absolute().parents[1].name
+    return {"name": f"{sweep}/{directory.name}", "group": sweep}
 
 
 def numbers_of(row: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

@@ -41,7 +41,7 @@ MAX_INSTANCES = 4
 """Most processes of one training that share a GPU under MPS. Each number of them is one more candidate."""
 
 
-UNSEARCHED = ("run_dir", "resume_if_exists", "dashboard", "quiet", "tensorboard")
+UNSEARCHED = ("run_dir", "resume_if_exists", "track", "dashboard", "quiet", "tensorboard")
 """Settings of a training that candidates do not take over."""
 
 

@@ -49,11 +49,13 @@ class PopulationOrder:
 
 @dataclass(frozen=True)
 class Order:
-    """An order to a child process, of which one field is given."""
+    """An order to a child process: one of its kinds, and what belongs to it."""
 
     train: TrainingRequest | None = None
     resume: str | None = None
     """The directory of the run to resume."""
+    track: tuple[str, ...] = ()
+    """Trackers of the run to resume."""
     search: SearchOrder | None = None
     together: tuple[TrainingRequest, ...] = ()
     """Trainings to run side by side in one program."""

@@ -18,7 +18,7 @@ from rollmill.runs.options import RunOptions
 from rollmill.runs.saved_run import read_saved
 from rollmill.runs.trust import names_to_remember, remember
 
-UNRECORDED = ("run_dir", "resume_if_exists", "dashboard", "quiet", "plan")
+UNRECORDED = ("run_dir", "resume_if_exists", "track", "dashboard", "quiet", "plan")
 
 
 def provenance_now() -> dict[str, Any]:

@@ -212,7 +212,7 @@ class SweepDirectory:
         """
         run, trials = self.run(trial), self.trials_folder
         if any(name[:1].isdecimal() for name in trials.inner(trial.name).inner("checkpoints").kinds()):
-            return Order(resume=str(run.root))
+            return Order(resume=str(run.root), track=trial.request.options.track)
         try:
             trials.remove(trial.name)  # killed before its first checkpoint
         except OSError as error:

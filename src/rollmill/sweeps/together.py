@@ -11,6 +11,8 @@ from rollmill.core.bounds import scheduled_fields
 from rollmill.core.errors import UsageError
 from rollmill.core.schedules import parse_schedule
 from rollmill.envs import is_on_host, make
+from rollmill.hooks.tracking import ONE_OF_A_PROCESS
+from rollmill.runs.options import RunOptions
 from rollmill.sweeps.directory import SweepDirectory
 from rollmill.sweeps.spec import Trial
 from rollmill.training.request import TrainingRequest, with_types
@@ -62,6 +64,8 @@ def check_one_program(trials: Sequence[Trial]) -> None:
         raise UsageError(f"{len(trials)} trials are more than the {MAX_TRIALS} of one program.")
     first = _constants(trials[0])
     for trial in trials:
+        if follows_one_training(with_types(trial.request).options):
+            raise UsageError(f"--track {' '.join(ONE_OF_A_PROCESS)} needs a process for each trial of a sweep.")
         if not _may_share(trial) or _constants(trial) != first:
             raise UsageError(
                 f"trials {trials[0]} and {trial} cannot share a program: they may differ in seeds, in numbers of "
@@ -77,8 +81,13 @@ def _is_fresh(sweep: SweepDirectory, trial: Trial, alone: Collection[str]) -> bo
 def _may_share(trial: Trial) -> bool:
     """Returns whether a trial may share a program at all."""
     options = with_types(trial.request).options
-    own = (options.evaluate_every, options.stop_at_return, options.start_from)
+    own = (options.evaluate_every, options.stop_at_return, options.start_from, follows_one_training(options))
     return options.num_seeds == 1 and not any(own) and not is_on_host(trial.request.environment)
+
+
+def follows_one_training(options: RunOptions) -> bool:
+    """Returns whether a tracker needs a process for each training."""
+    return any(name in ONE_OF_A_PROCESS for name in options.track)
 
 
 def _constants(trial: Trial) -> tuple[Any, ...]:

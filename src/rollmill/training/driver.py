@@ -1,7 +1,8 @@
 """Runs a training, in whatever way, and records what it reports."""
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 
 import jax
@@ -79,7 +80,7 @@ def drive(
         SystemExit: a hook exited. The training has saved a checkpoint.
     """
     options, display, restored = prepared.options, prepared.display, prepared.restored
-    calls = HookCalls([*_hooks_of(options), *hooks], display.note)
+    calls = HookCalls([*_hooks_of(options), *tracking(options, display), *hooks], display.note)
     first = restored.iteration if restored else 0
     with stop_on_signals() as stop:
         with (
@@ -121,6 +122,28 @@ def _hooks_of(options: RunOptions) -> list[Hook]:
     if options.stop_at_return is None:
         return []
     return [stop_at_return(options.stop_at_return, evaluated=options.evaluate_every is not None)]
+
+
+def check_tracking(options: RunOptions) -> None:
+    """Raises a `UsageError` if a tracker of a run is unknown or cannot be imported."""
+    if options.track:
+        from rollmill.hooks.tracking import check_trackers
+
+        check_trackers(options.track)
+
+
+def tracking(options: RunOptions, display: Display) -> list[Hook]:
+    """Returns the hooks of the trackers of a run. Their warnings are shown even if it is quiet."""
+    if not options.track:
+        return []
+    from rollmill.hooks.tracking import trackers  # which few trainings need
+
+    return trackers(options.track, _print_warning if options.quiet else display.note)
+
+
+def _print_warning(text: str) -> None:
+    with suppress(OSError, ValueError):  # nobody reads it
+        print(text, file=sys.stderr, flush=True)
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from rollmill.record.metrics import MetricsLog
 from rollmill.record.run_directory import RunDirectory
 from rollmill.record.signals import StopRequest, stop_on_signals
 from rollmill.runs.creation import create_run, provenance_now
+from rollmill.training.driver import tracking
 from rollmill.training.evolution import EvolutionRule
 from rollmill.training.evolving import Evolving, common_iteration
 from rollmill.training.hook_calls import HookCalls
@@ -124,7 +125,7 @@ def _recorded(
     restored = prepared.restored
     first = restored.iteration if restored else 0
     log = stack.enter_context(MetricsLog(run, tensorboard=prepared.options.tensorboard, resume_from=first))
-    calls = HookCalls([], display.note)
+    calls = HookCalls(tracking(prepared.options, display), display.note)
     recorder = Recorder(prepared, run, checkpoints, log, GpuActivity(), calls, keeps_choices=True)
     return _Lane(run, recorder, checkpoints.wait, restored)
 

@@ -317,6 +317,7 @@ def named_by(requests: Iterable[TrainingRequest]) -> NamedCode:
     for request in requests:
         modules |= {*request.imports, request.environment.partition(":")[2].rpartition(":")[0]}
         policy, cluster = (request.settings.get(name) for name in ("distribution", "cluster"))
+        modules |= {name.rpartition(":")[0] for name in request.options.track}
         if isinstance(policy, str) and ":" in policy:
             modules.add(policy.partition(":")[0])
         if isinstance(cluster, str) and ":" in cluster:

@@ -30,7 +30,7 @@ from rollmill.runs.reopening import open_graph
 from rollmill.runs.saved_run import check_identity, read_options, read_saved, read_summary
 from rollmill.runs.specification import describe, import_modules
 from rollmill.runs.trust import approved_imports, check_cluster
-from rollmill.training.driver import drive
+from rollmill.training.driver import check_tracking, drive
 from rollmill.training.hook_calls import check_hooks
 from rollmill.training.placing import choose_plan, prepare_devices
 from rollmill.training.preparing import PlannedTraining, prepare
@@ -45,6 +45,7 @@ def resume(
     algorithm: Graph | None = None,
     imports: Sequence[str] = (),
     trust: bool = False,
+    track: Sequence[str] = (),
     dashboard: bool = True,
     quiet: bool = False,
     fusion: Fusion | None = None,
@@ -61,6 +62,7 @@ def resume(
         imports: modules to import first, because they register the environment, network or algorithm.
         trust: let this directory's run import the modules that it names, now and later. A run made on this
             machine may always import them.
+        track: trackers, as for `train`. A run keeps none.
         dashboard: show losses, returns and the rest at the bottom of a terminal, instead of a bar.
         quiet: show nothing while training.
         fusion: another fusion than before, for a machine that cannot make the kernels. Results then differ by
@@ -84,8 +86,9 @@ def resume(
     run = RunDirectory.open(coerce("run_dir", RunPath, run_dir))
     limits, where = _limits_and_place(placement)
     before = replace(read_options(run), **limits)
-    options = replace(before, quiet=quiet, dashboard=dashboard, memory_fraction=None)
-    options = replace(options, fusion=fusion or before.fusion)
+    shown = {"track": tuple(track), "quiet": quiet, "dashboard": dashboard}
+    options = replace(before, fusion=fusion or before.fusion, memory_fraction=None, **shown)
+    check_tracking(options)
     options = replace(options, **reset_placement(where))
     options = _with_return(_with_devices_of_plan(options), stop_at_return)
     elsewhere = bool(where or fusion)

@@ -22,7 +22,7 @@ from rollmill.runs.creation import create_run, run_root
 from rollmill.runs.options import RunOptions
 from rollmill.runs.saved_run import read_saved
 from rollmill.runs.specification import describe
-from rollmill.training.driver import drive
+from rollmill.training.driver import check_tracking, drive
 from rollmill.training.hook_calls import check_hooks
 from rollmill.training.placing import choose_plan, refuse_unread, with_settings
 from rollmill.training.preparing import PlannedTraining, PreparedTraining, prepare
@@ -108,6 +108,7 @@ def plan_training(
         RunDirectory.refuse_occupied(options.run_dir)
     plan = choose_plan(algorithm, options)
     refuse_unread(plan, options)
+    check_tracking(options)
     given = given_weights(algorithm, options, imports)
     # Tracing the graph takes long: options that cannot be used are refused before it.
     described = describe(algorithm) if described is None else described
@@ -154,7 +155,13 @@ def _resumed(algorithm: Graph, options: RunOptions, imports: Sequence[str], hook
         return None
     again = algorithm if read_saved(run).graph.get("custom") else None
     return resume(
-        run.root, algorithm=again, imports=imports, quiet=options.quiet, dashboard=options.dashboard, hooks=hooks
+        run.root,
+        algorithm=again,
+        imports=imports,
+        track=options.track,
+        quiet=options.quiet,
+        dashboard=options.dashboard,
+        hooks=hooks,
     )
 
 
