@@ -149,7 +149,7 @@ def off_policy_parts(
     config, choices = configured(kind, env, config, network, overrides)
     if choices.network is not None:
         raise UsageError(
-            "this algorithm makes its own networks, of actions' values; give network=rollmill.NetworkConfig(...)."
+            "this algorithm makes its own action-value networks; give network=rollmill.NetworkConfig(...)."
         )
     env, environment, host = environment_parts(env, config, params=params, final_mask=True)
     config = with_layout(config, env)

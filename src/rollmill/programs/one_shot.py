@@ -42,7 +42,7 @@ def _check(mesh: Mesh, num_parameters: int) -> None:
     if mesh.shape["instance"] > 1:
         raise NoPeerMemory("processes that share a GPU would wait for each other on it")
     if mesh.size > MAX_RANKS:
-        raise NoPeerMemory(f"{mesh.size} GPUs are more than the {MAX_RANKS} that it is for")
+        raise NoPeerMemory(f"{mesh.size} GPUs are more than the {MAX_RANKS} that a one-shot all-reduce supports")
     agree(partial(_check_kernel, mesh, num_parameters))
 
 

@@ -136,7 +136,7 @@ class Server:
 
     def _refusal(self) -> Refusal:
         limit = self._limits.connections
-        return Refusal(503, f"{limit} connections are open, and no more may be.", retry_after=1)
+        return Refusal(503, f"{limit} connections are open, which is the limit.", retry_after=1)
 
     def _close_strangers(self) -> None:
         """Gives back descriptors, of which this process has no more."""

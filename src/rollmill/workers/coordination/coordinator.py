@@ -203,7 +203,7 @@ class Coordinator:
         """Raises `LostWorker` if no state can come any more."""
         if len(self._finished) == len(self._workers.jobs):
             saved = self._starts.saved.iteration
-            raise LostWorker(f"all workers ended, but no whole state came after iteration {saved}")
+            raise LostWorker(f"all workers ended, but no complete state arrived after iteration {saved}")
 
     def _request_last_snapshot(self) -> None:
         """Ends groups that cannot count iterations, because they do not know that no more gradients come."""
