@@ -136,7 +136,9 @@ def _check_numbers(games: int, opening_plies: int, seed: int) -> tuple[int, int,
             "first."
         )
     if games > MAX_GAMES:
-        raise UsageError(f"games={games} is more than {MAX_GAMES}. hint: 100 to 10,000 give a score.")
+        raise UsageError(
+            f"games={games} is more than {MAX_GAMES}. hint: 100 to 10,000 games are enough for a score."
+        )
     if not 0 <= opening_plies <= MAX_PLIES:
         raise UsageError(f"opening_plies={opening_plies} must lie between 0 and {MAX_PLIES}.")
     check_seed(seed)
