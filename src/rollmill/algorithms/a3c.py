@@ -35,12 +35,14 @@ from rollmill.core.bounds import (
     ScheduledNonNegative,
     ScheduledPositive,
 )
+from rollmill.core.field_help import with_field_help
 from rollmill.core.schema import check_fields
 from rollmill.core.types import Environment, GymnasiumObject, HostEnvironment, Params
 from rollmill.dataflow import Graph, Metrics
 from rollmill.networks import NetworkConfig, Output
 
 
+@with_field_help
 @dataclass(frozen=True)
 class A3CConfig:
     """Hyperparameters of A3C, under their usual names."""

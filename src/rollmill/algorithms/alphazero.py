@@ -72,6 +72,7 @@ from rollmill.core.bounds import (
     ScheduledNonNegative,
 )
 from rollmill.core.errors import UsageError
+from rollmill.core.field_help import with_field_help
 from rollmill.core.operations import traced
 from rollmill.core.schema import check_fields
 from rollmill.core.types import (
@@ -106,6 +107,7 @@ from rollmill.networks import NetworkConfig, actor_critic
 UNFUSED = "alphazero searches a tree before each move, and the trees of all games are larger than a kernel holds"
 
 
+@with_field_help
 @dataclass(frozen=True)
 class AlphaZeroConfig:
     """Hyperparameters of AlphaZero."""

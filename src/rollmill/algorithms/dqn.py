@@ -41,6 +41,7 @@ from rollmill.algorithms.off_policy import (
 from rollmill.algorithms.optimisers import Optimiser, descend
 from rollmill.algorithms.value_distributions import Comparison, ValueDistribution, ValueHead, value_head
 from rollmill.core.bounds import Count, Fraction, Range, Rate, Scheduled, ScheduledFraction, ScheduledPositive
+from rollmill.core.field_help import with_field_help
 from rollmill.core.schema import check_fields
 from rollmill.core.types import (
     Action,
@@ -73,6 +74,7 @@ STEPS_AN_UPDATE = 4
 """Environment steps of one update, unless the updates are set (Mnih et al., Nature 2015, table 1)."""
 
 
+@with_field_help
 @dataclass(frozen=True)
 class DQNConfig:
     """Hyperparameters of DQN, under their usual names."""

@@ -48,6 +48,7 @@ from rollmill.core.bounds import (
     ScheduledPositive,
 )
 from rollmill.core.errors import unknown_name
+from rollmill.core.field_help import with_field_help
 from rollmill.core.schema import check_fields
 from rollmill.core.types import Environment, GymnasiumObject, HostEnvironment, Memory, Observation, Params
 from rollmill.dataflow import Batch, Graph, Metrics, Reduce, SequenceGradients, Trajectory, Unrolled
@@ -56,6 +57,7 @@ from rollmill.networks import NetworkConfig
 OPTIMIZERS = ("rmsprop", "adam")
 
 
+@with_field_help
 @dataclass(frozen=True)
 class IMPALAConfig:
     """Hyperparameters of IMPALA, under their usual names."""

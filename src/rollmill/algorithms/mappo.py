@@ -55,6 +55,7 @@ from rollmill.core.bounds import (
     ScheduledPositive,
 )
 from rollmill.core.errors import unknown_name
+from rollmill.core.field_help import with_field_help
 from rollmill.core.schema import check_fields
 from rollmill.core.types import Environment, GymnasiumObject, HostEnvironment, Key, Params
 from rollmill.dataflow import Graph, Loops, Metrics, PolicyOutputs
@@ -62,6 +63,7 @@ from rollmill.envs import as_environment
 from rollmill.networks import AgentNetwork, NetworkConfig, actor_critic
 
 
+@with_field_help
 @dataclass(frozen=True)
 class MAPPOConfig:
     """Hyperparameters of MAPPO and IPPO, under their usual names."""

@@ -48,6 +48,7 @@ from rollmill.core.bounds import (
     ScheduledPositive,
 )
 from rollmill.core.errors import UsageError
+from rollmill.core.field_help import with_field_help
 from rollmill.core.schema import check_fields
 from rollmill.core.spaces import is_unbounded
 from rollmill.core.types import Environment, GymnasiumObject, HostEnvironment, Params
@@ -62,6 +63,7 @@ BEYOND = 1.1
 """Means of actions are free up to this multiple of half their range, as in rl_games."""
 
 
+@with_field_help
 @dataclass(frozen=True)
 class PPOConfig:
     """Hyperparameters of PPO, under their usual names."""

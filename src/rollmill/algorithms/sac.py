@@ -45,6 +45,7 @@ from rollmill.core.bounds import (
     ScheduledPositive,
 )
 from rollmill.core.errors import UsageError
+from rollmill.core.field_help import with_field_help
 from rollmill.core.schema import check_fields
 from rollmill.core.types import Environment, GymnasiumObject, HostEnvironment, Key, Memory, Observation, Params
 from rollmill.dataflow import Decision, Graph, Hyperparameters, MeanGradients, Metrics, PolicyOutputs, Transitions
@@ -54,6 +55,7 @@ DISCRETE_ENTROPY = 0.89
 """Target entropy of discrete actions, as a fraction of the highest; Christodoulou (2019) takes 0.98."""
 
 
+@with_field_help
 @dataclass(frozen=True)
 class SACConfig:
     """Hyperparameters of SAC, under their usual names."""

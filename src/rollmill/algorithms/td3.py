@@ -45,6 +45,7 @@ from rollmill.core.bounds import (
     ScheduledNonNegative,
     ScheduledPositive,
 )
+from rollmill.core.field_help import with_field_help
 from rollmill.core.schema import check_fields
 from rollmill.core.types import (
     Action,
@@ -63,6 +64,7 @@ OF_THE_ACTOR = ("losses/policy", "losses/total", "losses/gradient_norm")
 """Metrics of those updates alone in which the actor moves."""
 
 
+@with_field_help
 @dataclass(frozen=True)
 class TD3Config:
     """Hyperparameters of TD3, under their usual names."""

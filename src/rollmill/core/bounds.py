@@ -30,6 +30,11 @@ class Range:
             return False
         return self.low <= number <= self.high and not (self.exclusive and number == self.low)
 
+    def __repr__(self) -> str:
+        given = [(f.name, getattr(self, f.name)) for f in dataclasses.fields(self)]
+        changed = [f"{name}={value}" for name, value in given if value != getattr(type(self), name)]
+        return f"Range({', '.join(changed)})"
+
     def __str__(self) -> str:
         if math.isfinite(self.low) and math.isfinite(self.high):
             return f"lie between {self.low} and {self.high}"

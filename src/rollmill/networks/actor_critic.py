@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float
 
 from rollmill.core.bounds import Count, Range
 from rollmill.core.errors import UsageError, unknown_name
+from rollmill.core.field_help import with_field_help
 from rollmill.core.schema import check_fields
 from rollmill.core.types import Key, Memory, Observation
 from rollmill.networks.base import Distribution, Output
@@ -51,6 +52,7 @@ AFTER_TORSO = (
 """Settings that apply after a torso of the user's, too."""
 
 
+@with_field_help
 @dataclasses.dataclass(frozen=True)
 class NetworkConfig:
     """Settings of the networks of every algorithm: actor-critics, and the value networks of DQN, SAC and TD3."""

@@ -10,6 +10,7 @@ import jax
 
 from rollmill.core.bounds import Range
 from rollmill.core.errors import RollmillError
+from rollmill.core.field_help import with_field_help
 from rollmill.core.schema import check_fields
 from rollmill.core.temporary import temporary_folder
 from rollmill.dataflow import Graph, State, first_learning_iteration
@@ -28,6 +29,7 @@ REPORT_SECONDS = 0.02
 """Time between two reports of a training in one program. Windows begin and end with reports."""
 
 
+@with_field_help
 @dataclass(frozen=True)
 class ProfileOptions:
     """How a training is profiled."""

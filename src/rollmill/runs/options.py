@@ -5,6 +5,7 @@ from typing import Annotated, TypeAlias
 
 from rollmill.core.bounds import Count, Range
 from rollmill.core.errors import UsageError
+from rollmill.core.field_help import with_field_help
 from rollmill.core.machine import Numerics
 from rollmill.core.stored_paths import RunPath
 from rollmill.planning.placement import PlacementOptions
@@ -19,6 +20,7 @@ Iterations: TypeAlias = Annotated[Count, Range(high=2**53)]
 """Upper bounds lie beyond what any machine does: a larger number is a slip, or an attempt to use up memory."""
 
 
+@with_field_help
 @dataclass(frozen=True)
 class RunOptions(PlacementOptions):
     """How a training is run and recorded.

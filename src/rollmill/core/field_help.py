@@ -1,0 +1,42 @@
+"""Docstrings of fields in what `help` prints of a dataclass."""
+
+import dataclasses
+import inspect
+import textwrap
+from typing import Any, TypeVar
+
+from rollmill.core.options import field_docs
+
+T = TypeVar("T", bound=type)
+
+
+def with_field_help(kind: T) -> T:
+    """Extends the docstring of a dataclass by the defaults and docstrings of its fields.
+
+    Sources are parsed when the docstring is read, not when the class is made. The signature of the class is shown
+    without annotations, which are on its fields.
+    """
+    signature = inspect.signature(kind)
+    plain = [each.replace(annotation=inspect.Parameter.empty) for each in signature.parameters.values()]
+    kind.__signature__ = inspect.Signature(plain)  # pyright: ignore[reportAttributeAccessIssue]
+    kind.__doc__ = _FieldHelp(kind.__doc__ or "")  # pyright: ignore[reportAttributeAccessIssue]
+    return kind
+
+
+class _FieldHelp:
+    """A docstring that is computed for the class whose attribute is read."""
+
+    def __init__(self, summary: str) -> None:
+        self.summary = summary
+
+    def __get__(self, instance: Any, owner: type) -> str:
+        docs = field_docs(owner)
+        lines = [_entry(field, docs[field.name]) for field in dataclasses.fields(owner) if field.name in docs]
+        return "\n".join([self.summary.rstrip(), "", "    Attributes:", *lines, "    "]) if lines else self.summary
+
+
+def _entry(field: Any, text: str) -> str:
+    """Returns the lines of a field: its name, its default unless a factory makes it, and its docstring."""
+    default = "" if field.default is dataclasses.MISSING else f" (default {field.default!r})"
+    body = f"{field.name}{default}: {' '.join(text.split())}"
+    return textwrap.fill(body, 100, initial_indent=" " * 8, subsequent_indent=" " * 12, break_on_hyphens=False)
