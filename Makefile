@@ -44,9 +44,8 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
 
 docs: $(VENV)/.installed-dev
-	$(BIN)/pip install --quiet --editable '.[docs]'
 	$(BIN)/python scripts/manual_pages.py
-	$(BIN)/mkdocs build --strict
+	$(BIN)/zensical build --strict
 
 # A wheel and an archive of the source, in dist/.
 package: $(VENV)/.installed

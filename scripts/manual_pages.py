@@ -1,6 +1,7 @@
 """Writes the pages of the manual that follow from other files: python scripts/manual_pages.py.
 
-`docs/commands.md` is made of what `--help-all` prints, `docs/llms.txt` of the navigation and the pages themselves.
+`docs/commands.md` is made of what `--help-all` prints, `docs/llms.txt` of the navigation and the pages themselves,
+and `docs/reference/index.md` of the names that `import rollmill` offers.
 """
 
 import contextlib
@@ -12,6 +13,7 @@ from typing import NamedTuple
 
 import yaml
 
+import rollmill as package
 from rollmill.cli import main as rollmill
 from rollmill.cli.main import COMMANDS  # type: ignore[attr-defined]
 
@@ -33,6 +35,17 @@ Exit codes: 0, done; 1, the training failed, and what it had learned is kept; 2,
 as it was given; 3, the memory is too small; 130, 140 and 143, stopped by Ctrl-C, SIGUSR2 and SIGTERM.
 
 | command | |
+|---|---|
+"""
+
+
+REFERENCE_HEAD = """# All names
+
+<!-- Written by python scripts/manual_pages.py from the names that `import rollmill` offers. -->
+
+The names of `import rollmill`. `help(rollmill.NAME)` prints the same texts as their pages.
+
+| Name | |
 |---|---|
 """
 
@@ -175,6 +188,20 @@ def llms_txt() -> str:
     return "\n".join(lines) + "\n"
 
 
+def reference_page() -> str:
+    """The page that lists the public names, each with its page of the reference and its first sentence."""
+    pages = {}
+    for page in sorted((DOCS / "reference").glob("*.md")):
+        pages |= dict.fromkeys(re.findall(r"^::: (\S+)$", page.read_text(), re.M), page.name)
+    rows = []
+    for name in sorted(package.__all__, key=str.lower):
+        public = getattr(package, name)
+        anchor = f"{pages[public.__module__]}#{public.__module__}.{name}"
+        rows.append(f"| [`{name}`]({anchor}) | {cell(first_sentence(public.__doc__))} |")
+    return REFERENCE_HEAD + "\n".join(rows) + "\n"
+
+
 if __name__ == "__main__":
+    (DOCS / "reference/index.md").write_text(reference_page())
     (DOCS / "commands.md").write_text(command_page())
     (DOCS / "llms.txt").write_text(llms_txt())

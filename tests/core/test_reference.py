@@ -8,12 +8,12 @@ import pytest
 
 import rollmill
 
-REFERENCE = Path(__file__).parents[2] / "docs/reference.md"
+REFERENCE = Path(__file__).parents[2] / "docs/reference"
 ENTRY = re.compile(r"^::: (\S+)(?:\n +options:\n +members: \[(.*)\])?", re.M)
 
 
 def entries():
-    found = ENTRY.findall(REFERENCE.read_text())
+    found = [entry for page in REFERENCE.glob("*.md") for entry in ENTRY.findall(page.read_text())]
     return {module: [name.strip() for name in members.split(",") if name] for module, members in found}
 
 

@@ -26,6 +26,12 @@ def test_the_index_for_language_models_is_up_to_date(pages):
     assert (DOCS / "llms.txt").read_text() == pages.llms_txt(), "run python scripts/manual_pages.py"
 
 
+def test_the_index_of_the_reference_is_up_to_date(pages):
+    assert (DOCS / "reference/index.md").read_text() == pages.reference_page(), (
+        "run python scripts/manual_pages.py"
+    )
+
+
 def test_every_page_is_in_the_navigation_once(pages):
     named = [file for _, _, file in pages.navigation()]
     assert sorted(named) == sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))

@@ -13,11 +13,13 @@ from rollmill.algorithms.a3c import A3CConfig, advantage_actor_critic
 from rollmill.algorithms.building import configured
 from rollmill.algorithms.fragments import MakeNetwork
 from rollmill.core.bounds import Count, Rate
+from rollmill.core.field_help import with_field_help
 from rollmill.core.types import Environment, GymnasiumObject, HostEnvironment, Params
 from rollmill.dataflow import Graph
 from rollmill.networks import NetworkConfig
 
 
+@with_field_help
 @dataclass(frozen=True)
 class A2CConfig(A3CConfig):
     """Hyperparameters of A2C: those of A3C, with other defaults."""

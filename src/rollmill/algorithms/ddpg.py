@@ -23,12 +23,14 @@ from rollmill.core.bounds import (
     ScheduledNonNegative,
     ScheduledPositive,
 )
+from rollmill.core.field_help import with_field_help
 from rollmill.core.schema import check_fields
 from rollmill.core.types import Environment, GymnasiumObject, HostEnvironment, Params
 from rollmill.dataflow import Graph
 from rollmill.networks import NetworkConfig
 
 
+@with_field_help
 @dataclass(frozen=True)
 class DDPGConfig:
     """Hyperparameters of DDPG, under their usual names."""
