@@ -1,0 +1,133 @@
+"""Wrong usages of every command: exit code 2 and a sentence, neither a traceback nor a file."""
+
+import pytest
+
+from rollmill.cli import main
+
+WRONG = """
+train
+train pp CartPole-v1
+train ppo
+train ppo CartPole-v9
+train ppo Inventory-v0
+train ppo CartPole-v1 --n-envs 8
+train ppo CartPole-v1 --lr 1e-3
+train ppo CartPole-v1 --log-dir x
+train ppo CartPole-v1 --learning-rate fast
+train ppo CartPole-v1 --learning-rate -1
+train ppo CartPole-v1 --learning-rate linear:1
+train ppo CartPole-v1 --ent-coef nan
+train ppo CartPole-v1 --gamma 1.5
+train ppo CartPole-v1 --num-envs 0
+train ppo CartPole-v1 --num-envs 3.5
+train ppo CartPole-v1 --num-minibatches 7
+train ppo CartPole-v1 --total-timesteps 10
+train ppo CartPole-v1 --clip-coef 0
+train ppo CartPole-v1 --network.torso transformer
+train ppo CartPole-v1 --network.hidden-sizes -3
+train ppo CartPole-v1 --network.activation tan
+train ppo CartPole-v1 --network nosuch
+train ppo CartPole-v1 --seed -1
+train ppo CartPole-v1 --seed 99999999999
+train ppo CartPole-v1 --device cuda
+train ppo CartPole-v1 --devices 64
+train ppo CartPole-v1 --wandb
+train ppo CartPole-v1 --track nosuch
+train ppo CartPole-v1 --recipe nosuch
+train ppo CartPole-v1 --recipe a3c-cartpole
+train ppo CartPole-v1 --config missing.toml
+train ppo CartPole-v1 --config conf.toml
+train ppo CartPole-v1 --import nosuch_module
+train ppo CartPole-v1 --import boom
+train ppo CartPole-v1 --import ./missing.py
+train ppo CartPole-v1 --transform nosuch
+train ppo CartPole-v1 --transform frame-stack:x
+train ppo CartPole-v1 --transform frame-stack
+train ppo CartPole-v1 --transform grey
+train ppo CartPole-v1 --env-option nosuch=1
+train ppo CartPole-v1 --env-option max_steps
+train ppo CartPole-v1 --env-option max_steps=0
+train ppo CartPole-v1 --distribution nosuch
+train ppo CartPole-v1 --distribution single-learner-coarse --actors 0
+train ppo CartPole-v1 --actors 5
+train ppo CartPole-v1 --plan missing.json
+train ppo CartPole-v1 --plan bad.json
+train ppo CartPole-v1 --run-dir empty/../file.txt
+train ppo CartPole-v1 --start-from empty
+train ppo CartPole-v1 --desired-kl 0.01
+train ppo CartPole-v1 --kl-factor 2
+train ppo CartPole-v1 --bound-coef 0.1
+train ppo TicTacToe-v0
+train ppo TagGridWorld-v0
+train ppo gymnasium:NoSuch-v1
+train ppo nosuch:CartPole-v1
+train dqn Pendulum-v1
+train sac CartPole-v1 --learning-starts 10 --batch-size 256
+train td3 CartPole-v1
+train alphazero CartPole-v1
+train mappo CartPole-v1
+train dqn CartPole-v1 --buffer-size 2
+train dqn CartPole-v1 --policy-kwargs x
+resume
+resume missing
+resume empty
+evaluate
+evaluate missing
+evaluate empty --episodes 0
+evaluate random
+evaluate random --env NoSuch-v0
+render missing
+render empty --output picture.jpg
+plot
+plot missing
+plot empty
+export empty
+export missing --format onnx
+export missing --format pickle
+serve missing
+serve missing --port 99999999
+play CartPole-v1
+play missing
+profile ppo
+profile compare missing missing
+sweep ppo CartPole-v1
+sweep ppo CartPole-v1 --over nosuch=1,2
+sweep ppo CartPole-v1 --over learning-rate
+sweep ppo CartPole-v1 --over seed=4..0
+sweep ppo CartPole-v1 --over learning-rate=a,b
+sweep --resume missing
+plan ppo CartPole-v1 --distribution nosuch
+explain fusion NoSuch-v0
+list nothing
+list environment
+runs missing
+board missing
+gpu nosuch
+warm ppo
+doctor missing
+version
+trian ppo CartPole-v1
+--nosuch
+"""
+
+
+@pytest.mark.slow
+def test_every_wrong_usage_is_answered_by_a_sentence(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "boom.py").write_text("raise ValueError('no')\n")
+    (tmp_path / "conf.toml").write_text("learning_rat = 1\n")
+    (tmp_path / "bad.json").write_text("{")
+    (tmp_path / "file.txt").write_text("x")
+    (tmp_path / "empty").mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    answers = {}
+    for line in WRONG.strip().splitlines():
+        try:
+            code = main(line.split())
+        except SystemExit as stopped:
+            code = stopped.code
+        printed = capsys.readouterr()
+        answers[line] = (code, printed.out + printed.err)
+    assert [line for line, (code, _) in answers.items() if code != 2] == []
+    assert [line for line, (_, text) in answers.items() if "Traceback" in text or not text.strip()] == []
+    assert sorted(tmp_path.rglob("*")) == before
