@@ -428,7 +428,7 @@ def instances_ppo() -> str:
     result = read_result("instances-ppo")
     one, *counts = result["mps"][next(iter(result["programs"]))]
     head = ["training", f"{one} process", *(f"{count} {words}" for count in counts for words in WAYS.values())]
-    head += [f"one of {counts[-1]} times the environments", f"`vmap` of {counts[-1]} trainings"]
+    head += [f"one of {counts[-1]} times the environments", f"`vmap` of {counts[-1]} runs"]
     rows = []
     for name in result["programs"]:
         shared = [result[way][name][count] for count in counts for way in WAYS]
@@ -457,7 +457,7 @@ def instances_alphazero() -> str:
         if count != "1"
     }
     found[f"one process, {most} times the games"] = result["one process"][f"{name}, wide, {most}"]
-    found[f"one process, `vmap` of {most} trainings"] = result["one process"][f"{name}, vmap, {most}"]
+    found[f"one process, `vmap` of {most} runs"] = result["one process"][f"{name}, vmap, {most}"]
     rows = []
     for words, figures in found.items():
         steps = figures["steps_per_second"]["median"]
@@ -802,14 +802,14 @@ def fusion_product() -> str:
 
 
 OFFERED_SIDES = {
-    "gymnasium": "Gymnasium's CartPole-v1",
+    "gymnasium": "Gymnasium CartPole-v1",
     "single": '`rollmill.to_gymnasium("CartPole-v1")`, a copy at a time',
     "vector": '`rollmill.to_gymnasium("CartPole-v1", 8)`, as one vector',
 }
 
 
 def offered() -> str:
-    """Returns what Stable-Baselines3's PPO learned on Gymnasium's CartPole-v1, and on ours by both interfaces."""
+    """Returns what Stable-Baselines3's PPO learned on Gymnasium CartPole-v1, and on ours by both interfaces."""
     rows = [
         [
             OFFERED_SIDES[side],

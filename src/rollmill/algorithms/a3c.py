@@ -48,7 +48,7 @@ class A3CConfig:
     """Hyperparameters of A3C, under their usual names."""
 
     total_timesteps: Count = 500_000
-    """Environment steps of the whole training, over all environments."""
+    """Environment steps of the whole run, over all environments."""
     num_envs: Count = 16
     """Number of parallel environments, over all workers."""
     num_steps: Count = 16

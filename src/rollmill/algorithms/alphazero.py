@@ -119,7 +119,7 @@ class AlphaZeroConfig:
     """Hyperparameters that the search reads, which programs contain."""
 
     total_timesteps: Count = 2_000_000
-    """Moves of the whole training, over all environments."""
+    """Moves of the whole run, over all environments."""
     num_envs: Count = 256
     """Number of games side by side."""
     num_steps: Count = 32

@@ -36,7 +36,7 @@ class DDPGConfig:
     """Hyperparameters of DDPG, under their usual names."""
 
     total_timesteps: Count = 1_000_000
-    """Environment steps of the whole training, over all environments."""
+    """Environment steps of the whole run, over all environments."""
     num_envs: Count = 8
     """Number of parallel environments."""
     num_steps: Count = 1

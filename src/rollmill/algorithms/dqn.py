@@ -89,7 +89,7 @@ class DQNConfig:
     """Hyperparameters that programs contain, or that are part of another one."""
 
     total_timesteps: Count = 500_000
-    """Environment steps of the whole training, over all environments."""
+    """Environment steps of the whole run, over all environments."""
     num_envs: Count = 8
     """Number of parallel environments."""
     num_steps: Count = 1
@@ -122,7 +122,7 @@ class DQNConfig:
     end_epsilon: ScheduledFraction = 0.05
     """Share of random actions after exploration."""
     exploration_fraction: Fraction = 0.3
-    """Fraction of the training over which the share of random actions falls linearly."""
+    """Fraction of the run over which the share of random actions falls linearly."""
     double: bool = True
     """Let the network choose, and the target network value, the next action."""
     duelling: bool = False

@@ -63,7 +63,7 @@ class IMPALAConfig:
     """Hyperparameters of IMPALA, under their usual names."""
 
     total_timesteps: Count = 500_000
-    """Environment steps of the whole training, over all environments."""
+    """Environment steps of the whole run, over all environments."""
     num_envs: Count = 16
     """Number of parallel environments, over all actors."""
     num_steps: Count = 16

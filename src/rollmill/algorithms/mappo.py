@@ -69,7 +69,7 @@ class MAPPOConfig:
     """Hyperparameters of MAPPO and IPPO, under their usual names."""
 
     total_timesteps: Count = 1_000_000
-    """Environment steps of the whole training, over all environments; a step of all agents counts once."""
+    """Environment steps of the whole run, over all environments; a step of all agents counts once."""
     num_envs: Count = 64
     """Number of parallel environments."""
     num_steps: Count = 64

@@ -69,7 +69,7 @@ class PPOConfig:
     """Hyperparameters of PPO, under their usual names."""
 
     total_timesteps: Count = 500_000
-    """Environment steps of the whole training, over all environments."""
+    """Environment steps of the whole run, over all environments."""
     num_envs: Count = 64
     """Number of parallel environments."""
     num_steps: Count = 64

@@ -64,7 +64,7 @@ class SACConfig:
     """Hyperparameters that are numbers, which programs contain."""
 
     total_timesteps: Count = 1_000_000
-    """Environment steps of the whole training, over all environments."""
+    """Environment steps of the whole run, over all environments."""
     num_envs: Count = 8
     """Number of parallel environments."""
     num_steps: Count = 1
