@@ -2,48 +2,95 @@
 
     python scripts/robot_pictures.py [NAME ...] [--runs FOLDER] [--steps 150]
 
-Policies are those of the runs FOLDER/robots-NAME; a robot without a run moves by random actions, each of which it
-keeps for a while. MuJoCo's renderer has to be installed.
+Policies are those of the runs FOLDER/robots-NAME. A robot without a run moves under random controls, each of which
+it keeps for a while, and C MuJoCo steps it, so that nothing is compiled. MuJoCo's renderer has to be installed.
 """
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
+import mujoco
 import numpy as np
 
 import rollmill
-from rollmill.envs.robots import TASKS
+from rollmill.envs.robots import (
+    TASKS,
+    ant,
+    anymal,
+    ball_balance,
+    cartpole,
+    franka_cabinet,
+    humanoid,
+    ingenuity,
+    quadcopter,
+)
+from rollmill.envs.robots.pictures import robot_of
 from rollmill.pictures import resized, write_frames
 
 FIGURES = Path(__file__).parents[1] / "docs" / "figures"
 HEIGHT, WIDTH, FPS = 150, 200, 15
 MAX_BYTES = 150_000
-KEPT, REACH = 12, 0.6
-"""Steps for which a random action is kept, and its bound."""
+EVERY, KEPT = 4, 15
+"""Steps for each frame, and for which random controls are kept."""
 
 
-def by_run(run: Path, steps: int) -> np.ndarray:
+class Motion(NamedTuple):
+    """How a robot is moved that has no policy."""
+
+    text: str
+    substeps: int
+    middle: Any
+    """Controls around which random ones are drawn."""
+    reach: Any
+
+
+def motions() -> dict[str, Motion]:
+    """Returns the motion of each task."""
+    hover = np.concatenate([np.zeros(8), np.full(4, 0.62)])
+    sway = np.concatenate([np.full(8, 0.1), np.full(4, 0.03)])
+    lift = np.array([0.0, 0.0, 1.35, 0.0, 0.0, 1.35])
+    return {
+        "Ant": Motion(ant.model_text(), ant.SUBSTEPS, 0.0, 0.7),
+        "Anymal": Motion(anymal.model_text(), anymal.SUBSTEPS, np.array(anymal.DEFAULTS), 0.25),
+        "BallBalance": Motion(ball_balance.model_text(), ball_balance.SUBSTEPS, 0.0, 0.08),
+        "Cartpole": Motion(cartpole.MODEL, cartpole.SUBSTEPS, 0.0, 0.02),
+        "FrankaCabinet": Motion(
+            franka_cabinet.model_text(), franka_cabinet.SUBSTEPS, np.array(franka_cabinet.POSE), 0.5
+        ),
+        "Humanoid": Motion(humanoid.model_text(), humanoid.SUBSTEPS, 0.0, 0.4),
+        "Ingenuity": Motion(ingenuity.MODEL, ingenuity.SUBSTEPS, lift, 0.1),
+        "Quadcopter": Motion(quadcopter.model_text(), quadcopter.SUBSTEPS, hover, sway),
+    }
+
+
+def by_run(run: Path, steps: int) -> list[np.ndarray]:
     """Returns the pictures of a policy that was trained."""
-    return rollmill.render(run, max_steps=steps, seed=1)
+    return list(rollmill.render(run, max_steps=steps, seed=1))[::EVERY]
 
 
-def by_chance(name: str, steps: int) -> Iterator[np.ndarray]:
-    """Yields the pictures of a robot under random actions."""
+def by_chance(name: str, steps: int) -> list[np.ndarray]:
+    """Returns the pictures of a robot under random controls."""
     env: Any = TASKS[name]()
-    step, random = jax.jit(env.step), np.random.default_rng(0)
+    draw: Callable[..., Any] = env.draw
     _, state = env.reset(jax.random.key(2), env.params)
+    robot, motion, random = robot_of(state.inner), motions()[name], np.random.default_rng(0)
+    compiled = mujoco.MjModel.from_xml_string(motion.text)
+    data: Any = mujoco.MjData(compiled)
+    data.qpos[:], data.qvel[:] = np.asarray(robot.positions), np.asarray(robot.velocities)
+    pictures: list[np.ndarray] = []
     for count in range(steps):
         if count % KEPT == 0:
-            action = jnp.asarray(random.uniform(-REACH, REACH, env.action_space.shape), jnp.float32)
-        yield env.draw(state, env.params)
-        timestep = step(jax.random.key(0), state, action, env.params)
-        state = timestep.state
-        if bool(timestep.terminated):
-            return
+            data.ctrl[:] = motion.middle + motion.reach * random.uniform(-1, 1, compiled.nu)
+        if count % EVERY == 0:
+            shown = replace(robot, positions=np.array(data.qpos))
+            inner = shown if state.inner is robot else replace(state.inner, robot=shown)
+            pictures.append(resized(draw(replace(state, inner=inner), env.params), HEIGHT, WIDTH))
+        mujoco.mj_step(compiled, data, nstep=motion.substeps)
+    return pictures
 
 
 def main() -> None:
@@ -55,14 +102,14 @@ def main() -> None:
     chosen = parser.parse_args()
     for name in chosen.names:
         run = chosen.runs / f"robots-{name}"
-        pictures = by_run(run, chosen.steps) if run.exists() else list(by_chance(name, chosen.steps))
+        pictures = by_run(run, chosen.steps) if run.exists() else by_chance(name, chosen.steps)
         path = FIGURES / f"robots-{name}.gif"
-        for every in (4, 5, 6, 8, 10):  # fewer frames where they are too large
-            frames = [resized(picture, HEIGHT, WIDTH) for picture in pictures[::every]]
+        for skipped in (1, 2, 3):  # fewer frames where they are too large
+            frames = [resized(picture, HEIGHT, WIDTH) for picture in pictures[::skipped]]
             write_frames(path, frames, fps=FPS)
             if path.stat().st_size <= MAX_BYTES:
                 break
-        size, played = path.stat().st_size // 1000, run if run.exists() else "random actions"
+        size, played = path.stat().st_size // 1000, run if run.exists() else "random controls"
         print(f"{path.name}: {len(frames)} frames, {size} kB, {played}")
 
 
