@@ -498,10 +498,10 @@ def report(
     learner: ActorCriticLearner,
     batch: Batch,
 ) -> Metrics:
-    """Metrics of an iteration: results of games as numbers of them, and how sure the search was.
+    """Returns metrics of an iteration: outcomes of games, and how certain the search was.
 
-    `search/entropy` is the mean entropy of the search's choices in nats; `search/agreement` the share of moves in
-    which the network alone prefers the same action.
+    `search/entropy` is the mean entropy of the search's choices in nats, and `search/agreement` the share of moves
+    in which the network alone prefers the same action.
     """
     samples: SelfPlaySamples = batch.samples
     weights = samples.action_weights

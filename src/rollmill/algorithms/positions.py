@@ -1,6 +1,6 @@
 """Positions of environments that can be planned in: their legal actions, and the steps that a search takes.
 
-Everything here knows no number of players. Rewards and values are those of the player to move.
+Nothing here depends on the number of players. Rewards and values are those of the player to move.
 Shape letter: `A` actions.
 """
 

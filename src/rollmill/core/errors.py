@@ -45,7 +45,9 @@ class FusionError(UsageError):
 
 
 class UnfitHost(RollmillError):
-    """A worker cannot do its job on its host, whoever tries again: the code there is another, or is missing."""
+    """A worker cannot do its job on its host, because the code there differs or is missing. Another try would
+    fail too.
+    """
 
 
 class ContractError(RollmillError):

@@ -85,7 +85,7 @@ def replaced(params: Params, numbers: Mapping[str, Any]) -> Params:
 
 
 def held_numbers(inputs: Mapping[str, NumberSchedule]) -> dict[str, float]:
-    """Returns schedules and distributions as numbers by name: the first, and the last by the shape as well."""
+    """Returns the ends of schedules and distributions by name: the first as `NAME`, the last as `NAME:SHAPE`."""
     firsts = {name: float(course.first) for name, course in inputs.items()}
     lasts = {
         f"{name}:{course.shape}": float(course.last)

@@ -16,7 +16,7 @@ MAX_UNTAKEN_BYTES = 2**30
 
 
 class Mailbox:
-    """Filled by one thread, emptied by others. It also knows whether the worker is to stop."""
+    """Messages that one thread puts and others take. It also records whether the worker is to stop."""
 
     def __init__(self) -> None:
         self._untaken: dict[str, deque[WorkerMessage]] = {}

@@ -1,6 +1,6 @@
-"""Measures how long an accelerator is at work in a window, by the times of its kernels alone.
+"""Measures how long an accelerator works in a window, from the times of its kernels alone.
 
-Reading names of kernels takes longer, so only some windows are read in full, and all of them here.
+Reading the kernels' names takes longer, so only some windows are read in full, but all are read here.
 """
 
 from collections.abc import Sequence

@@ -31,7 +31,7 @@ MAX_TEXT = 64 * 2**20
 
 
 class RecordedWindow(NamedTuple):
-    """One process in one window."""
+    """What one process recorded in one window."""
 
     times: WindowTimes
     spans: tuple[TimelineSpan, ...]

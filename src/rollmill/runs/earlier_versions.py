@@ -18,7 +18,7 @@ ADDED: dict[str, dict[str, Any]] = {
 
 
 def with_added(algorithm: Any, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the stored hyperparameters of a run, and those that its version did not have if there are any."""
+    """Returns the stored hyperparameters of a run, and earlier values of those that its version did not have."""
     added = ADDED.get(algorithm, {}) if isinstance(algorithm, str) and config else {}
     return {**added, **config}
 

@@ -76,7 +76,7 @@ class Takeover:
 
 @dataclass(frozen=True)
 class Rung:
-    """The results of all trainings after so many iterations, and what follows from them."""
+    """The results of all trainings after some iterations, and the takeovers decided from them."""
 
     iteration: int
     results: tuple[float | None, ...]

@@ -173,7 +173,7 @@ class Recorder:
         return _mean(self._returns)
 
     def follow_config(self) -> None:
-        """Takes the configuration that the run has now into the next checkpoints."""
+        """Reads the run's configuration again, so that the next checkpoints hold it."""
         self._config = self._run.read_config()
         self._identity = identity_of(self._config)
 

@@ -48,7 +48,7 @@ class TileTerm(NamedTuple):
 
     @property
     def nodes(self) -> list[Node]:
-        """The nodes of both sides."""
+        """Returns the nodes of both sides."""
         return [node for node in (*self.left, *self.right) if node is not None]
 
 

@@ -219,7 +219,7 @@ def shared(array: Any) -> Const | Uniform:
 
 
 def is_shared(value: Value) -> bool:
-    """Returns whether all environments have it in common."""
+    """Returns whether a value is the same for all environments."""
     return isinstance(value, Const | Uniform)
 
 

@@ -1,6 +1,7 @@
-"""Nodes that only matter to some environments, so that a block in which there are none may leave them out.
+"""Finds nodes that only some environments need, so that a block without such environments can skip them.
 
-What a new episode begins with is needed where the last one has ended, which in most blocks is nowhere.
+For example, the first state of a new episode is needed only where the last episode has ended, which in most blocks
+is nowhere.
 """
 
 from collections.abc import Sequence

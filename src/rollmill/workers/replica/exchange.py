@@ -28,7 +28,7 @@ class ReceiveWeights(StageRun):
         )
 
     def run(self, state: IterationState) -> IterationState:
-        """Adds the weights."""
+        """Returns the state with the received weights and their version."""
         at_least = state.iteration if self._context.group.synchronous else self._context.begin.first
         self._context.control.at("waiting for weights")
         latest = self._reader.read(at_least=at_least)

@@ -172,7 +172,7 @@ class TritonWriter:
     # --- rows ------------------------------------------------------------------------------------------
 
     def masked(self, row: Node, name: str, other: str) -> str:
-        """Returns a row whose columns that are too many are `other`."""
+        """Returns a row whose padding columns are `other`."""
         width = row.width or 0
         whole = f"tl.broadcast_to({name}, {self.shape(row)})"
         return (

@@ -1,8 +1,8 @@
-"""Reads and writes of memory in Triton's language.
+"""Loads and stores in Triton's language, by its own operations or by inline PTX.
 
-What Triton reads and writes itself, it places well: such kernels are faster than those by instructions. But for
-each place it looks for what else in the kernel depends on it, which takes hours for a long program. What an
-instruction of the chip does is an expression to it like others.
+Kernels are faster with Triton's own loads and stores, which it places well. But for each of them it analyses
+everything in the kernel that depends on it, which takes hours for a long program. An inline instruction is an
+expression like any other to that analysis.
 """
 
 from collections.abc import Callable, Sequence
