@@ -5,8 +5,9 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from rollmill.cli.parsing import parse, positional_words
 from rollmill.cli.shared_options import Imports, Trust
-from rollmill.cli.train import report
+from rollmill.cli.train import report, serve
 from rollmill.core.errors import RollmillError
+from rollmill.core.membership import HOSTS, read_membership
 from rollmill.core.options import Arg
 from rollmill.core.stored_paths import RunPath, run_folder
 from rollmill.planning.placement import PLACEMENT, PlacementOptions
@@ -57,6 +58,8 @@ def run(arguments: list[str]) -> int:
     command = make_dataclass("Resume", [("placement", _MERGED, before)], bases=(Resume,), frozen=True)
     command.__doc__ = Resume.__doc__
     chosen = parse(command, arguments, prog="rollmill resume")
+    if chosen.placement.cluster == HOSTS and (member := read_membership()).rank:
+        return serve(member)
     limits = {name: getattr(chosen, name) for name in WORKER_LIMITS if getattr(chosen, name) is not None}
     how = {"imports": chosen.imports, "quiet": chosen.quiet, "fusion": chosen.fusion, "trust": chosen.trust}
     how |= {"dashboard": chosen.dashboard, "track": chosen.track}

@@ -4,8 +4,10 @@ from rollmill.cli.help import two_columns
 from rollmill.cli.parsing import HELP
 from rollmill.cli.requests import parse_training
 from rollmill.cli.searching import planned
+from rollmill.core.membership import HOSTS, Membership, read_membership
 from rollmill.core.plugins import plugins
 from rollmill.gpus.activity import Activity
+from rollmill.record.display import Lines
 from rollmill.record.run_directory import RunDirectory
 from rollmill.runs.algorithms import ALGORITHMS
 from rollmill.training.request import train_request
@@ -18,8 +20,17 @@ def run(arguments: list[str]) -> int:
         print(usage("train"))
         return 0 if arguments else 2
     parsed = parse_training(arguments)
+    if parsed.request.settings.get("cluster") == HOSTS and (member := read_membership()).rank:
+        return serve(member)
     with planned(parsed.request, parsed.searching) as request:
         return report(train_request(request))
+
+
+def serve(member: Membership) -> int:
+    """Works for the training of another process of the job, until it has ended."""
+    from rollmill.processes.hosts.agent import serve_host  # of which other trainings have no need
+
+    return serve_host(member, Lines().note)
 
 
 def report(run: Run) -> int:

@@ -1,8 +1,10 @@
 """Chooses a plan: from a file, or by a distribution policy and its counts."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from rollmill.core.errors import UsageError
+from rollmill.core.membership import HOSTS, read_membership
 from rollmill.dataflow import Graph, Partition, flow
 from rollmill.planning.distribution import find_distribution
 from rollmill.planning.placement import COUNTS, Counts, PlacementOptions
@@ -18,17 +20,22 @@ def choose_plan(graph: Graph, options: PlacementOptions) -> Plan:
         _refuse_beside_plan(options)
         plan = read_plan(options.plan)
         _check_settings(plan, graph, options)
-        plan = plan.placement if options.cluster is None else Plan(plan.partition, "ray")
+        plan = plan.placement if options.cluster is None else Plan(plan.partition, _place_on(options.cluster))
     else:
         partition = _partition(options)
         one_program = len(partition.groups) == 1 and graph.host is None
         by_default: Place = "program" if one_program else "processes"
-        plan = Plan(partition, options.place or (by_default if options.cluster is None else "ray"))
+        elsewhere = by_default if options.cluster is None else _place_on(options.cluster)
+        plan = Plan(partition, options.place or elsewhere)
     if plan.place == "program" and graph.host is not None:
         plan = Plan(plan.partition, "processes")
     plan.check(graph.loops)
     _check(plan, graph, options)
     return plan
+
+
+def _place_on(cluster: str) -> Place:
+    return "mesh" if cluster == HOSTS else "ray"
 
 
 def place_custom(plan: Plan, options: PlacementOptions, custom: Sequence[str], *, saved: bool = False) -> Plan:
@@ -78,7 +85,11 @@ def uses_workers(options: PlacementOptions) -> bool:
 
 def _partition(options: PlacementOptions) -> Partition:
     """Returns the distribution policy's partition."""
-    given = {name: getattr(options, name) for name in COUNTS if getattr(options, name) not in (None, False)}
+    given: dict[str, Any] = {
+        name: getattr(options, name) for name in COUNTS if getattr(options, name) not in (None, False)
+    }
+    if options.cluster == HOSTS:
+        given = {"learners": read_membership().count} | given
     counts = Counts(**given)
     partition = find_distribution(options.distribution)(counts)
     for name in given:
@@ -117,6 +128,11 @@ def _drifting(graph: Graph, partition: Partition) -> frozenset[int]:
 
 
 def _check(plan: Plan, graph: Graph, options: PlacementOptions) -> None:
+    if options.cluster == HOSTS and len(plan.partition.groups) != 1:
+        raise UsageError(
+            f"cluster={HOSTS} trains on a mesh, whose processes all do the same, and {plan.partition.name} has "
+            f"{len(plan.partition.groups)} groups. hint: distribution=gpu-only, or cluster=auto, which is Ray's."
+        )
     if options.host is not None and plan.place != "ray":
         raise UsageError(
             f"host={options.host} has no effect with place={plan.place}: only workers that Ray places connect to "

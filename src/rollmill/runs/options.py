@@ -7,6 +7,7 @@ from rollmill.core.bounds import Count, Range
 from rollmill.core.errors import UsageError
 from rollmill.core.field_help import with_field_help
 from rollmill.core.machine import Numerics
+from rollmill.core.membership import HOSTS
 from rollmill.core.stored_paths import RunPath
 from rollmill.planning.placement import PlacementOptions
 from rollmill.programs.evaluation.episodes import MAX_EPISODES
@@ -103,7 +104,11 @@ class RunOptions(PlacementOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.cluster is not None and self.place not in (None, "ray"):
+        if self.cluster == HOSTS and self.place not in (None, "mesh"):
+            raise UsageError(
+                f"cluster={HOSTS} trains on a mesh, not with place={self.place}. hint: leave place out."
+            )
+        if self.cluster not in (None, HOSTS) and self.place not in (None, "ray"):
             raise UsageError(
                 f"cluster={self.cluster} has Ray place the workers, not place={self.place}; leave one of them out."
             )

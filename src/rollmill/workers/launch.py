@@ -9,13 +9,16 @@ import jax
 from rollmill.channels.broker.local import LocalBroker
 from rollmill.channels.broker.server import BrokerServer
 from rollmill.channels.transport.handshake import new_token
+from rollmill.core.errors import UsageError
 from rollmill.core.machine import usable_cores
+from rollmill.core.membership import HOSTS, Membership, own_address, read_membership
 from rollmill.dataflow import Flow, Graph, State, flow
 from rollmill.planning.plan import Plan
-from rollmill.processes.cluster.joining import joined
+from rollmill.processes.cluster.joining import LOOPBACK, joined
 from rollmill.processes.cluster.launcher import RayLauncher
 from rollmill.processes.cluster.modules import modules_to_send
 from rollmill.processes.cluster.room import autoscales, check_room, demands_of, living_nodes
+from rollmill.processes.hosts.launcher import HostsLauncher
 from rollmill.processes.supervision import Supervision
 from rollmill.processes.supervisor import Supervisor
 from rollmill.processes.threads import ThreadSupervisor
@@ -26,7 +29,7 @@ from rollmill.workers.coordination.jobs import jobs_of
 from rollmill.workers.coordination.starts import initial_host_state
 from rollmill.workers.loaded_code import LoadedCode
 from rollmill.workers.reports import Saved
-from rollmill.workers.run_spec import RunSpec, WorkerSettings
+from rollmill.workers.run_spec import ClusterSettings, RunSpec, WorkerSettings
 from rollmill.workers.worker_entry import MODULE, share
 from rollmill.workers.worker_gpus import gpus_of_workers
 
@@ -47,6 +50,9 @@ def launch(
     """Starts a broker and a supervisor of workers; yields their coordinator and an initial state."""
     enable_compilation_cache()
     plan, flows = spec.read_plan(), flow(graph)
+    if spec.cluster.address == HOSTS:
+        member = _first_of(plan)
+        spec = replace(spec, cluster=ClusterSettings(HOSTS, spec.cluster.host or own_address(member.first)))
     initial = initial_host_state(graph, flows.state, jax.random.key(spec.seed))
     with (
         contextlib.closing(LocalBroker()) as broker,
@@ -78,6 +84,8 @@ def _workers(
     settings = WorkerSettings(spec, token=new_token())
     if plan.place == "ray":
         return _on_cluster(broker, plan, settings, run, show)
+    if spec.cluster.address == HOSTS:
+        return _on_hosts(broker, plan, settings, run, show)
     return _processes(broker, plan, settings, run, show)
 
 
@@ -148,6 +156,49 @@ def _on_cluster(
                 jobs,
                 launcher=launcher,
                 address=f"tcp:{cluster.host}:0",
+                hang_seconds=spec.tolerances.hang_seconds,
+                start_seconds=max(spec.tolerances.start_seconds, PLACED_SECONDS),
+                display=show,
+                log_folder=run.folder.inner("workers"),
+            ) as workers,
+        ):
+            yield workers
+
+
+def _first_of(plan: Plan) -> Membership:
+    """Returns the place of this process among those of a job.
+
+    Raises a `UsageError` if it is not the first, or if there are more or fewer than the plan's replicas.
+    """
+    member, replicas = read_membership(), plan.partition.groups[0].replicas
+    if member.rank:
+        raise UsageError(
+            f"this process has rank {member.rank}, and the one with rank 0 trains. hint: use the command "
+            "`rollmill train`, whose processes with other ranks wait for work."
+        )
+    if member.count != replicas:
+        raise UsageError(
+            f"cluster={HOSTS}: the job has {member.count} processes, and the training {replicas}. hint: start "
+            f"as many, or go on with --learners {member.count}."
+        )
+    return member
+
+
+@contextlib.contextmanager
+def _on_hosts(
+    broker: LocalBroker, plan: Plan, settings: WorkerSettings, run: RunDirectory, show: Callable[[str], None]
+) -> Iterator[Supervision]:
+    """Supervises a mesh of the processes that a batch system started."""
+    spec, host = settings.run, settings.run.cluster.host or LOOPBACK
+    with contextlib.closing(BrokerServer(broker, settings.token, host=host)) as server:
+        worker_settings = replace(settings, broker=server.tcp_address, host=host)
+        jobs = jobs_of(plan.partition, f"{MODULE}:work_on_mesh", worker_settings.to_json())
+        with (
+            HostsLauncher(read_membership(), show) as launcher,
+            Supervisor(
+                jobs,
+                launcher=launcher,
+                address=f"tcp:{host}:0",
                 hang_seconds=spec.tolerances.hang_seconds,
                 start_seconds=max(spec.tolerances.start_seconds, PLACED_SECONDS),
                 display=show,

@@ -13,6 +13,7 @@ from rollmill.channels.protocols import Wire
 from rollmill.channels.shm.wire import MemoryWire
 from rollmill.channels.tcp.wire import TcpWire
 from rollmill.core.errors import UnfitHost, UsageError
+from rollmill.core.membership import own_address
 from rollmill.dataflow import Flow, Graph, flow, roles_of
 from rollmill.processes.cluster.joining import find_ray, own_host
 from rollmill.processes.control import Control
@@ -94,21 +95,26 @@ def work_on_cluster(job: Job, control: Control) -> None:
 
 
 def work_on_mesh(job: Job, control: Control) -> None:
-    """Runs a worker that is one of the processes of a mesh."""
+    """Runs a worker that is one of the processes of a mesh, on one host or on several."""
     settings = read_settings(job.settings)
+    host = own_address(settings.host) if settings.host else ""
     spec = settings.run
     _prepare(spec, control)
     tell_loaded(control, spec)
 
     def build(begin: Begin) -> Graph:
         control.at("joining the other processes", expect=spec.tolerances.start_seconds)
-        join_mesh(spec, begin, job.replica)
+        join_mesh(spec, begin, job.replica, host=host)
         control.at("compiling", expect=3 * spec.tolerances.start_seconds)
         return spec.graph.build()
 
     with contextlib.closing(RemoteBroker(settings.broker, settings.token)) as broker:
-        # Means are taken in a callback of the compiled program, which cannot be abandoned.
-        open_wire = lambda should_stop, restart: MemoryWire(ScopedBroker(broker, str(restart)))
+
+        def open_wire(should_stop: Callable[[], bool], restart: int) -> Wire:
+            # Means are taken in a callback of the compiled program, which cannot be abandoned.
+            scoped = ScopedBroker(broker, str(restart))
+            return TcpWire(scoped, settings.token, host=host) if host else MemoryWire(scoped)
+
         _run_replica(job, control, spec, build, open_wire)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from rollmill.dataflow import Graph, Owned, Role, State, empty_experience, roles_of, share, start
 from rollmill.planning.plan import AllReduce
+from rollmill.processes.cluster.joining import LOOPBACK
 from rollmill.processes.jobs import Job
 from rollmill.programs.compile_clock import CompileTimes, Interval, union
 from rollmill.programs.compiled import begin_learner, inputs_of
@@ -29,8 +30,9 @@ class RendezvousPort:
     ask for that, as the service of `jax.distributed` does.
     """
 
-    def __init__(self) -> None:
-        self._socket = _bound()
+    def __init__(self, host: str = LOOPBACK) -> None:
+        self._host = host
+        self._socket = _bound(host)
 
     @property
     def address(self) -> str:
@@ -39,7 +41,7 @@ class RendezvousPort:
 
     def change(self) -> None:
         """Reserves another port, and releases the present one."""
-        old, self._socket = self._socket, _bound()
+        old, self._socket = self._socket, _bound(self._host)
         old.close()
 
     def close(self) -> None:
@@ -47,10 +49,10 @@ class RendezvousPort:
         self._socket.close()
 
 
-def _bound() -> socket.socket:
+def _bound(host: str) -> socket.socket:
     bound = socket.socket()
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    bound.bind(("127.0.0.1", 0))
+    bound.bind((host, 0))
     return bound
 
 
@@ -69,7 +71,7 @@ class Starts:
         self._num_envs = graph.loops.num_envs
         self._launches = _by_group(spec.kernels.launches, self.roles, mesh=self.mesh)
         self._reduction: AllReduce | None = None
-        self._port = RendezvousPort() if self.mesh else None
+        self._port = RendezvousPort(spec.cluster.host or LOOPBACK) if self.mesh else None
         self._generation = 1 if restored else 0
         self._attempts: dict[str, int] = {}
         self._has_saved = self._restores = restored is not None

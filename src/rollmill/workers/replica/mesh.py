@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 from jax.experimental import io_callback
 from jax.sharding import Mesh
 from jaxtyping import Array, Float
@@ -67,10 +68,15 @@ class HostMean:
         return self._channels[name].mean(operand)
 
 
-def join_mesh(spec: RunSpec, begin: Begin, rank: int) -> None:
-    """Joins the other processes. This has to be the process's first use of JAX's devices."""
+def join_mesh(spec: RunSpec, begin: Begin, rank: int, *, host: str = "") -> None:
+    """Joins the other processes. This has to be the process's first use of JAX's devices.
+
+    `host` is this host's address, if the mesh has several.
+    """
     cpu = spec.platform == "cpu"
     if cpu:
+        if host:
+            _connect_gloo_at(host)
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(
         begin.rendezvous_address,
@@ -79,6 +85,13 @@ def join_mesh(spec: RunSpec, begin: Begin, rank: int) -> None:
         local_device_ids=None if cpu else [0 if len(visible_gpus()) == 1 else rank],
         coordinator_bind_address=begin.rendezvous_address,
     )
+
+
+def _connect_gloo_at(host: str) -> None:
+    """Lets Gloo listen at this host's address instead of that of the host's name, which is often a loopback's."""
+    make = _jax.make_gloo_tcp_collectives
+    if not isinstance(make, partial):
+        _jax.make_gloo_tcp_collectives = partial(make, hostname=host)  # JAX has no option
 
 
 def run_on_mesh(context: ReplicaContext) -> None:

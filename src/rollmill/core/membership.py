@@ -1,0 +1,100 @@
+"""Which of the processes of a job this one is, as SLURM, Open MPI or torchrun's variables say."""
+
+import hashlib
+import os
+import re
+import socket
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from rollmill.core.errors import UsageError
+
+HOSTS = "hosts"
+"""The value of `cluster` for processes that a batch system started."""
+TOKEN = "ROLLMILL_HOSTS_TOKEN"
+"""The variable with the secret that the processes of a job share."""
+PORT = 29500
+"""Where the process with rank 0 listens, if no variable names another port."""
+MIN_TOKEN = 16
+
+_SYSTEMS = (
+    ("SLURM", "SLURM_PROCID", "SLURM_NTASKS"),
+    ("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("torchrun's variables", "RANK", "WORLD_SIZE"),
+)
+"""Names of the variables of rank and number of processes. The last ones may be set by hand, and are read first."""
+
+HINT = (
+    "hint: start the command by `srun`, or give each process RANK, WORLD_SIZE and MASTER_ADDR, the address of the "
+    "host with rank 0"
+)
+
+
+class Membership(NamedTuple):
+    """The place of this process among those of a job."""
+
+    rank: int
+    count: int
+    first: str
+    """Address of the host with rank 0."""
+    port: int
+    token: bytes
+
+    @property
+    def address(self) -> str:
+        """Where the process with rank 0 listens."""
+        return f"tcp:{self.first}:{self.port}"
+
+
+def read_membership(variables: Mapping[str, str] = os.environ) -> Membership:
+    """Returns the place of this process, by its environment variables.
+
+    Raises a `UsageError` if they do not say it, or if there is no common secret.
+    """
+    rank, count = _rank_and_count(variables)
+    first = variables.get("MASTER_ADDR") or _first_of_slurm(variables)
+    if not first:
+        raise UsageError(f"cluster={HOSTS}: no variable says where the host with rank 0 is. {HINT}.")
+    port = variables.get("MASTER_PORT", str(PORT))
+    if not port.isdecimal() or not 0 < int(port) < 2**16:
+        raise UsageError(f"MASTER_PORT={port} must be a port, from 1 to 65535.")
+    secret = variables.get(TOKEN, "")
+    if len(secret) < MIN_TOKEN:
+        raise UsageError(
+            f"cluster={HOSTS} needs a secret of {MIN_TOKEN} characters or more in {TOKEN}, the same on all hosts. "
+            f"hint: export {TOKEN}=$(openssl rand -hex 16) in the job's script, before srun."
+        )
+    return Membership(rank, count, _resolved(first), int(port), hashlib.sha256(secret.encode()).digest())
+
+
+def own_address(towards: str) -> str:
+    """Returns this host's address as a host with another address reaches it."""
+    family = socket.AF_INET6 if ":" in towards else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:  # connecting one sends nothing
+        probe.connect((towards, 9))
+        return probe.getsockname()[0]
+
+
+def _rank_and_count(variables: Mapping[str, str]) -> tuple[int, int]:
+    for _, rank, count in reversed(_SYSTEMS):
+        if rank in variables and count in variables:
+            texts = variables[rank], variables[count]
+            if all(text.isdecimal() for text in texts) and int(texts[0]) < int(texts[1]):
+                return int(texts[0]), int(texts[1])
+            raise UsageError(f"{rank}={texts[0]} with {count}={texts[1]}: a rank is from 0 to below the count.")
+    systems = ", ".join(system for system, _, _ in _SYSTEMS)
+    raise UsageError(f"cluster={HOSTS}: no variable of {systems} says which process this is. {HINT}.")
+
+
+def _first_of_slurm(variables: Mapping[str, str]) -> str:
+    """Returns the first host in SLURM's list, such as `gpu[07-09,12],login1`."""
+    nodes = variables.get("SLURM_STEP_NODELIST") or variables.get("SLURM_JOB_NODELIST", "")
+    found = re.match(r"([^,\[]+)(?:\[([^\],-]+))?", nodes)
+    return "" if found is None else f"{found[1]}{found[2] or ''}"
+
+
+def _resolved(host: str) -> str:
+    try:
+        return socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0]  # pyright: ignore[reportReturnType]
+    except OSError as error:
+        raise UsageError(f"cluster={HOSTS}: the host with rank 0, {host}, has no address: {error}.") from error

@@ -1,0 +1,1 @@
+"""Workers of processes that a batch system started, one on each host, all with the same command."""

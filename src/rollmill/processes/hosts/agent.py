@@ -1,0 +1,105 @@
+"""The process of a host other than the first: starts the workers that the coordinator asks for, until it ends."""
+
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from rollmill.channels.errors import ConnectionLost, Damaged, TimedOut
+from rollmill.core.errors import RollmillError
+from rollmill.core.interruption import leave_signals_to_coordinator
+from rollmill.core.membership import Membership
+from rollmill.processes.framing import encode, receive_frame, send_frame
+from rollmill.processes.handshake import connect_as
+from rollmill.processes.jobs import Job
+from rollmill.processes.local_launcher import LocalHandle, LocalLauncher
+from rollmill.processes.messages import WorkerMessage
+
+PATIENCE_SECONDS = 900.0
+"""How long the coordinator is looked for: it may compile, or its host may have to start again."""
+LOOK_SECONDS = 0.2
+AGAIN_SECONDS = 2.0
+
+
+class NobodyCame(RollmillError):
+    """The process with rank 0 was not found."""
+
+    exit_code = 1
+
+
+def job_of(rank: int) -> Job:
+    """Returns the name by which an agent introduces itself."""
+    return Job(f"host/{rank}", "host", rank, f"{__name__}:serve_host")
+
+
+def serve_host(member: Membership, show: Callable[[str], None]) -> int:
+    """Starts workers on this host whenever the coordinator asks, and returns once the training has ended.
+
+    After a loss of the connection it looks for the coordinator again. Raises `NobodyCame` if it is not found for
+    some minutes, and `Refused` if it has another secret or other code.
+    """
+    leave_signals_to_coordinator()
+    show(f"host {member.rank} of {member.count}: waits for the training of {member.first}")
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < deadline:
+        try:
+            peer, _ = connect_as(member.address, member.token, job_of(member.rank))
+        except (ConnectionLost, TimedOut, Damaged, OSError):
+            time.sleep(AGAIN_SECONDS)
+            continue
+        with peer, LocalLauncher() as launcher:
+            if _Agent(peer, launcher).serve():
+                return 0
+        show(f"host {member.rank}: the connection to {member.first} has ended, and is tried again")
+        deadline = time.monotonic() + PATIENCE_SECONDS
+    raise NobodyCame(
+        f"no training listens at {member.address} since {PATIENCE_SECONDS:.0f} s. hint: look at the output of the "
+        "process with rank 0."
+    )
+
+
+class _Agent:
+    """A connection to the coordinator, and the workers that it asked for."""
+
+    def __init__(self, peer: socket.socket, launcher: LocalLauncher) -> None:
+        self._peer, self._launcher = peer, launcher
+        self._workers: dict[int, LocalHandle] = {}
+        self._sending = threading.Lock()
+
+    def serve(self) -> bool:
+        """Does what the coordinator asks, and returns whether it said that the training has ended."""
+        try:
+            while (message := receive_frame(self._peer)) is not None:
+                if message.kind == "end":
+                    return True
+                self._take(message.kind, message.fields)
+        except (OSError, Damaged):
+            pass
+        return False
+
+    def _take(self, kind: str, fields: dict[str, Any]) -> None:
+        number = int(fields["number"])
+        if kind == "start":
+            job = Job.from_json(fields["job"])
+            handle = self._launcher.start(job, fields["address"], bytes.fromhex(fields["token"]))
+            self._workers[number] = handle
+            threading.Thread(target=self._watch, args=(number, handle, job.name), daemon=True).start()
+        elif kind == "kill" and number in self._workers:
+            self._launcher.kill(self._workers[number], at_once=bool(fields["at_once"]))
+
+    def _watch(self, number: int, handle: LocalHandle, name: str) -> None:
+        """Passes on what a worker prints, and tells how it ended."""
+        with os.fdopen(handle.output, "r", errors="backslashreplace") as output:
+            for line in output:
+                print(f"[{name}] {line}", end="", file=sys.stderr, flush=True)
+        while (ended := self._launcher.exit(handle)) is None:
+            time.sleep(LOOK_SECONDS)
+        try:
+            with self._sending:
+                fields = {"number": number, "status": ended.status, "reason": ended.reason}
+                send_frame(self._peer, encode(WorkerMessage("ended", fields, {})))
+        except OSError:
+            return
