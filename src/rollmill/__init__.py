@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         IMPALAConfig,
         MAPPOConfig,
         PPOConfig,
+        PQNConfig,
         SACConfig,
         TD3Config,
         a2c,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
         mappo,
         position,
         ppo,
+        pqn,
         sac,
         td3,
     )
@@ -93,6 +95,7 @@ __all__ = [
     "NetworkConfig",
     "Output",
     "PPOConfig",
+    "PQNConfig",
     "Policy",
     "Polygon",
     "ProfileOptions",
@@ -125,6 +128,7 @@ __all__ = [
     "plot",
     "position",
     "ppo",
+    "pqn",
     "profile",
     "register",
     "register_algorithm",
@@ -148,8 +152,8 @@ __all__ = [
 
 _MODULES = {
     "rollmill.algorithms": (
-        "A2CConfig A3CConfig AlphaZeroConfig DDPGConfig DQNConfig IMPALAConfig MAPPOConfig PPOConfig SACConfig "
-        "TD3Config a2c a3c alphazero ddpg dqn impala ippo mappo position ppo sac td3"
+        "A2CConfig A3CConfig AlphaZeroConfig DDPGConfig DQNConfig IMPALAConfig MAPPOConfig PPOConfig PQNConfig "
+        "SACConfig TD3Config a2c a3c alphazero ddpg dqn impala ippo mappo position ppo pqn sac td3"
     ),
     "rollmill.core.drawing": "Circle Drawing Line Polygon",
     "rollmill.core.errors": "RollmillError",

@@ -45,6 +45,7 @@ TRAININGS = {
     "a2c": ("CartPole-v1", {}),
     "impala": ("CartPole-v1", {}),
     "dqn": ("CartPole-v1", REPLAY),
+    "pqn": ("CartPole-v1", {"num_minibatches": 2}),
     "sac": ("Pendulum-v1", REPLAY),
     "td3": ("Pendulum-v1", REPLAY),
     "ddpg": ("Pendulum-v1", REPLAY),

@@ -65,6 +65,7 @@ CASES = {
     "dqn-masked": Case("Probe-ActionMask-v0", SEPARATE, "dqn"),
     "dqn-c51": Case("CartPole-v1", TINY, "dqn", {"value_distribution": "c51", "num_atoms": 5}),
     "dqn-quantiles": Case("CartPole-v1", TINY, "dqn", {"value_distribution": "quantiles", "num_atoms": 5}),
+    "pqn": Case("CartPole-v1", rollmill.NetworkConfig(hidden_sizes=(8,), layer_norm=True), "pqn"),
     "sac": Case("Pendulum-v1", SEPARATE, "sac"),
     "sac-discrete": Case("CartPole-v1", SEPARATE, "sac"),
     "td3": Case("Pendulum-v1", SEPARATE, "td3"),

@@ -21,6 +21,7 @@ REPLAY = {"batch_size": 48, "learning_starts": 128, "buffer_size": 2_000, "gradi
 ALGORITHMS = {
     "dqn": (rollmill.dqn, "CartPole-v1", {**REPLAY, "prioritised": True}),
     "small-dqn": (rollmill.dqn, "CartPole-v1", {**REPLAY, "prioritised": True, "network": SMALL}),
+    "pqn": (rollmill.pqn, "CartPole-v1", {"num_minibatches": 2}),
     "sac": (rollmill.sac, "Pendulum-v1", REPLAY),
     "td3": (rollmill.td3, "Pendulum-v1", REPLAY),
     "ddpg": (rollmill.ddpg, "Pendulum-v1", REPLAY),

@@ -113,6 +113,7 @@ ALGORITHMS = {
     ),
     "dqn c51": (rollmill.dqn, masked, REPLAY | {"prioritised": True, "value_distribution": "c51"}),
     "dqn quantiles": (rollmill.dqn, short_cartpole, REPLAY | {"value_distribution": "quantiles"}),
+    "pqn": (rollmill.pqn, masked, MINIBATCHES),
     "sac": (rollmill.sac, pendulum, REPLAY_OF_ACTIONS),
     "sac discrete": (rollmill.sac, masked, REPLAY_OF_ACTIONS),
     "td3": (rollmill.td3, pendulum, REPLAY_OF_ACTIONS),

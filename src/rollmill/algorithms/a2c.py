@@ -24,6 +24,8 @@ from rollmill.networks import NetworkConfig
 class A2CConfig(A3CConfig):
     """Hyperparameters of A2C: those of A3C, with other defaults."""
 
+    num_envs: Count = 8
+    """Number of parallel environments, over all workers."""
     num_steps: Count = 5
     """Steps of each environment between updates."""
     learning_rate: Rate = 7e-4

@@ -12,7 +12,7 @@ Shape letter: `N` samples of a minibatch.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from gymnasium import spaces
 from jaxtyping import Array, Float, PyTree
 
+from rollmill.algorithms.epsilon_greedy import EpsilonGreedy, ValueAgent, value_agent
 from rollmill.algorithms.hyperparameters import as_data, current, numbers_now
 from rollmill.algorithms.off_policy import (
     Module,
@@ -44,18 +45,14 @@ from rollmill.core.bounds import Count, Fraction, Range, Rate, Scheduled, Schedu
 from rollmill.core.field_help import with_field_help
 from rollmill.core.schema import check_fields
 from rollmill.core.types import (
-    Action,
     Environment,
     GymnasiumObject,
     HostEnvironment,
     Key,
-    Memory,
-    Observation,
     Params,
 )
 from rollmill.dataflow import (
     Batch,
-    Decision,
     Graph,
     Hyperparameters,
     MeanGradients,
@@ -65,7 +62,7 @@ from rollmill.dataflow import (
     Replay,
     Transitions,
 )
-from rollmill.networks import MASKED_LOGIT, Categorical, NetworkConfig, action_values
+from rollmill.networks import NetworkConfig, action_values
 
 EXPLORATION_STEPS = "exploration_steps"
 """Environment steps over which the share of random actions falls."""
@@ -172,14 +169,6 @@ class DQNLearner(eqx.Module):
         return self.progress.updates_done
 
 
-class EpsilonGreedy(NamedTuple):
-    """Weights of the policy."""
-
-    network: PyTree[Array]
-    epsilon: Float[Array, ""]
-    """Share of random actions."""
-
-
 def dqn(
     env: Environment | HostEnvironment | GymnasiumObject | str,
     config: DQNConfig | Mapping[str, Any] | None = None,
@@ -217,7 +206,7 @@ def dqn(
     actions = check_discrete("dqn", parts.env.action_space, "sac, td3 and ppo take continuous actions")
     head = _head_of(chosen)
     outputs = module(partial(_network, parts.env.observation_space, actions, chosen, head.atoms))
-    agent = _ValueAgent(outputs, head, int(actions.start), jax.dtypes.canonicalize_dtype(actions.dtype))
+    agent = value_agent(outputs, head, actions)
     optimiser, rate = adam(parts), rate_metric(parts)
     compare = partial(_compare, agent, chosen)
     exponents = chosen.priority_exponent, chosen.weight_exponent
@@ -226,8 +215,8 @@ def dqn(
     return off_policy_graph(
         "dqn",
         parts,
-        policy=partial(_explore, agent),
-        greedy=partial(_act, agent),
+        policy=agent.explore,
+        greedy=agent.act,
         start_learner=partial(_start, outputs, optimiser, numbers),
         weights=lambda learner: EpsilonGreedy(learner.network, _epsilon(chosen, learner)),
         gradients=MeanGradients(partial(_loss, compare), lambda learner: learner.network),
@@ -241,25 +230,6 @@ def dqn(
         outputs=PolicyOutputs(q_values=lambda weights, observation: agent.values(weights.network, observation)),
         store=prioritised if chosen.prioritised else None,
     )
-
-
-class _ValueAgent(NamedTuple):
-    """The network, and the actions that it values."""
-
-    outputs: Module
-    head: ValueHead
-    first: int
-    """The lowest action."""
-    dtype: Any
-
-    def values(self, network: PyTree[Array], observation: Observation) -> Float[Array, " n"]:
-        """Returns the value of each action."""
-        return self.head.means(self.outputs(network, observation))
-
-    def distribution(self, values: Float[Array, " n"], action_mask: PyTree) -> Categorical:
-        """Values as logits, those of illegal actions masked."""
-        logits = values if isinstance(action_mask, tuple) else jnp.where(action_mask, values, MASKED_LOGIT)
-        return Categorical(logits, self.first, self.dtype)
 
 
 def _head_of(config: DQNConfig) -> ValueHead:
@@ -282,36 +252,6 @@ def _replay_of(config: DQNConfig) -> Replay:
 # --- the fragments ------------------------------------------------------------------------------------
 
 
-def _explore(
-    agent: _ValueAgent,
-    weights: EpsilonGreedy,
-    key: Key,
-    memory: Memory,
-    observation: Observation,
-    action_mask: PyTree,
-) -> Decision:
-    """Returns a random action with the probability epsilon, otherwise the best."""
-    values = agent.values(weights.network, observation)
-    choice_key, action_key = jax.random.split(key)
-    random = agent.distribution(jnp.zeros_like(values), action_mask).sample(action_key)
-    best = agent.distribution(values, action_mask).mode()
-    explores = jax.random.uniform(choice_key) < weights.epsilon
-    return Decision(jnp.where(explores, random, best), memory, ())
-
-
-def _act(
-    agent: _ValueAgent,
-    weights: EpsilonGreedy,
-    key: Key,
-    memory: Memory,
-    observation: Observation,
-    action_mask: PyTree,
-) -> Decision:
-    """Returns the best action."""
-    values = agent.values(weights.network, observation)
-    return Decision(agent.distribution(values, action_mask).mode(), memory, ())
-
-
 def _start(values: Module, optimiser: Optimiser, numbers: Mapping[str, float], key: Key) -> DQNLearner:
     network, held = values.start(key), as_data(numbers)
     return DQNLearner(network, network, optimiser.init(network), start_progress(), held)
@@ -329,23 +269,16 @@ def _epsilon(config: Any, learner: DQNLearner) -> Float[Array, ""]:
 
 
 def _compare(
-    agent: _ValueAgent, config: DQNConfig, network: PyTree[Array], target: PyTree[Array], sample: Transitions
+    agent: ValueAgent, config: DQNConfig, network: PyTree[Array], target: PyTree[Array], sample: Transitions
 ) -> tuple[Comparison, Float[Array, ""]]:
     """Compares an action's value with its target. Also returns the value."""
-    outputs = _chosen(agent, agent.outputs(network, sample.observation), sample.action)
+    outputs = agent.of_action(agent.outputs(network, sample.observation), sample.action)
     next_outputs = agent.outputs(target, sample.next_observation)
     chooser = agent.values(network, sample.next_observation) if config.double else agent.head.means(next_outputs)
     next_action = agent.distribution(chooser, sample.next_action_mask).mode()
-    next_chosen = _chosen(agent, next_outputs, next_action)
+    next_chosen = agent.of_action(next_outputs, next_action)
     comparison = agent.head.compare(outputs, next_chosen, sample.reward, sample.discount)
     return comparison, agent.head.means(outputs[None])[0]
-
-
-def _chosen(agent: _ValueAgent, outputs: Float[Array, "n ..."], action: Action) -> Float[Array, "..."]:
-    # Select and sum fuse with what comes before; a gather would not, and its gradient would be a scatter.
-    is_chosen = jax.nn.one_hot(action - agent.first, len(outputs), dtype=jnp.bool_)
-    is_chosen = is_chosen.reshape(-1, *[1] * (outputs.ndim - 1))
-    return jnp.sum(jnp.where(is_chosen, outputs, 0), axis=0)
 
 
 def _errors(compare: Any, learner: DQNLearner, minibatch: Batch) -> Float[Array, " N"]:

@@ -147,10 +147,7 @@ def off_policy_parts(
     invalid names, types or sizes, and for an environment of several agents.
     """
     config, choices = configured(kind, env, config, network, overrides)
-    if choices.network is not None:
-        raise UsageError(
-            "this algorithm makes its own action-value networks; give network=rollmill.NetworkConfig(...)."
-        )
+    refuse_network(choices)
     env, environment, host = environment_parts(env, config, params=params, final_mask=True)
     config = with_layout(config, env)
     memory = (replay or uniform_replay)(config)
@@ -159,6 +156,14 @@ def off_policy_parts(
     return OffPolicyParts(
         env, environment, host, config, choices, choices.made_in_python(params=params), loops, memory
     )
+
+
+def refuse_network(choices: Choices) -> None:
+    """Raises a `UsageError` for a network given as a function."""
+    if choices.network is not None:
+        raise UsageError(
+            "this algorithm makes its own action-value networks; give network=rollmill.NetworkConfig(...)."
+        )
 
 
 def uniform_replay(config: Any) -> Replay:

@@ -156,8 +156,8 @@ def _torso(
 ) -> FeedForwardTorso | OwnTorso:
     if config.torso in CELLS:
         raise UsageError(
-            f"torso={config.torso!r} needs whole sequences; algorithms with a replay memory learn from single "
-            "steps."
+            f"torso={config.torso!r} needs whole sequences; algorithms with a replay memory, and pqn, learn from "
+            "single steps."
         )
     if config.name is not None and not is_torso(config.name):
         raise UsageError(

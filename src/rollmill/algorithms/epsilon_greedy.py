@@ -1,0 +1,74 @@
+"""Policies by the values of discrete actions, with a share of random actions.
+
+Shape letter: `n` actions.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from gymnasium import spaces
+from jaxtyping import Array, Float, PyTree
+
+from rollmill.algorithms.off_policy import Module
+from rollmill.algorithms.value_distributions import ValueHead
+from rollmill.core.types import Action, Key, Memory, Observation
+from rollmill.dataflow import Decision
+from rollmill.networks import MASKED_LOGIT, Categorical
+
+
+class EpsilonGreedy(NamedTuple):
+    """Weights of the policy."""
+
+    network: PyTree[Array]
+    epsilon: Float[Array, ""]
+    """Share of random actions."""
+
+
+class ValueAgent(NamedTuple):
+    """The network, and the actions that it values."""
+
+    outputs: Module
+    head: ValueHead
+    first: int
+    """The lowest action."""
+    dtype: Any
+
+    def values(self, network: PyTree[Array], observation: Observation) -> Float[Array, " n"]:
+        """Returns the value of each action."""
+        return self.head.means(self.outputs(network, observation))
+
+    def distribution(self, values: Float[Array, " n"], action_mask: PyTree) -> Categorical:
+        """Values as logits, those of illegal actions masked."""
+        logits = values if isinstance(action_mask, tuple) else jnp.where(action_mask, values, MASKED_LOGIT)
+        return Categorical(logits, self.first, self.dtype)
+
+    def of_action(self, outputs: Float[Array, "n ..."], action: Action) -> Float[Array, "..."]:
+        """Returns the outputs of one action."""
+        # Select and sum fuse with what comes before; a gather would not, and its gradient would be a scatter.
+        is_chosen = jax.nn.one_hot(action - self.first, len(outputs), dtype=jnp.bool_)
+        is_chosen = is_chosen.reshape(-1, *[1] * (outputs.ndim - 1))
+        return jnp.sum(jnp.where(is_chosen, outputs, 0), axis=0)
+
+    def explore(
+        self, weights: EpsilonGreedy, key: Key, memory: Memory, observation: Observation, action_mask: PyTree
+    ) -> Decision:
+        """Returns a random action with the probability epsilon, otherwise the best."""
+        values = self.values(weights.network, observation)
+        choice_key, action_key = jax.random.split(key)
+        random = self.distribution(jnp.zeros_like(values), action_mask).sample(action_key)
+        best = self.distribution(values, action_mask).mode()
+        explores = jax.random.uniform(choice_key) < weights.epsilon
+        return Decision(jnp.where(explores, random, best), memory, ())
+
+    def act(
+        self, weights: EpsilonGreedy, key: Key, memory: Memory, observation: Observation, action_mask: PyTree
+    ) -> Decision:
+        """Returns the best action."""
+        values = self.values(weights.network, observation)
+        return Decision(self.distribution(values, action_mask).mode(), memory, ())
+
+
+def value_agent(outputs: Module, head: ValueHead, actions: spaces.Discrete) -> ValueAgent:
+    """Returns the agent of a network of actions' values."""
+    return ValueAgent(outputs, head, int(actions.start), jax.dtypes.canonicalize_dtype(actions.dtype))

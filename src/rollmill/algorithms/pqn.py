@@ -1,0 +1,276 @@
+"""Parallelised Q-network (Gallici et al., "Simplifying Deep Temporal Difference Learning", ICLR 2025).
+
+Q-learning without a replay memory and without a target network: layer normalisation keeps it stable. Each
+iteration learns the lambda returns of a rollout of many environments, in epochs and minibatches as PPO does.
+
+Departures from the paper: truncated episodes are bootstrapped from their final observation, and the share of
+random actions follows the updates.
+
+Shape letters: `T` steps, `E` environments of this replica, `n` actions.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Annotated, Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, PyTree
+
+from rollmill.algorithms.building import (
+    configured,
+    environment_parts,
+    loops_of,
+    numbers_to_hold,
+    optimiser_of,
+    schedule_of,
+    settings_of,
+    with_layout,
+)
+from rollmill.algorithms.epsilon_greedy import EpsilonGreedy, ValueAgent, value_agent
+from rollmill.algorithms.hyperparameters import PLANNED_UPDATES, as_data, current, numbers_now, settle_of
+from rollmill.algorithms.off_policy import check_discrete, module, refuse_network
+from rollmill.algorithms.on_policy import IMAGES_AT_ONCE, over_steps, unconditioned
+from rollmill.algorithms.optimisers import Annealing, Optimiser, advanced, descend, no_updates, rate_now
+from rollmill.algorithms.reports import with_schedules
+from rollmill.algorithms.returns import bootstrap_values, lambda_returns
+from rollmill.algorithms.value_distributions import Mean
+from rollmill.core.bounds import (
+    Count,
+    Range,
+    Rate,
+    Scheduled,
+    ScheduledFraction,
+    ScheduledPositive,
+)
+from rollmill.core.schema import check_fields
+from rollmill.core.types import FINAL_MASK, Environment, GymnasiumObject, HostEnvironment, Key, Params
+from rollmill.dataflow import (
+    Batch,
+    ElementwiseUpdate,
+    Graph,
+    Hyperparameters,
+    MeanGradients,
+    Metrics,
+    PolicyOutputs,
+    Reduce,
+    Trajectory,
+    is_large,
+)
+from rollmill.networks import NetworkConfig, action_values
+
+
+@dataclass(frozen=True)
+class PQNConfig:
+    """Hyperparameters of PQN, under their usual names."""
+
+    total_timesteps: Count = 500_000
+    """Environment steps of the whole training, over all environments."""
+    num_envs: Count = 32
+    """Number of parallel environments."""
+    num_steps: Count = 64
+    """Steps of each environment in one iteration."""
+    update_epochs: Count = 4
+    """Epochs (passes over the batch) in one iteration."""
+    num_minibatches: Count = 16
+    """Minibatches of one epoch."""
+    learning_rate: Rate = 5e-4
+    """Learning rate of RAdam; the initial one if it is annealed."""
+    anneal_lr: bool = True
+    """Anneal the learning rate linearly to zero over all planned updates."""
+    adam_eps: ScheduledPositive = 1e-8
+    """Epsilon of RAdam."""
+    max_grad_norm: Annotated[Scheduled, Range(0, finite=False)] = 10.0
+    """Largest global norm of gradients; longer ones are scaled down to it."""
+    gamma: ScheduledFraction = 0.99
+    """Discount factor."""
+    td_lambda: ScheduledFraction = 0.95
+    """Decay of lambda returns: 0 is one-step Q-learning, 1 sums rewards to the end of the rollout."""
+    start_epsilon: ScheduledFraction = 1.0
+    """Share of random actions at the beginning."""
+    end_epsilon: ScheduledFraction = 0.05
+    """Share of random actions after exploration."""
+    exploration_fraction: ScheduledFraction = 0.2
+    """Fraction of the updates over which the share of random actions falls linearly."""
+    num_shards: Count | None = None
+    """Logical shards within which samples are shuffled, a multiple of the device count. Default: automatic."""
+    network: NetworkConfig = field(
+        default_factory=partial(NetworkConfig, activation="relu", hidden_sizes=(128, 128), layer_norm=True)
+    )
+    """The network. Without `layer_norm` nothing keeps the values stable."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+class PQNLearner(eqx.Module):
+    """The network of actions' values."""
+
+    network: PyTree[Array]
+    optimiser: PyTree[Array]
+    progress: Annealing
+    hyperparameters: Hyperparameters = eqx.field(default_factory=dict)
+    """Numbers that the fragments read."""
+
+    @property
+    def updates_done(self) -> Float[Array, ""]:
+        """Returns the number of updates that were made, of those that are planned."""
+        return self.progress.updates
+
+
+class PQNSamples(NamedTuple):
+    """Training samples: `[T, E, ...]` in a batch, `[N, ...]` in a minibatch."""
+
+    observation: PyTree[Array]
+    action: PyTree[Array]
+    target: Float[Array, "..."]
+
+
+def pqn(
+    env: Environment | HostEnvironment | GymnasiumObject | str,
+    config: PQNConfig | Mapping[str, Any] | None = None,
+    *,
+    params: Params | None = None,
+    network: NetworkConfig | str | None = None,
+    **overrides: Any,
+) -> Graph:
+    """PQN on an environment with discrete actions, as a graph.
+
+    Args:
+        env: what `rollmill.make` returns, an `Environment` of your own, an id, or what `gymnasium.make` returns.
+        config: hyperparameters; single ones can be given as keywords instead: `pqn(env, num_envs=8)`.
+        params: parameters of the environment instead of its own; a leaf with one more axis,
+            `[num_envs, ...]`, holds one value for each environment.
+        network: a `NetworkConfig` instead of `config.network`, or the name of its torso.
+        **overrides: fields of `PQNConfig` to replace. `learning_rate` may be an Optax schedule, by the number
+            of updates, which replaces annealing.
+
+    Raises:
+        UsageError: invalid names, types or sizes, or actions that are not `Discrete`.
+    """
+    _, choices = configured(PQNConfig, env, config, network, overrides)
+    refuse_network(choices)
+    env, environment, host = environment_parts(env, choices.config, params=params, final_mask=True)
+    chosen = with_layout(choices.config, env)
+    actions = check_discrete("pqn", env.action_space, "ppo takes all actions, sac and td3 continuous ones")
+    make = partial(
+        action_values,
+        observation_space=env.observation_space,
+        action_space=actions,
+        config=chosen.network,
+        duelling=False,
+    )
+    agent = value_agent(module(make), Mean(huber=False), actions)
+    loops = loops_of(
+        chosen, by_sequence=False, epochs=chosen.update_epochs, num_minibatches=chosen.num_minibatches
+    )
+    optimiser = optimiser_of(choices, lambda config: optax.scale_by_radam(eps=config.adam_eps), loops)
+    numbers = numbers_to_hold(chosen, loops)
+    return Graph(
+        settings=settings_of("pqn", env, chosen, custom=choices.made_in_python(params=params)),
+        observation_space=env.observation_space,
+        action_space=actions,
+        loops=loops,
+        environment=environment.step,
+        policy=agent.explore,
+        gradients=MeanGradients(partial(_loss, agent), lambda learner: learner.network),
+        update=ElementwiseUpdate(partial(_update, optimiser)),
+        start_environment=environment.start,
+        start_memory=lambda: (),
+        start_learner=partial(_start, agent, optimiser, numbers),
+        action_mask=environment.action_mask,
+        weights=lambda learner: EpsilonGreedy(learner.network, _epsilon(chosen, learner)),
+        prepare=partial(_prepare, agent, chosen),
+        condition=unconditioned,
+        greedy=agent.act,
+        host=host,
+        report=with_schedules(partial(_report, chosen, partial(schedule_of, choices, loops)), numbers),
+        outputs=PolicyOutputs(q_values=lambda weights, observation: agent.values(weights.network, observation)),
+        hyperparameters=numbers,
+        parameters=environment.parameters,
+        settle=settle_of(numbers),
+    )
+
+
+# --- the fragments ------------------------------------------------------------------------------------
+
+
+def _start(agent: ValueAgent, optimiser: Optimiser, numbers: Mapping[str, float], key: Key) -> PQNLearner:
+    network = agent.outputs.start(key)
+    return PQNLearner(network, optimiser.init(network), no_updates(), as_data(numbers))
+
+
+def _epsilon(config: Any, learner: PQNLearner) -> Float[Array, ""]:
+    config, share = current(config, numbers_now(learner)), learner.updates_done
+    share = share / (learner.hyperparameters[PLANNED_UPDATES] * jnp.maximum(config.exploration_fraction, 1e-8))
+    return config.start_epsilon + jnp.minimum(share, 1) * (config.end_epsilon - config.start_epsilon)
+
+
+def _prepare(
+    agent: ValueAgent,
+    config: Any,
+    learner: PQNLearner,
+    trajectory: Trajectory,
+    *,
+    reduce: Reduce,
+    replicas: int,
+) -> tuple[PQNLearner, Batch]:
+    """Computes the lambda returns of a rollout, by the best legal action of each observation."""
+    config, steps = current(config, numbers_now(learner)), trajectory.steps
+    best = jax.vmap(partial(_best, agent, learner.network))
+    large = any(is_large(jax.ShapeDtypeStruct(x.shape[2:], x.dtype)) for x in jax.tree.leaves(steps.observation))
+    of_steps = partial(over_steps, best, at_once=IMAGES_AT_ONCE if large else None)
+    after = steps.info[FINAL_MASK] if jax.tree.leaves(steps.action_mask) else ()
+    last_mask = jax.tree.map(lambda mask: mask[-1], after)
+    final_value = jax.lax.cond(
+        jnp.any(steps.truncated),
+        lambda: of_steps(after, steps.final_observation),
+        lambda: jnp.zeros_like(steps.reward),
+    )
+    next_value = jax.vmap(bootstrap_values, in_axes=(1, 0, 1, 1, 1), out_axes=1)(
+        of_steps(steps.action_mask, steps.observation),
+        best(last_mask, trajectory.observation),
+        final_value,
+        steps.terminated,
+        steps.truncated,
+    )
+    returns = jax.vmap(partial(lambda_returns, td_lambda=config.td_lambda), in_axes=1, out_axes=1)
+    discount = jnp.broadcast_to(jnp.float32(config.gamma), steps.reward.shape)
+    target = returns(steps.reward, next_value, discount, steps.terminated | steps.truncated)
+    return learner, Batch(PQNSamples(steps.observation, steps.action, target))
+
+
+def _best(
+    agent: ValueAgent, network: PyTree[Array], action_mask: PyTree, observation: PyTree[Array]
+) -> Float[Array, ""]:
+    """Returns the value of the best legal action."""
+    return jnp.max(agent.distribution(agent.values(network, observation), action_mask).logits)
+
+
+def _loss(
+    agent: ValueAgent,
+    network: PyTree[Array],
+    learner: PQNLearner,
+    sample: PQNSamples,
+    sequence: PyTree[Array],
+) -> tuple[Float[Array, ""], Metrics]:
+    """Returns the loss of ONE sample."""
+    value = agent.of_action(agent.values(network, sample.observation), sample.action)
+    error = sample.target - value
+    return 0.5 * jnp.square(error), {"losses/td_error": jnp.abs(error), "losses/q": value}
+
+
+def _update(
+    optimiser: Optimiser, learner: PQNLearner, gradients: PyTree[Array], *, share: float = 1.0
+) -> PQNLearner:
+    held = numbers_now(learner)
+    network, state = descend(optimiser, learner.network, learner.optimiser, gradients, held, share=share)
+    return PQNLearner(network, state, advanced(learner.progress, share), learner.hyperparameters)
+
+
+def _report(config: PQNConfig, schedule: Any, learner: PQNLearner, batch: Batch) -> Metrics:
+    rate = rate_now(schedule(learner.hyperparameters), learner.optimiser)
+    return {"learning_rate": rate, "exploration/epsilon": _epsilon(config, learner)}
