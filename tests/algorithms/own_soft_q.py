@@ -7,21 +7,20 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import optax
 from jaxtyping import Array, PyTree
 
 import rollmill
-from rollmill.algorithms.off_policy import (
+from rollmill.algorithms import (
     StepCounts,
     adam,
     counted,
+    descend,
     follow,
     module,
     off_policy_graph,
     off_policy_parts,
     start_progress,
 )
-from rollmill.algorithms.optimisers import descend
 from rollmill.dataflow import Decision, MeanGradients
 from rollmill.networks import Categorical, action_values
 
@@ -86,6 +85,6 @@ def loss(values, config, network, learner, sample, sequence):
     return jnp.square(error), {"losses/td_error": jnp.abs(error)}
 
 
-def update(config, optimiser: optax.GradientTransformation, learner, gradients, *, share=1.0):
+def update(config, optimiser, learner, gradients, *, share=1.0):
     network, state = descend(optimiser, learner.network, learner.optimiser, gradients, share=share)
     return SoftQLearner(network, follow(learner.target, network, config.tau), state, counted(learner.progress))

@@ -1,5 +1,7 @@
 """An off-policy algorithm, a game and a search take one file each; the rest of the package knows none of them."""
 
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -37,6 +39,12 @@ def agreeing(iterations):
         learning_rate=5e-3,
         network=rollmill.NetworkConfig(hidden_sizes=(32,)),
     )
+
+
+def test_the_page_shows_the_file_and_it_is_short():
+    here = Path(__file__).parent
+    text, page = (here / "own_soft_q.py").read_text(), (here.parents[1] / "docs/extending.md").read_text()
+    assert text in page and text.count("\n") <= 120
 
 
 @pytest.mark.slow
