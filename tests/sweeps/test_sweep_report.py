@@ -4,12 +4,17 @@ import json
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 
+from rollmill.core.intervals import bootstrap_interval
 from rollmill.pages.charts import ticks
 from rollmill.record.metric_curves import MetricPoint
-from rollmill.sweeps.directory import SweepDirectory
-from rollmill.sweeps.report import LabelledCurve, figure, write_report
+from rollmill.sweeps.analysis import configurations, importances
+from rollmill.sweeps.directory import TRIAL_RESULTS, SweepDirectory
+from rollmill.sweeps.parallel import parallel_coordinates
+from rollmill.sweeps.ranking import ranked
+from rollmill.sweeps.report import LabelledCurve, figure, report, write_report
 from rollmill.sweeps.search_space import listed_axis
 from rollmill.sweeps.spec import SweepSpec
 from rollmill.training.request import TrainingRequest
@@ -119,3 +124,69 @@ def test_a_curve_lies_where_its_numbers_are():
 )
 def test_ticks(low, high, marks):
     assert ticks(float(low), float(high)) == pytest.approx(marks)
+
+
+def results(*rows):
+    return [{"lr": lr, "act": act, "seed": seed, "r": value} for lr, act, seed, value in rows]
+
+
+OPTIONS = ("lr", "act", "seed")
+LUCKY = results(
+    *((0.001, "tanh", 0, 90.0), (0.001, "tanh", 1, 80.0), (0.01, "tanh", 0, 100.0), (0.01, "tanh", 1, 20.0)),
+    *((0.001, "relu", 0, 91.0), (0.001, "relu", 1, None), (0.01, "relu", 0, 10.0), (0.01, "relu", 1, 14.0)),
+)
+
+
+def test_configurations_are_ranked_by_means_over_their_seeds():
+    found = configurations(LUCKY, OPTIONS, "r")
+    assert found[0] == ((0.001, "tanh"), 85.0, 80.0, 90.0, 2, 0)  # not the one with the seed of 100
+    assert [each.point for each in found[1:]] == [(0.01, "tanh"), (0.01, "relu"), (0.001, "relu")]
+    assert found[-1] == ((0.001, "relu"), 91.0, 91.0, 91.0, 1, 1)  # which lacks a seed
+
+
+def test_intervals_of_many_seeds_are_narrower_than_their_range_and_repeatable():
+    values = np.arange(10.0)[:, None]
+    low, high = bootstrap_interval(values)
+    assert 2.0 < low[0] < 3.5 < 5.5 < high[0] < 7.0
+    assert bootstrap_interval(values)[0] == low
+    spread = 1.96 * np.std(values) / np.sqrt(10)  # of a mean, for large numbers
+    assert high[0] - low[0] == pytest.approx(2 * spread, rel=0.15)
+
+
+def test_the_option_that_decides_is_the_most_important():
+    rows = [
+        {"lr": lr, "noise": noise, "seed": seed, "r": 10.0 * lr + 0.1 * ((7 * noise + 3 * seed) % 5)}
+        for lr in (1, 2, 3)
+        for noise in (0, 1)
+        for seed in range(4)
+    ]
+    shares = {each.option: each.share for each in importances(rows, ("lr", "noise", "seed"), "r")}
+    assert list(shares)[0] == "lr" and shares["lr"] > 0.95 and shares["noise"] < 0.02 and shares["seed"] < 0.02
+    assert importances(rows[:5], ("lr", "noise", "seed"), "r") == []
+    assert importances([{**row, "r": 1.0} for row in rows], ("lr",), "r") == []
+
+
+def test_numbers_in_a_range_are_binned():
+    rows = [{"lr": index / 30, "r": float(index)} for index in range(30)]
+    (share,) = importances(rows, ("lr",), "r")
+    assert 0.9 < share.share < 1.0
+
+
+def test_parallel_coordinates_place_values_on_their_axes():
+    found = configurations(LUCKY, OPTIONS, "r")
+    drawn = ElementTree.fromstring(parallel_coordinates(found, ("lr", "act"), "r"))
+    paths = drawn.findall(f"{SVG}path")
+    assert [path.get("class") for path in paths] == ["way", "way", "way", "way best"]
+    assert paths[-1].get("d") == "M70 296L450 296L830 54" and paths[-1][0].text == "lr=0.001, act=tanh: 85"
+    assert {text.text for text in drawn.findall(f"{SVG}text")} >= {"lr", "act", "r", "tanh", "relu", "0.001"}
+    assert parallel_coordinates(found[:1], ("lr", "act"), "r") == ""
+
+
+def test_the_report_has_configurations_coordinates_and_importance():
+    others = {"trial": "0", "status": "finished", **dict.fromkeys(TRIAL_RESULTS)}
+    rows = ranked([others | row for row in LUCKY], OPTIONS, "r")
+    text = report("a", [], rows, options=OPTIONS, metric="r", all_rows=rows)
+    page = Page(text)
+    assert not page.open and not page.loaded and "80 to 90" in page.cells and "1 of 2" in page.cells
+    parts = [text.index(part) for part in ("Configurations over", "Parallel", "Importance", "<th>trial")]
+    assert parts == sorted(parts)

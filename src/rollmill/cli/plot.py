@@ -17,7 +17,7 @@ MAX_LINES = 20
 
 @dataclass(frozen=True)
 class Plot:
-    """Draw learning curves: mean and range over the seeds of each configuration."""
+    """Draw learning curves: the mean over the seeds of each configuration, and its interval."""
 
     runs: Annotated[tuple[RunPath, ...], Arg(metavar="RUN [RUN ...]", positional=True)]
     """Directories of runs and of sweeps."""

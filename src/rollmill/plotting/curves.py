@@ -33,7 +33,7 @@ def plot(
     smoothing: float = 0.0,
     force: bool = False,
 ) -> Curves:
-    """Draws a metric of runs: mean and range over the seeds of each configuration.
+    """Draws a metric of runs: the mean over the seeds of each configuration, and its interval.
 
     Args:
         *runs: directories of runs and of sweeps.

@@ -1,4 +1,4 @@
-"""Curves of several trainings in groups of the same configuration: mean and range over their seeds.
+"""Curves of several trainings in groups of the same configuration: mean over their seeds, and its interval.
 
 Shape letter: `P` points of an axis.
 """
@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from rollmill.core.errors import DataError
+from rollmill.core.intervals import bootstrap_interval
 from rollmill.core.json_data import short_json
 from rollmill.record.metric_curves import MetricPoint
 
@@ -207,7 +208,7 @@ def thinned(points: Sequence[MetricPoint], most: int) -> list[MetricPoint]:
 
 
 def _band(positions: Sequence[Float[np.ndarray, " _"]], values: Sequence[Float[np.ndarray, " _"]]) -> Band:
-    """Mean and range of curves, from where all have begun. One that has ended keeps its last value."""
+    """Returns the mean of curves and its interval, from where all have begun. One that ended keeps its value."""
     x = np.linspace(max(at[0] for at in positions), max(at[-1] for at in positions), POINTS)
     rows = np.stack([np.interp(x, at, value) for at, value in zip(positions, values, strict=True)])
-    return Band(x, rows.mean(0), rows.min(0), rows.max(0))
+    return Band(x, rows.mean(0), *bootstrap_interval(rows))

@@ -42,7 +42,9 @@ def _seeds(group: CurveGroup) -> str:
 def explanation(curves: Curves) -> str:
     """How to read the figure, in a sentence or two."""
     several = any(len(group.runs) > 1 for group in curves.groups)
-    means = "Lines are means over seeds, areas their ranges; a seed that has ended keeps its last value."
+    means = (
+        "Lines are means over seeds, areas their intervals of 95 %. A seed that has ended keeps its last value."
+    )
     parts = [means] if several else []
     if curves.smoothing:
         parts.append(f"Each curve is an exponential moving mean with weight {curves.smoothing:g}.")

@@ -9,7 +9,9 @@ from rollmill.core.errors import StorageError
 from rollmill.core.folder import Folder
 from rollmill.pages.charts import ticks
 from rollmill.record.metric_curves import MetricPoint, thinned_curve
+from rollmill.sweeps.analysis import Configuration, Importance, configurations, importances, without_seed
 from rollmill.sweeps.directory import TRIAL_RESULTS, SweepDirectory
+from rollmill.sweeps.parallel import parallel_coordinates
 from rollmill.sweeps.ranking import OVER_SEEDS, SEED, count_best
 from rollmill.sweeps.spec import Trial, text_of
 
@@ -19,6 +21,8 @@ MAX_ROWS = 500
 """Rows of the table that are shown with their curves, the best ones."""
 MAX_POINTS = 12_000
 """Points of all curves together."""
+MAX_CONFIGURATIONS = 100
+"""Configurations of the table over seeds, the best ones."""
 MIN_OF_CURVE, MAX_OF_CURVE = 12, 120
 """Points of one curve."""
 
@@ -32,7 +36,13 @@ svg { width: 100%; height: auto } svg text { font-size: 12px; fill: currentColor
 .best { stroke: #d9730d; stroke-opacity: 1; stroke-width: 2.6 }
 .scroll { overflow-x: auto } table { border-collapse: collapse; font-variant-numeric: tabular-nums }
 th, td { text-align: left; padding: 2px 12px 2px 0; border-bottom: 1px solid #8883; white-space: nowrap }
-tr.best td { color: #d9730d; font-weight: 600 }"""
+tr.best td { color: #d9730d; font-weight: 600 }
+h2 { font-size: 1.1em; margin: 1.6em 0 .3em } p { max-width: 75ch }
+svg.parallel { min-width: 560px } .way { fill: none; stroke: #7a8fa6; stroke-width: 1.3 }
+.way:hover { stroke: #c22; stroke-width: 2.5 } .way.best { stroke: #d9730d; stroke-width: 2.6 }
+.share { display: grid; grid-template-columns: minmax(6em, 12em) 1fr 3.5em; gap: .8em; align-items: center }
+.share b { display: block; height: .8em; background: #8882; border-radius: 3px; overflow: hidden }
+.share i { display: block; height: 100%; background: #3a7fb0 } .share span:last-child { text-align: right }"""
 
 
 class LabelledCurve(NamedTuple):
@@ -65,7 +75,7 @@ def write_report(sweep: SweepDirectory, rows: Sequence[Mapping[str, Any]], metri
         f"{len(trials)} of {spec.num_trials} trials" if len(trials) < spec.num_trials else f"{len(trials)} trials"
     )
     title = f"{spec.request.algorithm} on {spec.request.environment}: {number}"
-    page = report(title, curves, shown, options=spec.options_varied, metric=metric, total=len(rows))
+    page = report(title, curves, shown, options=spec.options_varied, metric=metric, all_rows=rows)
     try:
         with Folder(sweep.root).replacing(REPORT) as file:
             file.write(page.encode())
@@ -87,13 +97,14 @@ def report(
     *,
     options: Sequence[str],
     metric: str,
-    total: int,
+    all_rows: Sequence[Mapping[str, Any]],
 ) -> str:
     """Returns the page of a sweep, with the learning curve of each row.
 
-    Rows are sorted by the column `metric`, the best first; of `total` rows only the first may be shown. `options`
-    are the columns with the settings of a trial.
+    Rows are sorted by the column `metric`, the best first, and only the first of `all_rows` may be shown.
+    `options` are the columns with the settings of a trial.
     """
+    total = len(all_rows)
     best = count_best(rows, options, metric)
     note = f"The best {len(rows)} of {total} are shown." if total > len(rows) else ""
     columns = ("trial", *options, "status", *TRIAL_RESULTS, *(OVER_SEEDS if SEED in options else ()))
@@ -106,9 +117,59 @@ def report(
             f"<h1>{escape(title)}</h1>",
             f"<p>Return over environment steps; the best by {escape(by)} in orange. {note}</p>",
             figure(curves, num_best=best),
+            *_sections(all_rows, options, metric),
             f'<div class="scroll">{_table(rows, columns, num_best=best)}</div>',
             "</body></html>\n",
         ]
+    )
+
+
+def _sections(rows: Sequence[Mapping[str, Any]], options: Sequence[str], metric: str) -> list[str]:
+    """Returns what all trials together tell: configurations over their seeds, their picture, and importance."""
+    found, names = configurations(rows, options, metric), without_seed(options)
+    parts = []
+    if SEED in options and found:
+        lines = [[*each.point, each.mean, _interval(each), _seeds(each)] for each in found[:MAX_CONFIGURATIONS]]
+        columns = (*names, f"mean {metric}", "95 % interval", "seeds")
+        parts += [
+            "<h2>Configurations over their seeds</h2>",
+            "<p>The highest mean comes first, among those that have all seeds. Intervals are by bootstrap over "
+            "the seeds: where those of two configurations overlap, more seeds may turn the order round.</p>",
+            f'<div class="scroll">{_plain_table(columns, lines)}</div>',
+        ]
+    if len(names) > 1 and (picture := parallel_coordinates(found, names, metric)):
+        how = "A line for each configuration, the stronger the better, and the best in orange."
+        parts += ["<h2>Parallel coordinates</h2>", f"<p>{how}</p>", f'<div class="scroll">{picture}</div>']
+    if len(options) > 1 and (shares := importances(rows, options, metric)):
+        parts += [
+            "<h2>Importance of options</h2>",
+            f"<p>The share of the differences in {escape(metric)} between trials that each option explains by "
+            "itself, less what chance would give. Options that matter only together have small shares. That of "
+            "the seed is noise.</p>",
+            *(_share(each) for each in shares),
+        ]
+    return parts
+
+
+def _interval(each: Configuration) -> str:
+    return f"{_short(each.low)} to {_short(each.high)}" if each.seeds > 1 else ""
+
+
+def _seeds(each: Configuration) -> str:
+    return f"{each.seeds} of {each.seeds + each.missing}" if each.missing else str(each.seeds)
+
+
+def _plain_table(columns: Sequence[str], lines: Sequence[Sequence[Any]]) -> str:
+    head = "".join(f"<th>{escape(name)}</th>" for name in columns)
+    cells = ("".join(f"<td>{escape(_cell(value))}</td>" for value in line) for line in lines)
+    body = "".join(f"<tr>{line}</tr>" for line in cells)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _share(each: Importance) -> str:
+    width = f'<i style="width:{100 * each.share:.1f}%"></i>'
+    return (
+        f'<div class="share"><span>{escape(each.option)}</span><b>{width}</b><span>{each.share:.0%}</span></div>'
     )
 
 

@@ -1,0 +1,28 @@
+"""Intervals of means over few values, by bootstrap.
+
+Shape letters: `N` values; `P` numbers of each.
+"""
+
+import numpy as np
+from jaxtyping import Float
+
+RESAMPLES = 1000
+CONFIDENCE = 0.95
+MAX_OF_RANGE = 3
+"""Values up to which the interval is their range: each extreme is more than 2.5 % of the resampled means."""
+
+
+def bootstrap_interval(
+    values: Float[np.ndarray, "N P"],
+) -> tuple[Float[np.ndarray, " P"], Float[np.ndarray, " P"]]:
+    """Returns the lower and the upper end of an interval of 95 % for the mean over `N`, by resampling the values.
+
+    The resamples are always the same, so that equal values have equal intervals.
+    """
+    number = len(values)
+    if number <= MAX_OF_RANGE:
+        return values.min(0), values.max(0)
+    counts = np.random.default_rng(0).multinomial(number, np.full(number, 1 / number), size=RESAMPLES)
+    means = counts @ values / number
+    low, high = np.quantile(means, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], axis=0)
+    return low, high
