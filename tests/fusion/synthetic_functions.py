@@ -546,6 +546,24 @@ def draws(key, i):
     }
 
 
+def gamma_functions(x):
+    return [lax.lgamma(x), lax.lgamma(10 * x), lax.lgamma(SPECIAL[1]), jax.scipy.special.betaln(jnp.abs(x), 2.0)]
+
+
+def distributions(key, x):
+    a, b, c = jax.random.split(key, 3)
+    shape = jnp.abs(x) + 0.1
+    return {
+        "gamma": jax.random.gamma(a, shape),
+        "gammas": jax.random.gamma(b, 2.5, (6,)),
+        "logarithm": jax.random.loggamma(c, shape[0]),
+        "beta": jax.random.beta(a, shape[0], 2.0),
+        "few": jax.random.poisson(b, shape[1]),
+        "many": jax.random.poisson(c, 20 * shape[2]),
+        "binomial": jax.random.binomial(a, 12.0, 0.3),
+    }
+
+
 def shuffles(key):
     a, b, c = jax.random.split(key, 3)
     p = jnp.array([0.1, 0.2, 0.3, 0.4])
@@ -790,6 +808,8 @@ FUNCTIONS = {
     "row_loops": (row_loops, (row_weights(),), (floats((40,)), integers((), 0, 7))),
     "made_of_numbers": (made_of_numbers, (row_weights(),), (floats((40,)), integers((), 0, 7))),
     "draws": (draws, (), (keys(), integers((), 0, 9))),
+    "gamma_functions": (gamma_functions, (), (floats((3,)),)),
+    "distributions": (distributions, (), (keys(), floats((3,)))),
     "shuffles": (shuffles, (), (keys(),)),
     "wrappers": (wrappers, (), (floats((3,)),)),
 }

@@ -8,7 +8,7 @@ from synthetic_functions import FUNCTIONS
 
 from wordings import raises
 
-LONG = ("convolutions", "odd_convolutions", "convolution_layers", "deep_rows")
+LONG = ("convolutions", "odd_convolutions", "convolution_layers", "deep_rows", "distributions")
 CODED = [
     pytest.param(name, marks=pytest.mark.slow if name in LONG else ())
     for name in FUNCTIONS
@@ -16,7 +16,9 @@ CODED = [
 ]
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name == "distributions" else ()) for name in FUNCTIONS]
+)
 @pytest.mark.slow_beyond(10)
 def test_as_under_vmap(name):
     function, uniform, each = FUNCTIONS[name]
@@ -38,7 +40,7 @@ def test_machine_code_says_what_it_lacks():
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION is unset")
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("name", [name for name in FUNCTIONS if name != "distributions"])  # takes minutes
 def test_kernels_compile_for_a_gpu_that_is_not_here(name, tmp_path, monkeypatch):
     """Whether they compute the same is asked of a GPU by benchmarks/fusion_parity.py --functions."""
     pytest.importorskip("triton", reason="Triton is not installed: pip install 'rollmill[fusion]'")

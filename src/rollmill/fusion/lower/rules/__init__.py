@@ -15,6 +15,7 @@ from rollmill.fusion.lower.rules import (
     scattering,
     shapes,
     sorting,
+    special,
     windows,
 )
 
@@ -32,6 +33,7 @@ RULES: dict[str, Rule] = {
     **calls.RULES,
     **control.RULES,
     **random.RULES,
+    **special.RULES,
 }
 
 
