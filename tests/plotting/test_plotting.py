@@ -116,6 +116,7 @@ def test_more_groups_than_colours_are_drawn_in_grey(tmp_path):
             ("has-no-metric-there", "'losses/nothing'", "episode/return, losses/total"),
         ),
         ({"smoothing": 1.0}, ("smoothing-has-to-be-from",)),
+        ({"baselines": {"rule": float("nan")}}, ("baseline-has-to-be-finite", "rule")),
         ({"x": "hours"}, ("x-has-to-be-or", "steps, seconds")),
         ({"output": "c.pdf"}, ("has-to-end-in-html",)),
         ({"output": "nowhere/c.html"}, ("cannot-be-written-there-is",)),
@@ -182,6 +183,19 @@ def test_the_command_writes_a_page_and_prints_the_last_values(tmp_path, monkeypa
     assert ended.value.code == 0 and (tmp_path / "curves.html").is_file()
     shown = capsys.readouterr().out
     assert "ppo on CartPole-v1: episode/return 10.5, 2 seeds from 10.0 to 11.0" in shown
+
+
+def test_policies_that_are_not_trained_are_level_lines(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    run = recorded(tmp_path, "run", [1.0, 10.0])
+    curves = rollmill.plot(run, output="c.html", baselines={"random": 22.5})
+    assert curves.baselines == {"random": 22.5} and "random: 22.5" in (tmp_path / "c.html").read_text()
+    for words, code in ((["--baseline", "random=22.5", "--baseline", "a=b=3"], 0), (["--baseline", "random"], 2)):
+        with pytest.raises(SystemExit) as ended:
+            main(["plot", "run", *words])
+        assert ended.value.code == code
+    assert "a=b: 3" in (tmp_path / "curves.html").read_text()
+    assert "--baseline random has to be NAME=NUMBER" in capsys.readouterr().err
 
 
 def test_groups_with_labels_that_are_cut_have_an_entry_each(tmp_path):

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from rollmill.cli.parsing import parse
+from rollmill.core.errors import UsageError
 from rollmill.core.options import Arg
 from rollmill.core.stored_paths import RunPath
 from rollmill.core.text import compact, number, printable
@@ -29,6 +30,9 @@ class Plot:
     """Axis: steps, seconds, or both."""
     smoothing: float = 0.0
     """Weight of the past in an exponential moving mean of each curve, from 0 to below 1."""
+    baselines: Annotated[tuple[str, ...], Arg(name="baseline", metavar="NAME=NUMBER", repeated=True)] = ()
+    """Draw a level line, such as the mean return that `rollmill evaluate random` prints. May be given several
+    times."""
     force: Annotated[bool, Arg(only_on=True)] = False
     """Replace an existing file."""
 
@@ -43,6 +47,7 @@ def run(arguments: list[str]) -> int:
         x=options.x,
         smoothing=options.smoothing,
         force=options.force,
+        baselines=dict(map(_baseline, options.baselines)),
     )
     if curves.left_out:
         print(
@@ -51,6 +56,17 @@ def run(arguments: list[str]) -> int:
     print("\n".join(_lines(curves)))
     print(f"wrote {options.output}")
     return 0
+
+
+def _baseline(text: str) -> tuple[str, float]:
+    """Returns the name and the value of `NAME=NUMBER`. Raises a `UsageError` for another text."""
+    name, equals, value = text.rpartition("=")
+    try:
+        if name and equals:
+            return name, float(value)
+    except ValueError:
+        pass
+    raise UsageError(f"--baseline {text} has to be NAME=NUMBER, such as random=22.5.")
 
 
 def _lines(curves: Curves) -> list[str]:

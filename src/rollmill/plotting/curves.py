@@ -1,8 +1,10 @@
 """Reads the curves of runs and sweeps, and writes them as a page or a PNG."""
 
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from rollmill.core.errors import CheckpointError, DataError, StorageError, UsageError
@@ -32,6 +34,7 @@ def plot(
     x: str = "both",
     smoothing: float = 0.0,
     force: bool = False,
+    baselines: Mapping[str, float] = MappingProxyType({}),
 ) -> Curves:
     """Draws a metric of runs: the mean over the seeds of each configuration, and its interval.
 
@@ -42,6 +45,8 @@ def plot(
         x: axis, `steps` or `seconds`, or `both` below each other.
         smoothing: weight of the past in an exponential moving mean of each curve, from 0 to below 1.
         force: replace an existing file.
+        baselines: values of policies that are not trained, by name, such as the mean return of
+            `rollmill.evaluate("random", env=...)`. Each is a level line.
 
     Returns:
         The curves as arrays.
@@ -56,10 +61,19 @@ def plot(
     opened = _opened(runs)  # what is no run is told before what is wrong with the output
     if file is not None:
         check_output(file, force=force)
-    curves = _read_curves(opened, metric=metric, smoothing=smoothing)
+    curves = _read_curves(opened, metric=metric, smoothing=smoothing)._replace(baselines=_checked(baselines))
     if file is not None:
         write_curves(file, curves, axes)
     return curves
+
+
+def _checked(baselines: Mapping[str, float]) -> dict[str, float]:
+    """Returns the levels of baselines. Raises a `UsageError` for one that is no finite number."""
+    found = {name: coerce(f"baseline {name}", float, value) for name, value in baselines.items()}
+    for name, value in found.items():
+        if not math.isfinite(value):
+            raise UsageError(f"baseline {name}={value} has to be a finite number.")
+    return found
 
 
 def axes_of(x: str) -> tuple[str, ...]:

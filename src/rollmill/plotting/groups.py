@@ -4,6 +4,7 @@ Shape letter: `P` points of an axis.
 """
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -74,6 +75,8 @@ class Curves(NamedTuple):
     groups: tuple[CurveGroup, ...]
     left_out: tuple[str, ...] = ()
     """Trials of sweeps that have no value of the metric yet."""
+    baselines: Mapping[str, float] = MappingProxyType({})
+    """Values of policies that are not trained, by name."""
 
 
 def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:

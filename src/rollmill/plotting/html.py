@@ -7,7 +7,16 @@ from rollmill.pages import charts
 from rollmill.pages.charts import ChartLine, chart
 from rollmill.pages.page import asset, escaped, folded, legend, page, section, table
 from rollmill.plotting.groups import CurveGroup, Curves
-from rollmill.plotting.words import AXIS_TITLES, COLOURED, GREY, MAX_LABEL, explanation, labels, metric_title
+from rollmill.plotting.words import (
+    AXIS_TITLES,
+    COLOURED,
+    GREY,
+    MAX_LABEL,
+    baseline_label,
+    explanation,
+    labels,
+    metric_title,
+)
 
 MAX_FAINT = 200
 MAX_ROWS = 500
@@ -22,6 +31,7 @@ def curves_page(curves: Curves, axes: Sequence[str]) -> str:
     title = f"{metric_title(curves).capitalize()} of {_subject(curves)}"
     names = labels(curves.groups)
     colours = [(name, f"c{index}") for index, name in enumerate(names[:COLOURED])]
+    colours += [(baseline_label(name, value), GREY) for name, value in curves.baselines.items()]
     left_out = f"No values yet: {', '.join(curves.left_out[:20])}." if curves.left_out else ""
     body = [
         f"<h1>{escaped(title)}</h1>",
@@ -46,7 +56,14 @@ def _subject(curves: Curves) -> str:
 
 def _lines(curves: Curves, names: Sequence[str], axis: str) -> list[ChartLine]:
     groups = curves.groups[: COLOURED + MAX_FAINT]
-    return [_line(index, names[index], group, axis) for index, group in enumerate(groups)]
+    lines = [_line(index, names[index], group, axis) for index, group in enumerate(groups)]
+    ends = [end for line in lines for end in line.x]
+    return lines + [_level(name, value, min(ends), max(ends)) for name, value in curves.baselines.items()]
+
+
+def _level(name: str, value: float, first: float, last: float) -> ChartLine:
+    y = (value, value)
+    return ChartLine(baseline_label(name, value), GREY, (first, last), y, y, y)
 
 
 def _line(index: int, name: str, group: CurveGroup, axis: str) -> ChartLine:

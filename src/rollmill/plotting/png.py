@@ -6,7 +6,7 @@ from typing import IO, Any
 from rollmill.core.text import compact
 from rollmill.pictures import GREY, new_figure, tidy
 from rollmill.plotting.groups import Curves
-from rollmill.plotting.words import AXIS_TITLES, COLOURED, labels, metric_title
+from rollmill.plotting.words import AXIS_TITLES, COLOURED, baseline_label, labels, metric_title
 
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8c7a00", "#5b3f95")
 WIDTH, HEIGHT = 8.0, 4.2
@@ -37,6 +37,8 @@ def _draw(part: Any, curves: Curves, axis: str) -> None:
         part.plot(band.x, band.mean, color=colour, linewidth=1.8 if coloured else 0.8)
     for colour, name in zip(COLOURS, labels(curves.groups)[:COLOURED], strict=False):
         part.plot([], [], color=colour, linewidth=1.8, label=name)
+    for name, value in curves.baselines.items():
+        part.axhline(value, color=GREY, linestyle="--", linewidth=1.2, label=baseline_label(name, value))
     part.set_xlabel(AXIS_TITLES[axis])
     part.set_ylabel(metric_title(curves), parse_math=False)
     part.xaxis.set_major_formatter(lambda value, _: compact(value))

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from rollmill.core.text import cut, one_line
+from rollmill.core.text import cut, number, one_line
 from rollmill.plotting.groups import CurveGroup, Curves
 
 AXIS_TITLES = {"steps": "environment steps", "seconds": "seconds of training"}
@@ -37,6 +37,11 @@ def _distinct(text: str, group: CurveGroup) -> str:
 
 def _seeds(group: CurveGroup) -> str:
     return f" ({len(group.runs)} seeds)" if len(group.runs) > 1 else ""
+
+
+def baseline_label(name: str, value: float) -> str:
+    """Returns the label of a level line: the name of a policy that is not trained, and its value."""
+    return f"{one_line(cut(name, MAX_LABEL))}: {number(value)}"
 
 
 def explanation(curves: Curves) -> str:
