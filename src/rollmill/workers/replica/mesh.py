@@ -75,8 +75,7 @@ def join_mesh(spec: RunSpec, begin: Begin, rank: int, *, host: str = "") -> None
     """
     cpu = spec.platform == "cpu"
     if cpu:
-        if host:
-            _connect_gloo_at(host)
+        _connect_gloo_at(host or begin.rendezvous_address.rpartition(":")[0])
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(
         begin.rendezvous_address,
@@ -88,7 +87,7 @@ def join_mesh(spec: RunSpec, begin: Begin, rank: int, *, host: str = "") -> None
 
 
 def _connect_gloo_at(host: str) -> None:
-    """Lets Gloo listen at this host's address instead of that of the host's name, which is often a loopback's."""
+    """Lets Gloo listen at this host's address instead of that of its name, which may have none."""
     make = _jax.make_gloo_tcp_collectives
     if not isinstance(make, partial):
         _jax.make_gloo_tcp_collectives = partial(make, hostname=host)  # JAX has no option
