@@ -6,8 +6,16 @@ import sys
 import pytest
 from tensorboardX.crc32c import crc32c as other_crc32c
 from tensorboardX.proto.event_pb2 import Event
+from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
 
-from rollmill.record.event_records import crc32c, record, restart_event, scalars_event, version_event
+from rollmill.record.event_records import (
+    crc32c,
+    hyperparameters_event,
+    record,
+    restart_event,
+    scalars_event,
+    version_event,
+)
 
 
 def test_the_checksum_is_that_of_the_standard():
@@ -73,3 +81,15 @@ def test_nothing_is_imported_while_a_training_runs(tmp_path):
     command = [sys.executable, "-c", WATCHED, str(tmp_path / "run")]
     completed = subprocess.run(command, capture_output=True, text=True)
     assert (completed.stdout, completed.returncode) == ("6 []\n", 0), completed.stderr
+
+
+def test_hyperparameters_are_read_by_their_schema():
+    given = {"rate": 0.25, "steps": 128, "anneal": True, "off": False, "torso": "ü", "sizes": [64, 64]}
+    (value,) = Event.FromString(hyperparameters_event(2.5, "run", given)).summary.value
+    assert value.tag == "_hparams_/session_start_info" and value.metadata.plugin_data.plugin_name == "hparams"
+    assert value.tensor.dtype == 1 and list(value.tensor.float_val) == [0.0]
+    assert [dim.size for dim in value.tensor.tensor_shape.dim] == [1]
+    session = HParamsPluginData.FromString(value.metadata.plugin_data.content).session_start_info
+    assert (session.group_name, session.start_time_secs) == ("run", 2.5)
+    read = {name: getattr(each, each.WhichOneof("kind")) for name, each in session.hparams.items()}
+    assert read == {**given, "steps": 128.0, "sizes": "[64, 64]"}

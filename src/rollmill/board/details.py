@@ -16,7 +16,7 @@ from rollmill.overview.entries import Entry
 from rollmill.overview.table import steps_text
 from rollmill.pages.page import escaped, folded, table, tiles
 from rollmill.planning.plan import Plan
-from rollmill.plotting.groups import setting_text
+from rollmill.plotting.groups import SeedCurve, setting_text
 from rollmill.record.metric_curves import metric_names
 from rollmill.record.run_directory import RunDirectory
 
@@ -128,16 +128,20 @@ def _picture(file: str) -> str:
 
 
 def _charts(cache: CurveCache, item: Item, run: RunDirectory) -> list[str]:
-    """Returns small figures of the run's metrics over its steps."""
+    """Returns small figures of the metrics that change, over the run's steps."""
     try:
         names = metric_names(run)
     except RollmillError:
         return []
     charts = []
     for name in sorted((name for name in names if "_seed" not in name), key=_rank)[:MAX_CHARTS]:
-        if curves := [curve for curve in cache.curves(item, name) if len(curve.points) > 1]:
+        if curves := [curve for curve in cache.curves(item, name) if _varies(curve)]:
             charts.append(small_chart(curves, name))
     return ['<div class="charts">', *charts, "</div>"] if charts else []
+
+
+def _varies(curve: SeedCurve) -> bool:
+    return len({point.value for point in curve.points}) > 1
 
 
 def _rank(name: str) -> tuple:

@@ -6,10 +6,16 @@ import time
 from collections.abc import Mapping
 from queue import SimpleQueue
 from threading import Thread
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from rollmill.core.folder import Folder, ForeignFileError
-from rollmill.record.event_records import record, restart_event, scalars_event, version_event
+from rollmill.record.event_records import (
+    hyperparameters_event,
+    record,
+    restart_event,
+    scalars_event,
+    version_event,
+)
 from rollmill.record.json_files import write_failure
 
 
@@ -22,12 +28,20 @@ class _Entry(NamedTuple):
 class EventLog:
     """One TensorBoard event file, in a folder that is created at the first entry.
 
-    On resuming, TensorBoard hides entries of earlier files from `purge_step` on. Its thread imports nothing: an
+    Its file begins with the hyperparameters, if there are any. On resuming, TensorBoard hides entries of earlier
+    files from `purge_step` on. Its thread imports nothing: an
     import would hold up the training's own threads.
     """
 
-    def __init__(self, folder: Folder, *, purge_step: int | None = None) -> None:
+    def __init__(
+        self,
+        folder: Folder,
+        *,
+        purge_step: int | None = None,
+        hyperparameters: Mapping[str, Any] | None = None,
+    ) -> None:
         self._folder = folder
+        self._hyperparameters = hyperparameters or {}
         self._purge_step = purge_step
         self._entries: SimpleQueue[_Entry | None] = SimpleQueue()
         self._thread: Thread | None = None
@@ -61,6 +75,9 @@ class EventLog:
     def _write_entries(self) -> None:
         try:
             with _open_events(self._folder, self._purge_step) as file:
+                if self._hyperparameters:
+                    run = self._folder.root.name
+                    file.write(record(hyperparameters_event(time.time(), run, self._hyperparameters)))
                 while (entry := self._entries.get()) is not None:
                     file.write(record(scalars_event(entry.wall_time, entry.step, entry.scalars)))
                     if self._entries.empty():

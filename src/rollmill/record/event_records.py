@@ -8,6 +8,7 @@ beginning, in which its own threads wait for the interpreter's lock. The fields 
 import struct
 from collections.abc import Mapping
 from functools import cache
+from typing import Any
 
 POLYNOMIAL = 0x82F63B78
 """CRC-32C (Castagnoli), its bits reversed."""
@@ -17,6 +18,7 @@ VERSION = "brain.Event:2"
 """Version of the format, in each file's first event."""
 START = 1
 """`SessionLog.START`."""
+HPARAMS, SESSION_TAG = "hparams", "_hparams_/session_start_info"
 
 
 def version_event(wall_time: float) -> bytes:
@@ -35,6 +37,28 @@ def scalars_event(wall_time: float, step: int, scalars: Mapping[str, float]) -> 
         _bytes(1, _bytes(1, name.encode(errors="replace")) + _float(2, value)) for name, value in scalars.items()
     )
     return _double(1, wall_time) + _integer(2, step) + _bytes(5, b"".join(values))
+
+
+def hyperparameters_event(wall_time: float, group: str, values: Mapping[str, Any]) -> bytes:
+    """Returns an event with the hyperparameters of a session, which TensorBoard's page HParams compares.
+
+    Numbers, booleans and texts stay what they are. Other values become texts.
+    """
+    names = {name: _bytes(1, name.encode(errors="replace")) for name in values}
+    entries = (_bytes(1, names[name] + _bytes(2, _value(values[name]))) for name in values)
+    session = b"".join(entries) + _bytes(4, group.encode(errors="replace")) + _double(5, wall_time)
+    plugin = _bytes(1, HPARAMS.encode()) + _bytes(2, _bytes(3, session))
+    summary = _bytes(1, SESSION_TAG.encode()) + _bytes(8, ZERO_TENSOR) + _bytes(9, _bytes(1, plugin))
+    return _double(1, wall_time) + _bytes(5, _bytes(1, summary))
+
+
+def _value(value: Any) -> bytes:
+    """Encodes a `google.protobuf.Value`."""
+    if isinstance(value, bool):
+        return _varint(4 << 3) + _varint(value)
+    if isinstance(value, int | float):
+        return _double(2, float(value))
+    return _bytes(3, str(value).encode(errors="replace"))
 
 
 def record(event: bytes) -> bytes:
@@ -96,3 +120,7 @@ def _varint(value: int) -> bytes:
         encoded.append(value & 0x7F | 0x80)
         value >>= 7
     return bytes([*encoded, value])
+
+
+ZERO_TENSOR = _integer(1, 1) + _bytes(2, _bytes(2, _integer(1, 1))) + _bytes(5, struct.pack("<f", 0.0))
+"""A float32 of shape [1], which summaries of a plug-in have to hold."""

@@ -43,7 +43,7 @@ class MetricsLog:
     def __init__(self, run: RunDirectory, *, resume_from: int, tensorboard: bool = True) -> None:
         self._run, self._path, self._folder = run, run.metrics_file, run.tensorboard
         purge_step = self._open(resume_from)
-        self._events = EventLog(run.tensorboard, purge_step=purge_step) if tensorboard else None
+        self._events = self._event_log(purge_step) if tensorboard else None
 
     def write(self, iteration: int, env_steps: int, metrics: Mapping[str, Any]) -> dict[str, Any]:
         """Appends one line, completely or not at all, and returns it once it is in the file.
@@ -72,7 +72,7 @@ class MetricsLog:
         purge_step = self._open(iteration)
         if self._events is not None:
             self._events.close()
-            self._events = EventLog(self._folder, purge_step=purge_step)
+            self._events = self._event_log(purge_step)
 
     def close(self) -> None:
         """Completes and closes both files. Raises a `StorageError` if TensorBoard's file could not be written."""
@@ -89,6 +89,9 @@ class MetricsLog:
         except StorageError:
             if kind is None:  # must not hide an exception in flight
                 raise
+
+    def _event_log(self, purge_step: int | None) -> EventLog:
+        return EventLog(self._folder, purge_step=purge_step, hyperparameters=_hyperparameters(self._run))
 
     def _open(self, iteration: int) -> int | None:
         try:
@@ -108,6 +111,29 @@ class MetricsLog:
             with contextlib.suppress(OSError):
                 self._file.truncate(size)
             raise write_failure(self._path, error) from error
+
+
+def _hyperparameters(run: RunDirectory) -> dict[str, Any]:
+    """Returns the hyperparameters of a run by dotted names, with algorithm, environment and seed."""
+    try:
+        config = run.read_config()
+    except CheckpointError:
+        return {}
+    graph, options = _object(config.get("graph")), _object(config.get("options"))
+    named = {name: graph.get(name) for name in ("algorithm", "environment")} | {"seed": options.get("seed")}
+    return {name: value for name, value in _flat(named | _object(graph.get("config"))) if value is not None}
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

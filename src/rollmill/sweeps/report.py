@@ -40,7 +40,7 @@ tr.best td { color: #d9730d; font-weight: 600 }
 h2 { font-size: 1.1em; margin: 1.6em 0 .3em } p { max-width: 75ch }
 svg.parallel { min-width: 560px } .way { fill: none; stroke: #7a8fa6; stroke-width: 1.3 }
 .way:hover { stroke: #c22; stroke-width: 2.5 } .way.best { stroke: #d9730d; stroke-width: 2.6 }
-.share { display: grid; grid-template-columns: minmax(6em, 12em) 1fr 3.5em; gap: .8em; align-items: center }
+.share { display: grid; grid-template-columns: minmax(6em, 11em) 1fr 3.5em; gap: .8em; align-items: center }
 .share b { display: block; height: .8em; background: #8882; border-radius: 3px; overflow: hidden }
 .share i { display: block; height: 100%; background: #3a7fb0 } .share span:last-child { text-align: right }"""
 
@@ -112,12 +112,15 @@ def report(
     return "\n".join(
         [
             "<!doctype html>",
-            f'<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>',
+            '<html lang="en"><head><meta charset="utf-8">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f"<title>{escape(title)}</title>",
             f"<style>\n{STYLE}\n</style></head><body>",
             f"<h1>{escape(title)}</h1>",
             f"<p>Return over environment steps; the best by {escape(by)} in orange. {note}</p>",
             figure(curves, num_best=best),
             *_sections(all_rows, options, metric),
+            "<h2>Trials</h2>",
             f'<div class="scroll">{_table(rows, columns, num_best=best)}</div>',
             "</body></html>\n",
         ]
