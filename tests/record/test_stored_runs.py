@@ -230,6 +230,16 @@ def test_a_run_that_another_tool_has_copied_is_read(url, tmp_path):
     assert not (there.checkpoints.path / ".hidden").exists()
 
 
+def test_a_checkpoint_that_is_deleted_while_the_run_is_fetched_is_left_out(url, monkeypatch, tmp_path):
+    begin(url)
+    train(url, 10)
+    original, stale = ObjectStore.sizes, ObjectStore(url).sizes()
+    train(url, 20, 30)
+    lists = [stale, stale]
+    monkeypatch.setattr(ObjectStore, "sizes", lambda self: lists.pop() if lists else original(self))
+    assert restored(elsewhere(monkeypatch, tmp_path, url))[0] == (20, 30)
+
+
 def test_what_cannot_be_a_run_is_refused(url):
     with raises("holds-no-run", url):
         RunDirectory.open(folder(url))

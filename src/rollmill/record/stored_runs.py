@@ -27,6 +27,8 @@ from rollmill.record.run_directory import CONFIG, RunDirectory
 MARKER, WRITER = "stored.json", "writer.txt"
 """The file that tells which run it is, and the one with the process that copies it."""
 CHECKPOINTS = "checkpoints"
+TRIES = 5
+"""How often a run is read that a training changes meanwhile."""
 _SAFE_NAME = re.compile(r"[\w+-][\w.+-]*(/[\w+-][\w.+-]*){0,2}")
 """Names of files of a run. Others, such as those that begin with a dot, are neither copied nor fetched."""
 
@@ -96,19 +98,30 @@ def bring(root: Path, url: str) -> None:
     with _alone(root):
         if root.is_dir() and (run.is_held() or run.is_locked()):
             return
-        names = patiently(store.sizes)
-        there = patiently(lambda: read_marker(store)) if MARKER in names else None
-        if there is None and CONFIG in names:
-            there = Marker()
-        if there is None:
-            _check_empty(url, names)
-            return
-        here = local_marker(run.folder)
-        if (root / CONFIG).exists() and (here is None or here.run != there.run):
-            _move_aside(root)
-            here = None
-        if here is None or _standing(here, _local_checkpoints(run)) < _standing(there, whole_checkpoints(names)):
-            _fetch(store, names, run, there)
+        for left in reversed(range(TRIES)):
+            try:
+                _bring(store, run)
+            except MissingObjectError:  # a training has deleted a checkpoint since its name was read
+                if not left:
+                    raise
+            else:
+                break
+
+
+def _bring(store: ObjectStore, run: RunDirectory) -> None:
+    names = patiently(store.sizes)
+    there = patiently(lambda: read_marker(store)) if MARKER in names else None
+    if there is None and CONFIG in names:
+        there = Marker()
+    if there is None:
+        _check_empty(store.url, names)
+        return
+    here = local_marker(run.folder)
+    if run.config_file.exists() and (here is None or here.run != there.run):
+        _move_aside(run.root)
+        here = None
+    if here is None or _standing(here, _local_checkpoints(run)) < _standing(there, whole_checkpoints(names)):
+        _fetch(store, names, run, there)
 
 
 def _standing(marker: Marker, checkpoints: set[str]) -> tuple[int, int]:
