@@ -2,8 +2,8 @@
 
     python scripts/robot_pictures.py [NAME ...] [--runs FOLDER] [--steps 150]
 
-Policies are those of the runs FOLDER/robots-NAME. A robot without a run moves under random controls, each of which
-it keeps for a while, and C MuJoCo steps it, so that nothing is compiled. MuJoCo's renderer has to be installed.
+Policies are those of the runs FOLDER/robots-NAME. A robot without a run moves under random controls or by simple
+laws, and C MuJoCo steps it, so that nothing is compiled. MuJoCo's renderer has to be installed.
 """
 
 import argparse
@@ -43,9 +43,10 @@ class Motion(NamedTuple):
 
     text: str
     substeps: int
-    middle: Any
-    """Controls around which random ones are drawn."""
-    reach: Any
+    control: Callable[[Any, int], np.ndarray]
+    """Of MuJoCo's state and the step."""
+    lowest: float = -1.0
+    """Height of the first body at which its pictures end."""
 
 
 def motions() -> dict[str, Motion]:
@@ -53,18 +54,43 @@ def motions() -> dict[str, Motion]:
     hover = np.concatenate([np.zeros(8), np.full(4, 0.62)])
     sway = np.concatenate([np.full(8, 0.1), np.full(4, 0.03)])
     lift = np.array([0.0, 0.0, 1.35, 0.0, 0.0, 1.35])
+    pose = np.array(franka_cabinet.POSE)
     return {
-        "Ant": Motion(ant.model_text(), ant.SUBSTEPS, 0.0, 0.7),
-        "Anymal": Motion(anymal.model_text(), anymal.SUBSTEPS, np.array(anymal.DEFAULTS), 0.25),
-        "BallBalance": Motion(ball_balance.model_text(), ball_balance.SUBSTEPS, 0.0, 0.08),
-        "Cartpole": Motion(cartpole.MODEL, cartpole.SUBSTEPS, 0.0, 0.02),
-        "FrankaCabinet": Motion(
-            franka_cabinet.model_text(), franka_cabinet.SUBSTEPS, np.array(franka_cabinet.POSE), 0.5
-        ),
-        "Humanoid": Motion(humanoid.model_text(), humanoid.SUBSTEPS, 0.0, 0.4),
-        "Ingenuity": Motion(ingenuity.MODEL, ingenuity.SUBSTEPS, lift, 0.1),
-        "Quadcopter": Motion(quadcopter.model_text(), quadcopter.SUBSTEPS, hover, sway),
+        "Ant": Motion(ant.model_text(), ant.SUBSTEPS, by_chance(0.0, 0.7), 0.31),
+        "Anymal": Motion(anymal.model_text(), anymal.SUBSTEPS, trotting),
+        "BallBalance": Motion(ball_balance.model_text(), ball_balance.SUBSTEPS, balancing),
+        "Cartpole": Motion(cartpole.MODEL, cartpole.SUBSTEPS, by_chance(0.0, 0.02)),
+        "FrankaCabinet": Motion(franka_cabinet.model_text(), franka_cabinet.SUBSTEPS, by_chance(pose, 0.5)),
+        "Humanoid": Motion(humanoid.model_text(), humanoid.SUBSTEPS, by_chance(0.0, 0.3), 0.8),
+        "Ingenuity": Motion(ingenuity.MODEL, ingenuity.SUBSTEPS, by_chance(lift, 0.05), 0.5),
+        "Quadcopter": Motion(quadcopter.model_text(), quadcopter.SUBSTEPS, by_chance(hover, sway), 0.3),
     }
+
+
+def by_chance(middle: Any, reach: Any) -> Callable[[Any, int], np.ndarray]:
+    """Returns random controls around others, each of which is kept for a while."""
+
+    def control(data: Any, count: int) -> np.ndarray:
+        random = np.random.default_rng(count // KEPT)
+        return middle + reach * random.uniform(-1, 1, len(data.ctrl))
+
+    return control
+
+
+def trotting(data: Any, count: int) -> np.ndarray:
+    """Returns angles of the joints with which the quadruped walks: legs across from each other swing together."""
+    angles = np.array(anymal.DEFAULTS).reshape(4, 3)
+    for own, (leg, (front, _)) in zip(angles, anymal.LEGS.items(), strict=True):
+        phase = 2 * np.pi * 1.8 * count * anymal.TIME_STEP + (0 if leg in ("LF", "RH") else np.pi)
+        raised = 0.5 * max(0.0, np.sin(phase))
+        own[1:] += 0.25 * np.cos(phase) + 0.5 * front * raised, -front * raised
+    return angles.reshape(12)
+
+
+def balancing(data: Any, count: int) -> np.ndarray:
+    """Returns angles of the knees that lower the tray where the ball is not."""
+    towards = np.array([[np.cos(angle), np.sin(angle)] for angle in ball_balance.ANGLES])
+    return np.clip(0.6 * towards @ (data.qpos[13:15] + 0.6 * data.qvel[12:14]), -0.5, 0.5)
 
 
 def by_run(run: Path, steps: int) -> list[np.ndarray]:
@@ -72,24 +98,25 @@ def by_run(run: Path, steps: int) -> list[np.ndarray]:
     return list(rollmill.render(run, max_steps=steps, seed=1))[::EVERY]
 
 
-def by_chance(name: str, steps: int) -> list[np.ndarray]:
-    """Returns the pictures of a robot under random controls."""
+def without_run(name: str, steps: int) -> list[np.ndarray]:
+    """Returns the pictures of a robot that has no policy."""
     env: Any = TASKS[name]()
     draw: Callable[..., Any] = env.draw
     _, state = env.reset(jax.random.key(2), env.params)
-    robot, motion, random = robot_of(state.inner), motions()[name], np.random.default_rng(0)
+    robot, motion = robot_of(state.inner), motions()[name]
     compiled = mujoco.MjModel.from_xml_string(motion.text)
     data: Any = mujoco.MjData(compiled)
     data.qpos[:], data.qvel[:] = np.asarray(robot.positions), np.asarray(robot.velocities)
     pictures: list[np.ndarray] = []
     for count in range(steps):
-        if count % KEPT == 0:
-            data.ctrl[:] = motion.middle + motion.reach * random.uniform(-1, 1, compiled.nu)
+        data.ctrl[:] = motion.control(data, count)
         if count % EVERY == 0:
             shown = replace(robot, positions=np.array(data.qpos))
             inner = shown if state.inner is robot else replace(state.inner, robot=shown)
             pictures.append(resized(draw(replace(state, inner=inner), env.params), HEIGHT, WIDTH))
         mujoco.mj_step(compiled, data, nstep=motion.substeps)
+        if data.xpos[1, 2] < motion.lowest:
+            break
     return pictures
 
 
@@ -102,14 +129,14 @@ def main() -> None:
     chosen = parser.parse_args()
     for name in chosen.names:
         run = chosen.runs / f"robots-{name}"
-        pictures = by_run(run, chosen.steps) if run.exists() else by_chance(name, chosen.steps)
+        pictures = by_run(run, chosen.steps) if run.exists() else without_run(name, chosen.steps)
         path = FIGURES / f"robots-{name}.gif"
         for skipped in (1, 2, 3):  # fewer frames where they are too large
             frames = [resized(picture, HEIGHT, WIDTH) for picture in pictures[::skipped]]
             write_frames(path, frames, fps=FPS)
             if path.stat().st_size <= MAX_BYTES:
                 break
-        size, played = path.stat().st_size // 1000, run if run.exists() else "random controls"
+        size, played = path.stat().st_size // 1000, run if run.exists() else "no policy"
         print(f"{path.name}: {len(frames)} frames, {size} kB, {played}")
 
 

@@ -120,6 +120,7 @@ def _painted(mujoco: Any, source: str | Path) -> Any:
     for geom in spec.geoms:
         if geom.type == plane:
             geom.material = "tiles"
+    spec.visual.quality.shadowsize, spec.visual.quality.offsamples = 1024, 2  # for renderers without a GPU
     compiled = spec.compile()
     roots = sorted({int(root) for root in compiled.body_rootid[1:]})
     for index in range(compiled.ngeom):
