@@ -190,7 +190,7 @@ def franka_cabinet(
         observation_space=spaces.Box(-np.inf, np.inf, (23,), np.float32),
         action_space=spaces.Box(-1.0, 1.0, (9,), np.float32),
         params=FrankaParams(in_float32(model.params)),
-        draw=drawing_of(model_text(), View(2.2, azimuth=125.0, height=0.6, follows=False)),
+        draw=drawing_of(model_text(), View(2.6, azimuth=125.0, height=0.6, follows=False, ahead=0.5)),
     )
     return time_limit(env, max_steps)
 

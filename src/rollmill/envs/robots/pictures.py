@@ -36,6 +36,8 @@ class View:
     """Of the place that it looks at (m), by default that of the body."""
     follows: bool = True
     """Whether it moves along with the body."""
+    ahead: float = 0.0
+    """Place along x (m) that it looks at, if it does not."""
 
 
 def drawing_of(
@@ -95,7 +97,7 @@ class Camera:
         return None
 
     def _target(self, data: Any) -> np.ndarray:
-        place = np.array(data.xpos[1]) if self.view.follows else np.zeros(3)
+        place = np.array(data.xpos[1]) if self.view.follows else np.array([self.view.ahead, 0.0, 0.0])
         if self.view.height is not None:
             place[2] = self.view.height
         return place
