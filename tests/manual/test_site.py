@@ -66,7 +66,7 @@ class QuietHandler(http.server.SimpleHTTPRequestHandler):
 def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("manual")
     shutil.copytree(ROOT / "docs", folder / "docs")  # links to pages are not followed
-    for name in ("src", "mkdocs.yml", "CHANGELOG.md"):
+    for name in ("src", "examples", "mkdocs.yml", "CHANGELOG.md"):
         (folder / name).symlink_to(ROOT / name)
     command = [sys.executable, "-m", "zensical", "build", "--strict"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
