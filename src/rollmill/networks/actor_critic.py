@@ -69,7 +69,7 @@ class NetworkConfig:
     """Normalise the outputs of each fully connected layer, before its activation (Ba et al. 2016)."""
 
     residual: bool = False
-    """Residual blocks in the place of fully connected layers, one for each of `hidden_sizes`, which are equal.
+    """Residual blocks instead of fully connected layers, one for each of `hidden_sizes`, which are equal.
     They are normalised (Lee et al. 2025, SimBa)."""
 
     activation: Literal["tanh", "relu", "swish", "gelu", "elu"] = "tanh"
