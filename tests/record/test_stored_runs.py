@@ -22,6 +22,10 @@ boto3 = pytest.importorskip("boto3")
 pytest.importorskip("flask_cors")
 
 
+PATIENCE = 120.0
+"""Limit for what takes a moment on an idle machine, in seconds."""
+
+
 @pytest.fixture(scope="module")
 def server():
     from moto.server import ThreadedMotoServer
@@ -47,6 +51,7 @@ def url(server, monkeypatch, tmp_path, request):
     }.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(mirror, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(mirror, "STOPPED_SECONDS", PATIENCE)
     monkeypatch.setattr(mirror, "MAX_PAUSE", 0.02)
     return f"s3://bucket/{request.node.name}/run"
 
@@ -166,6 +171,7 @@ def test_a_store_out_of_reach_neither_stops_a_training_nor_is_forgotten(url, mon
     with raises("training-has-finished-but-lacks", url, "503 Slow Down"):
         train(url, 20, until="finished")
     down.clear()
+    monkeypatch.setattr(mirror, "STOPPED_SECONDS", PATIENCE)
     train(url)
     assert restored(elsewhere(monkeypatch, tmp_path, url))[0] == (10, 20)
 
