@@ -11,7 +11,7 @@ import pytest
 from cli.command_server import CommandServer
 
 PAGE = (Path(__file__).parents[2] / "docs/extending.md").read_text()
-BLOCKS = re.findall(r"^```python[^\n]*\n(.*?)^```", PAGE, re.M | re.S)
+BLOCKS = re.findall(r"^```python title=\"mine.py\"\n(.*?)^```", PAGE, re.M | re.S)
 
 FUSED = """
 import jax, jax.numpy as jnp, numpy as np

@@ -46,6 +46,7 @@ from rollmill.core.bounds import (
     ScheduledFraction,
     ScheduledPositive,
 )
+from rollmill.core.field_help import with_field_help
 from rollmill.core.schema import check_fields
 from rollmill.core.types import FINAL_MASK, Environment, GymnasiumObject, HostEnvironment, Key, Params
 from rollmill.dataflow import (
@@ -63,12 +64,13 @@ from rollmill.dataflow import (
 from rollmill.networks import NetworkConfig, action_values
 
 
+@with_field_help
 @dataclass(frozen=True)
 class PQNConfig:
     """Hyperparameters of PQN, under their usual names."""
 
     total_timesteps: Count = 500_000
-    """Environment steps of the whole training, over all environments."""
+    """Environment steps of the whole run, over all environments."""
     num_envs: Count = 32
     """Number of parallel environments."""
     num_steps: Count = 64
