@@ -17,7 +17,7 @@ MAX_DEPTH = 4
 PlaceKind: TypeAlias = Literal["run", "sweep", "file"]
 
 
-class Place(NamedTuple):
+class RunPlace(NamedTuple):
     """A directory of a run or a sweep, or a file beside them."""
 
     path: Path
@@ -42,7 +42,7 @@ def find_entries(folder: Path, *, trials: bool = False) -> list[Entry]:
     return entries
 
 
-def find_places(folder: Path, *, suffixes: Collection[str] = (), depth: int = MAX_DEPTH) -> Iterator[Place]:
+def find_places(folder: Path, *, suffixes: Collection[str] = (), depth: int = MAX_DEPTH) -> Iterator[RunPlace]:
     """Yields the directories of runs and sweeps in a folder, and the files beside them with one of the suffixes.
 
     Links are not followed, and the directories themselves are not searched.
@@ -54,7 +54,7 @@ def find_places(folder: Path, *, suffixes: Collection[str] = (), depth: int = MA
         return
     names = {entry.name for entry in inside}
     if SPECIFICATION in names or CONFIG in names:
-        yield Place(folder, "sweep" if SPECIFICATION in names else "run")
+        yield RunPlace(folder, "sweep" if SPECIFICATION in names else "run")
         return
     for entry in inside:
         if entry.name.startswith("."):
@@ -62,4 +62,4 @@ def find_places(folder: Path, *, suffixes: Collection[str] = (), depth: int = MA
         if depth and entry.is_dir(follow_symlinks=False):
             yield from find_places(folder / entry.name, suffixes=suffixes, depth=depth - 1)
         elif os.path.splitext(entry.name)[1] in suffixes and entry.is_file(follow_symlinks=False):
-            yield Place(folder / entry.name, "file")
+            yield RunPlace(folder / entry.name, "file")

@@ -83,7 +83,7 @@ def axes_of(x: str) -> tuple[str, ...]:
     return AXES if x == "both" else (x,)
 
 
-class _Opened(NamedTuple):
+class _NamedRuns(NamedTuple):
     """The runs that were named, or whose sweeps were."""
 
     runs: list[tuple[RunDirectory, bool]]
@@ -92,7 +92,7 @@ class _Opened(NamedTuple):
     """Names of trials that have not begun."""
 
 
-def _read_curves(opened: _Opened, *, metric: str, smoothing: float) -> Curves:
+def _read_curves(opened: _NamedRuns, *, metric: str, smoothing: float) -> Curves:
     smoothing = coerce("smoothing", float, smoothing)
     if not 0 <= smoothing < 1:
         raise UsageError(f"smoothing={smoothing} has to be from 0, which changes nothing, to below 1; try 0.6.")
@@ -110,7 +110,7 @@ def _read_curves(opened: _Opened, *, metric: str, smoothing: float) -> Curves:
     return Curves(metric, smoothing, grouped(curves, smoothing=smoothing), tuple(left_out))
 
 
-def _opened(runs: Sequence[str | Path]) -> _Opened:
+def _opened(runs: Sequence[str | Path]) -> _NamedRuns:
     if not runs:
         raise UsageError("name at least one directory of a run or of a sweep.")
     found: dict[str, tuple[RunDirectory, bool]] = {}
@@ -128,7 +128,7 @@ def _opened(runs: Sequence[str | Path]) -> _Opened:
                 waiting.append(str(directory))
     if not found:
         raise UsageError(f"no trial of {runs[0]} has begun yet.")
-    return _Opened(list(found.values()), waiting)
+    return _NamedRuns(list(found.values()), waiting)
 
 
 def curves_of(run: RunDirectory, metric: str) -> list[SeedCurve]:

@@ -1,6 +1,7 @@
 """A dashboard at the bottom of the terminal: progress, speed, returns, losses, use of GPUs, memory, time left."""
 
 import os
+import resource
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,7 +22,6 @@ SPARK = 40
 LOSSES = "losses/"
 FIRST = ("losses/policy", "losses/value", "losses/entropy", "losses/approx_kl")
 """Losses that are shown first, as far as there are any."""
-PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def fits_terminal() -> bool:
@@ -91,7 +91,7 @@ def lines(status: Status, returns: list[float], width: int) -> Iterator[str]:
         picture = sparkline(returns, min(SPARK, width // 3))
         yield f"{speed}   return {number(status.episode_return)} {picture}{episode}"
     yield from _rows_of_metrics(status.row, width)
-    yield f"memory {format_bytes(memory_of_process())} of this process"
+    yield f"peak memory {format_bytes(peak_memory())} of this process"
 
 
 def _rows_of_metrics(row: Mapping[str, Any], width: int) -> Iterator[str]:
@@ -157,10 +157,7 @@ def progress_bar(share: float, length: int) -> str:
     return "━" * filled + "╌" * (length - filled)
 
 
-def memory_of_process() -> int:
-    """Returns the bytes of memory that this process holds, or 0 where the system does not tell."""
-    try:
-        with open("/proc/self/statm", encoding="ascii") as file:
-            return int(file.read().split()[1]) * PAGE_BYTES
-    except (OSError, ValueError, IndexError):
-        return 0
+def peak_memory() -> int:
+    """Returns the most bytes of memory that this process has held."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
