@@ -3,13 +3,15 @@
     python benchmarks/fusion_product.py [ALGORITHMS] [--places PLACES] [--depths DEPTHS] [--add]
     python benchmarks/fusion_product.py --parts NAMES
 
-A cell of the table is a short training. With `off` it is the reference of its row. A depth of fusion is *equal*
-where all weights agree with those of the same placement by XLA, within 1e-4 of a number and 1e-5, and all kernels
-that were sought are there. It is *refused* where it ends with an error that says what to do, and that works.
-Everything else is *wrong*. The result is written after each cell, and `--add` goes on with the one that is there.
+A cell of the table is a short training. A depth of fusion is *equal* where all weights agree with those by XLA,
+within 1e-4 of a number and 1e-5, and all kernels that were sought are there. They are compared with one program by
+XLA, whose weights all placements give but for rounding, and where they differ, or of several seeds, with the same
+placement by XLA. It is *refused* where it ends with an error that says what to do, and that works. Everything else
+is *wrong*. The result is written after each cell, and `--add` goes on with the one that is there.
 `--parts` makes one result of several, so that rows can be computed side by side.
 """
 
+import math
 import os
 import re
 import tempfile
@@ -58,6 +60,7 @@ PLACES: dict[str, dict[str, Any]] = {
     "mesh": {"place": "mesh", "learners": 2},
     "4 seeds": {"place": "program", "num_seeds": 4},
 }
+ALONE = "one program"
 DEPTHS = ("off", "rollout", "full")
 SHARDS = 4
 RTOL, ATOL = 1e-4, 1e-5
@@ -127,8 +130,33 @@ def followed(graph: Graph, folder: Path, sentence: str, chosen: Mapping[str, Any
     return ends
 
 
-def cell_of(graph: Graph, folder: Path, chosen: Mapping[str, Any], reference: list[Any] | None) -> dict[str, Any]:
-    """Returns a cell of the table. Without a `reference` it becomes one."""
+class References:
+    """Weights by XLA that those of kernels are compared with."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._weights: dict[str, list[Any]] = {}
+
+    def of(self, place: str) -> list[Any]:
+        """Returns the weights of each seed under a placement."""
+        if place not in self._weights:
+            with tempfile.TemporaryDirectory(prefix="rollmill-product-") as folder:
+                self._weights[place] = trained(
+                    self._graph, Path(folder) / "run", {**PLACES[place], "fusion": "off"}
+                )
+        return self._weights[place]
+
+    def compared(self, place: str, weights: list[Any]) -> tuple[str, float]:
+        """Returns the placement by XLA whose weights these are, with the difference, or else the same one."""
+        apart = math.inf if "num_seeds" in PLACES[place] else difference(weights, self.of(ALONE))
+        return (ALONE, apart) if apart <= 1 else (place, difference(weights, self.of(place)))
+
+
+def cell_of(graph: Graph, folder: Path, place: str, depth: str, references: References) -> dict[str, Any]:
+    """Returns a cell of the table."""
+    chosen = {**PLACES[place], "fusion": depth}
+    if depth != "off" and platform() == "gpu":
+        chosen["numerics"] = "float32"
     try:
         weights = trained(graph, folder / "run", chosen)
     except UsageError as refusal:
@@ -138,27 +166,19 @@ def cell_of(graph: Graph, folder: Path, chosen: Mapping[str, Any], reference: li
         return {"outcome": "refused" if works else "wrong", "sentence": sentence, "advice": advice}
     except Exception as failure:
         return {"outcome": "wrong", "sentence": f"{type(failure).__name__}: {failure}"}
-    if reference is None:
-        return {"outcome": "reference", "weights": weights}
-    missing, apart = missing_kernels(graph, folder / "run", chosen), difference(weights, reference)
-    found = {"outcome": "wrong" if missing or not apart <= 1 else "equal", "difference": apart}
+    missing, (by, apart) = missing_kernels(graph, folder / "run", chosen), references.compared(place, weights)
+    found = {"outcome": "wrong" if missing or not apart <= 1 else "equal", "difference": apart, "xla": by}
     return {**found, "missing": missing} if missing else found
 
 
-def row_of(algorithm: str, place: str, depths: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Returns the cells of one algorithm under one placement, as they come."""
-    graph, reference = graph_of(algorithm), None
-    for depth in ("off", *(depth for depth in DEPTHS[1:] if depth in depths)):
+def row_of(graph: Graph, places: Mapping[str, list[str]]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Returns the cells of one algorithm under its placements and depths, as they come."""
+    references = References(graph)
+    for place, depth in ((place, depth) for place, depths in places.items() for depth in depths):
         began = time.perf_counter()
         with tempfile.TemporaryDirectory(prefix="rollmill-product-") as folder:
-            chosen = {**PLACES[place], "fusion": depth}
-            if depth != "off" and platform() == "gpu":
-                chosen["numerics"] = "float32"
-            found = cell_of(graph, Path(folder), chosen, reference)
-        reference = found.pop("weights", reference)
-        yield depth, {**found, "seconds": round(time.perf_counter() - began, 1)}
-        if reference is None:
-            return
+            found = cell_of(graph, Path(folder), place, depth, references)
+        yield place, depth, {**found, "seconds": round(time.perf_counter() - began, 1)}
 
 
 def in_order(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -190,15 +210,13 @@ def main() -> None:
     if chosen.parts:
         write_result(chosen.name, in_order(table), chosen.output)
         return
-    for place in chosen.places:
-        for algorithm in chosen.algorithms:
-            row = table.setdefault(algorithm, {}).setdefault(place, {})
-            if all(depth in row for depth in chosen.depths):
-                continue
-            for depth, cell in row_of(algorithm, place, chosen.depths):
-                row[depth] = cell
-                print(algorithm, place, depth, cell, flush=True)
-                write_result(chosen.name, table, chosen.output)
+    for algorithm in chosen.algorithms:
+        row = table.setdefault(algorithm, {})
+        missing = {place: [n for n in chosen.depths if n not in row.get(place, {})] for place in chosen.places}
+        for place, depth, cell in row_of(graph_of(algorithm), missing):
+            row.setdefault(place, {})[depth] = cell
+            print(algorithm, place, depth, cell, flush=True)
+            write_result(chosen.name, table, chosen.output)
 
 
 if __name__ == "__main__":
