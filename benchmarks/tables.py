@@ -821,6 +821,20 @@ def offered() -> str:
     return table_of(["trained on", "last 100 episodes of each seed", "greedy policy of each seed"], rows)
 
 
+def fusion_users() -> str:
+    """Returns what becomes of environments as users write them: equal, refused, and how fast."""
+
+    def row(name: str, each: dict[str, Any]) -> list[str]:
+        if "refused" in each:
+            return [name, "refused"]
+        different = each["different"]
+        steps = "equal" if not different else f"{different} of {each['steps']} differ"
+        return [name, f"{steps}, {each['ratio']:.1f} x XLA" if "ratio" in each else steps]
+
+    rows = [row(name.replace("_", " "), each) for name, each in read_result("fusion-users").items()]
+    return table_of(["Environment", "Steps"], rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     **{f"fields of {name}": lambda config=each.config: fields_of(config) for name, each in BUILTIN.items()},
     "fields of a network": lambda: fields_of(NetworkConfig),
@@ -846,6 +860,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "fusion": fusion,
     "fusion study": fusion_study,
     "fusion product": fusion_product,
+    "fusion users": fusion_users,
     "profiler errors": profiler_errors,
     "profiler devices": profiler_devices,
     "profiler planted": profiler_planted,

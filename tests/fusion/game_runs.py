@@ -14,9 +14,12 @@ import numpy as np
 from drawn_compare import AS_UNFUSED, Way, plain, results
 from fused_runs import lowered_for
 from game_environments import GAMES
+from user_environments import ENVIRONMENTS
 
 from rollmill.envs import auto_reset
 from rollmill.fusion import LoweredFunction
+
+EVERY = GAMES | ENVIRONMENTS
 
 
 class Steps(NamedTuple):
@@ -38,7 +41,7 @@ def unfused_steps(name: str, *, steps: int, copies: int) -> Steps:
 
 
 def _played(name: str, steps: int, copies: int) -> Steps:
-    env = auto_reset(GAMES[name]())
+    env = auto_reset(EVERY[name]())
     reset, step = partial(env.reset, params=env.params), step_of(name)
     actions = jax.random.randint(jax.random.key(1), (steps, copies), 0, env.action_space.n)
     keys = jax.random.split(jax.random.key(2), (steps, copies))
@@ -59,7 +62,7 @@ def _played(name: str, steps: int, copies: int) -> Steps:
 
 def step_of(name: str) -> Any:
     """`step(key, state, action)` of a game."""
-    env = auto_reset(GAMES[name]())
+    env = auto_reset(EVERY[name]())
     return partial(env.step, params=env.params)
 
 
@@ -74,18 +77,18 @@ def steps_by_xla(name: str, steps: Steps) -> list[np.ndarray]:
     return [leaf.reshape(-1, *leaf.shape[2:]) for leaf in whole]
 
 
-def differing(steps: Steps, way: Way) -> int:
+def differing(steps: Steps, way: Way, *, tolerance: float = 1e-6) -> int:
     """In how many steps a way differs."""
-    return differing_from(steps, results(way, steps.lowered, steps.given))
+    return differing_from(steps, results(way, steps.lowered, steps.given), tolerance=tolerance)
 
 
-def differing_from(steps: Steps, found: Sequence[np.ndarray]) -> int:
+def differing_from(steps: Steps, found: Sequence[np.ndarray], *, tolerance: float = 1e-6) -> int:
     """In how many steps results differ; integers and flags exactly, floats by more than their last digits."""
     expected = list(map(plain, jax.tree.leaves(steps.expected)))
     unequal = np.zeros(len(expected[0]), bool)
     for own, other in zip(found, expected, strict=True):
         assert own.dtype == other.dtype and own.shape == other.shape
         is_float = jnp.issubdtype(own.dtype, jnp.floating)
-        same = np.isclose(own, other, rtol=1e-6, atol=1e-6) if is_float else own == other
+        same = np.isclose(own, other, rtol=tolerance, atol=tolerance) if is_float else own == other
         unequal |= ~same.reshape(len(unequal), -1).all(axis=1)
     return int(unequal.sum())

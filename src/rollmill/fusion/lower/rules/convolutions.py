@@ -35,7 +35,7 @@ from rollmill.fusion.lower.values import (
     positions,
 )
 
-MAX_MULTIPLIED = 4096
+MAX_MULTIPLIED = 8192
 """Multiplications of one convolution that is written out number by number."""
 
 MAX_PRODUCTS = 128

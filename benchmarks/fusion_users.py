@@ -1,0 +1,73 @@
+"""Environments as users write them: whether they become kernels, compute what XLA computes, and are faster.
+
+    PYTHONPATH=tests/fusion:tests python benchmarks/fusion_users.py [NAMES] [--no-rates] [--add]
+
+The environments are those of tests/fusion/user_environments.py and game_environments.py. Steps are compared in
+episodes of random actions: integers and flags have to be those of XLA, and floats to agree to their last digits. A
+rate is of a rollout of 32 steps of 64 copies with a policy of two layers of 64, by a kernel over XLA, as `auto`
+measures it. Writes results/fusion-users.json.
+"""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from drawn_compare import WAYS
+from game_environments import GAMES
+from game_runs import EVERY, differing, unfused_steps
+from measure import options, platform, read_result, some_of, write_result
+
+import rollmill
+from rollmill.core.errors import CannotFuse
+from rollmill.dataflow import start
+from rollmill.fusion import backend_of, compile_candidates, fastest, lower_rollout, pressure_of, rollout_search
+from rollmill.programs.compiled import unroll_for
+from rollmill.programs.fused_kernels import MIN_GAIN
+
+STEPS, COPIES = 60, 8
+ENVS, ROLLOUT = 64, 32
+
+
+def parity(name: str) -> dict[str, Any]:
+    """Returns how many steps differ, or why there are none."""
+    try:
+        played = unfused_steps(name, steps=STEPS, copies=COPIES)
+    except CannotFuse as refusal:
+        return {"refused": str(refusal)}
+    return {"steps": STEPS * COPIES, "different": differing(played, WAYS["machine code"])}
+
+
+def rate(name: str) -> dict[str, Any]:
+    """Returns the model of a step, and the seconds of a rollout in a kernel and by XLA."""
+    graph = rollmill.ppo(EVERY[name](), num_envs=ENVS, num_steps=ROLLOUT, num_minibatches=1)
+    begin = partial(start, graph, jax.random.key(0), jnp.arange(ENVS, dtype=jnp.int32))
+    device, step = jax.devices()[0], lower_rollout(graph)
+    backend, pressure = backend_of(device, "float32"), pressure_of(step.program)
+    if (reason := backend.hopeless(pressure)) is not None:
+        return {"operations": pressure.operations, "left": reason}
+    launches = backend.rollouts.launches(ENVS, pressure.operations)
+    unroll = unroll_for(platform())
+    search = rollout_search(graph, jax.eval_shape(begin), backend, launches, device, unroll=unroll, step=step)
+    state = jax.jit(begin)()
+    arguments = graph.weights(state.learner), state.collector, state.key
+    tuned = fastest(search, compile_candidates(search), arguments)
+    figures = {"seconds": tuned.seconds, "unfused": tuned.unfused_seconds, "ratio": tuned.gain}
+    return {"operations": pressure.operations, **figures, "fused by auto": (tuned.gain or 0) >= MIN_GAIN}
+
+
+def main() -> None:
+    chosen = options(__doc__, {"names": some_of(EVERY)}, rates=True, add=False)
+    found: dict[str, Any] = read_result("fusion-users", chosen.output) if chosen.add else {}
+    for name in chosen.names:
+        if chosen.add and name in found:
+            continue
+        found[name] = {"game": name in GAMES} | parity(name)
+        if chosen.rates and "refused" not in found[name]:
+            found[name] |= rate(name)
+        print(name, found[name], flush=True)
+        write_result("fusion-users", found, chosen.output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""Environments as users write them are fused, and their steps are the unfused ones; what is refused says why."""
+
+from functools import partial
+
+import jax
+import numpy as np
+import pytest
+from drawn_compare import WAYS
+from game_runs import differing, unfused_steps
+from user_environments import ENVIRONMENTS
+
+from rollmill.fusion import CannotFuse, lower_function
+
+REFUSED = {"circuit": "an argument of type complex64", "landscape": "1600 numbers of each environment"}
+FUSED = [name for name in ENVIRONMENTS if name not in REFUSED]
+
+
+@pytest.fixture(autouse=True)
+def as_users():
+    """Types are promoted as JAX does by default."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FUSED)
+def test_steps_are_those_of_the_program(name):
+    played = unfused_steps(name, steps=60, copies=8)
+    assert len(np.unique(np.asarray(played.expected.reward))) >= 2
+    rewritten = name == "half_rocket"  # XLA joins products with constants in float16
+    assert differing(played, WAYS["machine code"], tolerance=2e-3 if rewritten else 1e-6) == 0
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused_says_why(name):
+    env = ENVIRONMENTS[name]()
+    key, action = jax.eval_shape(lambda: jax.random.key(0)), jax.ShapeDtypeStruct((), "int32")
+    _, state = jax.eval_shape(partial(env.reset, params=env.params), key)
+    with pytest.raises(CannotFuse, match=REFUSED[name]):
+        lower_function(partial(env.step, params=env.params), (key, state, action))
