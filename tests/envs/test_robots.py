@@ -241,6 +241,19 @@ def test_rewards_of_the_quadruped_by_hand():
     assert float(anymal._merit(observation, command, 10 * torques, env.params)) == 0.0
 
 
+def test_the_quadruped_feels_gravity_in_the_frame_of_its_base():
+    env = rollmill.make("robots:Anymal")
+    _, state = env.reset(jax.random.key(0), env.params)
+    quaternion = np.array([0.8, 0.1, -0.2, 0.55]) / np.linalg.norm([0.8, 0.1, -0.2, 0.55])
+    rotation = np.zeros(9)
+    mujoco.mju_quat2Mat(rotation, quaternion)
+    robot = state.inner.robot
+    turned = dataclasses.replace(robot, positions=robot.positions.at[3:7].set(quaternion))
+    task = anymal._Anymal(anymal.physics.load(anymal.model_text()).structure)
+    observed = task.observe(dataclasses.replace(state.inner, robot=turned))
+    np.testing.assert_allclose(observed[6:9], rotation.reshape(3, 3).T @ [0, 0, -1], atol=1e-6)
+
+
 def test_the_quadruped_is_down_where_a_knee_or_the_base_is():
     compiled = mujoco.MjModel.from_xml_string(anymal.model_text())
     data, random, outcomes = mujoco.MjData(compiled), np.random.default_rng(0), []

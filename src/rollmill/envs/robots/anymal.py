@@ -207,7 +207,7 @@ class _Anymal:
         local = jnp.sum(rotation * v[:3, None], axis=0)
         command = state.command * jnp.array([2.0, 2.0, 0.25])
         joints = [q[7:] - self.defaults, 0.05 * v[6:]]
-        return jnp.concatenate([2.0 * local, 0.25 * v[3:6], -rotation[:, 2], command, *joints, state.action])
+        return jnp.concatenate([2.0 * local, 0.25 * v[3:6], -rotation[2], command, *joints, state.action])
 
 
 def _merit(
