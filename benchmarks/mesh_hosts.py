@@ -1,0 +1,167 @@
+"""Trains on a mesh over three hosts without Ray, which vanish and come back, and compares what is learned.
+
+    sudo python benchmarks/mesh_hosts.py --losses 30
+    sudo python benchmarks/mesh_hosts.py --losses 30 --add
+
+The hosts are namespaces of this machine (host_namespaces.py). On each the same command is started with
+torchrun's variables, as a batch system does, and started again after it has ended. PPO trains on CartPole,
+tiny, with `--cluster hosts --resume-if-exists`. At random moments a host loses its power and comes back after
+some seconds, or its link is cut for 25 s. The host with rank 0, which trains, is among them. At the end the
+weights have to be those of an undisturbed mesh of three processes on one host, and the log has each iteration
+once.
+"""
+
+import contextlib
+import json
+import os
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from host_namespaces import Host, hosts
+from measure import count_lines, options, read_result, summary_of, this_commit, words, write_result
+
+ITERATIONS, COUNT, OFF_SECONDS, CUT_SECONDS = 800, 3, 5.0, 25.0
+TRAIN = (
+    f"train ppo CartPole-v1 --num-envs 6 --num-steps 4 --num-minibatches 1 --num-shards {2 * COUNT} "
+    "--network.hidden-sizes 8 --fusion off --resume-if-exists --checkpoint-iterations 50 --no-tensorboard "
+    "--log-every 1 --start-seconds 900"
+)
+ROLLMILL = str(Path(sys.executable).with_name("rollmill"))
+STUCK_SECONDS = 900.0
+
+
+class Job:
+    """The processes of a job, one on each host."""
+
+    def __init__(self, made: list[Host], run: Path) -> None:
+        self.made, self.run, self.log = made, run, run.with_suffix(".log")
+        self.command = words(TRAIN, cluster="hosts", total_timesteps=ITERATIONS * 24, run_dir=run)
+        self.processes: dict[int, Any] = {}
+        for rank in range(COUNT):
+            self.start(rank)
+
+    def start(self, rank: int) -> None:
+        """Starts the process of a host."""
+        host = self.made[rank]
+        host.environment |= {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(COUNT),
+            "MASTER_ADDR": self.made[0].address,
+            "ROLLMILL_HOSTS_TOKEN": "the secret of this benchmark",
+        }
+        with self.log.open("a") as output:
+            self.processes[rank] = host.start(ROLLMILL, *self.command, stdout=output, stderr=output)
+
+    def lose(self, rank: int, kind: str) -> None:
+        """Lets a host vanish and come back."""
+        host = self.made[rank]
+        if kind == "cut":
+            host.link(False)
+            time.sleep(CUT_SECONDS)
+            host.link(True)
+            return
+        host.kill()
+        time.sleep(OFF_SECONDS)
+        host.up()
+
+    def look_after(self) -> bool:
+        """Starts again what has ended before the training has, and returns whether that has ended."""
+        for rank, process in self.processes.items():
+            if process.poll() is not None:
+                if rank == 0 and process.returncode == 0:
+                    return True
+                if rank == 0 or summary_of(self.run).get("status") != "finished":
+                    self.start(rank)
+        return False
+
+    def wait(self, iteration: float) -> bool:
+        """Waits until the training has made so many iterations, and returns whether it came there in time."""
+        deadline = time.monotonic() + STUCK_SECONDS
+        while not (ended := self.look_after()) and count_lines(self.run) < iteration:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.2)
+        return ended or iteration != float("inf")
+
+
+def endure(made: list[Host], run: Path, losses: int, seed: int) -> dict:
+    """Trains to the end while hosts vanish so many times, and returns the outcome."""
+    rng, lost, faults, began = random.Random(seed), [], [], time.monotonic()
+    moments = sorted(rng.uniform(0, 0.9 * ITERATIONS) for _ in range(losses))
+    job = Job(made, run)
+    for moment in moments:
+        if not job.wait(moment):
+            break
+        rank, kind = rng.randrange(COUNT), rng.choice(("power", "cut"))
+        before = count_lines(run)
+        job.lose(rank, kind)
+        lost.append({"rank": rank, "kind": kind, "iteration": before})
+    if not job.wait(float("inf")):
+        faults.append(f"it stands still: {job.log.read_text()[-1500:]}")
+    for process in job.processes.values():
+        with contextlib.suppress(Exception):
+            process.wait(30)
+        process.kill()
+    lines = [json.loads(line)["iteration"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    if lines != list(range(1, ITERATIONS + 1)):
+        faults.append(f"{len(lines)} lines of metrics")
+    seconds = round(time.monotonic() - began, 1)
+    return {"seed": seed, "lost": lost, "weights": summary_of(run).get("weights_sha256"), "seconds": seconds,
+            "faults": faults}  # fmt: skip
+
+
+def undisturbed(host: Host, run: Path) -> str:
+    """Trains the same on one host, and returns the weights."""
+    command = words(TRAIN, place="mesh", learners=COUNT, total_timesteps=ITERATIONS * 24, run_dir=run)
+    host.run(ROLLMILL, *command)
+    return summary_of(run)["weights_sha256"]
+
+
+def counted(done: list[dict]) -> dict:
+    """Returns the counts of all trainings, and each of them."""
+    lost = [loss for training in done for loss in training["lost"]]
+    return {
+        "losses": len(lost),
+        "of_rank_0": sum(loss["rank"] == 0 for loss in lost),
+        "of_power": sum(loss["kind"] == "power" for loss in lost),
+        "trainings": len(done),
+        "equal": sum(training["equal"] for training in done),
+        "faults": [fault for training in done for fault in training["faults"]],
+        "each": done,
+    }
+
+
+def main() -> None:
+    chosen = options(
+        __doc__,
+        losses=(30, "losses of hosts in all"),
+        each=(5, "limit of one training"),
+        minutes=(20.0, "no training begins after this time"),
+        seed=0,
+        add=(False, "keep the trainings that are in the result"),
+    )
+    done = read_result("mesh-hosts", chosen.output).get("each", []) if chosen.add else []
+    deadline = time.monotonic() + 60 * chosen.minutes
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder, hosts(COUNT, prefix="rmm") as made:
+        os.environ |= {
+            "JAX_PLATFORMS": "cpu",
+            "ROLLMILL_CACHE_DIR": f"{folder}/cache",
+            "ROLLMILL_STATE_DIR": folder,
+        }
+        right = undisturbed(made[0], Path(folder, "undisturbed"))
+        while (left := chosen.losses - counted(done)["losses"]) > 0 and time.monotonic() < deadline:
+            seed = chosen.seed + len(done) + 1
+            training = endure(made, Path(folder, f"run{seed}"), min(chosen.each, left), seed)
+            training |= {"equal": training["weights"] == right, "commit": this_commit()}
+            done.append(training)
+            print(json.dumps(training), flush=True)
+            write_result("mesh-hosts", counted(done), chosen.output)
+    sys.exit(1 if counted(done)["faults"] or counted(done)["equal"] < len(done) else 0)
+
+
+if __name__ == "__main__":
+    main()
