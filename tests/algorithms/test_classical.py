@@ -38,7 +38,7 @@ def transitions(count=6):
 
 
 def test_a2c_is_a3c_with_other_settings():
-    settings = {"num_steps": 5, "learning_rate": 7e-4, "norm_adv": False, "normalize_values": False}
+    settings = {"num_envs": 8, "num_steps": 5, "learning_rate": 7e-4, "norm_adv": False, "normalize_values": False}
     differ = {
         name for name, value in asdict(rollmill.A2CConfig()).items() if value != asdict(rollmill.A3CConfig())[name]
     }
