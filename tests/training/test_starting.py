@@ -1,6 +1,7 @@
 """Trainings that begin with the weights of another run."""
 
 import json
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import rollmill
 from rollmill.core.errors import RollmillError
 from rollmill.dataflow import start_learner
+from rollmill.policies import policies
 from rollmill.policies.policies import load_weights, restore_run
 from rollmill.training import starting
 
@@ -46,6 +48,24 @@ def test_hyperparameters_and_an_adapted_rate_are_not_taken():
     places = starting._weights_of(learner)
     assert places and not [place for place in places if place.startswith(("hyperparameters", "rate_scale"))]
     assert any(place.startswith("weights") for place in places)
+
+
+def test_statistics_of_observations_that_are_left_out_are_told(monkeypatch, tmp_path):
+    def graph(normalize_observations):
+        return rollmill.ppo("CartPole-v1", **SIZES, normalize_observations=normalize_observations)
+
+    def told(theirs, ours):
+        shapes = jax.eval_shape(lambda: start_learner(graph(theirs), jax.random.key(0)))
+        learner = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
+        found = SimpleNamespace(state=SimpleNamespace(learner=learner), iteration=2)
+        restored = SimpleNamespace(root=tmp_path), graph(theirs), (0,), found
+        monkeypatch.setattr(policies, "restore_run", lambda *_, **__: restored)
+        return str(starting.given_weights(graph(ours), rollmill.RunOptions(start_from=str(tmp_path)), ()))
+
+    left_out = told(True, None)
+    assert "weights.observations are left out" in left_out and "normalize_observations=True" in left_out
+    assert told(True, True).endswith("after iteration 2")
+    assert "weights.observations.mean" in told(None, True)  # of that run there are none
 
 
 @pytest.mark.slow

@@ -22,6 +22,9 @@ from rollmill.runs.options import RunOptions
 ANEW = ("optimiser", "optimisers", "progress", "hyperparameters", "rate_scale")
 """Fields of a learner that are not taken from another run."""
 
+OBSERVATIONS = "weights.observations"
+"""Place of the statistics by which a policy normalises observations."""
+
 
 class GivenWeights(NamedTuple):
     """The arrays that a training begins with, instead of random ones."""
@@ -30,10 +33,17 @@ class GivenWeights(NamedTuple):
     """By their place in the learner."""
     source: Mapping[str, Any]
     """The run and the iteration that they come from, and the places in the learner that it lacks."""
+    unread: str | None = None
+    """Statistics of the run's observations, if the training has none of these."""
 
     def __str__(self) -> str:
         source, lacking = self.source, self.source["lacking"]
         more = f"; {', '.join(lacking)} begin at random" if lacking else ""
+        if self.unread is not None:
+            more += (
+                f"; {self.unread} are left out, though its network learned from normalised observations. hint: "
+                "normalize_observations=True (--normalize-observations)"
+            )
         return (
             f"begins with {len(self.arrays)} arrays of {source['run']} after iteration {source['iteration']}{more}"
         )
@@ -63,7 +73,8 @@ def given_weights(graph: Graph, options: RunOptions, imports: Sequence[str]) -> 
             f"of those of {_name(graph)}. hint: give both the same network."
         )
     lacking = sorted(set(ours) - set(arrays))
-    return GivenWeights(arrays, {"run": str(run.root.resolve()), "iteration": found.iteration, "lacking": lacking})
+    source = {"run": str(run.root.resolve()), "iteration": found.iteration, "lacking": lacking}
+    return GivenWeights(arrays, source, OBSERVATIONS if _has_statistics(theirs) > _has_statistics(ours) else None)
 
 
 def begin_with(graph: Graph, seeds: Sequence[int], given: GivenWeights, state: State | None = None) -> State:
@@ -101,6 +112,10 @@ def _weights_of(learner: PyTree) -> dict[str, Any]:
     return {
         place: leaf for place, leaf in leaves.items() if jnp.issubdtype(leaf.dtype, jnp.floating) and _taken(place)
     }
+
+
+def _has_statistics(arrays: Mapping[str, Any]) -> bool:
+    return any(place.startswith(f"{OBSERVATIONS}.") for place in arrays)
 
 
 def _place(path: Any) -> str:
