@@ -40,7 +40,7 @@ from rollmill.algorithms.off_policy import (
     uniform_replay,
 )
 from rollmill.algorithms.optimisers import Optimiser, descend
-from rollmill.algorithms.value_distributions import Comparison, ValueDistribution, ValueHead, value_head
+from rollmill.algorithms.value_distributions import ValueDistribution, ValueHead, ValueLoss, value_head
 from rollmill.core.bounds import Count, Fraction, Range, Rate, Scheduled, ScheduledFraction, ScheduledPositive
 from rollmill.core.field_help import with_field_help
 from rollmill.core.schema import check_fields
@@ -270,7 +270,7 @@ def _epsilon(config: Any, learner: DQNLearner) -> Float[Array, ""]:
 
 def _compare(
     agent: ValueAgent, config: DQNConfig, network: PyTree[Array], target: PyTree[Array], sample: Transitions
-) -> tuple[Comparison, Float[Array, ""]]:
+) -> tuple[ValueLoss, Float[Array, ""]]:
     """Compares an action's value with its target. Also returns the value."""
     outputs = agent.of_action(agent.outputs(network, sample.observation), sample.action)
     next_outputs = agent.outputs(target, sample.next_observation)

@@ -23,7 +23,7 @@ KAPPA = 1.0
 """Error at which the quantile loss turns from a square into a line, as published."""
 
 
-class Comparison(NamedTuple):
+class ValueLoss(NamedTuple):
     """Result of comparing an action's value with its target."""
 
     loss: Float[Array, ""]
@@ -51,7 +51,7 @@ class ValueHead(Protocol):
         reward: Float[Array, ""],
         discount: Float[Array, ""],
         /,
-    ) -> Comparison:
+    ) -> ValueLoss:
         """Compares outputs of the action taken with those of the next action, by the target network."""
         ...
 
@@ -78,12 +78,12 @@ class Mean(NamedTuple):
         reward: Float[Array, ""],
         discount: Float[Array, ""],
         /,
-    ) -> Comparison:
+    ) -> ValueLoss:
         """See `ValueHead`. The error is the temporal difference."""
         error = jax.lax.stop_gradient(reward + discount * next_outputs) - outputs
         squared = 0.5 * jnp.square(error)
         size = jnp.abs(error)
-        return Comparison(jnp.where(size <= 1, squared, size - 0.5) if self.huber else squared, error)
+        return ValueLoss(jnp.where(size <= 1, squared, size - 0.5) if self.huber else squared, error)
 
 
 class CategoricalReturns(NamedTuple):
@@ -126,13 +126,13 @@ class CategoricalReturns(NamedTuple):
         reward: Float[Array, ""],
         discount: Float[Array, ""],
         /,
-    ) -> Comparison:
+    ) -> ValueLoss:
         """See `ValueHead`. The loss is the KL divergence from the projected target, and the error, too."""
         target = jax.lax.stop_gradient(self.projected(jax.nn.softmax(next_outputs), reward, discount))
         # The target's entropy has no gradient. It makes the loss of a perfect prediction zero.
         log_target = jnp.log(jnp.maximum(target, 1e-30))
         loss = jnp.sum(target * (log_target - jax.nn.log_softmax(outputs)))
-        return Comparison(loss, loss)
+        return ValueLoss(loss, loss)
 
 
 class Quantiles(NamedTuple):
@@ -156,7 +156,7 @@ class Quantiles(NamedTuple):
         reward: Float[Array, ""],
         discount: Float[Array, ""],
         /,
-    ) -> Comparison:
+    ) -> ValueLoss:
         """See `ValueHead`. The loss is the quantile Huber loss (their algorithm 1), and the error, too."""
         target = jax.lax.stop_gradient(reward + discount * next_outputs)
         error = target[None, :] - outputs[:, None]
@@ -165,7 +165,7 @@ class Quantiles(NamedTuple):
         level = (jnp.arange(self.size, dtype=jnp.float32) + 0.5) / self.size
         slope = jnp.abs(level[:, None] - (error < 0).astype(jnp.float32))
         loss = jnp.sum(slope * huber) / self.size
-        return Comparison(loss, loss)
+        return ValueLoss(loss, loss)
 
 
 def value_head(

@@ -4,14 +4,14 @@
 robot.
 """
 
-from rollmill.physics.comparing import Comparison, compare
+from rollmill.physics.comparing import PhysicsComparison, compare
 from rollmill.physics.loading import ITERATIONS, load
 from rollmill.physics.model import Model, Params, RobotState, Structure
 from rollmill.physics.stepping import initial_state, step
 
 __all__ = [
     "ITERATIONS",
-    "Comparison",
+    "PhysicsComparison",
     "Model",
     "Params",
     "RobotState",

@@ -15,7 +15,7 @@ AGREES = 1e-3
 """Difference of a step's accelerations, relative to 1 and the greatest of them, up to which both agree."""
 
 
-class Comparison(NamedTuple):
+class PhysicsComparison(NamedTuple):
     """How steps of both physics differ."""
 
     steps: int
@@ -41,7 +41,7 @@ class Comparison(NamedTuple):
         return sentence + "."
 
 
-def compare(source: Any, model: Model, *, steps: int = 100, seed: int = 0) -> Comparison:
+def compare(source: Any, model: Model, *, steps: int = 100, seed: int = 0) -> PhysicsComparison:
     """Compares single steps of a robot with C MuJoCo, from the states that MuJoCo comes to under random controls.
 
     Args:
@@ -72,7 +72,7 @@ def compare(source: Any, model: Model, *, steps: int = 100, seed: int = 0) -> Co
     differences = np.where(np.isfinite(differences), differences, np.inf)
     worst = int(differences.max(axis=1).argmax())
     owners = [joint.name for joint in model.structure.joints for _ in range(joint.size)]
-    return Comparison(
+    return PhysicsComparison(
         steps=len(differences),
         agreeing=int(np.sum(differences.max(axis=1) <= AGREES)),
         worst=float(differences[worst].max()),

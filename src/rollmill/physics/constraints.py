@@ -15,13 +15,13 @@ from rollmill.physics.algebra import TINY, pick, real, times
 from rollmill.physics.collisions import Contacts, contacts, measuring_body
 from rollmill.physics.kinematics import Frames
 from rollmill.physics.model import WORLD, Joint, Model, Numbers, Softness, Structure
-from rollmill.physics.sides import Sides, between_sides
+from rollmill.physics.sides import ContactSides, between_sides
 
 
 class ContactRows(NamedTuple):
     """The pyramids of contacts: four rows each, the normal plus or minus friction times a tangent."""
 
-    sides: tuple[Sides, ...]
+    sides: tuple[ContactSides, ...]
     frames: Float[Numbers, "contacts 3 3"]
     friction: Float[Array, " contacts"]
     """0 where there is none: the four rows are then one, with a quarter of its stiffness."""
@@ -99,21 +99,21 @@ def _contact_rows(
     return ContactRows(sides, touching.frames, friction, stiffness, wanted)
 
 
-def _sides(structure: Structure, placed: Frames, touching: Contacts) -> tuple[Sides, ...]:
+def _sides(structure: Structure, placed: Frames, touching: Contacts) -> tuple[ContactSides, ...]:
     """Returns the moving bodies of contacts: one of each contact, then the others of those that have two."""
     pairs = [structure.pairs[i] for i in touching.pairs]
     measured = [measuring_body(structure, pair) for pair in pairs]
     owners = [(structure.geoms[pair.second].body, structure.geoms[pair.first].body) for pair in pairs]
-    result: list[Sides] = []
+    result: list[ContactSides] = []
     if any(second == WORLD for second, _ in owners):
         raise AssertionError("the first geom of a pair is the one that may be part of the world")
-    result.append(Sides(tuple(range(len(pairs))), tuple(measured), touching.places, 1.0))
+    result.append(ContactSides(tuple(range(len(pairs))), tuple(measured), touching.places, 1.0))
     both = tuple(i for i, (_, first) in enumerate(owners) if first != WORLD)
     if both:
         bodies = tuple(owners[i][1] for i in both)
         references = pick(placed.references, [measured[i] for i in both])
         arms = pick(touching.places, both) + references - pick(placed.references, bodies)
-        result.append(Sides(both, bodies, arms, -1.0))
+        result.append(ContactSides(both, bodies, arms, -1.0))
     return tuple(result)
 
 

@@ -29,7 +29,7 @@ from rollmill.physics.kinematics import Frames, bias_accelerations, in_world
 from rollmill.physics.masses import SparseMatrix, generalised_forces, with_diagonal, with_joining, with_stiffness
 from rollmill.physics.model import WORLD, BodyEquality, JointEquality, Model, Structure
 from rollmill.physics.sides import (
-    Sides,
+    ContactSides,
     added_stiffness,
     alone,
     between_sides,
@@ -44,7 +44,7 @@ from rollmill.physics.sides import (
 class PointRows(NamedTuple):
     """Three rows each, along the world's axes: two points stay together."""
 
-    sides: tuple[Sides, ...]
+    sides: tuple[ContactSides, ...]
     stiffness: Float[Array, " n"]
     wanted: Float[Array, "n 3"]
 
@@ -52,7 +52,7 @@ class PointRows(NamedTuple):
 class TurnRows(NamedTuple):
     """Three rows each: two orientations stay together."""
 
-    sides: tuple[Sides, ...]
+    sides: tuple[ContactSides, ...]
     maps: Float[Array, "n 3 3"]
     """From the angular velocity of the first body against the second to the rates of the rows."""
     stiffness: Float[Array, " n"]
@@ -191,8 +191,8 @@ def _body_rows(
     return points, TurnRows(of_welds, maps, pick(stiffness[:, 1], welds), wanted)
 
 
-def _sides(placed: Frames, held: tuple[BodyEquality, ...]) -> tuple[Sides, ...]:
-    first = Sides(
+def _sides(placed: Frames, held: tuple[BodyEquality, ...]) -> tuple[ContactSides, ...]:
+    first = ContactSides(
         tuple(range(len(held))),
         tuple(one.bodies[0] for one in held),
         jnp.stack([_arm(placed, one.bodies[0], one.anchors[0]) for one in held]),
@@ -202,7 +202,7 @@ def _sides(placed: Frames, held: tuple[BodyEquality, ...]) -> tuple[Sides, ...]:
     if not both:
         return (first,)
     arms = jnp.stack([_arm(placed, held[i].bodies[1], held[i].anchors[1]) for i in both])
-    return first, Sides(both, tuple(held[i].bodies[1] for i in both), arms, -1.0)
+    return first, ContactSides(both, tuple(held[i].bodies[1] for i in both), arms, -1.0)
 
 
 def _arm(placed: Frames, body: int, anchor: tuple[float, float, float]) -> Float[Array, "3"]:
@@ -212,7 +212,7 @@ def _arm(placed: Frames, body: int, anchor: tuple[float, float, float]) -> Float
 
 
 def _apart(
-    placed: Frames, held: tuple[BodyEquality, ...], sides: tuple[Sides, ...]
+    placed: Frames, held: tuple[BodyEquality, ...], sides: tuple[ContactSides, ...]
 ) -> Float[Array, "constraints 3"]:
     """Returns the first points as seen from the second ones."""
     first, *others = sides
@@ -227,7 +227,7 @@ def _apart(
 
 
 def _drifting(
-    sides: tuple[Sides, ...], motions: Float[Array, "bodies 6"], biases: Float[Array, "bodies 6"]
+    sides: tuple[ContactSides, ...], motions: Float[Array, "bodies 6"], biases: Float[Array, "bodies 6"]
 ) -> Float[Array, "n 3"]:
     """Returns the accelerations of first points against second ones at constant velocities of the joints."""
     result = between_sides(sides, biases)
@@ -239,7 +239,7 @@ def _drifting(
 
 
 def _turning_drift(
-    sides: tuple[Sides, ...],
+    sides: tuple[ContactSides, ...],
     welds: list[BodyEquality],
     motions: Float[Array, "bodies 6"],
     biases: Float[Array, "bodies 6"],
@@ -287,7 +287,7 @@ def _quaternion(rotation: Float[Array, "3 3"]) -> tuple[Float[Array, ""], Float[
     return w, jnp.stack(around) / (4.0 * w)
 
 
-def _turning(sides: tuple[Sides, ...], motions: Float[Array, "bodies 6"]) -> Float[Array, "n 3"]:
+def _turning(sides: tuple[ContactSides, ...], motions: Float[Array, "bodies 6"]) -> Float[Array, "n 3"]:
     """Returns the angular velocities, or accelerations, of first bodies against second ones."""
     first, *others = sides
     result = pick(motions, first.bodies)[:, :3]
@@ -301,7 +301,7 @@ def _torques(turns: TurnRows, forces: Float[Array, "n 3"]) -> Float[Array, "n 3"
 
 
 def _twisted(
-    structure: Structure, sides: tuple[Sides, ...], torques: Float[Array, "n 3"]
+    structure: Structure, sides: tuple[ContactSides, ...], torques: Float[Array, "n 3"]
 ) -> Float[Array, "bodies 6"]:
     """Returns torques between bodies as wrenches on them."""
     result = jnp.zeros((len(structure.bodies), 6))
@@ -312,7 +312,7 @@ def _twisted(
 
 
 def _added_turning(
-    structure: Structure, sides: tuple[Sides, ...], stiffness: Float[Array, "n 3 3"]
+    structure: Structure, sides: tuple[ContactSides, ...], stiffness: Float[Array, "n 3 3"]
 ) -> Float[Array, "bodies 6 6"] | None:
     single = alone(sides)
     if not single:
@@ -323,7 +323,7 @@ def _added_turning(
 
 
 def _joining_turns(
-    structure: Structure, placed: Frames, sides: tuple[Sides, ...], stiffness: Float[Array, "n 3 3"]
+    structure: Structure, placed: Frames, sides: tuple[ContactSides, ...], stiffness: Float[Array, "n 3 3"]
 ) -> Float[Array, "dofs dofs"] | None:
     if len(sides) < 2:
         return None

@@ -21,7 +21,7 @@ from rollmill.physics.kinematics import Frames
 from rollmill.physics.model import Structure
 
 
-class Sides(NamedTuple):
+class ContactSides(NamedTuple):
     """Bodies that take part in constraints, and the points from the references of their trees.
 
     The first sides of constraints are one moving body of each, the second ones the others of those that have two.
@@ -47,7 +47,7 @@ def scattered(values: Float[Array, "n ..."], places: tuple[int, ...], size: int)
     return jnp.concatenate(parts)
 
 
-def between_sides(sides: tuple[Sides, ...], motions: Float[Array, "bodies 6"]) -> Float[Array, "points 3"]:
+def between_sides(sides: tuple[ContactSides, ...], motions: Float[Array, "bodies 6"]) -> Float[Array, "points 3"]:
     """Returns velocities, or accelerations, of first points against second ones, in the world."""
     first, *others = sides
     result = point_velocity(pick(motions, first.bodies), first.arms) * first.sign
@@ -58,7 +58,7 @@ def between_sides(sides: tuple[Sides, ...], motions: Float[Array, "bodies 6"]) -
 
 
 def on_bodies(
-    structure: Structure, sides: tuple[Sides, ...], forces: Float[Array, "points 3"]
+    structure: Structure, sides: tuple[ContactSides, ...], forces: Float[Array, "points 3"]
 ) -> Float[Array, "bodies 6"]:
     """Returns the wrenches of forces between points on the bodies."""
     result = jnp.zeros((len(structure.bodies), 6))
@@ -68,7 +68,7 @@ def on_bodies(
     return result
 
 
-def alone(sides: tuple[Sides, ...]) -> tuple[int, ...]:
+def alone(sides: tuple[ContactSides, ...]) -> tuple[int, ...]:
     """Returns the constraints of one moving body."""
     first, *others = sides
     joint = [i for side in others for i in side.points]
@@ -76,7 +76,7 @@ def alone(sides: tuple[Sides, ...]) -> tuple[int, ...]:
 
 
 def added_stiffness(
-    structure: Structure, sides: tuple[Sides, ...], stiffness: Float[Array, "points 3 3"]
+    structure: Structure, sides: tuple[ContactSides, ...], stiffness: Float[Array, "points 3 3"]
 ) -> Float[Array, "bodies 6 6"] | None:
     """Returns what points held against the world add to the inertias of the bodies."""
     single, first = alone(sides), sides[0]
@@ -87,7 +87,7 @@ def added_stiffness(
 
 
 def joining(
-    structure: Structure, placed: Frames, sides: tuple[Sides, ...], stiffness: Float[Array, "points 3 3"]
+    structure: Structure, placed: Frames, sides: tuple[ContactSides, ...], stiffness: Float[Array, "points 3 3"]
 ) -> Float[Array, "dofs dofs"] | None:
     """Returns what points between two moving bodies add to the Hessian: J'WJ of each."""
     if len(sides) < 2:

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float
 from rollmill import physics
 from rollmill.core.types import Environment, Key, Timestep
 from rollmill.envs.physics import Scalar
-from rollmill.envs.robots.pictures import View, drawing_of
+from rollmill.envs.robots.pictures import ViewAngle, drawing_of
 from rollmill.envs.robots.substeps import advance, checked_count, in_float32, uniform
 from rollmill.envs.robots.walking import observe_posture, progress_of
 from rollmill.envs.transforms import time_limit
@@ -134,7 +134,7 @@ def ant(
         observation_space=spaces.Box(-np.inf, np.inf, (60,), np.float32),
         action_space=spaces.Box(-1.0, 1.0, (8,), np.float32),
         params=AntParams(in_float32(model.params)),
-        draw=drawing_of(model_text(), View(3.0)),
+        draw=drawing_of(model_text(), ViewAngle(3.0)),
     )
     return time_limit(env, max_steps)
 

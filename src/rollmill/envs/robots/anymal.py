@@ -17,7 +17,7 @@ from rollmill import physics
 from rollmill.core.types import Environment, Key, Timestep
 from rollmill.envs.physics import Scalar
 from rollmill.envs.robots.flying import clipped
-from rollmill.envs.robots.pictures import View, drawing_of
+from rollmill.envs.robots.pictures import ViewAngle, drawing_of
 from rollmill.envs.robots.substeps import advance, checked_count, in_float32, uniform
 from rollmill.envs.transforms import time_limit
 from rollmill.physics.algebra import quaternion_matrix
@@ -160,7 +160,7 @@ def anymal(
         observation_space=spaces.Box(-np.inf, np.inf, (48,), np.float32),
         action_space=spaces.Box(-1.0, 1.0, (12,), np.float32),
         params=AnymalParams(in_float32(model.params)),
-        draw=drawing_of(model_text(), View(2.2, azimuth=130.0)),
+        draw=drawing_of(model_text(), ViewAngle(2.2, azimuth=130.0)),
     )
     return time_limit(env, max_steps)
 

@@ -20,7 +20,7 @@ from rollmill import physics
 from rollmill.core.types import Environment, Key, Timestep
 from rollmill.envs.physics import Scalar
 from rollmill.envs.robots.flying import clipped
-from rollmill.envs.robots.pictures import View, drawing_of
+from rollmill.envs.robots.pictures import ViewAngle, drawing_of
 from rollmill.envs.robots.substeps import advance, checked_count, in_float32
 from rollmill.envs.transforms import time_limit
 from rollmill.physics.algebra import cross, product, times
@@ -146,7 +146,7 @@ def ball_balance(
         observation_space=spaces.Box(-np.inf, np.inf, (24,), np.float32),
         action_space=spaces.Box(-1.0, 1.0, (3,), np.float32),
         params=BallBalanceParams(in_float32(model.params)),
-        draw=drawing_of(model_text(), View(2.4, elevation=-15.0, height=0.6, follows=False)),
+        draw=drawing_of(model_text(), ViewAngle(2.4, elevation=-15.0, height=0.6, follows=False)),
     )
     return time_limit(env, max_steps)
 

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float
 from rollmill import physics
 from rollmill.core.types import Environment, Key, Timestep
 from rollmill.envs.physics import Scalar
-from rollmill.envs.robots.pictures import View, drawing_of
+from rollmill.envs.robots.pictures import ViewAngle, drawing_of
 from rollmill.envs.robots.substeps import advance, in_float32, uniform
 from rollmill.envs.transforms import time_limit
 
@@ -72,7 +72,7 @@ def cartpole(*, max_steps: int = 500) -> Environment:
         observation_space=spaces.Box(-np.inf, np.inf, (4,), np.float32),
         action_space=spaces.Box(-1.0, 1.0, (1,), np.float32),
         params=CartpoleParams(in_float32(model.params)),
-        draw=drawing_of(MODEL, View(5.0, azimuth=180.0, elevation=-10.0, height=2.2, follows=False)),
+        draw=drawing_of(MODEL, ViewAngle(5.0, azimuth=180.0, elevation=-10.0, height=2.2, follows=False)),
     )
     return time_limit(env, max_steps)
 

@@ -18,7 +18,7 @@ from rollmill import physics
 from rollmill.core.types import Environment, Key, Timestep
 from rollmill.envs.physics import Scalar
 from rollmill.envs.robots.flying import clipped
-from rollmill.envs.robots.pictures import View, drawing_of
+from rollmill.envs.robots.pictures import ViewAngle, drawing_of
 from rollmill.envs.robots.substeps import advance, checked_count, in_float32, uniform
 from rollmill.envs.transforms import time_limit
 from rollmill.physics.algebra import dot, row, times
@@ -190,7 +190,7 @@ def franka_cabinet(
         observation_space=spaces.Box(-np.inf, np.inf, (23,), np.float32),
         action_space=spaces.Box(-1.0, 1.0, (9,), np.float32),
         params=FrankaParams(in_float32(model.params)),
-        draw=drawing_of(model_text(), View(2.6, azimuth=125.0, height=0.6, follows=False, ahead=0.5)),
+        draw=drawing_of(model_text(), ViewAngle(2.6, azimuth=125.0, height=0.6, follows=False, ahead=0.5)),
     )
     return time_limit(env, max_steps)
 

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float
 from rollmill import physics
 from rollmill.core.types import Environment, Key, Timestep
 from rollmill.envs.physics import Scalar
-from rollmill.envs.robots.pictures import View, drawing_of
+from rollmill.envs.robots.pictures import ViewAngle, drawing_of
 from rollmill.envs.robots.substeps import advance, checked_count, in_float32, uniform
 from rollmill.envs.robots.walking import observe_posture, progress_of
 from rollmill.envs.transforms import time_limit
@@ -194,7 +194,7 @@ def humanoid(
         observation_space=spaces.Box(-np.inf, np.inf, (108,), np.float32),
         action_space=spaces.Box(-1.0, 1.0, (JOINTS,), np.float32),
         params=HumanoidParams(in_float32(model.params)),
-        draw=drawing_of(model_text(), View(3.5)),
+        draw=drawing_of(model_text(), ViewAngle(3.5)),
     )
     return time_limit(env, max_steps)
 

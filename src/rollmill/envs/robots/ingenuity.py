@@ -17,7 +17,7 @@ from rollmill import physics
 from rollmill.core.types import Environment, Key, Timestep
 from rollmill.envs.physics import Scalar
 from rollmill.envs.robots.flying import clipped, distance_of, first_place, flight_reward, observe_flight
-from rollmill.envs.robots.pictures import View, drawing_of
+from rollmill.envs.robots.pictures import ViewAngle, drawing_of
 from rollmill.envs.robots.substeps import advance, in_float32
 from rollmill.envs.transforms import time_limit
 
@@ -91,7 +91,7 @@ def ingenuity(*, max_steps: int = 2000) -> Environment:
         observation_space=spaces.Box(-np.inf, np.inf, (13,), np.float32),
         action_space=spaces.Box(-1.0, 1.0, (6,), np.float32),
         params=IngenuityParams(in_float32(model.params)),
-        draw=drawing_of(MODEL, View(4.0, height=1.2)),
+        draw=drawing_of(MODEL, ViewAngle(4.0, height=1.2)),
     )
     return time_limit(env, max_steps)
 

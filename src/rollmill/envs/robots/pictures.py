@@ -24,7 +24,7 @@ COLOURS = ("#c8702a", "#3f6f9f", "#5b8c3e", "#8c5b9c")
 
 
 @dataclass(frozen=True)
-class View:
+class ViewAngle:
     """Where a camera is, which looks at the robot's first body."""
 
     distance: float
@@ -41,7 +41,7 @@ class View:
 
 
 def drawing_of(
-    source: Any, view: View | None = None
+    source: Any, view: ViewAngle | None = None
 ) -> Callable[[Any, Any], Drawing | UInt8[np.ndarray, "H W 3"]]:
     """Returns a function that draws a task's state, for the field `draw` of environments.
 
@@ -49,7 +49,7 @@ def drawing_of(
         source: the robot: MJCF as text, the path of a file, or a `mujoco.MjModel`, whose looks stay as they are.
         view: from where it is seen, by default far enough for all of it.
     """
-    camera = Camera(source, view)
+    camera = RobotCamera(source, view)
     return lambda state, params: camera.picture(robot_of(state))
 
 
@@ -58,10 +58,10 @@ def robot_of(state: Any) -> RobotState:
     return state if isinstance(state, RobotState) else state.robot
 
 
-class Camera:
+class RobotCamera:
     """Draws a robot's states; OpenGL is started by the first picture."""
 
-    def __init__(self, source: Any, view: View | None):
+    def __init__(self, source: Any, view: ViewAngle | None):
         self.source, self.chosen = source, view
 
     def picture(self, robot: RobotState) -> Drawing | UInt8[np.ndarray, "H W 3"]:
@@ -81,9 +81,9 @@ class Camera:
         return mujoco, compiled, mujoco.MjData(compiled)
 
     @cached_property
-    def view(self) -> View:
+    def view(self) -> ViewAngle:
         """From where the robot is seen."""
-        return self.chosen or View(distance=2.0 * float(self._scene[1].stat.extent))
+        return self.chosen or ViewAngle(distance=2.0 * float(self._scene[1].stat.extent))
 
     @cached_property
     def _renderer(self) -> "_Renderer | None":
@@ -137,12 +137,21 @@ def _rgb(colour: str) -> list[float]:
     return [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
 
 
+def _opengl(platform: str) -> Any:
+    """Returns MuJoCo's module for one of the ways to OpenGL."""
+    if platform == "egl":
+        return importlib.import_module("mujoco.egl")
+    if platform == "osmesa":
+        return importlib.import_module("mujoco.osmesa")
+    raise ImportError(f"MUJOCO_GL={platform} is not supported.")
+
+
 class _Renderer:
     """MuJoCo's renderer in a context of OpenGL without a window."""
 
     def __init__(self, mujoco: Any, compiled: Any, platform: str):
         self.mujoco, self.compiled = mujoco, compiled
-        context: Any = importlib.import_module(f"mujoco.{platform}").GLContext(WIDTH, HEIGHT)
+        context: Any = _opengl(platform).GLContext(WIDTH, HEIGHT)
         context.make_current()
         self.opengl = context
         self.context = mujoco.MjrContext(compiled, mujoco.mjtFontScale.mjFONTSCALE_100)
@@ -150,7 +159,7 @@ class _Renderer:
         self.scene = mujoco.MjvScene(compiled, maxgeom=1000)
         self.rectangle = mujoco.MjrRect(0, 0, WIDTH, HEIGHT)
 
-    def pixels(self, data: Any, target: np.ndarray, view: View) -> UInt8[np.ndarray, "H W 3"]:
+    def pixels(self, data: Any, target: np.ndarray, view: ViewAngle) -> UInt8[np.ndarray, "H W 3"]:
         """Returns a picture of the robot in a configuration."""
         mujoco, camera = self.mujoco, self.mujoco.MjvCamera()
         camera.lookat, camera.distance = target, view.distance
@@ -167,7 +176,7 @@ class _Renderer:
 # --- drawings -----------------------------------------------------------------------------------------
 
 
-def _drawn(mujoco: Any, compiled: Any, data: Any, target: np.ndarray, view: View) -> Drawing:
+def _drawn(mujoco: Any, compiled: Any, data: Any, target: np.ndarray, view: ViewAngle) -> Drawing:
     """Returns the geoms as shapes as seen from far away, the farthest first."""
     turned, up = math.radians(view.azimuth), math.radians(-view.elevation)
     right = np.array([math.sin(turned), -math.cos(turned), 0.0])

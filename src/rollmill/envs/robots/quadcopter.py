@@ -19,7 +19,7 @@ from rollmill import physics
 from rollmill.core.types import Environment, Key, Timestep
 from rollmill.envs.physics import Scalar
 from rollmill.envs.robots.flying import clipped, distance_of, first_place, flight_reward, observe_flight
-from rollmill.envs.robots.pictures import View, drawing_of
+from rollmill.envs.robots.pictures import ViewAngle, drawing_of
 from rollmill.envs.robots.substeps import advance, in_float32, uniform
 from rollmill.envs.transforms import time_limit
 
@@ -115,7 +115,7 @@ def quadcopter(*, max_steps: int = 500, iterations: int = physics.ITERATIONS) ->
         observation_space=spaces.Box(-np.inf, np.inf, (21,), np.float32),
         action_space=spaces.Box(-1.0, 1.0, (12,), np.float32),
         params=QuadcopterParams(in_float32(model.params)),
-        draw=drawing_of(model_text(), View(2.5, height=1.0, follows=False)),
+        draw=drawing_of(model_text(), ViewAngle(2.5, height=1.0, follows=False)),
     )
     return time_limit(env, max_steps)
 
