@@ -1,12 +1,18 @@
 """PQN's fragments against NumPy, on a rollout with both kinds of episode ends and with legal actions."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from gymnasium import spaces
 from numpy_networks import assert_slopes, in_float64
 
 import rollmill
+from rollmill.algorithms.epsilon_greedy import value_agent
+from rollmill.algorithms.off_policy import module
+from rollmill.algorithms.pqn import _best
+from rollmill.algorithms.value_distributions import Mean
 from rollmill.core.types import FINAL_MASK
 from rollmill.dataflow import Batch, collect, identity, start
 from wordings import raises
@@ -66,6 +72,28 @@ def test_targets_are_lambda_returns_of_the_best_legal_actions(rollout):
                 right = reward + GAMMA * (LAMBDA * later + (1 - LAMBDA) * after[t, e])
             later = right
             np.testing.assert_allclose(batch.samples.target[t, e], right, rtol=1e-4, atol=1e-5)
+
+
+class Fixed(eqx.Module):
+    """Values that no observation changes."""
+
+    values: jax.Array
+
+    def __call__(self, observation):
+        return self.values
+
+
+def test_a_state_without_legal_actions_has_the_value_of_an_action():
+    """As a final state may be, from which a truncated episode is bootstrapped."""
+    outputs = module(lambda key: Fixed(jnp.array([1.5, 4.0, -2.0])))
+    agent, weights = (
+        value_agent(outputs, Mean(False), spaces.Discrete(3, start=2)),
+        outputs.start(jax.random.key(0)),
+    )
+    seen, none = jnp.zeros(2), jnp.zeros(3, bool)
+    assert float(_best(agent, weights, none, seen)) == 1.5
+    assert float(_best(agent, weights, none.at[2].set(True), seen)) == -2.0
+    assert float(_best(agent, weights, (), seen)) == 4.0
 
 
 def test_gradients_are_those_of_the_squared_error(rollout):

@@ -248,8 +248,9 @@ def _prepare(
 def _best(
     agent: ValueAgent, network: PyTree[Array], action_mask: PyTree, observation: PyTree[Array]
 ) -> Float[Array, ""]:
-    """Returns the value of the best legal action."""
-    return jnp.max(agent.distribution(agent.values(network, observation), action_mask).logits)
+    """Returns the value of the best legal action, or of the first action if none is legal."""
+    values = agent.values(network, observation)
+    return agent.of_action(values, agent.distribution(values, action_mask).mode())
 
 
 def _loss(
