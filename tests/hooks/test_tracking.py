@@ -3,7 +3,7 @@
 import sys
 import threading
 import time
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import pytest
 
@@ -105,14 +105,14 @@ def test_sweeps_may_import_trackers_and_give_wandb_a_process_for_each_trial():
     request = TrainingRequest("ppo", "CartPole-v1", {"track": ["own_tracker:keep", "csv"]})
     assert named_by([request]).modules == {"own_tracker"}
     assert not follows_one_training(request.options)
-    assert follows_one_training(SimpleNamespace(track=("csv", "wandb")))
+    assert follows_one_training(rollmill.RunOptions(track=("csv", "wandb")))
 
 
 def test_a_training_passes_its_lines_on_and_outlives_a_tracker(own, tmp_path, capsys):
     sizes = {"num_envs": 8, "num_steps": 8, "num_minibatches": 2, "update_epochs": 1, "total_timesteps": 256}
     algorithm = rollmill.ppo("CartPole-v1", network=rollmill.NetworkConfig(hidden_sizes=(8,)), **sizes)
     own.broken = lambda directory, line: 1 / 0
-    track = ["csv", "own_tracker:keep", "own_tracker:broken"]
+    track = ("csv", "own_tracker:keep", "own_tracker:broken")
     run = rollmill.train(algorithm, run_dir=tmp_path / "run", quiet=True, tensorboard=False, track=track)
     assert run.summary["status"] == "finished"
     assert [line["iteration"] for _, line in own.lines] == [1, 2, 3, 4]

@@ -10,7 +10,7 @@ MAX_MESSAGE = 2500
 UNITS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
-def compact(value: float) -> str:
+def compact(value: int | float) -> str:
     """Formats a number by three digits and the letter of a power of a thousand: `1.39 M`, `999 k`."""
     for size, letter in UNITS:
         if abs(value) >= 0.9995 * size:  # what would be rounded to 1,000 of the next smaller unit
