@@ -76,15 +76,15 @@ class BoardServer(ThreadingHTTPServer):
     @contextlib.contextmanager
     def serving(self) -> Iterator[None]:
         """Serves in threads while the context lasts, and reads the folder at once."""
-        serve = partial(self.serve_forever, POLL_SECONDS)
-        threads = [threading.Thread(target=target, daemon=True) for target in (serve, self._read)]
-        for thread in threads:
-            thread.start()
+        reading = threading.Thread(target=self._read, daemon=True)
+        threading.Thread(target=partial(self.serve_forever, POLL_SECONDS), daemon=True).start()
+        reading.start()
         try:
             yield
         finally:
             self.shutdown()
             self.server_close()
+            reading.join()  # Python aborts if it ends while a thread imports JAX's libraries
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Ignores a client that went away."""
