@@ -7,10 +7,11 @@ import struct
 import subprocess
 import sys
 import termios
+from types import SimpleNamespace
 
 import pytest
 
-from rollmill.record.dashboard import Sampled, lines, progress_bar, sparkline
+from rollmill.record.dashboard import Sampled, fits_terminal, lines, progress_bar, sparkline
 from rollmill.record.display import Status
 
 ROW = {"losses/policy": -0.02, "losses/value": 12.5, "losses/entropy": None, "evaluation/return": 480.0}
@@ -69,6 +70,26 @@ def test_a_terminal_gets_a_dashboard_if_it_is_large_enough(dashboard, rows):
     assert ("losses policy 0.250" in shown) is (dashboard and rows == 30)
     assert "compiling ..." in shown and r"a \x1b note" in shown and "of a hook" in shown and "100%" in shown
     assert shown.rfind("\x1b[?25h") >= shown.rfind("\x1b[?25l")  # the cursor is there again
+
+
+@pytest.mark.parametrize("dashboard", [True, False])
+def test_output_that_goes_to_a_file_stays_out_of_the_terminal(dashboard):
+    master, terminal = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "30"}
+    words = [sys.executable, "-c", PROGRAM.format(dashboard=dashboard)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=terminal, env=environment) as process:
+        os.close(terminal)
+        shown = read_all(master).decode()
+        assert process.stdout is not None and process.stdout.read() == b"of a hook\n"
+    assert "100%" in shown and "of a hook" not in shown
+
+
+@pytest.mark.parametrize(("encoding", "fits"), [("utf-8", True), ("iso-8859-1", False), ("ascii", False)])
+def test_a_terminal_without_the_bars_gets_no_dashboard(monkeypatch, encoding, fits):
+    for name, value in {"TERM": "xterm", "COLUMNS": "100", "LINES": "30"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "stderr", SimpleNamespace(isatty=lambda: True, encoding=encoding))
+    assert fits_terminal() is fits
 
 
 def read_all(descriptor):

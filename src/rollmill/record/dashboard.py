@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rollmill.core.text import compact, cut, format_bytes, number, printable
-from rollmill.record.display import Status, clock
+from rollmill.record.display import Status, clock, is_output_on_terminal
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -17,6 +17,8 @@ FRAMES_PER_SECOND = 2
 MIN_COLUMNS, MIN_LINES = 60, 14
 """Size of a terminal below which the dashboard would leave too little of it."""
 BARS = "▁▂▃▄▅▆▇█"
+FILLED, EMPTY = "━", "╌"
+"""Characters of the bar of progress."""
 SPARK = 40
 """Values of the small picture of the return."""
 LOSSES = "losses/"
@@ -25,10 +27,19 @@ FIRST = ("losses/policy", "losses/value", "losses/entropy", "losses/approx_kl")
 
 
 def fits_terminal() -> bool:
-    """Returns whether standard error is a terminal that is large enough and can move its cursor."""
+    """Returns whether standard error is a terminal that is large enough, moves its cursor and shows the bars."""
     size = shutil.get_terminal_size()
     is_terminal = sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
-    return is_terminal and size.columns >= MIN_COLUMNS and size.lines >= MIN_LINES
+    return is_terminal and size.columns >= MIN_COLUMNS and size.lines >= MIN_LINES and _shows_bars()
+
+
+def _shows_bars() -> bool:
+    """Returns whether standard error can encode the bars. Escapes in their place would break the lines."""
+    try:
+        f"{BARS}{FILLED}{EMPTY}".encode(sys.stderr.encoding or "ascii")
+    except (LookupError, UnicodeError):
+        return False
+    return True
 
 
 class Dashboard:
@@ -46,6 +57,7 @@ class Dashboard:
             refresh_per_second=FRAMES_PER_SECOND,
             get_renderable=self._draw,
             vertical_overflow="crop",
+            redirect_stdout=is_output_on_terminal(),
         )
 
     def note(self, text: str) -> None:
@@ -154,7 +166,7 @@ def sparkline(values: list[float], width: int) -> str:
 def progress_bar(share: float, length: int) -> str:
     """Returns a bar of characters, filled to a share."""
     filled = round(share * length)
-    return "━" * filled + "╌" * (length - filled)
+    return FILLED * filled + EMPTY * (length - filled)
 
 
 def peak_memory() -> int:

@@ -142,7 +142,12 @@ class Bar:
         from rich.progress import BarColumn, Progress, TextColumn
 
         columns = BarColumn(bar_width=24), TextColumn("{task.description}")
-        self._progress = Progress(*columns, console=Console(stderr=True), refresh_per_second=8)
+        self._progress = Progress(
+            *columns,
+            console=Console(stderr=True),
+            refresh_per_second=8,
+            redirect_stdout=is_output_on_terminal(),
+        )
         self._task: TaskID | None = None
 
     def note(self, text: str) -> None:
@@ -162,6 +167,11 @@ class Bar:
     def close(self) -> None:
         """Stops the bar, which stays visible."""
         self._progress.stop()
+
+
+def is_output_on_terminal() -> bool:
+    """Returns whether standard output is a terminal. Only then do its lines belong above a display."""
+    return getattr(sys.stdout, "isatty", lambda: False)()
 
 
 def _number(value: float | None) -> str:
