@@ -84,6 +84,24 @@ def test_runs_are_compared_by_curves_and_settings(folder):
     assert body(answers.answer("/sparks", {"run": ["a"]})) == {"a": [1.0, 2.0, 3.0]}
 
 
+def test_numbers_of_a_damaged_run_hide_no_other(folder):
+    """Beyond a float's range once they are rounded or multiplied."""
+    recorded(folder / "c", num_seeds=10**17)
+    with open(folder / "c/metrics.jsonl", "a") as file:
+        file.write('"}\n{"env_steps": 400, "episode/return": 1.7976e308}\n{"env_steps": 1e300}\n')
+    answers = Answers(folder)
+    rows = {row["key"]: row for row in body(answers.answer("/rows", {}))["rows"]}
+    assert rows["a"]["return"] == 12.5 and rows["c"]["return"] is None
+    assert body(answers.answer("/sparks", {"run": ["a", "c"]}))["a"] == [1.0, 2.0, 3.0]
+
+
+def test_a_request_that_fails_says_why(folder, monkeypatch):
+    answers = Answers(folder)
+    monkeypatch.setattr(answers._contents, "changes", lambda since: 1 / 0)
+    answer = answers.answer("/rows", {})
+    assert (answer.status, answer.body) == (500, b"/rows failed: ZeroDivisionError: division by zero\n")
+
+
 def test_seeds_of_one_configuration_become_one_line(folder):
     recorded(folder / "c", summary={"status": "finished"})
     answers = Answers(folder)

@@ -138,6 +138,9 @@ def test_directories_without_curves_are_refused(tmp_path):
     whole, empty = recorded(tmp_path, "a", [1.0]), recorded(tmp_path, "b", [])
     with raises("has-no-metrics-yet-hint", "b"):
         rollmill.plot(whole, empty)
+    for axis in ("env_steps", "seconds"):
+        with raises("has-no-metric-there", axis):
+            rollmill.plot(whole, metric=axis)
 
 
 def test_a_sweep_stands_for_its_trials_and_names_those_without_values(tmp_path):

@@ -74,7 +74,12 @@ class Answers:
     def answer(self, path: str, query: Query) -> Answer:
         """Returns the answer to a request by its path and the values of its query."""
         way = self._ways.get(path)
-        return _error(404, "there is nothing at this address") if way is None else way(query)
+        if way is None:
+            return _error(404, "there is nothing at this address")
+        try:
+            return way(query)
+        except Exception as error:  # the page shows it: a damaged run must not look as if the board had ended
+            return _error(500, f"{path} failed: {type(error).__name__}: {error}")
 
     def _rows(self, query: Query) -> Answer:
         since = _one(query, "since", "0")
@@ -182,5 +187,5 @@ def _json(value: Any) -> Answer:
 
 
 def _error(status: int, text: str) -> Answer:
-    body = f"{text}\n".encode()
+    body = f"{text}\n".encode(errors="replace")
     return Answer(status, "text/plain; charset=utf-8", body, len(body))

@@ -1,5 +1,6 @@
 """Curves of the chosen runs as a part of the page."""
 
+import math
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -59,7 +60,8 @@ def spark(item: Item) -> list[float]:
         points = thinned_curve(RunDirectory(item.entry.path), SPARK_POINTS)
     except (RollmillError, OSError):
         return []
-    return [float(f"{point.value:.4g}") for point in points]
+    values = (float(f"{point.value:.4g}") for point in points)
+    return [value for value in values if math.isfinite(value)]
 
 
 def comparison(

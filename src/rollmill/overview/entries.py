@@ -85,7 +85,8 @@ def read_sweep(root: Path, read: Callable[[Path], Entry] = read_run) -> tuple[En
 def _read_run(run: RunDirectory) -> Entry:
     config, summary = run.read_config(), run.read_summary() or {}
     graph, options = object_in(config, "graph"), object_in(config, "options")
-    newest = newest_values(run, (STEPS, SPEED, RETURN, "evaluation/return"))
+    read = newest_values(run, (STEPS, SPEED, RETURN, "evaluation/return"))
+    newest = {name: value for name, value in read.items() if abs(value) < MAX_NUMBER}
     seeds = _whole(options.get("num_seeds")) or 1
     state = _state(run, summary, newest)
     is_over = state in ("finished", "stopped")

@@ -34,8 +34,11 @@ class MetricPoint(NamedTuple):
 def metric_curve(run: RunDirectory, metric: str) -> list[MetricPoint]:
     """Returns the finite values of a metric in order, without damaged lines.
 
-    Raises a `CheckpointError` if the file cannot be read, or has a line beyond the limit.
+    The fields of `LINE_START` are not metrics. Raises a `CheckpointError` if the file cannot be read, or has a
+    line beyond the limit.
     """
+    if metric in LINE_START:
+        return []
     read = (_parsed(line, metric) for line in _lines(run))
     return [point for point in read if point is not None and point.seconds >= 0 and math.isfinite(point.value)]
 
