@@ -11,7 +11,9 @@ import rollmill
 from rollmill.core.errors import UsageError
 from rollmill.hooks import FailureReported, MetricsLogged, TrainingFinished, TrainingStarted, tracking
 from rollmill.hooks.tracking import check_trackers, trackers
+from rollmill.record.display import Quiet
 from rollmill.sweeps.together import follows_one_training
+from rollmill.training.driver import warnings_of
 from rollmill.training.request import TrainingRequest, named_by
 from wordings import raises
 
@@ -90,6 +92,11 @@ def test_a_tracker_that_falls_behind_is_given_up(own, tmp_path, monkeypatch):
         hook(logged(iteration))
     ended.set()
     assert len(notes) == 1 and "is 3 lines behind" in notes[0]
+
+
+def test_warnings_are_printed_even_if_a_training_is_quiet(capsys):
+    warnings_of(rollmill.RunOptions(quiet=True), Quiet())("the store fails")
+    assert capsys.readouterr().err == "the store fails\n"
 
 
 def test_unknown_trackers_and_functions_are_refused(own):

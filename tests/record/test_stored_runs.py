@@ -77,7 +77,11 @@ def save(checkpoints, *iterations):
 def train(url, *iterations, keep_last=2, until="stopped", log=""):
     """Writes checkpoints as a training does, while they are copied, and returns the lines that were told."""
     run, told = RunDirectory(folder(url)), []
-    with run.lock(), mirrored(run, url, told.append), Checkpoints(run.checkpoints, keep_last=keep_last) as kept:
+    with (
+        run.lock(),
+        mirrored(run, url, told.append, told.append),
+        Checkpoints(run.checkpoints, keep_last=keep_last) as kept,
+    ):
         for iteration in iterations:
             run.metrics_file.write_text("".join(f"{n}\n" for n in range(iteration)))
             save(kept, iteration)
@@ -212,6 +216,30 @@ def test_the_process_that_began_last_copies(url):
     assert marker is not None and marker.revision == 3
 
 
+def test_a_run_that_began_meanwhile_is_not_overwritten(url, monkeypatch, tmp_path):
+    """Two trainings find the URL empty, and compile."""
+    begin(url, seed=1)
+    monkeypatch.setenv("ROLLMILL_CACHE_DIR", str(tmp_path / "second"))
+    begin(url, seed=2)
+    train(url, 10)
+    before = {name: ObjectStore(url).read(name) for name in ("config.json", "writer.txt", "stored.json")}
+    monkeypatch.setenv("ROLLMILL_CACHE_DIR", str(tmp_path / "first"))
+    told = train(url, 20)
+    assert any("copied no more" in line and "holds another run" in line for line in told), told
+    assert "the next start on this machine renames" in told[-1]
+    assert {name: ObjectStore(url).read(name) for name in before} == before
+    assert ObjectStore(url).sizes().keys() >= {"checkpoints/10/record.json"}
+
+
+def test_a_run_whose_first_copy_was_interrupted_goes_on(url):
+    run = begin(url)
+    ObjectStore(url).write("config.json", run.config_file.read_bytes())
+    with Checkpoints(run.checkpoints) as here:
+        save(here, 10)
+    assert restored(RunDirectory.open(folder(url)))[0] == (10,)
+    assert [path.name for path in run.root.parent.iterdir() if path.is_dir()] == [run.root.name]
+
+
 def test_another_run_in_the_working_folder_is_moved_aside(url, monkeypatch, tmp_path):
     begin(url, seed=1)  # killed before anything was copied
     monkeypatch.setenv("ROLLMILL_CACHE_DIR", str(tmp_path / "second"))
@@ -269,6 +297,10 @@ def test_paths_and_urls(tmp_path, monkeypatch):
     assert url_of(place) == "s3://bucket/a b/c%d"
     assert folder("runs/a") == Path("runs/a") and url_of(Path("runs/a")) is None
     assert url_of(tmp_path / FOLDER / "s3") is None
+    (tmp_path / "linked").symlink_to(tmp_path / "disk")  # as ~/.cache on a cluster
+    monkeypatch.setenv("ROLLMILL_CACHE_DIR", str(tmp_path / "linked"))
+    place = folder("s3://bucket/a")
+    assert url_of(place) == url_of(place.resolve()) == "s3://bucket/a" and place != place.resolve()
 
 
 def test_the_extra_is_named_where_it_is_missing(url, monkeypatch):

@@ -56,7 +56,7 @@ def url_of(folder: Path) -> str | None:
     parents = folder.absolute().parents
     if len(parents) < 3 or parents[2].name != FOLDER or parents[1].name not in SCHEMES:
         return None
-    if parents[2] != (cache_root() / FOLDER).absolute():
+    if parents[2].resolve() != (cache_root() / FOLDER).resolve():  # either path may contain links
         return None
     return f"{parents[1].name}://{unquote(parents[0].name)}/{unquote(folder.name)}"
 

@@ -63,14 +63,21 @@ class TakenOver(StorageError):
     """Another process copies the same run."""
 
 
+class OtherRun(TakenOver):
+    """Another run is at the URL."""
+
+
 @contextmanager
-def mirrored(run: RunDirectory, url: str, note: Callable[[str], None]) -> Iterator[None]:
+def mirrored(
+    run: RunDirectory, url: str, note: Callable[[str], None], warn: Callable[[str], None]
+) -> Iterator[None]:
     """Copies a run to its store until the context ends.
 
-    At the end it waits for the store: some minutes if the training has finished, and some seconds otherwise.
-    Raises a `StorageError` if a training has finished and the store does not have it.
+    `note` prints where it is copied to, and `warn` problems. At the end it waits for the store: some minutes if
+    the training has finished, and some seconds otherwise. Raises a `StorageError` if a training has finished and
+    the store does not have it.
     """
-    mirror = Mirror(run, ObjectStore(url), note)
+    mirror = Mirror(run, ObjectStore(url), warn)
     note(f"copies it to {url}")
     mirror.start()
     try:
@@ -84,7 +91,7 @@ def mirrored(run: RunDirectory, url: str, note: Callable[[str], None]) -> Iterat
     if finished:
         raise StorageError(
             f"the training has finished, but {url} lacks a part of it: {mirror.problem}\n"
-            f"All of it is in {run.root}; copy the rest with\n  {run.command('resume')}"
+            f"All of it is in {run.root}{mirror.way_out}"
         )
 
 
@@ -111,6 +118,7 @@ class Mirror:
         """Set while the store has all of the run, as of the last look."""
         self._thread = threading.Thread(target=self._work, name="rollmill-store", daemon=True)
         self.problem = "it was not reached in time."
+        self.way_out = f", and the next start on this machine copies it:\n  {run.command('resume')}"
 
     def start(self) -> None:
         """Begins to copy."""
@@ -123,8 +131,8 @@ class Mirror:
         self._thread.join(seconds)
         if self._thread.is_alive() or not self._whole.is_set():
             self._note(
-                f"{self._store.url} lacks a part of this run: {self.problem} It is in {self._run.root}, and the "
-                "next start on this machine copies it"
+                f"{self._store.url} lacks a part of this run: {self.problem} "
+                f"It is in {self._run.root}{self.way_out}"
             )
             return False
         return True
@@ -137,6 +145,9 @@ class Mirror:
                 self._look(last=ends)
             except TakenOver as error:
                 self.problem = str(error)
+                if isinstance(error, OtherRun):
+                    self.way_out = ", which the next start on this machine renames"
+                self._note(f"this run is copied no more: {error}")
                 return
             except Exception as error:  # any error: the training continues
                 failures += 1
@@ -187,12 +198,14 @@ class Mirror:
         """Counts this copy, in the working folder first, after checking that nobody else copies the run."""
         here = self._marker
         if here is None:
-            self._copy_file(CONFIG)
-            self._store.write(WRITER, self._writer.encode())
-            there = read_marker(self._store) or Marker()
-            here = (local_marker(self._run.folder) or there).named()
+            there, here = read_marker(self._store) or Marker(), local_marker(self._run.folder)
+            if there.run and (here is None or here.run != there.run):
+                raise OtherRun(f"{self._store.url} holds another run, which began meanwhile.")
+            here = (here or there).named()
             here = replace(here, revision=max(here.revision, there.revision))
             write_local_marker(self._run.folder, here)
+            self._copy_file(CONFIG)
+            self._store.write(WRITER, self._writer.encode())
             self._store.write(MARKER, here.text())
             self._find_checkpoints()
         elif (writer := self._store.read(WRITER).decode(errors="replace")) != self._writer:

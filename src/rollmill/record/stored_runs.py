@@ -117,7 +117,9 @@ def _bring(store: ObjectStore, run: RunDirectory) -> None:
         _check_empty(store.url, names)
         return
     here = local_marker(run.folder)
-    if run.config_file.exists() and (here is None or here.run != there.run):
+    if not there.run and _content(run.folder, CONFIG) == patiently(lambda: store.read(CONFIG)):
+        here = Marker(revision=-1)  # the first copy of this run, or its fetching, was interrupted
+    elif run.config_file.exists() and (here is None or here.run != there.run):
         _move_aside(run.root)
         here = None
     if here is None or _standing(here, _local_checkpoints(run)) < _standing(there, whole_checkpoints(names)):

@@ -19,11 +19,13 @@ def bring(root: Path) -> None:
         stored_runs.bring(root, url)
 
 
-def copied(run: "RunDirectory", note: Callable[[str], None]) -> AbstractContextManager[None]:
+def copied(
+    run: "RunDirectory", note: Callable[[str], None], warn: Callable[[str], None]
+) -> AbstractContextManager[None]:
     """Copies a run to its object store until the context ends, if it has one: see `mirror.mirrored`."""
     url = url_of(run.root)
     if url is None:
         return nullcontext()
     from rollmill.record.mirror import mirrored
 
-    return mirrored(run, url, note)
+    return mirrored(run, url, note, warn)

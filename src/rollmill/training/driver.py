@@ -138,7 +138,12 @@ def tracking(options: RunOptions, display: Display) -> list[Hook]:
         return []
     from rollmill.hooks.tracking import trackers  # which few trainings need
 
-    return trackers(options.track, _print_warning if options.quiet else display.note)
+    return trackers(options.track, warnings_of(options, display))
+
+
+def warnings_of(options: RunOptions, display: Display) -> Callable[[str], None]:
+    """Returns a function that prints warnings, even if the training is quiet."""
+    return _print_warning if options.quiet else display.note
 
 
 def _print_warning(text: str) -> None:

@@ -30,7 +30,7 @@ from rollmill.runs.reopening import open_graph
 from rollmill.runs.saved_run import check_identity, read_options, read_saved, read_summary
 from rollmill.runs.specification import describe, import_modules
 from rollmill.runs.trust import approved_imports, check_cluster
-from rollmill.training.driver import check_tracking, drive
+from rollmill.training.driver import check_tracking, drive, warnings_of
 from rollmill.training.hook_calls import check_hooks
 from rollmill.training.placing import choose_plan, prepare_devices
 from rollmill.training.preparing import PlannedTraining, prepare
@@ -102,7 +102,7 @@ def resume(
     with (
         contextlib.closing(display),
         run.lock(),
-        copied(run, display.note),
+        copied(run, display.note, warnings_of(options, display)),
         open_checkpoints(run, options) as checkpoints,
     ):
         restored = _restore(run, checkpoints, reopened, options)

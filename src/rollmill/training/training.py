@@ -22,7 +22,7 @@ from rollmill.runs.creation import create_run, run_root
 from rollmill.runs.options import RunOptions
 from rollmill.runs.saved_run import read_saved
 from rollmill.runs.specification import describe
-from rollmill.training.driver import check_tracking, drive
+from rollmill.training.driver import check_tracking, drive, warnings_of
 from rollmill.training.hook_calls import check_hooks
 from rollmill.training.placing import choose_plan, refuse_unread, with_settings
 from rollmill.training.preparing import PlannedTraining, PreparedTraining, prepare
@@ -132,7 +132,7 @@ def begin_training(
     with (
         contextlib.closing(display),
         run.lock(),
-        copied(run, display.note),
+        copied(run, display.note, warnings_of(options, display)),
         open_checkpoints(run, options) as checkpoints,
     ):
         trained = drive(prepared, run, checkpoints, hooks=hooks, watch=watch)
