@@ -69,7 +69,7 @@ def check_one_program(trials: Sequence[Trial]) -> None:
         if not _may_share(trial) or _constants(trial) != first:
             raise UsageError(
                 f"trials {trials[0]} and {trial} cannot share a program: they may differ in seeds, in numbers of "
-                "the environment, and in hyperparameters  that are not part of it (docs/sweeps.md)."
+                "the environment, and in hyperparameters that are not part of it (docs/sweeps.md)."
             )
 
 
