@@ -47,8 +47,8 @@ def refused(tmp_path, monkeypatch, capsys):
             ["--search-plan", "--objective", "fast"],
             "rollmill: unknown --objective 'fast'. Known: grow-batch, keep-batch.",
         ),
-        (["--search-plan", "--plan", "x.json"], "rollmill: --plan has no effect beside --search-plan"),
-        (["--search-plan", "--cluster", "ray"], "rollmill: --cluster has no effect beside --search-plan"),
+        (["--search-plan", "--plan", "x.json"], "rollmill: --plan has no effect with --search-plan"),
+        (["--search-plan", "--cluster", "ray"], "rollmill: --cluster has no effect with --search-plan"),
         (["--budget", "3"], "rollmill: --budget has no effect without --search-plan"),
         (["--search-plan", "--memory"], "rollmill: --memory has no effect beside --search-plan"),
         (

@@ -136,7 +136,7 @@ OF_FLOATS = {
         name: getattr(lax, name) for name in ("sqrt", "rsqrt", "cbrt", "sin", "cos", "tan", "asin", "acos", "atan")
     },
     **{name: getattr(lax, name) for name in ("sinh", "cosh", "tanh", "asinh", "acosh", "atanh")},
-    **{name: getattr(lax, name) for name in ("erf", "erfc", "erf_inv")},
+    **{name: getattr(lax, name) for name in ("erf", "erfc", "erf_inv", "lgamma")},
     "round away": lax.round,
     "round even": lambda x: lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN),
     "reduce_precision bfloat16": lambda x: lax.reduce_precision(x, 8, 7),

@@ -43,6 +43,7 @@ MOVES = {  # fmt: skip
     "random_bits",
     "random_clone",
     "random_fold_in",
+    "random_gamma",
     "random_seed",
     "random_split",
     "random_unwrap",

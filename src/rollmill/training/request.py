@@ -316,8 +316,9 @@ def named_by(requests: Iterable[TrainingRequest]) -> NamedCode:
     modules, clusters = set[str](), set[str]()
     for request in requests:
         modules |= {*request.imports, request.environment.partition(":")[2].rpartition(":")[0]}
-        policy, cluster = (request.settings.get(name) for name in ("distribution", "cluster"))
-        modules |= {name.rpartition(":")[0] for name in request.options.track}
+        policy, cluster, track = (request.settings.get(name) for name in ("distribution", "cluster", "track"))
+        trackers = [track] if isinstance(track, str) else track or ()
+        modules |= {name.rpartition(":")[0] for name in trackers if isinstance(name, str)}
         if isinstance(policy, str) and ":" in policy:
             modules.add(policy.partition(":")[0])
         if isinstance(cluster, str) and ":" in cluster:
