@@ -65,10 +65,10 @@ def test_programs_contain_no_end_of_a_schedule(algorithm):
     assert lowered(first) == lowered(other)
 
 
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("impala", "mappo")]
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("td3", "impala", "mappo")]
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "td3", *SLOW])
+@pytest.mark.parametrize("algorithm", ["ppo", *SLOW])
 def test_an_update_reads_the_value_of_its_share_of_the_training(algorithm):
     """With one update an iteration, each equals one by constants that are set before it."""
     names, waiting = CASES[algorithm][2], 1 if algorithm in REPLAY else 0  # iterations before learning

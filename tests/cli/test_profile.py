@@ -141,7 +141,7 @@ def test_a_training_that_is_too_short_leaves_no_report(rollmill, tmp_path):
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.slow_beyond(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("windows", [0, 1])
 def test_a_signal_ends_it_with_what_was_seen(rollmill, tmp_path, windows):
     process = rollmill.start(

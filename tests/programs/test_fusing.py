@@ -253,6 +253,7 @@ def test_two_devices_descend_as_one():
         np.testing.assert_allclose(two[name], one[name], rtol=1e-4, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.slow
 def test_each_of_several_seeds_is_fused_as_it_is_alone():
     graph = graph_on(rollmill.make("CartPole-v1"), iterations=2)
     both, alone = trained(graph, fusion="full", seeds=(0, 1)), trained(graph, fusion="full", seeds=(1,))

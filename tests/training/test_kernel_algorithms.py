@@ -53,10 +53,8 @@ def killed_midway(run, folder):
     return folder
 
 
-CASES = [pytest.param(name, marks=() if name == "small-dqn" else pytest.mark.slow) for name in ALGORITHMS]
-
-
-@pytest.mark.parametrize("algorithm", CASES)
+@pytest.mark.slow  # parts of kernels have tests of their own
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_kernels_learn_what_is_learned_without(algorithm, tmp_path):
     run = trained(algorithm, "full", tmp_path / "full")
     launches = RunDirectory.open(run.directory).read_config()["launches"]
