@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 from rollmill.core.folder import Folder
 from rollmill.overview.entries import Entry, read_run, read_sweep
 from rollmill.overview.finding import find_places
-from rollmill.plotting.groups import NAMES_FIRST, group_key, setting_text
+from rollmill.plotting.groups import NAMES_FIRST, setting_text
 from rollmill.record.run_directory import CONFIG, LOCK, METRICS, SUMMARY, RunDirectory
 from rollmill.sweeps.directory import FAILURES, PROPOSALS, SPECIFICATION, STOPPING, TRIALS
 
@@ -67,7 +67,6 @@ class FolderContents:
         self._read_before: dict[Path, tuple[Signature, Any]] = {}
         self._varying: tuple[str, ...] = ()
         self._files: tuple[str, ...] = ()
-        self._groups: dict[tuple, int] = {}
 
     def changes(self, since: int = 0) -> Changes:
         """Returns the rows that are not as they were in a version, after a look at the folder if one is due."""
@@ -92,10 +91,6 @@ class FolderContents:
         name = item.entry.path.name
         with self._lock:
             return [file for file in self._files if Path(file).name.startswith((f"{name}.", f"{name}-"))]
-
-    def group(self, item: Item) -> int:
-        """Returns a number that runs of the same settings share."""
-        return self._groups.setdefault(group_key(item.entry.settings), len(self._groups))
 
     def folder(self, path: str) -> Folder:
         """Returns a folder below this one, through which no link leads out of it."""
