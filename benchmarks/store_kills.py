@@ -10,6 +10,7 @@ times as on another machine: the working folder is deleted, so that the store ha
 lost: a start goes on from the newest checkpoint that was whole on its machine or in the store, when it was killed.
 At the end the store has all lines of the metrics and the final checkpoint, and the weights are those of an
 undisturbed training.
+Trainings import modules when they need them: run it in a copy of the sources if those change meanwhile.
 Needs moto[s3], flask and flask-cors.
 """
 
@@ -32,6 +33,8 @@ from kills import PRELOADED, Training
 from measure import count_lines, options, read_result, this_commit, words, write_result
 
 ITERATIONS, EVERY, START_SECONDS = 20_000, 100, 10.0
+SLOW_SECONDS = 1200.0
+"""How long a training may take to resume, and then to end, on a busy machine with a store that fails."""
 MAX_DELAY, FAILING = 0.2, 1 / 3
 TRAIN = (
     "train ppo CartPole-v1 --num-envs 4 --num-steps 4 --num-minibatches 1 --network.hidden-sizes 8 --fusion off"
@@ -141,7 +144,7 @@ def endure(run: Path, kills: int, seed: int, sound: str) -> dict:
         least = max(there | (set() if moves else here), default=None)
         if least is not None and not _resumes(training, least):
             faults.append(f"after {killed[-1]}: {training.said()[-500:]}")
-    if not training.wait(seconds=600):
+    if not training.wait(seconds=SLOW_SECONDS):
         faults.append(f"it hangs: {training.said()[-800:]}")
         os.kill(training.pid, signal.SIGKILL)
         training.wait()
@@ -165,7 +168,7 @@ def await_moment(training: Training, run: Path, iteration: float, rng: random.Ra
 def _resumes(training: Training, least: int) -> bool:
     """Returns whether a training goes on from a checkpoint that is at least so new."""
     resumed = lambda: re.search(r"resumed from iteration (\d+)|finished already", training.said())
-    training.wait(resumed, seconds=300)
+    training.wait(resumed, seconds=SLOW_SECONDS)
     found = resumed()
     return found is not None and (found[1] is None or int(found[1]) >= least)
 
@@ -192,7 +195,7 @@ def examined(run: Path, sound: str) -> dict:
 
 def undisturbed(run: Path) -> str:
     training = Training(Case(), run)
-    training.wait(seconds=600)
+    training.wait(seconds=SLOW_SECONDS)
     return json.loads((run / "summary.json").read_text())["weights_sha256"]
 
 
