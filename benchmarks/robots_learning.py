@@ -1,0 +1,212 @@
+"""PPO on robots by the recipes of this package, with curves of the return beside published returns.
+
+    python benchmarks/robots_learning.py [Ant Cartpole ...] [--seconds Ant=30 Humanoid=60] [--seeds 3]
+        [--fusion off] [--unroll 1] [--apart]
+
+Each task is a process of its own. All compile side by side, and then train one after the other, each for its
+seconds or its recipe's steps. Seeds train in one program, or with `--apart` one after the other by the same
+program. A return is the mean over training episodes that ended since the point before, for each seed, and the
+last one is that over the last tenth of the training's episodes. Seconds are those of training, after compilation.
+Writes results/robots-learning-TASK-DEVICE.json, also while it trains.
+"""
+
+import fcntl
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from measure import options, platform, some_of, write_result
+
+import rollmill
+from rollmill.programs.compiled import CompiledProgram, lower, start_inputs
+from rollmill.programs.dispatch import dispatch_ahead
+from rollmill.recipes import RECIPES
+
+SKRL = "skrl (Toni-SM/skrl#41), PhysX, mean and standard deviation of seeds"
+ISAAC = "Isaac Gym (arXiv 2108.10470), PhysX, one A100"
+
+
+class Task(NamedTuple):
+    """What is published about a task, and for how long it trains here."""
+
+    recipe: str
+    returns: tuple[float, float]
+    """skrl's mean return and its deviation."""
+    levels: tuple[float, ...] = ()
+    """Other returns to which times are published."""
+    seconds: float = 20.0
+
+
+TASKS = {
+    "Cartpole": Task("robots-cartpole", (494.3, 0.9), seconds=10),
+    "Ingenuity": Task("robots-ingenuity", (7067, 489), (5000,)),
+    "Quadcopter": Task("robots-quadcopter", (1238, 127)),
+    "BallBalance": Task("robots-ball-balance", (288, 26)),
+    "Ant": Task("robots-ant", (5466, 280), (3000, 6000, 7000), seconds=35),
+    "Humanoid": Task("robots-humanoid", (6474, 696), (5000, 7000), seconds=60),
+    "Anymal": Task("robots-anymal", (61.9, 1.8), seconds=30),
+    "FrankaCabinet": Task("robots-franka-cabinet", (3134, 183), seconds=30),
+}
+
+
+class Point(NamedTuple):
+    """A reading of a training."""
+
+    seconds: float
+    steps: int
+    """Of each seed."""
+    returns: list[float]
+    """Of each seed."""
+    lengths: list[float]
+
+
+class Curve:
+    """The points of a training, each over at least a quarter as many episodes as there are environments."""
+
+    def __init__(self, num_envs: int, num_seeds: int):
+        self.points: list[Point] = []
+        self._enough = num_envs / 4
+        self._sums = np.zeros((3, num_seeds))
+
+    def add(self, seconds: float, steps: int, metrics: list[dict[str, Any]]) -> None:
+        """Takes the metrics of some iterations."""
+        for name, total in zip(("ended", "return_sum", "length_sum"), self._sums, strict=True):
+            total += sum(np.reshape(row[f"episodes/{name}"], -1) for row in metrics)
+        ended, returns, lengths = self._sums
+        if ended.min() >= self._enough:
+            self.points.append(Point(seconds, steps, (returns / ended).tolist(), (lengths / ended).tolist()))
+            self._sums[:] = 0
+
+    def final(self) -> list[float]:
+        """Returns the mean return of each seed in the last tenth of the points."""
+        last = self.points[-max(1, len(self.points) // 10) :]
+        return np.mean([point.returns for point in last], axis=0).tolist() if last else []
+
+    def reached(self, level: float) -> dict[str, Any]:
+        """Returns when each seed first came to a return; None where it did not."""
+        found: dict[str, Any] = {"seconds": [], "steps": []}
+        for seed in range(self._sums.shape[1]):
+            first = next((point for point in self.points if point.returns[seed] >= level), None)
+            found["seconds"].append(first and first.seconds)
+            found["steps"].append(first and first.steps)
+        return found
+
+    def thinned(self, count: int = 150) -> list[Point]:
+        """Returns about so many of the points, the last among them."""
+        every = max(1, len(self.points) // count)
+        return self.points[::-1][::every][::-1]
+
+
+def trained(
+    program: CompiledProgram, state: Any, batch: int, until: int, seconds: float, curve: Curve
+) -> Iterator[float]:
+    """Trains for some seconds, and yields the steps a second of each seed so far, after each window."""
+    began = time.perf_counter()
+    for window in dispatch_ahead(program, state, first=0, until=until):
+        took = time.perf_counter() - began
+        curve.add(took, window.last * batch, window.metrics)
+        yield window.last * batch / took
+        if took > seconds:
+            return
+
+
+def train(name: str, chosen: Any, seconds: float, lock: Path) -> None:
+    """Compiles a task, waits for its turn, trains it, and writes the result."""
+    task = TASKS[name]
+    config = RECIPES[task.recipe]().config
+    if chosen.envs:
+        steps = config.total_timesteps * chosen.envs // config.num_envs
+        config = replace(config, num_envs=chosen.envs, total_timesteps=steps)
+    graph = rollmill.ppo(rollmill.make(f"robots:{name}"), config)
+    seeds = tuple(range(chosen.seeds))
+    together = (0,) if chosen.apart else seeds
+    program = lower(graph, seeds=together, fusion=chosen.fusion, unroll=chosen.unroll or None)
+    print(f"{name}: compiled in {program.compile_seconds:.1f} s", flush=True)
+    batch = config.num_envs * config.num_steps
+    until = -(-config.total_timesteps // batch)
+    told: dict[str, Any] = {
+        "recipe": task.recipe,
+        "environments": config.num_envs,
+        "steps_of_the_recipe": config.total_timesteps,
+        "fusion": chosen.fusion,
+        "unroll": chosen.unroll,
+        "notes": list(program.notes),
+        "seeds_in_one_program": len(together),
+        "compile_seconds": program.compile_seconds,
+        "published": {SKRL: task.returns},
+        "trainings": [],
+    }
+    with lock.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        for group in [(seed,) for seed in seeds] if chosen.apart else [seeds]:
+            state = program.start.func(*start_inputs(graph, group))  # type: ignore[attr-defined]
+            row: dict[str, Any] = {"seeds": group}
+            told["trainings"].append(row)
+            curve, written = Curve(config.num_envs, len(group)), time.perf_counter()
+            for rate in trained(program, state, batch, until, seconds, curve):
+                row |= {"steps_per_second_of_each_seed": rate, "steps_per_second": rate * len(group)}
+                if time.perf_counter() - written > 10:
+                    written = time.perf_counter()
+                    _write(name, told, row, curve, chosen)
+            _write(name, told, row, curve, chosen)
+            print(f"{name}: {row['steps_per_second'] / 1e6:.2f} M steps/s, {row['returns']}", flush=True)
+
+
+def _write(name: str, told: dict[str, Any], row: dict[str, Any], curve: Curve, chosen: Any) -> None:
+    levels = sorted({*TASKS[name].levels, TASKS[name].returns[0]})
+    last = curve.points[-1] if curve.points else None
+    row |= {
+        "returns": curve.final(),
+        "seconds": last and last.seconds,
+        "steps": last and last.steps,
+        "reached": {f"{level:g}": curve.reached(level) for level in levels},
+        "curve": {"columns": Point._fields, "points": curve.thinned()},
+    }
+    memory = jax.devices()[0].memory_stats() or {}
+    told["peak_bytes_on_the_device"] = memory.get("peak_bytes_in_use")
+    ways = "" if chosen.fusion == "off" else f"-{chosen.fusion}"
+    write_result(f"robots-learning-{name.lower()}{ways}-{platform()}", told, chosen.output)
+
+
+def main() -> None:
+    """Starts a process for each task, or trains one if this is such a process."""
+    chosen = options(
+        __doc__,
+        {"tasks": some_of(TASKS)},
+        seconds=([str], "TASK=SECONDS, or a number for all"),
+        seeds=3,
+        fusion="off",
+        unroll=(1, "steps that are compiled as one; 0: the default of the platform"),
+        envs=(0, "environments instead of the recipe's"),
+        apart=False,
+        lock=(Path, "a file for which processes of one task wait for their turn"),
+    )
+    given = dict(word.split("=") if "=" in word else ("", word) for word in chosen.seconds or [])
+    seconds = {name: float(given.get(name, given.get("", TASKS[name].seconds))) for name in chosen.tasks}
+    if chosen.lock:
+        (name,) = chosen.tasks
+        train(name, chosen, seconds[name], chosen.lock)
+        return
+    with tempfile.NamedTemporaryFile() as file:
+        environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+        at = next((i for i, word in enumerate(sys.argv) if word.startswith("--")), len(sys.argv))
+        command = [sys.executable, __file__]
+        processes = [
+            subprocess.Popen([*command, name, *sys.argv[at:], "--lock", file.name], env=environment)
+            for name in chosen.tasks
+        ]
+        codes = [process.wait() for process in processes]
+    if any(codes):
+        raise SystemExit(f"exit codes {dict(zip(chosen.tasks, codes, strict=True))}")
+
+
+if __name__ == "__main__":
+    main()
