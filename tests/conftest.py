@@ -16,6 +16,9 @@ from emitters import FAST_COMPILATION
 # Small programs that run for a moment cost less where XLA does not optimise them, in the tests' own processes too.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 os.environ.setdefault("XLA_FLAGS", f"--xla_force_host_platform_device_count=2 {FAST_COMPILATION}")
+# Hundreds of processes import Rollmill in a test run: without bytecode each of them would compile its sources.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 if "ROLLMILL_STATE_DIR" not in os.environ:  # not the user's own; one for all processes of a test run
     OWN = tempfile.mkdtemp(prefix="rollmill-tests-")
     os.environ |= {"ROLLMILL_STATE_DIR": OWN, "ROLLMILL_CACHE_DIR": f"{OWN}/cache"}
