@@ -9,11 +9,14 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 NETWORK, PORT, NODE_BYTES = "10.77.0", 6379, 80_000_000
+SWITCH = (sys.executable, str(Path(__file__).with_name("slow_link.py")))
 TOOLS = ("ip", "unshare", "nsenter")
 
 SCRIPT = """
@@ -104,24 +107,61 @@ class Host:
             self.process.wait()
 
 
+class SlowLink(NamedTuple):
+    """A link of each host that takes time. Frames between two hosts are late by `delay_ms`."""
+
+    delay_ms: float
+    mbit: float
+    """Megabits a second."""
+
+
 @contextlib.contextmanager
-def hosts(count: int, *, offsets: Mapping[int, int] | None = None, prefix: str = "rmh") -> Iterator[list[Host]]:
+def hosts(
+    count: int,
+    *,
+    offsets: Mapping[int, int] | None = None,
+    prefix: str = "rmh",
+    slow: SlowLink | None = None,
+) -> Iterator[list[Host]]:
     """Makes hosts on one network, numbered from 1, which end with the context.
 
-    `offsets` are seconds by which the monotonic clock of a host is ahead of this machine's.
+    `offsets` are seconds by which the monotonic clock of a host is ahead of this machine's. With a `slow` link,
+    the process of slow_link.py is between them in place of a bridge.
     """
     check_namespaces()
     made = [Host(number, (offsets or {}).get(number, 0), prefix) for number in range(1, count + 1)]
-    try:
-        _make_network(made, prefix)
+    with contextlib.ExitStack() as stack:
+        stack.callback(_remove, made, prefix)
+        _make_network(made, prefix, bridged=slow is None)
+        if slow is not None:
+            stack.enter_context(_forwarding(made, prefix, slow))
         for host in made:
             host.up()
         yield made
+
+
+def _remove(made: Sequence[Host], prefix: str) -> None:
+    for host in made:
+        host.kill()
+    for name in (*(host.name for host in made), f"{prefix}-sw"):
+        subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+
+
+@contextlib.contextmanager
+def _forwarding(made: Sequence[Host], prefix: str, slow: SlowLink) -> Iterator[None]:
+    for host in made:
+        subprocess.run(["ip", "netns", "exec", host.name, *SWITCH, "eth0", "--checksums"], check=True)
+    ports = [f"p{host.number}" for host in made]
+    words = [*ports, "--delay-ms", str(slow.delay_ms), "--mbit", str(slow.mbit)]
+    command = ["ip", "netns", "exec", f"{prefix}-sw", *SWITCH, *words]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        if process.stdout is None or process.stdout.readline() != "forwards\n":
+            raise NoNamespaces("the slow link between the hosts did not start")
+        yield
     finally:
-        for host in made:
-            host.kill()
-        for name in (*(host.name for host in made), f"{prefix}-sw"):
-            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+        process.kill()
+        process.wait()
 
 
 def check_namespaces() -> None:
@@ -137,16 +177,20 @@ def check_namespaces() -> None:
         raise NoNamespaces(tried.stderr.strip())
 
 
-def _make_network(made: Sequence[Host], prefix: str) -> None:
+def _make_network(made: Sequence[Host], prefix: str, *, bridged: bool) -> None:
     switch = f"{prefix}-sw"
-    lines = [["netns", "add", switch], ["-n", switch, "link", "add", "br0", "type", "bridge"]]
-    lines += [["-n", switch, "link", "set", "br0", "up"]]
+    lines = [["netns", "add", switch]]
+    if bridged:
+        lines += [
+            ["-n", switch, "link", "add", "br0", "type", "bridge"],
+            ["-n", switch, "link", "set", "br0", "up"],
+        ]
     for host in made:
         ours, theirs = "eth0", f"p{host.number}"
         lines += [
             ["netns", "add", host.name],
             ["-n", switch, "link", "add", theirs, "type", "veth", "peer", "name", ours, "netns", host.name],
-            ["-n", switch, "link", "set", theirs, "master", "br0", "up"],
+            ["-n", switch, "link", "set", theirs, *(["master", "br0"] if bridged else []), "up"],
             ["-n", host.name, "addr", "add", f"{host.address}/24", "dev", ours],
             ["-n", host.name, "link", "set", ours, "up"],
             ["-n", host.name, "link", "set", "lo", "up"],

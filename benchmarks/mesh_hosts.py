@@ -3,7 +3,8 @@
     sudo python benchmarks/mesh_hosts.py --losses 30
     sudo python benchmarks/mesh_hosts.py --losses 30 --add
 
-The hosts are namespaces of this machine (host_namespaces.py). On each the same command is started with
+The hosts are namespaces of this machine (host_namespaces.py), and the link between them is slow: slow_link.py
+forwards each frame `--delay-ms` later and at most `--mbit` a second. On each host the same command is started with
 torchrun's variables, as a batch system does, and started again after it has ended. PPO trains on CartPole,
 tiny, with `--cluster hosts --resume-if-exists`. At random moments a host loses its power and comes back after
 some seconds, or its link is cut for 25 s. The host with rank 0, which trains, is among them. At the end the
@@ -21,7 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from host_namespaces import Host, hosts
+from host_namespaces import Host, SlowLink, hosts
 from measure import count_lines, options, read_result, summary_of, this_commit, words, write_result
 
 ITERATIONS, COUNT, OFF_SECONDS, CUT_SECONDS = 800, 3, 5.0, 25.0
@@ -128,6 +129,7 @@ def counted(done: list[dict]) -> dict:
         "losses": len(lost),
         "of_rank_0": sum(loss["rank"] == 0 for loss in lost),
         "of_power": sum(loss["kind"] == "power" for loss in lost),
+        "on_slow_link": sum(len(training["lost"]) for training in done if training.get("link")),
         "trainings": len(done),
         "equal": sum(training["equal"] for training in done),
         "faults": [fault for training in done for fault in training["faults"]],
@@ -142,11 +144,14 @@ def main() -> None:
         each=(5, "limit of one training"),
         minutes=(20.0, "no training begins after this time"),
         seed=0,
+        delay_ms=(5.0, "milliseconds from one host to another"),
+        mbit=(50.0, "megabits a second of each link"),
         add=(False, "keep the trainings that are in the result"),
     )
     done = read_result("mesh-hosts", chosen.output).get("each", []) if chosen.add else []
     deadline = time.monotonic() + 60 * chosen.minutes
-    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder, hosts(COUNT, prefix="rmm") as made:
+    link = SlowLink(chosen.delay_ms, chosen.mbit)
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder, hosts(COUNT, prefix="rmm", slow=link) as made:
         os.environ |= {
             "JAX_PLATFORMS": "cpu",
             "ROLLMILL_CACHE_DIR": f"{folder}/cache",
@@ -156,7 +161,7 @@ def main() -> None:
         while (left := chosen.losses - counted(done)["losses"]) > 0 and time.monotonic() < deadline:
             seed = chosen.seed + len(done) + 1
             training = endure(made, Path(folder, f"run{seed}"), min(chosen.each, left), seed)
-            training |= {"equal": training["weights"] == right, "commit": this_commit()}
+            training |= {"link": link._asdict(), "equal": training["weights"] == right, "commit": this_commit()}
             done.append(training)
             print(json.dumps(training), flush=True)
             write_result("mesh-hosts", counted(done), chosen.output)
