@@ -25,10 +25,10 @@ from typing import Any
 from host_namespaces import Host, SlowLink, hosts
 from measure import count_lines, options, read_result, summary_of, this_commit, words, write_result
 
-ITERATIONS, COUNT, OFF_SECONDS, CUT_SECONDS = 800, 3, 5.0, 25.0
+ITERATIONS, COUNT, OFF_SECONDS, CUT_SECONDS = 240, 3, 5.0, 25.0
 TRAIN = (
     f"train ppo CartPole-v1 --num-envs 6 --num-steps 4 --num-minibatches 1 --num-shards {2 * COUNT} "
-    "--network.hidden-sizes 8 --fusion off --resume-if-exists --checkpoint-iterations 50 --no-tensorboard "
+    "--network.hidden-sizes 8 --fusion off --resume-if-exists --checkpoint-iterations 20 --no-tensorboard "
     "--log-every 1 --start-seconds 900"
 )
 ROLLMILL = str(Path(sys.executable).with_name("rollmill"))
@@ -144,7 +144,7 @@ def main() -> None:
         each=(5, "limit of one training"),
         minutes=(20.0, "no training begins after this time"),
         seed=0,
-        delay_ms=(5.0, "milliseconds from one host to another"),
+        delay_ms=(2.0, "milliseconds from one host to another"),
         mbit=(50.0, "megabits a second of each link"),
         add=(False, "keep the trainings that are in the result"),
     )
@@ -161,7 +161,12 @@ def main() -> None:
         while (left := chosen.losses - counted(done)["losses"]) > 0 and time.monotonic() < deadline:
             seed = chosen.seed + len(done) + 1
             training = endure(made, Path(folder, f"run{seed}"), min(chosen.each, left), seed)
-            training |= {"link": link._asdict(), "equal": training["weights"] == right, "commit": this_commit()}
+            training |= {
+                "link": link._asdict(),
+                "iterations": ITERATIONS,
+                "equal": training["weights"] == right,
+                "commit": this_commit(),
+            }
             done.append(training)
             print(json.dumps(training), flush=True)
             write_result("mesh-hosts", counted(done), chosen.output)

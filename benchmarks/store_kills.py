@@ -128,6 +128,7 @@ def endure(run: Path, kills: int, seed: int, sound: str) -> dict:
     """Trains to the end while it is killed so many times, and returns the outcome."""
     rng, killed, faults, began = random.Random(seed), [], [], time.monotonic()
     moments = sorted(rng.uniform(0, ITERATIONS) for _ in range(kills))
+    _preload()
     training = Training(Stored(), run)
     for moment in moments:
         await_moment(training, run, moment, rng)
@@ -154,6 +155,12 @@ def endure(run: Path, kills: int, seed: int, sound: str) -> dict:
     outcome = {"weights": None, "faults": []} if faults else examined(run, sound)
     return {**outcome, "seed": seed, "killed": killed, "faults": faults + outcome["faults"],
             "seconds": round(time.monotonic() - began, 1)}  # fmt: skip
+
+
+def _preload() -> None:
+    """Imports what a training needs, so that those that are forked begin at once."""
+    for name in PRELOADED:
+        import_module(name)
 
 
 def await_moment(training: Training, run: Path, iteration: float, rng: random.Random) -> None:
@@ -246,13 +253,12 @@ def main() -> None:
         boto3.client("s3", endpoint_url=sound, region_name=KEYS["AWS_REGION"], **_boto_keys()).create_bucket(
             Bucket="bucket"
         )
-        for name in PRELOADED:
-            import_module(name)
+        _preload()
         right = undisturbed(Path(folder, "undisturbed"))
         while (left := chosen.kills - counted(done)["kills"]) > 0 and time.monotonic() < deadline:
             seed = chosen.seed + len(done) + 1
-            with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork")) as pool:
-                # In a process of its own: obstore's threads must not be there when a training is forked.
+            with ProcessPoolExecutor(1, mp_context=context) as pool:
+                # In a new process: neither obstore's threads nor JAX's may be there when a training is forked.
                 arguments = Path(folder, f"run{seed}"), min(chosen.each, left), seed, sound
                 training = pool.submit(endure, *arguments).result()
             training |= {"equal": training["weights"] == right, "commit": this_commit()}
