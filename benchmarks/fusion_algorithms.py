@@ -2,21 +2,28 @@
 
     python benchmarks/fusion_algorithms.py [CASES] [--seconds 2]
     python benchmarks/fusion_algorithms.py [CASES] --checks
+    python benchmarks/fusion_algorithms.py CASE --lock FILE --patience 90 &
 
 The first measures steps a second in turns. Launches are given and not sought, so figures are lower bounds for
 kernels. `--checks` compares the gradients of one minibatch, by a kernel with exact products, with those of XLA,
 and trains twice from one seed. It also fills the caches of compilers, and several cases may run side by side.
+With `--lock` several processes compile side by side, and measure one after the other once all of them have
+compiled. One that has compiled for longer than its patience does not hold up the others.
 """
 
+import fcntl
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from measure import in_turns, options, platform, some_of, spreads, training_turns, write_result
+from oscillators import Complexity, oscillators
 
 import rollmill
 from rollmill.core.errors import RollmillError
@@ -30,7 +37,10 @@ ROUNDS = 3
 MLP = rollmill.NetworkConfig(hidden_sizes=(64, 64))
 WIDE = rollmill.NetworkConfig(hidden_sizes=(256, 256), activation="relu")
 GRU = rollmill.NetworkConfig(torso="gru", hidden_sizes=(64,), recurrent_size=64)
+BROAD = rollmill.NetworkConfig(hidden_sizes=(256, 256))
+DEEP = rollmill.NetworkConfig(hidden_sizes=(256, 128, 64), activation="elu", shared_torso=True)
 LSTM = rollmill.NetworkConfig(torso="lstm", hidden_sizes=(64,), recurrent_size=64)
+CNN = rollmill.NetworkConfig(torso="cnn")
 PPO = {"num_minibatches": 4, "update_epochs": 4}
 REPLAY = {
     "num_steps": 8,
@@ -39,7 +49,8 @@ REPLAY = {
     "buffer_size": 1_048_576,
     "learning_starts": 32_768,
 }
-CASES: dict[str, tuple[Callable[..., Graph], str, dict[str, Any]]] = {
+LARGE_REPLAY = {**REPLAY, "batch_size": 32_768, "gradient_steps": 16}
+CASES: dict[str, tuple[Callable[..., Graph], Any, dict[str, Any]]] = {
     "gru": (rollmill.ppo, "CartPole-v1", {**PPO, "num_steps": 128, "network": GRU}),
     "lstm": (rollmill.ppo, "CartPole-v1", {**PPO, "num_steps": 128, "network": LSTM}),
     "impala": (rollmill.impala, "CartPole-v1", {"num_steps": 64, "network": MLP}),
@@ -50,6 +61,13 @@ CASES: dict[str, tuple[Callable[..., Graph], str, dict[str, Any]]] = {
     "sac": (rollmill.sac, "Pendulum-v1", {**REPLAY, "network": MLP}),
     "td3": (rollmill.td3, "Pendulum-v1", {**REPLAY, "network": MLP}),
     "sac-wide": (rollmill.sac, "Pendulum-v1", {**REPLAY, "network": WIDE}),
+    "dqn-large": (rollmill.dqn, "CartPole-v1", {**LARGE_REPLAY, "network": MLP}),
+    "sac-large": (rollmill.sac, "Pendulum-v1", {**LARGE_REPLAY, "network": MLP}),
+    "td3-large": (rollmill.td3, "Pendulum-v1", {**LARGE_REPLAY, "network": MLP}),
+    "broad": (rollmill.ppo, "CartPole-v1", {**PPO, "num_steps": 32, "network": BROAD}),
+    "deep": (rollmill.ppo, oscillators(Complexity(30, 1, 60)), {**PPO, "num_steps": 32, "network": DEEP}),
+    "breakout": (rollmill.ppo, "gymnax:Breakout-MinAtar", {**PPO, "num_steps": 32, "network": CNN}),
+    "craftax": (rollmill.ppo, "craftax:Craftax-Classic-Symbolic-v1", {**PPO, "num_steps": 64, "network": MLP}),
 }
 GPU_LAUNCHES = {"rollouts": (16, 1), "gradients": (264, 64, 4)}
 OTHER_GRADIENTS = {
@@ -57,6 +75,8 @@ OTHER_GRADIENTS = {
     "lstm": (264, 16, 4, 1),
     "impala-gru": (264, 16, 4, 1),
     "sac-wide": (132, 64, 8),
+    "broad": (132, 64, 8),
+    "deep": (132, 64, 8),
 }
 """Launches of cases with large sums, or with few rows."""
 EXACT = {"sac-wide": (132, 32, 8)}
@@ -112,30 +132,71 @@ def same_twice(program: Any, iterations: int) -> bool:
     return all(np.array_equal(one, other) for one, other in zip(trained(), trained(), strict=True))
 
 
+class Turn:
+    """A lock of a file that all processes share while they compile, and one at a time has to measure."""
+
+    def __init__(self, file: Path, patience: float) -> None:
+        self._file = file.open("a")
+        fcntl.flock(self._file, fcntl.LOCK_SH)
+        self._late = threading.Timer(patience, self.release)
+        self._late.daemon = True
+        self._late.start()
+
+    def wait(self) -> None:
+        """Waits until no other process compiles or measures."""
+        self._late.cancel()
+        fcntl.flock(self._file, fcntl.LOCK_UN)
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+
+    def release(self) -> None:
+        """Lets the others go on."""
+        fcntl.flock(self._file, fcntl.LOCK_UN)
+
+
 def measured(case: str, chosen: Any) -> dict[str, Any]:
-    graph, programs, found = graph_of(case, chosen.envs), {}, {}
-    for side in chosen.sides:
+    """Returns the steps a second of each side, or what `--checks` finds."""
+    turn = Turn(chosen.lock, chosen.patience) if chosen.lock else None
+    graph, found = graph_of(case, chosen.envs), {}
+    programs = programs_of(case, graph, chosen.sides, found)
+    if chosen.checks:
+        return checks(case, programs.get("full"), chosen, found)
+    if turn is not None:
+        turn.wait()
+    for side, figure in rates(graph, programs, chosen.seconds).items():
+        found.setdefault(side, {}).update(figure)
+        print(case, side, f"{figure['median'] / 1e6:.2f} M/s", figure.get("times_xla"), flush=True)
+    if turn is not None:
+        turn.release()
+    return found
+
+
+def programs_of(case: str, graph: Graph, sides: list[str], found: dict[str, Any]) -> dict[str, Any]:
+    """Compiles a training by each side, and notes in `found` the seconds, or why there is none."""
+    programs = {}
+    for side in sides:
         began = time.perf_counter()
         try:
             programs[side] = lower(graph, fusion=side, launches=launches_of(case) if side != "off" else None)
         except RollmillError as failure:
-            print(f"{case} {side}: {failure}", flush=True)
             found[side] = {"failure": str(failure)}
-            continue
-        print(f"{case} {side}: compiled in {time.perf_counter() - began:.1f} s", *programs[side].notes, flush=True)
-    if chosen.checks:
-        return checks(case, programs.get("full"), chosen, found)
-    turns, iterations = {}, {}
+        else:
+            found[side] = {"compile_seconds": time.perf_counter() - began, "notes": list(programs[side].notes)}
+        print(case, side, found[side], flush=True)
+    return programs
+
+
+def rates(graph: Graph, programs: dict[str, Any], seconds: float) -> dict[str, dict[str, Any]]:
+    """Returns the steps a second of each program, in turns of so many seconds of each together."""
+    turns, batch = {}, graph.loops.batch_size
     for side, program in programs.items():
-        turn = training_turns(program, graph.loops.batch_size, 8)
+        turn = training_turns(program, batch, 8)
         turn()  # what is compiled or allocated at first
-        iterations[side] = max(8, round(turn() * chosen.seconds / ROUNDS / graph.loops.batch_size))
-        turns[side] = training_turns(program, graph.loops.batch_size, iterations[side])
+        turns[side] = training_turns(program, batch, max(8, round(turn() * seconds / ROUNDS / batch)))
     figures = spreads(in_turns(turns, ROUNDS, warm_up=1))
-    for side, figure in figures.items():
-        found[side] = {**figure, "times_xla": figure["median"] / figures["off"]["median"]}
-        print(f"{case} {side}: {figure['median'] / 1e6:.2f} M/s, {found[side]['times_xla']:.2f} x", flush=True)
-    return found
+    if "off" in figures:
+        for figure in figures.values():
+            figure["times_xla"] = figure["median"] / figures["off"]["median"]
+    return figures
 
 
 def checks(case: str, program: Any, chosen: Any, found: dict[str, Any]) -> dict[str, Any]:
@@ -157,6 +218,8 @@ def main() -> None:
         envs=(4_096, "environments side by side"),
         seconds=(2.0, "of each side of a case"),
         sides=some_of(("off", "rollout", "full")),
+        lock=(Path, "a file that processes which run side by side share"),
+        patience=(90.0, "seconds of compiling for which the others wait"),
         checks=False,
         name=("fusion-algorithms", "of the result"),
     )
