@@ -17,6 +17,7 @@ import time
 from importlib import import_module
 
 MAX_DEPTH, MIN_SECONDS, PAUSE = 24, 0.04, 0.003
+spans: list[tuple[str, float, float, str]] = []
 began, samples = float(sys.argv[1]), {}
 phases = {"before Python": time.time() - began}
 
@@ -57,6 +58,15 @@ def as_lines() -> list[str]:
     return lines
 
 
+def note(phase: str, since: float) -> None:
+    """Adds a call that ends now to its phase."""
+    now = time.time()
+    phases[phase] = phases.get(phase, 0.0) + now - since
+    if now - since >= MIN_SECONDS:
+        name = threading.current_thread().name
+        spans.append((phase.strip(), round(since - began, 3), round(now - began, 3), name))
+
+
 def timed(owner: object, name: str, phase: str) -> None:
     """Adds the seconds of a function's calls to a phase, if this version has the function."""
     function = getattr(owner, name, None)
@@ -65,22 +75,22 @@ def timed(owner: object, name: str, phase: str) -> None:
 
     @functools.wraps(function)
     def call(*args: object, **kwargs: object) -> object:
-        since = time.perf_counter()
+        since = time.time()
         try:
             return function(*args, **kwargs)
         finally:
-            phases[phase] = phases.get(phase, 0.0) + time.perf_counter() - since
+            note(phase, since)
 
     setattr(owner, name, call)
 
 
 if sys.argv[2] == "1":
     threading.Thread(target=sampled, args=(threading.get_ident(),), daemon=True).start()
-since = time.perf_counter()
+since = time.time()
 from rollmill.cli.main import main  # noqa: E402
 
 import_module("rollmill.cli.train")
-phases["imports"] = time.perf_counter() - since
+note("imports", since)
 
 CLOCKS = {
     "rollmill.gpus.jax_settings": [("check_platform", "JAX's backend")],
@@ -98,6 +108,7 @@ CLOCKS = {
     ],
     "rollmill.programs.program_store": [
         ("ProgramStore._loaded", "  loading"),
+        ("ProgramStore._kept", "  compiling and storing"),
         ("ProgramStore._file", "  names of stored programs"),
         ("surroundings", "  surroundings"),
     ],
@@ -119,6 +130,7 @@ for module, clocks in CLOCKS.items():
 def clock_kernels() -> None:
     """Measures the parts of choosing kernels, whose modules most trainings do without."""
     from rollmill.fusion.backends.triton import compile
+    from rollmill.fusion.tune import timing
     from rollmill.programs import fused_kernels, tuning
 
     timed(fused_kernels, "lower_rollout", "    lowering a step")
@@ -127,6 +139,9 @@ def clock_kernels() -> None:
     timed(fused_kernels, "minibatch_loop_search", "    writing kernels")
     timed(tuning, "wait", "    waiting for candidates")
     timed(tuning, "fastest", "    timing")
+    timed(tuning.Tuner, "_compile_candidates", "    compiling candidates")
+    timed(timing._Timed, "__init__", "      first calls of a candidate")
+    timed(timing._Timed, "again", "      more calls of a candidate")
     timed(compile, "compile_file", "  Triton")
 
 
@@ -141,14 +156,19 @@ run = program_training.ProgramTraining.run
 
 def until_first(self: object, stopping: object) -> object:
     """Trains until the first metrics, prints what it took, and exits."""
-    since = time.perf_counter()
+    since = time.time()
     for report in run(self, stopping):
         if isinstance(report, reports.MetricsRows):
-            phases["first iteration"] = time.perf_counter() - since
+            note("first iteration", since)
             used = os.times()
             whole = {"seconds": time.time() - began, "processor": used.user + used.system}
             children = used.children_user + used.children_system
-            print(json.dumps({**whole, "children": children, "phases": phases, "stacks": as_lines()}), flush=True)
+            print(
+                json.dumps(
+                    {**whole, "children": children, "phases": phases, "spans": spans, "stacks": as_lines()}
+                ),
+                flush=True,
+            )
             os._exit(0)
         yield report
 
