@@ -1,19 +1,22 @@
 """Every algorithm with kernels under every placement: equal to XLA, refused, or wrong.
 
-    python benchmarks/fusion_product.py [ALGORITHMS] [--places PLACES] [--depths DEPTHS] [--add]
+    python benchmarks/fusion_product.py [ALGORITHMS] [--places PLACES] [--depths DEPTHS] [--resumes] [--add]
     python benchmarks/fusion_product.py --parts NAMES
 
 A cell of the table is a short training. A depth of fusion is *equal* where all weights agree with those by XLA,
 within 1e-4 of a number and 1e-5, and all kernels that were sought are there. They are compared with one program by
 XLA, whose weights all placements give but for rounding, and where they differ, or of several seeds, with the same
 placement by XLA. It is *refused* where it ends with an error that says what to do, and that works. Everything else
-is *wrong*. The result is written after each cell, and `--add` goes on with the one that is there.
+is *wrong*. The result is written after each cell, with the machine that computed it, and `--add` goes on with the
+one that is there. Cells of a GPU have columns of their own. With `--resumes` each training with kernels is also
+resumed from a copy of its run as a kill halfway leaves it, and has to end with the same bits.
 `--parts` makes one result of several, so that rows can be computed side by side.
 """
 
 import math
 import os
 import re
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -26,6 +29,7 @@ from measure import options, platform, read_result, some_of, write_result
 
 import rollmill
 from rollmill.core.errors import UsageError
+from rollmill.core.machine import usable_cores
 from rollmill.dataflow import Graph
 from rollmill.policies.policies import load_weights
 from rollmill.programs.kernels import kernel_parts, sought_parts
@@ -63,6 +67,11 @@ PLACES: dict[str, dict[str, Any]] = {
 ALONE = "one program"
 DEPTHS = ("off", "rollout", "full")
 SHARDS = 4
+ON_GPU = ", one GPU"
+"""End of the columns of cells that a GPU has computed."""
+HALF = ITERATIONS // 2
+KEPT = {"checkpoint_iterations": HALF, "keep_last": ITERATIONS}
+"""Options of a run that can be resumed from its middle."""
 RTOL, ATOL = 1e-4, 1e-5
 OPTIONS = {"tensorboard": False, "quiet": True, "seed": 3}
 QUICKLY_COMPILED = "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
@@ -77,9 +86,37 @@ def graph_of(algorithm: str) -> Graph:
 
 def trained(graph: Graph, folder: Path, chosen: Mapping[str, Any]) -> list[Any]:
     """Returns the weights of each seed."""
-    run = rollmill.train(graph, run_dir=folder, **chosen, **OPTIONS)
+    rollmill.train(graph, run_dir=folder, **chosen, **OPTIONS)
+    return weights_of(folder, chosen)
+
+
+def weights_of(folder: Path, chosen: Mapping[str, Any]) -> list[Any]:
+    """Returns the weights of each seed of a run."""
     seeds = range(OPTIONS["seed"], OPTIONS["seed"] + chosen.get("num_seeds", 1))
-    return [load_weights(run.directory, seed=seed).weights for seed in seeds]
+    return [load_weights(folder, seed=seed).weights for seed in seeds]
+
+
+def killed_midway(folder: Path, into: Path) -> Path:
+    """Returns a copy of a run, or of the runs of its seeds, as a kill leaves it before its last checkpoint."""
+    shutil.copytree(folder, into)
+    for last in into.rglob(f"checkpoints/{ITERATIONS}"):
+        shutil.rmtree(last)
+    for summary in into.rglob("summary.json"):
+        summary.unlink()
+    return into
+
+
+def resumes_alike(folder: Path, chosen: Mapping[str, Any]) -> bool:
+    """Returns whether a run that was killed midway ends with the same bits."""
+    killed = killed_midway(folder, folder.with_name("killed"))
+    rollmill.resume(killed, quiet=True)
+    leaves = [jax.tree.leaves(weights_of(run, chosen)) for run in (killed, folder)]
+    return all(np.array_equal(mine, right) for mine, right in zip(*leaves, strict=True))
+
+
+def machine_here() -> str:
+    """Returns the device that computes a cell."""
+    return f"{usable_cores()} cores" if platform() == "cpu" else jax.devices()[0].device_kind
 
 
 def difference(mine: list[Any], right: list[Any]) -> float:
@@ -152,13 +189,15 @@ class References:
         return (ALONE, apart) if apart <= 1 else (place, difference(weights, self.of(place)))
 
 
-def cell_of(graph: Graph, folder: Path, place: str, depth: str, references: References) -> dict[str, Any]:
+def cell_of(
+    graph: Graph, folder: Path, place: str, depth: str, references: References, *, resumes: bool
+) -> dict[str, Any]:
     """Returns a cell of the table."""
     chosen = {**PLACES[place], "fusion": depth}
     if depth != "off" and platform() == "gpu":
         chosen["numerics"] = "float32"
     try:
-        weights = trained(graph, folder / "run", chosen)
+        weights = trained(graph, folder / "run", {**chosen, **(KEPT if resumes else {})})
     except UsageError as refusal:
         sentence = str(refusal)
         advice = followed(graph, folder, sentence, chosen)
@@ -167,24 +206,33 @@ def cell_of(graph: Graph, folder: Path, place: str, depth: str, references: Refe
     except Exception as failure:
         return {"outcome": "wrong", "sentence": f"{type(failure).__name__}: {failure}"}
     missing, (by, apart) = missing_kernels(graph, folder / "run", chosen), references.compared(place, weights)
-    found = {"outcome": "wrong" if missing or not apart <= 1 else "equal", "difference": apart, "xla": by}
-    return {**found, "missing": missing} if missing else found
+    found = {"outcome": "equal", "difference": apart, "xla": by}
+    if missing:
+        found["missing"] = missing
+    if resumes:
+        found["resumed"] = resumes_alike(folder / "run", chosen)
+    if missing or not apart <= 1 or not found.get("resumed", True):
+        found["outcome"] = "wrong"
+    return found
 
 
-def row_of(graph: Graph, places: Mapping[str, list[str]]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+def row_of(
+    graph: Graph, places: Mapping[str, list[str]], *, resumes: bool
+) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Returns the cells of one algorithm under its placements and depths, as they come."""
     references = References(graph)
     for place, depth in ((place, depth) for place, depths in places.items() for depth in depths):
         began = time.perf_counter()
         with tempfile.TemporaryDirectory(prefix="rollmill-product-") as folder:
-            found = cell_of(graph, Path(folder), place, depth, references)
-        yield place, depth, {**found, "seconds": round(time.perf_counter() - began, 1)}
+            found = cell_of(graph, Path(folder), place, depth, references, resumes=resumes)
+        yield place, depth, {**found, "seconds": round(time.perf_counter() - began, 1), "machine": machine_here()}
 
 
 def in_order(table: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the table with its rows and columns in the order of this script."""
+    columns = [*PLACES, *(f"{place}{ON_GPU}" for place in PLACES)]
     return {
-        algorithm: {place: table[algorithm][place] for place in PLACES if place in table[algorithm]}
+        algorithm: {place: table[algorithm][place] for place in columns if place in table[algorithm]}
         for algorithm in ALGORITHMS
         if algorithm in table
     }
@@ -196,6 +244,7 @@ def main() -> None:
         {"algorithms": some_of(ALGORITHMS)},
         places=some_of(PLACES),
         depths=some_of(DEPTHS),
+        resumes=(False, "resume each training with kernels from its middle"),
         add=False,
         parts=([str], "other results, which become one with this one"),
         name=("fusion-product", "of the result"),
@@ -206,17 +255,21 @@ def main() -> None:
     table: dict[str, Any] = read_result(chosen.name, chosen.output) if chosen.add else {}
     for part in chosen.parts or ():
         for algorithm, row in read_result(part, chosen.output).items():
-            table.setdefault(algorithm, {}).update(row)
+            for place, cells in row.items():
+                table.setdefault(algorithm, {}).setdefault(place, {}).update(cells)
     if chosen.parts:
         write_result(chosen.name, in_order(table), chosen.output)
         return
+    end = ON_GPU if platform() == "gpu" else ""
     for algorithm in chosen.algorithms:
         row = table.setdefault(algorithm, {})
-        missing = {place: [n for n in chosen.depths if n not in row.get(place, {})] for place in chosen.places}
-        for place, depth, cell in row_of(graph_of(algorithm), missing):
-            row.setdefault(place, {})[depth] = cell
+        missing = {
+            place: [n for n in chosen.depths if n not in row.get(f"{place}{end}", {})] for place in chosen.places
+        }
+        for place, depth, cell in row_of(graph_of(algorithm), missing, resumes=chosen.resumes):
+            row.setdefault(f"{place}{end}", {})[depth] = cell
             print(algorithm, place, depth, cell, flush=True)
-            write_result(chosen.name, table, chosen.output)
+            write_result(chosen.name, in_order(table), chosen.output)
 
 
 if __name__ == "__main__":
