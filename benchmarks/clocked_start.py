@@ -113,7 +113,7 @@ CLOCKS = {
         ("surroundings", "  surroundings"),
     ],
     "rollmill.programs.compiled": [("store_for", "  digests of sources")],
-    "rollmill.programs.kernels": [("choose_kernels", "  choosing kernels")],
+    "rollmill.programs.kernel_choice": [("choose_kernels", "  choosing kernels")],
     "rollmill.training.training": [("_start", "start of the run")],
     "jax.stages": [("Traced.lower", "  lowering"), ("Lowered.compile", "  XLA")],
 }

@@ -26,13 +26,13 @@ from rollmill.channels.broker.local import LocalBroker
 from rollmill.channels.broker.server import BrokerServer
 from rollmill.channels.shm.wire import MemoryWire
 from rollmill.channels.transport.handshake import new_token
+from rollmill.programs.meshes import mesh_of
 from rollmill.programs.reductions import (
     MeshAllReduce,
     algorithms_for,
     fastest,
     means_in_a_row,
     mesh_all_reduce,
-    mesh_of,
     time_reductions,
 )
 from rollmill.workers.coordination.starts import RendezvousPort

@@ -38,7 +38,7 @@ from typing import Any
 import jax
 from measure import count_lines, lines_of, options, read_result, some_of, words, write_result
 
-from rollmill.gpus.memory import ask_gpu_memory
+from rollmill.gpus.claims import ask_gpu_memory
 
 ENVIRONMENT = dict(os.environ)
 LIMIT_SECONDS, APART_SECONDS, BESIDE = 240.0, 0.2, 24
@@ -66,7 +66,7 @@ HOLDER = """
 import os, sys, time
 os.environ["XLA_PYTHON_CLIENT_ALLOCATOR"] = "platform"
 import jax, jax.numpy as jnp
-from rollmill.gpus.memory import ask_gpu_memory
+from rollmill.gpus.claims import ask_gpu_memory
 jax.block_until_ready(jnp.zeros(1024))
 leave, held = int(float(sys.argv[1]) * 2**30), []
 for size in (2**31, 2**28, 2**25):

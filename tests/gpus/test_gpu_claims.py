@@ -10,7 +10,7 @@ import pytest
 from rollmill.core.errors import DeviceMemoryError
 from rollmill.gpus import claims as gpu_claims
 from rollmill.gpus import memory as gpu_memory
-from rollmill.gpus.claims import ROOM, claim_memory, release_claim, settle_claim
+from rollmill.gpus.claims import ROOM, ask_gpu_memory, claim_memory, release_claim, settle_claim
 from rollmill.gpus.memory import GpuMemory
 from wordings import raises
 
@@ -112,7 +112,7 @@ def test_a_training_that_the_driver_does_not_name_is_named_by_its_claim(claims, 
     monkeypatch.setattr(gpu_claims, "_default_folder", lambda: claims.path)
     monkeypatch.setattr(gpu_memory, "open_nvml", lambda: 1 / 0)
     monkeypatch.setattr(gpu_memory, "memory_by_smi", lambda: (FREE._replace(free=30 * GIBIBYTE), OTHER))
-    first, second = gpu_memory.ask_gpu_memory()
+    first, second = ask_gpu_memory()
     told = str(first)
     # 50 GiB are held, of which the claim explains 40.5.
     assert "(process 11) took about 40.5 GiB, processes that the driver does not name here hold 9.5 GiB" in told

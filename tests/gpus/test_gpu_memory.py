@@ -13,6 +13,7 @@ from rollmill.envs import registry
 from rollmill.gpus import device_errors, jax_settings
 from rollmill.gpus import memory as gpu_memory
 from rollmill.gpus import share as gpu_share
+from rollmill.gpus.claims import ask_gpu_memory
 from rollmill.gpus.memory import GpuMemory, Holder, memory_by_nvml, memory_by_smi, process_name
 from rollmill.gpus.share import check_fraction, choose_fraction, memory_variables
 from wordings import raises
@@ -134,7 +135,7 @@ def test_nobody_answers(visible, monkeypatch, error):
 
     monkeypatch.setattr(gpu_memory, "run_program", fail)
     monkeypatch.setattr(gpu_memory, "open_nvml", lambda: fail())
-    assert gpu_memory.ask_gpu_memory() == ()
+    assert ask_gpu_memory() == ()
 
 
 def test_names_of_processes_have_no_options(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 import rollmill
 from rollmill.programs import all_reduce_choice
 from rollmill.programs.all_reduce_choice import choose_all_reduce
-from rollmill.programs.reductions import mesh_of
+from rollmill.programs.meshes import mesh_of
 from wordings import raises
 
 GRAPH = rollmill.ppo("CartPole-v1", num_envs=4, num_steps=4, num_minibatches=2)

@@ -18,7 +18,7 @@ from rollmill.programs import fused_kernels as fusing
 from rollmill.programs import kernels as choosing
 from rollmill.programs.compiled import lower
 from rollmill.programs.dispatch import dispatch_ahead
-from rollmill.programs.kernels import choose_kernels
+from rollmill.programs.kernel_choice import choose_kernels
 from rollmill.record.leaves import to_host
 from wordings import raises
 

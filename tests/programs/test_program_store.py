@@ -12,7 +12,7 @@ import pytest
 import rollmill
 from rollmill.dataflow import iteration_digest, program_digests
 from rollmill.dataflow.program_digests import Digests
-from rollmill.programs import iteration_programs, kernels, program_store
+from rollmill.programs import iteration_programs, kernel_choice, program_store
 from rollmill.programs.compiled import lower
 from rollmill.programs.iteration_programs import MAKERS, PACKAGE, MadeBeside, load_or_compile
 from rollmill.programs.program_store import ProgramStore, StorableProgram, calls_of, store_for
@@ -136,7 +136,7 @@ def test_a_program_with_kernels_is_loaded_without_writing_them(stored, lowerings
     compiled = make()
     lowerings.clear()
     with monkeypatch.context() as changed:
-        changed.setattr(kernels, "choose_kernels", lambda *_, **__: pytest.fail("kernels are chosen again"))
+        changed.setattr(kernel_choice, "choose_kernels", lambda *_, **__: pytest.fail("kernels are chosen again"))
         loaded = make()
     assert of_training(lowerings) == []
     assert loaded.launches == compiled.launches and loaded.launches["rollouts"] is not None

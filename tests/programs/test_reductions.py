@@ -12,15 +12,14 @@ from jax.sharding import PartitionSpec
 from rollmill.channels.broker.local import LocalBroker
 from rollmill.channels.shm.wire import MemoryWire
 from rollmill.programs import one_shot, reductions
+from rollmill.programs.meshes import AXES, mesh_of
 from rollmill.programs.reductions import (
-    AXES,
     MAX_ONE_SHOT,
     MeshAllReduce,
     algorithms_for,
     fastest,
     means_in_a_row,
     mesh_all_reduce,
-    mesh_of,
     time_reductions,
 )
 from rollmill.workers.replica.mesh import HostMean

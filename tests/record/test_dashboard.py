@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from rollmill.record.dashboard import Sampled, fits_terminal, lines, progress_bar, sparkline
-from rollmill.record.display import Status
+from rollmill.record.status import Status
 
 ROW = {"losses/policy": -0.02, "losses/value": 12.5, "losses/entropy": None, "evaluation/return": 480.0}
 STATUS = Status(250_000, 1_000_000, 25_000.0, 312.0, 200.0, seconds=10.0, row={**ROW, "gpu/utilisation": 0.92})
@@ -46,7 +46,8 @@ def test_samples_span_the_whole_past():
 
 
 PROGRAM = """
-from rollmill.record.display import Status, choose_display
+from rollmill.record.display import choose_display
+from rollmill.record.status import Status
 display = choose_display(quiet=False, dashboard={dashboard})
 display.note("compiling ...")
 for steps in (1, 50, 100):

@@ -7,11 +7,11 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from rollmill.core.intervals import bootstrap_interval
 from rollmill.pages.charts import ticks
 from rollmill.record.metric_curves import MetricPoint
 from rollmill.sweeps.analysis import configurations, importances
 from rollmill.sweeps.directory import TRIAL_RESULTS, SweepDirectory
+from rollmill.sweeps.intervals import bootstrap_interval
 from rollmill.sweeps.parallel import parallel_coordinates
 from rollmill.sweeps.ranking import ranked
 from rollmill.sweeps.report import LabelledCurve, figure, report, write_report

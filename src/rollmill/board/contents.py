@@ -12,7 +12,8 @@ from rollmill.core.folder import Folder
 from rollmill.overview.entries import Entry, read_run, read_sweep
 from rollmill.overview.finding import find_places
 from rollmill.plotting.groups import NAMES_FIRST, setting_text
-from rollmill.record.run_directory import CONFIG, LOCK, METRICS, SUMMARY, RunDirectory
+from rollmill.record.run_directory import RunDirectory
+from rollmill.record.run_files import CONFIG, LOCK, METRICS, SUMMARY
 from rollmill.sweeps.directory import FAILURES, PROPOSALS, SPECIFICATION, STOPPING, TRIALS
 
 MIN_SECONDS = 0.5

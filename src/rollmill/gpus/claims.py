@@ -11,7 +11,7 @@ import json
 import os
 import stat
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from rollmill.core.folder import Folder, ForeignFileError
 from rollmill.core.json_data import parse_object
 from rollmill.core.schema import read_as
 from rollmill.core.text import format_bytes
-from rollmill.gpus.memory import HINT, MAX_NAMED, GpuMemory, ask_gpu_memory, process_name
+from rollmill.gpus.memory import HINT, MAX_NAMED, GpuMemory, Holder, ordered, process_name, read_gpu_memory
 
 LOCK, SUFFIX = "lock", ".claim"
 MAX_BYTES = 2**16
@@ -74,6 +74,16 @@ def claim_memory(need: int, *, what: str, devices: int, folder: Path | None = No
         )
 
 
+def ask_gpu_memory() -> tuple[GpuMemory, ...]:
+    """Asks for the memory of each device that CUDA sees in this process. Empty without an answer.
+
+    Trainings of this user that the driver does not name, as in containers, are named by their claims.
+    """
+    memory = read_gpu_memory()
+    claims = [claim for claim in living_claims() if claim.taken and claim.pid != os.getpid()] if memory else []
+    return tuple(each._replace(holders=ordered([*each.holders, *_claimed(each, claims)])) for each in memory)
+
+
 def living_claims(folder: Path | None = None) -> list[Claim]:
     """Returns the claims of living processes, or none if the folder cannot be read."""
     folder = folder or _default_folder()
@@ -107,6 +117,14 @@ def _check(need: int, what: str, memory: Sequence[GpuMemory], claims: Sequence[C
             listed = "".join(f", {claim}" for claim in waiting[:MAX_NAMED])
             at_least = format_bytes(need)
             raise DeviceMemoryError(f"{what} at least {at_least} of each GPU, and {each}{listed}. {HINT}")
+
+
+def _claimed(memory: GpuMemory, claims: Iterable[Claim]) -> Iterator[Holder]:
+    """Yields the processes of claims that the driver does not name."""
+    named = {holder.pid for holder in memory.holders}
+    for claim in claims:
+        if memory.uuid in claim.gpus and claim.pid not in named:
+            yield Holder(claim.pid, claim.program, claim.bytes, by_claim=True)
 
 
 def _living(folder: Folder, *, removes: bool = True) -> Iterator[Claim]:

@@ -4,7 +4,8 @@ import sys
 from collections.abc import Sequence
 
 from rollmill.core.errors import DeviceLostError, DeviceMemoryError, RollmillError, first_line
-from rollmill.gpus.memory import HINT, GpuMemory, ask_gpu_memory
+from rollmill.gpus.claims import ask_gpu_memory
+from rollmill.gpus.memory import HINT, GpuMemory
 
 MEMORY = ("RESOURCE_EXHAUSTED", "OUT_OF_MEMORY", "out of memory", "STATUS_ALLOC_FAILED")
 """Parts of messages about memory, whatever else is in them."""

@@ -81,20 +81,13 @@ class GpuMemory(NamedTuple):
         return ", ".join(named) or "no process holds any of it"
 
 
-def ask_gpu_memory() -> tuple[GpuMemory, ...]:
-    """Asks for the memory of each device that CUDA sees in this process. Empty without an answer.
-
-    Trainings of this user that the driver does not name, as in containers, are named by their claims.
-    """
-    from rollmill.gpus.claims import living_claims
-
+def read_gpu_memory() -> tuple[GpuMemory, ...]:
+    """Reads the memory of each device that CUDA sees in this process. Empty without an answer."""
     try:
         with open_nvml() as nvml:
-            found = memory_by_nvml(nvml)
+            return memory_by_nvml(nvml)
     except Exception:  # any: NVML and its package may be missing, older than what is called, or of another driver
-        found = memory_by_smi()
-    claims = [claim for claim in living_claims() if claim.taken and claim.pid != os.getpid()] if found else []
-    return tuple(each._replace(holders=_ordered([*each.holders, *_claimed(each, claims)])) for each in found)
+        return memory_by_smi()
 
 
 def memory_by_nvml(nvml: Any) -> tuple[GpuMemory, ...]:
@@ -119,7 +112,7 @@ def memory_by_smi() -> tuple[GpuMemory, ...]:
             gpu.uuid,
             gpu.memory_bytes,
             gpu.memory_bytes - gpu.used_bytes,
-            _ordered(held.get(gpu.uuid, ())),
+            ordered(held.get(gpu.uuid, ())),
         )
         for gpu in gpus
     )
@@ -165,7 +158,7 @@ def _holders(nvml: Any, device: Any) -> tuple[Holder, ...]:
         used = getattr(process, "usedGpuMemory", None)
         known = [each for each in (found.get(process.pid), used) if isinstance(each, int)]
         found[int(process.pid)] = max(known, default=None)
-    return _ordered(Holder(pid, process_name(pid, _driver_name(nvml, pid)), used) for pid, used in found.items())
+    return ordered(Holder(pid, process_name(pid, _driver_name(nvml, pid)), used) for pid, used in found.items())
 
 
 def _answered(nvml: Any, name: str, device: Any) -> Sequence[Any]:
@@ -184,16 +177,9 @@ def _driver_name(nvml: Any, pid: int) -> str:
     return name.decode(errors="replace") if isinstance(name, bytes) else str(name)
 
 
-def _ordered(holders: Iterable[Holder]) -> tuple[Holder, ...]:
+def ordered(holders: Iterable[Holder]) -> tuple[Holder, ...]:
+    """Returns holders, those that hold most first."""
     return tuple(sorted(holders, key=lambda holder: -(holder.bytes or 0)))
-
-
-def _claimed(memory: GpuMemory, claims: Iterable[Any]) -> Iterator[Holder]:
-    """Processes of claims that the driver does not name."""
-    named = {holder.pid for holder in memory.holders}
-    for claim in claims:
-        if memory.uuid in claim.gpus and claim.pid not in named:
-            yield Holder(claim.pid, claim.program, claim.bytes, by_claim=True)
 
 
 def _label(gpu: Gpu) -> str:

@@ -14,8 +14,9 @@ import jax
 
 from rollmill.core.errors import DeviceMemoryError, UsageError
 from rollmill.core.text import format_bytes
+from rollmill.gpus.claims import ask_gpu_memory
 from rollmill.gpus.devices import driver_is_there, jax_has_cuda
-from rollmill.gpus.memory import HINT, GpuMemory, ask_gpu_memory
+from rollmill.gpus.memory import HINT, GpuMemory
 
 PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
 FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"

@@ -13,7 +13,8 @@ from typing import Any, Literal, TypeAlias
 from rollmill.core.errors import DataError, RollmillError
 from rollmill.plotting.groups import object_in, settings_of
 from rollmill.record.metric_curves import RETURN, newest_values
-from rollmill.record.run_directory import CONFIG, METRICS, SUMMARY, VERSIONS, RunDirectory
+from rollmill.record.run_directory import RunDirectory
+from rollmill.record.run_files import CONFIG, METRICS, SUMMARY, VERSIONS
 from rollmill.sweeps.directory import FINISHED, SPECIFICATION, SweepDirectory
 
 State: TypeAlias = Literal["running", "finished", "stopped", "failed", "killed", "damaged"]

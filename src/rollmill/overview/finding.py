@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from rollmill.core.local_paths import check_folder
 from rollmill.overview.entries import Entry, read_run, read_sweep
-from rollmill.record.run_directory import CONFIG
+from rollmill.record.run_files import CONFIG
 from rollmill.sweeps.directory import SPECIFICATION
 
 MAX_DEPTH = 4

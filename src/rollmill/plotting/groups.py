@@ -11,9 +11,9 @@ import numpy as np
 from jaxtyping import Float
 
 from rollmill.core.errors import DataError
-from rollmill.core.intervals import bootstrap_interval
 from rollmill.core.json_data import short_json
 from rollmill.record.metric_curves import MetricPoint
+from rollmill.sweeps.intervals import bootstrap_interval
 
 POINTS = 200
 """Points of an axis at which curves are compared."""

@@ -47,10 +47,12 @@ from rollmill.programs.iteration_programs import (
     may_be_stored,
     seconds_of_iteration,
 )
-from rollmill.programs.kernels import Fusion, KernelChoice, KernelRequest, Launches, seeds_side_by_side
+from rollmill.programs.kernel_choice import KernelRequest
+from rollmill.programs.kernels import Fusion, KernelChoice, Launches, seeds_side_by_side
+from rollmill.programs.meshes import AXES, mesh_of
 from rollmill.programs.packed_metrics import PackedMetrics, packed
 from rollmill.programs.program_store import NO_STORE, ProgramStore, StorableProgram, store_for
-from rollmill.programs.reductions import AXES, MeshAllReduce, mesh_all_reduce, mesh_of
+from rollmill.programs.reductions import MeshAllReduce, mesh_all_reduce
 from rollmill.record.checkpoints import GivenLeaves, LeftOut
 from rollmill.record.leaves import to_host
 

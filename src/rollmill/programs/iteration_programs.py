@@ -12,9 +12,9 @@ from jax.sharding import Mesh
 
 from rollmill.core.errors import CannotFuse
 from rollmill.dataflow import iteration_digest
+from rollmill.programs.kernel_choice import KernelRequest
 from rollmill.programs.kernels import (
     KernelChoice,
-    KernelRequest,
     device_name,
     is_too_short,
     plain_kernels,

@@ -19,8 +19,8 @@ from rollmill.fusion import (
     lanes_of,
     one_shot_mean,
 )
+from rollmill.programs.meshes import AXES, over_vectors
 from rollmill.programs.peer_memory import NoPeerMemory, agree, open_peer_memory
-from rollmill.programs.reductions import AXES, over_vectors
 
 ONE_SHOT_MEANS, SPARE_LANES = 4, 64
 """Number of parameter-sized means that a program has shared memory for, and of additional lanes for small ones."""

@@ -7,21 +7,18 @@ is the fastest depends on both counts and on the number of parameters, so it is 
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
-from jax.sharding import Mesh, PartitionSpec
-from jaxtyping import Array, Float, PyTree
+from jax.sharding import Mesh
+from jaxtyping import Array, Float
 
 from rollmill.dataflow import Reduce, identity
 from rollmill.planning.plan import AllReduce
 from rollmill.programs.compiler_options import options_for
-
-AXES = ("instance", "gpu")
-"""Names of a mesh's axes."""
+from rollmill.programs.meshes import AXES, on_each, on_own_devices, over_vectors
 
 TIMED_REDUCTIONS, TIMINGS = 20, 5
 """All-reduces of one timing, and timings of which the shortest counts."""
@@ -40,11 +37,6 @@ class MeshAllReduce(NamedTuple):
     """`(*operands) -> Reduce`: what a program on each device calls, once, for all of its means."""
     operands: tuple[Array, ...] = ()
     """Arrays with a row for each device, that a program has to take beside its own. A device gets its row."""
-
-
-def mesh_of(devices: Sequence[Any], *, instances: int = 1) -> Mesh:
-    """Makes a mesh of devices: one of each GPU, then the second of the `instances` of each GPU, and so on."""
-    return Mesh(np.asarray(devices).reshape(instances, -1), AXES)
 
 
 def mesh_all_reduce(
@@ -77,19 +69,6 @@ def _without_operands(mesh: Mesh, way: AllReduce, host: Reduce | None) -> Reduce
     return partial(jax.lax.pmean, axis_name=AXES)
 
 
-def over_vectors(mean: Reduce, tree: PyTree[Array]) -> PyTree[Array]:
-    """Returns the mean of a tree, whose arrays of one dtype are reduced as one vector."""
-    leaves, structure = jax.tree.flatten(tree)
-    by_dtype: dict[Any, list[int]] = {}
-    for place, leaf in enumerate(leaves):
-        by_dtype.setdefault(jnp.result_type(leaf), []).append(place)
-    for places in by_dtype.values():
-        vector, restore = ravel_pytree([leaves[place] for place in places])
-        for place, leaf in zip(places, restore(mean(vector)), strict=True):
-            leaves[place] = leaf
-    return jax.tree.unflatten(structure, leaves)
-
-
 def _mean_of_parts(instances: int, gpus: int, vector: Float[Array, " N"]) -> Float[Array, " N"]:
     """Averages a vector: each instance of a GPU sums one part over the GPUs."""
     padded = jnp.pad(vector, (0, -vector.size % instances))
@@ -117,9 +96,9 @@ def time_reductions(mesh: Mesh, elements: int, means: Mapping[AllReduce, MeshAll
     numbers = ranks[:, None] + places
     expected = numbers.mean(axis=0)
     mine = [_shortest(means_in_a_row(mesh, mean, numbers), expected) for mean in means.values()]
-    slowest = jax.jit(_on_each(mesh, partial(jax.lax.pmax, axis_name=AXES)))
+    slowest = jax.jit(on_each(mesh, partial(jax.lax.pmax, axis_name=AXES)))
     rows = np.broadcast_to(np.asarray(mine, np.float32), (mesh.size, len(mine)))
-    of_all = np.asarray(slowest(_on_own_devices(mesh, rows)).addressable_data(0))
+    of_all = np.asarray(slowest(on_own_devices(mesh, rows)).addressable_data(0))
     return {way: float(time) for way, time in zip(means, of_all, strict=True)}
 
 
@@ -131,23 +110,16 @@ def means_in_a_row(
     Each device adds its rank before each mean, less the mean of all ranks: so no two devices have equal numbers in
     any, and the result is the mean of the rows.
     """
-    operand = _on_own_devices(mesh, numbers)
+    operand = on_own_devices(mesh, numbers)
 
     def repeat(vector: Array, *operands: Array) -> Array:
         reduce = mean.reduce(*operands)
         own = jax.lax.axis_index(AXES).astype(jnp.float32) - (mesh.size - 1) / 2
         return jax.lax.fori_loop(0, TIMED_REDUCTIONS, lambda _, carry: reduce(carry + own), vector)
 
-    program = jax.jit(_on_each(mesh, repeat, len(mean.operands))).lower(operand, *mean.operands)
+    program = jax.jit(on_each(mesh, repeat, len(mean.operands))).lower(operand, *mean.operands)
     compiled = program.compile(dict(options_for(mesh)))
     return lambda: compiled(operand, *mean.operands)
-
-
-def _on_each(mesh: Mesh, function: Callable[..., Array], num_operands: int = 0) -> Callable[..., Array]:
-    """Maps a function of a replicated vector and a mean's operands over the devices."""
-    whole, row = PartitionSpec(), PartitionSpec(AXES)
-    specs = (whole, *[row] * num_operands)
-    return jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=whole, check_vma=False)
 
 
 def _shortest(program: Callable[[], Array], expected: Float[np.ndarray, " N"]) -> float:
@@ -163,17 +135,6 @@ def _shortest(program: Callable[[], Array], expected: Float[np.ndarray, " N"]) -
         program().block_until_ready()
         seconds.append((time.perf_counter() - began) / TIMED_REDUCTIONS)
     return min(seconds) if is_right else float("inf")
-
-
-def _on_own_devices(mesh: Mesh, rows: Float[np.ndarray, "devices N"]) -> Array:
-    """Places a row on each of this process's devices, in an array that counts as replicated."""
-    everywhere = jax.sharding.NamedSharding(mesh, PartitionSpec())
-    own = [
-        jax.device_put(row, device)
-        for row, device in zip(rows, mesh.devices.flat, strict=True)
-        if device.process_index == jax.process_index()
-    ]
-    return jax.make_array_from_single_device_arrays(rows.shape[1:], everywhere, own)
 
 
 def fastest(seconds: Mapping[AllReduce, float]) -> AllReduce:

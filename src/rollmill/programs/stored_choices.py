@@ -11,7 +11,8 @@ from rollmill.core.errors import CheckpointError
 from rollmill.core.installation import cache_root
 from rollmill.core.schema import read_as
 from rollmill.dataflow import iteration_digest
-from rollmill.programs.kernels import Implementation, KernelChoice, KernelRequest, device_name, plain_kernels
+from rollmill.programs.kernel_choice import KernelRequest
+from rollmill.programs.kernels import Implementation, KernelChoice, device_name, plain_kernels
 from rollmill.programs.program_store import store_for
 
 FOLDER = "choices"

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rollmill.core.text import compact, cut, format_bytes, number, printable
-from rollmill.record.display import Status, clock, is_output_on_terminal
+from rollmill.record.status import Status, clock, is_output_on_terminal
 
 if TYPE_CHECKING:
     from rich.text import Text

@@ -2,43 +2,17 @@
 
 import sys
 import time
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from rollmill.core.text import compact, printable
+from rollmill.core.text import printable
+from rollmill.record.status import Status, is_output_on_terminal
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
 LINE_SECONDS = 5.0
 """Seconds between two plain lines."""
-
-
-class Status(NamedTuple):
-    """A training's progress, as displays show it."""
-
-    env_steps: int
-    total_steps: int
-    steps_per_second: float
-    episode_return: float | None
-    episode_length: float | None
-    seconds: float = 0.0
-    """Time of the training so far."""
-    row: Mapping[str, Any] = MappingProxyType({})
-    """The newest line of metrics."""
-
-    @property
-    def seconds_left(self) -> float:
-        """Estimated seconds until the end, at the current throughput."""
-        return (self.total_steps - self.env_steps) / max(self.steps_per_second, 1e-9)
-
-    def __str__(self) -> str:
-        return (
-            f"{self.env_steps:>12,} / {self.total_steps:,} steps  {compact(self.steps_per_second)} steps/s  "
-            f"{clock(self.seconds_left)} left  return {_number(self.episode_return)}  "
-            f"length {_number(self.episode_length)}"
-        )
 
 
 @runtime_checkable
@@ -167,19 +141,3 @@ class Bar:
     def close(self) -> None:
         """Stops the bar, which stays visible."""
         self._progress.stop()
-
-
-def is_output_on_terminal() -> bool:
-    """Returns whether standard output is a terminal. Only then do its lines belong above a display."""
-    return getattr(sys.stdout, "isatty", lambda: False)()
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
-
-
-def clock(seconds: float) -> str:
-    """Returns a duration as `1:02:03` or `2:03`."""
-    minutes, seconds = divmod(int(min(seconds, 359_999)), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

@@ -11,7 +11,8 @@ import msgspec
 
 from rollmill.core.errors import CheckpointError
 from rollmill.core.folder import Folder
-from rollmill.record.run_directory import METRICS, RunDirectory
+from rollmill.record.run_directory import RunDirectory
+from rollmill.record.run_files import METRICS
 
 MAX_LINE_BYTES = 2**20
 TAIL_BYTES = 2**16

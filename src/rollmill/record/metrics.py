@@ -15,7 +15,8 @@ from rollmill.core.json_data import parse_object
 from rollmill.core.schema import read_as
 from rollmill.record.event_log import EventLog
 from rollmill.record.json_files import plain, write_failure
-from rollmill.record.run_directory import METRICS, RunDirectory
+from rollmill.record.run_directory import RunDirectory
+from rollmill.record.run_files import METRICS
 
 MAX_LINE_BYTES = 2**20
 

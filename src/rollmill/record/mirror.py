@@ -22,7 +22,8 @@ from rollmill.record.checkpoint_files import ARRAYS, MAX_HEADER_BYTES, RECORD
 from rollmill.record.checkpoints import NAME
 from rollmill.record.json_files import MAX_BYTES
 from rollmill.record.object_store import MAX_PAUSE, ObjectStore
-from rollmill.record.run_directory import CONFIG, RunDirectory
+from rollmill.record.run_directory import RunDirectory
+from rollmill.record.run_files import CONFIG
 from rollmill.record.stored_runs import (
     CHECKPOINTS,
     MARKER,

@@ -1,14 +1,13 @@
 """The directory of one run: its files, its atomic creation, and its lock."""
 
 import difflib
-import fcntl
 import json
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -20,13 +19,17 @@ from rollmill.core.shell import command
 from rollmill.core.stored_paths import shown, url_of
 from rollmill.core.text import check_is_text
 from rollmill.record.json_files import disk_is_full, plain, read_json, write_failure, write_json
-from rollmill.record.storing import bring
-
-CONFIG, SUMMARY, VERSIONS, METRICS = "config.json", "summary.json", "versions.json", "metrics.jsonl"
-LOCK, EVALUATIONS = ".lock", "evaluations.jsonl"
-
-_HELD: set[Path] = set()
-"""Directories whose lock this process holds."""
+from rollmill.record.run_files import (
+    CONFIG,
+    EVALUATIONS,
+    METRICS,
+    SUMMARY,
+    VERSIONS,
+    being_written,
+    is_held,
+    is_locked,
+    locked,
+)
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ class RunDirectory:
         check_is_text("--run-dir", root)
         if (root / CONFIG).exists():
             if RunDirectory(root).is_locked():
-                raise UsageError(f"{_being_written(root)} Choose another --run-dir.")
+                raise UsageError(f"{being_written(root)} Choose another --run-dir.")
             resume = RunDirectory(root).command("resume")
             raise UsageError(f"{root} already holds a run: `{resume}`, or choose another --run-dir.")
         if root.is_dir() and any(root.iterdir()):
@@ -188,48 +191,25 @@ class RunDirectory:
         except OSError as error:
             raise write_failure(self.root / EVALUATIONS, error) from error
 
-    @contextmanager
-    def lock(self) -> Iterator[None]:
-        """Locks the run, so that no second process writes it, until the context or the process ends.
-
-        The lock excludes processes, not threads: enter it once within one process. Raises a `UsageError` if
-        another process holds it, a `StorageError` if its file cannot be written, and a `ForeignFileError` if that
-        is a link or not a regular file.
-        """
-        try:
-            descriptor = self.folder.open_to_append(LOCK)
-        except OSError as error:
-            raise write_failure(self.root / LOCK, error) from error
-        held = self.root.resolve()
-        try:
-            _lock_or_refuse(self.root, descriptor)
-            _HELD.add(held)
-            try:
-                os.ftruncate(descriptor, 0)
-                os.write(descriptor, f"{os.getpid()}\n".encode())
-            except OSError as error:
-                raise write_failure(self.root / LOCK, error) from error
-            yield
-        finally:
-            os.close(descriptor)
-            _HELD.discard(held)
+    def lock(self) -> AbstractContextManager[None]:
+        """Locks the run, so that no second process writes it. See `run_files.locked`."""
+        return locked(self.root)
 
     def is_held(self) -> bool:
         """Returns True if this process trains the run."""
-        return self.root.resolve() in _HELD
+        return is_held(self.root)
 
     def is_locked(self) -> bool:
         """Returns True if another process trains the run."""
-        if self.is_held():  # to open the file, and close it again, would end the lock
-            return False
-        try:
-            with self.folder.reading(LOCK) as file:
-                fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except FileNotFoundError:
-            return False
-        except (BlockingIOError, PermissionError):
-            return True
-        return False
+        return is_locked(self.root)
+
+
+def bring(root: Path) -> None:
+    """Brings a run from its object store, if `root` is a working folder. See `stored_runs.bring`."""
+    if (url := url_of(root)) is not None:
+        from rollmill.record import stored_runs  # which nothing but an object store needs
+
+        stored_runs.bring(root, url)
 
 
 def _linked(root: Path) -> Path:
@@ -256,23 +236,6 @@ def _nearest_runs(root: Path) -> str:
     label = "Did you mean" if near else f"The newest runs in {folder}:"
     offer = (" or " if near else ", ").join(str(folder / name) for name in near or newest)
     return f"{label} {offer}{'?' if near else '.'}"
-
-
-def _lock_or_refuse(root: Path, descriptor: int) -> None:
-    try:
-        # A record lock: unlike flock's, it is not inherited by environment workers forked from here.
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError) as error:
-        raise UsageError(f"{_being_written(root)} hint: wait for that process, or stop it first.") from error
-
-
-def _being_written(root: Path) -> str:
-    """Returns a sentence on the process that holds the lock of a run."""
-    try:
-        owner = (root / LOCK).read_text(encoding="ascii", errors="replace")[:32].strip()
-    except OSError:
-        owner = ""
-    return f"{root} is being written by {f'process {owner}' if owner.isdecimal() else 'another process'}."
 
 
 def _reason(error: Exception) -> str:

@@ -22,7 +22,7 @@ from rollmill.record.checkpoint_files import ARRAYS, MAX_HEADER_BYTES, RECORD
 from rollmill.record.checkpoints import NAME, WRITING
 from rollmill.record.json_files import MAX_BYTES, write_json
 from rollmill.record.object_store import MissingObjectError, ObjectStore, patiently
-from rollmill.record.run_directory import CONFIG, RunDirectory
+from rollmill.record.run_files import CONFIG, is_held, is_locked
 
 MARKER, WRITER = "stored.json", "writer.txt"
 """The file that tells which run it is, and the one with the process that copies it."""
@@ -94,13 +94,13 @@ def bring(root: Path, url: str) -> None:
     The folder is left alone while a process of this machine trains the run. One with another run is moved aside.
     Raises a `StorageError` if the store cannot be read, and a `UsageError` if it holds other files.
     """
-    store, run = ObjectStore(url), RunDirectory(root)
+    store = ObjectStore(url)
     with _alone(root):
-        if root.is_dir() and (run.is_held() or run.is_locked()):
+        if root.is_dir() and (is_held(root) or is_locked(root)):
             return
         for left in reversed(range(TRIES)):
             try:
-                _bring(store, run)
+                _bring(store, Folder(root))
             except MissingObjectError:  # a training has deleted a checkpoint since its name was read
                 if not left:
                     raise
@@ -108,7 +108,7 @@ def bring(root: Path, url: str) -> None:
                 break
 
 
-def _bring(store: ObjectStore, run: RunDirectory) -> None:
+def _bring(store: ObjectStore, run: Folder) -> None:
     names = patiently(store.sizes)
     there = patiently(lambda: read_marker(store)) if MARKER in names else None
     if there is None and CONFIG in names:
@@ -116,11 +116,11 @@ def _bring(store: ObjectStore, run: RunDirectory) -> None:
     if there is None:
         _check_empty(store.url, names)
         return
-    here = local_marker(run.folder)
-    if not there.run and _content(run.folder, CONFIG) == patiently(lambda: store.read(CONFIG)):
+    here = local_marker(run)
+    if not there.run and _content(run, CONFIG) == patiently(lambda: store.read(CONFIG)):
         here = Marker(revision=-1)  # the first copy of this run, or its fetching, was interrupted
-    elif run.config_file.exists() and (here is None or here.run != there.run):
-        _move_aside(run.root)
+    elif (run.path / CONFIG).exists() and (here is None or here.run != there.run):
+        _move_aside(run.path)
         here = None
     if here is None or _standing(here, _local_checkpoints(run)) < _standing(there, whole_checkpoints(names)):
         _fetch(store, names, run, there)
@@ -130,24 +130,25 @@ def _standing(marker: Marker, checkpoints: set[str]) -> tuple[int, int]:
     return max(map(int, checkpoints), default=-1), marker.revision
 
 
-def _local_checkpoints(run: RunDirectory) -> set[str]:
-    kinds = run.checkpoints.kinds()
+def _local_checkpoints(run: Folder) -> set[str]:
+    kinds = run.inner(CHECKPOINTS).kinds()
     return {name for name, kind in kinds.items() if NAME.fullmatch(name) and kind == "folder"}
 
 
-def _fetch(store: ObjectStore, names: Mapping[str, int], run: RunDirectory, marker: Marker) -> None:
+def _fetch(store: ObjectStore, names: Mapping[str, int], run: Folder, marker: Marker) -> None:
     """Makes the working folder what the store has. The marker is last: what was interrupted is fetched again."""
-    run.folder.make()
-    run.checkpoints.make()
+    checkpoints = run.inner(CHECKPOINTS)
+    run.make()
+    checkpoints.make()
     whole = whole_checkpoints(names)
     for iteration in sorted(whole, key=int):
-        _fetch_checkpoint(store, run.checkpoints, iteration)
+        _fetch_checkpoint(store, checkpoints, iteration)
     for iteration in _local_checkpoints(run) - whole:
-        run.checkpoints.remove(iteration)
+        checkpoints.remove(iteration)
     for name in sorted(names):
         if is_run_file(name) and not name.startswith(f"{CHECKPOINTS}/"):
-            _fetch_file(store, run.folder, name, names[name])
-    write_local_marker(run.folder, marker)
+            _fetch_file(store, run, name, names[name])
+    write_local_marker(run, marker)
 
 
 def _fetch_checkpoint(store: ObjectStore, folder: Folder, iteration: str) -> None:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rollmill.core.intervals import bootstrap_interval
+from rollmill.sweeps.intervals import bootstrap_interval
 from rollmill.sweeps.ranking import SEED, point_of
 from rollmill.sweeps.spec import text_of
 

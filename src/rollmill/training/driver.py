@@ -9,6 +9,7 @@ import jax
 
 from rollmill.core.errors import EnvironmentFailed, NonFiniteError, RollmillError
 from rollmill.core.operations import span
+from rollmill.core.stored_paths import url_of
 from rollmill.gpus.activity import GpuActivity, watched_gpus
 from rollmill.gpus.claims import release_claim, settle_claim
 from rollmill.hooks import FailureKind, FailureReported, Hook, stop_at_return
@@ -144,6 +145,16 @@ def tracking(options: RunOptions, display: Display) -> list[Hook]:
 def warnings_of(options: RunOptions, display: Display) -> Callable[[str], None]:
     """Returns a function that prints warnings, even if the training is quiet."""
     return _print_warning if options.quiet else display.note
+
+
+def copied(run: RunDirectory, options: RunOptions, display: Display) -> AbstractContextManager[None]:
+    """Copies a run to its object store until the context ends, if it has one. See `mirror.mirrored`."""
+    url = url_of(run.root)
+    if url is None:
+        return nullcontext()
+    from rollmill.record.mirror import mirrored  # which nothing but an object store needs
+
+    return mirrored(run, url, display.note, warnings_of(options, display))
 
 
 def _print_warning(text: str) -> None:

@@ -20,7 +20,7 @@ from rollmill.programs.compiled import CompiledProgram, check_devices, lower
 from rollmill.programs.devices import explain_out_of_memory, take_devices
 from rollmill.programs.kernels import KernelPlace, Launches, is_too_short, kernel_parts
 from rollmill.programs.memory_needs import claim_before_compiling, claim_compiled
-from rollmill.programs.reductions import mesh_of
+from rollmill.programs.meshes import mesh_of
 from rollmill.programs.replay_size import check_message_size, check_replay_size, replay_size
 from rollmill.record.checkpoints import Restored
 from rollmill.record.display import Display

@@ -27,10 +27,10 @@ from rollmill.hooks import (
 from rollmill.programs.faults.find import ALMOST_ONE, FINITE
 from rollmill.record.aggregates import EpisodeWindow, RowSums, SavedSums, StackedRows, Throughput, stacked
 from rollmill.record.checkpoints import Checkpoints, Restored
-from rollmill.record.display import Status
 from rollmill.record.leaves import tree_digest
 from rollmill.record.metrics import MetricsLog
 from rollmill.record.run_directory import RunDirectory
+from rollmill.record.status import Status
 from rollmill.runs.changes import note_launches, note_option
 from rollmill.runs.options import RunOptions
 from rollmill.runs.saved_run import IDENTITY, identity_of

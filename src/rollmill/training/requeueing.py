@@ -8,8 +8,8 @@ from rollmill.core.errors import UsageError
 from rollmill.core.json_data import short_json, writable
 from rollmill.dataflow import Graph
 from rollmill.record.json_files import plain
-from rollmill.record.run_directory import CONFIG, RunDirectory
-from rollmill.record.storing import bring
+from rollmill.record.run_directory import RunDirectory, bring
+from rollmill.record.run_files import CONFIG
 from rollmill.runs.creation import recorded_options
 from rollmill.runs.options import RunOptions
 from rollmill.runs.saved_run import DERIVED, SavedConfig, flat, read_saved, undone

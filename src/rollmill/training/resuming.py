@@ -22,7 +22,6 @@ from rollmill.programs.kernels import Fusion
 from rollmill.record.checkpoints import Checkpoints, Restored
 from rollmill.record.display import Display, choose_display
 from rollmill.record.run_directory import RunDirectory
-from rollmill.record.storing import copied
 from rollmill.runs.changes import changed_settings, check_end, note_changes, note_option
 from rollmill.runs.earlier_versions import note_of_versions
 from rollmill.runs.options import WORKER_LIMITS, RunOptions
@@ -30,7 +29,7 @@ from rollmill.runs.reopening import open_graph
 from rollmill.runs.saved_run import check_identity, read_options, read_saved, read_summary
 from rollmill.runs.specification import describe, import_modules
 from rollmill.runs.trust import approved_imports, check_cluster
-from rollmill.training.driver import check_tracking, drive, warnings_of
+from rollmill.training.driver import check_tracking, copied, drive
 from rollmill.training.hook_calls import check_hooks
 from rollmill.training.placing import choose_plan, prepare_devices
 from rollmill.training.preparing import PlannedTraining, prepare
@@ -102,7 +101,7 @@ def resume(
     with (
         contextlib.closing(display),
         run.lock(),
-        copied(run, display.note, warnings_of(options, display)),
+        copied(run, options, display),
         open_checkpoints(run, options) as checkpoints,
     ):
         restored = _restore(run, checkpoints, reopened, options)

@@ -15,14 +15,13 @@ from rollmill.dataflow import Graph
 from rollmill.gpus.jax_settings import check_compiled
 from rollmill.hooks import Hook
 from rollmill.record.display import Display, choose_display
-from rollmill.record.run_directory import RunDirectory
-from rollmill.record.storing import bring, copied
+from rollmill.record.run_directory import RunDirectory, bring
 from rollmill.runs.algorithms import ALGORITHMS
 from rollmill.runs.creation import create_run, run_root
 from rollmill.runs.options import RunOptions
 from rollmill.runs.saved_run import read_saved
 from rollmill.runs.specification import describe
-from rollmill.training.driver import check_tracking, drive, warnings_of
+from rollmill.training.driver import check_tracking, copied, drive
 from rollmill.training.hook_calls import check_hooks
 from rollmill.training.placing import choose_plan, refuse_unread, with_settings
 from rollmill.training.preparing import PlannedTraining, PreparedTraining, prepare
@@ -132,7 +131,7 @@ def begin_training(
     with (
         contextlib.closing(display),
         run.lock(),
-        copied(run, display.note, warnings_of(options, display)),
+        copied(run, options, display),
         open_checkpoints(run, options) as checkpoints,
     ):
         trained = drive(prepared, run, checkpoints, hooks=hooks, watch=watch)

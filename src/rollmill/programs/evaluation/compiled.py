@@ -3,15 +3,15 @@
 Shape letters: `N` episodes, each in an environment of its own, and `T` steps.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Array, Int, PyTree
 
 from rollmill.core.errors import CannotFuse, NonFiniteError
 from rollmill.core.types import Key
@@ -19,19 +19,17 @@ from rollmill.dataflow import Collector, Graph, Hyperparameters, Weights, step_o
 from rollmill.programs.cache import enable_compilation_cache
 from rollmill.programs.compiler_options import program_options
 from rollmill.programs.evaluation.episodes import (
+    CHUNK,
     MAX_STEPS,
+    Advance,
     EvaluationEpisodes,
     Evaluator,
+    Playing,
     check_numbers,
     never_ends,
     start_memories,
+    with_outcome,
 )
-
-CHUNK = 32
-"""Steps between two looks at whether all episodes have ended, for which a GPU waits for its host.
-
-They divide `MAX_STEPS`. The looks change no result: an episode that has ended counts once.
-"""
 
 LOOKS_AT_EACH_STEP = ("cpu",)
 """Platforms where a look costs nothing."""
@@ -41,24 +39,6 @@ BATCH_BYTES = 2**28
 
 MAX_AT_ONCE = 2**16
 """Environments that play side by side at most."""
-
-OUTCOME = ("episode_return", "episode_length", "agent_returns")
-"""What a step's `info` tells of an episode that ends with it. The last exists with several agents only."""
-
-
-class Playing(NamedTuple):
-    """The episodes of a batch while they are played."""
-
-    collector: Collector
-    returns: Float[Array, " N"]
-    lengths: Int[Array, " N"]
-    agent_returns: dict[str, Float[Array, " N"]]
-    done: Bool[Array, " N"]
-    chunks: Int[Array, ""]
-
-
-Advance: TypeAlias = Callable[[Weights, Playing, Key], Playing]
-"""Plays `CHUNK` steps, with the key of this chunk."""
 
 
 def evaluate(
@@ -193,17 +173,6 @@ def _begin(
         agent_returns={},
         done=jnp.zeros(episodes, bool),
         chunks=jnp.int32(0),
-    )
-
-
-def with_outcome(now: Playing, ends: Bool[Array, " N"], info: Mapping[str, PyTree[Array]]) -> Playing:
-    """Keeps the outcome of the episodes that end."""
-    keep = lambda outcome, before: jnp.where(ends, outcome, before)
-    return now._replace(
-        returns=keep(info["episode_return"], now.returns),
-        lengths=keep(info["episode_length"], now.lengths),
-        agent_returns=jax.tree.map(keep, dict(info.get("agent_returns", {})), now.agent_returns),
-        done=now.done | ends,
     )
 
 

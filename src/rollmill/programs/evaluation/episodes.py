@@ -14,8 +14,8 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from rollmill.core.errors import UsageError
 from rollmill.core.schema import coerce
-from rollmill.core.types import Memory
-from rollmill.dataflow import Weights
+from rollmill.core.types import Key, Memory
+from rollmill.dataflow import Collector, Weights
 from rollmill.gpus.jax_settings import check_compiled
 
 MAX_STEPS = 100_000
@@ -23,6 +23,31 @@ MAX_STEPS = 100_000
 
 MAX_EPISODES = 10_000_000
 """More say nothing that these do not."""
+
+
+CHUNK = 32
+"""Steps between two looks at whether all episodes have ended, for which a GPU waits for its host.
+
+They divide `MAX_STEPS`. The looks change no result: an episode that has ended counts once.
+"""
+
+OUTCOME = ("episode_return", "episode_length", "agent_returns")
+"""What a step's `info` tells of an episode that ends with it. The last exists with several agents only."""
+
+
+class Playing(NamedTuple):
+    """The episodes of a batch while they are played."""
+
+    collector: Collector
+    returns: Float[Array, " N"]
+    lengths: Int[Array, " N"]
+    agent_returns: dict[str, Float[Array, " N"]]
+    done: Bool[Array, " N"]
+    chunks: Int[Array, ""]
+
+
+Advance: TypeAlias = Callable[[Weights, Playing, Key], Playing]
+"""Plays `CHUNK` steps, with the key of this chunk."""
 
 
 class EvaluationEpisodes(NamedTuple):
@@ -74,3 +99,14 @@ def where_rows(condition: Bool[Array, " N"], chosen: PyTree, other: PyTree) -> P
     """Returns rows of `chosen` where the condition holds, and of `other` elsewhere, with leaves `[N, ...]`."""
     broadcast = lambda leaf: condition.reshape(-1, *(1,) * (leaf.ndim - 1))
     return jax.tree.map(lambda one, two: jnp.where(broadcast(two), one, two), chosen, other)
+
+
+def with_outcome(now: Playing, ends: Bool[Array, " N"], info: Mapping[str, PyTree[Array]]) -> Playing:
+    """Keeps the outcome of the episodes that end."""
+    keep = lambda outcome, before: jnp.where(ends, outcome, before)
+    return now._replace(
+        returns=keep(info["episode_return"], now.returns),
+        lengths=keep(info["episode_length"], now.lengths),
+        agent_returns=jax.tree.map(keep, dict(info.get("agent_returns", {})), now.agent_returns),
+        done=now.done | ends,
+    )

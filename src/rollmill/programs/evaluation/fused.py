@@ -7,7 +7,7 @@ from rollmill.core.errors import CannotFuse
 from rollmill.core.types import Key
 from rollmill.dataflow import Graph, Step, Weights
 from rollmill.fusion import Backend, fused_collect, lower_rollout, pressure_of
-from rollmill.programs.evaluation.compiled import CHUNK, OUTCOME, Advance, Playing, with_outcome
+from rollmill.programs.evaluation.episodes import CHUNK, OUTCOME, Advance, Playing, with_outcome
 
 
 def fused_steps(graph: Graph, backend: Backend, episodes: int) -> Advance:

@@ -7,10 +7,10 @@ import jax
 from rollmill.core.errors import CannotFuse, UnfitHost, UsageError
 from rollmill.dataflow import Graph, empty_experience, learn_from
 from rollmill.programs.compiled import unroll_for
+from rollmill.programs.kernel_choice import choose_kernels
 from rollmill.programs.kernels import (
     KernelChoice,
     Launches,
-    choose_kernels,
     device_name,
     kernel_parts,
     plain_kernels,

@@ -27,7 +27,7 @@ from rollmill.fusion import backend_of
 from rollmill.programs.all_reduce_choice import AllReduceChoice, choose_all_reduce
 from rollmill.programs.compiled import CompiledProgram, lower
 from rollmill.programs.dispatch import dispatch_ahead
-from rollmill.programs.reductions import mesh_of
+from rollmill.programs.meshes import mesh_of
 from rollmill.record.leaves import from_host
 from rollmill.workers.protocol import (
     STRIDE,

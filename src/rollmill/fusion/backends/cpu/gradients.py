@@ -14,7 +14,6 @@ from rollmill.fusion.backends.cpu.builder import FLOAT32, INT32, INT64, Emitter,
 from rollmill.fusion.backends.cpu.codegen import CodeWriter
 from rollmill.fusion.backends.cpu.control import BlockValue, assign_all, clear, new_variable, read
 from rollmill.fusion.backends.cpu.ffi import NativeKernel, new_program
-from rollmill.fusion.backends.cpu.launches import CodeLaunch
 from rollmill.fusion.backends.cpu.memory import ALIGNMENT, Matrix, Placed, Scratch, gathered, pack, padded
 from rollmill.fusion.backends.cpu.target import processor
 from rollmill.fusion.ir import Node
@@ -48,7 +47,7 @@ class SampleSource(NamedTuple):
 
 
 def gradient_code(
-    step: GradientStep, minibatch: Minibatch, launch: CodeLaunch, samples: range
+    step: GradientStep, minibatch: Minibatch, samples: range, *, block: int, programs: int
 ) -> tuple[NativeKernel, list[Any]]:
     """The machine code of sums `[programs, size]` over these samples of a minibatch, and the arrays that it takes.
 
@@ -57,7 +56,7 @@ def gradient_code(
             fewer blocks than there are programs.
     """
     own = processor()
-    table, block, programs = minibatch.packed.table, launch.block, launch.programs
+    table = minibatch.packed.table
     if table.size >= 2**31:
         raise CannotFuse(f"a batch of {table.size:,} words is larger than 2^31.")
     if len(samples) % block or not 0 < programs <= len(samples) // block:

@@ -131,7 +131,7 @@ def _gradient_code(
 ) -> tuple[Any, list[Any]]:
     from rollmill.fusion.backends.cpu.gradients import gradient_code
 
-    return gradient_code(step, minibatch, launch, samples)
+    return gradient_code(step, minibatch, samples, block=launch.block, programs=launch.programs)
 
 
 def _gradient_code_text(launch: CodeLaunch, step: GradientStep, minibatch: Minibatch) -> str:

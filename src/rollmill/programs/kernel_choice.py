@@ -1,0 +1,94 @@
+"""Chooses how deep a training is fused: its kernels by timing, if it is long enough, or XLA alone."""
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from rollmill.core.machine import Numerics
+from rollmill.dataflow import Graph
+from rollmill.programs.kernels import (
+    MIN_STEPS_TO_TUNE,
+    PARTS,
+    Fusion,
+    KernelChoice,
+    KernelPart,
+    KernelPlace,
+    Launches,
+    device_name,
+    is_too_short,
+    num_env_steps,
+    plain_kernels,
+)
+
+
+def choose_kernels(
+    graph: Graph,
+    *,
+    fusion: Fusion,
+    numerics: Numerics,
+    unroll: int,
+    devices: Sequence[Any],
+    num_seeds: int,
+    launches: Launches | None = None,
+    parts: Collection[KernelPart] = PARTS,
+    shares: int | None = None,
+    before_timing: Callable[[], object] = lambda: None,
+    limit: float | None = None,
+) -> KernelChoice:
+    """Chooses how the rollouts and gradients of a graph are computed on the devices that share the environments.
+
+    `fusion` is `off`, which leaves all to XLA; `rollout`, which has the policy and the environment in a kernel;
+    `full`, the gradients too; or `auto`, which takes each kernel where there is one and it is faster, by timing,
+    in trainings that are long enough. With `launches` from the beginning of the run, nothing is timed on devices
+    of the same kind. `parts` are those computed here. The others are left to XLA. The environments are divided
+    into `shares` equal parts, by default one for each device. `before_timing` is called before anything is timed.
+    A search ends after `limit` seconds, with the fastest kernels until then. Raises a `UsageError` if a kernel was
+    asked for and cannot be made.
+    """
+    plain = plain_kernels(unroll)
+    if fusion == "off" or (fusion == "auto" and devices[0].platform not in MIN_STEPS_TO_TUNE):
+        return plain
+    device = devices[0]
+    plain = plain._replace(device=device_name(device))
+    if launches is not None and launches.get("device") != plain.device:
+        launches = None
+    if fusion == "auto" and launches is None and is_too_short(graph, device.platform, num_seeds):
+        steps = f"{num_env_steps(graph) * num_seeds:,} environment steps"
+        note = f"nothing is fused: for {steps} it does not pay to find the fastest kernels"
+        return plain if device.platform == "cpu" else plain.with_note(f"{note}; fusion=full does so all the same")
+    from rollmill.programs.fused_kernels import choose_fused  # most trainings do without the compiler
+    from rollmill.programs.tuning import Tuner
+
+    place = KernelPlace(device, shares or len(devices), parts)
+    with Tuner(device, before_timing, limit) as tuner:
+        return choose_fused(graph, plain, fusion, numerics, unroll, place, launches, num_seeds, tuner)
+
+
+class KernelRequest(NamedTuple):
+    """The arguments of `choose_kernels` for a whole iteration, by their names."""
+
+    graph: Graph
+    fusion: Fusion
+    numerics: Numerics
+    unroll: int
+    devices: Sequence[Any]
+    num_seeds: int
+    launches: Launches | None
+
+    def choose(self, before_timing: Callable[[], object], limit: float | None = None) -> KernelChoice:
+        """Chooses the kernels. A search ends after `limit` seconds."""
+        return choose_kernels(**self._asdict(), before_timing=before_timing, limit=limit)
+
+
+def backend_beside_training(graph: Graph, fusion: Fusion, numerics: Numerics) -> Any:
+    """Returns the `fusion.Backend` for programs beside a training. None if XLA computes them.
+
+    Only on GPUs, where launches of small steps dominate. A CPU gains nothing.
+    """
+    device = jax.devices()[0]
+    if device.platform != "gpu" or fusion == "off" or (fusion == "auto" and is_too_short(graph, "gpu")):
+        return None
+    from rollmill.programs.fused_kernels import usable_backend
+
+    return usable_backend(device, numerics)

@@ -1,0 +1,80 @@
+"""The files of a run by their names, and the lock that one of them is."""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rollmill.core.errors import UsageError
+from rollmill.core.folder import Folder
+from rollmill.record.json_files import write_failure
+
+CONFIG, SUMMARY, VERSIONS, METRICS = "config.json", "summary.json", "versions.json", "metrics.jsonl"
+LOCK, EVALUATIONS = ".lock", "evaluations.jsonl"
+
+_HELD: set[Path] = set()
+"""Directories whose lock this process holds."""
+
+
+@contextmanager
+def locked(root: Path) -> Iterator[None]:
+    """Locks a run, so that no second process writes it, until the context or the process ends.
+
+    The lock excludes processes, not threads: enter it once within one process. Raises a `UsageError` if another
+    process holds it, a `StorageError` if its file cannot be written, and a `ForeignFileError` if that is a link or
+    not a regular file.
+    """
+    try:
+        descriptor = Folder(root).open_to_append(LOCK)
+    except OSError as error:
+        raise write_failure(root / LOCK, error) from error
+    held = root.resolve()
+    try:
+        _lock_or_refuse(root, descriptor)
+        _HELD.add(held)
+        try:
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, f"{os.getpid()}\n".encode())
+        except OSError as error:
+            raise write_failure(root / LOCK, error) from error
+        yield
+    finally:
+        os.close(descriptor)
+        _HELD.discard(held)
+
+
+def is_held(root: Path) -> bool:
+    """Returns True if this process trains the run in `root`."""
+    return root.resolve() in _HELD
+
+
+def is_locked(root: Path) -> bool:
+    """Returns True if another process trains the run in `root`."""
+    if is_held(root):  # to open the file, and close it again, would end the lock
+        return False
+    try:
+        with Folder(root).reading(LOCK) as file:
+            fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except (BlockingIOError, PermissionError):
+        return True
+    return False
+
+
+def _lock_or_refuse(root: Path, descriptor: int) -> None:
+    try:
+        # A record lock: unlike flock's, it is not inherited by environment workers forked from here.
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError) as error:
+        raise UsageError(f"{being_written(root)} hint: wait for that process, or stop it first.") from error
+
+
+def being_written(root: Path) -> str:
+    """Returns a sentence that names the process that holds the lock of a run."""
+    try:
+        owner = (root / LOCK).read_text(encoding="ascii", errors="replace")[:32].strip()
+    except OSError:
+        owner = ""
+    return f"{root} is being written by {f'process {owner}' if owner.isdecimal() else 'another process'}."
