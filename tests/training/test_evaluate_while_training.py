@@ -141,6 +141,20 @@ def test_each_seed_is_evaluated(tmp_path):
 
 
 @pytest.mark.slow
+def test_agents_of_each_seed_are_evaluated(tmp_path):
+    graph = small("TagGridWorld-Small-v0", iterations=3, algorithm="ippo")
+    run = rollmill.train(graph, run_dir=tmp_path / "run", num_seeds=2, **EVERY, **QUIET)
+    (row,) = evaluations(run)
+    for kind in ("tagger", "runner"):
+        found = [
+            rollmill.evaluate(run.directory, train_seed=seed, episodes=5).agent_returns[kind] for seed in (0, 1)
+        ]
+        each = [row[f"evaluation/returns/{kind}_seed{seed}"] for seed in (0, 1)]
+        assert each == pytest.approx([part.mean() for part in found])
+        assert row[f"evaluation/returns/{kind}"] == pytest.approx(np.mean(each))
+
+
+@pytest.mark.slow
 def test_a_replay_memory_is_evaluated_on_a_state_that_is_there(tmp_path):
     config = {"num_envs": 8, "num_steps": 8, "total_timesteps": 640, "network": SMALL, "buffer_size": 320}
     graph = rollmill.dqn("CartPole-v1", batch_size=8, learning_starts=64, **config)

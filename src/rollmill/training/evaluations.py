@@ -116,10 +116,12 @@ class PeriodicEvaluation:
 def _metrics(found: Sequence[EvaluationEpisodes], seeds: Sequence[int]) -> dict[str, Any]:
     returns = np.concatenate([episodes.returns for episodes in found]).astype(np.float64)
     lengths = np.concatenate([episodes.lengths for episodes in found])
-    each = {f"evaluation/return_seed{seed}": _mean(part.returns) for seed, part in zip(seeds, found, strict=True)}
+    of_seeds = {f"_seed{seed}": [part] for seed, part in zip(seeds, found, strict=True)} if len(seeds) > 1 else {}
+    each = {f"evaluation/return{seed}": _mean(part.returns) for seed, (part,) in of_seeds.items()}
     kinds = {
-        f"evaluation/returns/{kind}": _mean(np.concatenate([episodes.agent_returns[kind] for episodes in found]))
+        f"evaluation/returns/{kind}{seed}": _mean(np.concatenate([part.agent_returns[kind] for part in parts]))
         for kind in found[0].agent_returns
+        for seed, parts in {"": found, **of_seeds}.items()
     }
     return {
         "evaluation/return": _mean(returns),
@@ -129,7 +131,7 @@ def _metrics(found: Sequence[EvaluationEpisodes], seeds: Sequence[int]) -> dict[
         "evaluation/length": _mean(lengths),
         "evaluation/episodes": int(returns.size),
         **kinds,
-        **(each if len(each) > 1 else {}),
+        **each,
     }
 
 
