@@ -1,29 +1,42 @@
 """What algorithms learn at their defaults, as a user types them.
 
-    python benchmarks/defaults.py [ppo a3c impala dqn sac td3 mappo ippo] [--environments NAME ...]
+    python benchmarks/defaults.py [ppo a3c impala dqn ...] [--environments NAME ...] [--cores 16 --gpu 6]
+    python benchmarks/defaults.py --merge FOLDER ...
 
-Each row is one command, which trains all its seeds in one program; on environments of the host, and with
-several agents, there is a command for each seed. At twenty points of a training (five on the host) the policy
-of each seed plays some episodes with its most likely action. The row is solved from the first point on at which
-the mean over seeds reaches the threshold, and its return is that of the last point. Of several agents it is the
-mean return of the taggers, whose actions are drawn as those of the runners that learned with them. CPU seconds
-are those of all processes and threads, with compilation and evaluations. Rows of other algorithms stay in
-results/defaults.json, each with its commit.
+Each row is one command, which trains all its seeds in one program; on environments of the host there is a command
+for each seed. At twenty points of a training (five on the host) the policy of each seed plays some episodes with
+its most likely action. The row is solved from the first point on at which the mean over seeds reaches the
+threshold, and its return is that of the last point. Of several agents it is the mean return of the taggers, whose
+actions are drawn as those of the runners that learned with them. CPU seconds are those of all processes and
+threads, with compilation and evaluations.
+
+By default commands run one after the other. `--cores` runs them side by side, each bound to one core, and `--gpu`
+leaves so many of these cores to commands on the GPU: those of replay memories and of several agents, which take
+too long on a core. Rows of other commands stay in results/defaults.json, each with its commit, versions and
+hardware; `--merge` adds those that were written to other folders.
 """
 
+import argparse
 import math
-import resource
+import os
+import subprocess
+import sys
 import tempfile
+import threading
+import time
+from collections import deque
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
-import measure
-from measure import lines_of, options, read_result, some_of, this_commit, words, write_result
+import jax
+from measure import Failed, gpu_name, lines_of, options, read_result, some_of, this_commit, words, write_result
+
+from rollmill.core.machine import hardware, versions
 
 POINTS, EPISODES = 20, 50
 HOST_POINTS, HOST_EPISODES = 5, 10
-QUANTILES = {3: 4.303, 5: 2.776, 10: 2.262}
+QUANTILES = {3: 4.303, 5: 2.776, 8: 2.365, 10: 2.262}
 """Student's t for an interval of 95 %, by the number of seeds."""
 
 THRESHOLDS = {
@@ -32,11 +45,20 @@ THRESHOLDS = {
     "Pendulum-v1": -250.0,
     "MountainCar-v0": -110.0,
     "MountainCarContinuous-v0": 90.0,
+    "TMaze-v0": 0.95,
     "TagGridWorld-Small-v0": 5.0,
     "TagContinuous-Small-v0": 10.0,
+    "gymnax:Breakout-MinAtar": 15.0,
+    "gymnax:Asterix-MinAtar": 10.0,
+    "gymnax:Freeway-MinAtar": 40.0,
+    "gymnax:SpaceInvaders-MinAtar": 100.0,
     "gymnasium:HalfCheetah-v5": 1_442.6,
+    "gymnasium:LunarLander-v3": 200.0,
 }
 """Returns by which an environment counts as learned. HalfCheetah's is CleanRL's on v4 by a million steps."""
+
+ON_A_GPU = ("dqn", "sac", "td3", "ddpg", "mappo", "ippo")
+"""Algorithms whose rows take minutes of a core."""
 
 
 class Row(NamedTuple):
@@ -61,9 +83,9 @@ class Row(NamedTuple):
         return f"--num-seeds {self.seeds}"
 
     @property
-    def on_host(self) -> bool:
-        """Whether the environment runs on the host."""
-        return self.environment.startswith("gymnasium:")
+    def apart(self) -> bool:
+        """Whether each seed is a command: where the environment runs on the host."""
+        return self.environment.startswith("gymnasium:") or self.seeds == 1
 
     @property
     def several(self) -> bool:
@@ -71,82 +93,185 @@ class Row(NamedTuple):
         return self.algorithm in ("mappo", "ippo")
 
     @property
-    def apart(self) -> bool:
-        """Whether seeds train one after the other."""
-        return self.on_host or self.several or self.seeds == 1
+    def on_gpu(self) -> bool:
+        """Whether its commands run on the GPU, if there is one."""
+        return self.algorithm in ON_A_GPU or self.environment.startswith("gymnax:")
+
+    @property
+    def commands(self) -> list[str]:
+        """The options of seeds of each command that the row takes."""
+        return [f"--seed={seed}" for seed in range(self.seeds)] if self.apart else [self.of_seeds]
+
+
+class Command(NamedTuple):
+    """One command of a row."""
+
+    row: Row
+    seeds: str
+
+
+class Trained(NamedTuple):
+    """Steps and return of each seed's points, and the time that they took."""
+
+    curves: list[list[tuple[int, float]]]
+    cpu_seconds: float
+    seconds: float
+    gpu: str | None
+    """The GPU that trained, if one did."""
 
 
 CLASSIC = ("CartPole-v1", "Acrobot-v1", "Pendulum-v1")
+MINATAR = ("Breakout", "Asterix", "Freeway", "SpaceInvaders")
 KERNELS = "--fusion full"
 """Machine code of our own, which trains the same in less time."""
 ROWS = [
-    *(Row(name, env, 500_000, options=KERNELS) for name in ("ppo", "a3c", "impala") for env in CLASSIC),
+    *(Row(name, env, 500_000, options=KERNELS) for name in ("ppo", "a3c", "a2c", "impala") for env in CLASSIC),
     Row("ppo", "CartPole-v1", 500_000, options=f"--network.shared-torso {KERNELS}"),
-    Row("ppo", "MountainCarContinuous-v0", 500_000, 3),
+    *(Row("pqn", environment, 500_000) for environment in CLASSIC[:2]),
     *(Row("dqn", environment, 200_000, options="--total-timesteps 200000") for environment in CLASSIC[:2]),
-    *(Row("sac", environment, 20_000, 3, "--total-timesteps 20000") for environment in CLASSIC),
-    Row("td3", "Pendulum-v1", 40_000, 3, "--total-timesteps 40000"),
-    *(Row(algorithm, "TagGridWorld-Small-v0", 1_000_000, 3) for algorithm in ("mappo", "ippo")),
-    Row("mappo", "TagContinuous-Small-v0", 1_000_000, 3),
-    Row("ppo", "gymnasium:HalfCheetah-v5", 500_000, 3),
+    *(
+        Row("dqn", "CartPole-v1", 200_000, options=f"--total-timesteps 200000 {kind}")
+        for kind in ("--value-distribution c51", "--value-distribution quantiles", "--recipe rainbow")
+    ),
+    *(Row("sac", environment, 20_000, options="--total-timesteps 20000") for environment in CLASSIC),
+    *(Row(name, "Pendulum-v1", 40_000, options="--total-timesteps 40000") for name in ("td3", "ddpg")),
+    *(
+        Row(name, environment, 1_000_000)
+        for name in ("mappo", "ippo")
+        for environment in ("TagGridWorld-Small-v0", "TagContinuous-Small-v0")
+    ),
+    *(Row(name, "TMaze-v0", 500_000, options="--network.torso gru") for name in ("ppo", "a3c", "a2c", "impala")),
+    *(Row("ppo", environment, 500_000) for environment in ("MountainCar-v0", "MountainCarContinuous-v0")),
+    Row("sac", "MountainCarContinuous-v0", 50_000, options="--total-timesteps 50000"),
+    Row("dqn", "MountainCar-v0", 500_000),
+    *(
+        Row(name, f"gymnax:{game}-MinAtar", 10_000_000, options="--total-timesteps 10000000")
+        for game in MINATAR
+        for name in ("ppo", "pqn")
+    ),
+    Row("ppo", "gymnasium:HalfCheetah-v5", 1_000_000, 8, "--total-timesteps 1000000"),
+    Row("ppo", "gymnasium:LunarLander-v3", 500_000, 5),
 ]
 
 
-def trained(row: Row) -> dict[str, Any]:
-    """Returns what a row learned, with which steps it was solved, and how many CPU seconds it took."""
-    began = _seconds_of_children()
-    curves = [curve for seeds in _commands(row) for curve in _curves(row, seeds)]
-    seconds = _seconds_of_children() - began
+def trained(command: Command, core: int | None, *, without_gpu: bool) -> Trained:
+    """Trains by one command, on one core if any is named; returns the points of each of its seeds."""
+    row, began = command.row, time.perf_counter()
+    points, episodes = (HOST_POINTS, HOST_EPISODES) if row.apart else (POINTS, EPISODES)
+    evaluated = words("", evaluate_every=row.steps // points, evaluate_episodes=episodes)
+    evaluated += ["--evaluate-stochastic"] if row.several else []
+    metric = "evaluation/returns/tagger" if row.several else "evaluation/return"
+    bound = [] if core is None else ["taskset", "-c", str(core)]
+    variables = os.environ | ({"JAX_PLATFORMS": "cpu"} if without_gpu else {})
+    with tempfile.TemporaryDirectory() as folder:
+        given = [row.algorithm, row.environment, *row.options.split(), *command.seeds.split(), *evaluated]
+        given += ["--quiet", "--no-tensorboard", "--run-dir", str(Path(folder, "run"))]
+        line = [*bound, sys.executable, "-m", "rollmill", "train", *given]
+        with tempfile.TemporaryFile("w+") as output:
+            process = subprocess.Popen(line, stdout=output, stderr=subprocess.STDOUT, env=variables)
+            _, status, usage = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+            output.seek(0)
+            printed = output.read()
+        if process.returncode:
+            raise Failed(f"{' '.join(line)}: exit code {process.returncode}\n{printed[-2000:]}")
+        lines = [each for each in lines_of(Path(folder, "run")) if "evaluation/return" in each]
+    names = [metric] if row.apart else [f"{metric}_seed{seed}" for seed in range(row.seeds)]
+    curves = [[(each["env_steps"], each[name]) for each in lines] for name in names]
+    seconds = time.perf_counter() - began
+    return Trained(curves, usage.ru_utime + usage.ru_stime, seconds, None if without_gpu else gpu_name())
+
+
+def result_of(row: Row, parts: list[Trained]) -> dict[str, Any]:
+    """Returns what a row learned, with which steps it was solved, and how long its commands took."""
+    curves = [curve for part in parts for curve in part.curves]
     steps, returns = [point[0] for point in curves[0]], [curve[-1][1] for curve in curves]
     means = [fmean(each[1] for each in points) for points in zip(*curves, strict=True)]
     half = QUANTILES[row.seeds] * stdev(returns) / math.sqrt(row.seeds)
-    threshold = THRESHOLDS[row.environment]
+    threshold, seconds = THRESHOLDS[row.environment], sum(part.cpu_seconds for part in parts)
     solved = next((at for at, mean in zip(steps, means, strict=True) if mean >= threshold), None)
     print(f"{row.name}: {fmean(returns):.1f} +- {half:.1f}, {seconds:.0f} CPU s, solved at {solved}", flush=True)
     return {
         **{"algorithm": row.algorithm, "environment": row.environment, "command": row.name},
         **{"steps": steps[-1], "seeds": row.seeds, "returns": returns, "mean": fmean(returns)},
         **{"half_interval": half, "threshold": threshold, "met": fmean(returns) >= threshold},
-        **{"cpu_seconds": seconds, "steps_to_threshold": solved, "points": steps},
-        **{"curves": [[each for _, each in curve] for curve in curves], "commit": this_commit()},
+        **{"cpu_seconds": seconds, "seconds": sum(part.seconds for part in parts), "steps_to_threshold": solved},
+        **{"points": steps, "curves": [[each for _, each in curve] for curve in curves]},
+        **{"gpu": parts[0].gpu, "commit": this_commit()},
+        **{"versions": versions(), "cpu": hardware()["cpu"]},
     }
 
 
-def _commands(row: Row) -> list[list[str]]:
-    """Returns the options of each command that a row takes."""
-    return [[f"--seed={seed}"] for seed in range(row.seeds)] if row.apart else [row.of_seeds.split()]
+class Rows:
+    """Rows that are being trained; a row is written as soon as its last command has ended."""
+
+    def __init__(self, rows: list[Row], output: Path) -> None:
+        self._output, self._lock = output, threading.Lock()
+        self._parts: dict[Row, dict[str, Trained]] = {row: {} for row in rows}
+        self.failed: list[str] = []
+
+    def run(self, queue: deque[Command], core: int | None, *, without_gpu: bool) -> None:
+        """Trains by commands of a queue, one after the other, until none is left."""
+        while True:
+            try:
+                command = queue.popleft()
+            except IndexError:
+                return
+            try:
+                self._add(command, trained(command, core, without_gpu=without_gpu))
+            except Failed as error:
+                print(error, flush=True)
+                self.failed.append(command.row.name)
+
+    def _add(self, command: Command, part: Trained) -> None:
+        with self._lock:
+            parts = self._parts[command.row]
+            parts[command.seeds] = part
+            if len(parts) == len(command.row.commands):
+                write([result_of(command.row, [parts[each] for each in command.row.commands])], self._output)
 
 
-def _curves(row: Row, seeds: list[str]) -> list[list[tuple[int, float]]]:
-    """Trains by one command; returns steps and return of each seed's points."""
-    points, episodes = (HOST_POINTS, HOST_EPISODES) if row.on_host else (POINTS, EPISODES)
-    evaluated = words("", evaluate_every=row.steps // points, evaluate_episodes=episodes)
-    evaluated += ["--evaluate-stochastic"] if row.several else []
-    metric = "evaluation/returns/tagger" if row.several else "evaluation/return"
-    with tempfile.TemporaryDirectory() as folder:
-        quiet = ["--quiet", "--no-tensorboard", "--run-dir", str(Path(folder, "run"))]
-        given = [row.algorithm, row.environment, *row.options.split(), *seeds, *evaluated, *quiet]
-        measure.rollmill("train", *given)
-        lines = [line for line in lines_of(Path(folder, "run")) if "evaluation/return" in line]
-    names = [metric] if row.apart else [f"{metric}_seed{seed}" for seed in range(row.seeds)]
-    return [[(line["env_steps"], line[name]) for line in lines] for name in names]
-
-
-def _seconds_of_children() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+def write(rows: list[dict[str, Any]], output: Path) -> None:
+    """Adds rows to those of the result, in place of earlier ones of the same commands."""
+    every = {each["command"]: each for each in read_result("defaults", output).get("rows", [])}
+    every |= {each["command"]: each for each in rows}
+    kept = [every[each.name] for each in ROWS if each.name in every]
+    write_result("defaults", {"episodes": EPISODES, "rows": kept}, output)
 
 
 def main() -> None:
     names = dict.fromkeys(row.algorithm for row in ROWS)
-    chosen = options(__doc__, {"algorithms": some_of(names)}, environments=[str])
-    for row in ROWS:
-        if row.algorithm in chosen.algorithms and row.environment in (chosen.environments or [row.environment]):
-            found = trained(row)
-            rows = {each["command"]: each for each in read_result("defaults", chosen.output).get("rows", [])}
-            rows |= {row.name: found}
-            kept = [rows[each.name] for each in ROWS if each.name in rows]
-            write_result("defaults", {"episodes": EPISODES, "rows": kept}, chosen.output)
+    of = {"cores": (0, "commands side by side, each on one core"), "gpu": (0, "how many of them have the GPU")}
+    chosen = options(__doc__, {"algorithms": some_of(names)}, environments=[str], merge=[Path], **of)
+    if chosen.merge:
+        write([row for each in chosen.merge for row in read_result("defaults", each)["rows"]], chosen.output)
+    else:
+        train(chosen)
+
+
+def train(chosen: argparse.Namespace) -> None:
+    """Trains the rows that were chosen, side by side if there are cores for it."""
+    rows = [
+        row
+        for row in ROWS
+        if row.algorithm in chosen.algorithms and row.environment in (chosen.environments or [row.environment])
+    ]
+    if chosen.gpu:
+        jax.config.update("jax_platforms", "cpu")  # of this process alone, which computes nothing
+        os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+    queues: tuple[deque[Command], deque[Command]] = deque(), deque()
+    for row in rows:
+        queues[bool(chosen.gpu) and row.on_gpu].extend(Command(row, each) for each in row.commands)
+    trainings, threads = Rows(rows, chosen.output), []
+    for core in range(chosen.cores) if chosen.cores else [None]:
+        with_gpu = core is not None and core < chosen.gpu
+        given = {"without_gpu": core is not None and not with_gpu}
+        threads.append(threading.Thread(target=trainings.run, args=(queues[with_gpu], core), kwargs=given))
+        threads[-1].start()
+    for thread in threads:
+        thread.join()
+    if trainings.failed:
+        raise SystemExit(f"failed: {', '.join(trainings.failed)}")
 
 
 if __name__ == "__main__":

@@ -157,7 +157,7 @@ def write_result(name: str, result: Mapping[str, Any], directory: Path = RESULTS
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": this_commit(),
         "versions": versions(),
-        "hardware": hardware() | {"gpu": _gpu()},
+        "hardware": hardware() | {"gpu": gpu_name()},
     }
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"{name}.json"
@@ -189,7 +189,8 @@ def _command() -> list[str]:
     return [f"benchmarks/{Path(sys.argv[0]).name}", *words]
 
 
-def _gpu() -> str | None:
+def gpu_name() -> str | None:
+    """Returns the name and the driver of this machine's GPUs, None without any."""
     query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     try:
         return subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip()
