@@ -2,13 +2,15 @@
 
     python benchmarks/distribution.py policies
     python benchmarks/distribution.py kernels
+    PYTHONPATH=benchmarks python benchmarks/distribution.py kernels --layouts "actors on the GPU" --num-envs 16384
     python benchmarks/distribution.py rllib --rllib .rllib/bin/python
 
 `policies`: every distribution policy, synchronous and asynchronous, on a light environment (CartPole-v1,
 Rollmill's own and Gymnasium's) and a heavy one (HalfCheetah-v5, which needs MuJoCo).
 
 `kernels`: plans of several groups with kernels in all of them and by XLA alone, in pairs: the one that comes first
-changes from pair to pair, and a ratio is the median over pairs.
+changes from pair to pair, and a ratio is the median over pairs. Where there is a GPU, single-learner-coarse has
+its actors on the CPU cores; "actors on the GPU" is the same with all processes on the one GPU.
 
 `rllib`: RLlib 2.60 in a Python of its own, with `ray[rllib]==2.60.0`, PyTorch for CPUs and `gymnasium[mujoco]`.
 Both sides have the same network, batch, minibatches, epochs and number of environments. First a few layouts of
@@ -32,7 +34,22 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from measure import HERE, Failed, count_lines, lines_of, one_of, options, rate, spread, words, write_result
+from measure import (
+    HERE,
+    Failed,
+    count_lines,
+    lines_of,
+    one_of,
+    options,
+    rate,
+    some_of,
+    spread,
+    words,
+    write_result,
+)
+
+from rollmill.dataflow import Group, Partition
+from rollmill.planning.placement import Counts
 
 MAX_STARTUP_SECONDS = 600.0
 
@@ -93,6 +110,7 @@ ASYNCHRONOUS = {
     "central, asynchronous": "--distribution central --actors 2 --asynchronous",
 }
 LAYOUTS = POLICIES | ASYNCHRONOUS
+FUSED_LAYOUTS = POLICIES | {"actors on the GPU": "--distribution distribution:on_the_gpu --actors 2"}
 FUSED = ("gpu-only, 2 processes", "single-learner-coarse", "central", "multi-learner")
 """Policies that are measured with kernels."""
 FUSED_WORK = Work("ppo", "CartPole-v1", 1024, 64, 4, 4, 1e-3, 10**9)
@@ -253,21 +271,30 @@ def compare_policies(work: Work, environment: str, times: Times) -> dict[str, An
 # --- kernels in groups ------------------------------------------------------------------------------------
 
 
-def compare_kernels(name: str, times: Times) -> dict[str, Any]:
+def on_the_gpu(counts: Counts) -> Partition:
+    """Returns single-learner-coarse with its actors on the GPU of the learner."""
+    actors = Group("actor", ("environment", "policy"), replicas=counts.actors, device="gpu")
+    return Partition("on_the_gpu", (actors, Group("learner", ("gradients", "update"), device="gpu")))
+
+
+def compare_kernels(name: str, work: Work, times: Times) -> dict[str, Any]:
     """Measures one policy with kernels and without, in pairs."""
     pairs: list[dict[str, Steady]] = []
     for number in range(times.rounds):
         pair: dict[str, Steady] = {}
         for fusion in ("off", "full") if number % 2 else ("full", "off"):
-            layout = f"{POLICIES[name]} --fusion {fusion}"
-            attempt = partial(train_briefly, FUSED_WORK, FUSED_WORK.environment, layout, times)
+            layout = f"{FUSED_LAYOUTS[name]} --fusion {fusion}"
+            attempt = partial(train_briefly, work, work.environment, layout, times)
             for run in attempted(f"{name} {fusion}", attempt):
                 pair[fusion] = run
         pairs += [pair] if len(pair) == 2 else []
     ratios = [pair["full"].steps_per_second / pair["off"].steps_per_second for pair in pairs]
+    if not ratios:
+        return {"policy": name, "layout": FUSED_LAYOUTS[name], "failed": True}
     print(f"{name}: {median(ratios):.2f} x\n", flush=True)
     figures = {fusion: figures_of([pair[fusion] for pair in pairs]) for fusion in ("off", "full")}
-    return {"policy": name, "layout": POLICIES[name], "figures": figures, "ratio": spread(ratios)}
+    found = {"policy": name, "layout": FUSED_LAYOUTS[name], "work": asdict(work)}
+    return {**found, "figures": figures, "ratio": spread(ratios)}
 
 
 # --- beside RLlib ------------------------------------------------------------------------------------------
@@ -350,21 +377,29 @@ def main() -> None:
         algorithms=["ppo", "impala"],
         environments=["CartPole-v1", "HalfCheetah-v5"],
         rounds=3,
+        layouts=some_of(FUSED_LAYOUTS, FUSED),
+        num_envs=FUSED_WORK.num_envs,
+        seconds=(10.0, "that count, of each training of a given time"),
+        name=(str, "of the result, by default distribution- and what is measured"),
         quick=(False, "very short runs, whose figures mean nothing"),
     )
     if chosen.what == "rllib" and not chosen.rllib:
         raise SystemExit("rllib needs --rllib PYTHON.")
     quick = Times(warm_up=0.5, seconds=1.0, warm_up_batches=2, rounds=1)
-    times = quick if chosen.quick else Times(rounds=chosen.rounds)
+    times = quick if chosen.quick else Times(rounds=chosen.rounds, seconds=chosen.seconds)
     works = [w for w in WORKS if w.algorithm in chosen.algorithms and w.environment in chosen.environments]
+    name = chosen.name or f"distribution-{chosen.what}"
     if chosen.what == "policies":
         rows = [compare_policies(work, name, times) for work in works for name in work.homes]
     elif chosen.what == "kernels":
-        rows = [{**compare_kernels(name, times), "work": asdict(FUSED_WORK)} for name in FUSED]
+        work, rows = replace(FUSED_WORK, num_envs=chosen.num_envs), []
+        for layout in chosen.layouts:
+            rows.append(compare_kernels(layout, work, times))
+            write_result(name, {"quick": chosen.quick, "rows": rows}, chosen.output)
     else:
         short = [replace(work, total_timesteps=6 * work.batch) for work in works]
         rows = [compare_with_rllib(work, chosen.rllib, times) for work in (short if chosen.quick else works)]
-    write_result(f"distribution-{chosen.what}", {"quick": chosen.quick, "rows": rows}, chosen.output)
+    write_result(name, {"quick": chosen.quick, "rows": rows}, chosen.output)
 
 
 if __name__ == "__main__":
