@@ -8,7 +8,8 @@ The first measures steps a second in turns. Launches are given and not sought, s
 kernels. `--checks` compares the gradients of one minibatch, by a kernel with exact products, with those of XLA,
 and trains twice from one seed. It also fills the caches of compilers, and several cases may run side by side.
 With `--lock` several processes compile side by side, and measure one after the other once all of them have
-compiled. One that has compiled for longer than its patience does not hold up the others.
+compiled. One that has compiled for longer than its patience does not hold up the others. `--parts` makes one
+result of several.
 """
 
 import fcntl
@@ -22,7 +23,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from measure import in_turns, options, platform, some_of, spreads, training_turns, write_result
+from measure import in_turns, merged_results, options, platform, some_of, spreads, training_turns, write_result
 from oscillators import Complexity, oscillators
 
 import rollmill
@@ -221,8 +222,12 @@ def main() -> None:
         lock=(Path, "a file that processes which run side by side share"),
         patience=(90.0, "seconds of compiling for which the others wait"),
         checks=False,
+        parts=([str], "other results, which become this one"),
         name=("fusion-algorithms", "of the result"),
     )
+    if chosen.parts:
+        write_result(chosen.name, merged_results(chosen.parts, chosen.output), chosen.output)
+        return
     enable_compilation_cache()
     found: dict[str, Any] = {}
     for case in chosen.cases:

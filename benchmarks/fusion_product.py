@@ -25,7 +25,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from measure import options, platform, read_result, some_of, write_result
+from measure import merged_results, options, platform, read_result, some_of, write_result
 
 import rollmill
 from rollmill.core.errors import UsageError
@@ -246,19 +246,15 @@ def main() -> None:
         depths=some_of(DEPTHS),
         resumes=(False, "resume each training with kernels from its middle"),
         add=False,
-        parts=([str], "other results, which become one with this one"),
+        parts=([str], "other results, which become this one"),
         name=("fusion-product", "of the result"),
     )
     os.environ.setdefault("XLA_FLAGS", QUICKLY_COMPILED)  # read by the first program; workers inherit it
     jax.config.update("jax_num_cpu_devices", 2)
     jax.config.update("jax_default_matmul_precision", "highest")  # of XLA on a GPU
     table: dict[str, Any] = read_result(chosen.name, chosen.output) if chosen.add else {}
-    for part in chosen.parts or ():
-        for algorithm, row in read_result(part, chosen.output).items():
-            for place, cells in row.items():
-                table.setdefault(algorithm, {}).setdefault(place, {}).update(cells)
     if chosen.parts:
-        write_result(chosen.name, in_order(table), chosen.output)
+        write_result(chosen.name, in_order(merged_results(chosen.parts, chosen.output)), chosen.output)
         return
     end = ON_GPU if platform() == "gpu" else ""
     for algorithm in chosen.algorithms:

@@ -150,6 +150,17 @@ def read_result(name: str, folder: Path = RESULTS) -> dict[str, Any]:
     return json.loads(file.read_text())["result"] if file.exists() else {}
 
 
+def merged_results(names: Sequence[str], folder: Path = RESULTS) -> dict[str, Any]:
+    """Returns the results of several processes as one: a later one adds to each case, and replaces what it has."""
+    table: dict[str, Any] = {}
+    for name in names:
+        for case, row in read_result(name, folder).items():
+            sides = table.setdefault(case, {})
+            for side, found in row.items():
+                sides[side] = {**sides.get(side, {}), **found} if isinstance(found, dict) else found
+    return table
+
+
 def write_result(name: str, result: Mapping[str, Any], directory: Path = RESULTS) -> None:
     """Writes a result with the command, the time, the commit, the versions and the hardware."""
     origin = {
