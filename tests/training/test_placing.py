@@ -30,6 +30,19 @@ def test_what_does_not_go_together_is_refused(environment, options, message):
         choose_plan(graph, RunOptions(**options))
 
 
+def test_ray_places_the_processes_of_a_mesh():
+    graph = rollmill.ppo(rollmill.make("CartPole-v1"), **SIZES)
+    options = RunOptions(cluster="auto", place="mesh", learners=2, host="127.0.0.1")
+    plan = choose_plan(graph, options)
+    assert plan.place == "mesh" and [group.replicas for group in plan.partition.groups] == [2]
+    with raises("gpu-sharing-has-no-effect-with", "mps", "cluster=auto"):
+        refuse_unread(plan, RunOptions(cluster="auto", place="mesh", gpu_sharing="mps"))
+    with raises("cluster-has-ray-place-workers", "processes"):
+        RunOptions(cluster="auto", place="processes")
+    with raises("cluster-is-none-write-ray", "nowhere"):
+        choose_plan(graph, RunOptions(cluster="nowhere", place="mesh", learners=2))
+
+
 @pytest.mark.parametrize(
     ("environment", "options", "message"),
     [

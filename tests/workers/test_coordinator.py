@@ -131,6 +131,12 @@ class Scripted:
     def parts(self, state):
         return [self.part(job.name, state) for job in self.jobs]
 
+    def meet(self, address):
+        """A mesh begins only once its first process has told where they meet."""
+        yield [self.says("all/1", "Process", {"pid": 2})]
+        assert not [message for message in filter(_is_message, self.sent) if message[1] == "Begin"]
+        yield [self.says("all/0", "Process", {"pid": 1, "rendezvous_address": address})]
+
     def parts_of_mesh(self, state):
         """Those of two processes with all fragments."""
         first, second = (self.part(name, state) for name in ("all/0", "all/1"))
@@ -373,10 +379,8 @@ def test_on_a_mesh_states_are_those_between_windows():
     one = Partition("gpu-only", (Group("all", FRAGMENTS, 2),))
 
     def script(workers):
-        fields = [fields for _, fields, _ in workers.take("Begin")]
-        assert fields[0]["rendezvous_address"] == fields[1]["rendezvous_address"] and fields[0][
-            "rendezvous_address"
-        ].startswith("127.0.0.1:")
+        yield from workers.meet("10.0.0.1:40123")
+        assert [fields["rendezvous_address"] for _, fields, _ in workers.take("Begin")] == ["10.0.0.1:40123"] * 2
         yield [workers.says("all/0", "IterationMetrics", {"first": 0, "rows": [{"x": 1.0}] * 8})]
         ((_, fields, _),) = workers.take("SnapshotRequest")
         assert fields["iteration"] % 8 == 0 and fields["iteration"] > 8
@@ -392,13 +396,16 @@ def test_all_processes_of_a_mesh_get_the_kernels_of_the_first():
     launches = {"device": "chip", "rollouts": [1, 2], "gradients": None}
 
     def script(workers):
+        yield from workers.meet("127.0.0.1:1")
         assert [fields["launches"] for _, fields, _ in workers.take("Begin")] == [None, None]
         yield [workers.says("all/0", "KernelsChosen", {"launches": launches})]
         assert workers.take("KernelsChosen") == [("all/1", {"launches": launches, "notes": ()}, {})]
         compiled = {"launches": launches, "notes": ["one kernel"]}
         yield [workers.says("all/0", "MeshCompiled", compiled)]
         yield [workers.lost("all/1")]
-        assert [fields["launches"] for _, fields, _ in workers.take("Begin")] == [launches, launches]
+        yield from workers.meet("127.0.0.1:2")
+        begun = [(fields["launches"], fields["rendezvous_address"]) for _, fields, _ in workers.take("Begin")]
+        assert begun == [(launches, "127.0.0.1:2")] * 2
         yield [workers.says("all/0", "MeshCompiled", compiled)]
         yield workers.parts_of_mesh(numbered_state(100))
 

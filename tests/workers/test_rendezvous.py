@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from rollmill.workers.coordination.starts import RendezvousPort
+from rollmill.workers.replica.mesh import RendezvousPort
 
 
 def place(meeting):
@@ -14,12 +14,12 @@ def place(meeting):
 
 
 def test_another_program_cannot_take_the_port_before_the_mesh_listens():
-    with contextlib.closing(RendezvousPort()) as meeting, pytest.raises(OSError, match="in use"):
+    with contextlib.closing(RendezvousPort("")) as meeting, pytest.raises(OSError, match="in use"):
         socket.create_server(place(meeting))
 
 
 def test_a_service_that_shares_its_port_gets_all_connections():
-    with contextlib.closing(RendezvousPort()) as meeting, socket.socket() as service:
+    with contextlib.closing(RendezvousPort("")) as meeting, socket.socket() as service:
         service.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         service.bind(place(meeting))
         service.listen()
@@ -28,10 +28,8 @@ def test_a_service_that_shares_its_port_gets_all_connections():
                 pass
 
 
-def test_the_port_is_free_once_another_is_held():
-    with contextlib.closing(RendezvousPort()) as meeting:
+def test_the_port_is_free_once_it_is_released():
+    with contextlib.closing(RendezvousPort("")) as meeting:
         before = place(meeting)
-        meeting.change()
-        assert place(meeting) != before
-        with socket.create_server(before):
-            pass
+    with socket.create_server(before):
+        pass

@@ -133,7 +133,8 @@ def _check(plan: Plan, graph: Graph, options: PlacementOptions) -> None:
             f"cluster={HOSTS} trains on a mesh, whose processes all do the same, and {plan.partition.name} has "
             f"{len(plan.partition.groups)} groups. hint: distribution=gpu-only, or cluster=auto, which is Ray's."
         )
-    if options.host is not None and plan.place != "ray":
+    by_ray = plan.place == "ray" or options.cluster not in (None, HOSTS)
+    if options.host is not None and not by_ray:
         raise UsageError(
             f"host={options.host} has no effect with place={plan.place}: only workers that Ray places connect to "
             "it. hint: leave it out, or give cluster=ray."

@@ -55,8 +55,9 @@ class PlacementOptions:
     """File of a plan, instead of the options above."""
     cluster: str | None = None
     """Let Ray place the workers: `ray` on the cluster that this machine belongs to, or else on this machine alone;
-    `auto` or `HOST:PORT` only on such a cluster; `ray://HOST:PORT` through the client server of another. Or train
-    without Ray on a mesh over `hosts`, on each of which srun or the like has started this command."""
+    `auto` or `HOST:PORT` only on such a cluster; `ray://HOST:PORT` through the client server of another. With
+    `place=mesh` they are one mesh. Or train without Ray on a mesh over `hosts`, on each of which srun or the like
+    has started this command."""
     host: str | None = None
     """This machine's address as workers on other hosts reach it, found out if left out."""
 

@@ -108,9 +108,10 @@ class RunOptions(PlacementOptions):
             raise UsageError(
                 f"cluster={HOSTS} trains on a mesh, not with place={self.place}. hint: leave place out."
             )
-        if self.cluster not in (None, HOSTS) and self.place not in (None, "ray"):
+        if self.cluster not in (None, HOSTS) and self.place not in (None, "ray", "mesh"):
             raise UsageError(
-                f"cluster={self.cluster} has Ray place the workers, not place={self.place}; leave one of them out."
+                f"cluster={self.cluster} has Ray place the workers, not place={self.place}; leave one out, "
+                "or give place=mesh."
             )
         if self.resume_if_exists and self.run_dir is None:
             raise UsageError(

@@ -6,6 +6,7 @@ from typing import Any
 
 from rollmill.core.errors import UsageError
 from rollmill.core.machine import leave_device_memory
+from rollmill.core.membership import HOSTS
 from rollmill.dataflow import Graph
 from rollmill.envs import is_on_host
 from rollmill.gpus.share import choose_fraction
@@ -95,9 +96,11 @@ def refuse_unread(plan: Plan, options: RunOptions) -> None:
                 f"{name}={getattr(options, name)} has no effect with place=program: there are no workers to wait "
                 "for or to replace. hint: leave it out."
             )
-    if options.gpu_sharing != default.gpu_sharing and plan.place not in ("processes", "mesh"):
+    on_this_host = plan.place in ("processes", "mesh") and options.cluster is None
+    if options.gpu_sharing != default.gpu_sharing and not on_this_host:
+        where = f"place={plan.place}" if options.cluster is None else f"cluster={options.cluster}"
         raise UsageError(
-            f"gpu_sharing={options.gpu_sharing} has no effect with place={plan.place}: it is for workers that are "
+            f"gpu_sharing={options.gpu_sharing} has no effect with {where}: it is for workers that are "
             "processes of this host. hint: leave it out, or give place=processes or place=mesh."
         )
     if options.memory_fraction is not None:
@@ -181,7 +184,7 @@ def _check(plan: Plan, graph: Graph, options: RunOptions) -> None:
                 f"fusion=rollout makes a kernel of environment and policy, and distribution={plan.partition.name} "
                 f"has them in different groups; {_ways_out(graph, options, 'program', 'mesh')}leave fusion out."
             )
-    if plan.place == "ray":
+    if plan.place == "ray" or options.cluster not in (None, HOSTS):
         from rollmill.processes.cluster.joining import check_cluster
 
         check_cluster(options.cluster or "ray")

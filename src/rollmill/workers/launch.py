@@ -1,7 +1,7 @@
 """Launches the workers of a plan, with the coordinator that drives them."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import jax
@@ -14,11 +14,12 @@ from rollmill.core.machine import usable_cores
 from rollmill.core.membership import HOSTS, Membership, own_address, read_membership
 from rollmill.dataflow import Flow, Graph, State, flow
 from rollmill.planning.plan import Plan
-from rollmill.processes.cluster.joining import LOOPBACK, joined
+from rollmill.processes.cluster.joining import LOOPBACK, Cluster, joined
 from rollmill.processes.cluster.launcher import RayLauncher
 from rollmill.processes.cluster.modules import modules_to_send
-from rollmill.processes.cluster.room import autoscales, check_room, demands_of, living_nodes
+from rollmill.processes.cluster.room import Demand, autoscales, check_room, demands_of, living_nodes
 from rollmill.processes.hosts.launcher import HostsLauncher
+from rollmill.processes.jobs import Job
 from rollmill.processes.supervision import Supervision
 from rollmill.processes.supervisor import Supervisor
 from rollmill.processes.threads import ThreadSupervisor
@@ -82,7 +83,7 @@ def _workers(
     if plan.place == "threads":
         return _threads(broker, graph, flows, plan, spec)
     settings = WorkerSettings(spec, token=new_token())
-    if plan.place == "ray":
+    if plan.place == "ray" or spec.cluster.is_ray:
         return _on_cluster(broker, plan, settings, run, show)
     if spec.cluster.address == HOSTS:
         return _on_hosts(broker, plan, settings, run, show)
@@ -140,8 +141,7 @@ def _on_cluster(
         contextlib.closing(BrokerServer(broker, settings.token, host=cluster.host)) as server,
     ):
         worker_settings = replace(settings, broker=server.tcp_address, host=cluster.host)
-        jobs = jobs_of(plan.partition, f"{MODULE}:work_on_cluster", worker_settings.to_json())
-        demands = demands_of(plan.partition, cluster.ray.cluster_resources())
+        jobs, demands = _placed_by_ray(plan, worker_settings, cluster)
         if not autoscales(cluster.ray):
             check_room(plan.partition, demands, living_nodes(cluster.ray))
         with (
@@ -163,6 +163,22 @@ def _on_cluster(
             ) as workers,
         ):
             yield workers
+
+
+def _placed_by_ray(
+    plan: Plan, settings: WorkerSettings, cluster: Cluster
+) -> tuple[Sequence[Job], Mapping[str, Demand]]:
+    """Returns the jobs of workers on a cluster, and each group's demand.
+
+    All processes of a mesh compute on the platform of this process.
+    """
+    if plan.place != "mesh":
+        jobs = jobs_of(plan.partition, f"{MODULE}:work_on_cluster", settings.to_json())
+        return jobs, demands_of(plan.partition, cluster.ray.cluster_resources())
+    on_gpus, (group,) = settings.run.platform == "gpu", plan.partition.groups
+    variables = {} if on_gpus else {"JAX_PLATFORMS": "cpu"}
+    jobs = jobs_of(plan.partition, f"{MODULE}:work_on_mesh", settings.to_json(), gpus=[variables] * group.replicas)
+    return jobs, {group.name: Demand(gpus=float(on_gpus))}
 
 
 def _first_of(plan: Plan) -> Membership:

@@ -117,6 +117,8 @@ class Process(NamedTuple):
     """The replica's function was called."""
 
     pid: int
+    rendezvous_address: str = ""
+    """Where the processes of a mesh find each other, told by the first of them."""
 
 
 class KernelsChosen(NamedTuple):

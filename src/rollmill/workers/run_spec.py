@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rollmill.core.machine import GpuSharing, Numerics
+from rollmill.core.membership import HOSTS
 from rollmill.core.schema import read_as
 from rollmill.dataflow import Graph
 from rollmill.planning.plan import AllReduceOption, Plan
@@ -71,6 +72,11 @@ class ClusterSettings:
     """The Ray cluster. None without Ray."""
     host: str | None = None
     """This machine's address for workers on other hosts. None chooses one."""
+
+    @property
+    def is_ray(self) -> bool:
+        """Whether a Ray cluster is named."""
+        return self.address not in (None, HOSTS)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from rollmill.workers.protocol import Begin, Process, send, wait
 from rollmill.workers.recorded_worker import answer_recordings
 from rollmill.workers.replica.context import ReplicaContext
 from rollmill.workers.replica.loop import run
-from rollmill.workers.replica.mesh import join_mesh
+from rollmill.workers.replica.mesh import RendezvousPort, join_mesh
 from rollmill.workers.replica.progress import ReplicaControl
 from rollmill.workers.run_spec import RunSpec, read_settings
 
@@ -102,9 +102,13 @@ def work_on_mesh(job: Job, control: Control) -> None:
     _prepare(spec, control)
     tell_loaded(control, spec)
 
+    meeting = None if job.replica else RendezvousPort(host)
+
     def build(begin: Begin) -> Graph:
         control.at("joining the other processes", expect=spec.tolerances.start_seconds)
         join_mesh(spec, begin, job.replica, host=host)
+        if meeting is not None:
+            meeting.close()
         control.at("compiling", expect=3 * spec.tolerances.start_seconds)
         return spec.graph.build()
 
@@ -115,7 +119,8 @@ def work_on_mesh(job: Job, control: Control) -> None:
             scoped = ScopedBroker(broker, str(restart))
             return TcpWire(scoped, settings.token, host=host) if host else MemoryWire(scoped)
 
-        _run_replica(job, control, spec, build, open_wire)
+        address = "" if meeting is None else meeting.address
+        _run_replica(job, control, spec, build, open_wire, meet_at=address)
 
 
 def _run_replica(
@@ -125,9 +130,11 @@ def _run_replica(
     build: Callable[[Begin], Graph],
     open_wire: OpenWire,
     flows: Flow | None = None,
+    *,
+    meet_at: str = "",
 ) -> None:
     """Waits until the coordinator lets the replica begin, and runs it."""
-    send(control, Process(os.getpid()))
+    send(control, Process(os.getpid(), meet_at))
     begin = wait(control, Begin)
     replica_control = ReplicaControl(control, start_seconds=spec.tolerances.start_seconds)
     plan = spec.read_plan()

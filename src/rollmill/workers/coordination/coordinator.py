@@ -115,14 +115,9 @@ class Coordinator:
         in a row, `UnfitHost` for a host with other code, or without some, `NonFiniteError` for a number of an
         environment, and `CheckpointError` if a worker sent a state without a part that it owns.
         """
-        with self._starts.closing():
-            yield from self._run(stopping)
-
-    def _run(self, stopping: Callable[[], bool]) -> Iterator[Report]:
         self._start_up = StartUp(time.monotonic())
         self._workers.start()
-        for job in self._workers.jobs:
-            self._begin(job)
+        self._begin_all()
         while not self._done:
             events = self._next_events()
             self._check_stop(stopping)
@@ -273,8 +268,11 @@ class Coordinator:
         match message:
             case Loaded():
                 self._check_loaded(job.name, message, self._workers.clock(job))
-            case Process(pid):
+            case Process(pid, meeting):
                 yield Notice(f"{job.name} is process {pid}")
+                if meeting:
+                    self._starts.meet_at(meeting)
+                    self._begin_all()
                 if job.name in self._replacing:
                     self._replacing.remove(job.name)
                     yield Notice(f"{job.name} was replaced; the training goes on")
@@ -344,6 +342,11 @@ class Coordinator:
 
     # --- beginning, and beginning again --------------------------------------------------------------
 
+    def _begin_all(self) -> None:
+        """Lets all replicas begin, unless they are a mesh that does not know yet where to meet."""
+        for job in self._workers.jobs if self._starts.can_begin else ():
+            self._begin(job)
+
     def _begin(self, job: Job) -> None:
         self._finished.discard(job.name)
         self._barrier.inform(job)  # first, so that it does not begin an iteration after the end
@@ -404,6 +407,7 @@ class Coordinator:
         self._pace.iteration = self._starts.saved.iteration
         self._barrier.begin_again()
         for job in self._workers.jobs:
-            self._begin(self._workers.replace(job))
+            self._workers.replace(job)
+        self._begin_all()
         yield RolledBack(self._pace.iteration)
         yield Notice(f"all workers begin again after iteration {self._pace.iteration}")

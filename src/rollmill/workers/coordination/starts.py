@@ -1,7 +1,5 @@
 """The common starts of all replicas: what each replica begins with, and how long starting takes."""
 
-import contextlib
-import socket
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -12,7 +10,6 @@ import numpy as np
 
 from rollmill.dataflow import Graph, Owned, Role, State, empty_experience, roles_of, share, start
 from rollmill.planning.plan import AllReduce
-from rollmill.processes.cluster.joining import LOOPBACK
 from rollmill.processes.jobs import Job
 from rollmill.programs.compile_clock import CompileTimes, Interval, union
 from rollmill.programs.compiled import begin_learner, inputs_of
@@ -21,39 +18,6 @@ from rollmill.workers.protocol import Begin
 from rollmill.workers.replica.snapshots import share_of
 from rollmill.workers.reports import Durations, Saved
 from rollmill.workers.run_spec import RunSpec
-
-
-class RendezvousPort:
-    """A port at which the processes of a mesh meet, reserved until the first of them listens there.
-
-    The socket that reserves it never listens. It shares its port (SO_REUSEPORT) with sockets of the same user that
-    ask for that, as the service of `jax.distributed` does.
-    """
-
-    def __init__(self, host: str = LOOPBACK) -> None:
-        self._host = host
-        self._socket = _bound(host)
-
-    @property
-    def address(self) -> str:
-        """The address, such as `127.0.0.1:40123`."""
-        return "{}:{}".format(*self._socket.getsockname())
-
-    def change(self) -> None:
-        """Reserves another port, and releases the present one."""
-        old, self._socket = self._socket, _bound(self._host)
-        old.close()
-
-    def close(self) -> None:
-        """Releases the port."""
-        self._socket.close()
-
-
-def _bound(host: str) -> socket.socket:
-    bound = socket.socket()
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    bound.bind((host, 0))
-    return bound
 
 
 class Starts:
@@ -71,15 +35,11 @@ class Starts:
         self._num_envs = graph.loops.num_envs
         self._launches = _by_group(spec.kernels.launches, self.roles, mesh=self.mesh)
         self._reduction: AllReduce | None = None
-        self._port = RendezvousPort(spec.cluster.host or LOOPBACK) if self.mesh else None
+        self._rendezvous_address = ""
         self._generation = 1 if restored else 0
         self._attempts: dict[str, int] = {}
         self._has_saved = self._restores = restored is not None
         self._first = self.saved.iteration
-
-    def closing(self) -> contextlib.AbstractContextManager[object]:
-        """Returns a context that releases the port at its end."""
-        return contextlib.closing(self._port) if self._port else contextlib.nullcontext()
 
     def role(self, job: Job) -> Role:
         """Returns the role of a job's group."""
@@ -103,6 +63,15 @@ class Starts:
         self._reduction = reduction or self._reduction
 
     @property
+    def can_begin(self) -> bool:
+        """Whether replicas can begin. Those of a mesh need to know first where they meet."""
+        return not self.mesh or self._rendezvous_address != ""
+
+    def meet_at(self, address: str) -> None:
+        """Lets the processes of a mesh meet at an address of the first one's host until the next common start."""
+        self._rendezvous_address = address
+
+    @property
     def launches(self) -> Launches:
         """The launches of all groups that have chosen, for the run to keep."""
         return next(iter(self._launches.values())) if self.mesh else {"groups": dict(self._launches)}
@@ -116,8 +85,7 @@ class Starts:
         self.restarts += 1
         self._generation += 1
         self._attempts.clear()
-        if self._port:
-            self._port.change()
+        self._rendezvous_address = ""
         self._first = self.saved.iteration
         self._restores = self._has_saved or self._keeps_environments
 
@@ -142,7 +110,7 @@ class Starts:
             attempt=attempt,
             generation=self._generation,
             resets_environments=not restores_environments,
-            rendezvous_address=self._port.address if self._port else "",
+            rendezvous_address=self._rendezvous_address,
             launches=self._launches.get(job.group),
             reduction=self._reduction,
             arrays=arrays,

@@ -5,6 +5,7 @@ between CPUs. Processes that share GPUs may average through the host's memory (`
 processes compute in lockstep, so when one is lost, all begin again.
 """
 
+import socket
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -24,6 +25,7 @@ from rollmill.core.errors import UsageError
 from rollmill.core.machine import visible_gpus
 from rollmill.dataflow import State, first_learning_iteration
 from rollmill.fusion import backend_of
+from rollmill.processes.cluster.joining import LOOPBACK
 from rollmill.programs.all_reduce_choice import AllReduceChoice, choose_all_reduce
 from rollmill.programs.compiled import CompiledProgram, lower
 from rollmill.programs.dispatch import dispatch_ahead
@@ -42,6 +44,28 @@ from rollmill.workers.replica.context import ReplicaContext, StartReport
 from rollmill.workers.replica.requests import SnapshotRequests, StopParticipant
 from rollmill.workers.replica.snapshots import send_part, state_part
 from rollmill.workers.run_spec import RunSpec
+
+
+class RendezvousPort:
+    """A port of this host at which the processes of a mesh meet, reserved until the first of them listens there.
+
+    The socket that reserves it never listens. It shares its port (SO_REUSEPORT) with sockets of the same user that
+    ask for that, as the service of `jax.distributed` does.
+    """
+
+    def __init__(self, host: str) -> None:
+        self._socket = socket.socket()
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        self._socket.bind((host or LOOPBACK, 0))
+
+    @property
+    def address(self) -> str:
+        """The address, such as `127.0.0.1:40123`."""
+        return "{}:{}".format(*self._socket.getsockname())
+
+    def close(self) -> None:
+        """Releases the port."""
+        self._socket.close()
 
 
 class HostMean:
