@@ -8,8 +8,10 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from rollmill.physics.algebra import cross, dot, pick, product, real, times, unit
+from rollmill.physics.boxes import capsule_box, sphere_box
 from rollmill.physics.kinematics import Frames
 from rollmill.physics.model import WORLD, Geom, Model, Numbers, Pair, Structure
+from rollmill.physics.shapes import Placed, Points, contact_frames
 
 
 class Contacts(NamedTuple):
@@ -22,20 +24,8 @@ class Contacts(NamedTuple):
     places: Float[Array, "contacts 3"]
     """From the reference of the second geom's tree, or of the first one's where the second cannot move."""
     frames: Float[Numbers, "contacts 3 3"]
-    """Rows: the normal from the first geom to the second, and two tangents; of NumPy where they are fixed."""
-
-
-class _Placed(NamedTuple):
-    """Geoms in the world, measured from references."""
-
-    positions: Float[Array, "n 3"]
-    rotations: Float[Numbers, "n 3 3"]
-    """Of NumPy for geoms of the world."""
-    sizes: Float[np.ndarray, "n 3"]
-
-
-_Points = tuple[Float[Array, " n"], Float[Array, "n 3"], Float[Numbers, "n 3 3"]]
-"""Distances, places and frames."""
+    """Rows: the normal from the first geom to the second, and two tangents; of NumPy where they are fixed. All are
+    turned round where the second geom cannot move."""
 
 
 def contacts(model: Model, placed: Frames) -> Contacts | None:
@@ -50,7 +40,10 @@ def contacts(model: Model, placed: Frames) -> Contacts | None:
         measured = [measuring_body(structure, pair) for pair in pairs]
         first = _place(placed, measured, [structure.geoms[pair.first] for pair in pairs])
         second = _place(placed, measured, [structure.geoms[pair.second] for pair in pairs])
-        found += [Contacts(tuple(indices), *points) for points in _FINDERS[kind](first, second)]
+        for distances, places, directions in _FINDERS[kind](first, second):
+            found.append(
+                Contacts(tuple(indices), distances, places, _towards_moving(structure, pairs, directions))
+            )
     if not found:
         return None
     distances = jnp.concatenate([part.distances for part in found])
@@ -60,25 +53,33 @@ def contacts(model: Model, placed: Frames) -> Contacts | None:
     return Contacts(tuple(i for part in found for i in part.pairs), distances, places, joined(directions))
 
 
+def _towards_moving(
+    structure: Structure, pairs: list[Pair], directions: Float[Numbers, "n 3 3"]
+) -> Float[Numbers, "n 3 3"]:
+    """Returns frames whose normals point to the geom that moves, where only the first one does."""
+    signs = np.array([-1.0 if structure.geoms[pair.second].body == WORLD else 1.0 for pair in pairs])
+    return directions if np.all(signs == 1.0) else directions * real(signs)[:, None, None]
+
+
 def measuring_body(structure: Structure, pair: Pair) -> int:
     """Returns the body from whose tree's reference a pair's contacts are measured."""
     second = structure.geoms[pair.second].body
     return second if second != WORLD else structure.geoms[pair.first].body
 
 
-def _place(placed: Frames, measured: list[int], geoms: list[Geom]) -> _Placed:
+def _place(placed: Frames, measured: list[int], geoms: list[Geom]) -> Placed:
     """Returns geoms, each measured from the reference of another body's tree."""
     sizes = np.array([geom.size for geom in geoms])
     references = pick(placed.references, measured)
     own_positions, fixed = real([geom.position for geom in geoms]), np.array([geom.rotation for geom in geoms])
     if all(geom.body == WORLD for geom in geoms):
-        return _Placed(own_positions - references, fixed, sizes)
+        return Placed(own_positions - references, fixed, sizes)
     own_rotations = real(fixed)
     bodies = [geom.body for geom in geoms]
     rotations = _rows_or(placed.rotations, bodies, np.eye(3))
     shifts = _rows_or(placed.references, bodies, np.zeros(3)) + _rows_or(placed.positions, bodies, np.zeros(3))
     positions = shifts + times(rotations, own_positions) - references
-    return _Placed(positions, product(rotations, own_rotations), sizes)
+    return Placed(positions, product(rotations, own_rotations), sizes)
 
 
 def _rows_or(values: Array, indices: list[int], default: np.ndarray) -> Array:
@@ -89,20 +90,20 @@ def _rows_or(values: Array, indices: list[int], default: np.ndarray) -> Array:
     return jnp.concatenate([values[i : i + 1] if i != WORLD else fixed for i in indices])
 
 
-def _plane_sphere(planes: _Placed, spheres: _Placed) -> list[_Points]:
+def _plane_sphere(planes: Placed, spheres: Placed) -> list[Points]:
     return [_plane_balls(planes, spheres.positions, spheres.sizes[:, 0], _fixed_frames(planes))]
 
 
 def _plane_balls(
-    planes: _Placed, centers: Float[Array, "n 3"], radii: Float[np.ndarray, " n"], directions: Numbers
-) -> _Points:
+    planes: Placed, centers: Float[Array, "n 3"], radii: Float[np.ndarray, " n"], directions: Numbers
+) -> Points:
     normals = np.asarray(planes.rotations)[..., 2]
     distances = dot(centers - planes.positions, normals) - real(radii)
     depths = 0.5 * distances + real(radii)
     return distances, centers - depths[:, None] * real(normals), directions
 
 
-def _plane_capsule(planes: _Placed, capsules: _Placed) -> list[_Points]:
+def _plane_capsule(planes: Placed, capsules: Placed) -> list[Points]:
     """Returns a contact at each end, whose tangents are along and across the capsule."""
     normals, axes = real(planes.rotations[..., 2]), jnp.asarray(capsules.rotations[..., 2])
     tangents = unit(axes - dot(axes, normals)[:, None] * normals)
@@ -112,11 +113,11 @@ def _plane_capsule(planes: _Placed, capsules: _Placed) -> list[_Points]:
     return [_plane_balls(planes, end, capsules.sizes[:, 0], directions) for end in ends]
 
 
-def _plane_box(planes: _Placed, boxes: _Placed) -> list[_Points]:
+def _plane_box(planes: Placed, boxes: Placed) -> list[Points]:
     """Returns a contact for each of the four pairs of opposite corners: the one that is nearer to the plane."""
     normals, directions = real(planes.rotations[..., 2]), _fixed_frames(planes)
     middles = dot(boxes.positions - planes.positions, normals)
-    result: list[_Points] = []
+    result: list[Points] = []
     for signs in ((1, 1, 1), (1, 1, -1), (1, -1, 1), (1, -1, -1)):
         corners = times(boxes.rotations, real(boxes.sizes * np.array(signs)))
         heights = dot(corners, normals)
@@ -126,18 +127,18 @@ def _plane_box(planes: _Placed, boxes: _Placed) -> list[_Points]:
     return result
 
 
-def _sphere_sphere(first: _Placed, second: _Placed) -> list[_Points]:
+def _sphere_sphere(first: Placed, second: Placed) -> list[Points]:
     return [_balls(first.positions, first.sizes, second.positions, second.sizes)]
 
 
-def _sphere_capsule(spheres: _Placed, capsules: _Placed) -> list[_Points]:
+def _sphere_capsule(spheres: Placed, capsules: Placed) -> list[Points]:
     axes = jnp.asarray(capsules.rotations[..., 2])
     along = _bounded(dot(spheres.positions - capsules.positions, axes), capsules)
     nearest = capsules.positions + along[:, None] * axes
     return [_balls(spheres.positions, spheres.sizes, nearest, capsules.sizes)]
 
 
-def _sphere_cylinder(spheres: _Placed, cylinders: _Placed) -> list[_Points]:
+def _sphere_cylinder(spheres: Placed, cylinders: Placed) -> list[Points]:
     """Returns the contact with the side of a cylinder, with one of its ends, or with the edge between them."""
     axes = jnp.asarray(cylinders.rotations[..., 2])
     radii, halves = real(cylinders.sizes[:, 0]), real(cylinders.sizes[:, 1])
@@ -155,10 +156,10 @@ def _sphere_cylinder(spheres: _Placed, cylinders: _Placed) -> list[_Points]:
     distances = jnp.where(at_end, height - halves, to_surface) - real(spheres.sizes[:, 0])
     normals = jnp.where(at_end[:, None], -signs * axes, unit(between))
     depths = 0.5 * distances + real(spheres.sizes[:, 0])
-    return [(distances, spheres.positions + depths[:, None] * normals, _frames(normals))]
+    return [(distances, spheres.positions + depths[:, None] * normals, contact_frames(normals))]
 
 
-def _capsule_capsule(first: _Placed, second: _Placed) -> list[_Points]:
+def _capsule_capsule(first: Placed, second: Placed) -> list[Points]:
     """Returns the contact between the nearest points of two capsules' axes."""
     axes1, axes2 = jnp.asarray(first.rotations[..., 2]), jnp.asarray(second.rotations[..., 2])
     between = first.positions - second.positions
@@ -170,7 +171,7 @@ def _capsule_capsule(first: _Placed, second: _Placed) -> list[_Points]:
     return [_balls(nearest1, first.sizes, nearest2, second.sizes)]
 
 
-def _bounded(along: Float[Array, " n"], capsules: _Placed) -> Float[Array, " n"]:
+def _bounded(along: Float[Array, " n"], capsules: Placed) -> Float[Array, " n"]:
     """Returns places along capsules' axes that are not beyond their ends."""
     halves = real(capsules.sizes[:, 1])
     return jnp.minimum(jnp.maximum(along, -halves), halves)
@@ -181,15 +182,15 @@ def _balls(
     sizes1: Float[np.ndarray, "n 3"],
     centers2: Float[Array, "n 3"],
     sizes2: Float[np.ndarray, "n 3"],
-) -> _Points:
+) -> Points:
     between = centers2 - centers1
     normals = unit(between)
     distances = jnp.sqrt(dot(between, between)) - real(sizes1[:, 0] + sizes2[:, 0])
     depths = 0.5 * distances + real(sizes1[:, 0])
-    return distances, centers1 + depths[:, None] * normals, _frames(normals)
+    return distances, centers1 + depths[:, None] * normals, contact_frames(normals)
 
 
-def _fixed_frames(planes: _Placed) -> Float[np.ndarray, "n 3 3"]:
+def _fixed_frames(planes: Placed) -> Float[np.ndarray, "n 3 3"]:
     """Returns the frames of contacts with planes that do not move, as `_frames` does."""
     normals = np.asarray(planes.rotations)[..., 2]
     second = np.where(np.abs(normals[:, 1:2]) < 0.5, [[0.0, 1.0, 0.0]], [[0.0, 0.0, 1.0]])
@@ -198,20 +199,14 @@ def _fixed_frames(planes: _Placed) -> Float[np.ndarray, "n 3 3"]:
     return np.stack([normals, tangents, np.cross(normals, tangents)], axis=1)
 
 
-def _frames(normals: Float[Array, "n 3"]) -> Float[Array, "n 3 3"]:
-    """Returns frames with these normals; the first tangent is next to the y axis, or to z where the normal is."""
-    is_far = jnp.abs(normals[:, 1:2]) < 0.5
-    second = jnp.where(is_far, real([[0.0, 1.0, 0.0]]), real([[0.0, 0.0, 1.0]]))
-    tangents = unit(second - dot(second, normals)[:, None] * normals)
-    return jnp.stack([normals, tangents, cross(normals, tangents)], axis=1)
-
-
-_FINDERS: dict[tuple[str, str], Callable[[_Placed, _Placed], list[_Points]]] = {
+_FINDERS: dict[tuple[str, str], Callable[[Placed, Placed], list[Points]]] = {
     ("plane", "sphere"): _plane_sphere,
     ("plane", "capsule"): _plane_capsule,
     ("plane", "box"): _plane_box,
     ("sphere", "sphere"): _sphere_sphere,
     ("sphere", "capsule"): _sphere_capsule,
     ("sphere", "cylinder"): _sphere_cylinder,
+    ("sphere", "box"): sphere_box,
     ("capsule", "capsule"): _capsule_capsule,
+    ("capsule", "box"): capsule_box,
 }

@@ -5,6 +5,7 @@ velocity and d its impedance, and pushes with D (a_ref - a) (MuJoCo's documentat
 model).
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -14,8 +15,9 @@ from jaxtyping import Array, Float
 from rollmill.physics.algebra import TINY, pick, real, times
 from rollmill.physics.collisions import Contacts, contacts, measuring_body
 from rollmill.physics.kinematics import Frames
-from rollmill.physics.model import WORLD, Joint, Model, Numbers, Softness, Structure
+from rollmill.physics.model import WORLD, Joint, Model, Numbers, Softness, Structure, Tendon
 from rollmill.physics.sides import ContactSides, between_sides
+from rollmill.physics.tendons import lengths, rates_of
 
 
 class ContactRows(NamedTuple):
@@ -43,17 +45,27 @@ class JointRows(NamedTuple):
     """Of dry friction: the largest force."""
 
 
+class TendonRows(NamedTuple):
+    """A row for each tendon: its limits."""
+
+    stiffness: Float[Array, " tendons"]
+    wanted: Float[Array, " tendons"]
+    sign: Float[Array, " tendons"]
+    """1 at the lower limit, -1 at the upper one."""
+
+
 class ConstraintRows(NamedTuple):
     """All constraints of a robot."""
 
     contacts: ContactRows | None
     limits: JointRows | None
     frictions: JointRows | None
+    tendons: TendonRows | None
 
     @property
     def are_none(self) -> bool:
         """Whether there are no constraints."""
-        return self.contacts is None and self.limits is None and self.frictions is None
+        return all(group is None for group in self)
 
 
 def constraint_rows(
@@ -69,6 +81,7 @@ def constraint_rows(
         None if touching is None else _contact_rows(model, placed, motions, touching),
         _limit_rows(model.structure, positions, rates),
         _friction_rows(model, rates),
+        _tendon_rows(model.structure, positions, rates),
     )
 
 
@@ -105,10 +118,8 @@ def _sides(structure: Structure, placed: Frames, touching: Contacts) -> tuple[Co
     measured = [measuring_body(structure, pair) for pair in pairs]
     owners = [(structure.geoms[pair.second].body, structure.geoms[pair.first].body) for pair in pairs]
     result: list[ContactSides] = []
-    if any(second == WORLD for second, _ in owners):
-        raise AssertionError("the first geom of a pair is the one that may be part of the world")
     result.append(ContactSides(tuple(range(len(pairs))), tuple(measured), touching.places, 1.0))
-    both = tuple(i for i, (_, first) in enumerate(owners) if first != WORLD)
+    both = tuple(i for i, pair in enumerate(owners) if WORLD not in pair)
     if both:
         bodies = tuple(owners[i][1] for i in both)
         references = pick(placed.references, [measured[i] for i in both])
@@ -123,18 +134,37 @@ def _limit_rows(
     joints = [joint for joint in structure.joints if joint.range is not None]
     if not joints:
         return None
-    low, high = np.array([joint.range for joint in joints]).T
-    at = pick(positions, [joint.position for joint in joints])
     dofs = tuple(joint.velocity for joint in joints)
+    at = pick(positions, [joint.position for joint in joints])
+    rigid, wanted, sign = _limited(joints, at, pick(rates, dofs))
+    return JointRows(dofs, rigid, wanted, sign, jnp.full_like(sign, jnp.inf))
+
+
+def _tendon_rows(
+    structure: Structure, positions: Float[Array, " coordinates"], rates: Float[Array, " dofs"]
+) -> TendonRows | None:
+    tendons = structure.tendons
+    if all(tendon.range is None for tendon in tendons):
+        return None
+    return TendonRows(*_limited(tendons, lengths(structure, positions), rates_of(structure, rates)))
+
+
+def _limited(
+    parts: Sequence[Joint | Tendon], at: Float[Array, " n"], rates: Float[Array, " n"]
+) -> tuple[Float[Array, " n"], Float[Array, " n"], Float[Array, " n"]]:
+    """Returns stiffness, wanted acceleration and sign of rows that keep coordinates within their ranges."""
+    low, high = np.array([part.range or (-np.inf, np.inf) for part in parts]).T
+    is_limited = np.isfinite(low)
+    low, high = np.where(is_limited, [low, high], [[0.0], [1.0]])
     from_low, to_high = at - real(low), real(high) - at
     sign = jnp.where(from_low < to_high, 1.0, -1.0)
-    offsets = jnp.minimum(from_low, to_high) - real([joint.margin for joint in joints])
-    impedance = impedances([joint.softness for joint in joints], offsets)
-    resistance = (1.0 - impedance) / impedance * real([joint.inverse_weight for joint in joints])
-    damping, stiffness = (real([getattr(j.softness, name) for j in joints]) for name in ("damping", "stiffness"))
-    wanted = -damping * sign * pick(rates, dofs) - stiffness * impedance * offsets
-    rigid = jnp.where(offsets < 0, 1.0 / jnp.maximum(resistance, TINY), 0.0)
-    return JointRows(dofs, rigid, wanted, sign, jnp.full_like(sign, jnp.inf))
+    offsets = jnp.minimum(from_low, to_high) - real([part.margin for part in parts])
+    impedance = impedances([part.softness for part in parts], offsets)
+    resistance = (1.0 - impedance) / impedance * real([part.inverse_weight for part in parts])
+    damping, stiffness = (real([getattr(p.softness, name) for p in parts]) for name in ("damping", "stiffness"))
+    wanted = -damping * sign * rates - stiffness * impedance * offsets
+    is_active = offsets < 0 if is_limited.all() else (offsets < 0) & jnp.asarray(is_limited)
+    return jnp.where(is_active, 1.0 / jnp.maximum(resistance, TINY), 0.0), wanted, sign
 
 
 def _friction_rows(model: Model, rates: Float[Array, " dofs"]) -> JointRows | None:

@@ -10,6 +10,7 @@ from rollmill.physics.algebra import carried_wrench, cross, joined, pick, real, 
 from rollmill.physics.kinematics import Frames, bias_accelerations, in_world
 from rollmill.physics.masses import generalised_forces
 from rollmill.physics.model import Model
+from rollmill.physics.tendons import lengths, on_joints, passive, rates_of
 
 
 class Actuation(NamedTuple):
@@ -20,6 +21,8 @@ class Actuation(NamedTuple):
     """Of actuators at sites."""
     slopes: Float[Array, " dofs"]
     """Derivative of each degree of freedom's force by its velocity."""
+    tendon_slopes: Float[Array, " tendons"] | None
+    """Derivative of each tendon's force by the rate of its length; None if no actuator pulls one."""
 
 
 def body_wrenches(
@@ -49,11 +52,13 @@ def smooth_forces(
         wrenches = wrenches - acted.wrenches
     bias = generalised_forces(model.structure, placed, wrenches)
     driven = acted.forces + passive_forces(model, positions, rates)
+    if any(tendon.stiffness or tendon.damping for tendon in model.structure.tendons):
+        driven = driven + on_joints(model.structure, passive(model.structure, positions, rates))
     return in_world(model.structure, placed, driven) - bias
 
 
 def passive_forces(model: Model, positions: Float[Array, " coordinates"], rates: Float[Array, " dofs"]) -> Array:
-    """Returns MuJoCo's `qfrc_passive`: those of springs and dampers, `[dofs]`."""
+    """Returns the forces of the joints' springs and dampers, `[dofs]`."""
     forces = -jnp.asarray(model.params.damping, float) * rates
     if not model.structure.has_springs:
         return forces
@@ -78,23 +83,33 @@ def actuation(
     """Returns the forces of the actuators."""
     actuators, params = model.structure.actuators, model.params
     if not actuators:
-        return Actuation(jnp.zeros_like(rates), None, jnp.zeros_like(rates))
+        return Actuation(jnp.zeros_like(rates), None, jnp.zeros_like(rates), None)
     gear, bias = jnp.asarray(params.gear, float), jnp.asarray(params.bias, float)
-    at_joint = [actuator.velocity >= 0 for actuator in actuators]
+    tendons = [actuator.tendon for actuator in actuators]
+    has_tendons = any(index >= 0 for index in tendons)
     zero = jnp.zeros(1)
 
-    def of_joint(values: Array, indices: list[int]) -> Array:
+    def chosen(values: Array, indices: list[int]) -> Array:
         return jnp.concatenate([values[i : i + 1] if i >= 0 else zero for i in indices])
 
-    lengths = gear * of_joint(positions, [actuator.position for actuator in actuators])
-    speeds = gear * of_joint(rates, [actuator.velocity for actuator in actuators])
+    reach = chosen(positions, [actuator.position for actuator in actuators])
+    speeds = chosen(rates, [actuator.velocity for actuator in actuators])
+    if has_tendons:
+        reach = reach + chosen(lengths(model.structure, positions), tendons)
+        speeds = speeds + chosen(rates_of(model.structure, rates), tendons)
+    reach, speeds = gear * reach, gear * speeds
     clamped = _clamped(control, [actuator.control_range for actuator in actuators])
-    force = jnp.asarray(params.gain, float) * clamped + bias[:, 0] + bias[:, 1] * lengths + bias[:, 2] * speeds
+    force = jnp.asarray(params.gain, float) * clamped + bias[:, 0] + bias[:, 1] * reach + bias[:, 2] * speeds
     bounded = _clamped(force, [actuator.force_range for actuator in actuators])
     slopes = jnp.where(force == bounded, bias[:, 2] * gear * gear, 0.0)
     forces = _by_dof(model, gear * bounded)
-    wrenches = None if all(at_joint) else _site_wrenches(model, placed, gear * bounded)
-    return Actuation(_clamped(forces, _joint_bounds(model)), wrenches, _by_dof(model, slopes))
+    tendon_slopes = None
+    if has_tendons:
+        forces = forces + on_joints(model.structure, _by_tendon(model, gear * bounded))
+        tendon_slopes = _by_tendon(model, slopes)
+    has_sites = any(actuator.body >= 0 for actuator in actuators)
+    wrenches = _site_wrenches(model, placed, gear * bounded) if has_sites else None
+    return Actuation(_clamped(forces, _joint_bounds(model)), wrenches, _by_dof(model, slopes), tendon_slopes)
 
 
 def _clamped(values: Float[Array, " n"], bounds: list[tuple[float, float] | None]) -> Array:
@@ -111,9 +126,21 @@ def _joint_bounds(model: Model) -> list[tuple[float, float] | None]:
 
 def _by_dof(model: Model, values: Float[Array, " actuators"]) -> Float[Array, " dofs"]:
     """Returns for each degree of freedom the sum over the actuators of its joint."""
+    targets = [actuator.velocity for actuator in model.structure.actuators]
+    return _sums(values, targets, model.structure.num_velocities)
+
+
+def _by_tendon(model: Model, values: Float[Array, " actuators"]) -> Float[Array, " tendons"]:
+    """Returns for each tendon the sum over its actuators."""
+    targets = [actuator.tendon for actuator in model.structure.actuators]
+    return _sums(values, targets, len(model.structure.tendons))
+
+
+def _sums(values: Float[Array, " n"], targets: list[int], size: int) -> Float[Array, " m"]:
+    """Returns sums of values by their targets."""
     sums: list[Array] = []
-    for dof in range(model.structure.num_velocities):
-        own = [i for i, actuator in enumerate(model.structure.actuators) if actuator.velocity == dof]
+    for target in range(size):
+        own = [i for i, each in enumerate(targets) if each == target]
         sums.append(jnp.sum(pick(values, own), keepdims=True) if own else jnp.zeros(1))
     return jnp.concatenate(sums)
 
@@ -122,7 +149,7 @@ def _site_wrenches(model: Model, placed: Frames, forces: Float[Array, " actuator
     """Returns the wrenches on the bodies of actuators at sites."""
     sums = [jnp.zeros(6)] * len(model.structure.bodies)
     for i, actuator in enumerate(model.structure.actuators):
-        if actuator.velocity < 0 <= actuator.body:
+        if actuator.body >= 0:
             rotation = row(placed.rotations, actuator.body)
             arm = row(placed.positions, actuator.body) + times(rotation, real(actuator.place))
             own = np.array(actuator.rotation)

@@ -8,7 +8,7 @@ import numpy as np
 from rollmill.core.errors import UsageError
 from rollmill.core.installation import install_command
 from rollmill.physics.equality_reader import body_equalities_of, joint_equalities_of
-from rollmill.physics.model import WORLD, Actuator, Body, Joint, Model, Params, Sensor, Structure
+from rollmill.physics.model import WORLD, Actuator, Body, Joint, Model, Params, Sensor, Structure, Tendon
 from rollmill.physics.pairs import pairs_of
 from rollmill.physics.reader import Reader, as_rows, as_triple
 from rollmill.physics.refusals import refuse_uncovered
@@ -55,6 +55,7 @@ def load(
         pairs=tuple(pairs),
         body_equalities=body_equalities_of(read),
         joint_equalities=joint_equalities_of(read),
+        tendons=tuple(_tendon(read, i) for i in range(compiled.ntendon)),
         actuators=tuple(_actuator(read, i) for i in range(compiled.nu)),
         sensors=tuple(_sensor(read, i) for i in range(compiled.nsensor)) if sensors else (),
         force_readings=_scalar_dofs(read) if joint_forces else (),
@@ -142,17 +143,40 @@ def _joint(read: Reader, index: int) -> Joint:
     )
 
 
+def _tendon(read: Reader, index: int) -> Tendon:
+    m = read.compiled
+    places = range(m.tendon_adr[index], m.tendon_adr[index] + m.tendon_num[index])
+    joints = [int(m.wrap_objid[place]) for place in places]
+    low, high = (float(length) for length in m.tendon_lengthspring[index])
+    return Tendon(
+        name=read.name("TENDON", index),
+        velocities=tuple(int(m.jnt_dofadr[joint]) for joint in joints),
+        positions=tuple(int(m.jnt_qposadr[joint]) for joint in joints),
+        coefficients=tuple(float(m.wrap_prm[place]) for place in places),
+        range=_range(m.tendon_limited[index] and read.limits, m.tendon_range[index]),
+        margin=float(m.tendon_margin[index]),
+        softness=read.softness(m.tendon_solref_lim[index], m.tendon_solimp_lim[index]),
+        inverse_weight=float(m.tendon_invweight0[index]),
+        stiffness=float(np.ravel(m.tendon_stiffness[index])[0]) if read.springs else 0.0,
+        spring_range=(low, high),
+        damping=float(np.ravel(m.tendon_damping[index])[0]) if read.dampers else 0.0,
+    )
+
+
 def _actuator(read: Reader, index: int) -> Actuator:
     m = read.compiled
-    at_site = m.actuator_trntype[index] == read.mujoco.mjtTrn.mjTRN_SITE
+    kinds = read.mujoco.mjtTrn
+    at_site = m.actuator_trntype[index] == kinds.mjTRN_SITE
+    at_joint = m.actuator_trntype[index] == kinds.mjTRN_JOINT
     target = int(m.actuator_trnid[index, 0])
     body, place, rotation = read.site(target) if at_site else (WORLD, np.zeros(3), np.eye(3))
     gear = m.actuator_gear[index]
     x, y, z, a, b, c = (float(value) for value in (gear if at_site else np.zeros(6)))
     return Actuator(
         name=read.name("ACTUATOR", index),
-        velocity=-1 if at_site else int(m.jnt_dofadr[target]),
-        position=-1 if at_site else int(m.jnt_qposadr[target]),
+        velocity=int(m.jnt_dofadr[target]) if at_joint else -1,
+        position=int(m.jnt_qposadr[target]) if at_joint else -1,
+        tendon=target if m.actuator_trntype[index] == kinds.mjTRN_TENDON else -1,
         body=body,
         place=as_triple(place),
         rotation=as_rows(rotation),

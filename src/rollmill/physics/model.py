@@ -138,15 +138,40 @@ class JointEquality:
 
 
 @dataclass(frozen=True)
+class Tendon:
+    """MuJoCo's fixed tendon, the length of which is a sum of coordinates of hinges and slides, times factors."""
+
+    name: str
+    velocities: tuple[int, ...]
+    """Degrees of freedom of its joints."""
+    positions: tuple[int, ...]
+    """Their coordinates."""
+    coefficients: tuple[float, ...]
+    range: tuple[float, float] | None
+    margin: float
+    softness: Softness
+    """Of its limits."""
+    inverse_weight: float
+    """MuJoCo's `tendon_invweight0`."""
+    stiffness: float
+    spring_range: tuple[float, float]
+    """Lengths between which its spring is slack."""
+    damping: float
+
+
+@dataclass(frozen=True)
 class Actuator:
-    """An actuator of a joint, or of a site to which it applies a force and a torque."""
+    """An actuator of a joint or a tendon, or of a site to which it applies a force and a torque."""
 
     name: str
     velocity: int
-    """Degree of freedom of the joint; -1 for a site."""
+    """Degree of freedom of the joint; -1 for others."""
     position: int
-    """Coordinate of the joint; -1 for a site."""
+    """Coordinate of the joint; -1 for others."""
+    tendon: int
+    """Index of the tendon; -1 for others."""
     body: int
+    """Body of the site; -1 for others."""
     place: Triple
     rotation: Rows
     """Pose of the site in its body's frame."""
@@ -176,6 +201,7 @@ class Structure:
     pairs: tuple[Pair, ...]
     body_equalities: tuple[BodyEquality, ...]
     joint_equalities: tuple[JointEquality, ...]
+    tendons: tuple[Tendon, ...]
     actuators: tuple[Actuator, ...]
     sensors: tuple[Sensor, ...]
     force_readings: tuple[int, ...]

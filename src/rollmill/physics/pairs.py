@@ -23,7 +23,9 @@ COVERED = {
     ("sphere", "sphere"),
     ("sphere", "capsule"),
     ("sphere", "cylinder"),
+    ("sphere", "box"),
     ("capsule", "capsule"),
+    ("capsule", "box"),
 }
 """Kinds of geoms between which contacts are found."""
 

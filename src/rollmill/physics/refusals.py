@@ -1,5 +1,6 @@
 """Refuses the parts of MuJoCo's models that are not covered, by their names."""
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,6 @@ from rollmill.core.errors import UsageError
 from rollmill.physics.reader import name_of
 
 _COUNTS = {
-    "ntendon": "tendons",
     "nflex": "flexible bodies",
     "nmocap": "mocap bodies",
     "npair": "predefined pairs of geoms",
@@ -23,6 +23,11 @@ _ZEROS = {
     "body_gravcomp": ("BODY", "gravity compensation"),
     "jnt_stiffnesspoly": ("JOINT", "a nonlinear spring"),
     "dof_dampingpoly": ("DOF", "a nonlinear damper"),
+    "tendon_frictionloss": ("TENDON", "dry friction"),
+    "tendon_armature": ("TENDON", "armature"),
+    "tendon_actfrclimited": ("TENDON", "a limit of its actuators' force"),
+    "tendon_stiffnesspoly": ("TENDON", "a nonlinear spring"),
+    "tendon_dampingpoly": ("TENDON", "a nonlinear damper"),
     "actuator_armature": ("ACTUATOR", "armature"),
     "actuator_damping": ("ACTUATOR", "damping"),
     "actuator_dampingpoly": ("ACTUATOR", "a nonlinear damper"),
@@ -48,6 +53,7 @@ def refuse_uncovered(mujoco: Any, compiled: Any, *, sensors: bool) -> None:
     _refuse_options(mujoco, compiled.opt)
     _refuse_joints(mujoco, compiled)
     _refuse_equalities(mujoco, compiled)
+    _refuse_tendons(mujoco, compiled)
     _refuse_actuators(mujoco, compiled)
     if sensors:
         _refuse_sensors(mujoco, compiled)
@@ -90,12 +96,51 @@ def _refuse_equalities(mujoco: Any, compiled: Any) -> None:
             )
 
 
+def _refuse_tendons(mujoco: Any, compiled: Any) -> None:
+    for index in range(compiled.ntendon):
+        first = compiled.tendon_adr[index]
+        places = slice(first, first + compiled.tendon_num[index])
+        name = name_of(mujoco, compiled, "TENDON", index)
+        if np.any(compiled.wrap_type[places] != mujoco.mjtWrap.mjWRAP_JOINT):
+            raise UsageError(f"the tendon {name!r} is spatial, which is not covered: fixed ones are.")
+        if compiled.opt.integrator != mujoco.mjtIntegrator.mjINT_IMPLICITFAST:
+            continue
+        bodies = sorted(int(compiled.jnt_bodyid[joint]) for joint in compiled.wrap_objid[places])
+        if _is_damped(mujoco, compiled, index) and not _is_chain(compiled, bodies):
+            raise UsageError(
+                f"the tendon {name!r} joins two branches and has a damper or an actuator with one, which is not "
+                "covered with implicitfast: take the integrator Euler."
+            )
+
+
+def _is_damped(mujoco: Any, compiled: Any, tendon: int) -> bool:
+    """Returns whether the force along a tendon depends on the rate of its length."""
+    pulls = compiled.actuator_trntype == mujoco.mjtTrn.mjTRN_TENDON
+    pulls &= compiled.actuator_trnid[:, 0] == tendon
+    return bool(np.any(compiled.tendon_damping[tendon]) or np.any(compiled.actuator_biasprm[pulls, 2]))
+
+
+def _is_chain(compiled: Any, bodies: list[int]) -> bool:
+    """Returns whether each of the sorted bodies is carried by the one before."""
+    for lower, upper in pairwise(bodies):
+        while upper > lower:
+            upper = int(compiled.body_parentid[upper])
+        if upper != lower:
+            return False
+    return True
+
+
 def _scalar_joints(mujoco: Any) -> tuple[int, ...]:
     return int(mujoco.mjtJoint.mjJNT_HINGE), int(mujoco.mjtJoint.mjJNT_SLIDE)
 
 
 def _refuse_actuators(mujoco: Any, compiled: Any) -> None:
-    covered = {"GAIN": ("FIXED",), "BIAS": ("NONE", "AFFINE"), "DYN": ("NONE",), "TRN": ("JOINT", "SITE")}
+    covered = {
+        "GAIN": ("FIXED",),
+        "BIAS": ("NONE", "AFFINE"),
+        "DYN": ("NONE",),
+        "TRN": ("JOINT", "TENDON", "SITE"),
+    }
     fields = {"GAIN": "gaintype", "BIAS": "biastype", "DYN": "dyntype", "TRN": "trntype"}
     for index in range(compiled.nu):
         name = name_of(mujoco, compiled, "ACTUATOR", index)
@@ -113,6 +158,8 @@ def _refuse_transmission(mujoco: Any, compiled: Any, index: int, name: str) -> N
     if compiled.actuator_trntype[index] == mujoco.mjtTrn.mjTRN_SITE:
         if reference >= 0 or np.any(compiled.actuator_biasprm[index, :3]):
             raise UsageError(f"the actuator {name!r} of a site has to be a motor without a reference site.")
+    elif compiled.actuator_trntype[index] == mujoco.mjtTrn.mjTRN_TENDON:
+        return
     elif int(compiled.jnt_type[target]) not in _scalar_joints(mujoco):
         raise UsageError(f"the actuator {name!r} drives a free or ball joint, which is not covered.")
 

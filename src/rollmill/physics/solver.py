@@ -32,6 +32,7 @@ from rollmill.physics.masses import (
 )
 from rollmill.physics.model import Structure
 from rollmill.physics.sides import added_stiffness, joining, on_bodies, scattered
+from rollmill.physics.tendons import on_joints, rates_of, with_tendons
 
 _SMALLEST = 1e-30
 
@@ -111,11 +112,16 @@ def _newton_step(
         gradient = gradient - (in_world(structure, placed, forces) if structure.rubs_free_bodies else forces)
         constrained = {dof for group in (rows.limits, rows.frictions) if group is not None for dof in group.dofs}
         hessian = with_diagonal(structure, placed, hessian, stiffness, constrained)
+    if (tendons := rows.tendons) is not None:
+        shortages = tendons.sign * rates_of(structure, own) - tendons.wanted
+        active = jnp.where(shortages < 0, tendons.stiffness, 0.0)
+        gradient = gradient - on_joints(structure, -active * shortages * tendons.sign)
+        hessian = with_tendons(structure, placed, hessian, active)
     direction = -solved(hessian, gradient)
     changed = times(problem.inertia, direction)
     slope, curvature = dot(direction, missing), dot(direction, changed)
     changes = velocities(structure, placed, direction)
-    lines = _lines(rows, accelerations, changes, own, in_bodies(structure, placed, direction))
+    lines = _lines(structure, rows, accelerations, changes, own, in_bodies(structure, placed, direction))
     step = _best_step(lines, slope, curvature, structure.line_search_iterations)
     return x + step * direction, inertial + step * changed
 
@@ -172,6 +178,7 @@ class _Lines(NamedTuple):
 
 
 def _lines(
+    structure: Structure,
     rows: ConstraintRows,
     accelerations: Float[Array, "bodies 6"],
     changes: Float[Array, "bodies 6"],
@@ -187,6 +194,9 @@ def _lines(
     if (limits := rows.limits) is not None:
         shortages = limits.sign * pick(x, limits.dofs) - limits.wanted
         parts.append((shortages, limits.sign * pick(direction, limits.dofs), limits.stiffness))
+    if (tendons := rows.tendons) is not None:
+        shortages = tendons.sign * rates_of(structure, x) - tendons.wanted
+        parts.append((shortages, tendons.sign * rates_of(structure, direction), tendons.stiffness))
     if not parts:
         parts.append((jnp.zeros(1), jnp.zeros(1), jnp.zeros(1)))
     shortages, moved, stiffness = (jnp.concatenate(part) for part in zip(*parts, strict=True))

@@ -22,6 +22,7 @@ from rollmill.physics.kinematics import Frames, bias_accelerations, frames, in_b
 from rollmill.physics.masses import SparseMatrix, mass_matrix, solved, summed_outwards, with_diagonal
 from rollmill.physics.model import Model, RobotState, Sensor, Structure
 from rollmill.physics.solver import constrained_accelerations, contact_wrenches
+from rollmill.physics.tendons import on_joints, rates_of, with_tendons
 
 
 def initial_state(
@@ -109,15 +110,31 @@ def _implicit(
     structure = model.structure
     if structure.implicit == "none":
         return accelerations
+    of_tendons = _tendon_damping(structure, acted)
     damping = jnp.asarray(model.params.damping, float)
     if structure.implicit == "velocity" and structure.has_servos:
         damping = damping - acted.slopes
-    elif not structure.has_dampers:
+    elif not structure.has_dampers and of_tendons is None:
         return accelerations
     slopes = structure.time_step * damping
-    forces = slopes * in_bodies(structure, placed, accelerations)
+    own = in_bodies(structure, placed, accelerations)
+    forces = slopes * own
     damped = with_diagonal(structure, placed, matrix, slopes)
+    if of_tendons is not None:
+        pulled = structure.time_step * of_tendons
+        forces = forces + on_joints(structure, pulled * rates_of(structure, own))
+        damped = with_tendons(structure, placed, damped, pulled)
     return accelerations - solved(damped, in_world(structure, placed, forces))
+
+
+def _tendon_damping(structure: Structure, acted: Actuation) -> Float[Array, " tendons"] | None:
+    """Returns the damping of tendons that implicitfast takes at the end of a step; None if there is none."""
+    if structure.implicit != "velocity" or not structure.tendons:
+        return None
+    own = [tendon.damping for tendon in structure.tendons]
+    if acted.tendon_slopes is not None and structure.has_servos:
+        return real(own) - acted.tendon_slopes
+    return real(own) if any(own) else None
 
 
 def _constraint_wrenches(

@@ -1,0 +1,31 @@
+"""Geoms of many pairs in the world, and the points at which pairs touch, as functions of kinds exchange them."""
+
+from typing import NamedTuple, TypeAlias
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from rollmill.physics.algebra import cross, dot, real, unit
+from rollmill.physics.model import Numbers
+
+
+class Placed(NamedTuple):
+    """Geoms in the world, measured from references."""
+
+    positions: Float[Array, "n 3"]
+    rotations: Float[Numbers, "n 3 3"]
+    """Of NumPy for geoms of the world."""
+    sizes: Float[np.ndarray, "n 3"]
+
+
+Points: TypeAlias = tuple[Float[Array, " n"], Float[Array, "n 3"], Float[Numbers, "n 3 3"]]
+"""Distances, places and frames."""
+
+
+def contact_frames(normals: Float[Array, "n 3"]) -> Float[Array, "n 3 3"]:
+    """Returns frames with these normals; the first tangent is next to the y axis, or to z where the normal is."""
+    is_far = jnp.abs(normals[:, 1:2]) < 0.5
+    second = jnp.where(is_far, real([[0.0, 1.0, 0.0]]), real([[0.0, 0.0, 1.0]]))
+    tangents = unit(second - dot(second, normals)[:, None] * normals)
+    return jnp.stack([normals, tangents, cross(normals, tangents)], axis=1)
