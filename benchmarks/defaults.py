@@ -149,7 +149,14 @@ ROWS = [
         for game in MINATAR
         for name in ("ppo", "pqn")
     ),
-    Row("ppo", "gymnasium:HalfCheetah-v5", 1_000_000, 8, "--total-timesteps 1000000"),
+    *(
+        Row("ppo", "gymnasium:HalfCheetah-v5", 1_000_000, 8, f"--total-timesteps 1000000{more}")
+        for more in ("", " --no-normalize-observations")
+    ),
+    *(
+        Row("ppo", f"gymnasium:{name}", 1_000_000, 5, "--total-timesteps 1000000")
+        for name in ("Hopper-v5", "Walker2d-v5")
+    ),
     Row("ppo", "gymnasium:LunarLander-v3", 500_000, 5),
 ]
 

@@ -100,7 +100,9 @@ class PeriodicEvaluation:
     def _of_each_seed(self, weights: Weights) -> list[Weights]:
         count = len(self._seeds)
         return (
-            [weights] if count == 1 else [jax.tree.map(lambda leaf, s=s: leaf[s], weights) for s in range(count)]
+            [weights]
+            if count == 1
+            else [jax.tree.map(lambda leaf, s=s: np.asarray(leaf[s]), weights) for s in range(count)]
         )
 
     @property
