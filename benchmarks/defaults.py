@@ -53,9 +53,11 @@ THRESHOLDS = {
     "gymnax:Freeway-MinAtar": 40.0,
     "gymnax:SpaceInvaders-MinAtar": 100.0,
     "gymnasium:HalfCheetah-v5": 1_442.6,
+    "gymnasium:Hopper-v5": 2_382.9,
+    "gymnasium:Walker2d-v5": 2_288.0,
     "gymnasium:LunarLander-v3": 200.0,
 }
-"""Returns by which an environment counts as learned. HalfCheetah's is CleanRL's on v4 by a million steps."""
+"""Returns by which an environment counts as learned. Those of MuJoCo are CleanRL's on v4 by a million steps."""
 
 ON_A_GPU = ("dqn", "sac", "td3", "ddpg", "mappo", "ippo")
 """Algorithms whose rows take minutes of a core."""
