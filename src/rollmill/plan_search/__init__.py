@@ -1,1 +1,1 @@
-"""Searches for the fastest way to run a training, by short trainings in processes of their own."""
+"""Searches for the fastest plan by short runs in separate processes."""

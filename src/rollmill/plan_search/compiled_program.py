@@ -25,7 +25,7 @@ TIMED_SECONDS = 0.3
 
 
 def describe_program(prepared: PreparedTraining) -> dict[str, Any] | None:
-    """Returns the memory of a training in one program, and the identity of that program. None if workers train.
+    """Returns the memory that a run in one program needs, and the program's identity. None if workers train.
 
     `bytes` of one device are arguments, temporary arrays, and the states that are held beside them. `process` has
     the bytes of this process beside them, and `held` those of a device with its own memory that are in use
@@ -47,7 +47,7 @@ def describe_program(prepared: PreparedTraining) -> dict[str, Any] | None:
 
 
 class MemoryNeed(NamedTuple):
-    """Memory of a training in one program, in bytes."""
+    """Memory of a run in one program, in bytes."""
 
     device: int
     """Bytes of the training on each device."""
@@ -65,7 +65,7 @@ class MemoryNeed(NamedTuple):
 
 
 def memory_need(prepared: PreparedTraining) -> MemoryNeed | None:
-    """Returns the memory that a training will need, by what it was compiled to.
+    """Returns the memory of a run, from its compiled program.
 
     CPU devices share the memory of the machine, with the process. None where workers train, or XLA does not tell.
     """

@@ -1,4 +1,4 @@
-"""Searches for the plan of a training on this machine."""
+"""Searches for a plan on this machine."""
 
 import os
 import time

@@ -1,6 +1,4 @@
-"""Orders to child processes of a command: to train, alone or side by side, to resume a run, or to search for a
-plan.
-"""
+"""Orders to a command's child processes: train one or several runs, resume a run, search for a plan."""
 
 import json
 import os
@@ -40,7 +38,7 @@ class SearchOrder:
 
 @dataclass(frozen=True)
 class PopulationOrder:
-    """How trainings in one program take over from each other."""
+    """Rules by which the members of a population copy each other."""
 
     rule: EvolutionRule
     folder: str
@@ -78,7 +76,7 @@ def read_order(data: bytes) -> Order:
 def start_child(order: Order, *, name: str, cores: Sequence[int] = (), **options: Any) -> subprocess.Popen:
     """Starts a process that does what an order says, with a name for lists of processes, on some or all cores.
 
-    Options are those of `core.children.start_python`. Raises an `OSError` if no process can be started.
+    Takes the options of `core.children.start_python`. Raises an `OSError` if no process can be started.
     """
     with tempfile.TemporaryFile() as file:
         file.write(json.dumps(plain(writable(asdict(order)))).encode())

@@ -83,7 +83,7 @@ class CandidateProcess:
         os.set_blocking(self._reports, False)
 
     def prepare(self, training: TrainingRequest) -> None:
-        """Lets the process compile a training, and report it as `program`."""
+        """Lets the process compile a run, and report it as `program`."""
         own = {"run_dir": str(self._folder / "run"), "quiet": True, "tensorboard": False}
         self._send(json.dumps(training.changed(own).to_json()))
 
@@ -109,7 +109,7 @@ class CandidateProcess:
         return self._wait(lambda: self._report(name), seconds=seconds)[0]
 
     def measure(self, *, bound: float | None, seconds: float, seeds: int, learns_from: int) -> Measurement:
-        """Trains for at most `seconds`, with `seeds` trainings side by side.
+        """Trains for at most `seconds`, with `seeds` seeds side by side.
 
         It stops early once `bound` steps a second cannot be reached. Nothing is learned before `learns_from`
         environment steps. Raises `CannotRun` if the training ended with an error, and `OutOfTime` after too few
@@ -161,7 +161,7 @@ class CandidateProcess:
         return None
 
     def _read_reports(self) -> list[dict[str, Any]]:
-        """Reports that have come. Keeps what they say of memory, and raises the error of one that tells of it."""
+        """Returns the reports so far. Keeps reports of memory, and raises reported errors."""
         with contextlib.suppress(BlockingIOError):
             while part := os.read(self._reports, 65536):
                 self._unread += part
@@ -206,7 +206,7 @@ def measured_between(
 
 
 def _of_a_short_training(points: Sequence[MetricsPoint]) -> Measurement | None:
-    """Returns the throughput of a training that came to its end before it was warm."""
+    """Returns the throughput of a run that ended during warm-up."""
     if not points or points[-1].seconds <= 0:
         return None
     return Measurement(points[-1].env_steps / points[-1].seconds)

@@ -138,7 +138,7 @@ class ProcessTrials:
         return self.workload.batch(candidate.num_envs) / seconds
 
     def predict_speed(self, candidate: Candidate) -> float | None:
-        """Predicts the speed by a few iterations of the program alone. See `Trials`."""
+        """Predicts the speed from a few iterations of the program. See `Trials`."""
         if candidate.place != "program":
             return None
         batch = self.workload.batch(candidate.num_envs)
@@ -180,7 +180,7 @@ class ProcessTrials:
         return min(max(left, 0.0), self.start_seconds)
 
     def _process(self, candidate: Candidate) -> CandidateProcess:
-        """Returns the process of a candidate. That of another one is ended."""
+        """Returns the process of a candidate. The process of another candidate is ended."""
         if self._open is not None and self._open[0] == candidate:
             return self._open[1]
         self._end()

@@ -20,7 +20,7 @@ SCHEDULING = Path("/proc/thread-self/schedstat")
 
 
 def waiting_share(graph: Graph) -> float:
-    """Returns the share of the time of a step in which an environment keeps no core busy, from 0 to 1.
+    """Returns the share of a step's time in which an environment waits instead of computing, from 0 to 1.
 
     One environment takes random steps in this process. Time of all threads of the process counts as computing, and
     time in which a core was lacking does not count. 0 for environments of JAX functions, and where an environment

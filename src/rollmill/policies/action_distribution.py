@@ -1,6 +1,6 @@
 """The action distribution of a policy, for a single observation or for a batch.
 
-Shape letter: `*batch` leading axes of the observations, and of several agents an axis of them.
+Shape letter: `*batch` leading axes of the observations, with a further axis for several agents.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ class ActionDistribution(eqx.Module):
     """A distribution over actions, or a batch of them, which is a pytree that `jax.jit` and `jax.vmap` take and
     return.
 
-    Made by `Policy.distribution`. Its numbers are NumPy arrays if the observation's were, else JAX arrays.
+    Made by `Policy.distribution`. Its arrays have the kind of the observation's arrays: NumPy or JAX.
     """
 
     parameters: PyTree
@@ -37,7 +37,7 @@ class ActionDistribution(eqx.Module):
 
     @property
     def logits(self) -> Any:
-        """Logits of the choices: `[*batch, n]` of a `Discrete` space, those of illegal actions very low.
+        """Logits of the choices: `[*batch, n]` for a `Discrete` space, very low for illegal actions.
 
         `[*batch, *shape, max(nvec)]` of a `MultiDiscrete` one, and `[*batch, *shape]` of a `MultiBinary` one.
 
@@ -48,7 +48,7 @@ class ActionDistribution(eqx.Module):
 
     @property
     def mean(self) -> Any:
-        """Mean of a Gaussian, `[*batch, *shape]`, before the tanh of actions that are squashed into their bounds.
+        """Mean of a Gaussian, `[*batch, *shape]`, before the tanh that squashes actions into their bounds.
 
         Raises:
             UsageError: the actions are discrete.

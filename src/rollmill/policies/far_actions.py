@@ -15,7 +15,7 @@ from rollmill.networks import DiagonalGaussian
 def notes_on_far_actions(graph: Graph) -> list[str]:
     """Names the actions whose range is far from the Gaussian with which the graph's policy begins.
 
-    Policies that are squashed into their bounds, and those of other kinds, have none.
+    Squashed policies, and policies of other kinds, have none.
     """
     std = _first_std(graph)
     if not far_boxes(graph.action_space, std=std):  # nearly always, and known without a trace

@@ -41,16 +41,16 @@ def match(
         run_dir: directory of the run.
         against: `random`; `lookahead-N`, which plays best over the next `N` plies; or another run's directory.
         games: number of games, even.
-        opening_plies: moves at the beginning of each game that are drawn at random, for both sides. Without them
+        opening_plies: random moves at the beginning of each game, for both sides. Without them
             two policies that do not draw play the same two games again and again.
-        env: the game, instead of that of the run.
-        env_options: options of a game that is given by its id.
+        env: the game. Default: the run's.
+        env_options: options of a game given by id.
         checkpoint: checkpoint of the run: `last`, `best`, or the number of an iteration.
         against_checkpoint: checkpoint of the other run.
-        seed: of openings and of policies that draw.
+        seed: seed of openings and stochastic policies.
         train_seed: seed whose policy plays, of a run that trained several. Default: the first.
         stochastic: draw the actions of runs as in training, instead of the most likely ones.
-        algorithm: the run's graph again, where it was made with parts that only Python has.
+        algorithm: the run's graph, if it was built from custom Python objects.
         imports: modules to import first, because they register the environment, network or algorithm.
         trust: let the directories' runs import the modules that they name, now and later.
 
@@ -58,8 +58,8 @@ def match(
         The results for the run's policy, with `score`, `standard_error` and `elo`.
 
     Raises:
-        UsageError: no game for two players, an unknown opponent, or numbers out of range.
-        CheckpointError: a directory is no run, or has no such checkpoint.
+        UsageError: not a game for two players, an unknown opponent, or numbers out of range.
+        CheckpointError: a directory is not a run, or lacks the checkpoint.
     """
     options: dict[str, Any] = {"seed": train_seed, "imports": imports, "trust": trust}
     return match_runs(
@@ -75,7 +75,7 @@ def match(
 
 
 def load_opponent(against: str | Path, **options: Any) -> LoadedRun | str:
-    """Returns the weights of a run, or the name of a fixed opponent. Options are those of `load_weights`."""
+    """Returns the weights of a run, or the name of a fixed opponent. Takes the options of `load_weights`."""
     is_run = isinstance(against, Path) or Path(against).is_dir() or len(Path(against).parts) > 1
     return load_weights(against, **options) if is_run else str(against)
 
@@ -91,7 +91,7 @@ def match_runs(
     seed: int = 0,
     stochastic: bool = False,
 ) -> MatchResult:
-    """Plays a match of policies that are loaded. Other arguments are those of `match`."""
+    """Plays a match of loaded policies. See `match` for the other arguments."""
     env = game_of(loaded, env, env_options)
     rules = environment_functions(env, num_envs=1)
     sides = [_player(side, env, rules, stochastic=stochastic) for side in (loaded, against)]
@@ -99,7 +99,7 @@ def match_runs(
 
 
 def game_of(loaded: LoadedRun, env: Environment | str | None, env_options: Options = NO_OPTIONS) -> Environment:
-    """Returns the game for two players that a run's policy plays: `env`, or by default that of the run.
+    """Returns the two-player game that a run's policy plays: `env`, or by default the run's game.
 
     Raises a `UsageError` if it is not such a game.
     """

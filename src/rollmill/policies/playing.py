@@ -15,7 +15,7 @@ from rollmill.policies.policies import LoadedRun, check_same_spaces, on_environm
 
 
 class GameAgainstPolicy:
-    """A game for two players, of a person and a trained policy: `env`, or by default that of the run.
+    """A game of a person against a trained policy: `env`, or by default the run's game.
 
     A `stochastic` policy draws its actions as in training, instead of taking the most likely ones. Raises a
     `UsageError` if the game is not for two players, or cannot be shown as text.

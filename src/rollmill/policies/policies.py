@@ -50,8 +50,8 @@ def load(
         seed: which one, of a run that trained several, or the first if left out.
         algorithm: the graph again, where the run was made with parts that only Python has.
         imports: modules to import first, because they register the environment, network or algorithm.
-        trust: let this directory's run import the modules that it names, now and later. A run that was made here
-            may do so without.
+        trust: let this directory's run import the modules that it names, now and later. A run made on this machine
+            needs no permission.
     """
     loaded = load_weights(
         run_dir, checkpoint=checkpoint, seed=seed, algorithm=algorithm, imports=imports, trust=trust
@@ -68,7 +68,7 @@ def load_weights(
     imports: Sequence[str] = (),
     trust: bool = False,
 ) -> LoadedRun:
-    """Returns the graph of a run and its policy's weights. Arguments and errors are those of `load`."""
+    """Returns the graph of a run and its policy's weights. See `load` for arguments and errors."""
     found = restore_run(run_dir, checkpoint=checkpoint, algorithm=algorithm, imports=imports, trust=trust)
     weights_of = weights_of_seed(found.run, found.graph, found.seeds, seed)
     weights = weights_of(found.restored.state)
@@ -91,7 +91,7 @@ def weights_of_seed(
 
 
 class RestoredRun(NamedTuple):
-    """A run that was opened again, with the state of one of its checkpoints."""
+    """A reopened run with the state of a checkpoint."""
 
     run: RunDirectory
     graph: Graph
@@ -107,7 +107,7 @@ def restore_run(
     imports: Sequence[str] = (),
     trust: bool = False,
 ) -> RestoredRun:
-    """Returns a run's graph and the training state of a checkpoint. Arguments are those of `load`.
+    """Returns a run's graph and the training state of a checkpoint. See `load` for the arguments.
 
     Raises a `CheckpointError` if the directory is not a run, or has no complete checkpoint.
     """
@@ -125,7 +125,7 @@ def restore_run(
 
 
 def _iteration(run: RunDirectory, checkpoints: Checkpoints, checkpoint: str | int) -> int | None:
-    """Returns the iteration of a checkpoint, or None for the last one, which may be replaced by earlier ones."""
+    """Returns the iteration of a checkpoint, or None for the last, for which earlier ones may stand in."""
     if checkpoint == BEST:
         return _best(run, checkpoints)
     if checkpoint == NEWEST:
@@ -168,7 +168,7 @@ def evaluate(
     A function, `(key, observation, legal actions) -> action` of one environment, is evaluated in the same way, and
     so is `random`, which draws from the legal actions. Both need `env`.
 
-    `train_seed` is the `seed` of `load`. The other arguments are those of `load` and `evaluate_run`.
+    `train_seed` is the `seed` of `load`. See `load` and `evaluate_run` for the other arguments.
 
     Raises:
         UsageError: a function is given without an environment, or with an argument that is about runs.
@@ -259,12 +259,11 @@ def evaluator_on(
     backend: Any = None,
     **play: Any,
 ) -> Evaluator:
-    """Compiles the evaluation of a graph's policies on an environment, from their weights or the shapes of them.
+    """Compiles the evaluation of a graph's policies on an environment, for weights or their shapes.
 
-    Without `env` it is the graph's own, whose name may mean another one in this process. `backend` makes a kernel
-    of the steps of a JAX environment, where they can be one. Without it XLA computes them. `play` holds
-    `episodes`, `seed` and `stochastic`, as for `evaluate_run`. Raises a `UsageError` if the environment has other
-    spaces.
+    By default it is the graph's own environment. `backend` compiles the steps of a JAX environment to a kernel, if
+    possible. Without it XLA computes them. `play` holds `episodes`, `seed` and `stochastic`, as for
+    `evaluate_run`. Raises a `UsageError` if the environment has other spaces.
     """
     if env is not None:
         check_same_spaces(graph, env)
@@ -278,7 +277,7 @@ def evaluator_on(
 
 
 def on_environment(graph: Graph, env: Environment) -> Graph:
-    """Returns the graph with another environment of the same spaces in the place of its own."""
+    """Returns the graph with its environment replaced by another with the same spaces."""
     if graph.elsewhere is not None:
         return graph.elsewhere(env)
     envs = environment_functions(env, num_envs=graph.loops.num_envs)

@@ -1,4 +1,4 @@
-"""A trained policy as an object: actions, distributions and values of single observations and of batches.
+"""A trained policy as an object: actions, distributions and values, for single observations and batches.
 
 Shape letters: `*batch` leading axes, none for a single observation, and `n` actions of a `Discrete` space.
 """
@@ -57,7 +57,7 @@ class PolicyInput(NamedTuple):
 
 
 class Policy:
-    """A trained policy, which `rollmill.load` gives: functions of single observations and of batches.
+    """A trained policy, as returned by `rollmill.load`, for single observations and batches.
 
     An observation is an element of `observation_space`, with leading axes of any number in front, `[*batch, ...]`:
     arrays of NumPy or JAX, lists or numbers. Results are NumPy arrays, or JAX arrays if the observation is one.
@@ -149,12 +149,12 @@ class Policy:
             key: a random key. It is split over a batch.
             seed: a number instead of a key.
             memory: memory of a recurrent policy, `[*batch, ...]`: from `initial_memory` at the start of an
-                episode, then the one that was returned. With a memory (`()` of a policy that has none) the result
-                is a pair: action and next memory.
-            action_mask: booleans, True where an action is legal, `[*batch, n]` of a `Discrete` space. All are
-                where it is left out. Of several agents a dictionary by kind.
+                episode, then the returned memory. With a memory (`()` for a policy without) the result is a pair:
+                action and next memory.
+            action_mask: booleans, True where an action is legal, `[*batch, n]` for a `Discrete` space, or a
+                dictionary by kind for several agents. All actions are legal by default.
             position: where the search of AlphaZero begins, from `rollmill.position(env, state)`.
-            search: False takes the action of the network alone, without a search.
+            search: False takes the network's action, without searching.
 
         Raises:
             UsageError: an argument has another shape or dtype than the policy needs, or one is missing. The
@@ -181,8 +181,8 @@ class Policy:
     ) -> ActionDistribution | dict[str, ActionDistribution]:
         """Returns the distribution over actions for each observation, or for several agents a dictionary by kind.
 
-        AlphaZero's is that of the network, which its search improves. A memory is not advanced. `action` returns
-        the next one.
+        For AlphaZero it is the network's distribution, before the search. A memory is not advanced. `action`
+        returns the next one.
 
         Args:
             observation: `[*batch, ...]`.
@@ -204,15 +204,15 @@ class Policy:
     def value(self, observation: Any, *, memory: Any = None) -> Any:
         """Returns the expected return from each observation on, `[*batch]` in float32.
 
-        It is in the unit of the rewards that were learned from: with `normalize_rewards` of the scaled ones. Of a
-        game for two it is that of the player to move.
+        It has the unit of the training rewards, which `normalize_rewards` scales. In a game for two it is for the
+        player to move.
 
         Args:
             observation: `[*batch, ...]`.
             memory: memory of a recurrent policy, `[*batch, ...]`.
 
         Raises:
-            UsageError: the policy has none: that of DQN, SAC, TD3, MAPPO and IPPO.
+            UsageError: the policy has no value, as with DQN, SAC, TD3, MAPPO and IPPO.
         """
         self._require(
             "value", "policy.q_values gives those of DQN; critics of others remain in the training state"
@@ -383,7 +383,7 @@ def _decide(graph: Graph, how: str, rank: int, weights: Weights, *inputs: Any) -
 
 
 def _lifted(function: Callable | None, rank: int, weights: Weights, *inputs: Any) -> Any:
-    """Returns a function of the weights and of ONE observation, of observations with `rank` leading axes."""
+    """Lifts a function of the weights and ONE observation to observations with `rank` leading axes."""
     assert function is not None
     for _ in range(rank):
         function = jax.vmap(function, in_axes=(None, *(0,) * len(inputs)))
@@ -391,7 +391,7 @@ def _lifted(function: Callable | None, rank: int, weights: Weights, *inputs: Any
 
 
 def _shaped_like(name: str, expected: Any, given: Any, batch: Shape) -> Any:
-    """Returns a tree of arrays of the expected structure, one element for each observation."""
+    """Returns a tree with the expected structure and one element for each observation."""
     leaves, structure = jax.tree.flatten(expected)
     if jax.tree.structure(given) != structure:
         raise UsageError(f"{name} has the structure {jax.tree.structure(given)}; expected {structure}.")

@@ -24,13 +24,13 @@ Shape = tuple[int, ...]
 
 
 def known_struct(graph: Graph) -> PyTree[jax.ShapeDtypeStruct]:
-    """Shapes of all that a policy knows of ONE state besides the observation (`dataflow.ActionMask`)."""
+    """Shapes of a policy's inputs for ONE state besides the observation (`dataflow.ActionMask`)."""
     state, _ = jax.eval_shape(graph.start_environment, jax.random.key(0), jnp.int32(0))
     return jax.eval_shape(graph.action_mask, state)
 
 
 def mask_struct(graph: Graph) -> PyTree[jax.ShapeDtypeStruct]:
-    """Shape of the legal actions of one observation, a dictionary of several agents, or `()` without masks."""
+    """Shape of one observation's legal actions, a dictionary for several agents, or `()` without masks."""
     known = known_struct(graph)
     return known.action_mask if isinstance(known, Position) else known
 
@@ -91,7 +91,7 @@ def check_finite(name: str, tree: PyTree) -> None:
 def given_key(key: Key | None, seed: Any) -> Key | None:
     """Returns the random key of a call that takes a key or a seed.
 
-    Raises a `UsageError` if both are given, or a seed that is no number of 32 bits.
+    Raises a `UsageError` if both are given, or for a seed beyond 32 bits.
     """
     if key is not None and seed is not None:
         raise UsageError("both key and seed are given; one of them decides what is drawn.")
@@ -157,7 +157,7 @@ def _leaf(name: str, expected: jax.ShapeDtypeStruct, given: Any) -> Any:
 
 
 def _kind(dtype: Any) -> int | None:
-    """0 for booleans, 1 for whole numbers, 2 for floats, or None for what is no number."""
+    """0 for booleans, 1 for integers, 2 for floats, or None for anything else."""
     kinds = (np.bool_, jnp.integer, jnp.floating)
     return next((index for index, kind in enumerate(kinds) if jnp.issubdtype(dtype, kind)), None)
 

@@ -94,14 +94,14 @@ def render(
     Args:
         run_dir: the run's directory.
         env: another environment of the same spaces, or its id, needed where the run's own was made in Python.
-        env_options: options of an environment that is given by its id.
+        env_options: options of an environment given by id.
         draw: maps state and parameters of the environment to a `Drawing` or to pixels
             `[height, width, 3]` in uint8, instead of the environment's own `draw`.
-        episodes: how many. The first frame of each is that of its reset.
+        episodes: how many. The first frame of each shows its reset.
         max_steps: steps after which an episode is cut.
         size: pixels of the longer side. Default: 480 for drawings, and pictures of pixels as they are.
         checkpoint: `last`, `best` or the number of an iteration, as for `load`.
-        seed: seed of the environments and, where it is stochastic, of the policy.
+        seed: seed of the environments and of a stochastic policy.
         train_seed: seed whose policy plays, of a run that trained several. Default: the first.
         stochastic: draw actions as in training, instead of the most likely ones.
         algorithm: the graph again, where the run was made with parts that only Python has.
@@ -111,7 +111,7 @@ def render(
     Raises:
         UsageError: the environment cannot be drawn, or a number is out of its range.
         ContractError: the environment or its `draw` raised an exception.
-        CheckpointError: the directory is no run, or has no such checkpoint.
+        CheckpointError: the directory is not a run, or lacks the checkpoint.
     """
     loaded = load_weights(
         run_dir, checkpoint=checkpoint, seed=train_seed, algorithm=algorithm, imports=imports, trust=trust
@@ -144,7 +144,7 @@ def render_run(
     stochastic: bool = False,
     imports: Sequence[str] = (),
 ) -> Iterator[Frame]:
-    """The frames of a policy that is loaded, one after the other, all of one size. Arguments are as for `render`.
+    """Yields frames of a loaded policy, all of one size. Arguments are as for `render`.
 
     Whether the environment can be drawn is checked before the first frame is asked for.
     """
@@ -183,7 +183,7 @@ def _check_numbers(episodes: int, max_steps: int, size: int | None, seed: int) -
 
 
 def _environment(graph: Graph, env: AnyEnvironment | None, options: Options) -> Environment | HostEnvironment:
-    """Returns the environment to play in: the one that is given, or the run's own, made again from its name."""
+    """Returns the environment to play in: `env`, or the run's own, recreated by name."""
     if env is None:
         if options:
             raise UsageError(
@@ -209,7 +209,7 @@ def _drawing_itself(name: Any, options: Options) -> Options:
 
 
 def _same_size(frames: Iterator[Frame], size: int | None) -> Iterator[Frame]:
-    """Yields the frames in the size of the first one, or with so many pixels on the longer side."""
+    """Yields the frames in the first frame's size, or with this number of pixels on the longer side."""
     shape = None
     for frame in frames:
         height, width = frame.picture.shape[:2]
@@ -233,7 +233,7 @@ def _frames(
     max_steps: int,
     seed: int,
 ) -> Iterator[Frame]:
-    """Yields the frames of the episodes that an evaluation of as many episodes with this seed plays."""
+    """Yields the frames of the same episodes as an evaluation with this seed."""
     graph = on_environment(graph, _never_reset(env))
     begin, step = jax.jit(partial(_begin, graph)), jax.jit(partial(_step, graph))
     start_key, run_key = jax.random.split(jax.random.key(seed))

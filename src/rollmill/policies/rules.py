@@ -28,7 +28,7 @@ _FUNCTION = re.compile(r"[^\W\d][\w.]*:[^\W\d]\w*")
 
 
 def names_rule(policy: str | Path) -> bool:
-    """Returns True for `random` and `MODULE:FUNCTION`, unless there is a file or directory of that name."""
+    """Returns True for `random` and `MODULE:FUNCTION`, unless such a file or directory exists."""
     text = str(policy)
     return (text == RANDOM or _FUNCTION.fullmatch(text) is not None) and not Path(policy).exists()
 

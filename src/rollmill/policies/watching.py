@@ -42,10 +42,10 @@ def watch(
     imports: Sequence[str] = (),
     trust: bool = False,
 ) -> Iterator[WatchedCheckpoint]:
-    """Evaluates the checkpoints of a run that are there and each new one, by one compiled program, oldest first.
+    """Evaluates the existing checkpoints of a run and each new one by one compiled program, oldest first.
 
     It ends when no process trains the run and all checkpoints were evaluated. One that the training deletes before
-    its turn, because it keeps newer ones, is left out. Arguments and errors are those of `evaluate`.
+    its turn, because it keeps newer ones, is left out. See `evaluate` for arguments and errors.
     """
     run = RunDirectory.open(run_dir)
     graph, options = reopen(run, imports=imports, trust=trust)

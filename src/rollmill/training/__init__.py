@@ -1,1 +1,1 @@
-"""The life of a training: from a request to a graph, a plan and a run, and to its end or its resumption."""
+"""Prepares, runs, records and resumes training runs."""

@@ -1,4 +1,4 @@
-"""Runs a training, in whatever way, and records what it reports."""
+"""Drives a training session of any kind and records its reports."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -47,7 +47,7 @@ TERMINATE_SECONDS = 20.0
 
 
 class StopOverdue(RollmillError):
-    """A worker holds up a training that was told to stop. The newest checkpoint is kept."""
+    """A worker delays the requested stop. The newest checkpoint is kept."""
 
     exit_code = 143
 

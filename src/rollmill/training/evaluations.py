@@ -25,7 +25,7 @@ OPTIONS = ("evaluate_episodes", "evaluate_seed", "evaluate_stochastic", "evaluat
 
 @dataclass(frozen=True)
 class EvaluationProgress:
-    """The evaluations of a training so far."""
+    """The evaluations so far."""
 
     iteration: int = 0
     """Iteration after which the last one was due and done."""
@@ -43,7 +43,7 @@ class _PlayedAhead(NamedTuple):
 
 
 class PeriodicEvaluation:
-    """Evaluates the policy by `play` at regular iterations, and after the last one, also of a stop by a hook."""
+    """Evaluates the policy with `play` at regular iterations and at the end, even if a hook stops the run."""
 
     def __init__(self, graph: Graph, options: RunOptions, play: Evaluator) -> None:
         self._graph, self._play, self._seeds = graph, play, options.seeds
@@ -54,12 +54,12 @@ class PeriodicEvaluation:
         self._played: _PlayedAhead | None = None
 
     def is_due(self, iteration: int) -> bool:
-        """Returns whether an evaluation is due after so many iterations."""
+        """Returns whether an evaluation is due after this iteration."""
         ends = self.is_new(iteration) and iteration == self._graph.loops.iterations
         return ends or iteration // self.every > self.progress.iteration // self.every
 
     def is_new(self, iteration: int) -> bool:
-        """Returns whether the policy after so many iterations has not been evaluated."""
+        """Returns whether the policy after this iteration is still to be evaluated."""
         return self.progress.iteration < iteration
 
     @property
@@ -73,7 +73,7 @@ class PeriodicEvaluation:
             self._played = self._play_episodes(window.last, window.after)
 
     def run(self, iteration: int, state: State) -> dict[str, Any]:
-        """Evaluates the policy of a state, unless that was done in a pause; returns the metrics.
+        """Evaluates the policy of a state, unless a pause already did, and returns the metrics.
 
         Raises a `UsageError` if an episode does not end, and a `ContractError` if a host environment raised.
         """

@@ -1,8 +1,8 @@
-"""Population-based training: which trainings take over from which, and with which numbers. Pure.
+"""Population-based training: decides which members copy others, and with which hyperparameters. Pure.
 
 Jaderberg et al., "Population Based Training of Neural Networks", 2017, with truncation selection: at each rung,
-the worst trainings take over the weights, the state of the optimiser and the numbers of one of the best, and
-change the numbers by a factor.
+the worst members copy weights, optimiser state and hyperparameters from one of the best, and perturb the
+hyperparameters by a factor.
 """
 
 import random
@@ -21,7 +21,7 @@ DEFAULT_SHARE = 0.2
 
 @dataclass(frozen=True)
 class EvolutionRule:
-    """When trainings of a population take over from others."""
+    """Settings of population-based training."""
 
     every_steps: int
     """Environment steps between two rungs."""
@@ -44,7 +44,7 @@ class EvolutionRule:
 
         Args:
             batch_size: environment steps of an iteration.
-            iterations: those of a training.
+            iterations: number of iterations of a run.
 
         Raises:
             UsageError: there is no rung before the end.
@@ -58,7 +58,7 @@ class EvolutionRule:
         return every
 
     def taking_over(self, trainings: int) -> int:
-        """Returns the number of trainings that take over from others at a rung."""
+        """Returns the number of members that copy others at a rung."""
         return int(self.share * trainings)
 
 
@@ -76,7 +76,7 @@ class Takeover:
 
 @dataclass(frozen=True)
 class Rung:
-    """The results of all trainings after some iterations, and the takeovers decided from them."""
+    """The results of all members after some iterations, and the takeovers decided from them."""
 
     iteration: int
     results: tuple[float | None, ...]
@@ -94,7 +94,7 @@ class Evolution:
         return Evolution(tuple(rung for rung in self.rungs if rung.iteration <= iteration))
 
     def values(self, first: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Returns the hyperparameters of all trainings after the rungs, from those at the beginning."""
+        """Returns the hyperparameters of all members after the rungs, from the initial values."""
         values = [dict(each) for each in first]
         for takeover in (takeover for rung in self.rungs for takeover in rung.takeovers):
             values[takeover.training] |= takeover.after
@@ -104,16 +104,16 @@ class Evolution:
 def next_rung(
     rule: EvolutionRule, iteration: int, results: Sequence[float | None], values: Sequence[Mapping[str, Any]]
 ) -> Rung:
-    """Returns a rung, the same for the same arguments.
+    """Returns a rung. Equal arguments give equal rungs.
 
     Trainings without a result neither take over nor are taken over from. Where fewer than twice as many as are to
     take over have one, none does.
 
     Args:
         rule: rule of the population.
-        iteration: iterations that are done.
-        results: result of each training, the larger the better.
-        values: hyperparameters of each training.
+        iteration: number of completed iterations.
+        results: result of each member. Larger is better.
+        values: hyperparameters of each member.
     """
     count = rule.taking_over(len(results))
     ranked = sorted((result, -number) for number, result in enumerate(results) if result is not None)

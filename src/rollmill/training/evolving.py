@@ -1,8 +1,8 @@
 """Population-based training in one program: states are handed on between its lanes at rungs.
 
-A rung is decided from the results alone. It is written to the file of the population, then to the configurations
-of the runs, and the checkpoints of its iteration hold the states after it. A population that was killed continues
-from the newest iteration of which all runs have a checkpoint, and comes to the same rungs.
+A rung depends only on the results. It is written to the file of the population, then to the configurations
+of the runs, and the checkpoints of its iteration hold the states after it. A killed population continues from the
+newest iteration checkpointed by all runs, and reaches the same rungs.
 """
 
 from collections.abc import Sequence
@@ -61,7 +61,7 @@ def common_iteration(runs: Sequence[Path]) -> int | None:
 
 
 class Evolving:
-    """A population whose trainings take over from each other."""
+    """A population with members that copy each other."""
 
     def __init__(self, rule: EvolutionRule, folder: Path, graphs: Sequence[Graph]) -> None:
         first = [{name: graph.settings["config"][name] for name in rule.names} for graph in graphs]
@@ -71,7 +71,7 @@ class Evolving:
         self._config = plain(writable(graphs[0].settings["config"]))
 
     def go_on(self, iteration: int, runs: Sequence[RunDirectory]) -> None:
-        """Goes on after so many iterations, and takes later rungs out of the configurations of the runs."""
+        """Continues after this iteration, and removes later rungs from the runs' configurations."""
         self._evolution = read_evolution(self._folder).until(iteration)
         for takeover in (takeover for rung in self._evolution.rungs for takeover in rung.takeovers):
             places = {takeover.training, takeover.source}
@@ -89,16 +89,16 @@ class Evolving:
         runs: Sequence[RunDirectory],
         state: PyTree[Array | np.ndarray],
     ) -> PyTree[Array | np.ndarray]:
-        """Decides a rung after so many iterations, and writes it down.
+        """Decides and records the rung after this iteration.
 
         Args:
-            iteration: iterations that are done.
-            results: result of each training.
-            runs: run of each training.
-            state: states of all trainings, on the host.
+            iteration: number of completed iterations.
+            results: result of each member.
+            runs: run of each member.
+            state: states of all members, on the host.
 
         Returns:
-            The states with which the trainings continue.
+            The states to continue with.
         """
         rung = next_rung(self._rule, iteration, results, self._evolution.values(self._first))
         self._evolution = Evolution((*self._evolution.rungs, rung))
@@ -108,7 +108,7 @@ class Evolving:
         return self._handed_on(rung, state)
 
     def _handed_on(self, rung: Rung, state: Any) -> Any:
-        """Returns the states with learners taken over, and other numbers in them."""
+        """Returns the states with copied learners and their new hyperparameters."""
         if not rung.takeovers:
             return state
         sources = np.arange(len(rung.results))
@@ -123,7 +123,7 @@ class Evolving:
         return eqx.tree_at(lambda state: state.learner, state, learner)
 
     def _numbers(self, values: dict[str, Any]) -> dict[str, float]:
-        """Returns the numbers that a learner holds of some hyperparameters."""
+        """Returns the values held by a learner for some hyperparameters."""
         config = config_from_json(self._kind, {**self._config, **plain(values)})
         names = values.keys()
         return {key: number for key, number in numbers_of(config).items() if key.partition(":")[0] in names}

@@ -1,4 +1,4 @@
-"""Calls the hooks of a training with its events, and keeps what they request."""
+"""Calls hooks with events, and collects their requests."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ class StopByHook(NamedTuple):
 
 
 class HookCalls:
-    """Calls the hooks of one training in their order. `note` prints a line to the user."""
+    """Calls the hooks of a run in order. `note` prints a line to the user."""
 
     def __init__(self, hooks: Sequence[Hook], note: Callable[[str], None]) -> None:
         self._hooks, self._note = list(hooks), note

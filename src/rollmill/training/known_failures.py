@@ -1,4 +1,4 @@
-"""Notes on trainings that learn nothing: known ones at their start, and a temperature that grows without end."""
+"""Notes on runs that learn nothing: known combinations at the start, and a temperature that keeps growing."""
 
 from collections.abc import Mapping
 from typing import Any

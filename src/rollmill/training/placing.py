@@ -73,7 +73,7 @@ def place_parts(
 ) -> Plan:
     """Returns the plan for a graph with parts that only this process can make, and logs changes.
 
-    See `place_custom`. `saved` says that the plan is that of the resumed run, and not chosen now. Raises a
+    See `place_custom`. `saved` says that the plan comes from the resumed run. Raises a
     `UsageError` with the `custom` parts if the options ask for other processes.
     """
     placed = place_custom(plan, options, custom, saved=saved)
@@ -123,7 +123,7 @@ def refuse_unread(plan: Plan, options: RunOptions) -> None:
 
 
 def _reads_reduction(plan: Plan, options: RunOptions) -> bool:
-    """Returns whether the training takes means in the way that is asked for."""
+    """Returns whether the run uses the requested all-reduce."""
     if plan.place != "program":
         return plan.place == "mesh"
     several = options.devices != 1 or plan.partition.groups[0].replicas > 1

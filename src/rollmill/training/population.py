@@ -1,6 +1,6 @@
-"""Several trainings in one compiled program: they differ in seeds and hyperparameters alone.
+"""Several runs in one compiled program, with different seeds and hyperparameters.
 
-Each is a run of its own, with its metrics and checkpoints, which can continue alone.
+Each has its own metrics and checkpoints, and can be resumed separately.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ from rollmill.workers.reports import MetricsRows, Saved, StartedUp
 
 
 class _Lane(NamedTuple):
-    """One of the trainings."""
+    """A member of a population."""
 
     run: RunDirectory
     recorder: Recorder
@@ -53,7 +53,7 @@ class _Lane(NamedTuple):
 
 
 class Population(NamedTuple):
-    """How trainings of a population take over from each other."""
+    """Rules by which members copy each other."""
 
     rule: EvolutionRule
     folder: Path
@@ -98,7 +98,7 @@ def train_population(requests: Sequence[TrainingRequest], population: Population
 def _create(
     stack: contextlib.ExitStack, prepared: PreparedTraining, display: Display, provenance: dict[str, Any]
 ) -> _Lane:
-    """Creates the run of a training, and what records it."""
+    """Creates the run directory of a member, and its recorder."""
     run = create_run(prepared.config, prepared.options, provenance)
     stack.enter_context(run.lock())
     checkpoints = stack.enter_context(open_checkpoints(run, prepared.options))
@@ -106,7 +106,7 @@ def _create(
 
 
 def _reopen(stack: contextlib.ExitStack, prepared: PreparedTraining, display: Display, iteration: int) -> _Lane:
-    """Opens the run of a training that continues after so many iterations, with the numbers of its checkpoint."""
+    """Opens the run directory of a member to continue after this iteration, with its hyperparameters there."""
     run = RunDirectory.open(Path(str(prepared.options.run_dir)))
     stack.enter_context(run.lock())
     checkpoints = stack.enter_context(open_checkpoints(run, prepared.options))
@@ -131,14 +131,14 @@ def _recorded(
 
 
 def _go_on(evolving: Evolving, iteration: int, lanes: Sequence[_Lane]) -> None:
-    """Takes the numbers of all runs back to those after so many iterations."""
+    """Resets the hyperparameters of all runs to their values after this iteration."""
     evolving.go_on(iteration, [lane.run for lane in lanes])
     for lane in lanes:
         lane.recorder.follow_config()
 
 
 class _TrainedPopulation(NamedTuple):
-    """The trainings of a program."""
+    """The members trained by one program."""
 
     program: CompiledProgram
     first: PreparedTraining
@@ -148,7 +148,7 @@ class _TrainedPopulation(NamedTuple):
 
 
 def _follow(trained: _TrainedPopulation) -> None:
-    """Runs the program to its end, from rung to rung, and records what becomes of each training."""
+    """Runs the program from rung to rung, and records each member."""
     done, state = _begin(trained.program, trained.lanes)
     last, every = trained.first.algorithm.loops.iterations, trained.first.options.checkpoint_iterations
     while done < last and not trained.stop.requested:
@@ -186,7 +186,7 @@ def _train_until(trained: _TrainedPopulation, state: Any, first: int, until: int
 
 
 def _after(trained: _TrainedPopulation, iteration: int, until: int, after: Any) -> tuple[Any, Any]:
-    """Returns the states with which the trainings continue after an iteration, there and on the host."""
+    """Returns the states to continue with after an iteration, on the device and on the host."""
     kept = jax.device_get(after)
     if trained.evolving is None or iteration < until or until == trained.first.algorithm.loops.iterations:
         return after, kept
@@ -201,7 +201,7 @@ def _after(trained: _TrainedPopulation, iteration: int, until: int, after: Any) 
 
 
 def _begin(program: CompiledProgram, lanes: Sequence[_Lane]) -> tuple[int, Any]:
-    """Returns the iterations that are done, and the state after them, which every recorder begins with."""
+    """Returns the number of completed iterations and the state after them, with which every recorder begins."""
     restored = lanes[0].restored
     if restored is None:
         state = program.start()
@@ -215,7 +215,7 @@ def _begin(program: CompiledProgram, lanes: Sequence[_Lane]) -> tuple[int, Any]:
 
 
 def _record(lanes: Sequence[_Lane], report: MetricsRows, *, saving: bool) -> bool:
-    """Writes down the metrics of each training. Returns whether one of them needs its state.
+    """Writes the metrics of each member. Returns whether one of them needs its state.
 
     If `saving`, a checkpoint of each was requested.
     """
@@ -230,7 +230,7 @@ def _record(lanes: Sequence[_Lane], report: MetricsRows, *, saving: bool) -> boo
 
 
 def _keep(lanes: Sequence[_Lane], iteration: int, state: PyTree[Array | np.ndarray], *, stopping: bool) -> None:
-    """Saves the state of each training for which it is due."""
+    """Saves the states that are due."""
     for number, lane in enumerate(lanes):
         lane.recorder.keep(iteration, _lane_of(state, number), stopping=stopping, signalled=stopping)
 
@@ -242,5 +242,5 @@ def _end(lane: _Lane, stop: StopRequest) -> Run:
 
 
 def _lane_of(state: PyTree[Array | np.ndarray], number: int) -> PyTree[Array | np.ndarray]:
-    """Returns the state of one training."""
+    """Returns the state of one member."""
     return jax.tree.map(lambda leaf: leaf[number, ...], state)  # of a scalar an array, too

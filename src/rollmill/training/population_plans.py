@@ -1,4 +1,4 @@
-"""Plans trainings that share a program: the graph is built once, for the first of them."""
+"""Plans runs that share a program, and builds the graph once, for the first run."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -36,14 +36,14 @@ class _Built(NamedTuple):
 def plan_population(
     requests: Sequence[TrainingRequest], *, rule: EvolutionRule | None = None, goes_on: bool = False
 ) -> list[PlannedTraining]:
-    """Checks that trainings can share a program, and plans each.
+    """Checks that runs can share a program, and plans each.
 
     Args:
         requests: what is to be trained.
         rule: when they take over from each other; each saves its state at the rungs, and at no other time.
         goes_on: whether their runs are there already.
 
-    Raises a `UsageError` if they differ in more than seeds and numbers.
+    Raises a `UsageError` if anything but seeds and hyperparameters differs.
     """
     if len(requests) < 2:
         raise UsageError("a population needs at least two trainings.")
@@ -67,7 +67,7 @@ def plan_population(
 
 
 class _SharedProgram(NamedTuple):
-    """Properties that all trainings have in common."""
+    """Properties shared by all runs."""
 
     trainings: int
     checkpoint_iterations: int | None
@@ -76,7 +76,7 @@ class _SharedProgram(NamedTuple):
 
 
 def _planned(built: _Built, described: Mapping[str, Any] | None, shared: _SharedProgram) -> PlannedTraining:
-    """Plans one of several trainings, with the description of the first one's graph, which is traced for it."""
+    """Plans one of several runs, with the description traced for the first run's graph."""
     (request, _, options), graph = built
     if options.log_every is None:  # one process writes the lines of all
         options = replace(options, log_every=default_log_every(graph, trainings=shared.trainings))
@@ -93,10 +93,10 @@ def _planned(built: _Built, described: Mapping[str, Any] | None, shared: _Shared
 
 
 def _graph_beside(first: _Built, resolved: ResolvedRequest) -> Graph | None:
-    """Returns the graph of a training that differs from the first one in numbers alone, without building it.
+    """Returns the graph of a run with other hyperparameters than the first run, without building it.
 
-    None if they differ in more. Its functions are those of the first one, which read the numbers of the learner
-    and of the environment.
+    None if they differ in more. It shares the first graph's functions, which read hyperparameters from the learner
+    and the environment.
     """
     (request, config, _), (other, ours, _) = resolved, first.resolved
     names = (request.algorithm, request.environment, resolved.planned_envs)
@@ -134,13 +134,13 @@ def _parameters_beside(first: _Built, resolved: ResolvedRequest) -> Mapping[str,
 
 
 def _own_settings(graph: Graph) -> dict[str, Any]:
-    """Returns the settings in which trainings of a program may differ."""
+    """Returns the settings that may differ between the runs of a program."""
     settings = writable(graph.settings)
     return {name: settings[name] for name in ("config", "environment_options")}
 
 
 def _check_same_program(first: PlannedTraining, other: PlannedTraining) -> None:
-    """Checks that two trainings differ in seeds and hyperparameters alone."""
+    """Checks that two runs differ only in seeds and hyperparameters."""
     for name in ALONE:
         if getattr(other.options, name) is not None:
             raise UsageError(f"a training with {name} has a program of its own.")
@@ -152,7 +152,7 @@ def _check_same_program(first: PlannedTraining, other: PlannedTraining) -> None:
 
 
 def _constants(planned: PlannedTraining) -> dict[str, Any]:
-    """Returns what a compiled program contains of a training."""
+    """Returns the settings compiled into a program."""
     graph, options = planned.graph, planned.options
     config = {
         name: type(value) if name in graph.hyperparameters else value  # a schedule is not a number

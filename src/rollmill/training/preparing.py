@@ -1,6 +1,6 @@
-"""Prepares a training: checks it, places its parts, and compiles the programs of this process.
+"""Checks and places a training run, and compiles the programs of this process.
 
-New runs, resumed runs, trials of sweeps and of plan searches, and profiles are all prepared here.
+Used for new and resumed runs, trials of sweeps and plan searches, and profiles.
 """
 
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ GRAPH_FACTORY = "rollmill.runs.specification:graph_of_worker"
 
 @dataclass(frozen=True)
 class PlannedTraining:
-    """A training that was asked for, with its graph built and its plan chosen."""
+    """A requested training run with its graph and plan."""
 
     graph: Graph
     described: dict[str, Any]
@@ -66,7 +66,7 @@ class PlannedTraining:
 
 @dataclass(frozen=True)
 class PreparedTraining:
-    """A training that is checked and compiled, and has not begun."""
+    """A checked and compiled training run, ready to begin."""
 
     algorithm: Graph
     options: RunOptions
@@ -90,7 +90,7 @@ def prepare(
     *,
     shared: CompiledProgram | None = None,
 ) -> PreparedTraining:
-    """Places and compiles a training, and shows notes on it.
+    """Places and compiles a training run, and shows notes.
 
     Args:
         planned: the training.
@@ -137,7 +137,7 @@ def run_spec(
     imports: Sequence[str],
     launches: Launches | None = None,
 ) -> RunSpec:
-    """Returns the specification of a training for its workers.
+    """Returns the specification for the workers.
 
     `described` is the description of its graph. Workers first import the modules in `imports`. `launches` are
     those of the kernels, if the run has chosen them before.
@@ -173,7 +173,7 @@ def compile_program(
     """Compiles an iteration for the devices of a plan with one group.
 
     `launches` are those of the kernels, if the run has chosen them before. `seeds` replace those of the options,
-    and `lanes` are graphs with the hyperparameters of these trainings.
+    and `lanes` are graphs with the hyperparameters of the lanes.
     """
     seeds = options.seeds if seeds is None else seeds
     enable_compilation_cache()
@@ -237,7 +237,7 @@ def check_group_kernels(graph: Graph, plan: Plan, options: RunOptions, display: 
 
 
 def note_replay_size(graph: Graph, plan: Plan, display: Display, *, num_seeds: int) -> None:
-    """Logs the memory of the replay memories of all seeds, before anything is compiled.
+    """Logs the size of all seeds' replay memories before compilation.
 
     Raises a `UsageError` if they do not fit.
     """

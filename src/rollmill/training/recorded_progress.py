@@ -12,7 +12,7 @@ from rollmill.training.evaluations import EvaluationProgress
 
 
 class Episodes(NamedTuple):
-    """Episodes of a training."""
+    """Episodes counted so far."""
 
     ended: float = 0.0
     """All that ended, failed ones included."""
@@ -60,7 +60,7 @@ def read_progress(run: RunDirectory, restored: Restored, *, seeds: int) -> Recor
 
 
 def check_sums(saved: SavedSums, *, where: str, seeds: int) -> None:
-    """Raises a `CheckpointError` unless sums of metrics are of as many seeds as are trained."""
+    """Raises a `CheckpointError` if the sums of metrics are for another number of seeds."""
     if saved.iterations < 0:
         raise CheckpointError(f"{where}: metadata.unwritten.iterations={saved.iterations} must be at least 0.")
     if len(lengths := {len(numbers) for numbers in saved.sums.values()}) > 1:

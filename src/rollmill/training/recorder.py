@@ -76,7 +76,7 @@ def open_checkpoints(run: RunDirectory, options: RunOptions) -> Checkpoints:
 
 
 def default_log_every(graph: Graph, *, trainings: int = 1) -> int:
-    """Returns the iterations of a line of the log where nobody says, in one of several trainings of a process."""
+    """Returns the default number of iterations per log line, for a process that trains several runs."""
     most = MAX_LINES if graph.replay is None else MAX_LINES_OF_REPLAY
     return math.ceil(graph.loops.iterations * trainings / most)
 
@@ -91,7 +91,7 @@ class _PendingLine(NamedTuple):
 
 
 class Recorder:
-    """Writes down what a training does."""
+    """Records the metrics, checkpoints and summary of a run."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class Recorder:
         self._temperature = TemperatureWatch(hyperparameters.get("initial_temperature", 1.0))
 
     def begin(self, state: PyTree[Array | np.ndarray]) -> None:
-        """Goes on from the checkpoint that was restored, or saves the first one."""
+        """Continues from the restored checkpoint, or saves the first checkpoint."""
         self._state = state
         if self._restored is None:
             self._note_state(0, state)
@@ -178,9 +178,9 @@ class Recorder:
         self._identity = identity_of(self._config)
 
     def started_up(self, compile_seconds: float, seconds: float) -> None:
-        """Records the seconds before the training began, with those of compilation.
+        """Records the seconds before the first iteration, including compilation.
 
-        They are no part of its time.
+        They do not count as training time.
         """
         if not self._start_seconds:  # a replica that was replaced starts later, and the averages continue
             self._gpus.restart()
@@ -284,7 +284,7 @@ class Recorder:
         """Takes the state after an iteration: evaluates its policy and saves a checkpoint, each if it is due.
 
         The training goes back to this state if workers are lost. If it is `stopping`, a checkpoint is saved. If a
-        hook stops it, its policy is evaluated, as that of the last iteration is. If a signal does (`signalled`),
+        hook stops the run, the policy is evaluated, as after the last iteration. If a signal does (`signalled`),
         the evaluation is left to the resumed run.
         """
         evaluation = self._evaluation
@@ -355,7 +355,7 @@ class Recorder:
             self._hooks.emit(event)
 
     def rewind(self, iteration: int) -> None:
-        """Goes back to the state that was saved after this iteration, because the run does."""
+        """Returns to the state saved after this iteration."""
         self._log.rewind(iteration)
         self._iteration = iteration
         self._windows = [EpisodeWindow.from_json(saved) for saved in self._saved_windows]
@@ -437,7 +437,7 @@ class Recorder:
         return [window.mean_return for window in self._windows]
 
     def _next_line(self, speed: float, seconds: float) -> "_PendingLine":
-        """Returns the line of the iterations since the last one, and starts the next."""
+        """Returns the log line for the iterations since the last line, and starts the next."""
         line = _PendingLine(
             self._iteration,
             {"seconds": seconds, **self._line(speed)},
@@ -460,7 +460,9 @@ class Recorder:
             self._hooks.emit(MetricsLogged(**at, seconds=row["seconds"], row=row, episodes=line.episodes))
 
     def _line(self, speed: float) -> dict[str, Any]:
-        """Returns the line of the iterations since the last one: episodes are counted, other metrics are means."""
+        """Returns the log line for the iterations since the last line, with counts of episodes and means of
+        other metrics.
+        """
         if self._reported is None:
             self._reported = reported_names(self._algorithm, self._state.learner)
         shares = computed_shares(self._algorithm, self._sums.names, self._reported)
@@ -482,7 +484,7 @@ class Recorder:
         }
 
     def _of_episodes(self) -> dict[str, float | None]:
-        """Means over the latest episodes, of all seeds and of each."""
+        """Means over the latest episodes, overall and by seed."""
         each = {f"episode/return_seed{s}": r for s, r in zip(self._options.seeds, self._returns, strict=True)}
         return {
             "episode/return": _mean(self._returns),

@@ -1,4 +1,4 @@
-"""A training as its user asked for it: one value from the command line to the process that trains.
+"""A training request: one value from the command line to the process that trains.
 
 The command line parses its words into a `TrainingRequest`, a sweep and a search for a plan change its settings,
 and processes receive it as JSON. Nothing is imported or built before it is resolved.
@@ -38,7 +38,7 @@ MAX_SEEDS = 2**14
 
 @dataclass(frozen=True)
 class TrainingRequest:
-    """The names of an algorithm and an environment, and every setting that was given."""
+    """The names of an algorithm and an environment, with the explicit settings."""
 
     algorithm: str
     environment: str
@@ -83,7 +83,7 @@ class TrainingRequest:
         """How the training is run.
 
         Raises:
-            UsageError: a value is none of its option.
+            UsageError: a value is invalid for its option.
         """
         return _typed(RunOptions(), {n: v for n, v in self.settings.items() if n in _names_in(RunOptions)})
 
@@ -120,7 +120,7 @@ class ResolvedRequest(NamedTuple):
 
     @property
     def environment_options(self) -> dict[str, Any]:
-        """Options of the environment, with those of the recipe."""
+        """Options of the environment, including the recipe's."""
         return {**options_of_recipe(self.request), **self.request.environment_options}
 
     def graph(self, num_envs: int | None = None, *, total_timesteps: int | None = None) -> Graph:
@@ -163,7 +163,7 @@ def train_request(request: TrainingRequest) -> Run:
 
 
 def prepare_request(request: TrainingRequest) -> PreparedTraining:
-    """Checks and compiles a training to measure it, without writing or evaluating."""
+    """Checks and compiles a run for measurement, without writing or evaluating."""
     prepare_devices(request.options, environment=request.environment)
     resolved = resolve(request)
     options = unwatched(resolved.options)
@@ -185,7 +185,7 @@ def find_own_algorithm(name: str, options: RunOptions | None, imports: Sequence[
 
 
 def default_config(algorithm: str, recipe: str | None) -> Any:
-    """Returns the hyperparameters that hold where nothing else is given.
+    """Returns the default hyperparameters.
 
     Raises a `UsageError` if a name is unknown, or if the recipe is for another algorithm.
     """
@@ -220,10 +220,10 @@ def setting_name(option: str) -> str:
 
 
 def setting_from_text(algorithm: str, option: str, texts: Sequence[str]) -> Any:
-    """Reads a value of a setting from one text, or from those of a list's numbers.
+    """Parses the value of a setting from one string, or from one string for each element of a list.
 
-    `option` is that of a sweep: a setting of the algorithm or the run, `environment` or `env-option.KEY`. Raises a
-    `UsageError` if there is no such setting, or if the text is not a value of it.
+    `option` names an axis of a sweep: a setting of the algorithm or the run, `environment` or `env-option.KEY`.
+    Raises a `UsageError` for an unknown setting or an invalid value.
     """
     if option == ENVIRONMENT:
         return " ".join(texts)
@@ -234,7 +234,7 @@ def setting_from_text(algorithm: str, option: str, texts: Sequence[str]) -> Any:
 
 
 def takes_several(algorithm: str, option: str) -> bool:
-    """Returns whether a value of an option consists of several texts, as the sizes of layers do."""
+    """Returns whether an option's value consists of several strings, such as the sizes of layers."""
     is_setting = option != ENVIRONMENT and not option.startswith(OF_ENVIRONMENT)
     return is_setting and count_of(_setting(algorithm, option).hint) != 1
 
@@ -279,7 +279,7 @@ def _names_in(kind: type) -> Collection[str]:
 
 
 def _typed(instance: Any, settings: Mapping[str, Any]) -> Any:
-    """Returns an instance of a dataclass with other values of some settings."""
+    """Returns a copy of a dataclass instance with some settings replaced."""
     known = _settings_in(type(instance))
     for name in settings:
         if name not in known:

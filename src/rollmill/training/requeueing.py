@@ -20,7 +20,7 @@ UNCOMPARED = (*DERIVED, "custom")
 
 
 def run_to_go_on(algorithm: Graph, options: RunOptions) -> RunDirectory | None:
-    """Returns the run in the directory of a training that may resume it. None if there is none yet.
+    """Returns the run in the requested directory if it may be resumed. None if there is none yet.
 
     Raises a `UsageError` with the differing fields if the directory holds a run of another configuration, and a
     `CheckpointError` if its configuration is damaged.

@@ -75,7 +75,7 @@ def resume(
             host. Or limits of workers: hang_seconds, start_seconds, max_failures.
 
     Raises:
-        CheckpointError: if the directory is no run, no checkpoint is whole, or the newest was made with another
+        CheckpointError: if the directory is not a run, no checkpoint is complete, or the newest has another
             configuration.
         UsageError: if the algorithm has other hyperparameters than the run, or a change cannot be made.
         Interrupted: a KeyboardInterrupt, after Ctrl-C, as by `train`.
@@ -154,7 +154,7 @@ class _Reopened(NamedTuple):
 
 
 def _limits_and_place(placement: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the options of how patiently workers are waited for, and those of where they run."""
+    """Returns the options for timeouts and placement of workers."""
     if unknown := placement.keys() - {*PLACEMENT, *WORKER_LIMITS}:
         raise UsageError(
             f"{', '.join(sorted(unknown))} cannot be changed when a run goes on; what can: "
@@ -165,7 +165,7 @@ def _limits_and_place(placement: dict[str, Any]) -> tuple[dict[str, Any], dict[s
 
 
 def _with_devices_of_plan(options: RunOptions) -> RunOptions:
-    """Returns the options with the devices of the plan that they name. Kernels stay those of the run's start."""
+    """Returns the options with the devices of the plan that they name. The run keeps its original kernels."""
     devices = settings_of(options).devices
     return options if devices is None else replace(options, devices=devices)
 
@@ -232,7 +232,7 @@ def _plan_elsewhere(
 ) -> tuple[Plan, RunOptions]:
     """Chooses the plan of a resumed run in another place, and returns its options there.
 
-    Kernels that are impossible there are left out, unless the user asks for them.
+    Unsupported kernels are dropped there, unless the user requests them.
     """
     without = replace(options, fusion="auto") if keeps_fusion else options
     plan = choose_plan(graph, without)
@@ -246,7 +246,7 @@ def _plan_elsewhere(
 
 
 def reset_placement(placement: dict[str, Any]) -> dict[str, Any]:
-    """Where a run is resumed: what is asked for, and what that makes void of where it ran before."""
+    """The placement of a resumed run: the requested options, and the recorded options that they replace."""
     default = asdict(PlacementOptions())
     if placement:  # the way that was the fastest there need not be the fastest here
         placement = {"reduction": default["reduction"], **placement}

@@ -1,4 +1,4 @@
-"""Opens the session of a training, in one compiled program or with workers, and closes it at the end."""
+"""Opens and closes training sessions, in one compiled program or with workers."""
 
 import contextlib
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ Session: TypeAlias = AbstractContextManager[tuple[Training, State]]
 
 
 def open_session(prepared: PreparedTraining, run: RunDirectory) -> Session:
-    """Opens the session of a training, which the run directory records."""
+    """Opens the session of a run."""
     if prepared.program is None:
         return _open_workers(prepared, run)
     return _open_program(prepared, prepared.program, run)

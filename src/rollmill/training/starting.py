@@ -1,8 +1,8 @@
-"""Trainings that begin with the weights of another run, on the same environment or on another one.
+"""Initialisation from the weights of another run, on the same environment or on another one.
 
 Taken is what the two learners have in common: arrays of floats with the same place in the learner, and the same
-shape. Arrays that belong together, as those of a layer or of running statistics, are taken all or none. Optimiser
-states, counts of updates, hyperparameters and an adapted learning rate are those of the new training.
+shape. Arrays that belong together, such as a layer's or those of running statistics, are copied together or not at
+all. Optimiser states, update counts, hyperparameters and an adapted learning rate are not copied.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ OBSERVATIONS = "weights.observations"
 
 
 class GivenWeights(NamedTuple):
-    """The arrays that a training begins with, instead of random ones."""
+    """Initial arrays that replace random ones."""
 
     arrays: Mapping[str, np.ndarray]
     """By their place in the learner."""
@@ -50,7 +50,7 @@ class GivenWeights(NamedTuple):
 
 
 def given_weights(graph: Graph, options: RunOptions, imports: Sequence[str]) -> GivenWeights | None:
-    """Reads the weights that a training begins with, of the first seed of `options.start_from`, or returns None.
+    """Reads the initial weights from the first seed of `options.start_from`, or returns None.
 
     Raises a `CheckpointError` if that is not a run with a complete checkpoint, and a `UsageError` if the two
     learners have nothing in common.
@@ -78,9 +78,9 @@ def given_weights(graph: Graph, options: RunOptions, imports: Sequence[str]) -> 
 
 
 def begin_with(graph: Graph, seeds: Sequence[int], given: GivenWeights, state: State | None = None) -> State:
-    """Returns the training state before the first iteration, with given weights, the same for all seeds.
+    """Returns the training state before the first iteration, with the same initial weights for all seeds.
 
-    By default the state itself is made here. Environments that are stepped in Python are no part of it.
+    By default the state itself is made here. Environments stepped in Python are not part of it.
     """
     if state is None:
         state = _learner_alone(graph, seeds) if graph.host is not None else start_state(graph, seeds)
@@ -107,7 +107,7 @@ def _zeros(shape: jax.ShapeDtypeStruct) -> Array:
 
 
 def _weights_of(learner: PyTree) -> dict[str, Any]:
-    """Returns the arrays of floats of a learner that can be taken, by their places."""
+    """Returns the learner's float arrays that can be copied, by path."""
     leaves = {_place(path): leaf for path, leaf in jax.tree.leaves_with_path(learner)}
     return {
         place: leaf for place, leaf in leaves.items() if jnp.issubdtype(leaf.dtype, jnp.floating) and _taken(place)

@@ -121,9 +121,9 @@ def begin_training(
     *,
     watch: Callable[[Session], Session] = lambda session: session,
 ) -> Run:
-    """Creates the run of a training, and trains it with the hooks, result and errors of `train`.
+    """Creates the run directory and trains, with the hooks, result and errors of `train`.
 
-    `watch` may put another session around that of the training.
+    `watch` may wrap the session.
     """
     options, display = prepared.options, prepared.display
     run = create_run(prepared.config, options)
@@ -165,7 +165,7 @@ def _resumed(algorithm: Graph, options: RunOptions, imports: Sequence[str], hook
 
 
 def _settled(options: RunOptions) -> RunOptions:
-    """Returns the options with those of their plan, and with a path that holds from any working directory."""
+    """Returns the options merged with their plan, and with an absolute run directory."""
     options = with_settings(options)
     if options.start_from is None:
         return options

@@ -1,4 +1,4 @@
-"""A candidate: one way to run a training, as options of `rollmill train`, and its expected seconds."""
+"""A candidate plan as options of `rollmill train`, with its expected seconds."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -42,7 +42,7 @@ class Candidate:
 
     @property
     def given(self) -> dict[str, Any]:
-        """Settings of a training that carry it out, by name."""
+        """Settings of the training request for this candidate, by name."""
         return {"distribution": self.distribution, "place": self.place, **self.settings}
 
     @property
@@ -56,14 +56,14 @@ class Candidate:
 
     @property
     def processes(self) -> int:
-        """Processes that hold parts of the training, the coordinator of several included."""
+        """Number of processes, including the coordinator of several."""
         if self.place in ("program", "threads"):
             return 1
         return 1 + sum(count for count in (self.workers, self.actors, self._learning) if count)
 
     @property
     def ranks(self) -> int:
-        """Replicas that compute synchronous gradients, which are averaged."""
+        """Number of replicas that average their gradients."""
         if self.distribution == "central":
             return self.actors or 1
         return self.devices if self.place == "program" else self._learning
@@ -74,7 +74,7 @@ class Candidate:
         return (self.distribution, self.place, self.fusion or "", str(self.asynchronous))
 
     def branch(self, width: str) -> tuple[Any, ...]:
-        """Returns the same for all candidates that differ in this width alone, and in what follows from it."""
+        """Returns a key shared by all candidates that differ only in this width and its consequences."""
         follows = "learners" if width == "instances" else "gpus"
         return tuple(value for name, value in asdict(self).items() if name not in (width, follows))
 

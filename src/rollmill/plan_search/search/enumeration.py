@@ -1,4 +1,4 @@
-"""Lists the ways to run a training on a machine, cheap and likely good ones first."""
+"""Enumerates candidate plans for a machine, cheap and promising ones first."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -108,7 +108,7 @@ def _instances(machine: Machine) -> Iterator[Candidate]:
 
 
 def _learners_on_cores(machine: Machine) -> Iterator[Candidate]:
-    """Processes that learn side by side, where there is no GPU."""
+    """Candidates with several learning processes, without a GPU."""
     for learners in () if machine.gpus else widths_up_to(machine.cores)[1:]:
         yield Candidate(place="processes", learners=learners)
         yield Candidate(place="mesh", learners=learners)

@@ -1,4 +1,4 @@
-"""A machine and a training in numbers, from which candidates are enumerated."""
+"""A machine and a run as numbers, from which candidates are enumerated."""
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -54,7 +54,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Workload:
-    """Sizes of a training that its time and memory depend on."""
+    """Sizes of a run that determine its time and memory."""
 
     num_envs: int
     num_steps: int

@@ -63,7 +63,7 @@ class PlanTable:
 
 
 def draw_table(table: PlanTable) -> str:
-    """Returns the table as text: measured candidates first, the fastest on top."""
+    """Returns the table as a string: measured candidates first, the fastest on top."""
     head = ("candidate", "steps/s", "predicted steps/s", "memory", "predicted memory", "status", "reason")
     ordered = sorted(table.rows, key=lambda row: (row.measured_speed is None, -(row.measured_speed or 0.0)))
     cells = [head, *(_cells(row) for row in ordered)]

@@ -105,7 +105,7 @@ def search(
     clock: Callable[[], float] = time.monotonic,
     say: Callable[[str], None] = lambda line: None,
 ) -> PlanTable:
-    """Chooses the fastest of these candidates, which are tried in order, and judged by `trials`.
+    """Chooses the fastest candidate. Candidates are tried in order, and judged by `trials`.
 
     The first candidate that can run is measured whatever the budget, so that there is a choice. No measurement
     begins after `budget_seconds` of the clock, and one that is under way ends with them. A candidate may take
@@ -153,7 +153,7 @@ class _SearchState:
         return max((row.measured_speed or 0.0 for row in self.measured), default=None)
 
     def judge(self, candidate: Candidate) -> CandidateRow:
-        """Returns the row of a candidate. Its status is `slower` where it was measured."""
+        """Returns the row of a candidate. Its status is `slower` if it was measured."""
         row = CandidateRow(candidate, "rejected", "")
         if reason := self.trials.check(candidate):
             return replace(row, reason=reason)
@@ -183,7 +183,7 @@ class _SearchState:
         return latest
 
     def _try(self, row: CandidateRow) -> Iterator[CandidateRow]:
-        """Yields the row of a candidate as more and more of it is known. The last one is whole."""
+        """Yields the row of a candidate as its measurements arrive. The last row is complete."""
         candidate = row.candidate
         memory, program = self.trials.predict_memory(candidate)
         memory = memory and memory * self.memory_factors.get(candidate.kind, 1.0)

@@ -24,7 +24,7 @@ FORMATS = ("onnx", "stablehlo")
 
 
 class Export(NamedTuple):
-    """A policy that was exported."""
+    """An exported policy."""
 
     path: Path
     metadata: dict[str, Any]
@@ -57,8 +57,8 @@ def export(
         value           if the policy has one; `q_values` of DQN
         next_memory     to pass with the next observation
 
-    Normalisation of observations and scaling of actions are inside. AlphaZero's network is exported alone, without
-    its search. Before anything is written, the outputs are compared with the policy's on 1,000 observations.
+    Normalisation of observations and scaling of actions are inside. For AlphaZero the network is exported, without
+    the search. Before anything is written, the outputs are compared with the policy's on 1,000 observations.
 
     Args:
         source: the run's directory, or a policy.
@@ -74,7 +74,7 @@ def export(
     Raises:
         UsageError: an unknown format, a missing package, a path that cannot be written or exists, or a policy that
             the format cannot represent. Nothing is written then.
-        CheckpointError: if the directory is no run, or has no whole checkpoint.
+        CheckpointError: if the directory is not a run, or has no complete checkpoint.
     """
     if format not in FORMATS:
         raise unknown_name("format", str(format), FORMATS)
@@ -92,7 +92,7 @@ def export(
 
 
 def _places(path: Path, format: str) -> list[Path]:
-    """Returns the files of an export. The one that was asked for is the last."""
+    """Returns the files of an export. The requested file is the last."""
     return [path] if format == "onnx" else [path.with_name(f"{path.name}.json"), path]
 
 
@@ -115,7 +115,7 @@ def check_place(paths: list[Path], *, force: bool) -> None:
 
 
 def write_files(contents: dict[Path, bytes]) -> None:
-    """Writes files. Each appears whole, and the last one after all others.
+    """Writes files. Each is written atomically, the last after all others.
 
     Raises:
         UsageError: one cannot be written. Nothing new is left behind.

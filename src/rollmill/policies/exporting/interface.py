@@ -87,7 +87,7 @@ def _outputs(loaded: LoadedRun, observation: Observation, mask: ActionMask, memo
 def _decision(
     loaded: LoadedRun, observation: Observation, mask: ActionMask, memory: Memory
 ) -> tuple[Action, Memory]:
-    """Returns the greedy action and the next memory, or the action of a search's network alone."""
+    """Returns the greedy action and the next memory. For a search it is its network's action."""
     graph = loaded.graph
     if graph.outputs.searches:
         assert graph.outputs.distribution is not None
@@ -97,7 +97,7 @@ def _decision(
 
 
 def _parameters(distribution: Any) -> dict[str, PyTree]:
-    """Logits, or mean and standard deviation, of several agents by kind, or nothing of other distributions."""
+    """Logits, or mean and standard deviation, by kind for several agents. Empty for other distributions."""
     if isinstance(distribution, dict):
         of_kinds = {kind: _parameters(part) for kind, part in distribution.items()}
         names = dict.fromkeys(name for part in of_kinds.values() for name in part)

@@ -1,4 +1,4 @@
-"""The description of an exported policy, as JSON that goes along with it."""
+"""The JSON description that accompanies an exported policy."""
 
 import json
 from typing import Any
@@ -39,14 +39,14 @@ def metadata_of(loaded: LoadedRun, exported: ExportedFunction, format: str) -> d
 
 
 def metadata_text(metadata: dict[str, Any]) -> str:
-    """Returns the description as text, the same for the same policy."""
+    """Returns the description as a string. Equal policies have equal descriptions."""
     return json.dumps(metadata, indent=2) + "\n"
 
 
 def space_document(space: spaces.Space) -> dict[str, Any]:
     """Returns a space as JSON, with Gymnasium's names.
 
-    A bound of all numbers is one number, and an infinite one None.
+    A bound shared by all elements is one number, and an infinite bound is None.
     """
     kind = type(space).__name__
     match space:

@@ -74,7 +74,7 @@ def compare(policy: Policy, exported: ExportedFunction, run: Run) -> Comparison:
 def _check_close(
     name: str, wanted: np.ndarray, got: np.ndarray, tolerance: float, batch: np.ndarray | None = None
 ) -> float:
-    """Checks numbers up to rounding, and returns their largest difference in parts of the largest of the batch.
+    """Compares numbers up to rounding, and returns the largest difference relative to the batch's largest number.
 
     A number near zero is a sum of larger ones that cancel, so that its rounding has the size of those: numbers
     are compared in parts of the largest of `batch` (`wanted` where it is not given), also single ones.

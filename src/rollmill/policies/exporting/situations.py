@@ -32,7 +32,7 @@ class Situations(NamedTuple):
 
 
 def situations(loaded: LoadedRun, count: int, *, seed: int = 0) -> Situations:
-    """Observations of rollouts with drawn actions, and as many that are drawn from the observation space.
+    """Observations of rollouts with random actions, and equally many samples of the observation space.
 
     Drawn observations have random masks of legal actions, and memories after other such observations. Of a host
     environment all are drawn.
@@ -57,7 +57,7 @@ def situations(loaded: LoadedRun, count: int, *, seed: int = 0) -> Situations:
 def _draw_alone(
     graph: Graph, weights: PyTree, key: Key, memory: Memory, observation: Observation, known: ActionMask
 ) -> Decision:
-    """Returns an action of a search's network alone."""
+    """Returns an action of the network of a search, without searching."""
     assert graph.outputs.distribution is not None
     found = graph.outputs.distribution(weights, memory, observation, _legal(known))
     return Decision(found.sample(key), memory, ())
@@ -76,7 +76,7 @@ def _rollout(graph: Graph, steps: int, weights: PyTree, key: Key, index: Array) 
 def _random(
     graph: Graph, masks: PyTree, steps: int, weights: PyTree, key: Key, index: Array
 ) -> tuple[PyTree, ...]:
-    """Observations and legal actions that are drawn at random, with the memories that follow from them."""
+    """Random observations and legal actions, with the resulting memories."""
 
     def step(memory: Memory, key: Key) -> tuple[Memory, tuple[PyTree, ...]]:
         observation_key, mask_key = jax.random.split(key)

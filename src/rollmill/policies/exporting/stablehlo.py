@@ -14,7 +14,7 @@ PLATFORMS = ("cpu", "cuda")
 
 
 def to_stablehlo(exported: ExportedFunction) -> bytes:
-    """Returns the serialised program, for CPUs and NVIDIA's GPUs.
+    """Returns the serialised program, for CPUs and NVIDIA GPUs.
 
     `jax.export.deserialize(data).call(...)` runs it.
 
