@@ -1,13 +1,17 @@
 """MAPPO on Tag: taggers' returns while both kinds learn, and each side against untrained ones.
 
     python benchmarks/tag_learning.py     # make benchmark-tag-learning
+    python benchmarks/tag_learning.py --sizes     # on a GPU
 
 Three seeds train in one program. Every point of a curve is the mean return of the training episodes that ended
-since the point before, with actions drawn from the policies. Writes results/tag_learning.json.
+since the point before, with actions drawn from the policies. Seconds are those of the whole study on the clock and
+of the training alone, compilation included in both. Writes results/tag_learning.json, or with `--sizes`, for the
+worlds in which WarpDrive publishes its trainings, results/tag_sizes.json.
 """
 
+import time
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -22,29 +26,65 @@ from rollmill.programs.compiled import lower
 from rollmill.recipes import RECIPES
 
 SEEDS, EPISODES, POINTS = tuple(range(3)), 200, 40
-EPISODE_STEPS = 100
-"""Steps of an episode in both environments."""
-STUDIES = {
-    "tag-gridworld": ("TagGridWorld, 4 taggers, 1 runner", 5.0),
-    "tag-continuous": ("TagContinuous, 3 taggers, 9 runners", 10.0),
-}
-"""Title of a recipe, and the return that its taggers should reach against the runners that learned with them."""
+
+
+class Study(NamedTuple):
+    """A training in a world, with the return that its taggers should reach against the runners that it trains."""
+
+    name: str
+    title: str
+    target: float | None
+    recipe: str | None = None
+    environment: str = ""
+    world: dict[str, Any] = {}
+    config: dict[str, Any] = {}
+    episode_steps: int = 100
+
+    def graph(self) -> Any:
+        """Returns the training."""
+        if self.recipe is None:
+            return rollmill.mappo(rollmill.make(self.environment, **self.world), **self.config)
+        recipe = RECIPES[self.recipe]()
+        return rollmill.mappo(rollmill.make(recipe.environment), recipe.config)
+
+
+STUDIES = [
+    Study("tag-gridworld", "TagGridWorld, 4 taggers, 1 runner", 5.0, "tag-gridworld"),
+    Study("tag-continuous", "TagContinuous, 3 taggers, 9 runners", 10.0, "tag-continuous"),
+]
+SIZES = [
+    Study(
+        *("tag-continuous-100", "TagContinuous, 5 taggers, 100 runners", None, None, "TagContinuous-v0"),
+        *({"num_taggers": 5, "num_runners": 100}, {"total_timesteps": 524_288}, 500),
+    ),
+    Study(
+        *("tag-gridworld-100", "TagGridWorld, 100 x 100, 4 taggers, 1 runner", None, None, "TagGridWorld-v0"),
+        *({"num_taggers": 4}, {"total_timesteps": 50_331_648, "num_envs": 2_048}, 100),
+    ),
+]
+"""WarpDrive's worlds (run_configs/tag_continuous.yaml and tag_gridworld.yaml), by MAPPO's defaults."""
+
 SIDES = ("untrained", "trained")
 PAIRINGS = [(taggers, runners) for taggers in SIDES for runners in SIDES]
 
 
-def study(name: str) -> dict[str, Any]:
-    (title, target), recipe = STUDIES[name], RECIPES[name]()
-    graph = rollmill.mappo(rollmill.make(recipe.environment), recipe.config)
+def studied(study: Study) -> dict[str, Any]:
+    """Returns what a study's training learned."""
+    began, graph = time.perf_counter(), study.graph()
     before, after, curves = train(graph)
-    found = cross_play(graph, before, after)
+    training = time.perf_counter() - began
+    found = cross_play(graph, before, after, study.episode_steps)
     pairs = zip(found["trained"]["trained"], found["untrained"]["trained"], strict=True)
-    met = all(trained >= max(target, untrained) for trained, untrained in pairs)
+    met = study.target is None or all(trained >= max(study.target, untrained) for trained, untrained in pairs)
+    name = graph.settings["environment"]
     for taggers, runners in PAIRINGS:
         each = ", ".join(f"{value:.2f}" for value in found[taggers][runners])
-        print(f"{recipe.environment}: {taggers} taggers, {runners} runners: taggers' return {each}", flush=True)
-    said = {"environment": recipe.environment, "title": title, "recipe": name, "target": target, "met": met}
-    return {**said, "taggers_return": found, "curves": curves}
+        print(f"{name}: {taggers} taggers, {runners} runners: taggers' return {each}", flush=True)
+    whole = time.perf_counter() - began
+    print(f"{name}: {training:.1f} s of training, {whole:.1f} s with matches", flush=True)
+    said = {"environment": name, "title": study.title, "recipe": study.name, "target": study.target, "met": met}
+    timed = {"training_seconds": training, "seconds": whole, "world": study.world, "config": study.config}
+    return {**said, **timed, "taggers_return": found, "curves": curves}
 
 
 def train(graph: Any) -> tuple[Any, Any, dict[str, list]]:
@@ -58,14 +98,15 @@ def train(graph: Any) -> tuple[Any, Any, dict[str, list]]:
         ended = np.asarray([row["episodes/ended"] for row in rows])
         for kind in ("tagger", "runner"):
             returns = np.asarray([row[f"returns/{kind}"] for row in rows])
-            mean = np.sum(ended * returns, axis=0) / ended.sum(axis=0)
+            count = ended.sum(axis=0)  # none in short intervals of long episodes: then the newest mean stays
+            mean = np.where(count > 0, np.sum(ended * returns, axis=0) / np.maximum(count, 1), returns[-1])
             curves.setdefault(kind, []).append(mean.tolist())
     return graph.weights(begin.learner), graph.weights(state.learner), curves
 
 
-def cross_play(graph: Any, before: Any, after: Any) -> dict[str, dict[str, list[float]]]:
+def cross_play(graph: Any, before: Any, after: Any, episode_steps: int) -> dict[str, dict[str, list[float]]]:
     """Returns the taggers' mean return of each seed, by which taggers play against which runners."""
-    play = eqx.filter_jit(partial(_play, graph))
+    play = eqx.filter_jit(partial(_play, graph, episode_steps))
     found: dict[str, dict[str, list[float]]] = {taggers: {runners: [] for runners in SIDES} for taggers in SIDES}
     for i, seed in enumerate(SEEDS):
         old, new = (jax.tree.map(lambda leaf, i=i: leaf[i], weights) for weights in (before, after))
@@ -77,9 +118,9 @@ def cross_play(graph: Any, before: Any, after: Any) -> dict[str, dict[str, list[
     return found
 
 
-def _play(graph: Any, weights: Any, key: Any) -> Any:
+def _play(graph: Any, episode_steps: int, weights: Any, key: Any) -> Any:
     """Returns the taggers' mean return over the first episode of each of `EPISODES` environments."""
-    graph = graph._replace(loops=graph.loops._replace(num_envs=EPISODES, num_steps=EPISODE_STEPS))
+    graph = graph._replace(loops=graph.loops._replace(num_envs=EPISODES, num_steps=episode_steps))
     collector = start(graph, key, jnp.arange(EPISODES, dtype=jnp.int32)).collector
     steps = collect(graph, weights, collector, key)[1].steps
     end = jnp.argmax(steps.terminated | steps.truncated, axis=0)
@@ -87,10 +128,13 @@ def _play(graph: Any, weights: Any, key: Any) -> Any:
 
 
 def main() -> None:
-    chosen = options(__doc__)
+    chosen = options(__doc__, sizes=False)
     enable_compilation_cache()
-    protocol = {"seeds": SEEDS, "episodes": EPISODES, "action": "drawn"}
-    write_result("tag_learning", protocol | {"rows": [study(name) for name in STUDIES]}, chosen.output)
+    name, rows = "tag_sizes" if chosen.sizes else "tag_learning", []
+    for study in SIZES if chosen.sizes else STUDIES:
+        rows.append(studied(study))
+        protocol = {"seeds": SEEDS, "episodes": EPISODES, "action": "drawn"}
+        write_result(name, protocol | {"rows": rows}, chosen.output)
 
 
 if __name__ == "__main__":
