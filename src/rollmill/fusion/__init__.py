@@ -1,8 +1,8 @@
 """Fusion: functions of ONE environment as programs for kernels.
 
-A function is traced once by JAX (a jaxpr), and then lowered to nodes (`lower_function`), each of which is a scalar
-or a row of numbers of every environment of a block. The program that comes out is a value, made once for all
-kernels of a training. JAX's own functions run it as well (`evaluate`), which is the reference on any device.
+A function is traced once by JAX (a jaxpr), and then lowered to nodes (`lower_function`), each a scalar or a row
+per environment of a block. The resulting program is a value, made once for all kernels of a run. It can also be
+run by JAX functions (`evaluate`), as the reference on any device.
 """
 
 # Names are imported at their first use: most trainings need few of them.

@@ -44,7 +44,7 @@ def read_cached(file: Path, read: Callable[[Any], T]) -> T | None:
 
 
 def stored_code(known: Sequence[object], compile: Callable[[], bytes], *, packages: Sequence[str]) -> bytes:
-    """Returns machine code that depends on these values and packages: that which is stored, or else compiled."""
+    """Returns machine code for these values and packages, from the cache or newly compiled."""
     file = cached_file("code", known, packages=packages)
     folder, name = folder_in_cache(file), file.stem
     with contextlib.suppress(OSError, CheckpointError):

@@ -141,7 +141,7 @@ def _state_of(step: RolloutStep) -> int:
 
 
 def _section_size(elf: bytes, wanted: str) -> int:
-    """Returns the bytes of a section of a 64-bit ELF file, little-endian, as NVIDIA's are."""
+    """Returns the bytes of a section of a little-endian 64-bit ELF file, as written by NVIDIA tools."""
     (table,) = struct.unpack_from("<Q", elf, 0x28)
     size, count, names = struct.unpack_from("<HHH", elf, 0x3A)
     sections = [struct.unpack_from("<IIQQQQ", elf, table + n * size) for n in range(count)]

@@ -1,6 +1,6 @@
 """Backends: makers of kernels, each for a kind of device.
 
-`triton` writes Triton's language for NVIDIA's GPUs, `cpu` machine code by LLVM. Both take the steps of `kernels`.
+`triton` writes Triton source for NVIDIA GPUs, `cpu` machine code by LLVM. Both take the steps of `kernels`.
 """
 
 from typing import Any

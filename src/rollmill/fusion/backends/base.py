@@ -20,7 +20,7 @@ MAX_PRODUCTS = 100
 
 
 class KernelKind(NamedTuple):
-    """The makers of one kind of kernel, rollouts or gradients.
+    """The functions that make one kind of kernel, rollouts or gradients.
 
     A task is what `run` is called with: `(step, uniforms, carried, keys, num_steps)` of `kernels.rollout.Run`, or
     `(step, minibatch)` of `kernels.gradients.Run`. Shapes of arrays are enough to write or to compile a kernel.
@@ -42,7 +42,7 @@ class KernelKind(NamedTuple):
 
 
 class Backend(NamedTuple):
-    """The kernels of a kind of device."""
+    """The kernels for one kind of device."""
 
     package: str
     """The Python package that compiles the kernels."""

@@ -1,1 +1,1 @@
-"""Estimates from a program alone, before anything is compiled: costs, register pressure, bounds of a chip."""
+"""Estimates costs, register pressure and a chip's bounds from a program, before compilation."""

@@ -1,4 +1,4 @@
-"""Peak rates of GPUs, from their makers' white papers, and the bounds that follow from them."""
+"""Peak rates of GPUs, from white papers, and the resulting bounds."""
 
 from typing import NamedTuple
 
@@ -53,7 +53,7 @@ CHIPS = {
 
 
 def find_chip(name: str | None) -> tuple[str, Chip]:
-    """Returns the chip of this name, by default the one that is here, or the first choice without a known one.
+    """Returns a chip by name. Default: the present chip, or the first known if unrecognised.
 
     Raises a `UsageError` if there is no such chip.
     """

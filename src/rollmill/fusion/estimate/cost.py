@@ -50,12 +50,12 @@ class Cost(NamedTuple):
         return Cost(*(a + b for a, b in zip(self, other, strict=True)))
 
     def times(self, count: int) -> "Cost":
-        """This cost, so many times."""
+        """Returns a multiple of this cost."""
         return Cost(*(x * count for x in self))
 
     @property
     def instructions(self) -> int:
-        """Instructions of one lane, without those of matrix products."""
+        """Instructions of one lane, excluding matrix products."""
         return self.floats + self.integers + self.special
 
 
@@ -112,7 +112,7 @@ MMA = 8 * 8
 
 
 def instructions_of(node: Node, lanes: int) -> int:
-    """Instructions of a thread for a node that is no loop, where so many lanes share a row."""
+    """Instructions of a thread for a node other than a loop, with this number of lanes per row."""
     if node.op == "dot":
         return -(-node.attributes[1] * (node.width or 1) // MMA)
     cost = _cost(node).instructions

@@ -1,7 +1,7 @@
-"""Register pressure and code size of a program on a GPU, from its nodes alone, before anything is compiled.
+"""Estimates register pressure and code size of a program on a GPU from its nodes, before compilation.
 
-Both are those of one thread where a warp has 16 environments: a number is a register of a thread, and a row of
-`width` numbers is `width / 2` of them.
+Both are per thread, with 16 environments per warp: a scalar is one register, and a row of `width` columns is
+`width / 2` registers.
 """
 
 from collections.abc import Sequence
@@ -72,7 +72,7 @@ def _products(nodes: Sequence[Node]) -> int:
 
 
 def _registers(node: Node) -> int:
-    """Returns the registers of a node's result, or of a loop's carried numbers."""
+    """Returns the registers of a node's result or a loop's carry."""
     if node.op in IN_MEMORY or node.op == "item":
         return 0
     if node.op == "loop":

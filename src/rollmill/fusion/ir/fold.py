@@ -1,4 +1,4 @@
-"""Folding of operations before they are made: to a number where all is known, or to an operand that is unchanged.
+"""Folds operations before they are made: to a constant if all operands are constant, or to an unchanged operand.
 
 Only identities that hold for every float are used: `x + 0` is not one, for it turns -0 into 0.
 """
@@ -74,7 +74,7 @@ class Maker(Protocol):
     """Makes the nodes that an operation is replaced by; a `Region` is one."""
 
     def constant(self, value: bool | int | float, dtype: Any) -> Node:
-        """Returns a number that is known."""
+        """Returns a constant."""
         ...
 
     def uniform(self, slot: int, place: int, dtype: Any, width: int | None = None) -> Node:
@@ -93,7 +93,7 @@ def folded(
 ) -> Node | None:
     """Returns an equal constant or existing node, or None if the operation is needed.
 
-    Where a row is asked for, a scalar stands for a row of that number in all columns.
+    If a row is requested, a scalar stands for a row with this value in all columns.
     """
     if op in ("convert", "bitcast") and operands[0].dtype == dtype:
         return operands[0]

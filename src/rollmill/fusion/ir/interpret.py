@@ -1,4 +1,4 @@
-"""Runs a program with JAX's own functions: the reference for kernels, on any device."""
+"""Runs a program with JAX functions, as the reference for kernels on any device."""
 
 import math
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ def evaluate(
     """Returns the outputs for a block of environments, one array for each, in the shapes of the inputs.
 
     An input of the program is `[block]`, or `[block, width]` for a row. `uniforms` are the arrays that nodes read
-    by slot. `precision` is that of matrix products, as `jax.lax.dot` takes it.
+    by slot. `precision` is passed to `jax.lax.dot` for matrix products.
     """
     results: dict[Node, Any] = {}
     for node in program.nodes():

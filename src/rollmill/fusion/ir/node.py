@@ -1,9 +1,9 @@
-"""Programs over the numbers of ONE environment, each of which stands for a block of environments.
+"""Programs over the scalars of ONE environment, each standing for a block of environments.
 
-A node is a scalar of each environment, in a kernel a vector `[block]`; or a row of numbers, `[block, width]`,
-which is what matrix products read and write. Nothing else exists: arrays are gone by the time that nodes are made.
-Values that all environments have in common, such as weights, are *uniform*: computed before the kernel starts, and
-read from memory.
+A node is a scalar of each environment, in a kernel a vector `[block]`; or a row, `[block, width]`, as read and
+written by matrix products. Nothing else exists: arrays are gone by the time that nodes are made. Values that all
+environments have in common, such as weights, are *uniform*: computed before the kernel starts, and read from
+memory.
 """
 
 from collections.abc import Container, Iterator, Sequence
@@ -63,11 +63,11 @@ class Program(NamedTuple):
     outputs: tuple[Node, ...]
 
     def nodes(self) -> list[Node]:
-        """Inputs that are read and everything computed from them, operands first."""
+        """The used inputs and all nodes computed from them, operands first."""
         return list(toposort(self.outputs))
 
     def slots(self) -> set[int]:
-        """Slots of the uniform arrays that are read, in loops as well."""
+        """Slots of the uniform arrays read, including in loops."""
         slots: set[int] = set()
         for node in self.nodes():
             if node.op in OF_UNIFORMS:
@@ -79,7 +79,7 @@ class Program(NamedTuple):
 
 
 class Loop(NamedTuple):
-    """The body and the condition of a loop; both take the carried numbers, then what they read from outside."""
+    """The body and the condition of a loop. Both take the carried values, then the values read from outside."""
 
     body: Program
     """Gives the carried numbers after one turn."""

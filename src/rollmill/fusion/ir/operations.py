@@ -1,7 +1,7 @@
-"""The arithmetic of nodes: what each operation means, by JAX's own functions.
+"""The arithmetic of nodes: the meaning of each operation, by JAX functions.
 
-Operands are `[block]`, or `[block, width]` where the result is a row; of a mixture, scalars are the same in all
-columns. A kernel's source says each of these in its own language.
+Operands are `[block]`, or `[block, width]` if the result is a row. Scalars are broadcast to all columns. A
+kernel's source says each of these in its own language.
 """
 
 from collections.abc import Callable

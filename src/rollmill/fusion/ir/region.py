@@ -22,7 +22,7 @@ class Region:
         self._captured: dict[Node, Node] = {}
 
     def input(self, dtype: Any, width: int | None = None) -> Node:
-        """Returns a number, or a row, that is handed in."""
+        """Returns a new input, a scalar or a row."""
         node = Node("input", (), (len(self.inputs),), np.dtype(dtype), width, self)
         self.inputs.append(node)
         return node
@@ -76,12 +76,12 @@ class Region:
 
     @property
     def captures(self) -> list[Node]:
-        """Nodes of outer regions that are read here, in the order of the inputs that stand for them."""
+        """Nodes of outer regions used here, in the order of their inputs."""
         return list(self._captured)
 
     @property
     def size(self) -> int:
-        """Nodes that were made here, whether or not anybody reads them."""
+        """Nodes made here, used or not."""
         return len(self._made)
 
     def is_same(self, one: Node, other: Node) -> bool:

@@ -1,7 +1,7 @@
 """Programs as readable text: one line for each node, with names in the order of the nodes.
 
-Equal programs have equal text. Constants and uniform arrays are written where they are read: `2.5`, `slot3[7]` for
-a number, `slot3[7:71]` for a row. Types follow a colon: `f32`, or `f32[64]` for a row of 64 numbers.
+Equal programs have equal text. Constants and uniform arrays are written inline: `2.5`, `slot3[7]` for a scalar,
+`slot3[7:71]` for a row. Types follow a colon: `f32`, or `f32[64]` for a row of 64 columns.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ SHORT = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u"}
 
 
 class NodeNames:
-    """Names of the nodes of one program."""
+    """Names of a program's nodes."""
 
     def __init__(self, program: Program) -> None:
         self._names: dict[Node, str] = {}
@@ -29,7 +29,7 @@ class NodeNames:
                 self._names[node], count = f"v{count}", count + 1
 
     def of(self, node: Node) -> str:
-        """Returns a node where it is read."""
+        """Returns the text of an operand."""
         match node.op:
             case "constant":
                 return str(node.value)
@@ -87,7 +87,7 @@ def inputs_line(program: Program, names: NodeNames) -> str:
 
 
 def type_text(node: Node) -> str:
-    """Returns the type of a node, such as `f32` or `i32[4]`, or of a loop's carried numbers."""
+    """Returns the type of a node, such as `f32` or `i32[4]`, or the types of a loop's carry."""
     if node.op == "loop":
         return f"({', '.join(map(type_text, node.attributes[0].body.outputs))})"
     return _dtype_text(node.dtype) if node.width is None else f"{_dtype_text(node.dtype)}[{node.width}]"

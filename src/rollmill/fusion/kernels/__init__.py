@@ -1,4 +1,4 @@
-"""The work of kernels, for any backend: a rollout, the gradients of a minibatch, and epochs of them.
+"""The computations of kernels, for any backend: rollouts, gradients of a minibatch, and epochs.
 
-Each has a reference, which runs the same program by JAX's own functions.
+Each has a reference that runs the same program by JAX functions.
 """

@@ -1,6 +1,6 @@
 """Accumulators of sums over samples: few tiles for tensor cores, kept while a kernel goes through its samples.
 
-A result that is a product of two vectors of each sample is, summed, a product of two tall matrices. Vectors of
+An outer product per sample, summed over samples, is a product of two tall matrices. Vectors of
 single numbers are skinny, and lie on the left of a tile beside others that are multiplied by the same row: the sum
 of that row is its product with one. Shape letters: `N` samples, `I` and `O` rows and columns of a tile.
 """
@@ -38,7 +38,7 @@ class TilePart(NamedTuple):
 
 
 class TileTerm(NamedTuple):
-    """Two sides that are multiplied, `[O, N] x [N, I]`, the right one by the left one.
+    """The two sides of a product, `[O, N] x [N, I]`.
 
     The skinny side is on the left: a tensor core's first operand has many rows.
     """
@@ -53,7 +53,7 @@ class TileTerm(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """`[O, I]`: the sum over samples, and over places inside of each sample, of products of two sides."""
+    """`[O, I]`: the sum of products of two sides over samples, and over positions in each sample."""
 
     terms: list[TileTerm]
     """One for each place inside of a sample, all of the same widths."""
@@ -119,7 +119,7 @@ def _add_blocks(tiles: "_Tiles", offset: int, each: Sum, outputs: Sequence[Node]
 
 
 def is_row(side: Side) -> bool:
-    """Returns whether a side is a row, and not numbers side by side."""
+    """Returns whether a side is a row, rather than scalars."""
     return len(side) == 1 and side[0] is not None and side[0].width is not None
 
 
@@ -168,5 +168,5 @@ class _Tiles:
 
 
 def _fits(side: Side, more: Side) -> bool:
-    """Returns whether numbers fit beside numbers."""
+    """Returns whether scalars of two sides can share a tile."""
     return not is_row(side) and not is_row(more) and len(side) + len(more) <= MAX_SKINNY

@@ -1,7 +1,7 @@
 """Gradients of a minibatch as one kernel: forward, loss and backward, sample after sample, sums kept on the chip.
 
 It computes what an algorithm's fragment `gradients` computes, from the same loss of one sample. Samples are read
-where they lie in the batch, in the order of the shuffle: no shuffled batch is written.
+in place, in the order of the shuffle, so no shuffled batch is written.
 
 Losses of sequences are sums over steps. Memories, and constants such as the targets of V-trace, are computed
 before the kernel, forward along time. Then steps without a memory are samples like any other; those with one are
@@ -76,7 +76,7 @@ class GradientStep:
 
     @property
     def handed_on(self) -> dict[int, Node]:
-        """The nodes that are handed back, by the places of the inputs that they become."""
+        """The outputs carried to the next step, by input position."""
         pairs = zip(self.carried, self.handed_back, strict=True)
         places = [pair for one, other in pairs for pair in zip(one.places, other.places, strict=True)]
         return {place: self.program.outputs[output] for place, output in places}
@@ -107,7 +107,7 @@ class PackedBatch(NamedTuple):
 
 
 class Minibatch(NamedTuple):
-    """One of the minibatches of an epoch."""
+    """A minibatch of an epoch."""
 
     number: Int[Array, ""]
     packed: Packed
@@ -133,12 +133,12 @@ class Minibatch(NamedTuple):
 
     @property
     def stride(self) -> int:
-        """Rows of the table from a step of a sequence to the next."""
+        """Distance in table rows between the steps of a sequence."""
         return len(self.packed.table) // self.turns
 
 
 def lower_gradients(graph: Graph) -> GradientStep:
-    """Lowers the program of one sample for the shapes of a graph's first state, without computing.
+    """Lowers the program of one sample for the shapes of a graph's initial state, without computing.
 
     Raises:
         CannotFuse: what no kernel can compute, with the line where it stands.
@@ -210,10 +210,10 @@ def _ahead(
 
 
 def kernel_gradients(graph: Graph) -> MeanGradients | SequenceGradients:
-    """Returns the graph's gradients, where they are a mean over samples, or over the steps of sequences.
+    """Returns the graph's gradients if they are a mean over samples or over the steps of sequences.
 
     Raises:
-        CannotFuse: they are none.
+        CannotFuse: they are not.
     """
     if isinstance(graph.gradients, SequenceGradients) and graph.replay is None:
         return graph.gradients
@@ -239,7 +239,7 @@ def first_batch(graph: Graph, state: State) -> tuple[Learner, Batch]:
 
 
 def _made_up(graph: Graph, learner: Learner, key: Key, index: Int[Array, " E"]) -> Batch:
-    """A minibatch as the experience store draws it, `[1, N, ...]`, of random numbers: nothing is stored for it."""
+    """Makes a random minibatch with the shapes `[1, N, ...]` of one drawn from the experience store."""
     store = graph.replay
     assert store is not None
     draw = lambda: store.sample(graph, store.empty(graph, index), learner, key, index).minibatch

@@ -1,6 +1,6 @@
 """Leaves of a tree, and their places among the inputs and outputs of a program.
 
-A leaf in memory is `[E, *shape]`; a program knows its numbers, or its rows, one by one, in row-major order.
+A leaf in memory is `[E, *shape]`. A program has one node for each element or row, in row-major order.
 """
 
 import math
@@ -81,7 +81,7 @@ def leaves_of_outputs(part: PyTree[Output], first: int = 0) -> list[Leaf]:
 
 
 def output_leaf(value: Output, first: int) -> Leaf:
-    """Returns the leaf of a result whose first node is this one of a program's outputs."""
+    """Returns a result's leaf, starting at this output of a program."""
     if isinstance(value, Const | PrologueOutput):
         return Leaf(value.shape, value.dtype, (), None, value.array if isinstance(value, Const) else value)
     assert isinstance(value, RowArray | ScalarArray), value
@@ -127,7 +127,7 @@ class KernelArguments:
         self.arrays = list(arrays)
 
     def index_of(self, array: Any) -> int:
-        """Returns the place of an array, which is given from now on."""
+        """Adds an array to the arguments, and returns its position."""
         # By identity, for tracers cannot be compared; each array is one pointer of the kernel, however often it is
         # used.
         for number, known in enumerate(self.arrays):

@@ -1,7 +1,7 @@
 """Loops of a kernel over its samples: sums that have products of matrices in common share one.
 
-An actor and a critic with a torso each would need the registers of both at once. What they share is only the loss,
-and a sum of losses is the sum of their sums: so the kernel goes through its samples once for each of them.
+An actor and a critic with a torso each would need the registers of both at once. They share only the loss, a sum
+of losses. So the kernel goes through its samples once for each network.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,7 +46,7 @@ class SampleLoop(NamedTuple):
 
 
 class FissionPlan(NamedTuple):
-    """The loops of a kernel, and where the sums of single numbers go."""
+    """The loops of a kernel, and the positions of scalar sums."""
 
     loops: list[SampleLoop]
     numbers: list[tuple[int, list[Term]]]
@@ -82,7 +82,7 @@ def plan_sample_loops(kept: Accumulators, program: Program, carried: Mapping[int
 
 
 def _products(program: Program, carried: Sequence[Node]) -> dict[Node, int]:
-    """Returns the rows, and carried inputs, that each node is computed from, one bit for each of them."""
+    """Returns the rows and carried inputs that each node depends on, as bit masks."""
     rows: dict[Node, int] = {}
     count = 0
     first = set(carried)
@@ -123,7 +123,7 @@ def _part(parts: Sequence[int], bits: int) -> int:
 
 
 def _terms(term: Term, parts: Sequence[int], depends: dict[Node, int]) -> list[Term]:
-    """Returns a number as a sum of numbers that each belong to one part, as far as it is a sum."""
+    """Splits a sum into terms that each belong to one part, as far as possible."""
     factor, node = term
     # It belongs to one part already, or to none; taken apart, it would only be more terms.
     if sum(1 for part in parts if part & depends[node]) < 2:

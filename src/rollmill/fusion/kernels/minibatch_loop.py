@@ -1,7 +1,7 @@
 """Epochs of which each minibatch is one kernel and one step of the optimiser.
 
-Where the optimiser treats all numbers alike, the network is carried as one vector from the first minibatch to
-the last: the kernel reads its weights there, and the optimiser takes one step, not one for each leaf.
+If the optimiser is element-wise, the network is carried as one vector from the first minibatch to the last. The
+kernel reads its weights there, and the optimiser takes one step instead of one for each leaf.
 
 Shape letters: `M` minibatches of an epoch, `N` rows of each.
 """
@@ -116,7 +116,7 @@ def _network_shapes(graph: Graph) -> PyTree[jax.ShapeDtypeStruct]:
 
 
 def _carried(graph: Graph) -> _Carried:
-    """Returns how the loop carries the learner: with one vector if the optimiser treats all numbers alike."""
+    """Returns how the loop carries the learner: as one vector if the optimiser is element-wise."""
     one = isinstance(graph.update, ElementwiseUpdate) and can_be_vector(_network_shapes(graph))
     return _OneVector(graph) if one else _Carried(graph)
 

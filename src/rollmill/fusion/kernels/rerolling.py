@@ -1,7 +1,7 @@
-"""Parts of a sample that are computed alike, such as agents that share weights, as turns of one loop.
+"""Rerolls equal computations on parts of a sample, such as agents with shared weights, into one loop.
 
-The gradient of weights that are shared is a sum with a term for each part. Where all terms are one program of
-other inputs, a kernel contains this program once and reads the inputs of each part in turn.
+The gradient of shared weights is a sum with a term for each part. If all terms are the same program with other
+inputs, a kernel contains it once and loops over the inputs.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,11 +17,11 @@ Positions: TypeAlias = Mapping[int, tuple[Sequence[int], int]]
 
 
 class PartsDiffer(Exception):
-    """The parts of a sample are not one program of other inputs."""
+    """The parts of a sample are not the same program with other inputs."""
 
 
 def reroll(plan: FissionPlan, program: Program, leaves: Sequence[Leaf]) -> FissionPlan:
-    """Returns the plan with as many loops in turns as possible. `leaves` are those of a sample."""
+    """Returns the plan with as many loops rerolled as possible. `leaves` are those of a sample."""
     positions = {place: (leaf.places, n) for leaf in leaves for n, place in enumerate(leaf.places)}
     loops, sums = list(plan.loops), dict(plan.numbers)
     for n, loop in enumerate(plan.loops):
@@ -130,7 +130,7 @@ class _Parts:
             raise PartsDiffer
 
     def dependences(self, program: Program) -> dict[Node, int]:
-        """Returns the parts that each node is computed from, one bit for each of them."""
+        """Returns the parts that each node depends on, as bit masks."""
         depends: dict[Node, int] = {}
         for node in program.nodes():
             owner = self._owners.get(node.attributes[0]) if node.op == "input" else None

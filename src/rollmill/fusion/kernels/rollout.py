@@ -140,7 +140,9 @@ def _begun(graph: Graph, key: jax.ShapeDtypeStruct) -> ValueClasses:
 
 
 def _under_invariants(labels: ValueClasses, step: TracedFunction) -> LoweredFunction:
-    """The program of a step under the most that it keeps of an assumption, or under none where that takes long."""
+    """Returns a step's program under the largest invariant part of an assumption, or under none if that takes
+    long.
+    """
     # From the strongest assumption downwards, until a step keeps what was assumed of it. It holds then before the
     # first step, and behind each, by induction.
     for _ in range(MAX_LOWERINGS):
@@ -154,10 +156,10 @@ def _under_invariants(labels: ValueClasses, step: TracedFunction) -> LoweredFunc
 
 
 def pressure_of_rollout(graph: Graph) -> Pressure:
-    """Returns the size of a step of policy and environment, if they can be one kernel, without compiling.
+    """Returns the size of a step of policy and environment without compiling, if they can be one kernel.
 
     Raises:
-        CannotFuse: if they cannot, with the line where it stands.
+        CannotFuse: if they cannot, with the source line.
     """
     return pressure_of(lower_rollout(graph).program)
 
@@ -186,7 +188,7 @@ def fused_collect(
     """Computes `dataflow.collect` by `run`, and adds what `graph.appraise` computes.
 
     The collector is one that `dataflow.start` began: what is true of all of these is not read again. `step` is the
-    graph's, which is lowered here where it is left out.
+    graph's lowered step. Default: it is lowered here.
     """
     step = step or rollout_step(graph, weights, each_struct(collector))
     # By global index, as `dataflow.collect` does: the same numbers on any number of devices.
@@ -210,7 +212,7 @@ def run_reference(
     *,
     precision: Any = None,
 ) -> tuple[list[Array], list[Array]]:
-    """Step after step, by JAX's own functions."""
+    """Runs step after step by JAX functions."""
     block = keys.shape[0]
 
     def body(now: list[Array], t: Int[Array, ""]) -> tuple[list[Array], list[Array]]:

@@ -1,7 +1,7 @@
 """Results of which only the sum over samples is wanted.
 
-The gradient of a matrix of weights is a sum of outer products, and so a product of two tall matrices: the gradient
-of one sample is never materialised. Shape letters: `N` samples.
+A weight matrix's gradient is a sum of outer products, and so a product of two tall matrices: per-sample gradients
+are never materialised. Shape letters: `N` samples.
 """
 
 import functools
@@ -27,7 +27,7 @@ class LeafPair(NamedTuple):
 
 
 class Sum(NamedTuple):
-    """One result: the sum over samples of an array, or of outer products of vectors."""
+    """One result: the sum over samples of an array or outer products."""
 
     leaves: tuple[Leaf, ...]
     """The array, or adjacent parts of a vector. None for products."""
@@ -54,7 +54,7 @@ class Sum(NamedTuple):
 
     @property
     def is_computed(self) -> bool:
-        """Whether a program computes it. Otherwise it is the same for all samples."""
+        """Whether a program computes it. Otherwise it is uniform."""
         return not self.leaves or bool(self.leaves[0].places)
 
 
@@ -93,7 +93,7 @@ def _side_by_side(value: Any, first: int) -> tuple[Leaf, ...]:
 def mean_of(
     each: Sum, outputs: Sequence[Array], uniforms: UniformArrays, num_samples: int, precision: Any
 ) -> Array:
-    """Returns the mean over samples, from a program's outputs for all of them: the reference for kernels."""
+    """Returns the mean over samples from a program's outputs, as the reference for kernels."""
     if not each.is_computed:
         return each.leaves[0].repeated(uniforms)
 

@@ -1,4 +1,4 @@
-"""A network as one vector: an optimiser that treats all numbers alike then takes one step."""
+"""A network as one vector, on which an element-wise optimiser takes one step."""
 
 from typing import Any, NamedTuple
 

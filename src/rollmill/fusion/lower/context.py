@@ -68,7 +68,7 @@ class Lowering(NamedTuple):
         return self.region.uniform(self.prologue.slot(array), 0, array.dtype, array.size)
 
     def constant(self, value: Any, dtype: Any) -> Node:
-        """Returns a number that is known."""
+        """Returns a constant."""
         return self.region.constant(value, dtype)
 
     # --- beside the kernel ------------------------------------------------------------------------------
@@ -109,7 +109,7 @@ class Lowering(NamedTuple):
         raise TypeError(f"{type(value).__name__} is written out first")
 
     def scalar(self, value: Value) -> Node:
-        """Returns the node of an array of one number."""
+        """Returns the node of an array with one element."""
         return self.scalars(value).nodes.reshape(-1)[0]
 
     def _uniform_scalars(self, value: Uniform) -> ScalarArray:
@@ -222,7 +222,7 @@ def check_columns(shape: tuple[int, ...]) -> None:
 
 
 def settled(value: Value) -> Value:
-    """Returns a value that is made of constants alone as a `Const`."""
+    """Converts a value made only of constants to a `Const`."""
     if isinstance(value, ScalarArray) and not is_key(value.dtype):
         nodes = flat_nodes(value)
         if all(node.op == "constant" for node in nodes):

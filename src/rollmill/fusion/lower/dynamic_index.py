@@ -74,7 +74,7 @@ def dynamic_slice_by_select(
 
 
 def _one_of(ctx: Lowering, windows: list[NodeArray], start: Node) -> NodeArray:
-    """Halves the choices with each bit of the start: as many selects as a chain, and fewer comparisons."""
+    """Halves the choices with each bit of the start, with as many selects as a chain but fewer comparisons."""
     # After `bit` halvings, `windows[i]` is the choice where `start >> bit == i`. One without a pair stays as it
     # is: its sibling would begin out of bounds, where `start` never is.
     bit = 0
@@ -96,7 +96,7 @@ def _selected(ctx: Lowering, condition: Node, one: NodeArray, other: NodeArray) 
 
 
 def select(ctx: Lowering, condition: Node, one: Node | KeyPair, other: Node | KeyPair) -> Node | KeyPair:
-    """One of two numbers, rows, or keys."""
+    """Selects one of two scalars, rows or keys."""
     if isinstance(one, KeyPair):
         assert isinstance(other, KeyPair)
         first = ctx.apply("select", condition, one.first, other.first)
@@ -118,7 +118,9 @@ def check_selects(count: int) -> None:
 
 
 def is_in_memory(value: Value, starts: Sequence[Start], sizes: Sequence[int]) -> bool:
-    """Whether a block is read from memory: all environments share the array, and it has many places in it."""
+    """Returns whether a block is read from memory, because all environments share the array and it has many
+    positions.
+    """
     if not is_shared(value) or is_key(value.dtype):
         return False
     starts_of_axes = [
@@ -149,7 +151,7 @@ def load_slice(ctx: Lowering, value: Const | Uniform, starts: Sequence[Start], s
 
 
 def default_fill(dtype: np.dtype) -> float | int | bool:
-    """Returns the value that JAX reads out of bounds where no fill value is given."""
+    """Returns the value that JAX reads out of bounds without a fill value."""
     if dtype == np.bool_:
         return True
     if is_float(dtype):

@@ -1,4 +1,4 @@
-"""Lowers a function of ONE environment to the program that computes it for blocks of them.
+"""Lowers a function of ONE environment to a program for blocks of environments.
 
 The part that does not depend on the environment becomes the prologue, which computes the program's uniform arrays.
 """
@@ -49,7 +49,7 @@ from rollmill.fusion.lower.values import (
 class LoweredFunction:
     """A function of ONE environment as a program and its prologue.
 
-    It holds no tracer, so one can be kept, printed, and used for as many kernels as are wanted.
+    It holds no tracer, so it can be kept, printed, and used for any number of kernels.
     """
 
     jaxpr: core.ClosedJaxpr
@@ -114,7 +114,7 @@ def trace_function(
     """Traces `function(*uniform, *each)` of one environment.
 
     Each array of `each`, the shapes of arguments that differ from environment to environment, becomes inputs of
-    the program in row-major order, one input for a number or for a row. A random key is two numbers. `uniform`
+    the program in row-major order, one input for a number or for a row. A random key is two scalars. `uniform`
     arguments are common to all environments: shapes, or arrays, of which only the ones in use are read.
 
     With `carried`, the function returns a tuple whose first part is passed again as the first of `each`. Both then
@@ -306,7 +306,7 @@ def _sides_of(ctx: Lowering, value: OuterProducts) -> OuterProducts:
 
 
 def _side(ctx: Lowering, side: Value) -> Const | RowArray | ScalarArray | Concat:
-    """Returns a side of a product of vectors as it leaves the program."""
+    """Returns a side of a product of vectors as an output."""
     if 0 in side.shape:
         return Const(np.zeros(side.shape, side.dtype))
     if isinstance(side, Concat):
@@ -320,5 +320,5 @@ def _widths(side: Value) -> tuple[int, ...]:
 
 
 def _lies_in_rows(side: Value) -> bool:
-    """Returns whether a side of a product is a row, and not single numbers."""
+    """Returns whether a side of a product is a row, rather than scalars."""
     return isinstance(side, RowArray) or (not isinstance(side, ScalarArray) and side.shape[-1] >= MIN_ROW)

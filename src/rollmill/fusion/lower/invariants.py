@@ -1,11 +1,10 @@
-"""Invariants of the numbers that a step hands to the next: which are known, and which are equal.
+"""Invariants of a step's carried values: which are constant, and which are equal.
 
 An observation often repeats the state that it is made of, beside what never changes, such as an agent's number.
-A kernel that carries all of it from step to step has no registers left for anything else. What holds of the
-numbers that an environment begins with, and of those that a step returns whenever it held of those that it took,
-holds always. It is found by assuming as much as the beginning allows, and giving up what the step does not keep:
-Wegman and Zadeck, "Constant propagation with conditional branches" (TOPLAS 1991); Alpern, Wegman and Zadeck,
-"Detecting equality of variables in programs" (POPL 1988).
+A kernel that carries all of it from step to step has no registers left for anything else. A property that holds
+initially, and is preserved by every step, always holds. It is found by assuming as much as the beginning allows,
+and giving up what the step does not keep: Wegman and Zadeck, "Constant propagation with conditional branches"
+(TOPLAS 1991); Alpern, Wegman and Zadeck, "Detecting equality of variables in programs" (POPL 1988).
 """
 
 from collections.abc import Hashable, Sequence
@@ -20,7 +19,7 @@ from rollmill.fusion.lower.values import Const, Output, ScalarArray
 
 @dataclass(frozen=True, slots=True)
 class ConstLabel:
-    """The label of a number that is known."""
+    """The label of a constant."""
 
     value: bool | int | float = field(compare=False)
     dtype: np.dtype
@@ -42,7 +41,7 @@ def labels_of(begun: Sequence[Output]) -> ValueClasses:
 
 
 def meet(labels: ValueClasses, after: Sequence[Output]) -> ValueClasses:
-    """The part of an assumption that a step keeps which was lowered under it; the same, if it keeps all."""
+    """Returns the part of an assumption preserved by a step that was lowered under it."""
     return _numbered([_kept(*pair) for pair in zip(labels, after, strict=True)])
 
 
@@ -61,7 +60,7 @@ def _label(node: Node) -> Hashable:
 
 
 def _kept(before: tuple[Hashable, ...] | None, value: Output) -> list[Hashable] | None:
-    """Labels after a step: known numbers stay known, and equal ones equal, where they were so before."""
+    """Returns the labels after a step: constants that stay constant, and equal values that stay equal."""
     after = _labels(value)
     if before is None or after is None:
         return None
@@ -72,7 +71,7 @@ def _kept(before: tuple[Hashable, ...] | None, value: Output) -> list[Hashable] 
 
 
 def _numbered(leaves: Sequence[Sequence[Hashable] | None]) -> ValueClasses:
-    """Returns the same labels by their numbers, so that what says the same is the same."""
+    """Renumbers labels, so that equivalent labellings are equal."""
     numbers: dict[Hashable, int] = {}
 
     def number(label: Hashable) -> Hashable:

@@ -1,7 +1,7 @@
 """Reads a jaxpr equation by equation, each by the rule of its primitive.
 
-Equations that depend on no environment become no nodes: known numbers are computed at once, and what all
-environments share becomes a part of the prologue.
+Equations independent of the environment become no nodes: constants are folded, and uniform values become part of
+the prologue.
 """
 
 from collections.abc import Sequence
@@ -106,7 +106,7 @@ def lower_jaxpr(
 
 
 def _struct(atom: Any) -> Any:
-    """Shape and type of what an atom of a jaxpr stands for."""
+    """Returns the shape and type of an atom of a jaxpr."""
     return atom.aval
 
 
@@ -159,7 +159,7 @@ def _operand(ctx: Lowering, name: str, value: Value) -> Value:
 
 
 def _plain_params(equation: core.JaxprEqn) -> dict[str, Any]:
-    """Returns an equation's parameters, in which JAX leaves integers of NumPy's."""
+    """Returns an equation's parameters, with NumPy integers converted."""
     return {name: _plain(value) for name, value in equation.params.items()}
 
 
@@ -183,7 +183,7 @@ def _is_moved(name: str, values: Sequence[Value]) -> bool:
 
 
 def _by_numpy(equation: core.JaxprEqn, arrays: Sequence[Any]) -> np.ndarray | None:
-    """Returns the result of an equation of known numbers by NumPy, where it is certainly XLA's; otherwise None.
+    """Evaluates an equation of constants by NumPy if XLA certainly gives the same result. Otherwise returns None.
 
     XLA would compile a program for each kind of operands.
     """

@@ -101,7 +101,7 @@ def _handed_in(inside: Lowering, value: Value, how: CarryForm) -> Value:
 
 
 def _like(value: ScalarArray | RowArray, make: Callable[[], Node]) -> ScalarArray | RowArray:
-    """Returns an array of the same kind, of nodes that are made in row-major order."""
+    """Returns an array of the same kind, with nodes made in row-major order."""
     nodes = no_nodes(value.nodes.shape)
     for at in np.ndindex(*nodes.shape):
         nodes[at] = KeyPair(make(), make()) if is_key(value.dtype) else make()

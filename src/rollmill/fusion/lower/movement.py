@@ -86,7 +86,7 @@ def joined(ctx: Lowering, values: list[Value]) -> Value:
 
 
 class _Piece(NamedTuple):
-    """The source of one run of columns."""
+    """Source of a run of columns."""
 
     part: int
     """The number of the part, of those side by side; -1 for the fill."""

@@ -1,7 +1,7 @@
 """The prologue of a program: the arrays that it reads by slot, computed once before its kernel starts.
 
-A function's uniform arguments are abstract while it is lowered: what is computed from them alone is traced, and
-the trace is the prologue. So a program holds no tracer. Its prologue is evaluated wherever the kernel is called.
+A function's uniform arguments are abstract during lowering. Computation on only them is traced as the prologue. So
+a program holds no tracer. Its prologue is evaluated wherever the kernel is called.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ class UniformArrays(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Prologue:
-    """The part of a function that depends on its uniform arguments alone."""
+    """The part of a function that depends only on its uniform arguments."""
 
     closed: core.ClosedJaxpr
     """From the leaves of the uniform arguments to the slots, then the outputs."""
@@ -102,7 +102,7 @@ class PrologueBuilder:
         return self._slots[key]
 
     def _identity(self, array: Array | np.ndarray) -> Any:
-        """Returns a key for an array: known numbers by themselves, others by their identity."""
+        """Returns a key for an array: by value for constants, by identity otherwise."""
         if isinstance(array, np.ndarray):
             return array.shape, array.dtype.name, array.tobytes()
         self._held[id(array)] = array  # so that no other array gets its id

@@ -46,7 +46,7 @@ NodeArray: TypeAlias = Any
 
 
 class Const(NamedTuple):
-    """Numbers that are known while tracing."""
+    """Constants known during tracing."""
 
     array: np.ndarray
 
@@ -75,7 +75,7 @@ class Uniform(NamedTuple):
 
     @property
     def dtype(self) -> Any:
-        """Data type of the array; that of typed keys is no NumPy type."""
+        """Data type of the array. Typed keys have no NumPy type."""
         return self.array.dtype
 
 
@@ -132,7 +132,7 @@ class Concat(NamedTuple):
 
 
 class VectorPair(NamedTuple):
-    """Two vectors, for the products of each number of one with each of the other."""
+    """Two vectors for an outer product."""
 
     left: "Value"
     """`[f]`"""
@@ -191,7 +191,7 @@ def alone(node: Node) -> NodeArray:
 
 
 def check_size(shape: tuple[int, ...], what: str = "an array") -> None:
-    """Refuses what has too many numbers."""
+    """Raises a `LoweringError` for values with too many elements."""
     size = int(np.prod(shape))
     if size > MAX_SCALARS:
         raise LoweringError(
@@ -224,7 +224,7 @@ def is_shared(value: Value) -> bool:
 
 
 def positions(shape: tuple[int, ...]) -> np.ndarray:
-    """Returns the number of each element of an array in row-major order."""
+    """Returns the row-major index of each element of an array."""
     return np.arange(np.prod(shape, dtype=int)).reshape(shape)
 
 

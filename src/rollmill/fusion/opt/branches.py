@@ -14,7 +14,7 @@ MIN_COST = 64
 
 
 class GuardedRegion(NamedTuple):
-    """Nodes that are read only where a condition holds."""
+    """Nodes read only if a condition holds."""
 
     condition: Node
     nodes: tuple[Node, ...]

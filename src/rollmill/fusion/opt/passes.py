@@ -1,4 +1,4 @@
-"""The passes over programs with their results as text, for `rollmill explain --ir`."""
+"""The passes over programs with their printed results, for `rollmill explain --ir`."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ class Pass(NamedTuple):
     """The result of `run` as lines of text."""
 
     def text(self, program: Program) -> str:
-        """Returns the result for a program, as text."""
+        """Returns the printed result for a program."""
         return "\n".join(self.lines(self.run(program), NodeNames(program))) or "none"
 
 

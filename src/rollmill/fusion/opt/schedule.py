@@ -36,7 +36,7 @@ class EmitLoop(NamedTuple):
 
 
 class If(NamedTuple):
-    """A branch that is taken where a condition holds for any environment of a block."""
+    """A branch taken if a condition holds for any environment of a block."""
 
     condition: Node
     body: tuple["Item", ...]
@@ -172,7 +172,7 @@ class _Scheduler:
         return [node for node in self._available if node in read and node not in outside]
 
     def _in_branch(self, emit: Callable[[], Sequence[Node]]) -> tuple[tuple[Item, ...], tuple[Node, ...]]:
-        """The items that `emit` adds, and the nodes that it returns: they alone are available behind it."""
+        """Returns the items added by `emit`. Only the nodes returned by it are available afterwards."""
         items, available = self.items, self._available
         self.items, self._available = [], dict(available)
         results = tuple(emit())

@@ -2,7 +2,7 @@
 
 From each matrix product, Triton looks for everything that depends on it and everything that this depends on, once
 more for each of these: hours in a program of thirty thousand nodes. It stays within the branch that the product
-stands in. So the scalars that are computed between two layers of products have a branch of their own.
+stands in. So scalars computed between two layers of products get a separate branch.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ class ProgramSegment(NamedTuple):
 
 
 def needs_segments(num_nodes: int) -> bool:
-    """Returns whether Triton's dependence analysis would take hours on a program of so many nodes."""
+    """Returns whether the dependence analysis of Triton would take hours on a program of this size."""
     return num_nodes > MAX_NODES
 
 

@@ -1,6 +1,6 @@
 """Products with few rows or few columns, found so that tensor cores can take them as well.
 
-A policy's first layer has as many rows as there are observations, its last as many columns as there are actions.
+The first layer's rows are the observation's elements, and the last layer's columns are the actions.
 Done as sums of rows they cost more registers than everything else together: every thread would hold its part of
 each row of the matrix.
 """
@@ -31,7 +31,7 @@ class ColumnDots(NamedTuple):
 
 
 class Bias(NamedTuple):
-    """An addend of a product: a uniform row, times a scalar where there is one."""
+    """An addend of a product: a uniform row, optionally times a scalar."""
 
     scalar: Node | None
     row: Node
@@ -60,7 +60,7 @@ class SkinnyMatmuls(NamedTuple):
 
 
 def scattered_stacks(nodes: Sequence[Node], outputs: Sequence[Node], most: int) -> set[Node]:
-    """Stacks of at most so many scalars that stay single numbers, for nothing but products reads them.
+    """Stacks of few scalars, left as scalars because only products read them.
 
     A stack that anything else reads is a row like others, and so are its products.
     """
@@ -73,7 +73,7 @@ def find_skinny_matmuls(
 ) -> SkinnyMatmuls:
     """Finds the skinny products among the nodes of a program, operands first.
 
-    Stacks in `scattered` stay single numbers; see `scattered_stacks`.
+    Stacks in `scattered` stay scalars. See `scattered_stacks`.
     """
     only_user = _only_users(nodes, outputs)
     heads, absorbed = _heads(nodes, only_user)
@@ -129,7 +129,7 @@ def _heads(
 
 
 def is_stacked_product(node: Node, most: int) -> bool:
-    """Returns whether a node is the product of at most so many scalars with rows of a matrix."""
+    """Returns whether a node is a product of few scalars with rows of a matrix."""
     return node.op == "dot" and node.operands[0].op == "stack" and node.attributes[1] <= most
 
 
@@ -151,7 +151,7 @@ def _addend(user: Node, product: Node, only_user: Mapping[Node, Node]) -> Bias |
 
 
 def _other(user: Node, operand: Node) -> Node:
-    """Returns the other one of two operands."""
+    """Returns the other of two operands."""
     return user.operands[0] if user.operands[1] is operand else user.operands[1]
 
 

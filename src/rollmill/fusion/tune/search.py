@@ -1,4 +1,4 @@
-"""Searches for the fastest launches of the two kernels of a training."""
+"""Searches for the fastest launches of a run's two kernels."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -48,7 +48,7 @@ def trace_abstractly(make: Callable[..., T], *arguments: Any) -> T:
 
 
 def structure_text(tree: PyTree[Any]) -> str:
-    """Returns the structure of a pytree as a text that is the same in all processes."""
+    """Returns a pytree's structure as a string, the same in all processes."""
     return without_addresses(str(jax.tree.structure(tree)))
 
 
@@ -62,7 +62,7 @@ def rollout_search(
     unroll: int,
     step: RolloutStep,
 ) -> Search:
-    """Returns the search for the fastest of these launches of a rollout on a device, of the graph's `step`.
+    """Returns the search for the fastest of these rollout launches on a device, for the graph's `step`.
 
     The state has the shapes of the environments that one device holds. `unroll` steps of the unfused loop are
     compiled as one.
@@ -117,9 +117,9 @@ def minibatch_loop_search(
     *,
     step: GradientStep,
 ) -> Search:
-    """Returns the search for the fastest of these launches of a minibatch's gradients, by the graph's `step`.
+    """Returns the search for the fastest of these launches for a minibatch's gradients, for the graph's `step`.
 
-    Shapes are those of a learner, its batch, and the rows `[M, N]` of an epoch, on one device.
+    The shapes are for a learner, its batch, and the rows `[M, N]` of an epoch, on one device.
     """
     kind, (learner, _, rows) = backend.gradients, shapes
 

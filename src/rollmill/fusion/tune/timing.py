@@ -101,8 +101,7 @@ class Search(NamedTuple):
 def file_of(what: Sequence[str], launches: Sequence[tuple[int, ...]], package: str) -> Path:
     """Returns the file that keeps the result of a search among launches.
 
-    `what` are the things that the times depend on, besides these launches and versions, including that of the
-    package.
+    `what` identifies everything the times depend on besides these launches and versions.
     """
     return cached_file("launches", [*what, list(map(str, launches))], packages=[package])
 
@@ -127,7 +126,7 @@ def fastest(
 ) -> Tuned:
     """Returns the fastest launch, and its time beside the unfused function's, where the search has one.
 
-    `candidates` are those of `compile_candidates` for the search, and the arguments lie where they are to run.
+    `candidates` come from `compile_candidates`, and the arguments are on their device.
     Once `is_late`, the fastest of those timed until then is returned, and not stored. Raises `CannotFuse` with the
     last error if no launch runs on this device.
     """
@@ -172,13 +171,13 @@ class _Timed:
         self.seconds = _seconds_of(1, function, arguments)
 
     def again(self) -> None:
-        """Times several calls in a row, which hide the time between two of them."""
+        """Times several consecutive calls, which hides the gaps between calls."""
         calls = max(1, min(CALLS, round(SECONDS / self.seconds)))
         self.seconds = min(self.seconds, _seconds_of(calls, self._function, self._arguments))
 
 
 def _time_in_turns(runs: Sequence[_Timed], repeats: int) -> None:
-    """Times functions in turns, so that a machine that becomes slower slows all of them."""
+    """Times functions in turns, so that a slowdown of the machine affects all of them."""
     for _ in range(repeats):
         for run in runs:
             run.again()

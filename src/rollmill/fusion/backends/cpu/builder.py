@@ -1,4 +1,4 @@
-"""Says vectors of numbers in LLVM's language: one instruction at a time, for a function that is being written."""
+"""Emits LLVM instructions on vectors, one at a time."""
 
 import contextlib
 import functools
@@ -28,7 +28,7 @@ class Emitter:
     """Writes the body of one function."""
 
     def __init__(self, function: ir.Function, lanes: int) -> None:
-        """The function begins with what is computed once, before all that is written later."""
+        """Code for values computed once goes to the beginning of the function."""
         self.lanes = lanes
         self.module = function.module
         self._function = function
@@ -122,7 +122,7 @@ class Emitter:
         return self._from_memory(stored, dtype)
 
     def load(self, pointer: Value, dtype: np.dtype) -> Value:
-        """Returns a vector of numbers that lie side by side."""
+        """Loads a vector of adjacent numbers."""
         kind = ir.VectorType(memory_type(dtype), self.lanes)
         return self._from_memory(self.builder.load(pointer, typ=kind, align=np.dtype(dtype).itemsize), dtype)
 
@@ -136,7 +136,7 @@ class Emitter:
         self.builder.store(whole, pointer, align=np.dtype(dtype).itemsize)
 
     def gather(self, pointer: Value, places: Value, dtype: np.dtype) -> Value:
-        """Returns the numbers at a place of each lane's own."""
+        """Gathers a number for each lane from its own address."""
         kind = memory_type(dtype)
         vector = ir.Constant(ir.VectorType(kind, self.lanes), ir.Undefined)
         for lane in range(self.lanes):
@@ -169,7 +169,7 @@ class Emitter:
         return builder.bitcast(builder.shl(words, _constant_like(words, 16)), wide)
 
     def bits_of_short(self, x: Value, dtype: np.dtype) -> Value:
-        """Returns the 16 bits of the nearest number of a type."""
+        """Returns the 16 bits of the nearest value of a type."""
         builder, short = self.builder, _with_element(x.type, ir.IntType(16))
         if dtype.name == "float16":
             return builder.bitcast(builder.fptrunc(x, _with_element(x.type, ir.HalfType())), short)
@@ -186,7 +186,7 @@ class Emitter:
 
     @contextlib.contextmanager
     def once(self) -> Iterator[None]:
-        """Code that is written inside is computed before everything else."""
+        """Code emitted inside runs before everything else."""
         with self.builder.goto_block(self._entry):
             yield
 
@@ -247,19 +247,19 @@ class Emitter:
 
 
 def variable(builder: ir.IRBuilder, kind: Any) -> Value:
-    """Memory of the stack for a value of this type."""
+    """Allocates stack memory for a value of this type."""
     pointer = builder.alloca(kind)
     pointer.type = POINTER  # as all pointers are
     return pointer
 
 
 def byte(builder: ir.IRBuilder, pointer: Value, offset: int) -> Value:
-    """Returns the pointer to what lies so many bytes further."""
+    """Returns the pointer at this offset in bytes."""
     return builder.gep(pointer, [INT64(offset)], inbounds=True, source_etype=BYTE)
 
 
 def read(builder: ir.IRBuilder, pointer: Value, offset: int, kind: Any = POINTER) -> Value:
-    """Loads the value that lies so many bytes further."""
+    """Loads the value at this offset in bytes."""
     return builder.load(byte(builder, pointer, offset), typ=kind)
 
 
@@ -279,7 +279,7 @@ def memory_type(dtype: Any) -> Any:
 
 
 def _with_element(kind: Any, element: Any) -> Any:
-    """Returns a type of as many elements as another one, or of a single number as that is."""
+    """Returns a vector type with the length of another type, or a scalar type if that is scalar."""
     return ir.VectorType(element, kind.count) if isinstance(kind, ir.VectorType) else element
 
 

@@ -1,7 +1,7 @@
-"""Writes programs as machine code for blocks of samples: single numbers as vectors of lanes, rows in memory.
+"""Writes programs as machine code for blocks of samples: scalars as vectors of lanes, rows in memory.
 
-A block is a few vectors. What a row's elements are made of is computed where it is read, in one loop over the
-samples of a block; what is read more than once, or by a product, is kept in memory.
+A block is a few vectors. Element-wise operations are fused into the loop that reads them, over the samples of a
+block. Rows read more than once, or by a product, are kept in memory.
 """
 
 import functools
@@ -199,7 +199,7 @@ class CodeWriter:
         return rows_of_product
 
     def beside(self, numbers: Sequence[Vectors], dtype: np.dtype = FLOAT32) -> Placed:
-        """Single numbers as a row, as they are: one column after the other."""
+        """Scalars as a row, one column after the other."""
         count = len(numbers)
         rows = Placed(self.scratch.take(self.block * count, dtype), 1, self.block, count, dtype)
         for column, vectors in enumerate(numbers):
@@ -212,7 +212,7 @@ class CodeWriter:
         return self.strided(rows.at(self.emit, 0, node.attributes[0]), rows.sample_stride, rows.dtype)
 
     def strided(self, pointer: Value, stride: int, dtype: np.dtype) -> Vectors:
-        """Returns a number of each sample, of which the first lies here and the others as many elements apart."""
+        """Loads a number per sample, starting here, with this stride in elements."""
         emit, kind = self.emit, memory_type(dtype)
         pointers = [emit.at(pointer, first * stride, kind) for first in range(0, self.block, emit.lanes)]
         if stride == 1:
@@ -250,7 +250,7 @@ class CodeWriter:
         return [self.emit.load(pointer, node.dtype) for pointer in pointers]
 
     def across(self, op: str, vector: Value, dtype: np.dtype = FLOAT32) -> Value:
-        """Returns the sum or extreme of the lanes of a vector, always in the same order."""
+        """Reduces the lanes of a vector by a sum or extreme, in a fixed order."""
         kind, operation = vector.type.element, COMBINED[op]
         named = lambda own: f"llvm.vector.reduce.{own}.{suffix_of(vector.type)}"
         if not is_float(dtype):
@@ -280,7 +280,7 @@ class CodeWriter:
                 self._held[operand] = self.contiguous(self._held[operand])
 
     def _placed(self, number: Node) -> None:
-        """A number of each sample, in memory, unless it is the same for all."""
+        """Returns the address of a number per sample, unless it is uniform."""
         if number.op in ("constant", "uniform") or number in self._beside:
             return
         self._beside[number] = self.beside([self.vectors(number)], number.dtype)
@@ -288,7 +288,7 @@ class CodeWriter:
     def _elements(
         self, node: Node, sample: Value, first: int, known: dict[Node, Value], *, root: bool = False
     ) -> Value:
-        """Some elements of a row of one sample, side by side from this column on."""
+        """Returns adjacent elements of a sample's row, starting at this column."""
         if node not in known:
             known[node] = self._element(node, sample, first, known, root=root)
         return known[node]
@@ -333,7 +333,7 @@ def _neutral(op: str, dtype: np.dtype) -> Any:
 
 
 def _stored(nodes: Sequence[Node], outputs: Sequence[Node]) -> set[Node]:
-    """The rows that are kept in memory: those that are read more than once, by a product, or as an output."""
+    """The rows to keep in memory: read more than once, by a product, or as an output."""
     readers: dict[Node, int] = {}
     stored = {node for node in outputs if node.width is not None}
     for node in nodes:

@@ -48,7 +48,7 @@ class BlockWriter(Protocol):
         ...
 
     def contiguous(self, held: BlockValue) -> Placed:
-        """Rows whose numbers lie side by side."""
+        """Rows with contiguous elements."""
         ...
 
     def beside(self, numbers: Sequence[Vectors], dtype: np.dtype) -> Placed:

@@ -1,8 +1,8 @@
-"""Machine code for convolutions of images and for the gradients of their kernels.
+"""Machine code for image convolutions and their kernel gradients.
 
-Sums stay in registers: each number of an image is multiplied by several vectors of outputs, and each vector by
-several numbers. A program processes its images one after the other, so that the data it reads again stays in the
-nearest cache of its core.
+Sums stay in registers: each pixel value is multiplied by several vectors of outputs, and each vector by several
+values. A program processes its images one after the other, so that the data it reads again stays in the nearest
+cache of its core.
 """
 
 from collections.abc import Iterator, Sequence
@@ -103,7 +103,7 @@ def _write_phase(
 def _write_line(
     emit: Emitter, line: _Line, places: int, vectors: int, source: Value, weights: Value, to: Value
 ) -> None:
-    """Adds products to a row of places, as many at once as registers hold, or one fewer."""
+    """Accumulates products at a row of positions, as many at once as registers hold, or one fewer."""
     count = -(-places // (SUMS[emit.lanes] // vectors))
     width, wider = divmod(places, count)
     first = 0
@@ -146,7 +146,7 @@ def _spots(emit: Emitter, blocks: Blocks, pointer: Value, step: int) -> list[Val
 def _with_products(
     emit: Emitter, blocks: Blocks, numbers: Sequence[Value], row: Value, sums: Sequence[Value]
 ) -> list[Value]:
-    """Adds one product to each sum of a block: the numbers at these places times the vectors of a row."""
+    """Adds one product to each sum of a block: the values at these positions times the vectors of a row."""
     vectors = [emit.load(emit.at(row, vector * emit.lanes, FLOAT), FLOAT32) for vector in range(blocks.vectors)]
     held = [emit.broadcast(emit.load_number(number, FLOAT32)) for number in numbers]
     return [
@@ -294,7 +294,7 @@ def _turns(emit: Emitter, count: int) -> Iterator[Value]:
 
 
 def _moved(emit: Emitter, pointer: Value, *steps: tuple[Value, int]) -> Value:
-    """Returns the pointer moved by the sum of products of counts and distances."""
+    """Returns the pointer moved by the dot product of counts and strides."""
     for index, step in steps:
         pointer = emit.at(pointer, emit.builder.mul(index, emit.integer(step)), FLOAT)
     return pointer
@@ -316,7 +316,7 @@ def _size(shape: tuple[int, int, int]) -> int:
 
 
 def _programs(batch: int, operations: int) -> int:
-    """Returns a number of programs that keeps all cores busy, with enough work for each."""
+    """Returns the number of programs that keeps all cores busy without making programs too small."""
     return max(1, batch // max(1, round(PROGRAM_OPERATIONS / max(operations, 1))))
 
 

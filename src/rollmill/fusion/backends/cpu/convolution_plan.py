@@ -1,8 +1,8 @@
-"""Plans convolutions: which part of a kernel meets which part of an image.
+"""Plans convolutions: which kernel taps meet which pixels.
 
 Images are `[batch, rows, columns, channels]` and kernels `[rows, columns, inputs, outputs]`. The gradient of a
-strided convolution's image is a convolution of an image with zeros between its numbers. Its result has phases: at
-regularly spaced places the same taps of the kernel meet numbers, and the other taps meet zeros.
+strided convolution's image is a convolution of an image dilated by zeros. Its result has phases: at regularly
+spaced positions the same kernel taps meet values, and all others meet zeros.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ Pair: TypeAlias = tuple[int, int]
 
 
 class Phase(NamedTuple):
-    """Places of a result that use the same taps of the kernel."""
+    """Output positions that use the same kernel taps."""
 
     first: Pair
     """Row and column of the first place. The next is `ResultPlan.spread` further."""
@@ -26,7 +26,7 @@ class Phase(NamedTuple):
 
 
 class ResultPlan(NamedTuple):
-    """Plan of a convolution, after zeros between the image's numbers are removed."""
+    """Plan of a convolution, without the zeros of a dilated image."""
 
     batch: int
     image: tuple[int, int, int]
@@ -81,9 +81,9 @@ def result_plan(
     padding: Sequence[Pair],
     dilation: Sequence[int],
 ) -> ResultPlan:
-    """Plans a convolution of an image that has `dilation - 1` zeros between its numbers.
+    """Plans a convolution of an image dilated by `dilation - 1` zeros.
 
-    Raises a `ValueError` if there are zeros between the numbers and the stride is not 1 along an axis.
+    Raises a `ValueError` if an axis is both dilated and strided.
     """
     axes = list(zip(image[1:3], kernel[:2], strides, padding, dilation, strict=True))
     phases = [_phases(*axis) for axis in axes]

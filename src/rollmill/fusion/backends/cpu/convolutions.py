@@ -1,4 +1,4 @@
-"""Replaces convolutions of JAX by machine code where it has any.
+"""Replaces JAX convolutions by machine code where supported.
 
 Code exists for float32 convolutions of two-dimensional images with a number of outputs that the lanes of a vector
 divide, and for the gradients of their images and kernels, in the form JAX writes them.
@@ -30,7 +30,7 @@ MAX_AWAITED_CORES = 8
 def machine_code_for(lhs: Any, rhs: Any, params: dict[str, Any]) -> Convolve | None:
     """Returns the machine code of a convolution, or None if there is none or XLA is as fast.
 
-    Operands may be shapes and dtypes. `params` are those of `jax.lax.conv_general_dilated_p`.
+    Operands may be shapes and dtypes. `params` are the parameters of `jax.lax.conv_general_dilated_p`.
     """
     if not _is_plain(lhs, rhs, params):
         return None

@@ -1,4 +1,4 @@
-"""Denormal numbers are zero in machine code, as they are in XLA's own programs on CPUs.
+"""Flushes denormal numbers to zero in machine code, as XLA does on CPUs.
 
 XLA sets the threads in which it computes so, and not all of those that it lends: without this, a result would
 depend on the thread that makes it.

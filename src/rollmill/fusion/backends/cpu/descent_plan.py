@@ -1,4 +1,4 @@
-"""Divides an optimiser's flat update into sums over all numbers, single numbers, and operations on each number."""
+"""Divides an optimiser's flat update into sums over all elements, scalars, and element-wise operations."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple

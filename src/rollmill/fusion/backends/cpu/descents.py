@@ -28,7 +28,7 @@ MAX_PROGRAMS = 64
 
 
 class _FlatLeaf(NamedTuple):
-    """Position of one leaf of the weights in the flat vector."""
+    """Position of a leaf of the weights in the flat vector."""
 
     first: int
     """Index of its first number."""
@@ -38,7 +38,8 @@ class _FlatLeaf(NamedTuple):
 def machine_code_for(
     operands: Sequence[Any], program: core.ClosedJaxpr, count: int
 ) -> Callable[..., list[Array]] | None:
-    """Returns the machine code of a step as a function of its operands. None for small steps, and without code.
+    """Returns an optimiser step's machine code as a function of its operands. None for small steps, and without
+    code.
 
     Operands are shapes and dtypes of the leaves of weights (`count` of them), gradients and state. The program
     maps flat gradients and the state to the flat step and the next state.
@@ -176,14 +177,14 @@ def _values(
 
 
 class _LeafVector:
-    """A vector of a leaf's numbers. The last vector of a leaf may be shorter."""
+    """A vector of a leaf's elements. The last vector of a leaf may be shorter."""
 
     def __init__(self, emit: Emitter, first: Value, valid: int | None = None) -> None:
         self._emit, self._first = emit, first
         self._valid = None if valid is None else [lane < valid for lane in range(emit.lanes)]
 
     def load(self, pointer: Value, offset: int) -> Value:
-        """Loads the numbers at this position, with zeros past the end of the leaf."""
+        """Loads the elements at this position, with zeros past the end of the leaf."""
         emit, own = self._emit, self._spot(pointer, offset)
         if self._valid is None:
             return emit.load(own, FLOAT32)
@@ -191,7 +192,7 @@ class _LeafVector:
         return emit.call(f"llvm.masked.load.v{emit.lanes}f32.p0", *arguments, result=emit.vector(FLOAT32))
 
     def store(self, vector: Value, pointer: Value, offset: int) -> None:
-        """Stores numbers at this position."""
+        """Stores elements at this position."""
         emit, own = self._emit, self._spot(pointer, offset)
         if self._valid is None:
             emit.store(vector, own, FLOAT32)

@@ -1,6 +1,6 @@
-"""Makes machine code a custom call of XLA's.
+"""Wraps machine code as an XLA custom call.
 
-XLA's foreign functions have a stable binary interface (xla/ffi/api/c_api.h, version 0); the offsets below are its.
+XLA foreign functions have a stable binary interface (xla/ffi/api/c_api.h, version 0), with the offsets below.
 """
 
 import ctypes
@@ -62,7 +62,7 @@ class NewProgram(NamedTuple):
 
 
 def new_program(lanes: int, arrays: int) -> NewProgram:
-    """Returns a module's program, which takes so many arrays."""
+    """Returns the program of a module that takes this number of arrays."""
     module = ir.Module("rollmill")
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), [POINTER, INT64, POINTER]), PROGRAM)
     function.linkage = "internal"
@@ -129,7 +129,7 @@ def _write_handler(kernel: NativeKernel, inputs: int) -> None:
 
 
 def _say_version(builder: ir.IRBuilder, frame: Value, extension: Value) -> None:
-    """With the caller's minor version, which only adds to a frame; XLA refuses a handler of another major one."""
+    """Minor versions only extend the frame, so the caller's is returned. XLA rejects another major version."""
     metadata = read(builder, extension, EXTENSION_METADATA)
     own = byte(builder, read(builder, frame, FRAME_API), API_VERSION)
     said = byte(builder, metadata, METADATA_VERSION)

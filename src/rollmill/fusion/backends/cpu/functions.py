@@ -1,4 +1,4 @@
-"""Elementary functions of vectors of float32, to within a few units in the last place.
+"""Elementary functions of float32 vectors, accurate to a few units in the last place.
 
 Arguments are reduced as usual (W. J. Cody and W. Waite, Software Manual for the Elementary Functions, 1980), and
 a short series computes the small remainder.
@@ -191,7 +191,7 @@ def _any_angle(emit: Emitter, x: Value, by_c: str, *, quarter: int) -> Value:
 
 
 def _signed_zero(emit: Emitter, x: Value, value: Value) -> Value:
-    """Returns the value of an odd function, which is `x` itself where that is zero."""
+    """Returns an odd function's value, replaced by `x` at zero."""
     return emit.builder.select(emit.builder.fcmp_ordered("==", x, emit.constant(0.0)), x, value)
 
 
@@ -237,7 +237,7 @@ def _between(emit: Emitter, x: Value, least: float, most: float) -> Value:
 
 
 def _power_of_two(emit: Emitter, exponent: Value) -> Value:
-    """`2 ** exponent`, for exponents of normal numbers."""
+    """Returns `2 ** exponent` for exponents of normal numbers."""
     biased = emit.builder.add(exponent, emit.constant(127, INT32))
     return emit.builder.bitcast(emit.builder.shl(biased, emit.constant(23, INT32)), emit.vector(FLOAT32))
 

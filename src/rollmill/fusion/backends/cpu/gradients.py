@@ -49,11 +49,11 @@ class SampleSource(NamedTuple):
 def gradient_code(
     step: GradientStep, minibatch: Minibatch, samples: range, *, block: int, programs: int
 ) -> tuple[NativeKernel, list[Any]]:
-    """The machine code of sums `[programs, size]` over these samples of a minibatch, and the arrays that it takes.
+    """Returns machine code for the sums `[programs, size]` over these samples of a minibatch, and its arguments.
 
     Raises:
-        CannotFuse: where a batch is too large for this code, or the samples are no multiple of a block, or have
-            fewer blocks than there are programs.
+        CannotFuse: if the batch is too large for this code, the samples are not a multiple of the block, or there
+            are more programs than blocks.
     """
     own = processor()
     table = minibatch.packed.table
@@ -161,7 +161,7 @@ class _SampleLoads:
         self._rows = [emit.builder.add(rows, further) for rows in self._rows]
 
     def read(self, leaf: Leaf, source: SampleSource) -> list[BlockValue]:
-        """Returns the numbers, or rows, of a leaf."""
+        """Returns the elements or rows of a leaf."""
         if leaf.width is None:
             return [self._numbers(leaf, source, n) for n in range(len(leaf.places))]
         return [self._row(leaf, source, n * leaf.width) for n in range(len(leaf.places))]
@@ -203,7 +203,7 @@ class _SampleLoads:
 
 
 class _BlockSums:
-    """Sums over samples: tiles in memory, single numbers in variables."""
+    """Sums over samples: tiles in memory, scalars in variables."""
 
     def __init__(self, writer: CodeWriter, step: GradientStep) -> None:
         self._writer, self._emit = writer, writer.emit
@@ -229,7 +229,7 @@ class _BlockSums:
 
     @property
     def nodes(self) -> list[list[Node]]:
-        """The nodes that each sum reads: terms of tiles, then single numbers."""
+        """The nodes that each sum reads: terms of tiles, then scalars."""
         return [term.nodes for _, term in self._terms] + [[node] for node in self._numbers]
 
     def add(self, number: int) -> None:

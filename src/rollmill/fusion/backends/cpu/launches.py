@@ -65,7 +65,7 @@ def _same_launch(launch: AnyLaunch, lanes: int) -> AnyLaunch:
 
 
 def _nothing_ahead(launches: Sequence[AnyLaunch], *task: Any) -> CompilingAhead:
-    """LLVM compiles without Python's lock, so that threads are enough."""
+    """LLVM compiles without holding the GIL, so threads are enough."""
     return nullcontext(lambda: None)
 
 
@@ -105,7 +105,7 @@ def run_gradient_code(step: GradientStep, minibatch: Minibatch, *, launch: CodeL
 
 
 def _shares(launch: CodeLaunch, minibatch: Minibatch) -> list[tuple[CodeLaunch, range]]:
-    """As many samples as whole blocks hold, and those that are left in smaller ones."""
+    """Divides samples into whole blocks and smaller blocks for the remainder."""
     whole = minibatch.num_rows // launch.block * launch.block
     # `left & -left` is the largest power of two that divides what is left.
     left = minibatch.num_rows - whole

@@ -1,4 +1,4 @@
-"""Reads and writes the leaves of a tree for the samples of a block."""
+"""Loads and stores the leaves of a tree for a block of samples."""
 
 from collections.abc import Mapping, Sequence
 
@@ -16,7 +16,7 @@ MAX_TOGETHER = 8
 
 
 def load_leaf(writer: CodeWriter, leaf: Leaf, pointer: Value, first: Value) -> list[BlockValue]:
-    """Returns the numbers, or rows, of a leaf `[E, *shape]`, for a block that begins with this sample."""
+    """Returns the elements or rows of a leaf `[E, *shape]`, for the block starting at this sample."""
     size, kind = len(leaf.places) * (leaf.width or 1), memory_type(leaf.dtype)
     own = writer.emit.at(pointer, writer.emit.builder.mul(first, writer.emit.integer(size)), kind)
     parts = [writer.emit.at(own, n * (leaf.width or 1), kind) for n in range(len(leaf.places))]
@@ -32,7 +32,7 @@ def _rows(writer: CodeWriter, width: int, pointer: Value, size: int, dtype: np.d
 
 
 def _matrix(writer: CodeWriter, rows: Placed, size: int) -> Matrix:
-    """Rows of a block where they lie outside, each so many elements from the next one's."""
+    """Rows of a block in external memory, with a stride in elements."""
     return Matrix(writer.block, rows.width, size, 1, rows.sample_stride, rows.dtype)
 
 
@@ -72,7 +72,9 @@ def _store_numbers(writer: CodeWriter, leaf: Leaf, numbers: Sequence[BlockValue]
 
 
 def _interleaved(emit: Emitter, vectors: list[Value]) -> Value:
-    """The first elements of all vectors, then the second ones, and so on; as many vectors as a power of two."""
+    """Interleaves vectors: the first elements of all, then the second elements, and so on. Their number is a
+    power of two.
+    """
     if len(vectors) == 1:
         return vectors[0]
     even, odd = _interleaved(emit, vectors[::2]), _interleaved(emit, vectors[1::2])

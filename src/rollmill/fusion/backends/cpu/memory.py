@@ -1,7 +1,7 @@
 """Memory of rows while a block is computed, and operations on whole rows: loops over its samples.
 
-A row is held sample after sample, with as many columns as fill whole vectors; what is the same for all samples is
-held once; numbers that were single ones lie one column after the other, and are read as they lie.
+A row is stored sample by sample, its columns padded to whole vectors. Uniform rows are stored once. Rows made of
+scalars are stored column by column.
 """
 
 from functools import partial
@@ -51,7 +51,7 @@ class Scratch:
         self.size = 0
 
     def take(self, numbers: int, dtype: np.dtype = FLOAT32) -> Value:
-        """Allocates scratch space for a number of elements of `dtype`."""
+        """Allocates scratch space for elements of `dtype`."""
         size = self._bytes(numbers, dtype)
         # Offsets are known while code is written: addresses are computed once, before the loops over blocks.
         with self._emit.once():
@@ -70,7 +70,7 @@ def padded(width: int, lanes: int) -> int:
 
 
 class Matrix(NamedTuple):
-    """Rows as they lie outside, and how many columns they have where they are computed with."""
+    """Rows in external memory, and their padded number of columns."""
 
     rows: int
     columns: int
@@ -82,7 +82,7 @@ class Matrix(NamedTuple):
 
 
 def pack(emit: Emitter, target: Value, source: Value, matrix: Matrix) -> None:
-    """Copies a matrix, which begins at `source`, to where it is computed with."""
+    """Copies the matrix at `source` to padded memory."""
     name, *numbers = f"pack_{matrix.dtype.name}", *matrix[:5]
     if name not in emit.module.globals:
         kinds = [POINTER, POINTER, *[INT64] * len(numbers)]
@@ -147,7 +147,7 @@ class Tiling(NamedTuple):
 
 
 def tilings(rows: int, vectors: int, room: int) -> list[Tiling]:
-    """Returns the pieces that a product's vectors are cut into, for registers that hold so many."""
+    """Returns the tiles of a product's vectors for this number of registers."""
     # A tile is `rows x width` sums in registers; each turn loads `width` vectors and broadcasts `rows` numbers, so
     # that `rows * width` multiplications need `rows + width` loads.
     widths = [(first, min(MAX_BESIDE, vectors - first)) for first in range(0, vectors, MAX_BESIDE)]

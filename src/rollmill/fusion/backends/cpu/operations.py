@@ -82,7 +82,7 @@ OF_INTEGERS: dict[str, Callable[..., Value]] = {
 def applied(
     emit: Emitter, op: str, operands: Sequence[Value], dtypes: Sequence[np.dtype], result: np.dtype
 ) -> Value:
-    """Writes an operation of `operations.OPERATIONS` on vectors of these dtypes, and returns its result.
+    """Emits an operation of `operations.OPERATIONS` on vectors of these dtypes.
 
     Raises `CannotFuse` for dtypes that have no code.
     """
@@ -98,7 +98,7 @@ def applied(
 
 
 def _in_registers(dtype: np.dtype) -> np.dtype:
-    """The type that numbers are computed in: floats of 16 bits in float32, rounded after each operation."""
+    """Returns the type to compute in: 16-bit floats are computed in float32, and rounded after each operation."""
     return FLOAT32 if is_short_float(dtype) else dtype
 
 
@@ -159,7 +159,7 @@ def _compared(emit: Emitter, symbol: str, operands: Sequence[Value], dtype: np.d
 
 
 def _divided(emit: Emitter, op: str, x: Value, y: Value, *, signed: bool) -> Value:
-    """Integer division with JAX's results where a processor would stop: by zero, and of the least number by -1."""
+    """Integer division with JAX's results where a processor would trap: by zero, and of the minimum by -1."""
     builder, number = emit.builder, lambda n: ir.Constant(x.type, [n] * emit.lanes)
     by_zero = builder.icmp_unsigned("==", y, number(0))
     safe = builder.select(by_zero, number(1), y)
@@ -176,7 +176,7 @@ def _divided(emit: Emitter, op: str, x: Value, y: Value, *, signed: bool) -> Val
 
 
 def _shifted(emit: Emitter, op: str, x: Value, by: Value) -> Value:
-    """Shifts by as many bits as there are, or more, leave nothing but the sign."""
+    """Shifts by the full width or more leave only the sign."""
     builder, bits = emit.builder, x.type.element.width
     shift = {
         "shift_left": builder.shl,
@@ -212,7 +212,7 @@ def _rest_of_floats(emit: Emitter, x: Value, y: Value) -> Value:
 
 
 def _without_denormals(emit: Emitter, x: Value) -> Value:
-    """Zero instead of what is smaller than any normal number, as XLA's programs read it on CPUs."""
+    """Flushes denormal operands to zero, as XLA does on CPUs."""
     builder = emit.builder
     tiny = builder.fcmp_ordered("<", emit.intrinsic("fabs", x), emit.constant(2.0**-126))
     return builder.select(tiny, emit.intrinsic("copysign", emit.constant(0.0), x), x)

@@ -23,8 +23,8 @@ def rollout_code(
 ) -> NativeKernel:
     """Returns the machine code of a rollout, block of environments by block.
 
-    Its inputs are the collector's leaves, the keys, and uniform arrays; its outputs the leaves that are written,
-    then those of the trajectory's step. Raises `CannotFuse` if there are fewer environments than in a block.
+    Its inputs are the collector's leaves, keys and uniform arrays. Its outputs are the carried leaves and a
+    trajectory step's leaves. Raises `CannotFuse` if there are fewer environments than in a block.
     """
     own = processor()
     if num_envs < block:

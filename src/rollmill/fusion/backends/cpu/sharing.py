@@ -1,9 +1,8 @@
-"""Divides the programs of a call among XLA's threads: each that comes takes one program after the other.
+"""Divides the programs of a call among XLA threads: each takes one program after the other.
 
-The thread that was called works as well, and waits for nothing but programs that another has begun. So threads
-that are busy or late cost time and nothing else, and calls in all of XLA's threads at once do not wait for each
-other. A thread may come when the call has long ended: it finds no program left, and the task, which it reads for
-that, lies in memory that is freed by the last who leaves it.
+The calling thread works as well, and waits only for programs begun by other threads. So busy or late threads only
+cost time, and calls in all XLA threads at once do not wait for each other. A thread may arrive after the call has
+ended and find no program left. The last thread to leave frees the task.
 """
 
 from llvmlite import ir
@@ -43,7 +42,7 @@ class SharedPrograms:
     ) -> None:
         """Calls every program once, with at most `helpers` threads of XLA besides the caller.
 
-        `emit` writes the function that XLA calls, with XLA's interface and the context of the call. Scratch memory
+        `emit` emits the function called by XLA, with the XLA interface and the call's context. Scratch memory
         is for the caller and the helpers, and `arrays` is the first argument of each program.
         """
         builder = emit.builder
@@ -112,7 +111,7 @@ class SharedPrograms:
         builder.ret_void()
 
     def _write_help(self) -> None:
-        """The function of XLA's threads."""
+        """Emits the function run by XLA threads."""
         builder, (task,) = Emitter(self._help, 1).builder, self._help.args
         builder.call(self._work, [task])
         builder.call(self._leave, [task])
@@ -126,7 +125,7 @@ def _internal(module: ir.Module, name: str, arguments: list[ir.Type]) -> ir.Func
 
 
 def _call_api(emit: Emitter, api: Value, offset: int, values: list[Value]) -> Value:
-    """Calls a function of XLA's interface with a struct of its size, no extension, and these pointers."""
+    """Calls a function of the XLA interface with a struct of its size, no extension, and these pointers."""
     builder, fields = emit.builder, len(values) + 2
     struct = emit.slot(ir.ArrayType(POINTER, fields))
     builder.store(INT64(8 * fields), struct)

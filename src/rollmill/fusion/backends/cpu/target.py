@@ -60,7 +60,7 @@ def processor() -> Processor:
 
 
 def function_address(module: str, name: str, *, written_out: bool = False) -> int:
-    """Returns the address of a function of a module in LLVM's language, compiled for this processor.
+    """Compiles a module of LLVM IR for this processor, and returns a function's address.
 
     Modules are compiled one at a time: LLVM's binding has one context for all threads. Loops that are
     `written_out` remain as they are. The code is stored, and found by the module, the processor and the settings

@@ -1,1 +1,1 @@
-"""Kernels for NVIDIA's GPUs, in Triton's language."""
+"""Kernels for NVIDIA GPUs, as Triton source."""

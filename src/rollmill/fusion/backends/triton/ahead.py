@@ -1,7 +1,7 @@
 """Compiles several kernels at once, each in a process of its own.
 
-Triton's front end is Python, and so holds Python's lock: in threads, kernels are compiled one after the other for
-the greater part. Processes leave what they have compiled in Triton's cache, where `compile.call` finds it.
+The Triton front end is Python and holds the GIL, so threads would mostly compile one kernel after the other.
+Processes fill the Triton cache, where `compile.call` finds the kernels.
 """
 
 import contextlib
@@ -17,9 +17,9 @@ from rollmill.fusion.backends.triton.compile_file import Compilation
 
 @contextlib.contextmanager
 def compiling_side_by_side(compilations: Sequence[Compilation]) -> Iterator[Callable[[], None]]:
-    """Fills Triton's cache in the background. Yields a function that waits, and cancels the rest at the end.
+    """Fills the Triton cache in the background. Yields a function that waits, and cancels the rest at the end.
 
-    What fails here is compiled again, and its error raised, where it is called.
+    A kernel that fails here is compiled again by its caller, which raises the error.
     """
     count = min(usable_cores(), len(compilations))
     with contextlib.ExitStack() as stack:

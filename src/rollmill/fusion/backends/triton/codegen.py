@@ -52,8 +52,7 @@ class TritonWriter:
         """Prepares a writer after the lines of `source` so far.
 
         `beside` joins scalars to a row, by default by `pack_row`, and `apart` takes scalars out of rows and puts
-        them into rows. Functions of single numbers are exact if they have to be, as those of an environment
-        (`exact_scalars`).
+        them into rows. Functions of scalars are exact if `exact_scalars`, as an environment requires.
         """
         self.source = source
         self._exact_scalars = exact_scalars
@@ -76,14 +75,14 @@ class TritonWriter:
         return [names[node] for node in outputs]
 
     def named(self, inputs: Sequence[Node], names: Sequence[str]) -> list[str]:
-        """Maps the names of numbers to inputs, of which some are constant or repeat another."""
+        """Maps names to inputs, some constant or duplicates of others."""
         known = lambda node: self._constant(node) if node.op == "constant" else names[int(node.attributes[0])]
         return [known(node) for node in inputs]
 
     # --- one node -------------------------------------------------------------------------------------
 
     def node(self, node: Node, operands: list[str]) -> str:
-        """Writes a node with these names of operands, and returns its name or those of its numbers."""
+        """Writes a node with these operands, and returns its name or the names of its elements."""
         match node.op:
             case "constant":
                 return self._constant(node)
@@ -219,7 +218,7 @@ class TritonWriter:
         return permute_to_mma_order(self.masked(row, name, "0.0"), row.width or 0, self.source.numerics)
 
     def product(self, left: str, right: str, *, onto: str = "") -> str:
-        """Returns the product of two matrices, added to a third where there is one."""
+        """Returns the product of two matrices, added to an optional third."""
         more = f", {onto}" if onto else ""
         if self.source.numerics == "bfloat16":
             return f"tl.dot({left}.to(tl.bfloat16), {right}.to(tl.bfloat16){more})"
@@ -229,7 +228,7 @@ class TritonWriter:
     # --- skinny products -------------------------------------------------------------------------------
 
     def _find_products(self, nodes: Sequence[Node], outputs: Sequence[Node]) -> None:
-        """Finds skinny products, and computes exact ones as sums where that is cheap."""
+        """Finds skinny products, and computes exact products as sums if cheap."""
         exact = self.source.numerics == "float32"
         # Added to what was found before: a loop's body is a program of its own, with nodes of its own.
         self._scattered |= scattered_stacks(nodes, outputs, MAX_SUMMED if exact else MAX_SKINNY)

@@ -31,7 +31,7 @@ from triton.language.extra import libdevice
 
 
 def entry(name: str) -> str:
-    """Returns the end of a kernel's source: makes the function of that name the one that is compiled.
+    """Returns the end of a kernel's source, which selects the function to compile.
 
     Kernels have the name in traces of profilers, too.
     """
@@ -62,13 +62,13 @@ class Kernel(NamedTuple):
 def call(kernel: Kernel, arrays: Sequence[Array]) -> list[Array]:
     """Adds a kernel to the traced program, to run on an NVIDIA GPU, and returns its outputs.
 
-    The launch goes through XLA's typed foreign functions, of which many in a row become one CUDA graph.
+    The launch is a typed XLA foreign function, so consecutive launches become one CUDA graph.
     """
     return _launched(kernel, arrays)
 
 
 def call_in_lanes(kernel: Kernel, arrays: Sequence[Array]) -> list[Array]:
-    """Launches a kernel inside `jax.vmap`, as one kernel for all of the mapped trainings."""
+    """Launches a kernel inside `jax.vmap`, once for all mapped lanes."""
 
     @jax.custom_batching.custom_vmap
     def launch(*arrays: Array) -> list[Array]:
@@ -83,13 +83,13 @@ def call_in_lanes(kernel: Kernel, arrays: Sequence[Array]) -> list[Array]:
 
 
 def in_lanes(kernel: Kernel, shapes: Sequence[tuple[int, ...]], batched: Sequence[bool], lanes: int) -> Kernel:
-    """Returns a kernel that computes several trainings, each as the kernel would alone.
+    """Returns a kernel that computes several lanes, each with the same numbers as one launch.
 
     Args:
-        kernel: for one training.
-        shapes: shapes of its arrays, with a leading axis `lanes` where they differ between trainings.
-        batched: which arrays differ between trainings.
-        lanes: number of trainings.
+        kernel: for one lane.
+        shapes: shapes of its arrays, with a leading axis `lanes` if they differ between lanes.
+        batched: which arrays differ between lanes.
+        lanes: number of lanes.
     """
     sizes = [math.prod(shape[1:]) if own else 0 for shape, own in zip(shapes, batched, strict=True)]
     sizes += [math.prod(output.shape) for output in kernel.outputs]
@@ -142,7 +142,7 @@ def _launched(kernel: Kernel, arrays: Sequence[Any]) -> list[Array]:
 
 
 def _check_shared_memory(name: str, needed: int, capability: int) -> None:
-    """Raises `CannotFuse` if a block of a kernel does not fit the chip, before CUDA refuses the launch."""
+    """Raises `CannotFuse` if a block of a kernel exceeds the chip, before CUDA rejects the launch."""
     room = SHARED_BYTES.get(capability, min(SHARED_BYTES.values()))
     if needed > room:
         raise CannotFuse(
@@ -177,7 +177,7 @@ def compilation_of(kernel: Kernel, arrays: Sequence[Any], capability: int) -> Co
 
 
 def _options(kernel: Kernel) -> tuple[tuple[str, Any], ...]:
-    """Options of Triton's compiler."""
+    """Options of the Triton compiler."""
     options = {"num_warps": kernel.num_warps, "num_stages": kernel.num_stages, "enable_fp_fusion": True}
     return tuple((options | ({"maxnreg": kernel.registers} if kernel.registers else {})).items())
 

@@ -1,6 +1,6 @@
 """Compiles the kernel in a file. As a program, it compiles the files named on its input.
 
-It imports nothing of Rollmill's and nothing of JAX's: processes that only compile start in a second or two.
+It imports neither Rollmill nor JAX, so processes that only compile start in a second or two.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ class Compilation(NamedTuple):
 
 
 def compile_file(compilation: Compilation) -> Any:
-    """Triton's compiled kernel, which Triton also keeps in its cache."""
+    """Returns the compiled kernel, which Triton also keeps in its cache."""
     import triton
     from triton.backends.compiler import GPUTarget
 

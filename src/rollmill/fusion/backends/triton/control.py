@@ -1,4 +1,4 @@
-"""Writes the items of a schedule in Triton's language: nodes, and the branches and loops that they stand in."""
+"""Writes the items of a schedule as Triton source: nodes, branches and loops."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -106,7 +106,7 @@ def _kinds(node: Node) -> Sequence[Node]:
 
 
 def _write_loop(writer: NodeWriter, item: EmitLoop, operands: Sequence[str]) -> str:
-    """Returns the names of the carried numbers, separated."""
+    """Returns the names of the carried values, joined by commas."""
     loop, source = item.loop, writer.source
     count, middle = len(loop.body.outputs), len(loop.body.inputs)
     pairs = zip(operands, loop.body.outputs, strict=False)
@@ -143,7 +143,7 @@ def _copied(writer: NodeWriter, name: str, node: Node) -> str:
 def _replace(
     source: KernelSource, carried: Sequence[str], after: Sequence[str], going: str = "", loop: Loop | None = None
 ) -> None:
-    """Gives the carried numbers their values after a turn, all at once.
+    """Assigns the carried values after an iteration, all at once.
 
     With a condition, environments that are not `going` any more keep theirs.
     """

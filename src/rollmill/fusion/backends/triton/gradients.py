@@ -29,7 +29,7 @@ from rollmill.fusion.opt.schedule import schedule_of
 
 
 class GradientLaunch(NamedTuple):
-    """The launch of the kernel of a minibatch's gradients."""
+    """Launch of a kernel for the gradients of a minibatch."""
 
     programs: int
     """Each goes through its part of the minibatch block by block."""
@@ -215,7 +215,7 @@ LOOP_OVER_BLOCKS = "    for first in range(tl.program_id(0) * BLOCK, N, PROGRAMS
 
 
 def _loop_in_turns(turns: int | str) -> Sequence[str]:
-    """Lines that take all turns of a block, such as the steps of its sequences, then those of the next block."""
+    """Lines for all iterations of a block, such as the steps of its sequences, then those for the next block."""
     blocks = "tl.cdiv(N - tl.program_id(0) * BLOCK, PROGRAMS * BLOCK)"
     return (
         f"    for count in range({blocks} * {turns}):",
@@ -286,7 +286,7 @@ class _SumWriter:
 
     @property
     def nodes(self) -> list[list[Node]]:
-        """The nodes that each sum reads: terms of tiles, then single numbers."""
+        """The nodes that each sum reads: terms of tiles, then scalars."""
         return [term.nodes for _, term in self._terms] + [[node] for node, _ in self._numbers]
 
     def add(self, number: int, names: Names) -> None:
@@ -339,7 +339,7 @@ def _tile_stores(each: SampleLoop, memory: Memory) -> list[str]:
 
 
 def _summed(each: SampleLoop, numbers: Mapping[Node, str]) -> list[str]:
-    """Lines that make one number of what was kept for each place of a block."""
+    """Lines that reduce the values of a block's positions to one."""
     return [f"    {numbers[node]}_all = tl.sum({numbers[node]}, axis=0)" for node in each.numbers]
 
 

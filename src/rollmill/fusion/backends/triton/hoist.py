@@ -1,7 +1,7 @@
-"""Loads that are hoisted before a kernel's loop: numbers, rows and matrices that are the same for all.
+"""Loads of uniform scalars, rows and matrices, hoisted before a kernel's loop.
 
-They stay in registers or in shared memory for the whole loop. Rows have as many columns as the next power of two;
-those that are too many are zero in a matrix.
+They stay in registers or in shared memory for the whole loop. Rows are padded to the next power of two. The
+padding of a matrix is zero.
 """
 
 import math
@@ -24,7 +24,7 @@ def columns(width: int) -> int:
 
 
 class Hoisted:
-    """Lines before a kernel's loop, each of which is written once."""
+    """Lines before a kernel's loop, each written once."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Hoisted:
         self._names: dict[tuple, str] = {}
 
     def once(self, key: tuple, text: str) -> str:
-        """Returns the name of the expression that is written once under a key."""
+        """Returns the name of an expression, written once for each key."""
         if key not in self._names:
             self._names[key] = self._fresh()
             self.lines.append(f"    {self._names[key]} = {text}")
@@ -57,7 +57,7 @@ class Hoisted:
         return self.once(("columns", columns(width)), f"tl.arange(0, {columns(width)})")
 
     def mma_order(self, width: int) -> str:
-        """Returns the numbers of a row's columns in the order of a product: see `permute_to_mma_order`."""
+        """Returns a row's column numbers in the order of a product. See `permute_to_mma_order`."""
         column = self.columns(width)
         if self._numerics != "tf32":
             return column

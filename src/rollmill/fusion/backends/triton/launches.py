@@ -58,7 +58,7 @@ Kept on the chip, a GRU of 64 takes 218 KB of shared memory.
 
 
 def triton_kernels(numerics: Numerics) -> Backend:
-    """Kernels in Triton's language."""
+    """Kernels as Triton source."""
     rollouts = lambda launch, *task: rollout_kernel(*task, launch=Launch(*launch), numerics=numerics)
     gradients = lambda launch, *task: gradient_kernel(*task, launch=GradientLaunch(*launch), numerics=numerics)
     return Backend(
@@ -96,7 +96,7 @@ def triton_kernels(numerics: Numerics) -> Backend:
 def hopeless_on_gpu(pressure: Pressure) -> str | None:
     """Returns why a kernel would be slower than XLA, or take too long to compile; None where neither is known.
 
-    In each step, one program goes through all of a kernel's instructions, alone on its scheduler. Numbers that
+    In each step, one program executes all instructions of a kernel, with a scheduler to itself. Numbers that
     find no register are kept in the data cache, and instructions that the instruction cache does not hold are
     fetched anew in every step. Numbers alone that find no register do not make a kernel slower than XLA; beside so
     many instructions they do, but for those in loops: XLA launches each operation of each turn anew, and the

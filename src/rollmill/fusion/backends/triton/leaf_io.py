@@ -1,4 +1,4 @@
-"""Reads and writes the leaves of a tree for the environments of a block, in Triton's language."""
+"""Loads and stores the leaves of a tree for a block of environments, as Triton source."""
 
 import math
 from collections.abc import Sequence
@@ -32,14 +32,14 @@ WORDS = {
 
 
 class LeafIO(NamedTuple):
-    """Loads and stores of leaves for the environments of a block."""
+    """Loads and stores of leaves for a block of environments."""
 
     source: KernelSource
     mask: str
     """Mask of environments that exist. Empty if all do."""
 
     def load(self, pointer: str, row: str, leaf: Leaf) -> list[str]:
-        """Returns the names of a leaf's numbers, or rows."""
+        """Returns the names of a leaf's elements or rows."""
         if self._are_many(leaf):
             return self._load_by_instructions(f"{pointer} + {row} * {math.prod(leaf.shape)}", leaf)
         names = []
@@ -49,7 +49,7 @@ class LeafIO(NamedTuple):
         return names
 
     def store(self, pointer: str, row: str, leaf: Leaf, names: Sequence[str]) -> None:
-        """Stores a leaf into rows of an array, coalescing neighbouring numbers."""
+        """Stores a leaf into rows of an array, coalescing adjacent elements."""
         if self._are_many(leaf):
             self._store_by_instructions(f"{pointer} + {row} * {math.prod(leaf.shape)}", leaf, names)
         elif leaf.width is None and len(names) in (2, 4):
@@ -75,7 +75,7 @@ class LeafIO(NamedTuple):
         self.source.line(self.source.memory.write(places, tile, checks))
 
     def _place(self, pointer: str, row: str, leaf: Leaf, n: int) -> tuple[str, list[str]]:
-        """Where the n-th number or row of a leaf lies in its rows of an array, and which of it exist."""
+        """Returns the offset and mask of the n-th element or row of a leaf."""
         size = math.prod(leaf.shape)
         if leaf.width is None:
             return f"{pointer} + {row} * {size} + {n}", [self.mask] if self.mask else []
@@ -87,7 +87,7 @@ class LeafIO(NamedTuple):
     # --- by instructions of the chip --------------------------------------------------------------------------
 
     def _load_by_instructions(self, row: str, leaf: Leaf) -> list[str]:
-        """Loads consecutive numbers from each environment's address. Masked environments get zeros."""
+        """Loads consecutive elements from each environment's address. Masked environments get zeros."""
         word, start = WORDS[leaf.dtype.itemsize], self._address(row)
         together, inside = _together(leaf), self._inside()
         names = [self.source.fresh() for _ in leaf.places]
@@ -108,7 +108,7 @@ class LeafIO(NamedTuple):
         return names
 
     def _store_by_instructions(self, row: str, leaf: Leaf, names: Sequence[str]) -> None:
-        """Writes numbers side by side from each environment's address on."""
+        """Stores consecutive elements at each environment's address."""
         word, start = WORDS[leaf.dtype.itemsize], self._address(row)
         together, inside = _together(leaf), self._inside()
         for first in range(0, len(names), together):
@@ -131,12 +131,12 @@ class LeafIO(NamedTuple):
 
 
 def _together(leaf: Leaf) -> int:
-    """Numbers that are moved at once."""
+    """Maximum number of elements moved at once."""
     return next(n for n in (4, 2, 1) if len(leaf.places) % n == 0)
 
 
 def _moved(kind: str, first: int, together: int) -> tuple[str, str]:
-    """Returns the suffix of an instruction that moves so many numbers, and its operands, from this one on."""
+    """Returns the suffix of an instruction that moves this number of elements, and its operands."""
     operands = ", ".join(f"${first + n}" for n in range(together))
     return (f".v{together}.{kind}", f"{{{operands}}}") if together > 1 else (f".{kind}", operands)
 

@@ -1,6 +1,6 @@
-"""Loads and stores in Triton's language, by its own operations or by inline PTX.
+"""Loads and stores as Triton source, by Triton operations or inline PTX.
 
-Kernels are faster with Triton's own loads and stores, which it places well. But for each of them it analyses
+Kernels are faster with Triton loads and stores, which Triton schedules well. But for each of them it analyses
 everything in the kernel that depends on it, which takes hours for a long program. An inline instruction is an
 expression like any other to that analysis.
 """

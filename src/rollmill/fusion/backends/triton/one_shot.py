@@ -1,13 +1,13 @@
 """The mean over the GPUs of a host by one kernel, in which each GPU reads the numbers of all others.
 
 A one-shot all-reduce: every number crosses between GPUs as often as there are others, and nothing waits for more
-than one exchange of messages. It is meant for few numbers, whose transport takes less time than a message.
+than one exchange of messages. It is meant for small vectors, for which latency dominates bandwidth.
 
 A vector is divided into lanes, each with a part of the memory that the GPUs share (`rollmill.programs`).
 A program of the grid copies its lane there, tells all others by a flag in *their* memory, waits for the flags in
 its own, and sums the lanes of all in the order of ranks, so that all get the same bits. Flags hold the number of
-the exchange. A lane's numbers lie in two halves in turns: no GPU begins exchange n + 2 before all others have
-announced exchange n + 1, and so have read the numbers of exchange n.
+the exchange. A lane is double-buffered: no GPU begins exchange n + 2 before all others have announced exchange n +
+1, and so have read exchange n.
 """
 
 import jax
@@ -68,7 +68,7 @@ def one_shot_mean(
 
 
 def lanes_of(size: int) -> int:
-    """Lanes that so many numbers take."""
+    """Returns the number of lanes for a vector of this size."""
     return -(-size // LANE)
 
 
@@ -78,8 +78,8 @@ def one_shot_mean(
     """Returns the mean of a float32 vector over all GPUs, in the program that is being traced.
 
     All of the `ranks` GPUs, at most `MAX_RANKS`, have to come to their means in the same order. `addresses` are
-    those of the shared memory on each GPU, low and high 32 bits, and this GPU's rank at the end. No other mean may
-    use the lanes from `first_lane` on at the same time.
+    the shared memory's addresses on each GPU, as low and high 32 bits, followed by this GPU's rank. No other mean
+    may use the lanes from `first_lane` on at the same time.
     """
     return call(mean_kernel(vector.size, ranks, first_lane), [vector, addresses])[0]
 
@@ -91,7 +91,7 @@ def compile_one_shot_mean(size: int, ranks: int) -> None:
 
 
 def mean_kernel(size: int, ranks: int, first_lane: int) -> Kernel:
-    """Returns the kernel of the mean of a vector of this size."""
+    """Returns the kernel for the mean of a vector of this size."""
     constants = {"SIZE": size, "RANKS": ranks, "FIRST": first_lane}
     return Kernel(
         SOURCE + entry("one_shot_mean"),

@@ -1,8 +1,7 @@
-"""The arithmetic of nodes in Triton's language: one expression an operation.
+"""The arithmetic of nodes as Triton source, one expression per operation.
 
-Scalars are tensors `[BLOCK]`, rows `[BLOCK, columns]` with as many columns as the next power of two. What is said
-twice is `exact`, as JAX computes it, and `fast`, on the special-function units, for the rows of a policy where
-its numbers need not be exact.
+Scalars are tensors `[BLOCK]`, rows `[BLOCK, columns]`, padded to the next power of two. Operations with two forms
+are `exact`, as in JAX, or `fast`, on the special-function units, for rows of a policy that may be inexact.
 """
 
 from collections.abc import Sequence
@@ -223,7 +222,7 @@ KNOWN = "_by"
 
 
 def by_constant(op: str, dtype: np.dtype, amount: object) -> str:
-    """Returns the name of an operation of integers, without checks that a known second operand makes needless."""
+    """Returns the name of an integer operation, without checks made needless by a constant second operand."""
     if not isinstance(amount, int) or isinstance(amount, bool) or dtype.kind not in "iu":
         return op
     if op.startswith("shift"):
@@ -279,7 +278,7 @@ def _wide(name: str) -> str:
 def _converted(name: str, before: np.dtype, after: np.dtype) -> str:
     """A number in another type; floats become the nearest integers towards zero, within the bounds of the type.
 
-    Triton's own conversion leaves it to the compiler what becomes of NaN and of numbers outside of these bounds.
+    The conversion of Triton is undefined for NaN and for numbers outside these bounds.
     """
     if after == np.bool_:
         return f"{name} != 0"

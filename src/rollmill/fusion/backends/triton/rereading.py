@@ -1,7 +1,7 @@
-"""Uniform arrays that a loop reads anew in each of its turns, where its matrices do not fit into shared memory.
+"""Rereads uniform arrays in each iteration of a loop with matrices too large for shared memory.
 
-Triton keeps a matrix that is read before a loop in shared memory until the loop ends. One that is read in front of
-its product takes shared memory for that product alone.
+Triton keeps a matrix read before a loop in shared memory until the loop ends. A matrix read just before its
+product takes shared memory only for that product.
 """
 
 import re
@@ -32,7 +32,7 @@ def slots_read_again(slots: Sequence[str]) -> list[str]:
 
 
 def read_where_used(uniforms: Sequence[str], lines: Sequence[str], turn: str) -> tuple[list[str], list[str]]:
-    """Returns the lines before a loop, and those inside of it, which read uniform arrays where they are used.
+    """Returns the lines before and inside a loop, with uniform arrays read at their uses.
 
     Args:
         uniforms: definitions of uniform values.

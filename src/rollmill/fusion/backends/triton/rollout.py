@@ -144,7 +144,7 @@ def rollout_source(step: RolloutStep, num_steps: int, num_envs: int, block: int,
 
 
 def _wide_enough(t: str, step: RolloutStep, rows: int) -> str:
-    """A step's number in 32 bits, where places in so many rows of every leaf of the trajectory fit into them."""
+    """Returns the type of a step's number: 32 bits if offsets into all leaves of the trajectory fit."""
     most = max((int(np.prod(leaf.shape)) for leaf in step.step), default=1)
     return t if rows * most < 2**31 else f"{t}.to(tl.int64)"
 
@@ -155,7 +155,7 @@ def _turn(source: KernelSource) -> list[str]:
 
 
 def _advance(source: KernelSource, step: RolloutStep, inputs: list[str], outputs: list[str]) -> None:
-    """Gives the carried numbers their values after a step, all at once."""
+    """Assigns the carried values after a step, all at once."""
     moves = []
     for before, after, does in zip(step.carried, step.after, step.changed, strict=True):
         if does:

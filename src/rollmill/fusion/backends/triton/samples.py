@@ -1,4 +1,4 @@
-"""Reads the samples of a minibatch, a block ahead of the one that is computed."""
+"""Prefetches the samples of a minibatch, one block ahead."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -33,7 +33,7 @@ class SamplePrefetch:
     def __init__(
         self, prefix: str, *, by_step: bool = False, memory: Memory = BY_TRITON, turns: SampleTurns = ONE_TURN
     ) -> None:
-        """Reads nothing yet. `by_step` is for sequences, which are read from the last step to the first."""
+        """Reads nothing yet. `by_step` is for sequences, read from the last step to the first."""
         self._prefix, self._by_step, self._memory, self._turns = prefix, by_step, memory, turns
         self.words: list[str] = []
         """Lines that take apart what was read."""
@@ -43,7 +43,7 @@ class SamplePrefetch:
         """Words of the table, and how far apart those of two turns are."""
 
     def read(self, leaf: Leaf, place: SamplePlace, wanted: Sequence[int]) -> list[str]:
-        """Names of these of a leaf's numbers, or rows."""
+        """Returns the names of these elements or rows of a leaf."""
         strides = [self._turns.strides.get(leaf.places[n], 0) for n in wanted]
         if place.first is not None and leaf.width is None:
             words = zip(wanted, strides, strict=True)
@@ -84,11 +84,11 @@ class SamplePrefetch:
         return [f"        {line}" for line in ("at = row.to(tl.int64) * W", *fetches, *after)]
 
     def over(self) -> list[str]:
-        """Lines that make the next block's samples those that are computed."""
+        """Lines that advance to the prefetched block."""
         return [f"        {name} = next_{name}" for names, _ in self._fetched for name in names]
 
     def _fetch(self, expression: str) -> str:
-        """Returns the name of what an expression of `spot`, `row` and `at` reads."""
+        """Returns the name of the value read by an expression of `spot`, `row` and `at`."""
         name = f"{self._prefix}s{len(self._fetched)}"
         self._fetched.append(((name,), expression))
         return name
@@ -129,7 +129,7 @@ class SamplePrefetch:
         )
 
     def _word(self, number: int, stride: int, dtype: np.dtype) -> str:
-        """Returns the name of a word of the table as a number of this type."""
+        """Returns the name of a table word, converted to this type."""
         name = f"{self._prefix}w{number}"
         word = self._one(number, stride) if stride else self._of_four(number)
         self.words.append(f"        {name} = {word}.to({TYPES[dtype.name]}, bitcast=True)")

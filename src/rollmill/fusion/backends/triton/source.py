@@ -8,7 +8,7 @@ from rollmill.fusion.backends.triton.memory import BY_TRITON, Memory
 
 
 class KernelSource:
-    """Lines of a kernel: those before its loop, and those of the part that is being written."""
+    """Lines of a kernel: before its loop, and in the current part."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Functions within functions, which are read where they stand, and branches, which are all computed."""
+"""Lowers calls inline, and branches by computing all of them."""
 
 from collections.abc import Sequence
 from typing import Any

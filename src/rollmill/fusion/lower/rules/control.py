@@ -1,4 +1,4 @@
-"""Loops: written out where they are short, and loops of the program otherwise."""
+"""Lowers loops: short loops are unrolled, others become loops of the program."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple

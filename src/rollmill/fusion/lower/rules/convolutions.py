@@ -1,4 +1,4 @@
-"""Convolutions, as products of what lies under each place of a kernel with the kernel's weights.
+"""Lowers convolutions to products of patches with the kernel's weights.
 
 Letters: `n` images, `p` places of the kernel (outputs along the spatial axes), `k` its taps, `i` and `o` channels
 of one group.
@@ -43,7 +43,7 @@ MAX_PRODUCTS = 128
 
 
 class _Taps(NamedTuple):
-    """Pairs of an image's numbers and the weights that they are multiplied by."""
+    """Pairs of image elements and weights to multiply."""
 
     image: np.ndarray
     """`[n, p..., k, i]`: places in the image, -1 for padding; of one group."""
@@ -66,7 +66,7 @@ def _convolve(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> lis
 
 
 def _axes_of(spec: Sequence[int]) -> tuple[int, ...]:
-    """From `[n, p..., channels]` to a layout, given where it has its batch, channels and spatial axes."""
+    """Transposes `[n, p..., channels]` to a layout, given the positions of its axes."""
     batch, channels, *spatial = spec
     order = {batch: 0, channels: len(spec) - 1} | {axis: n + 1 for n, axis in enumerate(spatial)}
     return tuple(order[axis] for axis in range(len(spec)))

@@ -240,7 +240,7 @@ def _round(ctx: Lowering, equation: Equation, x: Node) -> Node:
 
 
 def _in_order(op: str) -> Callable[..., Node]:
-    """Comparisons in which -0 comes before 0, and NaN after all, or before where its sign is negative."""
+    """Comparisons in a total order: -0 before 0, NaN last, and negative NaN first."""
 
     def rule(ctx: Lowering, equation: Equation, x: Node, y: Node) -> Node:
         return ctx.apply(op, ordered_bits(ctx, x), ordered_bits(ctx, y))

@@ -20,7 +20,7 @@ MAX_MULTIPLIED = 4096
 
 
 def check_order(primitive: str, shape: Sequence[int], columns: int) -> None:
-    """Refuses matrices of `shape`, with so many columns to work on, that are too large to be written out."""
+    """Raises a `LoweringError` if matrices of `shape` with these columns are too large to unroll."""
     *batch, rows, _ = shape
     count = prod(batch) * rows * rows * columns
     if count > MAX_MULTIPLIED:
@@ -73,7 +73,7 @@ def _row_of_greatest(ctx: Lowering, column: Sequence[Node], first: int) -> Node:
 
 
 def _exchange(ctx: Lowering, rows: list[list[Node]], first: int, place: Node) -> None:
-    """Exchanges a row with the one at `place`, which is no earlier one."""
+    """Swaps a row with the row at `place`, which is not earlier."""
     here, there = rows[first], rows[first]
     for n in range(first + 1, len(rows)):
         is_it = ctx.apply("eq", place, ctx.constant(n, np.int32))

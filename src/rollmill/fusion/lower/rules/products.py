@@ -72,7 +72,7 @@ def _dot_general(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> 
 
 
 def materialised(ctx: Lowering, value: Value) -> Value:
-    """Returns the numbers, or rows, of a product of vectors, and any other value as it is."""
+    """Expands a product of vectors to elements or rows, and returns other values unchanged."""
     if not isinstance(value, OuterProducts):
         return value
     side = Sides(batch=(), free=(0,), summed=())
@@ -90,12 +90,12 @@ def _added(arrays: Sequence[NodeArray], ctx: Lowering) -> NodeArray:
 
 
 def _are_vectors(value: Value, sides: Sides) -> bool:
-    """Returns whether an operand is vectors, one for each place of the axes that are summed over."""
+    """Returns whether an operand is vectors, one for each position of the contracted axes."""
     return not sides.batch and sides.free == (len(value.shape) - 1,)
 
 
 def _vectors_inside(ctx: Lowering, value: Value, sides: Sides) -> list[Value]:
-    """Returns the vectors of an operand, one for each place of the axes that are summed over."""
+    """Returns the vectors of an operand, one for each position of the contracted axes."""
     if len(value.shape) == 1:
         return [value]
     places = positions(value.shape).transpose((*sides.summed, *sides.free))
@@ -148,7 +148,7 @@ def _exchanged(ctx: Lowering, value: Value, batch: int, first: int, second: int)
 
 
 def _has_free_rows(value: Value, sides: Sides) -> bool:
-    """Returns whether a value has rows that are no vectors to multiply, but lie across."""
+    """Returns whether a value's rows lie across the contracted axis."""
     return isinstance(value, RowArray) and len(value.shape) - 1 in sides.free[-1:]
 
 
@@ -173,7 +173,7 @@ class MatrixOperand(NamedTuple):
         return self._replace(array=self.array[:, own] if self.transposed else self.array[own], summed=count)
 
     def chosen(self, prologue: PrologueBuilder, chosen: np.ndarray) -> "MatrixOperand":
-        """Returns the elements `chosen` of the axis that is summed over, the same array each time."""
+        """Returns the elements `chosen` of the contracted axis, always as the same array."""
         places = positions(self.array.shape)[:, chosen] if self.transposed else positions(self.array.shape)[chosen]
         is_known = isinstance(self.array, np.ndarray)
         array = self.array.reshape(-1)[places] if is_known else prologue.picked(Uniform(self.array, places))
@@ -256,7 +256,7 @@ def vector_matrix(ctx: Lowering, vector: Value, matrix: MatrixOperand, dtype: An
 
 
 def _with_known(ctx: Lowering, vector: ScalarArray, matrix: MatrixOperand, dtype: Any) -> RowArray:
-    """A vector of which some numbers are known: what they add to the product is the same for all environments.
+    """Multiplies a vector with some constant elements, which contribute a uniform part to the product.
 
     Agents with the same weights that see the same, but for who they are, have the rest of it in common. Zeros are
     left out, also where a weight is not finite.
@@ -277,7 +277,7 @@ def _with_known(ctx: Lowering, vector: ScalarArray, matrix: MatrixOperand, dtype
 
 
 def _of_parts(ctx: Lowering, vector: Concat, matrix: MatrixOperand, dtype: Any) -> Value:
-    """Vectors side by side: the sum of their products with parts of the matrix."""
+    """Multiplies concatenated vectors, as the sum of their products with parts of the matrix."""
     first, products = 0, []
     for part in vector.parts:
         size = part.shape[-1]
@@ -372,7 +372,7 @@ def _across(ctx: Lowering, one: Value, own: Sides, other: Value, theirs: Sides, 
 
 
 def sum_of_products(ctx: Lowering, one: NodeArray, other: NodeArray, dtype: Any) -> Node:
-    """Returns the product of two vectors of nodes, added up one after the other."""
+    """Returns the dot product of two vectors of nodes, summed sequentially."""
     products = [_product(ctx, a, b, dtype) for a, b in zip(one, other, strict=True)]
     # A sum over nothing, as of a vector without elements, is zero.
     if not products:

@@ -1,6 +1,6 @@
-"""Random keys and bits: threefry in unsigned integers, bit for bit JAX's streams.
+"""Lowers random keys and bits to Threefry in unsigned integers, bit for bit as in JAX.
 
-What a key's primitive does is traced anew on the key's data, by JAX's own functions.
+Primitives on keys are traced again on the key data by JAX functions.
 """
 
 from collections.abc import Callable, Sequence
@@ -110,7 +110,7 @@ def _unwrap(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[
 
 
 def _threefry(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
-    """Two words of key and two of counter to two random words, element by element."""
+    """Maps two key words and two counter words to two random words, element by element."""
     shape = equation.shape
     words: list[NodeArray] = [np.broadcast_to(ctx.scalars(value).nodes, shape) for value in values]
     found = no_nodes(shape), no_nodes(shape)

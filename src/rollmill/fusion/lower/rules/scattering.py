@@ -45,7 +45,7 @@ def with_element(ctx: Lowering, value: Value, element: Value, index: Node) -> Va
 
 
 def _alike(ctx: Lowering, value: Value, block: Value, *, whole_rows: bool) -> tuple[Cells, Cells]:
-    """Returns an array and what is written to it, both of rows or both of scalars."""
+    """Returns an array and its updates, both as rows or both as scalars."""
     if whole_rows and (isinstance(value, RowArray) or isinstance(block, RowArray)):
         value, block = ctx.rows(value), ctx.rows(block)
     return cells(ctx, value, whole_rows=whole_rows), cells(ctx, block, whole_rows=whole_rows)
@@ -100,7 +100,7 @@ def _is_here(ctx: Lowering, starts: Sequence[Start], first: Sequence[int], insid
 
 
 class _Reading(NamedTuple):
-    """A scatter's dimension numbers under the names that a gather has for them."""
+    """Returns a scatter's dimension numbers under the names of a gather."""
 
     start_index_map: tuple[int, ...]
     operand_batching_dims: tuple[int, ...]

@@ -25,7 +25,7 @@ def _sort(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Va
 
 
 def _top_k(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
-    """Returns the greatest, earlier ones first among equals. NaN is greater than all."""
+    """Returns the greatest elements, with ties in their original order. NaN is greater than all."""
     axis, count = equation.params.get("axis", -1), equation.params["k"]
     array = ctx.scalars(values[0])
     numbers = np.array([ctx.constant(n, np.int32) for n in range(array.shape[axis])], object)

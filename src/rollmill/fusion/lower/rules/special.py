@@ -1,4 +1,4 @@
-"""Special functions and the random numbers that need them, written out as XLA does.
+"""Lowers special functions and random draws that use them, expanded as by XLA.
 
 What they compute is traced anew by JAX, so that a draw that is accepted by a comparison is accepted here as there.
 """

@@ -1,4 +1,4 @@
-"""Pooling: the numbers under a window that moves over an array, combined to one."""
+"""Lowers pooling: reductions over sliding windows."""
 
 from collections.abc import Sequence
 from functools import reduce
