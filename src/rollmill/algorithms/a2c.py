@@ -1,8 +1,8 @@
 """Synchronous advantage actor-critic: A3C with the settings by which it is known as A2C.
 
-The graph is that of A3C (Mnih et al., ICML 2016) under another name. The settings are those of OpenAI's baselines
-(Wu et al., "OpenAI Baselines: ACKTR and A2C", 2017) and of Stable-Baselines3: rollouts of five steps, a smaller
-learning rate, and advantages and values as they are.
+It is the graph of A3C (Mnih et al., ICML 2016) under another name. The settings come from OpenAI Baselines (Wu et
+al., "OpenAI Baselines: ACKTR and A2C", 2017) and Stable-Baselines3: rollouts of five steps, a smaller learning
+rate, and advantages and values as they are.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from rollmill.networks import NetworkConfig
 @with_field_help
 @dataclass(frozen=True)
 class A2CConfig(A3CConfig):
-    """Hyperparameters of A2C: those of A3C, with other defaults."""
+    """Hyperparameters of A2C: as for A3C, with other defaults."""
 
     num_envs: Count = 8
     """Number of parallel environments, over all workers."""
@@ -49,8 +49,8 @@ def a2c(
     Args:
         env: what `rollmill.make` returns, an `Environment` of your own, an id, or what `gymnasium.make` returns.
         config: hyperparameters; single ones can be given as keywords instead: `a2c(env, num_envs=8)`.
-        params: parameters of the environment instead of its own; a leaf with one more axis,
-            `[num_envs, ...]`, holds one value for each environment.
+        params: parameters that replace the environment's. A leaf with a leading axis `[num_envs, ...]` holds one
+            value for each environment.
         network: a `NetworkConfig` instead of `config.network`, or the name of its torso; or a function that
             makes your own network, `(key, observation_space, action_space) -> ActorCritic`.
         **overrides: fields of `A2CConfig` to replace. `learning_rate` may be an Optax schedule, by the number

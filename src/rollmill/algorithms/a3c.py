@@ -101,8 +101,8 @@ def a3c(
     Args:
         env: what `rollmill.make` returns, an `Environment` of your own, an id, or what `gymnasium.make` returns.
         config: hyperparameters; single ones can be given as keywords instead: `a3c(env, num_envs=8)`.
-        params: parameters of the environment instead of its own; a leaf with one more axis,
-            `[num_envs, ...]`, holds one value for each environment.
+        params: parameters that replace the environment's. A leaf with a leading axis `[num_envs, ...]` holds one
+            value for each environment.
         network: a `NetworkConfig` instead of `config.network`, or the name of its torso; or a function that
             makes your own network, `(key, observation_space, action_space) -> ActorCritic`.
         **overrides: fields of `A3CConfig` to replace. `learning_rate` may be an Optax schedule, by the number

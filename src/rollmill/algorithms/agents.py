@@ -1,7 +1,7 @@
 """The environment and policy fragments of multi-agent algorithms, for ONE environment.
 
 The observations of all agents in one environment step are one observation, an `AgentView`; their actions are one
-action, a dictionary by kind. So a graph of many agents has the loops and edges of any other.
+action, a dictionary by kind. So multi-agent graphs have the same loops and edges as others.
 
 Shape letter: `A` agents of a kind.
 """
@@ -97,7 +97,7 @@ class AgentWeights(eqx.Module):
 
 
 class SetNetwork(NamedTuple):
-    """The network of a parameter set as functions of its weights."""
+    """A parameter set's network as functions of its weights."""
 
     make: Callable[[Key], AgentNetwork]
     static: PyTree
@@ -119,7 +119,7 @@ class SetNetwork(NamedTuple):
 
 
 class AgentPolicy(NamedTuple):
-    """Networks of all agents as functions of their weights; made by `agent_policy`."""
+    """All agents' networks as functions of their weights, made by `agent_policy`."""
 
     kinds: tuple[AgentKind, ...]
     sets: tuple[ParameterSet, ...]
@@ -211,7 +211,7 @@ class AgentPolicy(NamedTuple):
         return self.condense if self.is_large else None
 
     def condense(self, weights: AgentWeights, step: Step) -> Step:
-        """Puts values in the place of large final observations, in a step of all environments, leaves `[E, ...]`.
+        """Replaces large final observations by values, for a step of all environments with leaves `[E, ...]`.
 
         They are computed only if an episode was truncated in this step.
         """
@@ -231,7 +231,7 @@ class AgentPolicy(NamedTuple):
     def sample(
         self, weights: AgentWeights, key: Key, memory: Memory, observation: Observation, action_mask: PyTree
     ) -> Decision:
-        """Samples actions for a raw view, or for the agents' raw observations alone."""
+        """Samples actions for a raw view, or for only the agents' raw observations."""
         keys = self._keys(key)
 
         def draw(name: str, distributions: Distribution) -> tuple[Action, Float[Array, " A"]]:
@@ -242,7 +242,7 @@ class AgentPolicy(NamedTuple):
     def greedy(
         self, weights: AgentWeights, key: Key, memory: Memory, observation: Observation, action_mask: PyTree
     ) -> Decision:
-        """Returns the most likely actions, for a raw view, or the agents' raw observations alone."""
+        """Returns the most likely actions for a raw view, or for only the agents' raw observations."""
 
         def choose(name: str, distributions: Distribution) -> tuple[Action, Float[Array, " A"]]:
             action = jax.vmap(lambda one: one.mode())(distributions)
@@ -305,10 +305,10 @@ def agent_policy(
     agent_ids: bool,
     normalise_observations: bool,
 ) -> AgentPolicy:
-    """Makes the policy of an environment of several agents, without transforms.
+    """Makes the policy for a multi-agent environment without transforms.
 
-    Networks are made for each parameter set. `critic` is the input of critics. `agent_ids` adds a one-hot of the
-    index to the observations of agents that share parameters. `normalise_observations` standardises observations,
+    Networks are made for each parameter set. `critic` is the input of critics. `agent_ids` adds a one-hot agent
+    index to the observations of agents with shared parameters. `normalise_observations` standardises observations,
     and central features, by running statistics.
     """
     central = _central_struct(env) if critic == "central" else None

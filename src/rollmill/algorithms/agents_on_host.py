@@ -33,7 +33,7 @@ from rollmill.envs.host import evaluation_start
 def agent_environment(
     env: Environment | HostEnvironment, config: Any, *, params: Params | None, critic: CriticSees
 ) -> tuple[EnvironmentFunctions, StartHost | None]:
-    """Returns the functions of an environment of several agents, and what starts it if it is a host environment.
+    """Returns the functions of a multi-agent environment, and the start function of a host environment.
 
     Parameters replace its own; a host environment that is given any is a `UsageError`.
     """
@@ -81,7 +81,7 @@ class StartViewed:
 
 
 class ViewedVector:
-    """A `core.types.HostVector` of several agents whose observations are views."""
+    """A `core.types.HostVector` with views as the observations of several agents."""
 
     def __init__(self, vector: HostVector) -> None:
         self._vector = vector

@@ -1,6 +1,6 @@
 """AlphaZero (Silver et al., Science 2018) as a graph of four fragments.
 
-The policy is a tree search that steps copies of the environment, by default that of Gumbel AlphaZero (Danihelka
+The policy is a tree search that steps copies of the environment, by default Gumbel AlphaZero (Danihelka
 et al., "Policy improvement by planning with Gumbel", ICLR 2022); the network learns the search's choices and the
 results of the games. The searches are in `rollmill.algorithms.search`.
 
@@ -8,9 +8,8 @@ Departures from the paper: training alternates with self-play by the same weight
 as in Pgx's example (Koyamada et al., NeurIPS 2023); games that outlast it are bootstrapped from the network's
 value.
 
-Search and targets know no number of players. Rewards and values are those of the player to move, and a step's
-discount is `gamma` where the turn stays, `-gamma` where it passes to the opponent, and 0 where the episode
-terminates.
+Search and targets know no number of players. Rewards and values are for the player to move. A step's discount is
+`gamma` if the turn stays, `-gamma` if it passes to the opponent, and 0 if the episode terminates.
 
 Shape letters: `T` steps, `E` environments of this replica, `A` actions.
 """
@@ -245,8 +244,8 @@ def alphazero(
         env: what `rollmill.make` returns, an `Environment` of your own, or an id: a game for two players, or an
             environment for one whose step is deterministic; with `Discrete` actions.
         config: hyperparameters; single ones can be given as keywords instead: `alphazero(env, num_envs=8)`.
-        params: parameters of the environment instead of its own; a leaf with one more axis,
-            `[num_envs, ...]`, holds one value for each environment.
+        params: parameters that replace the environment's. A leaf with a leading axis `[num_envs, ...]` holds one
+            value for each environment.
         network: a `NetworkConfig` instead of `config.network`, or the name of its torso; or a function that
             makes your own network, `(key, observation_space, action_space) -> ActorCritic`, with a `Categorical`
             distribution.
@@ -366,7 +365,7 @@ def _decide(
 
 
 def _as_position(planner: Planner, mask: ActionMask) -> Position:
-    """Returns the position that the policy was given; legal actions are enough for a network alone."""
+    """Returns the policy's position. A network without search needs only legal actions."""
     if isinstance(mask, Position):
         return mask
     if planner.config.num_simulations == 0:
@@ -501,7 +500,7 @@ def report(
     """Returns metrics of an iteration: outcomes of games, and how certain the search was.
 
     `search/entropy` is the mean entropy of the search's choices in nats, and `search/agreement` the share of moves
-    in which the network alone prefers the same action.
+    in which the network prefers the same action.
     """
     samples: SelfPlaySamples = batch.samples
     weights = samples.action_weights

@@ -89,7 +89,7 @@ def configured(
     network: Callable[..., Any] | NetworkConfig | Mapping[str, Any] | str | None,
     overrides: dict[str, Any],
 ) -> tuple[Config, Choices]:
-    """Returns the validated hyperparameters after overrides, and the same with the parts given as Python objects.
+    """Returns the validated hyperparameters after overrides, with and without parts given as Python objects.
 
     `config` is an instance of `kind`, or a dictionary of some of its fields; by default it has the defaults. The
     network is given by its settings, by the name of a torso or of a registered network, or by a function that
@@ -164,8 +164,8 @@ def optimiser_of(
     """Returns the optimiser for these hyperparameters. A schedule replaces annealing.
 
     `scaling` makes the optimiser's transformation from the configuration, `loops` count no iterations that learn
-    nothing, and `rate` names the hyperparameter that is the learning rate. The optimiser makes an update for
-    `every` updates of the training.
+    nothing, and `rate` names the hyperparameter that is the learning rate. The optimiser makes one update for
+    every `every` updates of the run.
     """
     if choices.schedule is not None:
         check_schedule(choices.schedule, planned_updates(loops))
@@ -179,7 +179,7 @@ def optimiser_of(
 
 
 def schedule_of(choices: Choices, loops: Loops, held: Hyperparameters, *, every: int = 1) -> optax.Schedule:
-    """Returns the learning rate for these hyperparameters, by the number of updates of `optimiser_of`."""
+    """Returns the learning rate as a function of the number of updates by `optimiser_of`."""
     return rate_schedule(**_learning_rate(choices, loops, every, held))
 
 
@@ -209,7 +209,7 @@ def _learning_rate(
 
 
 def _slowed(schedule: Callable[..., Any], every: int) -> optax.Schedule:
-    """Returns a schedule by the updates of the training for an optimiser that makes one in `every`."""
+    """Converts a schedule to an optimiser that makes one update in `every`."""
     return lambda updates: schedule(updates * every)
 
 
@@ -258,10 +258,10 @@ def environment_parts(
 ) -> tuple[Environment | HostEnvironment, EnvironmentFunctions, StartHost | None]:
     """Returns the environment of a single agent, its functions, and what starts it if it is a host environment.
 
-    `env` may be anything that `as_environment` accepts; `params` replace its own. The sizes of the training come
-    from its `config`. With `gamma`, discounted returns are recorded, for reward normalisation. `final_mask`
-    records the legal actions of final states, if the environment tells them. Raises a `UsageError` if the
-    environment has several agents or players, or takes no parameters.
+    `env` may be anything that `as_environment` accepts; `params` replace its own. The sizes of the run come from
+    its `config`. With `gamma`, discounted returns are recorded, for reward normalisation. `final_mask` records the
+    legal actions of final states, if the environment tells them. Raises a `UsageError` if the environment has
+    several agents or players, or takes no parameters.
     """
     env = single_agent(env)
     if isinstance(env, Environment) and env.num_players > 1:
@@ -306,7 +306,7 @@ def refuse_params(env: HostEnvironment, params: Params | None) -> None:
 
 
 def loops_of(config: Any, *, by_sequence: bool, epochs: int = 1, num_minibatches: int = 1) -> Loops:
-    """Returns the loop sizes of a training; those not given as arguments come from `config`.
+    """Returns the loop sizes of a run. Missing arguments are taken from `config`.
 
     Raises a `UsageError` if sizes are not positive, or do not divide.
     """
@@ -350,12 +350,12 @@ def settings_of(
 
 
 def numbers_to_hold(config: Any, loops: Loops, **further: float | int) -> dict[str, float]:
-    """Returns the numbers that a learner holds: see `numbers_of`.
+    """Returns the hyperparameters held by a learner. See `numbers_of`.
 
     Args:
         config: dataclass of the hyperparameters.
-        loops: of the training, without iterations that learn nothing.
-        **further: numbers that derive from others.
+        loops: loop sizes, without iterations that learn nothing.
+        **further: derived hyperparameters.
 
     Raises:
         UsageError: schedules extend over more updates than are counted.
@@ -389,7 +389,7 @@ def graph_of(
     appraise: Any = None,
     condense: Any = None,
 ) -> Graph:
-    """Assembles the graph of an actor-critic from the parts of `parts_of`.
+    """Assembles an actor-critic graph from the parts of `parts_of`.
 
     `scaling` makes the optimiser's transformation from the configuration, such as `lambda config:
     optax.scale_by_adam()`. `gradients` is the function of the fragment, and the other arguments are fields of

@@ -1,4 +1,5 @@
-"""Deep deterministic policy gradients (Lillicrap et al., ICLR 2016): TD3's fragments with one critic.
+"""Deep deterministic policy gradients (Lillicrap et al., ICLR 2016), built from the fragments of TD3 with one
+critic.
 
 The target's actions are not smoothed, and the actor moves at every update.
 
@@ -90,8 +91,8 @@ def ddpg(
     Args:
         env: what `rollmill.make` returns, an `Environment` of your own, an id, or what `gymnasium.make` returns.
         config: hyperparameters; single ones can be given as keywords instead: `ddpg(env, num_envs=8)`.
-        params: parameters of the environment instead of its own; a leaf with one more axis,
-            `[num_envs, ...]`, holds one value for each environment.
+        params: parameters that replace the environment's. A leaf with a leading axis `[num_envs, ...]` holds one
+            value for each environment.
         network: a `NetworkConfig` instead of `config.network`, or the name of its torso.
         **overrides: fields of `DDPGConfig` to replace. `learning_rate` may be an Optax schedule, by the number
             of updates, which replaces annealing.

@@ -165,7 +165,7 @@ class DQNLearner(eqx.Module):
 
     @property
     def updates_done(self) -> Float[Array, ""]:
-        """Returns the number of updates that were made, of those that are planned."""
+        """Returns the progress: the number of updates made so far."""
         return self.progress.updates_done
 
 
@@ -182,8 +182,8 @@ def dqn(
     Args:
         env: what `rollmill.make` returns, an `Environment` of your own, an id, or what `gymnasium.make` returns.
         config: hyperparameters; single ones can be given as keywords instead: `dqn(env, num_envs=8)`.
-        params: parameters of the environment instead of its own; a leaf with one more axis,
-            `[num_envs, ...]`, holds one value for each environment.
+        params: parameters that replace the environment's. A leaf with a leading axis `[num_envs, ...]` holds one
+            value for each environment.
         network: a `NetworkConfig` instead of `config.network`, or the name of its torso.
         **overrides: fields of `DQNConfig` to replace. `learning_rate` may be an Optax schedule, by the number
             of updates, which replaces annealing.
@@ -258,7 +258,7 @@ def _start(values: Module, optimiser: Optimiser, numbers: Mapping[str, float], k
 
 
 def _exploration_steps(config: DQNConfig) -> float:
-    """Environment steps until the share of random actions is the last one."""
+    """Environment steps until the share of random actions is final."""
     return max(config.exploration_fraction * config.total_timesteps, 1.0)
 
 

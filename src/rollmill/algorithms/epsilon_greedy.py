@@ -39,7 +39,7 @@ class ValueAgent(NamedTuple):
         return self.head.means(self.outputs(network, observation))
 
     def distribution(self, values: Float[Array, " n"], action_mask: PyTree) -> Categorical:
-        """Values as logits, those of illegal actions masked."""
+        """Values as logits, masked for illegal actions."""
         logits = values if isinstance(action_mask, tuple) else jnp.where(action_mask, values, MASKED_LOGIT)
         return Categorical(logits, self.first, self.dtype)
 
@@ -70,5 +70,5 @@ class ValueAgent(NamedTuple):
 
 
 def value_agent(outputs: Module, head: ValueHead, actions: spaces.Discrete) -> ValueAgent:
-    """Returns the agent of a network of actions' values."""
+    """Returns the agent for an action-value network."""
     return ValueAgent(outputs, head, int(actions.start), jax.dtypes.canonicalize_dtype(actions.dtype))

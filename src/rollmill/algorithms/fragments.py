@@ -73,7 +73,7 @@ KEPT_INFO = (
 
 
 def legal_actions(env: Environment, state: State, params: Params) -> PyTree[Bool[Array, "..."]]:
-    """Returns the environment's action mask; `()` where all actions are legal."""
+    """Returns the environment's action mask, or `()` if all actions are legal."""
     return () if env.action_mask is None else env.action_mask(state, params)
 
 
@@ -105,10 +105,10 @@ def environment_functions(
         env: the environment as its author wrote it.
         params: parameters instead of the environment's own; a leaf with one more axis, `[num_envs,
             ...]`, holds one value for each environment.
-        num_envs: number of environments of the training.
+        num_envs: number of environments.
         gamma: if given, discounted returns are recorded, for reward normalisation.
         final_mask: whether the legal actions of final states are recorded, if the environment tells them.
-        view: transform of the environment inside of auto-reset, for algorithms that extend the observation.
+        view: transform of the environment inside auto-reset, for algorithms that extend the observation.
         mask: knowledge of the state that a policy needs besides the observation (`dataflow.ActionMask`), from the
             environment with all transforms, its state and its parameters. Default: its legal actions.
         planned_steps: steps of each environment in the training, over which schedules of parameters extend.
@@ -150,7 +150,7 @@ def environment_functions(
 
 
 class _Held(NamedTuple):
-    """Parameters that an environment holds in its state: numbers, and the steps that their schedules follow."""
+    """Parameters held in an environment's state: values, and the step counts of their schedules."""
 
     inputs: Mapping[str, NumberSchedule]
     parameters: dict[str, float]
@@ -159,13 +159,13 @@ class _Held(NamedTuple):
 
     @classmethod
     def of(cls, inputs: Mapping[str, NumberSchedule], planned_steps: int) -> "_Held":
-        """Returns the held numbers of the parameters that are inputs of programs."""
+        """Returns the held values of parameters that are program inputs."""
         follows = any(course.shape not in ("constant", UNIFORM) for course in inputs.values())
         steps = {PLANNED_STEPS: float(planned_steps), STEPS_DONE: 0.0} if follows else {}
         return cls(inputs, {**held_numbers(inputs), **steps}, follows)
 
     def begin(self, numbers: Hyperparameters | None) -> tuple[Any, ...]:
-        """Returns the parts of the first state; without the steps that were done, at the end of a training."""
+        """Returns the initial values, without the step count for those at the end of a run."""
         if not self.inputs:
             return ()
         held = as_data(self.parameters) | dict(numbers or {})
@@ -186,7 +186,7 @@ class _Held(NamedTuple):
 
 
 def _inputs(env: Environment, params: Params | None) -> dict[str, NumberSchedule]:
-    """Returns the inputs of an environment, without those that choose shapes or code of it.
+    """Returns an environment's inputs, except those that determine shapes or code.
 
     Warns of these. Raises a `UsageError` if one of them has a schedule or a distribution, or if `params` is given
     as well.
@@ -209,7 +209,7 @@ def _inputs(env: Environment, params: Params | None) -> dict[str, NumberSchedule
 
 
 def _can_be_inputs(env: Environment, names: Sequence[str]) -> bool:
-    """Returns whether the environment can be traced where these parameters are not known."""
+    """Returns whether the environment can be traced with these parameters abstract."""
 
     def once(numbers: Mapping[str, Array], key: Key, action: Action) -> Timestep:
         params = replaced(env.params, numbers)
@@ -286,7 +286,7 @@ def clip_to_space(space: spaces.Space, action: Action) -> Action:
 
 
 class PolicyWeights(eqx.Module):
-    """Weights of the policy's network, with running statistics of observations and values, or None for each."""
+    """Weights of the policy network, with optional running statistics of observations and values."""
 
     network: PyTree[Array]
     observations: RunningStatistics | None
@@ -295,7 +295,7 @@ class PolicyWeights(eqx.Module):
     """Statistics of the critic's targets, by which the network's values are normalised."""
 
     def raw_value(self, value: Float[Array, "..."]) -> Float[Array, "..."]:
-        """Converts values of the network to the units of rewards."""
+        """Converts network values to the units of rewards."""
         return value if self.values is None else denormalise(self.values, value)
 
     def normalised_value(self, value: Float[Array, "..."]) -> Float[Array, "..."]:
@@ -404,7 +404,7 @@ class NetworkPolicy(NamedTuple):
         return step._replace(extras=extras, final_observation=())
 
     def condense(self, weights: PolicyWeights, step: Step) -> Step:
-        """Puts values in the place of large final observations, in a step of all environments, leaves `[E, ...]`.
+        """Replaces large final observations by values, for a step of all environments with leaves `[E, ...]`.
 
         They are computed only if an episode was truncated in this step.
         """
@@ -461,7 +461,7 @@ def network_policy(
 
 
 def condensed(leaf: Shaped[Array, "E ..."]) -> PyTree[Array]:
-    """Nothing in the place of a large leaf; of one of floats, whether it is finite: `[E]`, zero or NaN."""
+    """A placeholder for a large leaf: for floats `[E]`, zero if it is finite and NaN otherwise."""
     if not is_large(jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)):
         return leaf
     if not jnp.issubdtype(leaf.dtype, jnp.inexact):

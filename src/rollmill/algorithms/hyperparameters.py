@@ -1,10 +1,10 @@
-"""Hyperparameters as data: numbers that a learner holds, so that changing one compiles nothing.
+"""Hyperparameters as data: a learner holds them, so changing one compiles nothing.
 
 A compiled program reads them from the training state, as it reads weights. A number with a schedule is held as
 its two ends. Its value follows from the updates that the learner has made when an iteration begins, and holds for
 all updates of the iteration. Programs contain what chooses shapes or code: sizes and counts, switches, None, an
-infinite bound, the shape of a schedule, and a learning rate as a function. The network's own settings matter at
-the start alone.
+infinite bound, the shape of a schedule, and a learning rate as a function. The network settings matter only at the
+start.
 """
 
 import copy
@@ -42,9 +42,9 @@ SCHEDULES = "schedules/"
 
 
 def in_programs(config: object) -> frozenset[str]:
-    """Returns the hyperparameters that programs contain, although they are numbers.
+    """Returns the numeric hyperparameters that are compiled into programs.
 
-    The algorithm reads them where it has no learner, such as in its policy.
+    The algorithm reads them without a learner, for example in its policy.
     """
     of_rewards = OF_THE_REWARDS if getattr(config, "normalize_rewards", False) else ()
     return frozenset((*OF_THE_LOOPS, *of_rewards, *getattr(config, "IN_PROGRAMS", ())))
@@ -53,7 +53,7 @@ def in_programs(config: object) -> frozenset[str]:
 def numbers_of(config: object, **further: float | int) -> dict[str, float]:
     """Returns the hyperparameters that are data: the finite floats of a configuration, by name.
 
-    Those of `in_programs` are left out. `further` numbers derive from others.
+    Those of `in_programs` are left out. `further` are derived hyperparameters.
     """
     numbers: dict[str, float] = {}
     constant = in_programs(config)
@@ -69,15 +69,15 @@ def numbers_of(config: object, **further: float | int) -> dict[str, float]:
 
 
 def numbers_for(held: Mapping[str, float], config: object, other: object) -> dict[str, float] | None:
-    """Returns the numbers that a learner holds for another configuration, if the two differ in these alone.
+    """Returns a learner's hyperparameters for another configuration, if only these differ.
 
     Args:
-        held: numbers for `config`.
+        held: hyperparameters for `config`.
         config: dataclass of the hyperparameters.
         other: hyperparameters with other values.
 
     Returns:
-        The numbers for `other`. None if programs for the two are not the same.
+        The hyperparameters for `other`. None if programs for the two are not the same.
     """
     ours, theirs = numbers_of(config), numbers_of(other)
     differ = differing(config, other)
@@ -89,12 +89,12 @@ def numbers_for(held: Mapping[str, float], config: object, other: object) -> dic
 
 
 def differing(config: Any, other: Any) -> set[str]:
-    """Returns the names of the fields in which two configurations of a kind differ."""
+    """Returns the names of differing fields of two configurations."""
     return {field.name for field in fields(config) if getattr(config, field.name) != getattr(other, field.name)}
 
 
 def as_data(numbers: Mapping[str, float]) -> Hyperparameters:
-    """Returns these numbers as arrays, for a learner to hold."""
+    """Converts hyperparameters to arrays for a learner."""
     return {name: jnp.float32(value) for name, value in numbers.items()}
 
 
@@ -104,7 +104,7 @@ def configured_schedule(config: object, name: str, held: Mapping[str, Any] | Non
     Args:
         config: dataclass of the hyperparameters.
         name: the hyperparameter's.
-        held: numbers that a learner holds. The ends are taken from them, as far as they are there.
+        held: hyperparameters held by a learner. The ends are taken from them, as far as they are there.
     """
     text, held = getattr(config, name), held or {}
     if not isinstance(text, str) or name not in scheduled_fields(type(config)):
@@ -115,7 +115,7 @@ def configured_schedule(config: object, name: str, held: Mapping[str, Any] | Non
 
 
 def scheduled_in(numbers: Mapping[str, Any]) -> Iterator[tuple[str, NumberSchedule]]:
-    """Yields the names and schedules of those numbers that follow the updates of a learner."""
+    """Yields the names and schedules of hyperparameters scheduled by a learner's updates."""
     for key, last in numbers.items():
         name, colon, shape = key.partition(":")
         if colon and name not in OF_THE_OPTIMISER:
@@ -142,7 +142,7 @@ def settled(learner: Any) -> Any:
 
 
 def settle_of(numbers: Mapping[str, Any]) -> Callable[[Any], Any] | None:
-    """Returns `Graph.settle` for a learner that holds these numbers."""
+    """Returns `Graph.settle` for a learner with these hyperparameters."""
     return settled if follows_schedules(numbers) else None
 
 
@@ -151,12 +151,12 @@ def _is_settled(learner: Any) -> bool:
 
 
 def follows_schedules(numbers: Mapping[str, Any]) -> bool:
-    """Returns whether numbers change with the updates of a learner, other than learning rates."""
+    """Returns whether hyperparameters other than learning rates change with a learner's updates."""
     return any(True for _ in scheduled_in(numbers))
 
 
 def numbers_now(learner: Any) -> Hyperparameters:
-    """Returns the numbers that a learner holds, each of those with a schedule at its present value.
+    """Returns a learner's hyperparameters, with schedules evaluated.
 
     The learner has the fields `hyperparameters` and, as soon as there are schedules, `updates_done`.
     """
@@ -167,16 +167,16 @@ def numbers_now(learner: Any) -> Hyperparameters:
 
 
 def schedule_metrics(learner: Any) -> Metrics:
-    """Returns the present values of the numbers with a schedule, as metrics."""
+    """Returns the current values of scheduled hyperparameters as metrics."""
     schedules = scheduled_in(getattr(learner, "hyperparameters", {}))
     return {SCHEDULES + name: schedule.at(_share_done(learner)) for name, schedule in schedules}
 
 
 def current(config: Any, held: Hyperparameters) -> Any:
-    """Returns the configuration with the numbers that a learner holds in the place of its own.
+    """Returns the configuration with the hyperparameters held by a learner.
 
     Code reads `current(config, numbers_now(learner)).gamma` as it would read `config.gamma`. The copy is not
-    checked again, because its numbers may be traced.
+    validated again, because its values may be traced.
     """
     named = {field.name for field in fields(config)}
     now = copy.copy(config)

@@ -114,7 +114,7 @@ class IMPALAConfig:
 
 
 class StepValues(NamedTuple):
-    """IMPALA's training samples: `[T, E, ...]` in a batch, `[N, T, ...]` in a minibatch."""
+    """Training samples of IMPALA: `[T, E, ...]` in a batch, `[N, T, ...]` in a minibatch."""
 
     observation: Observation
     action_mask: PyTree[Bool[Array, "..."]]
@@ -154,7 +154,7 @@ class Outputs(NamedTuple):
 
 
 class Signals(NamedTuple):
-    """Constants of the loss of each step, from V-trace."""
+    """Constants of each step's loss, from V-trace."""
 
     advantage: Float[Array, "..."]
     target: Float[Array, "..."]
@@ -177,8 +177,8 @@ def impala(
     Args:
         env: what `rollmill.make` returns, an `Environment` of your own, an id, or what `gymnasium.make` returns.
         config: hyperparameters; single ones can be given as keywords instead: `impala(env, num_envs=8)`.
-        params: parameters of the environment instead of its own; a leaf with one more axis,
-            `[num_envs, ...]`, holds one value for each environment.
+        params: parameters that replace the environment's. A leaf with a leading axis `[num_envs, ...]` holds one
+            value for each environment.
         network: a `NetworkConfig` instead of `config.network`, or the name of its torso; or a function that
             makes your own network, `(key, observation_space, action_space) -> ActorCritic`.
         **overrides: fields of `IMPALAConfig` to replace. `learning_rate` may be an Optax schedule, by the number
@@ -282,7 +282,7 @@ def _estimates(
 
 
 def sequence_gradients(policy: NetworkPolicy, config: Any) -> SequenceGradients:
-    """Gradients of the mean loss over a minibatch of sequences, with respect to the network's weights."""
+    """Gradients of the mean loss over a minibatch of sequences with respect to the weights."""
     return SequenceGradients(
         partial(_step, policy),
         loss=partial(_loss, config),

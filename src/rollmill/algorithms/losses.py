@@ -18,7 +18,7 @@ def policy_gradient_loss(log_prob: Float[Array, ""], advantage: Float[Array, ""]
 def clipped_policy_loss(
     log_ratio: Float[Array, ""], advantage: Float[Array, ""], clip_coef: Number
 ) -> Float[Array, ""]:
-    """PPO's clipped surrogate (Schulman et al., 2017, equation 7), to be minimised.
+    """Computes the clipped surrogate of PPO (Schulman et al., 2017, equation 7), to be minimised.
 
     Ratios are bounded at exp(10), so that a policy that has moved far has finite gradients.
     """
@@ -27,14 +27,15 @@ def clipped_policy_loss(
 
 
 def squared_value_loss(value: Float[Array, ""], target: Float[Array, ""]) -> Float[Array, ""]:
-    """Half of the squared error of a value."""
+    """Computes half the squared error of a value."""
     return 0.5 * jnp.square(value - target)
 
 
 def clipped_value_loss(
     value: Float[Array, ""], old_value: Float[Array, ""], target: Float[Array, ""], clip_coef: Number
 ) -> Float[Array, ""]:
-    """PPO's clipped value loss: the maximum of the losses of the value and of the value clipped to the old one.
+    """Computes the clipped value loss of PPO: the maximum of the losses of the value and the value clipped around
+    the old.
 
     As in OpenAI's baselines; see Engstrom et al., "Implementation Matters in Deep Policy Gradients",
     ICLR 2020.
@@ -46,7 +47,7 @@ def clipped_value_loss(
 def bound_loss(
     mean: Float[Array, "*shape"], low: Float[np.ndarray, "*shape"], high: Float[np.ndarray, "*shape"]
 ) -> Float[Array, ""]:
-    """Squares of what means of actions are beyond bounds, summed over the action."""
+    """Sums the squared excess of action means over their bounds."""
     below, above = jnp.asarray(low, mean.dtype) - mean, mean - jnp.asarray(high, mean.dtype)
     return jnp.sum(jnp.square(jnp.maximum(jnp.maximum(below, above), 0.0)))
 

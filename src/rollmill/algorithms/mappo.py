@@ -1,4 +1,4 @@
-"""PPO for several agents as a graph of four fragments: MAPPO and IPPO.
+"""PPO for several agents as a graph: MAPPO and IPPO.
 
 MAPPO (Yu et al., "The Surprising Effectiveness of PPO in Cooperative Multi-Agent Games", NeurIPS 2022) trains
 decentralised actors with a centralised critic: each agent's value is computed from central features of the
@@ -128,13 +128,13 @@ def mappo(
     network: MakeAgentNetwork | NetworkConfig | str | None = None,
     **overrides: Any,
 ) -> Graph:
-    """MAPPO on an environment of several agents, as a graph.
+    """Makes the graph of MAPPO on a multi-agent environment.
 
     Args:
         env: what `rollmill.make` returns, an id, or an `Environment` of your own that lists its `agents`.
         config: hyperparameters; single ones can be given as keywords instead: `mappo(env, num_envs=8)`.
-        params: parameters of the environment instead of its own; a leaf with one more axis,
-            `[num_envs, ...]`, holds one value for each environment.
+        params: parameters that replace the environment's. A leaf with a leading axis `[num_envs, ...]` holds one
+            value for each environment.
         network: a `NetworkConfig` instead of `config.network`; or a function that makes your own network of a
             parameter set, `(key, observation_space, action_space, critic_space) -> AgentNetwork`.
         **overrides: fields of `MAPPOConfig` to replace. `learning_rate` may be an Optax schedule, by the number
@@ -155,9 +155,9 @@ def ippo(
     network: MakeAgentNetwork | NetworkConfig | str | None = None,
     **overrides: Any,
 ) -> Graph:
-    """IPPO on an environment of several agents, as a graph: critics see only their agent's observation.
+    """Makes the graph of IPPO on a multi-agent environment, with critics that see only their agent's observation.
 
-    Arguments and errors are those of `mappo`.
+    See `mappo` for arguments and errors.
     """
     return _graph("ippo", env, config, params, network, overrides, critic="own")
 

@@ -6,7 +6,7 @@ An agent that becomes inactive ends its own episode there, as by termination: th
 nothing after it does, and nothing is bootstrapped. The code of Yu et al. (2022) differs: team rewards continue for
 inactive agents, whose critic then sees zeros and the agent's index ("death masking"), and only the losses leave
 them out. Here `Environment.active` means that nothing counts afterwards. If a centralised critic sees all
-observations, those of inactive agents are zeros as well.
+observations, inactive agents' are zeros as well.
 
 Shape letters: `T` steps, `E` environments of this replica, `N` rows of a minibatch, `A` agents of a kind.
 """
@@ -56,7 +56,7 @@ class AgentLearner(eqx.Module):
 
     @property
     def updates_done(self) -> Float[Array, ""]:
-        """Returns the number of updates that were made, of those that are planned."""
+        """Returns the progress: the number of updates made so far."""
         assert self.progress is not None
         return self.progress.updates
 
@@ -164,7 +164,7 @@ def _update_statistics(learner: AgentLearner, steps: Step, *, reduce: Reduce, re
 
 
 def _returns(previous: dict[str, Array], steps: Step, reduce: Reduce) -> dict[str, Float[Array, ""]]:
-    """Mean returns of the episodes that ended in a rollout; the previous ones where none ended."""
+    """Mean returns of the episodes that ended in a rollout, or the previous means if none ended."""
     ended = (steps.terminated | steps.truncated).astype(jnp.float32)
     sums = {name: jnp.mean(ended * steps.info["agent_returns"][name]) for name in previous}
     sums, count = reduce((sums, jnp.mean(ended)))
@@ -226,7 +226,7 @@ def _over_columns(function: Any, in_axes: Any) -> Any:
 
 
 def report(schedule: Callable[[Hyperparameters], optax.Schedule], learner: AgentLearner, batch: Batch) -> Metrics:
-    """Metrics of an iteration: its first learning rate, and moments of the values of all active agents."""
+    """Metrics of an iteration: its first learning rate, and moments of active agents' values."""
     rows: SetRows = batch.samples
     concatenated = lambda leaves: jnp.concatenate([leaf.ravel() for leaf in leaves])
     value, target, weight = map(
@@ -277,9 +277,9 @@ def condition(
 
 
 class _Moments(NamedTuple):
-    """Moments of active agents' advantages in one part of a minibatch, as means over all agents of the part.
+    """Moments of active agents' advantages in one part of a minibatch, as means over all its agents.
 
-    Means over equal parts are then those of the minibatch, and one reduction is enough (Chan et al., 1979): the
+    Averaging equal parts then gives the minibatch's means, and one reduction is enough (Chan et al., 1979): the
     total variance is the mean of the parts' variances plus the variance of their means.
     """
 
@@ -325,9 +325,9 @@ def _share_of_set(sets: tuple[ParameterSet, ...], name: str, share: dict[str, Ar
 
 
 def mean_gradients(policy: AgentPolicy, loss: SampleLoss, config: Any) -> MeanGradients:
-    """Returns the fragment `gradients`: of the sum over parameter sets of the mean losses of their active agents.
+    """Returns the fragment `gradients`, for the sum over parameter sets of the mean loss of active agents.
 
-    The loss is that of one agent in one environment step.
+    The loss is for one agent in one environment step.
     """
     return MeanGradients(partial(_row_loss, policy, loss, config), lambda learner: learner.weights.networks)
 
@@ -343,7 +343,7 @@ def _row_loss(
 ) -> tuple[Float[Array, ""], Metrics]:
     """Loss and metrics of ONE environment step; metrics are means over parameter sets, and, of several, each.
 
-    The returns of each kind are those that the learner holds, the same for every step.
+    The returns of each kind are held by the learner, the same for every step.
     """
     config = current(config, numbers_now(learner))
     masks = {name: samples.action_mask for name, samples in row.agents.items()}

@@ -141,8 +141,8 @@ def off_policy_parts(
     """Checks the inputs of an algorithm with a replay memory, and prepares them for a graph.
 
     `config` is an instance of `kind`, or a dictionary of some of its fields; overrides replace fields. `params`
-    and `network` replace those of the environment and of the configuration. `replay` makes the replay memory from
-    the hyperparameters, by default a uniform one of single steps. `steps_an_update` are environment steps of one
+    replaces the environment's, and `network` the configuration's. `replay` makes the replay memory from the
+    hyperparameters, by default a uniform one of single steps. `steps_an_update` are environment steps of one
     update, if `gradient_steps` is None: by default 1, as SAC and TD3 were published. Raises a `UsageError` for
     invalid names, types or sizes, and for an environment of several agents.
     """
@@ -260,7 +260,7 @@ def learner_numbers(parts: OffPolicyParts, **further: float | int) -> dict[str, 
 def adam(parts: OffPolicyParts, rate: str = "learning_rate", *, every: int = 1) -> Optimiser:
     """Returns Adam with clipped gradients, whose learning rate is the hyperparameter named `rate`.
 
-    It makes an update for `every` updates of the training.
+    It makes one update for every `every` updates of the run.
     """
     scaling = lambda config: optax.scale_by_adam(eps=config.adam_eps)
     return optimiser_of(parts.choices, scaling, _learning(parts), rate=rate, every=every)
@@ -284,7 +284,7 @@ def explores_at_random(config: Any, progress: StepCounts) -> Bool[Array, ""]:
 
 
 def random_action(space: spaces.Box | spaces.Discrete, key: Key, action_mask: PyTree) -> Action:
-    """Returns a uniformly random action; a legal one where there is a mask."""
+    """Returns a uniformly random action, legal if there is a mask."""
     dtype = jax.dtypes.canonicalize_dtype(space.dtype)
     if isinstance(space, spaces.Discrete):
         legal = jnp.ones(int(space.n), bool) if isinstance(action_mask, tuple) else action_mask
@@ -300,7 +300,7 @@ def follow(target: PyTree[Array], network: PyTree[Array], tau: Number) -> PyTree
 
 
 def scale_weights(minibatch: Batch, reduce: Reduce) -> Batch:
-    """Scales importance weights to a mean of 1 over the minibatch of all replicas.
+    """Scales importance weights to a mean of 1 over the whole minibatch.
 
     Schaul et al. (2016) divide by the largest weight instead, which depends on how a minibatch is divided.
     """
@@ -312,7 +312,7 @@ def scale_weights(minibatch: Batch, reduce: Reduce) -> Batch:
 def counted(progress: StepCounts, *, interval: int = 1) -> StepCounts:
     """Returns the progress after one more update.
 
-    The caller asks for `updates` modulo `interval`: the count starts again at a multiple of it.
+    The caller passes `updates` modulo `interval`, since the count restarts at a multiple of it.
     """
     updates = progress.updates.astype(jnp.uint32) + 1
     end = _WORD // interval * interval

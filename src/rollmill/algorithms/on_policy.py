@@ -55,7 +55,7 @@ class ActorCriticLearner(eqx.Module):
 
     @property
     def updates_done(self) -> Float[Array, ""]:
-        """Returns the number of updates that were made, of those that are planned."""
+        """Returns the progress: the number of updates made so far."""
         assert self.progress is not None
         return self.progress.updates
 
@@ -183,8 +183,8 @@ def beginnings(done: Bool[Array, "T ..."]) -> Bool[Array, "T ..."]:
 def _values(policy: NetworkPolicy, weights: PolicyWeights, trajectory: Trajectory):
     """Values of observations `[T, E]`, of the observation after the last step `[E]`, of final ones `[T, E]`.
 
-    They are in the units of rewards. Values added by `appraise` or `condense` are reused. Otherwise those of final
-    observations are computed only in iterations in which an episode was truncated.
+    They are in the units of rewards. Values added by `appraise` or `condense` are reused. Otherwise final
+    observations are evaluated only in iterations with a truncated episode.
     """
     steps, extras = trajectory.steps, trajectory.steps.extras
     # A function, for JAX writes the whole policy down to name a method of it.
@@ -245,7 +245,7 @@ class Moments(NamedTuple):
 
 
 def moments_of(advantage: Float[Array, "..."], reduce: Reduce) -> Moments:
-    """Returns the moments of the advantages of all replicas.
+    """Returns the moments of the advantages over all replicas.
 
     One reduction is enough (Chan et al., 1979): the total variance is the mean of the parts' variances plus the
     variance of their means.
@@ -332,7 +332,7 @@ MEASURABLE_KL = 1e-6
 def adapt_rate(learner: ActorCriticLearner, metrics: Metrics) -> ActorCriticLearner:
     """Lowers the learning rate if the policy has moved too far from the rollout's, and raises it if too little.
 
-    The rule is that of RSL-RL (Rudin et al., "Learning to Walk in Minutes Using Massively Parallel Deep
+    The rule follows RSL-RL (Rudin et al., "Learning to Walk in Minutes Using Massively Parallel Deep
     Reinforcement Learning", 2021), with a one-sample estimate of the KL divergence. Uses `desired_kl`, `kl_factor`
     and the bounds of the learning rate.
     """
@@ -348,7 +348,7 @@ def adapt_rate(learner: ActorCriticLearner, metrics: Metrics) -> ActorCriticLear
 
 
 def _with_rate(learner: ActorCriticLearner, numbers: Hyperparameters) -> Hyperparameters:
-    """Returns numbers with the learning rate as it was adapted, within its bounds if they have changed since."""
+    """Returns the hyperparameters with the adapted learning rate, clipped to its present bounds."""
     if learner.rate_scale is None:
         return numbers
     rate, low, high = (numbers[name] for name in ("learning_rate", "min_learning_rate", "max_learning_rate"))

@@ -1,4 +1,4 @@
-"""Opponents of a fixed strength for games of two players: random moves, and searches of a few plies.
+"""Fixed opponents for two-player games: random moves, and searches of a few plies.
 
 They are policy fragments (`dataflow.Decide`) without weights. What they know of the state is a `Position`.
 Shape letter: `A` actions.

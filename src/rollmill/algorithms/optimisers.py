@@ -24,7 +24,7 @@ MAX_UPDATES = 2**31 - 1
 class Annealing(NamedTuple):
     """Number of planned updates made so far: `whole + part`.
 
-    Two numbers, because a single float would lose small shares in long trainings.
+    Two numbers, because a single float would lose small shares in long runs.
     """
 
     whole: Int[Array, ""]
@@ -51,7 +51,7 @@ def advanced(count: Annealing, share: float) -> Annealing:
 
 
 def planned_updates(loops: Loops) -> int:
-    """Returns the number of updates of a training with one update for each minibatch.
+    """Returns the number of updates of a run with one update per minibatch.
 
     Those that an iteration leaves out count as made (`at_iteration_end`).
     """
@@ -59,10 +59,10 @@ def planned_updates(loops: Loops) -> int:
 
 
 def planned_rate(schedule: NumberSchedule, loops: Loops, planned: Number) -> optax.Schedule:
-    """Returns a learning rate; a schedule as text becomes a function of the number of updates.
+    """Returns a learning rate. A schedule given as a string becomes a function of the number of updates.
 
-    `planned` is that number for the whole training, which may be traced; by default that of the loops. Raises a
-    `UsageError` if the text is not a schedule, or if the training makes more updates than the optimiser counts.
+    `planned` is the total for the run, and may be traced. Default: the total of the loops. Raises a `UsageError`
+    for an invalid schedule, or for more updates than the optimiser can count.
     """
     check_count(planned_updates(loops))
 
@@ -102,7 +102,7 @@ def clipped_descent(
 
 
 def rate_schedule(learning_rate: Number | optax.Schedule, *, anneal_over: Number | None = None) -> optax.Schedule:
-    """Returns the learning rate as a function of the number of updates; for the arguments, see `clipped_descent`.
+    """Returns the learning rate as a function of the number of updates. See `clipped_descent` for the arguments.
 
     Raises:
         UsageError: it is annealed over more updates than the optimiser counts.
@@ -123,7 +123,7 @@ def _annealed(first: Number, over: Number, updates: Any) -> Float[Array, ""]:
 
 
 def check_schedule(schedule: optax.Schedule, updates: int) -> None:
-    """Checks a learning rate that was given as a function of the number of updates.
+    """Checks a learning rate given as a function of the number of updates.
 
     Raises a `UsageError` if a rate is negative or not finite, if more updates are made than the optimiser counts,
     or if the rate grows up to the end, as a function of the remaining progress would, which Stable-Baselines3
@@ -180,7 +180,7 @@ def rate_now(schedule: optax.Schedule, state: PyTree[Array]) -> Float[Array, ""]
 
 @dataclass(frozen=True)
 class Optimiser:
-    """Optimiser that reads its numbers from the learner, or from the configuration if the learner holds none."""
+    """Optimiser that reads its hyperparameters from the learner, or else from the configuration."""
 
     at: Callable[[Hyperparameters], optax.GradientTransformation]
     """Returns the optimiser for the hyperparameters that a learner holds."""
@@ -201,10 +201,10 @@ def descend(
 ) -> tuple[PyTree[Array], PyTree[Array]]:
     """Makes one step of the optimiser; returns the new weights and optimiser state.
 
-    The gradients are those of a minibatch's mean loss with respect to the weights. An optimiser that reads its
-    numbers from the learner's hyperparameters gets them in `held`. `share` is the fraction of a minibatch that the
-    gradients come from. If the gradients of K workers are applied separately, a training makes K times as many
-    updates as planned, each with a share of 1 / K.
+    The gradients are for a minibatch's mean loss with respect to the weights. `held` are the learner's
+    hyperparameters, for an optimiser that reads them. `share` is the fraction of a minibatch that the gradients
+    come from. If the gradients of K workers are applied separately, a run makes K times the planned updates, each
+    with a share of 1 / K.
     """
     make = optimiser.at if isinstance(optimiser, Optimiser) else lambda held: optimiser
     held = {} if held is None else held
@@ -238,7 +238,7 @@ class _FlatUpdate:
     reads_weights: bool
 
     def __call__(self, updates: Any, state: Any, params: Any = None, **others: Any) -> Any:
-        """Returns the steps, and the next state, as Optax's updates return them."""
+        """Returns the updates and the next state, as in Optax."""
         return self.flat.update(updates, state, params, **others)
 
     def of_vector(self, gradients: Float[Array, " numbers"], state: PyTree[Array], *, share: float) -> Any:

@@ -1,6 +1,6 @@
 """Positions of environments that can be planned in: their legal actions, and the steps that a search takes.
 
-Nothing here depends on the number of players. Rewards and values are those of the player to move.
+Nothing here depends on the number of players. Rewards and values are for the player to move.
 Shape letter: `A` actions.
 """
 
@@ -73,7 +73,7 @@ def position(env: Environment, state: State, params: Params = None) -> Position:
         params: its parameters. Default: `env.params`.
 
     Raises:
-        UsageError: one cannot plan in it.
+        UsageError: it does not support planning.
     """
     params = env.params if params is None else params
     if env.planning_state is None or env.planning_params is None:
@@ -97,8 +97,8 @@ def advance(
 ) -> tuple[Timestep, Float[Array, ""]]:
     """Steps an environment, as its author wrote it (`Environment.planning_env`), by the action with an index.
 
-    Returns the timestep, and the factor of all that comes after it, for the player who moved: 1 where the turn
-    stays, -1 where it passes to the opponent, and 0 where the episode terminates.
+    Returns the timestep, and the factor of all that comes after it, for the player who moved: 1 if the turn stays,
+    -1 if it passes to the opponent, and 0 if the episode terminates.
     """
     # A step of a plannable environment depends on no key.
     timestep = env.step(jax.random.key(0), state, action_of(env, choice), params)

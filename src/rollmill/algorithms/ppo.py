@@ -140,8 +140,8 @@ def ppo(
     Args:
         env: what `rollmill.make` returns, an `Environment` of your own, an id, or what `gymnasium.make` returns.
         config: hyperparameters; single ones can be given as keywords instead: `ppo(env, num_envs=8)`.
-        params: parameters of the environment instead of its own; a leaf with one more axis,
-            `[num_envs, ...]`, holds one value for each environment.
+        params: parameters that replace the environment's. A leaf with a leading axis `[num_envs, ...]` holds one
+            value for each environment.
         network: a `NetworkConfig` instead of `config.network`, or the name of its torso; or a function that
             makes your own network, `(key, observation_space, action_space) -> ActorCritic`.
         **overrides: fields of `PPOConfig` to replace. `learning_rate` may be an Optax schedule, by the number
@@ -192,9 +192,9 @@ def _check_standardised(config: PPOConfig) -> None:
 
 
 def _adaptive(choices: Choices) -> Choices:
-    """Returns the choices with the numbers by which the learning rate is adapted, if it is.
+    """Returns the settings with those of an adaptive learning rate, if it is adaptive.
 
-    Raises a `UsageError` for a learning rate that cannot be adapted, or for numbers that nothing reads.
+    Raises a `UsageError` for a learning rate that cannot be adapted, or for unused settings.
     """
     config = choices.config
     given = {name: value for name in ADAPTIVE if (value := getattr(config, name)) is not None}
@@ -237,7 +237,7 @@ def _loss_within(config: PPOConfig, choices: Choices, space: spaces.Space) -> Sa
 def _bounded_loss(
     low: np.ndarray, high: np.ndarray, config: Any, sample: TrainingSamples, output: Output
 ) -> tuple[Float[Array, ""], Metrics]:
-    """Returns PPO's loss of one sample plus the loss on action means beyond their bounds, and metrics."""
+    """Returns the PPO loss of one sample plus the penalty on action means beyond their bounds, and metrics."""
     loss, metrics = sample_loss(config, sample, output)
     distribution = output.distribution
     assert isinstance(distribution, DiagonalGaussian)

@@ -119,7 +119,7 @@ class PQNLearner(eqx.Module):
 
     @property
     def updates_done(self) -> Float[Array, ""]:
-        """Returns the number of updates that were made, of those that are planned."""
+        """Returns the progress: the number of updates made so far."""
         return self.progress.updates
 
 
@@ -144,8 +144,8 @@ def pqn(
     Args:
         env: what `rollmill.make` returns, an `Environment` of your own, an id, or what `gymnasium.make` returns.
         config: hyperparameters; single ones can be given as keywords instead: `pqn(env, num_envs=8)`.
-        params: parameters of the environment instead of its own; a leaf with one more axis,
-            `[num_envs, ...]`, holds one value for each environment.
+        params: parameters that replace the environment's. A leaf with a leading axis `[num_envs, ...]` holds one
+            value for each environment.
         network: a `NetworkConfig` instead of `config.network`, or the name of its torso.
         **overrides: fields of `PQNConfig` to replace. `learning_rate` may be an Optax schedule, by the number
             of updates, which replaces annealing.

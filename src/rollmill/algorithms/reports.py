@@ -33,7 +33,7 @@ def with_schedules(
 def value_moments(
     value: Float[Array, "..."], target: Float[Array, "..."], weight: Float[Array, "..."] | None = None
 ) -> Metrics:
-    """Returns first and second moments of targets and of critics' errors.
+    """Returns first and second moments of targets and critic errors.
 
     Like all metrics they are means over samples, so the mean over equal parts equals the mean over the batch.
     Samples with weight 0 do not count.

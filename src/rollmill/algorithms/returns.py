@@ -86,8 +86,8 @@ def lambda_returns(
     """Returns in which each step has its own discount (Sutton and Barto, 2018, section 12.2).
 
     `G_t = r_t + d_t ((1 - lambda) V'_t + lambda G_{t+1})` within an episode, and `r_t + d_t V'_t` at its end and
-    at the end of the rollout. In a zero-sum game of two, where reward and value are those of the player to move,
-    the discount is negative where the turn passes: a value of the opponent counts against the player.
+    at the end of the rollout. In a zero-sum game of two, with reward and value for the player to move, the
+    discount is negative if the turn passes: the opponent's value counts against the player.
 
     Args:
         reward: `r_t`.
@@ -121,8 +121,8 @@ def vtrace(
 
     `delta_t = r_t + gamma V'_t - V_t`, and the advantage `rho_t (r_t + gamma v'_t - V_t)`. `V'` comes from
     `bootstrap_values`; `v'` is the target of the next step, or `V'` at the end of an episode or of the
-    rollout. If the behaviour policy is the learner's own, all ratios are 1, and the targets
-    are those of `generalised_advantages` with lambda = `trace_decay`.
+    rollout. If behaviour and target policy are equal, all ratios are 1, and the targets equal those of
+    `generalised_advantages` with lambda = `trace_decay`.
 
     Args:
         log_ratio: log of the importance ratio, learner's policy over behaviour policy.
@@ -131,8 +131,8 @@ def vtrace(
         next_value: `V'_t`, the value after each step.
         done: the episode ended at this step; the trace is cut.
         gamma: discount factor.
-        clip_rho: bound on the ratio that weighs a step's own error; where it binds, values converge to those
-            of a policy between the behaviour policy and the learner's.
+        clip_rho: bound on the ratio that weighs a step's own error. If it binds, values converge to a policy
+            between behaviour and target policy.
         clip_c: bound on the ratios that propagate later errors back; it affects the speed of convergence,
             not the fixed point.
         trace_decay: lambda (their remark 2).

@@ -1,7 +1,7 @@
 """Soft actor-critic with an automatic temperature (Haarnoja et al., 2018, "Algorithms and Applications").
 
 For discrete actions expectations are taken over all of them (Christodoulou, 2019). Gradients of critics, actor and
-temperature are those of one minibatch and one set of weights.
+temperature use the same minibatch and the same weights.
 """
 
 import math
@@ -111,7 +111,7 @@ class SACConfig:
 
 
 class SACNetworks(NamedTuple):
-    """All that gradients are taken with respect to; or a state of an optimiser for each."""
+    """All differentiated parameters, or an optimiser state for each."""
 
     actor: PyTree[Array]
     critics: PyTree[Array]
@@ -132,7 +132,7 @@ class SACLearner(eqx.Module):
 
     @property
     def updates_done(self) -> Float[Array, ""]:
-        """Returns the number of updates that were made, of those that are planned."""
+        """Returns the progress: the number of updates made so far."""
         return self.progress.updates_done
 
 
@@ -157,8 +157,8 @@ def sac(
     Args:
         env: what `rollmill.make` returns, an `Environment` of your own, an id, or what `gymnasium.make` returns.
         config: hyperparameters; single ones can be given as keywords instead: `sac(env, num_envs=8)`.
-        params: parameters of the environment instead of its own; a leaf with one more axis,
-            `[num_envs, ...]`, holds one value for each environment.
+        params: parameters that replace the environment's. A leaf with a leading axis `[num_envs, ...]` holds one
+            value for each environment.
         network: a `NetworkConfig` instead of `config.network`, or the name of its torso.
         **overrides: fields of `SACConfig` to replace. `learning_rate` may be an Optax schedule, by the number
             of updates, which replaces annealing.
@@ -210,13 +210,13 @@ class _SoftAgent(NamedTuple):
 
     @property
     def log_unit(self) -> float:
-        """Logarithm of the volume of continuous actions, relative to that of actions between -1 and 1."""
+        """Logarithm of the action volume relative to actions between -1 and 1."""
         assert isinstance(self.action_space, spaces.Box)
         low, high = (np.asarray(bound, np.float64) for bound in (self.action_space.low, self.action_space.high))
         return float(np.sum(np.log(0.5 * (high - low))))
 
     def target_entropy(self, action_mask: PyTree) -> float | Float[Array, ""]:
-        """Returns the entropy to keep where these actions are legal."""
+        """Returns the target entropy for these legal actions."""
         if self.config.target_entropy is not None:
             return self.config.target_entropy
         if isinstance(self.action_space, spaces.Box):
@@ -289,7 +289,7 @@ def _start(agent: _SoftAgent, optimisers: _SACOptimisers, numbers: Mapping[str, 
 def _loss(
     agent: _SoftAgent, networks: SACNetworks, learner: SACLearner, sample: Transitions, sequence: PyTree[Array]
 ) -> tuple[Float[Array, ""], Metrics]:
-    """Returns the losses of ONE transition: each has gradients with respect to its own network alone."""
+    """Returns the losses of ONE transition, each differentiated only with respect to its own network."""
     agent, (next_key, key) = agent.now(learner), jax.random.split(sample.key)
     constant: SACNetworks = jax.lax.stop_gradient(networks)
     temperature = jnp.exp(constant.log_temperature)
@@ -321,7 +321,7 @@ def _continuous_values(
     observation: Observation,
     mask: PyTree,
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Returns the lower value of an action that is drawn, and minus its log-density as if bounds were -1 and 1.
+    """Returns the lower value of a sampled action, and its negative log-density as if bounds were -1 and 1.
 
     So entropies, and with them the temperature, do not depend on the unit of the actions.
     """
@@ -345,7 +345,7 @@ def _discrete_values(
 
 
 def _value_of(agent: _SoftAgent, critic: PyTree[Array], sample: Transitions) -> Float[Array, ""]:
-    """Returns the value of the action that was taken."""
+    """Returns the value of the action taken."""
     if not isinstance(agent.action_space, spaces.Discrete):
         return agent.critic(critic, sample.observation, sample.action)
     values = agent.critic(critic, sample.observation)

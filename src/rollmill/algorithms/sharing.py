@@ -1,4 +1,4 @@
-"""Parameter sharing between agents: a map from kinds of agents to names of parameter sets."""
+"""Parameter sharing between agents: maps agent kinds to names of parameter sets."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -54,7 +54,7 @@ def parameter_sets(agents: tuple[AgentKind, ...], sharing: Mapping[str, str]) ->
 
 
 def set_of(sets: tuple[ParameterSet, ...], name: str) -> ParameterSet:
-    """Returns the parameter set of the kind of that name."""
+    """Returns the parameter set of an agent kind."""
     return next(group for group in sets if name in group.names)
 
 

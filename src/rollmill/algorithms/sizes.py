@@ -17,7 +17,7 @@ def check_positive(sizes: Mapping[str, int]) -> None:
 
 
 def steps_each(config: Any) -> int:
-    """Returns the steps of each environment in a training of this configuration."""
+    """Returns the number of steps per environment for this configuration."""
     each_iteration = max(config.num_envs * config.num_steps, 1)
     return max(-(-config.total_timesteps // each_iteration), 1) * config.num_steps
 
@@ -44,7 +44,7 @@ def iterations_for(total_timesteps: int, num_envs: int, num_steps: int) -> int:
 
 
 def check_shards(num_shards: int, num_envs: int, rows_per_env: int, num_minibatches: int) -> None:
-    """Checks that shards are equal, and that each divides into equal parts of all minibatches of an epoch.
+    """Checks that shards are equal, and that each divides evenly into the minibatches of an epoch.
 
     An environment has `rows_per_env` samples or sequences in a batch. Raises a `UsageError` if sizes do not
     divide.

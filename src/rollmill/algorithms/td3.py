@@ -1,7 +1,7 @@
 """Twin delayed deep deterministic policy gradients (Fujimoto et al., ICML 2018).
 
-Departures from the paper: gradients of critics and actor are those of one minibatch and one set of weights, so the
-actor follows the critic as it was before the same update; noise is in halves of the action space's width.
+Departures from the paper: gradients of critics and actor use the same minibatch and weights, so the actor follows
+the critic before its update. Noise is relative to half the action range.
 """
 
 from collections.abc import Mapping
@@ -116,7 +116,7 @@ class TD3Config:
 
 
 class TD3Networks(NamedTuple):
-    """All that gradients are taken with respect to; or a state of an optimiser for each."""
+    """All differentiated parameters, or an optimiser state for each."""
 
     actor: PyTree[Array]
     critics: PyTree[Array]
@@ -135,7 +135,7 @@ class TD3Learner(eqx.Module):
 
     @property
     def updates_done(self) -> Float[Array, ""]:
-        """Returns the number of updates that were made, of those that are planned."""
+        """Returns the progress: the number of updates made so far."""
         return self.progress.updates_done
 
 
@@ -162,8 +162,8 @@ def td3(
     Args:
         env: what `rollmill.make` returns, an `Environment` of your own, an id, or what `gymnasium.make` returns.
         config: hyperparameters; single ones can be given as keywords instead: `td3(env, num_envs=8)`.
-        params: parameters of the environment instead of its own; a leaf with one more axis,
-            `[num_envs, ...]`, holds one value for each environment.
+        params: parameters that replace the environment's. A leaf with a leading axis `[num_envs, ...]` holds one
+            value for each environment.
         network: a `NetworkConfig` instead of `config.network`, or the name of its torso.
         **overrides: fields of `TD3Config` to replace. `learning_rate` may be an Optax schedule, by the number
             of updates, which replaces annealing.
@@ -186,7 +186,7 @@ def deterministic_graph(
         parts: of `off_policy_parts`. If the configuration has `target_noise`, it smooths the target's actions.
         of_critics: optimiser of the critics.
         num_critics: number of critics. The lowest of their values is the target.
-        delay: updates of the critics for each one of the actor and of the target networks.
+        delay: critic updates for each update of the actor and the target networks.
     """
     agent = _agent_of(name, parts, num_critics, delay)
     optimisers = _Optimisers(adam(parts, every=delay), of_critics)
@@ -295,7 +295,7 @@ def _loss(
     sample: Transitions,
     sequence: PyTree[Array],
 ) -> tuple[Float[Array, ""], Metrics]:
-    """Returns the losses of ONE transition: each has gradients with respect to its own network alone."""
+    """Returns the losses of ONE transition, each differentiated only with respect to its own network."""
     config, targets = current(agent.config, numbers_now(learner)), learner.targets
     next_action = agent.actor(targets.actor, sample.next_observation)
     if agent.smooths:

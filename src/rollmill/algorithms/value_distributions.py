@@ -33,7 +33,7 @@ class ValueLoss(NamedTuple):
 
 @runtime_checkable
 class ValueHead(Protocol):
-    """Meaning of the outputs of a network of actions' values."""
+    """Meaning of the outputs of an action-value network."""
 
     @property
     def atoms(self) -> int | None:
@@ -52,12 +52,12 @@ class ValueHead(Protocol):
         discount: Float[Array, ""],
         /,
     ) -> ValueLoss:
-        """Compares outputs of the action taken with those of the next action, by the target network."""
+        """Compares the outputs for the action taken with the target network's for the next action."""
         ...
 
 
 class Mean(NamedTuple):
-    """Expected returns alone (Mnih et al., 2015)."""
+    """Only expected returns (Mnih et al., 2015)."""
 
     huber: bool
     """Whether the slope of the loss is bounded at 1."""

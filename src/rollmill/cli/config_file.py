@@ -51,7 +51,7 @@ class _FileEntry(NamedTuple):
 
 @dataclass(frozen=True)
 class ConfigFile:
-    """The content of a file of options."""
+    """The content of an option file."""
 
     path: Path
     content: Mapping[str, Any]
@@ -82,7 +82,7 @@ class ConfigFile:
             )
 
     def _request(self, given: Mapping[str, Any], *, with_environment: bool) -> TrainingRequest:
-        """Returns the part of the training that names code, as far as the command does not name it."""
+        """Returns the settings that name code, unless the command line sets them."""
         names = [name for name in ("distribution", "cluster") if name not in given]
         return TrainingRequest(
             algorithm="",
@@ -185,7 +185,7 @@ def _listed(value: Any) -> Any:
 
 
 def _entries(content: Mapping[str, Any], prefix: str = "") -> Iterator[_FileEntry]:
-    """Yields the entries of a file, those of a table with the table's name in front."""
+    """Yields the entries of a file, prefixed with the table's name inside a table."""
     for key, value in content.items():
         entry = _FileEntry(f"{prefix}{key}", value)
         if isinstance(value, Mapping) and entry.name not in (*REPEATED, *MISNAMED):

@@ -103,7 +103,7 @@ def width() -> int:
 
 
 def two_columns(rows: Iterable[tuple[str, str]]) -> list[str]:
-    """Returns lines of names and texts, with the texts wrapped in a column of their own."""
+    """Returns lines of names and descriptions, with the descriptions wrapped in a second column."""
     rows = list(rows)
     indent = min(max((len(name) for name, _ in rows), default=0), 28) + 4
     return [line for name, text in rows for line in _wrapped_row(name, text, indent)]
@@ -165,7 +165,7 @@ def _text(value: Any) -> str:
 
 
 def _group(option: Option) -> str:
-    """Returns the group of a training's option, by the fields that lead to it."""
+    """Returns the group of an option by its path of fields."""
     holder, field = option.path[0], option.path[-1]
     if holder in ("environment", "env_options", "transforms", "imports"):
         return "environment"

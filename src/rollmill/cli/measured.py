@@ -73,7 +73,7 @@ def _report(reports_file: TextIO, **report: Any) -> None:
 
 
 def _watch_memory(reports_file: TextIO, *, trained: int) -> None:
-    """Reports the peak device memory of the training, if devices have memory of their own.
+    """Reports the peak device memory of the run, if devices have separate memory.
 
     It polls, because the allocator's own maximum includes what compiling took: XLA tries algorithms on arrays that
     may be far larger than the training's. `trained` has the bytes of a device that the training's iterations have

@@ -81,7 +81,7 @@ def write_found(order: SearchOrder) -> int:
 
 
 def search_plan(search: SearchRequest) -> Plan:
-    """Searches for the plan of a training on this machine, and prints the table."""
+    """Searches for a plan on this machine, and prints the table."""
     environment = leave_devices()
     prepare_devices(search.options, environment=search.training.environment)
     quiet = search.options.quiet
@@ -108,7 +108,7 @@ def _chosen(request: TrainingRequest, showing: Showing) -> Plan:
 
 
 def _memory_text(request: TrainingRequest) -> str:
-    """Returns the memory that a training needs, and the memory that is available."""
+    """Returns the needed and the available memory."""
     prepared = prepare_request(request)
     need = memory_need(prepared)
     if need is None:

@@ -24,7 +24,7 @@ MERGED = Arg(name="")
 
 
 class ParsedTraining(NamedTuple):
-    """The words of a training, parsed."""
+    """The parsed words of a training command."""
 
     request: TrainingRequest
     searching: SearchOptions
@@ -47,7 +47,7 @@ class _Head:
 def parse_training(
     arguments: Sequence[str], *, command: str = "train", more: Field | None = None
 ) -> ParsedTraining:
-    """Parses the words of a training: the algorithm, the environment and options.
+    """Parses the words of a training command: the algorithm, the environment and options.
 
     `more` is a further field of the command's options. Raises a `UsageError` if words or the file of `--config`
     are wrong, or if neither names an algorithm and an environment.

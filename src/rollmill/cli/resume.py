@@ -53,7 +53,7 @@ class Resume:
 
 
 def run(arguments: list[str]) -> int:
-    """Goes on with a run, and says where it is."""
+    """Resumes a run, and prints its directory."""
     before = _placement_before(arguments)
     command = make_dataclass("Resume", [("placement", _MERGED, before)], bases=(Resume,), frozen=True)
     command.__doc__ = Resume.__doc__

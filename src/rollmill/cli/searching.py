@@ -46,7 +46,7 @@ class SearchOptions:
 
 
 class PlanSearchFailed(RollmillError):
-    """The search before a training ended without a plan; it has said why."""
+    """The search ended without a plan, and has printed the reason."""
 
     def __init__(self, exit_code: int) -> None:
         super().__init__("the search for a plan failed, see above; nothing was written.")

@@ -1,4 +1,4 @@
-"""Reads the words of a command into values of its options."""
+"""Parses the words of a command into values of its options."""
 
 import difflib
 from collections.abc import Iterable, Sequence

@@ -1,4 +1,4 @@
-"""Bounds of numbers in the annotations of a dataclass: `gamma: Annotated[float, Range(0, 1)] = 0.99`.
+"""Bounds on numbers in the annotations of a dataclass: `gamma: Annotated[float, Range(0, 1)] = 0.99`.
 
 `core.schema` checks them whenever it converts a value.
 """
@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeAlias
 class Range:
     """Valid range of a numeric field, or of each number in a tuple or schedule. NaN is never valid.
 
-    An annotation with two ranges, `Annotated[Count, Range(high=9)]`, names in its error the one that is exceeded.
+    An annotation with two ranges, `Annotated[Count, Range(high=9)]`, names the violated range in its error.
     """
 
     low: int | float = -math.inf
@@ -78,7 +78,7 @@ def bounds_of(config: type) -> dict[str, Range]:
 
 @functools.cache
 def scheduled_fields(config: type) -> frozenset[str]:
-    """Returns the names of the fields that may be a schedule: numbers or text, within bounds."""
+    """Returns the names of the fields that accept a schedule."""
     hints = typing.get_type_hints(config, include_extras=True)
     names = (field.name for field in dataclasses.fields(config))
     return frozenset(name for name in names if _range_in(hints[name]) and _takes_schedules(hints[name]))

@@ -29,8 +29,8 @@ def python_command(*words: str, isolated: bool = False) -> list[str]:
 def python_environment(variables: Mapping[str, str] | None = None) -> dict[str, str]:
     """Returns the variables of a Python child, based on `variables` or this process's own.
 
-    `PYTHONPATH` keeps the user's entries. Before them come further folders that this process searches, such as
-    that of the running script, so that the child finds the same modules.
+    `PYTHONPATH` keeps the user's entries. Further folders searched by this process, such as the running script's,
+    come before them, so that the child finds the same modules.
     """
     variables = dict(os.environ if variables is None else variables)
     path = os.pathsep.join([*_own_folders(variables.get(PATH, "")), *filter(None, [variables.get(PATH)])])

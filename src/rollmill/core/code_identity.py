@@ -16,7 +16,7 @@ SHOWN_DIGITS = 16
 
 
 class CodeIdentity(NamedTuple):
-    """Rollmill's code in a process, and the versions of the packages that determine numbers."""
+    """The Rollmill code in a process, and the versions of packages that affect results."""
 
     source: str
     """Digest of Rollmill's source files."""
@@ -43,7 +43,7 @@ def _same_version(name: str, ours: Mapping[str, str | None], theirs: Mapping[str
 
 @functools.cache
 def own_code() -> CodeIdentity:
-    """Returns the identity of the code of this process at the time of the first call."""
+    """Returns the identity of this process's code at the time of the first call."""
     return CodeIdentity(digest_of(PACKAGE), versions())
 
 
@@ -70,7 +70,7 @@ def place_of(module: str) -> Path | None:
 
 
 def digests_of(modules: Sequence[str]) -> dict[str, str]:
-    """Returns the digest of the top-level package or module of each module with source."""
+    """Returns a digest for the top-level package or module of each module with source."""
     return {top: digest_of(place) for top, place in places_of(modules)}
 
 

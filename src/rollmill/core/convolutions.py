@@ -1,6 +1,6 @@
 """Convolutions for programs on CPUs, with their axes in the one order that XLA computes fast in every place.
 
-XLA's CPU backend has a fast routine for operands whose channels are last and kernels whose outputs are last. It
+On CPUs, XLA has a fast routine for operands with channels last and kernels with outputs last. It
 brings other convolutions into this order itself, but not those inside of loops and branches. There it computes
 them element by element: gradients of a convolution take eight to eleven times as long in a `scan` as outside.
 """
@@ -60,7 +60,7 @@ def reordered(lhs: Array, rhs: Array, *, dimension_numbers: Any, **params: Any) 
 
 
 def _positions(out: Sequence[int]) -> list[int]:
-    """Returns the position of each axis of a result in the fast order."""
+    """Returns the positions of a result's axes in the fast order."""
     batch, outputs, *space = out
     return [int(axis) for axis in np.argsort((batch, *space, outputs))]
 
@@ -132,7 +132,7 @@ def _tensor(shape: ShapedArray) -> ir.RankedTensorType:
 
 
 def _precision(precision: Any) -> ir.ArrayAttr:
-    """Converts a precision of JAX to the precision attribute of both operands."""
+    """Converts a JAX precision to the precision attribute of both operands."""
     both = precision if isinstance(precision, tuple) else (precision, precision)
     names = [jax.lax.Precision.DEFAULT.name if each is None else each.name for each in both]
     return ir.ArrayAttr.get([stablehlo.PrecisionAttr.get(name) for name in names])

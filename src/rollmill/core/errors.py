@@ -15,7 +15,7 @@ class UsageError(RollmillError):
 
 
 class DeviceMemoryError(UsageError):
-    """The memory of a device does not suffice for a training."""
+    """A device has too little memory for a run."""
 
     exit_code = 3
 

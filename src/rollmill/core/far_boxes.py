@@ -21,7 +21,7 @@ MAX_WIDTH = float(np.finfo(np.float32).max)
 
 
 class FarBox(NamedTuple):
-    """The dimension of a box of actions that the Gaussian reaches least."""
+    """The action dimension that the Gaussian covers least."""
 
     where: str
     """The kind of agents, for several agents, as `['taggers']`, or else empty."""

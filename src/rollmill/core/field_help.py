@@ -1,4 +1,4 @@
-"""Docstrings of fields in what `help` prints of a dataclass."""
+"""Field docstrings in the output of `help` for a dataclass."""
 
 import dataclasses
 import inspect
@@ -24,7 +24,7 @@ def with_field_help(kind: T) -> T:
 
 
 class _FieldHelp:
-    """A docstring that is computed for the class whose attribute is read."""
+    """A docstring computed on access for each class."""
 
     def __init__(self, summary: str) -> None:
         self.summary = summary

@@ -1,6 +1,6 @@
 """Optimiser steps on all gradients as one flat vector, as an operation of its own.
 
-Composed of JAX's operations, a step reads and writes memory several times: to concatenate the gradients, for each
+Composed of JAX operations, a step reads and writes memory several times: to concatenate the gradients, for each
 moment, and to add the step to the weights. On CPUs, machine code may compute it in one pass
 (`compute_descents_by`). Elsewhere, and under `vmap`, the operation lowers to its parts.
 """
@@ -60,7 +60,7 @@ def compute_descents_by(own: OwnDescent) -> None:
 
 
 def _in_parts(*operands: Array, program: core.ClosedJaxpr, count: int) -> list[Array]:
-    """Computes weights and state after a step, by JAX's operations."""
+    """Computes weights and state after a step, by JAX operations."""
     weights, gradients, states = operands[:count], operands[count : 2 * count], operands[2 * count :]
     step, *states = core.jaxpr_as_fun(program)(_joined(gradients), *states)
     steps = jnp.split(step, _ends(weights))

@@ -96,7 +96,7 @@ class Folder:
             return {}
 
     def has(self, name: str) -> bool:
-        """Returns True if there is an entry of that name, even a broken link."""
+        """Returns True if an entry with this name exists, even a broken link."""
         try:
             with self.opened() as descriptor:
                 os.stat(name, dir_fd=descriptor, follow_symlinks=False)

@@ -1,4 +1,4 @@
-"""Paths of the installation and of the cache, and the commands that install extras."""
+"""Paths of the installation and the cache, and commands that install extras."""
 
 import os
 import shlex

@@ -20,13 +20,13 @@ NOTICES = (CHECKPOINT_REQUEST, STOP_NOTICE)
 
 
 def leave_signals_to_coordinator() -> None:
-    """Ignores in a worker the signals that stop a training: batch systems send them to all processes of a job."""
+    """Ignores stop signals in a worker, because batch systems send them to all processes of a job."""
     for number in (signal.SIGINT, *NOTICES):
         signal.signal(number, signal.SIG_IGN)
 
 
 def nothing_to_save(number: int, frame: FrameType | None) -> None:
-    """Handles SIGUSR1 before a training begins: its first checkpoint follows anyway."""
+    """Ignores SIGUSR1 before training begins, since the first checkpoint follows anyway."""
 
 
 @contextmanager
@@ -45,7 +45,7 @@ def surviving_checkpoint_requests() -> Iterator[None]:
 
 @dataclass
 class Interruption:
-    """Handler of SIGINT until a training installs its own: `Interruption().install()`.
+    """Handler of SIGINT until the training loop installs its own: `Interruption().install()`.
 
     It raises KeyboardInterrupt. In a finaliser or a callback Python continues after that exception. A training
     that begins afterwards stops at its first opportunity.

@@ -95,7 +95,7 @@ def short_repr(value: Any) -> str:
 
 
 def shorten(text: str) -> str:
-    """Cuts a text for messages to `SHOWN_CHARACTERS`."""
+    """Truncates a string for messages to `SHOWN_CHARACTERS`."""
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[: SHOWN_CHARACTERS - 3]}..."
 
 

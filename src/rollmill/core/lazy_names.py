@@ -1,4 +1,4 @@
-"""Names of a package that are imported at their first use."""
+"""Imports the names of a package at their first use."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -39,7 +39,7 @@ def lazy_names(
 
 
 def _keeping(names: frozenset[str]) -> type[ModuleType]:
-    """Returns a class of packages with names that no module of theirs takes.
+    """Returns a module class for packages with names that submodules cannot overwrite.
 
     The import of the module `algorithms.ppo` sets an attribute `ppo` of its package, which is the function.
     """

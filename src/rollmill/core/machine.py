@@ -54,7 +54,7 @@ def versions() -> dict[str, str | None]:
 
 
 def hardware() -> dict[str, Any]:
-    """Returns the platform, processor, usable cores, memory in bytes and JAX's devices. Starts JAX's backend."""
+    """Returns the platform, processor, usable cores, memory in bytes and JAX devices. Starts JAX's backend."""
     return {
         "platform": platform.platform(),
         "cpu": _cpu_model(),
@@ -121,8 +121,7 @@ def without_collection() -> Iterator[None]:
 def keep_freed_memory() -> None:
     """Makes glibc's allocator keep freed memory for later allocations.
 
-    XLA's CPU programs allocate their arrays anew at each call, and getting fresh pages takes longer than computing
-    on them.
+    XLA programs on CPUs allocate their arrays at each call, and fresh pages take longer to get than to compute on.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
@@ -170,10 +169,10 @@ def visible_gpus() -> list[str]:
 
 
 def leave_device_memory() -> None:
-    """Disables JAX's preallocation of accelerator memory for this process and its children, unless the user has
+    """Disables preallocation of accelerator memory for this process and its children, unless the user has
     configured it.
 
-    It has no effect once JAX's backend has started.
+    It has no effect once the JAX backend has started.
     """
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 

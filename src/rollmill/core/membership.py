@@ -1,4 +1,4 @@
-"""Which of the processes of a job this one is, as SLURM, Open MPI or torchrun's variables say."""
+"""The rank of this process in a job, from the variables of SLURM, Open MPI or torchrun."""
 
 import hashlib
 import os
@@ -31,7 +31,7 @@ HINT = (
 
 
 class Membership(NamedTuple):
-    """The place of this process among those of a job."""
+    """The rank of this process among the processes of a job."""
 
     rank: int
     count: int

@@ -1,4 +1,4 @@
-"""Named operations: the parts of a training that the profiler tells apart.
+"""Named operations: the parts of a run distinguished by the profiler.
 
 An operation is a scope of traced code, which the compiler keeps with each of its instructions, and a span of time
 of the host. Without a profiler, spans cost a comparison.
@@ -40,7 +40,7 @@ class _Recording:
 
 
 def set_recording(on: bool) -> None:
-    """Begins or ends the recording of spans of the host, for the profiler."""
+    """Begins or ends recording of host spans, for the profiler."""
     _Recording.on = on
 
 
@@ -58,12 +58,12 @@ def span(name: str, category: str = "python") -> AbstractContextManager[object]:
 
 
 def stepped_operation() -> str | None:
-    """Returns the operation for which this thread steps environments of the host, while a training is recorded."""
+    """Returns the operation for which this thread steps host environments, while recording."""
     return _STEPPED.get(threading.get_ident())
 
 
 class ThreadActivity:
-    """The activity of one thread of the host, from one change to the next.
+    """The activity of a host thread, from one change to the next.
 
     All calls have to come from that thread.
     """
@@ -88,9 +88,9 @@ class ThreadActivity:
 
 
 class operation:
-    """Names a part of a training for `rollmill profile`.
+    """Names a part of a run for `rollmill profile`.
 
-    In functions that JAX traces, such as an environment's step, it names the instructions that come of it. In code
+    In traced functions, such as an environment's step, it names the resulting instructions. In code
     that the host runs, such as an environment in Python, it names the time. Operations may be nested:
 
         with rollmill.operation("collisions"):
@@ -100,7 +100,7 @@ class operation:
         name: a short name that is not empty and has none of the characters `/`, `:`, `"`, `(` and `)`.
 
     Raises:
-        UsageError: the name is no text, is empty, or has one of these characters.
+        UsageError: the name is not a string, is empty, or has one of these characters.
     """
 
     def __init__(self, name: str) -> None:

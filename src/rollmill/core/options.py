@@ -153,7 +153,7 @@ def build(kind: type, options: list[Option], values: Mapping[str, Any]) -> Any:
 
 
 def with_values(instance: Any, by_path: Mapping[tuple[str, ...], Any]) -> Any:
-    """Returns a copy of a dataclass instance with new values of some fields.
+    """Returns a copy of a dataclass instance with some fields replaced.
 
     Their keys are the names of the fields that lead to them, through nested dataclasses.
     """

@@ -63,7 +63,7 @@ def registering_module(origin: Sequence[str]) -> str | None:
 
 
 def _is_importable(name: str) -> bool:
-    """Returns whether Python's path leads to an imported module by its name."""
+    """Returns whether an imported module can be found by name on the Python path."""
     parent = sys.modules.get(name.rpartition(".")[0])
     folders = getattr(parent, "__path__", None)
     specs = (finder.find_spec(name, folders) for finder in sys.meta_path)

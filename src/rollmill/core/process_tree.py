@@ -1,7 +1,7 @@
-"""Keeps processes from outliving whoever answers for them.
+"""Keeps processes from outliving their owner.
 
-A worker leads a session of its own, and carries a mark in its environment. What it starts inherits both, so
-that it is found and ended after the worker, even where it gave itself a session of its own.
+A worker leads a session of its own, and carries a mark in its environment. Its children inherit both, so they are
+found and ended after the worker, even in a session of their own.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ NOBODY = -1
 
 
 def lead_session() -> None:
-    """Makes this process the leader of a session, out of reach of the terminal's signals."""
+    """Makes this process a session leader, out of reach of the terminal's signals."""
     if os.getsid(0) != os.getpid():
         os.setsid()
 

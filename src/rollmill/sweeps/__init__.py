@@ -1,1 +1,1 @@
-"""Sweeps: trainings with different values of options, each an ordinary run, several at a time."""
+"""Sweeps: ordinary runs with different options, several at a time."""

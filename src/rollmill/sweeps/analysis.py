@@ -55,10 +55,10 @@ def configurations(rows: Sequence[Mapping[str, Any]], options: Sequence[str], me
 
 
 def importances(rows: Sequence[Mapping[str, Any]], options: Sequence[str], metric: str) -> list[Importance]:
-    """Returns how much of the variance of a metric each option explains by itself, the most important one first.
+    """Returns the share of a metric's variance explained by each option, most important first.
 
-    The share is corrected for what options explain by chance, and 0 where it is no more than that. Options with
-    many numbers are divided into bins of as many trials. There are none with too few trials, or if all are alike.
+    The share is corrected for chance, and at least 0. Options with many numbers are divided into bins with equal
+    numbers of trials. There are none with too few trials, or if all are alike.
     """
     known = [row for row in rows if row[metric] is not None]
     values = np.array([row[metric] for row in known], np.float64)
@@ -73,7 +73,7 @@ def importances(rows: Sequence[Mapping[str, Any]], options: Sequence[str], metri
 
 
 def _groups(values: Sequence[Any]) -> list[int]:
-    """Returns the number of the group of each value: one for each value, or bins where there are many numbers."""
+    """Returns the group index of each value. Many numbers are grouped in bins."""
     texts = [text_of(value) for value in values]
     kinds = {text: number for number, text in enumerate(dict.fromkeys(texts))}
     numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)

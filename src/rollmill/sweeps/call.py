@@ -72,7 +72,7 @@ def sweep(
     `rollmill.sweep("ppo", "CartPole-v1", over={"learning_rate": [1e-3, 2.5e-3], "seed": range(5)})`
 
     Trials are processes of their own: environments and algorithms are given by name, and modules that register
-    them, which trials import, are found by `PYTHONPATH`. A sweep that was stopped or killed continues by
+    them, which trials import, are found by `PYTHONPATH`. A stopped or killed sweep continues with
     `rollmill sweep --resume`.
 
     Args:

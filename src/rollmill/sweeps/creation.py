@@ -48,7 +48,7 @@ DEFAULT_FACTOR = 3
 
 @dataclass(frozen=True)
 class NewSweep:
-    """A new sweep, as the user asked for it."""
+    """The request for a new sweep."""
 
     request: TrainingRequest
     """What all trials have in common."""
@@ -104,7 +104,7 @@ def code_of(sweep: SweepDirectory) -> NamedCode:
 
 
 def typed_axis(algorithm: str, axis: Axis) -> Axis:
-    """Returns an axis with its texts as values of its option.
+    """Returns an axis with its strings parsed as values of its option.
 
     A `UsageError` names a missing option or a wrong value.
     """
@@ -221,7 +221,7 @@ def _checked(trial: Trial) -> ResolvedRequest:
 
 
 def _check_seeds(trials: Sequence[Trial], seeds: Sequence[Sequence[int]]) -> None:
-    """Checks that trials that differ in their seeds alone train each seed once: their mean is one over seeds."""
+    """Checks that trials with equal options have distinct seeds, so that their mean is over seeds."""
     owners: dict[tuple[Any, int], Trial] = {}
     for trial, trained in zip(trials, seeds, strict=True):
         others = tuple(sorted((name, value) for name, value in trial.point.items() if name != "seed"))
@@ -252,7 +252,7 @@ def _check_parts(trials: Sequence[Trial]) -> None:
 
 
 def _named_parts(request: TrainingRequest) -> Iterator[tuple[Callable[[str], object], str]]:
-    """Yields the parts that a training names, each with its check."""
+    """Yields the named parts of a run, each with its check."""
     for module in sorted(named_by([request]).modules):
         yield _check_module, module
     settings = request.settings
@@ -278,7 +278,7 @@ def _check_module(name: str) -> None:
 
 
 def _with_early_stopping(spec: SweepSpec, asked: NewSweep, checked: Sequence[ResolvedRequest]) -> SweepSpec:
-    """Returns the description of a sweep with its rule of early stopping, if one was asked for."""
+    """Returns a sweep's specification with the requested rule of early stopping."""
     if asked.stop_early is None:
         return spec
     factor = DEFAULT_FACTOR if asked.reduction_factor is None else asked.reduction_factor
@@ -299,7 +299,7 @@ def _with_early_stopping(spec: SweepSpec, asked: NewSweep, checked: Sequence[Res
 def _with_evolution(
     spec: SweepSpec, asked: NewSweep, trials: Sequence[Trial], checked: Sequence[ResolvedRequest]
 ) -> SweepSpec:
-    """Returns the description of a sweep with its rule of population-based training, if it was asked for."""
+    """Returns a sweep's specification with the requested rule of population-based training."""
     if asked.pbt_every is None:
         if asked.pbt_share is not None:
             raise UsageError("--pbt-share is of population-based training, which --pbt-every STEPS asks for.")
@@ -331,7 +331,7 @@ def _with_evolution(
 
 
 def _check_population(spec: SweepSpec, asked: NewSweep, trials: Sequence[Trial]) -> None:
-    """Raises a `UsageError` if trials cannot be those of population-based training."""
+    """Raises a `UsageError` if the trials cannot form a population."""
     if asked.pbt_every is not None and asked.pbt_every < 1:
         raise UsageError(f"--pbt-every {asked.pbt_every} has to be at least 1.")
     if asked.pbt_share is not None and not 0 < asked.pbt_share <= 0.5:

@@ -1,10 +1,10 @@
-"""The directory of a sweep: trainings with different values of options, each an ordinary run.
+"""The directory of a sweep: ordinary runs with different options.
 
 It holds `sweep.json`, which says what was asked for and never changes; `proposals.json` with the values that a
 sampler has proposed; `early_stopping.json` with the results at rungs and the trials that were stopped there;
 `failures.json` with the trials that failed, until they are tried again; `trials/`, with a run and a log for each
-trial; `table.csv`; and `report.html`. What else a trial has come to is read from its run alone, so a sweep that
-was killed continues where its runs stand.
+trial; `table.csv`; and `report.html`. The rest of a trial's state is read from its run, so a killed sweep
+continues from its runs.
 """
 
 import csv
@@ -60,7 +60,7 @@ class _Failures:
 
 @dataclass(frozen=True)
 class SweepDirectory:
-    """Paths of a sweep, and what has become of its trials."""
+    """Paths of a sweep, and the outcomes of its trials."""
 
     root: Path
     spec: SweepSpec
@@ -130,7 +130,7 @@ class SweepDirectory:
         return self.trials()[-1]
 
     def stopping(self) -> HalvingState:
-        """Returns the results at rungs, and the trials that were stopped early.
+        """Returns the results at rungs, and the trials stopped early.
 
         Raises a `CheckpointError` if the file is damaged.
         """
@@ -142,7 +142,7 @@ class SweepDirectory:
         return HalvingState({int(steps): found for steps, found in read.rungs.items()}, read.stopped, read.ended)
 
     def write_stopping(self, state: HalvingState) -> None:
-        """Writes the results at rungs, and the trials that were stopped early."""
+        """Writes the results at rungs, and the trials stopped early."""
         write_json(Folder(self.root), STOPPING, asdict(state))
 
     def failed(self) -> frozenset[str]:
@@ -223,7 +223,7 @@ class SweepDirectory:
         """Returns a row for each trial: values and results, the largest `metric` first, trials without one last.
 
         Of trials that train several seeds in one program there is a row for each seed. A sweep over seeds is
-        sorted by the mean over the seeds of each point (`ranked`). The summary of a `running` trial is that of an
+        sorted by the mean over the seeds of each point (`ranked`). The summary of a `running` trial comes from an
         earlier stop.
         """
         rows, stopped, failed = [], self.stopping().stopped, self.failed()
@@ -294,7 +294,7 @@ def _read(root: Path, name: str, kind: Any) -> Any:
 
 
 def _of_each_seed(trial: Trial, summary: dict[str, Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Values and results of each seed of a trial, or of the trial if its seeds are not grouped."""
+    """Values and results by seed of a trial, or of an ungrouped trial."""
     if (seeds := trial.seeds) is None:
         return [(trial.point, summary)]
     each = []

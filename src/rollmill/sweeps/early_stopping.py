@@ -9,8 +9,8 @@ from rollmill.sweeps.spec import Trial
 class EarlyStopping:
     """Follows the learning curves of running trials, and judges them at the rungs of a rule.
 
-    Results at rungs and decisions are in a file of the sweep before a trial is told to stop, so they outlive this
-    process. The curves read so far need not, as no trial is judged twice at a rung.
+    Results at rungs and decisions are written to a file before a trial is stopped, so they outlive this process.
+    The curves read so far need not, as no trial is judged twice at a rung.
     """
 
     def __init__(self, sweep: SweepDirectory, rule: HalvingRule) -> None:
@@ -32,7 +32,7 @@ class EarlyStopping:
 
 
 def goes_on(sweep: SweepDirectory) -> None:
-    """Lets trials that were stopped early continue, and stops none from now on."""
+    """Lets stopped trials continue, and stops none from now on."""
     state = sweep.stopping()
     state.stopped, state.ended = {}, True
     sweep.write_stopping(state)

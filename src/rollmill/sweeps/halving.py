@@ -1,8 +1,7 @@
 """Asynchronous successive halving: which trials of a sweep are stopped early. Pure.
 
-Li et al., "A System for Massively Parallel Hyperparameter Tuning", MLSys 2020. A trial that has made as many steps
-as a rung asks for is compared with those that came to the rung before it, and continues if it is among the best
-`1 / reduction_factor` of them.
+Li et al., "A System for Massively Parallel Hyperparameter Tuning", MLSys 2020. A trial that reaches a rung is
+compared with the trials that reached it earlier, and continues if it is among the best `1 / reduction_factor`.
 
 In the paper a trial pauses at each rung and is promoted later, when enough others are worse. Here, as in Ray Tune
 and in Optuna, a trial is judged once and at once, and either continues without a pause or is stopped: to continue
@@ -58,7 +57,7 @@ class Judgement:
 
 
 def default_grace_steps(total_steps: int, reduction_factor: int) -> int:
-    """Returns the first rung where nobody says: three rungs before the end of the training."""
+    """Returns the default first rung: three rungs before the end of the run."""
     return max(1, total_steps // reduction_factor**3)
 
 
@@ -81,7 +80,7 @@ def judge(rule: HalvingRule, rungs: Rungs, trial: str, curve: Sequence[CurvePoin
 
 
 def _compared(rule: HalvingRule, steps: int, result: float, others: Sequence[float]) -> Judgement:
-    """Ties are no reason to stop, and the best so far continues however few there are."""
+    """Ties continue, and so does the best so far, however few there are."""
     place = 1 + sum(other > result for other in others)
     trials = len(others) + 1
     return Judgement(steps, result, place, trials, stays=place <= max(1, trials // rule.reduction_factor))
@@ -89,7 +88,7 @@ def _compared(rule: HalvingRule, steps: int, result: float, others: Sequence[flo
 
 @dataclass
 class HalvingState:
-    """The results at all rungs, and the trials that were stopped, as a file holds them."""
+    """The results at all rungs, and the stopped trials, as stored in a file."""
 
     rungs: dict[int, dict[str, float]] = field(default_factory=dict)
     stopped: dict[str, Judgement] = field(default_factory=dict)

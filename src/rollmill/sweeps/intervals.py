@@ -1,6 +1,6 @@
 """Intervals of means over few values, by bootstrap.
 
-Shape letters: `N` values; `P` numbers of each.
+Shape letters: `N` values, `P` numbers each.
 """
 
 import numpy as np
@@ -15,7 +15,7 @@ MAX_OF_RANGE = 3
 def bootstrap_interval(
     values: Float[np.ndarray, "N P"],
 ) -> tuple[Float[np.ndarray, " P"], Float[np.ndarray, " P"]]:
-    """Returns the lower and the upper end of an interval of 95 % for the mean over `N`, by resampling the values.
+    """Returns lower and upper ends of the 95 % confidence interval for the mean over `N`, by bootstrap.
 
     The resamples are always the same, so that equal values have equal intervals.
     """

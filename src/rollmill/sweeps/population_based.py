@@ -29,7 +29,7 @@ def run_population(
     imports: Collection[str],
     together: Together,
 ) -> int:
-    """Runs all trials of population-based training; arguments, result and errors are those of `run_sweep`."""
+    """Runs all trials of population-based training. See `run_sweep` for arguments, result and errors."""
     trials = sweep.trials()
     check_shares(at_once, together)
     with RunDirectory(sweep.root).lock(), stop_on_signals() as stop:

@@ -1,7 +1,7 @@
-"""Values that a sampler of Optuna proposes for the next trial of a sweep, from the results so far.
+"""Proposes values for the next trial of a sweep by an Optuna sampler, from the results so far.
 
-A proposal follows from the axes, the trials so far and a seed alone: the sampler is made anew for each of them,
-and nothing but values and numbers has to be kept. So only samplers that carry no state of their own are offered.
+A proposal depends only on the axes, the trials so far and a seed. The sampler is created anew for each, so only
+values and results are stored. So only samplers that carry no state of their own are offered.
 """
 
 import contextlib
@@ -34,17 +34,17 @@ class PastTrial(NamedTuple):
 
 
 def check_sampler(name: str) -> None:
-    """Raises a `UsageError` if there is no sampler of that name, or if it needs Optuna, which is not installed."""
+    """Raises a `UsageError` for an unknown sampler, or if Optuna is needed and not installed."""
     if name not in SAMPLERS:
         raise UsageError(f"unknown sampler {name!r}. Known: grid, random, {', '.join(SAMPLERS)}.")
     _optuna()
 
 
 def propose(axes: Sequence[Axis], trials: Sequence[PastTrial], *, sampler: str, seed: int) -> dict[str, Any]:
-    """Returns the values of the next trial; the same for the same arguments.
+    """Returns the values of the next trial. Equal arguments give equal values.
 
-    It depends on all trials so far, in the order in which they were proposed. Values that were tried before are
-    not proposed again while there are others. Raises a `UsageError` if Optuna is not installed.
+    It depends on all trials so far, in the order in which they were proposed. Tried values are not proposed again
+    while untried ones remain. Raises a `UsageError` if Optuna is not installed.
     """
     tried = [trial.point for trial in trials]
     for attempt in range(MAX_ATTEMPTS):
@@ -94,7 +94,7 @@ def _proposed(axis: Axis, value: str | int | float) -> Any:
 
 
 def _outcome(trial: PastTrial) -> dict[str, Any]:
-    """Optuna's words for what has become of a trial; a stopped one counts as worse than all that finished."""
+    """Returns the Optuna record of a trial. A stopped trial counts as worse than all finished trials."""
     states = _optuna().trial.TrialState
     known = trial.result is not None and math.isfinite(trial.result)
     if trial.state == "finished" and known:

@@ -9,7 +9,7 @@ OVER_SEEDS = ("mean_over_seeds", "num_seeds")
 
 
 class _Point(NamedTuple):
-    """The results of all seeds of a combination of values."""
+    """The results of a point's seeds."""
 
     mean: float | None
     """None without any result."""
@@ -46,7 +46,7 @@ def ranked(rows: Sequence[dict[str, Any]], options: Sequence[str], metric: str) 
 
 
 def count_best(rows: Sequence[Mapping[str, Any]], options: Sequence[str], metric: str) -> int:
-    """Returns the number of rows in front that are of the best point; 0 while there is no result."""
+    """Returns the number of leading rows that belong to the best point, or 0 without results."""
     if not rows or rows[0][metric] is None:
         return 0
     if SEED not in options:

@@ -59,10 +59,10 @@ def run_sweep(
 
     At most `at_once` run at a time, by default the number that suits the machine. A trial that fails does not stop
     the others. One with a killed process is resumed. Those that ended for want of a GPU's memory run at the end,
-    half as many at a time, and in the end alone. A sampler proposes a trial when there is room for it. With
-    `together`, trials that differ in seeds and hyperparameters alone may share a program. With `also_stopped`,
-    trials that were stopped early continue, and none is stopped any more. Trials may import the modules in
-    `imports` by their names. `say` prints a line. On SIGINT or SIGTERM all running trials stop with a checkpoint.
+    half as many at a time, and in the end alone. A sampler proposes a trial when a slot is free. With `together`,
+    trials that differ only in seeds and hyperparameters may share a program. With `also_stopped`, stopped trials
+    continue, and no more are stopped. Trials may import the modules in `imports` by their names. `say` prints a
+    line. On SIGINT or SIGTERM all running trials stop with a checkpoint.
 
     Returns 0 if all trials finished or were stopped early, 1 if one failed, and 128 plus the number of a signal.
     Raises a `UsageError` if another process runs the sweep, or if the GPUs cannot be shared as requested, and a
@@ -145,7 +145,7 @@ def _pass_on_request(stop: StopRequest, sweep: SweepDirectory, schedule: _Schedu
 
 
 def _next_together(sweep: SweepDirectory, schedule: _Schedule, places: int) -> list[Trial]:
-    """Takes trials that share a program from those that wait; none if the next trial is to run alone."""
+    """Removes trials that share a program from the queue, or none if the next trial must run alone."""
     trials = trials_together(sweep, schedule.waiting, schedule.alone, places=places, most=schedule.most_together)
     schedule.waiting = [trial for trial in schedule.waiting if trial not in trials]
     return trials
@@ -174,7 +174,7 @@ def _next_trials(
 ) -> Iterator[Trial]:
     """Yields the trials to start, one by one: those that wait, then proposals.
 
-    A trial that was killed is judged by what it had written before it is started again.
+    A killed trial is judged by its metrics before it is restarted.
     """
     while schedule.waiting:
         trial = schedule.waiting.pop(0)

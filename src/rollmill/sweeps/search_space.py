@@ -132,7 +132,7 @@ def points(axes: Sequence[Axis], *, draws: int | None = None, seed: int = 0) -> 
 
 
 def combinations(axes: Sequence[Axis]) -> int | None:
-    """Returns the number of combinations; None if an axis is a range of numbers."""
+    """Returns the number of combinations, or None if an axis is a continuous range."""
     return math.prod(len(axis.values) for axis in axes) if all(axis.values for axis in axes) else None
 
 

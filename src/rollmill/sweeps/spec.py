@@ -1,4 +1,4 @@
-"""The description of a sweep, as `sweep.json` holds it, and the trials that follow from it."""
+"""The specification of a sweep, as stored in `sweep.json`, and its trials."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -26,7 +26,7 @@ class Trial:
 
     @property
     def seeds(self) -> range | None:
-        """The seeds that it trains in one program, where they are grouped."""
+        """The seeds trained in one program, if seeds are grouped."""
         return seeds_of(self.point.get("seed"))
 
     def __str__(self) -> str:

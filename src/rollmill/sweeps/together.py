@@ -50,7 +50,7 @@ def trials_together(
 
 
 def num_programs(sweep: SweepDirectory, waiting: Sequence[Trial], alone: Collection[str]) -> int:
-    """Returns the fewest programs for the trials that wait; `alone` is that of `trials_together`."""
+    """Returns the minimum number of programs for the queued trials. See `trials_together` for `alone`."""
     looked_at = waiting[:LOOKED_AT]
     shared = [trial for trial in looked_at if _is_fresh(sweep, trial, alone) and _may_share(trial)]
     alike = Counter(repr(_constants(trial)) for trial in shared)
@@ -86,7 +86,7 @@ def _may_share(trial: Trial) -> bool:
 
 
 def follows_one_training(options: RunOptions) -> bool:
-    """Returns whether a tracker needs a process for each training."""
+    """Returns whether a tracker needs a process per run."""
     return any(name in ONE_OF_A_PROCESS for name in options.track)
 
 
@@ -101,7 +101,7 @@ def _constants(trial: Trial) -> tuple[Any, ...]:
 
 
 def _shape(config: Any, name: str) -> str | None:
-    """Returns the shape of the schedule of a hyperparameter, or None for one that programs contain."""
+    """Returns the shape of a hyperparameter's schedule, or None for a compiled constant."""
     value = getattr(config, name, None)
     if name in in_programs(config):
         return None
@@ -113,7 +113,7 @@ def _shape(config: Any, name: str) -> str | None:
 
 
 def _environment_numbers(request: TrainingRequest) -> dict[str, str]:
-    """Returns the shapes of the options that are numbers of the environment, and inputs of its programs."""
+    """Returns the schedule shapes of the environment options that are program inputs."""
     values = request.environment_options.values()
     if ":" in request.environment or not any(isinstance(value, int | float | str) for value in values):
         return {}  # environments of adapters have none, and may be slow to make

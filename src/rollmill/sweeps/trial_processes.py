@@ -25,7 +25,7 @@ MAX_KILLS = 3
 
 @dataclass
 class RunningTrial:
-    """A trial that has a process, alone or with others."""
+    """A trial with a process, possibly shared."""
 
     trial: Trial
     """The first one, whose log the process writes."""
@@ -52,7 +52,7 @@ def start_trials(
 ) -> subprocess.Popen:
     """Starts the process of a trial, or of several in one program, in its part of the machine.
 
-    It writes the log of the first one, and may import the modules in `imports` by their names. Raises a
+    It writes the first trial's log, and may import the modules in `imports`. Raises a
     `CheckpointError` if a link, or something else, is in the place of the log or a run, and a `StorageError` if
     the log cannot be opened.
     """

@@ -1,4 +1,4 @@
-"""Tree searches that step a model of the environment: the tree, and the rules that choose in it."""
+"""Tree searches that step a model of the environment: the tree and its selection rules."""
 
 from rollmill.algorithms.search.gumbel import gumbel_search
 from rollmill.algorithms.search.puct import NO_NOISE, RootNoise, puct_search

@@ -52,7 +52,7 @@ def gumbel_search(
         model: steps and evaluates copies of the position.
         num_simulations: simulations, at least 1.
         max_depth: greatest depth of the tree.
-        max_considered_actions: most actions that are considered at the root.
+        max_considered_actions: maximum number of actions considered at the root.
         gumbel_scale: scale of the noise; 0 for none.
         value_scale: weight of values beside logits (c_scale of the paper).
         rescale_values: map the values of each node's actions to [0, 1].

@@ -1,4 +1,4 @@
-"""AlphaZero's search: upper confidence bounds weighted by the prior, with Dirichlet noise (PUCT).
+"""The search of AlphaZero: upper confidence bounds weighted by the prior, with Dirichlet noise (PUCT).
 
 Silver et al., "A general reinforcement learning algorithm that masters chess, shogi, and Go through self-play",
 Science 2018; values are mapped to [0, 1] as in appendix B of Schrittwieser et al., "Mastering Atari, Go, chess and

@@ -5,7 +5,7 @@ walk:
 
 - A simulation changes the statistics of the nodes on one path only. Each node stores its ancestors, so that
   several levels of a path are updated at once, as vectors.
-- A node's choice depends on its statistics alone. So each node stores its *frontier*: where a walk from it would
+- A node's choice depends only on its statistics. So each node stores its *frontier*: where a walk from it would
   end. The root's frontier is the next action to try; only nodes on the last path have to compute theirs again.
 
 No loop's length depends on the data of one tree, so that `vmap` needs no copies of trees.
@@ -116,7 +116,7 @@ class Tree(NamedTuple):
 
 
 class Below(NamedTuple):
-    """The node of a path that was updated last, under those that are updated next."""
+    """The last updated node of a path, below the nodes to update next."""
 
     node: Int[Array, ""]
     returned: Float[Array, ""]
@@ -195,8 +195,7 @@ def _first_statistics(position: EvaluatedPosition) -> Statistics:
 def _expanded(tree: Tree, node: Int[Array, ""], model: Model) -> tuple[Tree, Int[Array, ""], Float[Array, ""]]:
     """The tree with a node at the root's frontier, where the path of this simulation ends, and the value there.
 
-    Where the walk ends in a node that is never expanded, the path ends there, and nothing leads to the node that
-    was added.
+    If the walk ends in a node that is never expanded, the path ends there, and nothing leads to the added node.
     """
     num_nodes, num_actions = tree.children.shape
     parent, choice = jnp.divmod(tree.frontier[ROOT], num_actions + 1)
@@ -250,7 +249,7 @@ def _with_levels_updated(
     root_rule: Rule,
     rule: Rule,
 ) -> tuple[Tree, Below]:
-    """Returns the tree with some nodes of a path updated, from the lowest level up, and the highest of them.
+    """Updates nodes of a path from the lowest level up, and returns the tree and the highest updated node.
 
     The root is the node at `root_level`, if there are as many.
     """
@@ -323,7 +322,7 @@ def _written(tree: Tree, path: Int[Array, " L"], statistics: Statistics, frontie
 
 
 def _then(lower: tuple[Vector, Vector], higher: tuple[Vector, Vector]) -> tuple[Vector, Vector]:
-    """Reward and discount of steps and of those above them, taken together."""
+    """Composes reward and discount of steps with the steps above them."""
     return higher[0] + higher[1] * lower[0], higher[1] * lower[1]
 
 
@@ -333,7 +332,7 @@ def _at(statistics: Statistics, node: Int[Array, "..."]) -> Statistics:
 
 @jax.custom_batching.custom_vmap
 def _largest(number: Int[Array, ""]) -> Int[Array, ""]:
-    """The largest number of all trees that are searched side by side, so that a loop can be as long for all."""
+    """Returns the maximum over all trees searched side by side, so that one loop length serves all."""
     return number
 
 
