@@ -4,8 +4,10 @@ import http.client
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import webbrowser
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
@@ -16,6 +18,7 @@ from rollmill.board import page as page_module
 from rollmill.board.answers import PAGE_POLICY, Answers
 from rollmill.board.contents import FolderContents
 from rollmill.board.server import BoardServer
+from rollmill.cli import board as command
 from rollmill.pages.page import asset
 from rollmill.sweeps.directory import SweepDirectory
 from rollmill.sweeps.search_space import listed_axis
@@ -194,6 +197,24 @@ def test_the_script_is_valid(tmp_path):
     script = tmp_path / "board.js"
     script.write_text(asset(page_module.__name__, "board.js"))
     subprocess.run([node, "--check", str(script)], check=True, timeout=60)
+
+
+def test_the_words_of_the_browser_have_no_token(folder, monkeypatch, capsys):
+    opened = []
+
+    def browser(url):
+        path = Path(urlsplit(url).path)
+        opened.append((url, path.read_text(), path.stat().st_mode & 0o077 & path.parent.stat().st_mode))
+        os.kill(os.getpid(), signal.SIGINT)
+        return True
+
+    monkeypatch.setattr(webbrowser, "open", browser)
+    assert command.run([str(folder), "--open"]) == 130
+    ((url, page, mode),) = opened
+    address = capsys.readouterr().out.split()[-1]
+    token = address.partition("token=")[2]
+    assert token and token not in url and f"url={address}" in page and not mode
+    assert not Path(urlsplit(url).path).exists()
 
 
 def test_ctrl_c_ends_the_command(folder):

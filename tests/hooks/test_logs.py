@@ -1,6 +1,7 @@
 """Hooks that write metrics elsewhere: CSV, and trackers, for which modules of the same functions stand in."""
 
 import csv
+import hashlib
 import sys
 from types import ModuleType, SimpleNamespace
 
@@ -136,14 +137,24 @@ def test_weights_and_biases_gets_numbers_over_environment_steps(wandb, tmp_path)
 
 
 def test_weights_and_biases_continues_the_run_of_a_directory(wandb, tmp_path):
-    ids = []
-    for folder, iteration in ((tmp_path / "a", 0), (tmp_path / "a", 3), (tmp_path / "b", 0)):
-        wandb_log()(started(folder, iteration))
-        ids.append(wandb.settings["id"])
-    assert ids[0] == ids[1] != ids[2] and wandb.settings["resume"] == "allow"
+    def id_of(name, iteration):
+        (tmp_path / name).mkdir(exist_ok=True)
+        wandb_log()(started(tmp_path / name, iteration))
+        assert wandb.settings["resume"] == "allow"
+        return wandb.settings["id"]
+
+    first = id_of("a", 0)
+    assert first == id_of("a", 3) != id_of("b", 0)
+    (tmp_path / "a").rename(tmp_path / "machine")
+    assert id_of("a", 0) != first == id_of("machine", 3)  # one path on two machines, and a run that has moved
+    before = hashlib.sha256(str(tmp_path / "old").encode()).hexdigest()[:16]
+    assert id_of("old", 5) == before == id_of("old", 6)  # a run of the version before
+    (tmp_path / "a/wandb_id.txt").write_text("../x\n")
+    assert id_of("a", 0) != "../x"
 
 
 def test_trials_are_grouped_by_their_sweep(wandb, tmp_path):
+    (tmp_path / "rates/trials/07").mkdir(parents=True)
     wandb_log()(started(tmp_path / "rates/trials/07"))
     assert (wandb.settings["name"], wandb.settings["group"]) == ("rates/07", "rates")
 

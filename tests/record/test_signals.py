@@ -1,11 +1,13 @@
 import os
 import signal
+import subprocess
 import sys
 import threading
 
 import pytest
 
 from rollmill.core.interruption import Interruption, surviving_checkpoint_requests
+from rollmill.plan_search.orders import Order, start_child
 from rollmill.record.signals import stop_on_signals
 
 
@@ -134,3 +136,12 @@ def test_a_notice_goes_to_the_handler_that_the_program_has():
             assert seen == [signal.SIGUSR1] and not stop.take_checkpoint_request()
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_request_for_a_checkpoint_does_not_end_a_child_that_starts():
+    """Nor later: it ends because its order says nothing."""
+    process = start_child(Order(), name="nothing", stderr=subprocess.PIPE, text=True)
+    process.send_signal(signal.SIGUSR1)
+    _, said = process.communicate(timeout=120)
+    assert (process.returncode, "the order says nothing" in said) == (2, True), said
+    assert signal.SIGUSR1 not in signal.pthread_sigmask(signal.SIG_BLOCK, ())

@@ -14,7 +14,7 @@ from rollmill.record.checkpoints import Checkpoints
 from rollmill.record.mirror import Mirror, mirrored
 from rollmill.record.object_store import ObjectStore, StoreError
 from rollmill.record.run_directory import RunDirectory
-from rollmill.record.stored_runs import bring, local_marker
+from rollmill.record.stored_runs import bring, is_run_file, local_marker
 from wordings import raises
 
 pytest.importorskip("obstore", reason="obstore is not installed: pip install 'rollmill[store]'")
@@ -229,6 +229,26 @@ def test_a_run_that_began_meanwhile_is_not_overwritten(url, monkeypatch, tmp_pat
     assert "the next start on this machine renames" in told[-1]
     assert {name: ObjectStore(url).read(name) for name in before} == before
     assert ObjectStore(url).sizes().keys() >= {"checkpoints/10/record.json"}
+
+
+def test_files_with_any_printable_name_are_copied(url, monkeypatch, tmp_path):
+    names = ["my notes (1).txt", "plots/größe, 10 %.svg", "plots/a'b#c?d.txt"]
+    run = begin(url)
+    (run.root / "plots").mkdir()
+    for name in [*names, ".hidden", "plots/line\nbreak"]:
+        (run.root / name).write_text(name)
+    train(url, 10)
+    root = elsewhere(monkeypatch, tmp_path, url).root
+    assert [(root / name).read_text() for name in names] == names
+    assert sorted(path.name for path in (root / "plots").iterdir()) == ["a'b#c?d.txt", "größe, 10 %.svg"]
+    assert not (root / ".hidden").exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["../x", "a/../x", "a//x", "/x", "a\\x", "x" * 256, "ö" * 128, "stored.json", "a/b/c/d"]
+)
+def test_no_other_name_is_fetched(name):
+    assert not is_run_file(name)
 
 
 def test_a_run_whose_first_copy_was_interrupted_goes_on(url):

@@ -1,8 +1,12 @@
 """The command `rollmill board [FOLDER]`: a page in the browser of the runs and sweeps of a folder."""
 
+import contextlib
+import html
 import sys
+import tempfile
 import time
 import webbrowser
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -37,11 +41,28 @@ def run(arguments: list[str]) -> int:
     if not 0 <= options.port <= 65535:
         raise UsageError(f"--port {options.port} has to lie between 0 and 65535.")
     check_folder(options.folder)
-    with BoardServer(options.folder, port=options.port) as server, stop_on_signals() as stop, server.serving():
+    with (
+        BoardServer(options.folder, port=options.port) as server,
+        stop_on_signals() as stop,
+        server.serving(),
+        leading_page(server.url) as page,
+    ):
         print(f"runs of {printable(str(options.folder))}: {server.url}", flush=True)
         print("Ctrl-C ends the board; trainings go on.", file=sys.stderr)
-        if options.open and not webbrowser.open(server.url):
+        if options.open and not webbrowser.open(page.as_uri()):
             print("note: there is no browser here; open the address above.", file=sys.stderr)
         while not stop.requested:
             time.sleep(POLL_SECONDS)
     return stop.exit_code
+
+
+@contextlib.contextmanager
+def leading_page(url: str) -> Iterator[Path]:
+    """Yields a file that leads a browser to an address.
+
+    The file is for this user alone, while everybody can see the words of a command, such as those of a browser.
+    """
+    with tempfile.TemporaryDirectory(prefix="rollmill-board-") as folder:  # of mode 700
+        page = Path(folder, "board.html")
+        page.write_text(f'<!doctype html><meta http-equiv="refresh" content="0; url={html.escape(url)}">\n')
+        yield page

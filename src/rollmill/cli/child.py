@@ -14,6 +14,9 @@ from typing import NoReturn
 def run(parent: str, cores: str, name: str) -> NoReturn:
     """Does what the order says on some cores, as long as the parent lives."""
     del name  # for whoever lists processes
+    from rollmill.core.interruption import take_held_requests
+
+    take_held_requests()
     if cores:
         os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
     # JAX is imported with the cores that it is to use.

@@ -30,6 +30,22 @@ def nothing_to_save(number: int, frame: FrameType | None) -> None:
 
 
 @contextmanager
+def holding_checkpoint_requests() -> Iterator[None]:
+    """Holds SIGUSR1 back in processes that are started in this context, until they `take_held_requests`."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {CHECKPOINT_REQUEST})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def take_held_requests() -> None:
+    """Keeps SIGUSR1 from ending this process, and holds it back no more."""
+    signal.signal(CHECKPOINT_REQUEST, nothing_to_save)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {CHECKPOINT_REQUEST})
+
+
+@contextmanager
 def surviving_checkpoint_requests() -> Iterator[None]:
     """Keeps SIGUSR1 from ending the process while it compiles, unless the program handles the signal."""
     in_main_thread = threading.current_thread() is threading.main_thread()

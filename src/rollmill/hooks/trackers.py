@@ -1,14 +1,18 @@
 """Hooks that pass metrics on to experiment trackers: Weights & Biases, and MLflow."""
 
+import contextlib
 import hashlib
 import importlib
+import re
+import secrets
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rollmill.core.errors import UsageError
+from rollmill.core.errors import RollmillError, UsageError
+from rollmill.core.folder import Folder
 from rollmill.core.installation import install_command
 from rollmill.hooks.events import (
     FailureReported,
@@ -22,6 +26,9 @@ from rollmill.hooks.events import (
 )
 
 STEP = "env_steps"
+WANDB_ID = "wandb_id.txt"
+"""File of a run directory with the run's id at Weights & Biases."""
+MAX_ID_BYTES = 100
 RUN_TAG = "rollmill.run"
 """Tag of an MLflow run: the path of its run directory."""
 
@@ -51,8 +58,7 @@ def wandb_log(project: str = "rollmill", **settings: Any) -> Hook:
         nonlocal run
         match event:
             case TrainingStarted():
-                path = str(event.directory.resolve())
-                own = {**_names(event.directory), "id": hashlib.sha256(path.encode()).hexdigest()[:16]}
+                own = {**_names(event.directory), "id": _wandb_id(event)}
                 run = wandb.init(
                     **{"project": project, **own, "resume": "allow", "config": dict(event.config), **settings}
                 )
@@ -105,6 +111,23 @@ def mlflow_log(experiment: str = "rollmill", *, tracking_uri: str | None = None)
                 client.set_terminated(run_id, "FAILED")
 
     return named("mlflow_log", hook)
+
+
+def _wandb_id(event: TrainingStarted) -> str:
+    """Returns the id of a run, which its directory keeps, so that two runs with one path on two machines differ.
+
+    A run of an earlier version that goes on has the id that was made of its path.
+    """
+    folder = Folder(event.directory)
+    with contextlib.suppress(OSError, RollmillError, UnicodeDecodeError):
+        kept = folder.read(WANDB_ID, limit=MAX_ID_BYTES).decode().strip()
+        if re.fullmatch(r"\w+", kept):
+            return kept
+    path = str(event.directory.resolve())
+    made = hashlib.sha256(path.encode()).hexdigest()[:16] if event.iteration else secrets.token_hex(8)
+    with folder.replacing(WANDB_ID) as file:
+        file.write(f"{made}\n".encode())
+    return made
 
 
 def _mlflow_run(client: Any, experiment: str, event: TrainingStarted) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from rollmill.core.children import start_python
 from rollmill.core.errors import UsageError
+from rollmill.core.interruption import holding_checkpoint_requests
 from rollmill.core.json_data import parse_json, writable
 from rollmill.core.schema import read_as
 from rollmill.plan_search.search.machine import DEFAULT_BUDGET, Objective
@@ -76,10 +77,12 @@ def read_order(data: bytes) -> Order:
 def start_child(order: Order, *, name: str, cores: Sequence[int] = (), **options: Any) -> subprocess.Popen:
     """Starts a process that does what an order says, with a name for lists of processes, on some or all cores.
 
-    Takes the options of `core.children.start_python`. Raises an `OSError` if no process can be started.
+    Takes the options of `core.children.start_python`. A request for a checkpoint never ends the process, not even
+    while it starts. Raises an `OSError` if no process can be started.
     """
     with tempfile.TemporaryFile() as file:
         file.write(json.dumps(plain(writable(asdict(order)))).encode())
         file.seek(0)
         words = ("-m", MODULE, str(os.getpid()), ",".join(map(str, cores)), name)
-        return start_python(*words, stdin=file, **options)
+        with holding_checkpoint_requests():
+            return start_python(*words, stdin=file, **options)

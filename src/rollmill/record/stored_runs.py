@@ -29,8 +29,11 @@ MARKER, WRITER = "stored.json", "writer.txt"
 CHECKPOINTS = "checkpoints"
 TRIES = 5
 """How often a run is read that a training changes meanwhile."""
-_SAFE_NAME = re.compile(r"[\w+-][\w.+-]*(/[\w+-][\w.+-]*){0,2}")
+_PART = r"(?!\.)[^/\\\x00-\x1f\x7f-\x9f]+"
+_SAFE_NAME = re.compile(rf"{_PART}(/{_PART}){{0,2}}")
 """Names of files of a run. Others, such as those that begin with a dot, are neither copied nor fetched."""
+MAX_NAME = 255
+"""Bytes of the name of a file or folder, as file systems have it."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,8 @@ class Marker:
 
 def is_run_file(name: str) -> bool:
     """Returns whether a store may hold a file of this name, relative to the run directory."""
-    return _SAFE_NAME.fullmatch(name) is not None and name not in (MARKER, WRITER)
+    fits = all(len(os.fsencode(part)) <= MAX_NAME for part in name.split("/"))
+    return fits and _SAFE_NAME.fullmatch(name) is not None and name not in (MARKER, WRITER)
 
 
 def checkpoint_of(name: str) -> str | None:

@@ -93,7 +93,7 @@ def _wait(
 ) -> None:
     """Waits until a process ends or a stop is requested, and passes on requests for checkpoints.
 
-    A request waits until the process has begun to train, because the signal would end it before.
+    A request waits until the process has begun to train, and has something to save.
     """
     while process.poll() is None and not stop.requested:
         if stop.wants_checkpoint and has_begun() and stop.take_checkpoint_request():

@@ -121,7 +121,7 @@ def _run_all(
             trials = trials or list(islice(_next_trials(sweep, schedule, early, say), 1))
             if trials:
                 schedule.running.append(_started(sweep, trials, parts.each[part], part, imports, say))
-        _pass_on_request(stop, sweep, schedule)
+        _pass_on_request(stop, schedule)
         ended = [running for running in schedule.running if running.process.poll() is not None]
         if early:
             _stop_early(schedule, early)
@@ -134,14 +134,10 @@ def _run_all(
             time.sleep(LOOK_SECONDS)
 
 
-def _pass_on_request(stop: StopRequest, sweep: SweepDirectory, schedule: _Schedule) -> None:
-    """Has all running trials save a checkpoint, if one was requested.
-
-    Processes that have not begun a trial are left out: the signal would end a process that still starts.
-    """
+def _pass_on_request(stop: StopRequest, schedule: _Schedule) -> None:
+    """Has all running trials save a checkpoint, if one was requested."""
     for running in schedule.running if stop.take_checkpoint_request() else ():
-        if any(map(sweep.has_begun, running.trials)):
-            running.process.send_signal(CHECKPOINT_REQUEST)
+        running.process.send_signal(CHECKPOINT_REQUEST)
 
 
 def _next_together(sweep: SweepDirectory, schedule: _Schedule, places: int) -> list[Trial]:
