@@ -71,7 +71,7 @@ def _mean_rewards(
 ) -> tuple[dict[str, Float[Array, ""]], Float[Array, ""]]:
     """Mean reward of each kind in a step from `state`, and of all agents. Inactive agents count as 0.
 
-    Without agents there are no kinds, and the mean is the reward itself, in a game of two that of player 0.
+    With a single agent there are no kinds, and the mean is the reward, or player 0's in a two-player game.
     """
     if not env.agents:
         return {}, _first_players_reward(env, state, timestep, params)

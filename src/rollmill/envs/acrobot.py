@@ -59,7 +59,7 @@ class Directions(NamedTuple):
 
 
 def acrobot(*, max_steps: int = 500) -> Environment:
-    """Two links swung up by the joint between them, 3 actions (Gymnasium's Acrobot-v1).
+    """Two links swung up by the joint between them, 3 actions (Acrobot-v1 of Gymnasium).
 
     Episodes are truncated after `max_steps` steps.
     """
@@ -112,7 +112,7 @@ def _runge_kutta_step(state: AcrobotState, torque: Float[Array, ""], params: Acr
 
 
 def _rates(state: AcrobotState, torque: Float[Array, ""], params: AcrobotParams) -> AcrobotState:
-    """Time derivative of the state. Each field is the rate of the field of that name."""
+    """Time derivative of the state. Each field is the rate of change of the field with its name."""
     cos_1, sin_1, cos_2, sin_2 = _directions(state)
     m_2, l_1, c_2 = params.mass_2, params.length_1, params.centre_2
     coupling = m_2 * l_1 * c_2

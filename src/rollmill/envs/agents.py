@@ -25,7 +25,7 @@ def joint_spaces(agents: Iterable[AgentKind]) -> tuple[spaces.Space, spaces.Spac
 
 
 def kinds_by_name(names: Sequence[str], sizes: Sequence[object]) -> dict[str, list[int]]:
-    """Returns the places of the agents of each kind: names that differ in their number alone are of one kind.
+    """Returns the places of the agents of each kind: names that differ only in a number are of one kind.
 
     Names are such as `adversary_0`. Agents of one stem with different spaces are kinds of one, under their own
     names.
@@ -56,7 +56,7 @@ def reward_struct(env: Environment | HostEnvironment) -> PyTree[jax.ShapeDtypeSt
 def possible_masks(env: Environment | HostEnvironment) -> PyTree[np.ndarray]:
     """Returns the action mask in which all choices are legal, or None if no action is discrete.
 
-    With several agents, a dictionary with a mask for each kind whose actions are discrete.
+    With several agents, a dictionary with a mask for each kind with discrete actions.
     """
     if not env.agents:
         return possible_choices(env.action_space)

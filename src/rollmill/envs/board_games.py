@@ -27,7 +27,7 @@ def move_result(
 ) -> Timestep:
     """Returns the timestep after a move: reward 1 if it `won` the game, -1 if it was not `legal`, and 0 otherwise.
 
-    The state is that after the move, and the observation the same as the next player sees it. An illegal move ends
+    The state is after the move, and the observation is the next player's. An illegal move ends
     the game, as does one that has `drawn` it, without a winner.
     """
     reward = jnp.where(legal, won.astype(jnp.float32), jnp.float32(-1))
@@ -86,13 +86,13 @@ def random_opening(
 def winner_of(
     own_line: Bool[Array, ""], opponents_line: Bool[Array, ""], to_move: Int[Array, ""]
 ) -> Int[Array, ""]:
-    """Returns the player who has a line, 0 or 1, or -1 for none. `own_line` is that of the player to move."""
+    """Returns the player who has a line, 0 or 1, or -1 for none. `own_line` belongs to the player to move."""
     opponents = jnp.where(opponents_line, 1 - to_move, NO_PLAYER)
     return jnp.where(own_line, to_move, opponents).astype(jnp.int32)
 
 
 def draw_board(own: np.ndarray, opponents: np.ndarray, to_move: int) -> str:
-    """Draws a board as text: `X` for stones of player 0, `O` for those of player 1, `.` for empty squares.
+    """Formats a board as text: `X` for player 0, `O` for player 1, `.` for empty squares.
 
     The squares `[H, W]` are those with stones of the player to move, and of the other player.
     """
@@ -104,6 +104,6 @@ def draw_board(own: np.ndarray, opponents: np.ndarray, to_move: int) -> str:
 def stones_of_players(
     planes: Float[np.ndarray, "H W 2"], moves: int | Int[Array, ""] | Int[np.ndarray, ""]
 ) -> tuple[Bool[np.ndarray, "H W"], Bool[np.ndarray, "H W"]]:
-    """Returns the squares of player 0 and of player 1, from those of the player to move and of the opponent."""
+    """Converts the squares of the player to move and the opponent to those of players 0 and 1."""
     own, opponents = planes[..., 0] != 0, planes[..., 1] != 0
     return (opponents, own) if int(moves) % 2 else (own, opponents)

@@ -1,4 +1,4 @@
-"""CartPole-v1: a pole balanced on a cart that is pushed left or right.
+"""CartPole-v1: a pole balanced on a cart pushed left or right.
 
 Barto, Sutton and Anderson, "Neuronlike adaptive elements that can solve difficult learning control
 problems" (1983), with the numbers of Gymnasium's `CartPole-v1`: step by step the same observations,
@@ -45,7 +45,7 @@ class CartPoleParams(eqx.Module):
 
 
 def cartpole(*, max_steps: int = 500) -> Environment:
-    """A pole balanced on a cart, 2 actions, with reward 1 a step (Gymnasium's CartPole-v1).
+    """A pole balanced on a cart, 2 actions, with reward 1 a step (CartPole-v1 of Gymnasium).
 
     Episodes are truncated after `max_steps` steps.
     """

@@ -41,10 +41,10 @@ def check_environment(
 ) -> None:
     """Checks that an environment satisfies the contract of `rollmill.Environment`, and prints a line if it does.
 
-    First by tracing alone (types, structures, spaces, side effects), then by a rollout of random actions, which
-    continues for up to 10,000 further steps if no episode ends in it. Every step is checked for numbers that are
-    not finite and for observations outside of their space. A host environment is checked with two copies, which
-    are closed again. The physics of a robot of the user's are compared with C MuJoCo's.
+    First by tracing (types, structures, spaces, side effects), then by a rollout of random actions, continued for
+    up to 10,000 further steps if no episode ends. Every step is checked for non-finite numbers and for
+    observations outside their space. A host environment is checked with two copies, which are closed again. The
+    physics of a robot of the user's are compared with C MuJoCo's.
 
     Args:
         env: one environment, unbatched, without auto-reset, or an id, or a `gymnasium.Env`.

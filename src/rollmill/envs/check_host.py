@@ -39,7 +39,7 @@ def check_host(env: HostEnvironment, *, seed: int, num_steps: int) -> int:
 
 
 def _check_run(env: HostEnvironment, vector: HostVector, seed: int, num_steps: int) -> int:
-    """Checks the results of reset and of random steps, and returns the number of episodes that ended."""
+    """Checks the results of reset and random steps, and returns the number of finished episodes."""
     expected = step_struct(env, NUM_COPIES)
     step = vector.reset()
     _check_failures(env, vector)

@@ -1,4 +1,4 @@
-"""Checks of an environment's contract by a rollout of random actions.
+"""Checks an environment's contract by a rollout of random actions.
 
 Legend: `T` steps, `R` resets.
 """
@@ -71,7 +71,7 @@ def first_end(env: Environment, record: Rollout, seed: int, max_steps: int) -> t
     """Plays the episode in which a rollout stopped on to its end, by random legal actions.
 
     Stops before the end at a step that violates the contract, so that the checks of the result find it, and after
-    `max_steps` steps without an end. Returns a rollout with the last step alone, and the number of further steps.
+    `max_steps` steps without an end. Returns a rollout with only the last step, and the number of further steps.
     """
     key = jax.random.fold_in(jax.random.key(seed), max_steps)
     last = jax.tree.map(lambda leaf: leaf[-1], record.steps)
@@ -143,7 +143,7 @@ def check_to_move(env: Environment, record: Rollout) -> None:
 
 
 def check_no_auto_reset(env: Environment, record: Rollout) -> None:
-    """Checks that a step that ends an episode returns its final state, not the first one of the next episode.
+    """Checks that the last step of an episode returns its final state, not the next episode's first state.
 
     Auto-reset is recognised by three signs together, in every step that ended an episode, or that terminated one
     apart from the clock of a time limit: the state before the step differs from all first states, and both state
@@ -326,7 +326,7 @@ def _check_numbers(name: str, what: str, values: Any, when: str, start: int) -> 
 
 
 def _rows_finite(leaf: Array) -> np.ndarray:
-    """For each row, True if all its numbers are finite."""
+    """Returns for each row whether all its numbers are finite."""
     return np.all(np.isfinite(np.asarray(leaf, np.float64)).reshape(len(leaf), -1), axis=1)
 
 

@@ -147,7 +147,7 @@ def check_observation_space(env: Environment, traced: Traced) -> None:
 def check_action_mask(env: Environment, traced: Traced) -> None:
     """Checks that the action mask, if any, has one boolean for each logit of the policy.
 
-    With several agents it is a dictionary, which may leave out kinds.
+    With several agents it is a dictionary, and kinds may be missing.
     """
     if env.action_mask is None:
         return
@@ -314,7 +314,7 @@ def warn_of_weak_types(env: Environment) -> None:
 
 
 def _trace(env: Environment, what: str, function: Callable, *args: Any) -> tuple[Any, Any]:
-    """Returns the jaxpr of a function and the types of its results. It is traced again in every call."""
+    """Returns a function's jaxpr and the types of its results. It is traced again in every call."""
     with attribute_to_user_code(f"{env.name}: {what}"):
         program, shapes = jax.make_jaxpr(lambda *args: function(*args), return_shape=True)(*args)
     types = [jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type) for aval in program.out_avals]

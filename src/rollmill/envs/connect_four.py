@@ -166,7 +166,7 @@ def winner(state: ConnectFourState) -> Int[Array, ""]:
 
 
 def render(state: ConnectFourState) -> str:
-    """Returns the board as text, above the numbers of its columns: `X` for player 0, `O` for player 1."""
+    """Formats the board as text above its column numbers: `X` for player 0, `O` for player 1."""
     planes = np.asarray(observe(state))
     board = draw_board(planes[..., 0], planes[..., 1], int(to_move(state)))
     return f"{board}\n{' '.join(map(str, range(COLUMNS)))}"

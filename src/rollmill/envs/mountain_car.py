@@ -41,7 +41,7 @@ class MountainCarParams(eqx.Module):
 
 
 def mountain_car(*, max_steps: int = 200) -> Environment:
-    """A weak car out of a valley, 3 actions, with reward -1 a step (Gymnasium's MountainCar-v0).
+    """A weak car driven out of a valley, 3 actions, with reward -1 a step (MountainCar-v0 of Gymnasium).
 
     Episodes are truncated after `max_steps` steps.
     """

@@ -1,6 +1,6 @@
 """MountainCarContinuous-v0: the valley of MountainCar with a continuous push that costs energy.
 
-The numbers are those of Gymnasium's `MountainCarContinuous-v0`: step by step the same observations,
+The parameters follow `MountainCarContinuous-v0` of Gymnasium: step by step the same observations,
 rewards and flags in float32.
 """
 
@@ -17,7 +17,7 @@ from rollmill.envs.transforms import time_limit
 
 
 def mountain_car_continuous(*, max_steps: int = 999) -> Environment:
-    """A weak car out of a valley, 1 continuous action (Gymnasium's MountainCarContinuous-v0).
+    """A weak car driven out of a valley, 1 continuous action (MountainCarContinuous-v0 of Gymnasium).
 
     Episodes are truncated after `max_steps` steps.
     """

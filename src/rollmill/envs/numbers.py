@@ -27,16 +27,16 @@ UNIFORM = "uniform"
 
 
 def number_names(params: Params) -> list[str]:
-    """Returns the names of the fields of a dataclass of parameters that are single numbers."""
+    """Returns the names of the scalar fields of a parameter dataclass."""
     if not dataclasses.is_dataclass(params):
         return []
     return [field.name for field in dataclasses.fields(params) if _is_number(getattr(params, field.name))]
 
 
 def with_numbers(env: Environment, numbers: Mapping[str, Any]) -> Environment:
-    """Returns an environment with other numbers among its parameters, which programs take as inputs.
+    """Returns an environment with some parameters replaced by program inputs.
 
-    Outside of a training, its parameters hold the last number of a schedule, and the mean of a distribution.
+    Outside a run, its parameters hold a schedule's final value, and a distribution's mean.
 
     Raises:
         UsageError: a value has another type than the number in its place, or is too large or not finite.

@@ -1,4 +1,4 @@
-"""Options of environments: those that a factory accepts, the error for unknown ones, and options given as text."""
+"""Options of environments: a factory's options, errors for unknown names, and parsing."""
 
 import difflib
 import inspect
@@ -56,7 +56,7 @@ def unknown_option(environment: str, option: str, known: Iterable[str]) -> Usage
 
 
 def like(environment: str, option: str, value: Any, default: Any) -> Any:
-    """Returns the value of an option, of its default's type: whole numbers also for a float, lists for a tuple.
+    """Converts an option's value to its default's type: integers for a float, lists for a tuple.
 
     Raises a `UsageError` if it is of another type.
     """

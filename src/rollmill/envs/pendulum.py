@@ -1,6 +1,6 @@
 """Pendulum-v1: a pendulum swung up and held there by a torque too weak to lift it directly.
 
-The numbers are those of Gymnasium's `Pendulum-v1`: step by step the same observations and rewards in
+The parameters follow `Pendulum-v1` of Gymnasium: step by step the same observations and rewards in
 float32. Episodes never terminate. The time limit truncates them.
 """
 
@@ -45,7 +45,7 @@ class PendulumParams(eqx.Module):
 
 
 def pendulum(*, max_steps: int = 200) -> Environment:
-    """A pendulum swung up by a weak torque, 1 continuous action (Gymnasium's Pendulum-v1).
+    """A pendulum swung up by a weak torque, 1 continuous action (Pendulum-v1 of Gymnasium).
 
     Episodes are truncated after `max_steps` steps.
     """

@@ -1,4 +1,4 @@
-"""Probe environments: tiny tasks with known values, each of which reveals one kind of mistake.
+"""Probe environments: tiny tasks with known values, each for one kind of mistake.
 
 Use them in order: an algorithm that fails the first has a broken value loss; the second, a broken
 network or observation path; the third, discounting; the fourth, the policy loss; the fifth, credit

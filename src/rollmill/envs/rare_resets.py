@@ -1,8 +1,8 @@
-"""Resets of those environments alone whose episode ended, for environments whose reset is expensive.
+"""Resets only environments with a finished episode, for expensive resets.
 
 Under `jax.vmap` a condition is computed on both sides, so that a batch of environments would make a new world for
-each of them in every step, though few episodes end. Here the batch makes new episodes in small groups, for as many
-groups as there are environments to restart: usually one or none.
+each of them in every step, though few episodes end. Here the batch resets in small groups, only as many as needed:
+usually one or none.
 
 Shape letters: `E` environments, `G` of them in a group.
 """
@@ -70,7 +70,7 @@ def _in_groups(
     *,
     group: int,
 ) -> PyTree[Array]:
-    """Returns the rows of `now`, in which those that are done have been replaced."""
+    """Returns the rows of `now`, with finished rows replaced."""
     num_groups = -(-done.size // group)
     # Past the last one that is done the index is E: a row that is read from the end, and not written.
     finished = jnp.nonzero(done, size=num_groups * group, fill_value=done.size)[0]
@@ -86,7 +86,7 @@ def _in_groups(
 
 
 def _broadcast(size: int, batched: PyTree[bool], value: PyTree[Array]) -> PyTree[Array]:
-    """Returns the value with an axis of environments in front, where it has none."""
+    """Adds a leading axis of environments to a value without one."""
     return jax.tree.map(lambda b, v: v if b else jnp.broadcast_to(v, (size, *jnp.shape(v))), batched, value)
 
 

@@ -291,7 +291,7 @@ def registered() -> list[tuple[str, str]]:
 
 
 def is_on_host(name: str) -> bool:
-    """Returns whether the name's prefix is that of host environments."""
+    """Returns whether the name's prefix belongs to host environments."""
     prefix, colon, _ = name.partition(":")
     return bool(colon) and prefix in _ON_HOST
 

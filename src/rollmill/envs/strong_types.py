@@ -62,7 +62,7 @@ def _struct(space: spaces.Space) -> PyTree:
 
 
 def _strong(tree: PyTree, like: PyTree | None = None) -> PyTree:
-    """Casts weak leaves to the dtypes of `like` where that loses nothing, and to their own dtypes elsewhere."""
+    """Casts weak leaves to the dtypes of `like` if that loses nothing, and otherwise to their own dtypes."""
     leaves, structure = jax.tree.flatten(tree)
     templates = jax.tree.leaves(like) if jax.tree.structure(like) == structure else leaves
     return jax.tree.unflatten(structure, [_strong_leaf(a, b) for a, b in zip(leaves, templates, strict=True)])

@@ -119,7 +119,7 @@ def tag_continuous(
     num_other_agents_observed: int = 10,
     runner_exits_game_after_tagged: bool = True,
 ) -> Environment:
-    """Taggers hunt runners on a square, a choice of acceleration and of turn each (WarpDrive's TagContinuous).
+    """Taggers hunt runners on a square, each choosing acceleration and turn (TagContinuous of WarpDrive).
 
     The kinds are `tagger` and `runner`. An agent observes its nearest neighbours that are in the game,
     nearest first, or with `use_full_observation` all other agents, taggers first. The 7 features of each are: the

@@ -84,7 +84,7 @@ def tag_gridworld(
     use_full_observation: bool = True,
     random_start: bool = False,
 ) -> Environment:
-    """Taggers hunt runners on a grid, 5 actions each (WarpDrive's TagGridWorld).
+    """Taggers hunt runners on a grid, 5 actions each (TagGridWorld of WarpDrive).
 
     The kinds are `tagger` and `runner`. With `use_full_observation`, an agent's observation has the rows `x`,
     `y`, type (1 for runners), and 1 for the agent itself, each for all taggers and then all runners; with several

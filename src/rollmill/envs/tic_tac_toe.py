@@ -38,8 +38,8 @@ def tic_tac_toe(*, random_plies: int = 0, fewest_random_plies: int | None = None
     """Tic-tac-toe for two players, 9 squares, with reward 1 for three in line and 0 for a draw.
 
     The observation is `[row, column, player]`, 1 for a mark: of the player to move in the first plane, of the
-    opponent in the second. Action `3 row + column` marks that square. A square that is marked already is illegal,
-    and loses.
+    opponent in the second. Action `3 row + column` marks that square. Choosing a marked square is illegal, and
+    loses.
 
     Args:
         random_plies: moves of both players that are played at random before each game, 0 to 8: uniform over those
@@ -105,7 +105,7 @@ def legal_squares(state: TicTacToeState) -> Bool[Array, "9"]:
 
 
 def observe(state: TicTacToeState) -> Float[Array, "3 3 2"]:
-    """Returns the squares of the player to move and those of the opponent, as planes of 0 and 1."""
+    """Returns the squares of the player to move and the opponent, as planes of 0 and 1."""
     planes = jnp.stack([_bits(state.own), _bits(state.opponent)], axis=-1)
     return planes.reshape(SIZE, SIZE, 2).astype(jnp.float32)
 
@@ -121,7 +121,7 @@ def winner(state: TicTacToeState) -> Int[Array, ""]:
 
 
 def render(state: TicTacToeState) -> str:
-    """Returns the board as text: `X` for player 0, `O` for player 1, `.` for a free square."""
+    """Formats the board as text: `X` for player 0, `O` for player 1, `.` for a free square."""
     planes = np.asarray(observe(state))
     return draw_board(planes[..., 0], planes[..., 1], int(to_move(state)))
 

@@ -54,8 +54,8 @@ class VariedState(eqx.Module):
 def time_limit(env: Environment, max_steps: int) -> Environment:
     """Truncates every episode at its `max_steps`-th step.
 
-    As in Gymnasium's `TimeLimit`, `truncated` is True at the limit even where `terminated` is True as
-    well. `terminated` is unchanged, and it alone decides that nothing is bootstrapped.
+    As in the Gymnasium wrapper `TimeLimit`, `truncated` is True at the limit even if `terminated` is. `terminated`
+    is unchanged, and it alone decides that nothing is bootstrapped.
 
     Args:
         env: the environment, unbatched.
@@ -91,7 +91,7 @@ def auto_reset(env: Environment) -> Environment:
     """Starts the next episode in the step that ends one.
 
     Where `terminated | truncated`, the returned state and observation are those of the new episode.
-    Reward and flags are still those of the old one. `info["final_observation"]` always holds the
+    Reward and flags still belong to the old episode. `info["final_observation"]` always holds the
     observation before any reset, from which to bootstrap where `truncated`. An environment whose reset is
     expensive says so by its `reset_ratio`.
 

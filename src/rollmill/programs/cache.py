@@ -1,4 +1,4 @@
-"""The persistent compilation cache, from which a program that was compiled once starts at once."""
+"""The persistent compilation cache, which lets compiled programs start at once."""
 
 import os
 import warnings
@@ -24,7 +24,7 @@ def cache_directory() -> Path:
 
 
 def enable_compilation_cache() -> None:
-    """Turns the cache on, unless the user has chosen another one through JAX's own setting.
+    """Enables the cache, unless the user has configured another in JAX.
 
     Workers and instances that start together share it. An entry that is half written, by a running or a killed
     process, cannot be read. JAX then compiles the program again, which deserves no warning.

@@ -1,4 +1,4 @@
-"""Measures when a thread compiles, for reports of how long a training takes to start."""
+"""Measures compilation by thread, for reports of start-up time."""
 
 import threading
 import time

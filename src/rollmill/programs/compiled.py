@@ -74,7 +74,7 @@ UNROLL = {"gpu": 4}
 
 
 def unroll_for(platform: str) -> int:
-    """Returns the default number of steps that are compiled as one."""
+    """Returns the default number of unrolled steps."""
     return UNROLL.get(platform, 1)
 
 
@@ -122,7 +122,7 @@ class CompiledProgram(NamedTuple):
         return self.donates_state and not self.copies_state
 
     def to_be_overwritten(self, state: State) -> State:
-        """Returns a state that iterations may overwrite: a copy, where it `copies_state`."""
+        """Returns a state that iterations may overwrite, copied if the program `copies_state`."""
         return _copied(state) if self.copies_state else state
 
     def advance(self, state: State, count: int = 1) -> tuple[State, Array]:
@@ -136,7 +136,7 @@ class CompiledProgram(NamedTuple):
         return state, metrics.values
 
     def place(self, state: PyTree[Array]) -> State:
-        """Places a state that was restored on the host onto the program's devices."""
+        """Transfers a restored state from the host to the program's devices."""
         return jax.tree.map(jax.device_put, state, self.shardings)
 
 
@@ -159,14 +159,14 @@ def lower(
 
     Args:
         graph: what to compile.
-        seeds: one training each. Several are trained side by side in the one program.
-        lanes: graphs whose hyperparameters the trainings have, one for each seed. They are the same in all else.
+        seeds: one run each. Several are trained side by side in the one program.
+        lanes: graphs that provide the hyperparameters, one for each seed. They are the same in all else.
             Default: those of `graph`.
         devices: the mesh to run on, in the order of `mesh_of`, or the first device of the default platform if left
             out.
         instances: devices of the mesh that share a GPU.
         mean: that over the mesh, or a flat all-reduce if left out.
-        unroll: steps of the environment loop that are compiled as one, or chosen by platform if left out.
+        unroll: number of unrolled steps of the environment loop. Default: chosen by platform.
         fusion: how deep the training is fused. See `choose_kernels`.
         numerics: of matrix products in kernels.
         launches: of kernels, as they were found when the run began.
@@ -253,7 +253,7 @@ def _names_of(step: jax.stages.Compiled) -> tuple[str, ...]:
 def _start_program(
     graph: Graph, seeds: Sequence[int], shapes: PyTree[jax.ShapeDtypeStruct], shardings: PyTree[NamedSharding]
 ) -> StorableProgram:
-    """Returns the start of a training. Seeds and hyperparameters are inputs of the program."""
+    """Returns the program that starts a run. Seeds and hyperparameters are inputs of the program."""
     return StorableProgram(
         part="start",
         function=partial(_start, graph),
@@ -276,7 +276,7 @@ def start_inputs(
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Returns the seeds, and each of `Graph.inputs` for each seed: the inputs of a start.
 
-    The numbers are those of the graph, or of `lanes`, a graph for each seed.
+    The hyperparameters come from the graph, or from `lanes`, a graph for each seed.
     """
     held = [lane.inputs for lane in lanes or [graph] * len(seeds)]
     numbers = {name: np.asarray([each[name] for each in held], np.float32) for name in graph.inputs}
@@ -287,7 +287,7 @@ def held_leaves(graph: Graph, shape: tuple[int, ...] = ()) -> GivenLeaves:
     """Returns the leaves of a restored state that follow from the graph.
 
     The learner gets the hyperparameters of the graph. Its count of updates follows from the iteration, where the
-    run had no schedule until now. Nor is the learning rate changed where it was not adapted until now.
+    run had no schedule until now. Nor does it change a learning rate that was not adapted so far.
 
     Args:
         graph: graph to train.
@@ -380,7 +380,7 @@ def begin_learner(graph: Graph, key: Key) -> Learner:
 
 
 def inputs_of(graph: Graph) -> dict[str, np.ndarray]:
-    """Returns the numbers that a training begins with, as inputs of a program."""
+    """Returns the initial hyperparameters, as inputs of a program."""
     return {name: np.asarray(value, np.float32) for name, value in graph.inputs.items()}
 
 

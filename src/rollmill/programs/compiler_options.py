@@ -42,14 +42,14 @@ SYMMETRIC_BUFFERS: CompilerOptions = {"xla_gpu_experimental_enable_nccl_symmetri
 
 
 def program_options(platform: str | None = None) -> CompilerOptions:
-    """Returns the compiler options of all programs on a platform, by default JAX's."""
+    """Returns the compiler options for all programs on a platform. Default: JAX's platform."""
     if (platform or jax.default_backend()) != "cpu":
         return EXACT_PRECISION
     return _joined(EXACT_PRECISION, *_known(PLAIN_CONVOLUTIONS))
 
 
 def options_for(mesh: Mesh) -> CompilerOptions:
-    """Returns the compiler options of a training's program on a mesh from `reductions.mesh_of`."""
+    """Returns the compiler options for training programs on a mesh from `meshes.mesh_of`."""
     platform = mesh.devices.flat[0].platform
     several_gpus = mesh.shape["gpu"] > 1 and platform == "gpu"
     if not several_gpus or mesh.shape["instance"] > 1:  # untried where processes share a GPU

@@ -13,7 +13,7 @@ from rollmill.gpus.jax_settings import check_platform
 
 
 def take_devices(count: int) -> list[Any]:
-    """Returns the first `count` devices of JAX's default platform, or all of them for 0.
+    """Returns the first `count` devices of the default platform, or all for 0.
 
     CPU cores count as one device unless JAX is told otherwise. Where it has not started yet, it is. Raises a
     `UsageError` if there are fewer.

@@ -1,7 +1,7 @@
 """Drives a program forward, one dispatch ahead of what the host has read.
 
-The device never waits for the host: while metrics of one window of iterations are read and written
-down, the next window is already running.
+The device never waits for the host: while the metrics of one window of iterations are read and recorded, the next
+window is already running.
 """
 
 import time
@@ -95,7 +95,7 @@ def dispatch_ahead(
     according to `keeps`: it would be gone before anyone could save it.
 
     Windows grow until one takes about `window_seconds`, and anew from the iteration `slower_from`, after which
-    iterations take longer (0: none). Where the program can, metrics are summed over `span` iterations, up to
+    iterations take longer (0: none). If the program supports it, metrics are summed over `span` iterations, up to
     multiples of it. `admit` returns how many of a number of iterations may be dispatched after the first ones. The
     training ends there if none may.
     """
@@ -130,9 +130,9 @@ def dispatch_ahead(
 class _GrowingSize:
     """The size of windows, which doubles until one takes about as long as it should.
 
-    A window after one that took longer proves nothing: it was computed while the consumer was busy. But one that
-    is waited for much longer makes the next ones smaller: iterations may become slower, as those of a training
-    that begins to learn once its replay memory is filled.
+    A window after one that took longer proves nothing: it was computed while the consumer was busy. But a much
+    longer wait shrinks the next windows: iterations may become slower, for example when a filled replay memory
+    lets learning begin.
     """
 
     def __init__(self, seconds: float) -> None:

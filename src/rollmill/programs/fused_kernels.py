@@ -60,7 +60,7 @@ def choose_fused(
     num_seeds: int,
     tuner: Tuner,
 ) -> KernelChoice:
-    """Chooses kernels for a graph, or returns `plain` if it has none. Arguments are those of `choose_kernels`."""
+    """Chooses kernels for a graph, or returns `plain` if it has none. See `choose_kernels` for the arguments."""
     backend = backend_of(place.device, numerics)
     chooser = _Chooser(graph, fusion, backend, unroll, place, launches, tuner, num_seeds)
     choice = _choose(chooser, plain)._replace(is_whole=not tuner.was_late)
@@ -259,7 +259,7 @@ class _Chooser:
         return self.fusion == "auto" and self.launches is None
 
     def _check_pressure(self, pressure: Pressure) -> None:
-        """Raises `CannotFuse` if a step is not worth compiling as a kernel, unless the options ask for it."""
+        """Raises `CannotFuse` if a step is not worth compiling as a kernel, unless the options request it."""
         if self._is_free and (reason := self.backend.hopeless(pressure)) is not None:
             raise CannotFuse(f"{reason}. fusion=rollout makes one all the same")
 

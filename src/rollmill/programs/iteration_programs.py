@@ -1,4 +1,4 @@
-"""Makes the programs of a training: an iteration, with kernels or by XLA alone, and its start, made beside it."""
+"""Compiles the programs of a run: an iteration, with kernels or only by XLA, and concurrently the start."""
 
 import math
 import time
@@ -158,7 +158,7 @@ class StepMaker(NamedTuple):
         return load_or_compile(self.step_with(kernels), self.stores[-1])
 
     def _store(self, kernels: KernelChoice) -> ProgramStore:
-        """Returns the store for an iteration with these kernels. On CPUs, those of kernels are not stored."""
+        """Returns the store for an iteration with these kernels. On CPUs, programs with kernels are not stored."""
         request, device = self.request, self.mesh.devices.flat[0]
         if not may_be_stored(self.mesh) or (kernels.have_some and device.platform not in KERNEL_PLATFORMS):
             return NO_STORE
@@ -172,11 +172,11 @@ class StepMaker(NamedTuple):
 def seconds_of_iteration(
     begin: Callable[[], Any], run: Callable[[Any], Any], clock: Callable[[], float] = time.perf_counter
 ) -> float:
-    """Returns the mean seconds of an iteration, without those of the first.
+    """Returns the mean seconds of an iteration, excluding the first.
 
     Args:
         begin: returns the state that it begins with.
-        run: from a state to the next one.
+        run: maps a state to the next state.
         clock: tells the time in seconds.
     """
     state = jax.block_until_ready(run(begin()))
@@ -204,7 +204,7 @@ def makers_of_kernels() -> list[Path]:
 
 
 class MadeBeside:
-    """A program that a thread loads or compiles while the caller makes another one.
+    """A program loaded or compiled by a thread while the caller makes another.
 
     It is traced and lowered by the caller, with the caller's settings of JAX.
     """

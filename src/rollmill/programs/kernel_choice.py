@@ -1,4 +1,4 @@
-"""Chooses how deep a training is fused: its kernels by timing, if it is long enough, or XLA alone."""
+"""Chooses the depth of fusion: kernels by timing if the run is long enough, or only XLA."""
 
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
@@ -82,7 +82,8 @@ class KernelRequest(NamedTuple):
 
 
 def backend_beside_training(graph: Graph, fusion: Fusion, numerics: Numerics) -> Any:
-    """Returns the `fusion.Backend` for programs beside a training. None if XLA computes them.
+    """Returns the `fusion.Backend` for programs beside the training program, such as evaluations. None if XLA
+    computes them.
 
     Only on GPUs, where launches of small steps dominate. A CPU gains nothing.
     """

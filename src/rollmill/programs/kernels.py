@@ -89,7 +89,7 @@ class KernelChoice(NamedTuple):
 
 
 class KernelPlace(NamedTuple):
-    """The part of a training that kernels are sought for."""
+    """The part of a run to find kernels for."""
 
     device: Any
     """The device that they are timed on."""
@@ -119,7 +119,7 @@ def is_too_short(graph: Graph, platform: str, num_seeds: int = 1) -> bool:
 
 
 def num_env_steps(graph: Graph) -> int:
-    """Returns the environment steps of a training."""
+    """Returns the number of environment steps of a run."""
     return graph.loops.iterations * graph.loops.batch_size
 
 

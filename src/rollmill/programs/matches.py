@@ -1,7 +1,7 @@
 """Matches of two policies in a game for two players, compiled.
 
-Games are played in pairs from the same opening, in which either policy is player 0 once, so that neither gains by
-the move that it begins with or by the openings that are drawn. Shape letter: `N` pairs of games.
+Games are played in pairs from the same opening, and each policy is player 0 once, so that neither profits from the
+first move or the random opening. Shape letter: `N` pairs of games.
 """
 
 from collections.abc import Callable
@@ -44,7 +44,7 @@ class Player(NamedTuple):
 
 
 class Game(NamedTuple):
-    """A game for two players, of functions of ONE environment that resets itself when an episode ends."""
+    """A two-player game, as functions of ONE environment with auto-reset."""
 
     name: str
     start: Callable[[Key, Int[Array, ""]], tuple[PyTree[Array], Observation]]
@@ -76,7 +76,7 @@ class MatchResult(NamedTuple):
 
     @property
     def elo(self) -> float:
-        """Difference of Elo ratings that predicts the score, infinite where all games were won or lost."""
+        """Difference of Elo ratings that predicts the score, infinite if all games were won or lost."""
         with np.errstate(divide="ignore"):
             return float(400 * (np.log10(self.score) - np.log10(1 - self.score)))
 
@@ -98,7 +98,7 @@ class _MatchState(NamedTuple):
 def play_match(
     game: Game, player: Player, opponent: Player, *, games: int, opening_plies: int = 0, seed: int = 0
 ) -> MatchResult:
-    """Plays an even number of games of two policies, and returns the results of the first one.
+    """Plays an even number of games between two policies, and returns the results of the first policy.
 
     There are two games from each opening: `game.opening` makes the first `opening_plies` moves of a game for both,
     without one that would end the game. Raises a `UsageError` for an odd number, and for a game that does not end

@@ -1,4 +1,4 @@
-"""The memory of GPUs that a training needs: claimed before it compiles, and again once XLA tells the bytes."""
+"""Claims the GPU memory of a run before compilation, and again with the exact size from XLA."""
 
 import math
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from rollmill.programs.compiled import CompiledProgram, reuses_memory, state_byt
 
 
 def claim_before_compiling(graph: Graph, *, seeds: Sequence[int], devices: Sequence[Any]) -> None:
-    """Claims the bytes that a training needs in any case: its states and the trajectory of an iteration.
+    """Claims the minimum bytes of a run: its states and the trajectory of an iteration.
 
     Raises a `DeviceMemoryError` if they are not free.
     """

@@ -17,7 +17,7 @@ AXES = ("instance", "gpu")
 
 
 def mesh_of(devices: Sequence[Any], *, instances: int = 1) -> Mesh:
-    """Makes a mesh of devices: one of each GPU, then the second of the `instances` of each GPU, and so on."""
+    """Makes a mesh of devices: the first instance of each GPU, then the second, and so on."""
     return Mesh(np.asarray(devices).reshape(instances, -1), AXES)
 
 

@@ -1,7 +1,7 @@
 """Memory on each GPU of a mesh that the kernels of all its GPUs read and write, in one process or in several.
 
-It is allocated by CUDA's driver, not by JAX: to other processes it is passed by a handle, which each of them opens
-at an address of its own ("CUDA C++ Programming Guide", Interprocess Communication).
+It is allocated by the CUDA driver, not by JAX, and passed to other processes as a handle, which each opens at its
+own address ("CUDA C++ Programming Guide", Interprocess Communication).
 """
 
 import uuid
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 def open_peer_memory(mesh: Mesh, num_bytes: int) -> UInt32[Array, "devices addresses"]:
-    """Allocates zeroed memory on each GPU, and opens that of all others. It is kept until the process ends.
+    """Allocates zeroed memory on each GPU, and opens the memory of all others. It is kept until the process ends.
 
     Returns a row for each GPU, on that GPU: the low and the high 32 bits of the address of each GPU's memory, in
     the order of the mesh, and the GPU's own rank in it. Raises `NoPeerMemory` in all processes if it is impossible

@@ -1,9 +1,9 @@
 """Compiled programs on disk, found by what their code depends on, and loaded without tracing or lowering them.
 
-JAX's own cache is asked for a program that was traced and lowered, which takes longer than loading it. Here a
-program is found by a digest of its operations, of JAX's version and settings, and of the device. A program that
-depends on anything else is not stored: one that calls a function of the host, or code that the process registers.
-Kernels for GPUs are part of the program that calls them.
+The JAX cache needs a traced and lowered program, which takes longer than loading. Here a program is found by a
+digest of its operations, the version and settings of JAX, and the device. A program that depends on anything else
+is not stored: one that calls a function of the host, or code that the process registers. Kernels for GPUs are part
+of the program that calls them.
 """
 
 import contextlib
@@ -158,8 +158,8 @@ class StorableProgram(NamedTuple):
     def lower(self, name: str | None) -> jax.stages.Lowered:
         """Traces and lowers the program.
 
-        A stored program is named after its place, so that JAX's cache does not find it under another name: XLA
-        writes only a part of a program that it has loaded.
+        A stored program is named after its location, so that the JAX cache does not find it under another name:
+            XLA serialises only part of a loaded program.
         """
 
         def program(*args: Any) -> Any:
@@ -171,7 +171,7 @@ class StorableProgram(NamedTuple):
 
 
 def _know_kernels(device: Any) -> None:
-    """Makes JAX know how kernels are called on a GPU, as it does where they are made."""
+    """Registers the GPU kernel calls in JAX, as compiling kernels does."""
     if device.platform == "gpu":
         from jaxlib import gpu_triton
 
@@ -180,7 +180,7 @@ def _know_kernels(device: Any) -> None:
 
 @contextlib.contextmanager
 def _cache_hits() -> Iterator[list[str]]:
-    """Notes programs that this thread takes from JAX's cache inside of it."""
+    """Records programs that this thread takes from the JAX cache."""
     thread, hits = threading.get_ident(), []
 
     def hear(event: str, **_: str | int) -> None:
@@ -217,7 +217,7 @@ def store_for(device: Any, digest: str | None, known: Sequence[object], sources:
         device: the only one that computes it.
         digest: of its operations, or None if it depends on more.
         known: what else it depends on, as JSON takes it.
-        sources: files of Python that make the program of these operations.
+        sources: Python files that make the program of these operations.
     """
     settings = jax.config.values
     is_on = settings["jax_enable_compilation_cache"] and settings["jax_compilation_cache_dir"]
@@ -247,7 +247,7 @@ def calls_of(text: str) -> set[str]:
 
 
 def _settings() -> dict[str, str]:
-    """Returns JAX's settings in this thread."""
+    """Returns the JAX settings of this thread."""
     names = [name for name in jax.config.values if not NO_PART.search(name)]
     return {name: repr(getattr(jax.config, name, jax.config.values[name])) for name in names}
 
@@ -276,7 +276,7 @@ def _gpu(device: Any) -> list[object]:
 
 @cache
 def _driver() -> str:
-    """Returns the version of NVIDIA's driver, as far as the system tells it."""
+    """Returns the version of the NVIDIA driver, if known."""
     try:
         return Path("/proc/driver/nvidia/version").read_text().partition("\n")[0]
     except OSError:

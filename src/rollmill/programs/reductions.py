@@ -123,7 +123,7 @@ def means_in_a_row(
 
 
 def _shortest(program: Callable[[], Array], expected: Float[np.ndarray, " N"]) -> float:
-    """Returns the seconds of one of the program's means, infinite if the result is wrong.
+    """Returns the seconds of one mean of the program, infinite if the result is wrong.
 
     They are timed all the same, because all processes have to take part in each mean.
     """

@@ -1,4 +1,4 @@
-"""The size of a replay memory, told and checked before a training begins."""
+"""Checks and reports the size of a replay memory before training begins."""
 
 import math
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ class ReplaySize(NamedTuple):
 
     @property
     def of_a_step(self) -> float:
-        """Bytes of one step of one seed's training."""
+        """Bytes of one step of one seed."""
         return self.total / self.steps
 
     def __str__(self) -> str:

@@ -22,7 +22,7 @@ SAVED = 0.6
 
 
 class SearchCost(NamedTuple):
-    """Seconds of a training by XLA, and of a search for its kernels."""
+    """Seconds of a run by XLA, and of a search for its kernels."""
 
     platform: str
     """What computes it."""

@@ -36,7 +36,7 @@ class StoredChoice:
 
 
 class StoredChoices:
-    """The place of the choice of one request.
+    """The stored choice for one request.
 
     Args:
         request: the request.
@@ -48,7 +48,7 @@ class StoredChoices:
         self._file = None if sources is None else _file_of(request, sources)
 
     def read(self) -> KernelChoice | None:
-        """Returns the stored choice, for a program that is stored as well. None if there is none."""
+        """Returns the stored choice, for a stored program. None if there is none."""
         if self._file is None:
             return None
         from rollmill.fusion.cache import read_cached

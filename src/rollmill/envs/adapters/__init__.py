@@ -11,7 +11,7 @@ from rollmill.gpus.jax_settings import standard_promotion
 
 
 def import_extra(module: str, extra: str) -> ModuleType:
-    """Imports a module of an optional package, under JAX's standard promotion. What it prints goes to stderr.
+    """Imports a module of an optional package, under standard JAX promotion. What it prints goes to stderr.
 
     `extra` is the extra of Rollmill that installs the package, and the prefix of its environments. Raises a
     `UsageError` if the module, or a package that it needs, is missing or does not fit the others.

@@ -62,10 +62,9 @@ def make(
 
     Args:
         name: a game as Gymnasium or ale-py write it: `Pong`, `MsPacman` or `ms_pacman`.
-        episodic_life: a lost life ends a training episode. The game continues in the next one.
+        episodic_life: a lost life ends an episode during training. The game continues in the next one.
         reward_clipping: rewards of training are clipped to [-1, 1].
-        num_threads: number of threads of each process that steps environments, where 0 stands for one for each
-            core.
+        num_threads: number of threads in each process that steps environments. 0 means one per core.
         **options: `frameskip`, `stack_num`, `img_height`, `img_width`, `grayscale`, `maxpool`, `noop_max`,
             `use_fire_reset`, `full_action_space`, `max_num_frames_per_episode`, and `repeat_action_probability`,
             for which Machado et al., "Revisiting the Arcade Learning Environment" (2018), recommend 0.25.
@@ -141,7 +140,7 @@ class GamesVector(RowVector):
         return out
 
     def step(self, actions: PyTree[np.ndarray], *, out: HostStep | None = None) -> HostStep:
-        """Advances each environment by its action, and starts the next episode where one ended."""
+        """Steps each environment, and resets those with a finished episode."""
         out = allocate(self._struct) if out is None else out
         fitted = fit_to_space(self._action_space, actions, self.num_envs)
         observation, rewards, out.terminated[:], out.truncated[:], info = self._games.step(fitted)
@@ -187,7 +186,7 @@ def _in_camel_case(rom: str) -> str:
 
 
 def _checked(name: str, options: dict[str, Any], more: set[str]) -> dict[str, Any]:
-    """Returns the options, each of the type of its default.
+    """Returns the options, cast to the types of their defaults.
 
     Raises a `UsageError` for an option that does not exist, or that cannot have its value.
     """

@@ -20,9 +20,9 @@ def make(name: str, *, episode_length: int = 1000, reset_ratio: int = RESET_RATI
     Args:
         name: an id of Brax, such as `ant`.
         episode_length: steps after which an episode is truncated.
-        reset_ratio: see `rollmill.Environment`. Every episode has a new first state, whereas Brax's own
-            auto-reset returns to the same one for a whole training.
-        **options: arguments of the environment's class instead of the defaults, such as `backend="spring"`.
+        reset_ratio: see `rollmill.Environment`. Every episode has a new initial state, whereas auto-reset in Brax
+            always returns to the same state.
+        **options: arguments of the environment's class, such as `backend="spring"`.
 
     Raises:
         UsageError: Brax is not installed, or has no such environment, backend or option.

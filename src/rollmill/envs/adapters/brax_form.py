@@ -1,4 +1,4 @@
-"""Environments of Brax's form: `reset(key) -> state`, `step(state, action) -> state`.
+"""Environments with the interface of Brax: `reset(key) -> state`, `step(state, action) -> state`.
 
 MuJoCo Playground has the same form. Neither counts steps: time limits are Rollmill's, so that they truncate.
 """
@@ -23,7 +23,7 @@ RESET_RATIO = 16
 
 
 def from_brax_form(name: str, source: Any, *, episode_length: int, reset_ratio: int) -> Environment:
-    """Returns the environment of a source of this form, with actions in [-1, 1] and a time limit.
+    """Returns an environment with this interface, actions in [-1, 1] and a time limit.
 
     The source has `reset`, `step` and `action_size`, of one environment. Episodes are truncated after
     `episode_length` steps. For `reset_ratio` see `rollmill.Environment`.

@@ -48,12 +48,12 @@ def make(name: str, *, reset_ratio: int = RESET_RATIO, **options: Any) -> Enviro
     Args:
         name: an id of Craftax, such as `Craftax-Classic-Symbolic-v1`.
         reset_ratio: see `rollmill.Environment`. With 1, a world is generated for every environment in every step.
-        **options: fields of Craftax's parameters instead of the defaults, such as `max_timesteps=500`, static ones
-            included, such as `max_zombies=5`.
+        **options: fields of the Craftax parameters, such as `max_timesteps=500`, including static fields, such as
+            `max_zombies=5`.
 
     Returns:
         The environment, truncated at its time limit and terminated by all else, without auto-reset. Textures are
-        loaded for pixels alone. The first time, Craftax makes them and keeps them in its own folder.
+        loaded only for pixels. The first time, Craftax makes them and keeps them in its own folder.
 
     Raises:
         UsageError: Craftax is not installed, or has no such environment or option, or its textures cannot be kept.
@@ -81,7 +81,7 @@ def make(name: str, *, reset_ratio: int = RESET_RATIO, **options: Any) -> Enviro
 
 
 def _chosen(name: str, options: dict[str, Any], *defaults: Any) -> dict[str, Any]:
-    """Returns the options, cast to the types of Craftax's defaults.
+    """Returns the options, cast to the types of the Craftax defaults.
 
     Raises a `UsageError` if there is no such option, or if its value is of another type.
     """
@@ -116,7 +116,7 @@ def _observation_space(source: Any, params: Params) -> spaces.Box:
 
 
 def _with_textures(name: str, env: Environment) -> Environment:
-    """Traces the environment, which loads textures where it has pixels. What Craftax prints goes to stderr.
+    """Traces the environment, which loads textures if it observes pixels. What Craftax prints goes to stderr.
 
     Raises a `UsageError` if the textures could not be read or written.
     """

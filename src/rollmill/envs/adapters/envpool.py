@@ -34,13 +34,12 @@ RESERVED = {"batch_size", "env_seed", "env_type", "max_num_players", "num_envs",
 def make(name: str, *, num_threads: int = 0, **options: Any) -> HostEnvironment:
     """Makes the EnvPool environment of an id.
 
-    Floating-point spaces are float32 here, whatever EnvPool's dtype. If an episode terminates in the very step of
-    its time limit, EnvPool reports `truncated` only.
+    Floating-point spaces are float32 here, whatever the EnvPool dtype. If an episode terminates in the very step
+    of its time limit, EnvPool reports `truncated` only.
 
     Args:
         name: an id of EnvPool, such as `HalfCheetah-v4`.
-        num_threads: number of threads of each process that steps environments, where 0 stands for one for each
-            core.
+        num_threads: number of threads in each process that steps environments. 0 means one per core.
         **options: passed on to `envpool.make`.
 
     Raises:
@@ -95,7 +94,7 @@ class PoolVector(RowVector):
         return out
 
     def step(self, actions: PyTree[np.ndarray], *, out: HostStep | None = None) -> HostStep:
-        """Advances each environment by its action, and starts the next episode where one ended."""
+        """Steps each environment, and resets those with a finished episode."""
         out = allocate(self._struct) if out is None else out
         # Also checks the batch size: EnvPool would end the process for another one.
         fitted = fit_to_space(self._action_space, actions, self.num_envs)
@@ -165,5 +164,5 @@ def _space(space: spaces.Space) -> spaces.Space:
 
 
 def _quiet() -> warnings.catch_warnings:
-    """Suppresses Gymnasium's warnings of lost precision in the bounds of spaces."""
+    """Suppresses Gymnasium warnings of lost precision in the bounds of spaces."""
     return warnings.catch_warnings(action="ignore", category=UserWarning)

@@ -1,4 +1,4 @@
-"""`gymnasium:ID`: Gymnasium's environments, Python objects on the host CPU."""
+"""`gymnasium:ID`: Gymnasium environments, Python objects on the host CPU."""
 
 import copy
 import functools
@@ -27,8 +27,8 @@ def make(
 ) -> HostEnvironment:
     """Makes the Gymnasium environment of an id.
 
-    Gymnasium's wrappers that check each call are left out, because they cost time at every step and Rollmill
-    calls in the right order. Its time limit stays. `check_environment` checks the environment instead.
+    Gymnasium wrappers that check each call are left out, because they slow down every step and Rollmill calls in
+    the right order. Its time limit stays. `check_environment` checks the environment instead.
 
     Args:
         name: an id of Gymnasium, such as `HalfCheetah-v5`, or `module:id` to import the module that

@@ -41,7 +41,7 @@ def make(name: str, **options: Any) -> Environment:
 
     Returns:
         The environment with separate `truncated` and `terminated`, no auto-reset, rewards in float32 and
-        every leaf strongly typed. It is traced under JAX's standard promotion, which gymnax needs.
+        every leaf strongly typed. It is traced under standard JAX promotion, which gymnax needs.
 
     Raises:
         UsageError: gymnax is not installed, or has no such environment or option.
@@ -65,7 +65,7 @@ def make(name: str, **options: Any) -> Environment:
 
 
 def _make(gymnax: ModuleType, name: str, options: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
-    """Gymnax's environment and its parameters, with those in `options` replaced."""
+    """Returns the gymnax environment and its parameters, updated by `options`."""
     try:
         source, params = gymnax.make(name)
     except OSError as error:  # for example urllib's, if its data cannot be downloaded

@@ -1,4 +1,4 @@
-"""Drawings of gymnax's environments: of classic control, and of those that are observed as planes."""
+"""Drawings of gymnax environments: classic control, and environments observed as planes."""
 
 import math
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """`jaxmarl:ID`: JaxMARL's particle environments and SMAX (Rutherford et al., "JaxMARL: Multi-Agent RL Environments
 and Algorithms in JAX", NeurIPS Datasets and Benchmarks 2024), version 0.2.
 
-Agents whose names differ in their number alone are of one kind: `adversary_0` and `adversary_1` are adversaries.
+Agents with names that differ only in a number are of one kind: `adversary_0` and `adversary_1` are adversaries.
 """
 
 from collections.abc import Callable
@@ -32,8 +32,7 @@ def make(name: str, **options: Any) -> Environment:
 
     Args:
         name: an id of JaxMARL, such as `MPE_simple_spread_v3` or `SMAX`.
-        **options: arguments of the environment's class instead of the defaults, such as `num_agents=5`, and for
-            SMAX also `scenario="3m"`.
+        **options: arguments of the environment's class, such as `num_agents=5`, and for SMAX also `scenario="3m"`.
 
     Returns:
         The environment, whose time limit truncates. Units of SMAX that died are inactive. Its action mask marks
@@ -147,12 +146,12 @@ def _step_of(source: Any, members: Members, is_over: Callable[[Any, State], Bool
 
 
 def _never(source: Any, state: State) -> Bool[Array, ""]:
-    """Particle environments end by their time limit alone."""
+    """Particle environments end only by their time limit."""
     return jnp.asarray(False)
 
 
 def _alive(state: State) -> Bool[Array, " A"]:
-    """Returns the units of both armies that live. JaxMARL nests the state where it plays the enemies."""
+    """Returns the units of both armies that live. JaxMARL nests the state if it plays the enemies."""
     return getattr(state, "state", state).unit_alive
 
 

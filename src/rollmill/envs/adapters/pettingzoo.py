@@ -1,4 +1,4 @@
-"""`pettingzoo:FAMILY/NAME`: PettingZoo's parallel environments, Python objects of several agents on the host CPU
+"""`pettingzoo:FAMILY/NAME`: parallel environments of PettingZoo, Python objects of several agents on the host CPU
 (Terry et al., "PettingZoo: Gym for Multi-Agent Reinforcement Learning", NeurIPS 2021), version 1.27, with mpe2.
 """
 
@@ -20,7 +20,7 @@ PARTICLES = "mpe/"
 
 
 class _Source(NamedTuple):
-    """A function that makes one environment, and the one whose arguments it takes, if that is known."""
+    """A function that makes an environment, and the function that defines its arguments, if known."""
 
     create: Callable[..., Any]
     takes: Callable[..., Any] | None
@@ -32,7 +32,7 @@ def make(name: str, **options: Any) -> HostEnvironment:
     Args:
         name: `mpe/simple_spread_v3`, `butterfly/pistonball_v6` or another id of PettingZoo; or `module:id`, to
             import the module that registers it first (`pettingzoo.register("parallel", ...)`).
-        **options: arguments of the environment instead of the defaults, such as `max_cycles=50`.
+        **options: arguments of the environment, such as `max_cycles=50`.
 
     Raises:
         UsageError: a package is not installed, its agents act by turns, or there is no such environment or option.

@@ -1,7 +1,7 @@
 """`pgx:ID`: games of one and two players of Pgx (Koyamada et al., "Pgx: Hardware-accelerated parallel game
 simulators for reinforcement learning", NeurIPS 2023), versions from 2.6.
 
-Nothing is downloaded: Pgx's trained opponents are not used.
+Nothing is downloaded: the trained opponents of Pgx are not used.
 """
 
 from types import ModuleType
@@ -60,12 +60,12 @@ def make(name: str, **options: Any) -> Environment:
 
     Args:
         name: an id of Pgx, such as `go_9x9`.
-        **options: arguments of the game's class instead of the defaults, such as `komi=5.5`.
+        **options: arguments of the game's class, such as `komi=5.5`.
 
     Returns:
         The environment, with its legal actions as `action_mask` and observations in float32. Player 0 is the one
-        who moves first. Pgx numbers the players at random. An illegal action ends the episode with Pgx's penalty.
-        Planners can step the games without chance or hidden information.
+        who moves first. Pgx numbers the players at random. An illegal action ends the episode with the penalty
+        defined by Pgx. Planners can step the games without chance or hidden information.
 
     Raises:
         UsageError: Pgx is not installed, has no such environment or option, or the game has more than two players.
@@ -89,7 +89,7 @@ def make(name: str, **options: Any) -> Environment:
 
 
 def _source(pgx: ModuleType, name: str, options: dict[str, Any]) -> Any:
-    """Pgx's environment of an id."""
+    """Returns the Pgx environment of an id."""
     fitting = [known for known in pgx.available_envs() if known not in TOO_MANY_PLAYERS]
     if name in TOO_MANY_PLAYERS:
         raise UsageError(

@@ -1,7 +1,7 @@
 """`playground:ID`: MuJoCo Playground (Zakka et al., 2025, arXiv:2502.08844), version 0.2.
 
-The DeepMind Control suite needs nothing but the package. Robots for locomotion and manipulation need the models of
-MuJoCo Menagerie, which Playground downloads where they are missing. Here nothing is downloaded.
+The DeepMind Control suite needs nothing but the package. Robots for locomotion and manipulation need models of
+MuJoCo Menagerie, which Playground downloads if missing. Here nothing is downloaded.
 """
 
 import importlib
@@ -25,10 +25,9 @@ def make(name: str, *, impl: str = "jax", reset_ratio: int = RESET_RATIO, **opti
     Args:
         name: an id of Playground, such as `CartpoleBalance`.
         impl: `jax`, MuJoCo's physics in JAX, on every device, or `warp`, in NVIDIA's Warp, on its GPUs alone.
-        reset_ratio: see `rollmill.Environment`. Every episode has a new first state, whereas Playground's own
-            auto-reset returns to the same one for a whole training.
-        **options: entries of the environment's configuration instead of the defaults, numbers or text, such as
-            `episode_length=500`.
+        reset_ratio: see `rollmill.Environment`. Every episode has a new initial state, whereas auto-reset in
+            Playground always returns to the same state.
+        **options: entries of the environment's configuration, such as `episode_length=500`.
 
     Returns:
         The environment, truncated after `episode_length` steps of control. An action is repeated `action_repeat`

@@ -1,4 +1,6 @@
-"""Environments of packages that need JAX's standard promotion of dtypes and ranks, whatever the caller has set."""
+"""Runs environments of other packages under standard JAX promotion of dtypes and ranks, whatever the caller has
+set.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +15,7 @@ from rollmill.gpus.jax_settings import standard_promotion
 def promoting(env: Environment) -> Environment:
     """Runs reset and step under standard promotion, and casts their results to fixed dtypes.
 
-    States get the dtypes that they have after a step, observations those of the space.
+    States get their dtypes after a step, and observations the dtypes of the space.
     """
     state_struct = _state_struct(env)
     observation_struct, rewards = struct(env.observation_space), reward_struct(env)

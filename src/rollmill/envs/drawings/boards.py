@@ -1,4 +1,4 @@
-"""Drawings of boards, from planes of stones and of colours.
+"""Draws boards from planes of stones or colours.
 
 Shape letters: `H` rows from the top, `W` columns, `C` channels.
 """

@@ -1,4 +1,4 @@
-"""Drawings of the classic control problems, from plain numbers, so that adapted environments can use them too."""
+"""Draws classic control problems from plain numbers, so that adapted environments can share the drawings."""
 
 import math
 from typing import Any

@@ -12,7 +12,7 @@ from rollmill.core.spaces import unsupported
 
 
 def fit_to_space(space: spaces.Space, actions: PyTree[np.ndarray], num_envs: int) -> PyTree[np.ndarray]:
-    """Clips a batch of actions to the bounds of each `Box` and casts it to the space's dtypes.
+    """Clips a batch of actions to the bounds of each `Box`, and casts it to the space's dtypes.
 
     Args:
         space: space of one action.
@@ -65,7 +65,7 @@ def element_splitter(space: spaces.Space) -> Callable[[PyTree[np.ndarray]], Iter
 
 
 def replaced_by_legal(space: spaces.Space, actions: Any, mask: Any, rng: np.random.Generator) -> Any:
-    """Random actions of a batch, with legal ones where a mask tells them, or by kind for several agents.
+    """Samples a batch of random actions, legal if masked, by kind for several agents.
 
     Args:
         space: space of one action.

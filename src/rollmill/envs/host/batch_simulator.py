@@ -57,11 +57,11 @@ def batch_environment(
 
     Args:
         name: name in messages.
-        make: returns a new vector environment of the given number of rows at each call.
+        make: function from a number of rows to a new vector environment.
         reset_options: options of every reset.
 
     Raises:
-        UsageError: it is no vector environment, a space has no fixed shape, or it cannot reset single rows.
+        UsageError: it is not a vector environment, a space has no fixed shape, or it cannot reset single rows.
         ContractError: making, resetting or stepping it raised an exception.
     """
     batch = made_batch(name, make, PROBED)

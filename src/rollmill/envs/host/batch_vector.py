@@ -1,4 +1,4 @@
-"""Steps of one `gymnasium.vector.VectorEnv`, in whichever of Gymnasium's modes it begins new episodes.
+"""Steps a `gymnasium.vector.VectorEnv` in any autoreset mode.
 
 Shape letter: `n` environments.
 """
@@ -28,8 +28,8 @@ class BatchVector(RowVector):
     """A `core.types.HostVector` of one vector environment, which it closes, with the global indices of its rows.
 
     The first observation of the next episode comes with the step that ended the one before. A vector environment
-    in Gymnasium's mode SAME_STEP gives it by itself. In the modes NEXT_STEP and DISABLED, the rows whose episodes
-    ended are reset at once with `reset(options={"reset_mask": rows})`, so that no step is spent on a reset.
+    in the mode SAME_STEP returns it. In the modes NEXT_STEP and DISABLED, the rows whose episodes ended are reset
+    at once with `reset(options={"reset_mask": rows})`, so that no step is spent on a reset.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class BatchVector(RowVector):
         return self._reset(self._seeds[0], self._options)[1]
 
     def check_partial_reset(self) -> None:
-        """Takes a step, and resets the first row alone. Raises a `ContractError` if another row is reset, too."""
+        """Takes a step, and resets only the first row. Raises a `ContractError` if another row is reset, too."""
         actions = batch_space(self._action_space, self.num_envs)
         actions.seed(0)
         with attribute_to_user_code(f"{self._name}: step of {self.num_envs} environments"):

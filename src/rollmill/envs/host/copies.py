@@ -29,7 +29,7 @@ def environment_seed(root: int, index: int, *, generation: int = 0, attempt: int
     Environments with the same `root`, `generation` and `attempt` have different seeds.
 
     Args:
-        root: seed of the training, at least 0.
+        root: seed of the run, at least 0.
         index: global index of the environment.
         generation: number of the start of its process, or `EVALUATION`.
         attempt: number of times that it was replaced in that process.
@@ -133,7 +133,7 @@ class Copies(Generic[Single]):
         return drained
 
     def close(self) -> None:
-        """Closes all of them."""
+        """Closes all copies."""
         for i in range(len(self.objects)):
             self._close(i)
 

@@ -19,7 +19,7 @@ from rollmill.envs.host.python_vector import PythonVector
 
 @dataclass(frozen=True)
 class StartPython:
-    """A `StartHost` of Python objects that `make` makes, with Gymnasium's interface."""
+    """A `StartHost` of Python objects returned by `make`, with the Gymnasium interface."""
 
     name: str
     make: Callable[[], gymnasium.Env] = field(repr=False)
@@ -55,8 +55,8 @@ class StartByName:
 
     @property
     def for_evaluation(self) -> StartHost:
-        """Starts environments of the same spaces, to evaluate on. It is the environment itself where evaluations
-        are as trainings.
+        """Starts environments of the same spaces, to evaluate on. It is the environment itself if evaluation and
+        training environments are equal.
         """
         return evaluation_start(self.start)
 
@@ -77,7 +77,7 @@ def host_environment(
 
     Args:
         name: name in messages.
-        make: returns a new environment with Gymnasium's interface at each call.
+        make: returns a new environment with the Gymnasium interface at each call.
         reset_options: options of every reset.
 
     Raises:

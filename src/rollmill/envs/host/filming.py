@@ -47,7 +47,7 @@ class Camera(gymnasium.Wrapper):
 
 
 class ParallelCamera:
-    """An environment of several agents whose pictures are kept. Arguments are those of `Camera`."""
+    """A multi-agent environment with recorded pictures. See `Camera` for the arguments."""
 
     def __init__(self, env: Any, film: Film) -> None:
         self._env, self._film = env, film

@@ -20,7 +20,7 @@ def step_struct(env: HostEnvironment, num_envs: int, *, discounted: bool = False
     """Shapes and dtypes of one step of `num_envs` environments, as `jax.ShapeDtypeStruct`.
 
     Args:
-        env: the environment. Dtypes are those of `core.spaces.struct`.
+        env: the environment. Dtypes are as in `core.spaces.struct`.
         num_envs: number of environments, the size of axis 0.
         discounted: True if they are started with a `gamma`.
     """

@@ -1,4 +1,4 @@
-"""Refusal of Gymnasium's wrappers that scale by running statistics, of which each copy would have its own."""
+"""Rejects Gymnasium wrappers that scale by running statistics, since each copy would have separate statistics."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Checks the numbers of host environments: NaN and infinity, and whole numbers that a batch cannot hold.
+"""Checks the numbers of host environments for NaN, infinity, and integers too large for the batch.
 
 Shape letter: `n` environments.
 """

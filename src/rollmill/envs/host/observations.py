@@ -1,4 +1,4 @@
-"""Copies observations of host environments to the rows of a batch."""
+"""Copies host environments' observations to the rows of a batch."""
 
 import operator
 from collections.abc import Callable, Iterable, Iterator

@@ -1,4 +1,4 @@
-"""The common part of host environments made of Python objects, which are stepped one after the other.
+"""Base of host environments made of Python objects, stepped one after the other.
 
 Shape letter: `n` environments.
 """

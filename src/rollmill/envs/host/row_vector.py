@@ -44,7 +44,7 @@ class RowVector(ABC):
 
     @abstractmethod
     def step(self, actions: PyTree[np.ndarray], *, out: HostStep | None = None) -> HostStep:
-        """Advances each environment by its action, and starts the next episode where one ended."""
+        """Steps each environment, and resets those with a finished episode."""
 
     @abstractmethod
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The definition of a named transform: functions of arrays, the same for JAX and for NumPy."""
+"""The definition of a named transform: functions of arrays, shared by JAX and NumPy."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
@@ -59,7 +59,7 @@ class Transform(NamedTuple):
 
 
 class Spaces(NamedTuple):
-    """The spaces of the environment that is transformed."""
+    """The spaces of the wrapped environment."""
 
     observation: spaces.Space
     action: spaces.Space
@@ -80,7 +80,7 @@ def box_of(space: spaces.Space, name: str, *, ranks: tuple[int, ...], hint: str)
 
 
 def number_of(text: str) -> float | None:
-    """Returns the finite number that a text stands for, or None if it stands for none."""
+    """Parses a finite number. Returns None if the string is not one."""
     try:
         value = float(text)
     except ValueError:
@@ -89,7 +89,7 @@ def number_of(text: str) -> float | None:
 
 
 def count_of(text: str) -> int | None:
-    """Returns the whole number from 1 that a text stands for, or None if it stands for none."""
+    """Parses a positive integer. Returns None if the string is not one."""
     return int(text) if text.isascii() and text.isdigit() and int(text) >= 1 else None
 
 

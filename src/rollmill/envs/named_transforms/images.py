@@ -106,7 +106,7 @@ def _in_256ths(shares: np.ndarray) -> np.ndarray:
 
 
 def _matmul(xp: Any, left: Any, right: Any) -> Any:
-    """Returns the product in full float32, as GPUs compute it only where they are asked."""
+    """Returns the product in full float32, which GPUs compute only on request."""
     if xp is jnp:
         return jnp.matmul(left, right, precision=jax.lax.Precision.HIGHEST)
     return np.matmul(left, right)

@@ -98,7 +98,7 @@ def bounds_of(space: gymnasium_spaces.Box) -> tuple[np.ndarray, np.ndarray]:
 
 
 def channel_axis(shape: tuple[int, ...]) -> int:
-    """Returns the axis of an image's channels: the first one if it is shorter than both others, else the last."""
+    """Returns the channel axis of an image: the first if it is shorter than both others, else the last."""
     return 0 if shape[0] < min(shape[1:]) else 2
 
 

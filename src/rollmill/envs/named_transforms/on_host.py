@@ -1,4 +1,4 @@
-"""Transforms of Python objects with Gymnasium's interface, in NumPy."""
+"""Transforms of Python objects with the Gymnasium interface, in NumPy."""
 
 from typing import Any
 
@@ -76,7 +76,9 @@ def _assembled(space: spaces.Space, arrays: Any) -> Any:
 
 
 def _native(space: spaces.Space, action: Any) -> Any:
-    """An action in the types that environments expect: Python's integers for `Discrete`, the space's dtypes."""
+    """Converts an action to the types that environments expect: Python integers for `Discrete`, otherwise the
+    space's dtypes.
+    """
     match space:
         case spaces.Dict():
             return {name: _native(part, action[name]) for name, part in space.spaces.items()}

@@ -1,7 +1,7 @@
 """robots:Ant: a torso on four legs of two joints that walks along the x axis.
 
-Observation, reward, reset and end are those of Isaac Gym's Ant (Makoviychuk et al., "Isaac Gym: High Performance
-GPU-Based Physics Simulation For Robot Learning", 2021; IsaacGymEnvs). Physics are MuJoCo's instead of PhysX's,
+Observation, reward, reset and termination follow Ant of Isaac Gym (Makoviychuk et al., "Isaac Gym: High
+Performance GPU-Based Physics Simulation For Robot Learning", 2021; IsaacGymEnvs). Physics are MuJoCo's instead of PhysX's,
 angles are within [-pi, pi], and force sensors measure what a foot takes from its leg.
 """
 
@@ -88,7 +88,7 @@ class AntState(eqx.Module):
 
 
 class AntParams(eqx.Module):
-    """Numbers of the robot and of the task; every leaf may hold one value for each environment."""
+    """Parameters of the robot and the task. Each leaf may hold one value per environment."""
 
     robot: physics.Params
     target: Scalar = 1000.0
@@ -118,7 +118,7 @@ def ant(
 
     Args:
         max_steps: time limit of an episode, in steps of 1/60 s.
-        iterations: Newton's iterations of each of the two physics steps.
+        iterations: Newton iterations of each of the two physics steps.
         line_search_iterations: points along each of its directions.
     """
     model = physics.load(

@@ -1,6 +1,6 @@
 """robots:Anymal: a quadruped of twelve joints that walks at the velocity that it is told.
 
-Observation, reward, reset and end are those of Isaac Gym's Anymal (Makoviychuk et al., "Isaac Gym: High
+Observation, reward, reset and termination follow Anymal of Isaac Gym (Makoviychuk et al., "Isaac Gym: High
 Performance GPU-Based Physics Simulation For Robot Learning", 2021; IsaacGymEnvs). Physics are MuJoCo's instead of
 PhysX's. Feet touch the floor. An episode ends where the base or a knee would touch it, so that they have no
 contacts. Torques are those of the servos at the end of a step.
@@ -113,7 +113,7 @@ class AnymalState(eqx.Module):
 
 
 class AnymalParams(eqx.Module):
-    """Numbers of the robot and of the task; every leaf may hold one value for each environment."""
+    """Parameters of the robot and the task. Each leaf may hold one value per environment."""
 
     robot: physics.Params
     reach: Scalar = 0.5
@@ -144,7 +144,7 @@ def anymal(
 
     Args:
         max_steps: time limit of an episode, in steps of 0.02 s.
-        iterations: Newton's iterations of each of the two physics steps.
+        iterations: Newton iterations of each of the two physics steps.
         line_search_iterations: points along each of its directions.
     """
     model = physics.load(

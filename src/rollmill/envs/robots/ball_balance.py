@@ -1,6 +1,6 @@
 """robots:BallBalance: a tray on three legs that catches a ball and holds it in its middle.
 
-Observation, reward, reset and end are those of Isaac Gym's BallBalance (Makoviychuk et al., "Isaac Gym: High
+Observation, reward, reset and termination follow BallBalance of Isaac Gym (Makoviychuk et al., "Isaac Gym: High
 Performance GPU-Based Physics Simulation For Robot Learning", 2021; IsaacGymEnvs). Physics are MuJoCo's instead of
 PhysX's, with servos a tenth as stiff as published, because stiffer ones shake. Feet are held by `connect`
 constraints, legs do not touch the ball, and the force and the torques observed are those of the legs on the tray.
@@ -102,7 +102,7 @@ class BallBalanceState(eqx.Module):
 
 
 class BallBalanceParams(eqx.Module):
-    """Numbers of the robot and of the task; every leaf may hold one value for each environment."""
+    """Parameters of the robot and the task. Each leaf may hold one value per environment."""
 
     robot: physics.Params
     turn: Scalar = 20.0
@@ -130,7 +130,7 @@ def ball_balance(
 
     Args:
         max_steps: time limit of an episode, in steps of 0.01 s.
-        iterations: Newton's iterations of each of the two physics steps.
+        iterations: Newton iterations of each of the two physics steps.
         line_search_iterations: points along each of its directions.
     """
     model = physics.load(

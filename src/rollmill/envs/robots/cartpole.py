@@ -1,6 +1,6 @@
 """robots:Cartpole: a pole that is balanced on a cart by a continuous force.
 
-Observation, reward, reset and end are those of Isaac Gym's Cartpole (Makoviychuk et al., "Isaac Gym: High
+Observation, reward, reset and termination follow Cartpole of Isaac Gym (Makoviychuk et al., "Isaac Gym: High
 Performance GPU-Based Physics Simulation For Robot Learning", 2021; IsaacGymEnvs). The physics are MuJoCo's instead
 of PhysX's. The ends of the rail, at 4 m, are left out, because an episode ends at 3 m.
 """
@@ -44,7 +44,7 @@ MODEL = f"""
 
 
 class CartpoleParams(eqx.Module):
-    """Numbers of the robot and of the task; every leaf may hold one value for each environment."""
+    """Parameters of the robot and the task. Each leaf may hold one value per environment."""
 
     robot: physics.Params
     position_limit: Scalar = 3.0

@@ -1,6 +1,6 @@
 """robots:FrankaCabinet: an arm of seven joints with a gripper that opens a drawer.
 
-Observation, reward, reset and end are those of Isaac Gym's FrankaCabinet (Makoviychuk et al., "Isaac Gym: High
+Observation, reward, reset and termination follow FrankaCabinet of Isaac Gym (Makoviychuk et al., "Isaac Gym: High
 Performance GPU-Based Physics Simulation For Robot Learning", 2021; IsaacGymEnvs). Physics are MuJoCo's instead of
 PhysX's. Fingers are capsules that touch the handle, which is a bar, and nothing else touches: arm and cabinet pass
 through each other, which costs reward where fingers do. The drawer is empty, and the servos of fingers are softer.
@@ -144,7 +144,7 @@ class FrankaState(eqx.Module):
 
 
 class FrankaParams(eqx.Module):
-    """Numbers of the robot and of the task; every leaf may hold one value for each environment."""
+    """Parameters of the robot and the task. Each leaf may hold one value per environment."""
 
     robot: physics.Params
     speed: Scalar = 7.5
@@ -174,7 +174,7 @@ def franka_cabinet(
 
     Args:
         max_steps: time limit of an episode, in steps of 1/60 s.
-        iterations: Newton's iterations of each of the two physics steps.
+        iterations: Newton iterations of each of the two physics steps.
         line_search_iterations: points along each of its directions.
     """
     model = physics.load(

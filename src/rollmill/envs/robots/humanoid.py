@@ -1,6 +1,6 @@
 """robots:Humanoid: a person of 21 joints that walks along the x axis.
 
-Observation, reward, reset and end are those of Isaac Gym's Humanoid (Makoviychuk et al., "Isaac Gym: High
+Observation, reward, reset and termination follow Humanoid of Isaac Gym (Makoviychuk et al., "Isaac Gym: High
 Performance GPU-Based Physics Simulation For Robot Learning", 2021; IsaacGymEnvs). Physics are MuJoCo's instead of
 PhysX's, angles are within [-pi, pi], force sensors measure what a foot takes from its shin, and parts of the body
 do not touch each other.
@@ -147,7 +147,7 @@ class HumanoidState(eqx.Module):
 
 
 class HumanoidParams(eqx.Module):
-    """Numbers of the robot and of the task; every leaf may hold one value for each environment."""
+    """Parameters of the robot and the task. Each leaf may hold one value per environment."""
 
     robot: physics.Params
     target: Scalar = 1000.0
@@ -177,7 +177,7 @@ def humanoid(
 
     Args:
         max_steps: time limit of an episode, in steps of 1/60 s.
-        iterations: Newton's iterations of each of the two physics steps.
+        iterations: Newton iterations of each of the two physics steps.
         line_search_iterations: points along each of its directions.
     """
     model = physics.load(

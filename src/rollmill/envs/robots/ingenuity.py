@@ -1,6 +1,6 @@
 """robots:Ingenuity: a helicopter of two rotors that flies to targets on Mars.
 
-Observation, reward, reset and end are those of Isaac Gym's Ingenuity (Makoviychuk et al., "Isaac Gym: High
+Observation, reward, reset and termination follow Ingenuity of Isaac Gym (Makoviychuk et al., "Isaac Gym: High
 Performance GPU-Based Physics Simulation For Robot Learning", 2021; IsaacGymEnvs). Physics are MuJoCo's instead of
 PhysX's, and the rotors do not turn against the chassis: only their thrust matters. There is no floor, because an
 episode ends above it.
@@ -55,7 +55,7 @@ class IngenuityState(eqx.Module):
 
 
 class IngenuityParams(eqx.Module):
-    """Numbers of the robot and of the task; every leaf may hold one value for each environment."""
+    """Parameters of the robot and the task. Each leaf may hold one value per environment."""
 
     robot: physics.Params
     thrust: Scalar = 20.0

@@ -27,7 +27,7 @@ Terminated = Callable[[RobotState], Bool[Array, ""]]
 
 
 class RobotParams(eqx.Module):
-    """Numbers of a robot and of its first states; every leaf may hold one value for each environment."""
+    """Parameters of a robot and its initial states. Each leaf may hold one value per environment."""
 
     robot: physics.Params
     reset_angle: Scalar

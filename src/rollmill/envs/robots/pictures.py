@@ -1,4 +1,4 @@
-"""Pictures of robots: by MuJoCo's renderer where there is OpenGL, and as drawings of their geoms elsewhere."""
+"""Pictures of robots: by the MuJoCo renderer with OpenGL, or as drawings of their geoms without."""
 
 import importlib
 import math
@@ -65,7 +65,7 @@ class RobotCamera:
         self.source, self.chosen = source, view
 
     def picture(self, robot: RobotState) -> Drawing | UInt8[np.ndarray, "H W 3"]:
-        """Returns pixels, or shapes where there is no OpenGL."""
+        """Returns pixels, or shapes without OpenGL."""
         mujoco, compiled, data = self._scene
         data.qpos[:] = np.asarray(robot.positions, float)
         mujoco.mj_kinematics(compiled, data)
@@ -138,7 +138,7 @@ def _rgb(colour: str) -> list[float]:
 
 
 def _opengl(platform: str) -> Any:
-    """Returns MuJoCo's module for one of the ways to OpenGL."""
+    """Returns the MuJoCo module for an OpenGL platform."""
     if platform == "egl":
         return importlib.import_module("mujoco.egl")
     if platform == "osmesa":
@@ -147,7 +147,7 @@ def _opengl(platform: str) -> Any:
 
 
 class _Renderer:
-    """MuJoCo's renderer in a context of OpenGL without a window."""
+    """The MuJoCo renderer in an OpenGL context without a window."""
 
     def __init__(self, mujoco: Any, compiled: Any, platform: str):
         self.mujoco, self.compiled = mujoco, compiled

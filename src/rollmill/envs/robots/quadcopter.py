@@ -1,6 +1,6 @@
 """robots:Quadcopter: a chassis with four rotors, each tilted by two joints, that hovers at a target.
 
-Observation, reward, reset and end are those of Isaac Gym's Quadcopter (Makoviychuk et al., "Isaac Gym: High
+Observation, reward, reset and termination follow Quadcopter of Isaac Gym (Makoviychuk et al., "Isaac Gym: High
 Performance GPU-Based Physics Simulation For Robot Learning", 2021; IsaacGymEnvs). Physics are MuJoCo's instead of
 PhysX's, whose stiff drives of the light rotors would not be stable here: servos have 10 N m/rad and a damper, and
 joints an armature. There is no floor, because an episode ends above it.
@@ -79,7 +79,7 @@ class QuadcopterState(eqx.Module):
 
 
 class QuadcopterParams(eqx.Module):
-    """Numbers of the robot and of the task; every leaf may hold one value for each environment."""
+    """Parameters of the robot and the task. Each leaf may hold one value per environment."""
 
     robot: physics.Params
     turn: Scalar = 8 * math.pi
@@ -104,7 +104,7 @@ def quadcopter(*, max_steps: int = 500, iterations: int = physics.ITERATIONS) ->
 
     Args:
         max_steps: time limit of an episode, in steps of 0.01 s.
-        iterations: Newton's iterations of each of the two physics steps.
+        iterations: Newton iterations of each of the two physics steps.
     """
     model = physics.load(model_text(), iterations=iterations)
     task = _Quadcopter(model.structure)

@@ -1,4 +1,4 @@
-"""Several steps of a robot's physics for one of a task."""
+"""Several physics steps of a robot for one step of a task."""
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ def advance(
 
 
 def in_float32(params: physics.Params) -> physics.Params:
-    """Returns a robot's numbers in float32, of which environments are made."""
+    """Casts a robot's parameters to float32, for environments."""
     return jax.tree.map(lambda values: np.asarray(values, np.float32), params)
 
 

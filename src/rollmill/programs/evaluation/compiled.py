@@ -44,7 +44,7 @@ MAX_AT_ONCE = 2**16
 def evaluate(
     graph: Graph, weights: Weights, *, episodes: int, seed: int = 0, stochastic: bool = False
 ) -> EvaluationEpisodes:
-    """Plays whole episodes, one in each of as many environments, so that short ones do not count twice.
+    """Plays whole episodes, each in its own environment, so that short episodes do not count twice.
 
     As many are played at once as `BATCH_BYTES` hold. Programs are kept in the compilation cache, so that another
     evaluation of the same graph compiles nothing.
@@ -53,7 +53,7 @@ def evaluate(
         graph: the algorithm with its environment.
         weights: weights of the policy, as `graph.weights` gives them.
         episodes: how many.
-        seed: seed of the environments and, where it is stochastic, of the policy.
+        seed: seed of the environments and of a stochastic policy.
         stochastic: draw actions as in training, instead of the most likely one.
 
     Raises:
@@ -71,7 +71,7 @@ def evaluator(
     stochastic: bool = False,
     backend: Any = None,
 ) -> Evaluator:
-    """Compiles `evaluate` for weights of these shapes. Arguments and errors are those of `evaluate`.
+    """Compiles `evaluate` for weights of these shapes. See `evaluate` for arguments and errors.
 
     The `fusion.Backend` makes a kernel of the steps if they can be one. Without it XLA computes them.
     """
@@ -123,7 +123,7 @@ def _most_at_once(graph: Graph) -> int:
 
 
 def _parameters(graph: Graph) -> dict[str, np.ndarray]:
-    """Returns the environment's parameters that programs take as inputs, at the end of the training."""
+    """Returns the environment parameters that are program inputs, with their final values."""
     numbers = {name: value for name, value in graph.parameters.items() if name != "steps_done"}
     return {name: np.asarray(value, np.float32) for name, value in numbers.items()}
 
@@ -152,7 +152,7 @@ def _play(
 
 
 def _with_agents(graph: Graph, weights: Weights, now: Playing) -> Playing:
-    """Returns the beginning with a return of 0 for each kind of agents."""
+    """Adds a return of 0 for each kind of agents."""
     first = jax.tree.map(lambda leaf: leaf[0], now.collector)
     _, step = jax.eval_shape(partial(step_one, graph, weights), first, jax.random.key(0), np.int32(0))
     kinds = step.info.get("agent_returns", {})

@@ -77,7 +77,7 @@ def check_numbers(episodes: int, seed: int) -> tuple[int, int]:
 
 
 def check_seed(seed: int) -> None:
-    """Raises a `UsageError` if the seed of an evaluation is not a number of 32 bits."""
+    """Raises a `UsageError` if an evaluation's seed exceeds 32 bits."""
     if not 0 <= seed < 2**32:
         raise UsageError(f"seed={seed} must lie between 0 and 2**32 - 1.")
 

@@ -11,7 +11,7 @@ from rollmill.programs.evaluation.episodes import CHUNK, OUTCOME, Advance, Playi
 
 
 def fused_steps(graph: Graph, backend: Backend, episodes: int) -> Advance:
-    """Makes a rollout kernel of the steps of an evaluation.
+    """Compiles the steps of an evaluation to a rollout kernel.
 
     Raises `CannotFuse` if a step cannot be part of one.
     """

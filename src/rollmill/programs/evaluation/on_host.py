@@ -40,10 +40,10 @@ def evaluate_on_host(
     seed: int = 0,
     stochastic: bool = False,
 ) -> EvaluationEpisodes:
-    """Plays whole episodes of a host environment, side by side in up to `MAX_COPIES` copies of it.
+    """Plays whole episodes in up to `MAX_COPIES` copies of a host environment.
 
     Episodes are dealt out beforehand, an equal number to each copy, so that short ones do not count more often.
-    Their seeds are not those that a training with the same `seed` begins with. Arguments are those of `evaluate`.
+    Their seeds differ from the seeds of a training run with the same `seed`. See `evaluate` for the arguments.
     Raises a `UsageError` if an episode does not end within `MAX_STEPS` steps, and a `ContractError` with the
     environment's line if it raises.
     """

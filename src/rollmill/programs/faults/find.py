@@ -2,7 +2,7 @@
 
 Inside the compiled program one number a fragment says whether its outputs were finite. If one was not, the
 iteration is computed again from the state before it, step by step, with every value checked. This is possible
-because an iteration depends on its state alone.
+because an iteration depends only on its state.
 
 Shape letters: `T` steps, `E` environments, `N` rows of a minibatch.
 """

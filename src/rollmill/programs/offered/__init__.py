@@ -33,7 +33,7 @@ def to_gymnasium(
     render_mode: str | None = None,
     **options: Any,
 ) -> SingleEnvironment | VectorEnvironment:
-    """Offers an environment of JAX functions as one of Gymnasium, for trainings by other libraries.
+    """Wraps an environment of JAX functions as a Gymnasium environment, for training by other libraries.
 
     Reset and step are compiled programs. Observations, rewards and flags are NumPy arrays, and actions of a `Box`
     are clipped to its bounds. Legal actions are `info["action_mask"]`, where the environment has masks.
@@ -49,7 +49,7 @@ def to_gymnasium(
         **options: options of an id, as for `rollmill.make`.
 
     Returns:
-        The environment. `reset(seed=...)` determines all of its random numbers.
+        The environment. `reset(seed=...)` determines all its random numbers.
 
     Raises:
         UsageError: it is a host environment, has several agents or two players, or an argument is invalid.
@@ -71,7 +71,7 @@ def to_gymnasium(
 def to_pettingzoo(
     env: Environment | str, *, render_mode: str | None = None, **options: Any
 ) -> "ParallelEnvironment":
-    """Offers an environment of several agents as one of PettingZoo, for trainings by other libraries.
+    """Wraps a multi-agent environment as a PettingZoo environment, for training by other libraries.
 
     Args:
         env: an environment with agents, or an id of `rollmill.make`.

@@ -1,4 +1,4 @@
-"""Conversion between arrays of JAX and the elements of a Gymnasium space."""
+"""Converts between JAX arrays and the elements of a Gymnasium space."""
 
 from typing import Any
 
@@ -48,7 +48,7 @@ def batch_of_one(space: spaces.Space, action: Any) -> Any:
 
 
 def checked_actions(name: str, space: spaces.Space, actions: Any, num_envs: int) -> Any:
-    """Returns a batch of actions for a program, those of a `Box` clipped to its bounds.
+    """Returns a batch of actions for a program, clipped to the bounds of a `Box`.
 
     Args:
         name: name of the environment in messages.
