@@ -44,7 +44,7 @@ def a2c(
     network: MakeNetwork | NetworkConfig | str | None = None,
     **overrides: Any,
 ) -> Graph:
-    """A2C on an environment, as a graph.
+    """Makes the graph of A2C on an environment.
 
     Args:
         env: what `rollmill.make` returns, an `Environment` of your own, an id, or what `gymnasium.make` returns.

@@ -96,7 +96,7 @@ def a3c(
     network: MakeNetwork | NetworkConfig | str | None = None,
     **overrides: Any,
 ) -> Graph:
-    """A3C on an environment, as a graph.
+    """Makes the graph of A3C on an environment.
 
     Args:
         env: what `rollmill.make` returns, an `Environment` of your own, an id, or what `gymnasium.make` returns.

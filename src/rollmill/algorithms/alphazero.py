@@ -238,7 +238,7 @@ def alphazero(
     network: MakeNetwork | NetworkConfig | str | None = None,
     **overrides: Any,
 ) -> Graph:
-    """AlphaZero on an environment that can be planned in, as a graph.
+    """Makes the graph of AlphaZero on an environment that can be planned in.
 
     Args:
         env: what `rollmill.make` returns, an `Environment` of your own, or an id: a game for two players, or an

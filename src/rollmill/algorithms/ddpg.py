@@ -86,7 +86,7 @@ def ddpg(
     network: NetworkConfig | str | None = None,
     **overrides: Any,
 ) -> Graph:
-    """DDPG on an environment with bounded continuous actions, as a graph.
+    """Makes the graph of DDPG on an environment with bounded continuous actions.
 
     Args:
         env: what `rollmill.make` returns, an `Environment` of your own, an id, or what `gymnasium.make` returns.

@@ -177,7 +177,7 @@ def dqn(
     network: NetworkConfig | str | None = None,
     **overrides: Any,
 ) -> Graph:
-    """DQN on an environment with discrete actions, as a graph.
+    """Makes the graph of DQN on an environment with discrete actions.
 
     Args:
         env: what `rollmill.make` returns, an `Environment` of your own, an id, or what `gymnasium.make` returns.

@@ -172,7 +172,7 @@ def impala(
     network: MakeNetwork | NetworkConfig | str | None = None,
     **overrides: Any,
 ) -> Graph:
-    """IMPALA on an environment, as a graph.
+    """Makes the graph of IMPALA on an environment.
 
     Args:
         env: what `rollmill.make` returns, an `Environment` of your own, an id, or what `gymnasium.make` returns.

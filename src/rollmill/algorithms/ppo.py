@@ -135,7 +135,7 @@ def ppo(
     network: MakeNetwork | NetworkConfig | str | None = None,
     **overrides: Any,
 ) -> Graph:
-    """PPO on an environment, as a graph.
+    """Makes the graph of PPO on an environment.
 
     Args:
         env: what `rollmill.make` returns, an `Environment` of your own, an id, or what `gymnasium.make` returns.

@@ -139,7 +139,7 @@ def pqn(
     network: NetworkConfig | str | None = None,
     **overrides: Any,
 ) -> Graph:
-    """PQN on an environment with discrete actions, as a graph.
+    """Makes the graph of PQN on an environment with discrete actions.
 
     Args:
         env: what `rollmill.make` returns, an `Environment` of your own, an id, or what `gymnasium.make` returns.

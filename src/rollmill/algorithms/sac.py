@@ -152,7 +152,7 @@ def sac(
     network: NetworkConfig | str | None = None,
     **overrides: Any,
 ) -> Graph:
-    """SAC on an environment with bounded continuous, or with discrete actions, as a graph.
+    """Makes the graph of SAC on an environment with bounded continuous, or with discrete actions.
 
     Args:
         env: what `rollmill.make` returns, an `Environment` of your own, an id, or what `gymnasium.make` returns.

@@ -157,7 +157,7 @@ def td3(
     network: NetworkConfig | str | None = None,
     **overrides: Any,
 ) -> Graph:
-    """TD3 on an environment with bounded continuous actions, as a graph.
+    """Makes the graph of TD3 on an environment with bounded continuous actions.
 
     Args:
         env: what `rollmill.make` returns, an `Environment` of your own, an id, or what `gymnasium.make` returns.
