@@ -81,6 +81,21 @@ def test_a_module_of_the_users_own_makes_a_process_unknown(tmp_path):
     assert "_Untold" in done.stderr
 
 
+def test_modules_of_a_folder_with_installed_packages_are_known(tmp_path, monkeypatch):
+    """Installers put packages into any folder, as `pip install --target` does."""
+    (tmp_path / "mine.py").write_text("")
+    mine = ModuleType("mine")
+    mine.__file__ = str(tmp_path / "mine.py")
+    main = ModuleType("__main__")
+    main.__file__ = "/bin/rollmill"
+    monkeypatch.setattr(sys, "modules", {"__main__": main, "mine": mine})
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(recalled_digests._Untold):
+        list(recalled_digests._foreign_modules())
+    (tmp_path / "mine-1.0.dist-info").mkdir()
+    assert [name for name, *_ in recalled_digests._foreign_modules()] == ["mine"]
+
+
 def test_only_modules_without_a_file_and_with_functions_may_hold_code_of_the_users_own():
     made = ModuleType("made")
     assert not _has_code("made", made)

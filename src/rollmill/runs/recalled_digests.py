@@ -88,6 +88,7 @@ def _foreign_modules() -> Iterator[tuple[str, int, int]]:
     command = getattr(main, "__file__", None)
     if command is None or not (_is_own(command) or os.path.basename(command) == COMMAND):
         raise _Untold
+    folders = _package_folders()
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if module is main or (file is not None and _is_own(file)):
@@ -96,11 +97,17 @@ def _foreign_modules() -> Iterator[tuple[str, int, int]]:
             if _has_code(name, module):
                 raise _Untold
             continue
-        if any(folder in file for folder in INSTALLED):
+        if file.startswith(folders) or any(folder in file for folder in INSTALLED):
             status = os.stat(file)
             yield name, status.st_size, int(status.st_mtime)
         elif not file.startswith(STANDARD):
             raise _Untold
+
+
+def _package_folders() -> tuple[str, ...]:
+    """Returns the folders of the path that an installer has put packages into, such as those of `--target`."""
+    folders = [Path(entry) for entry in sys.path if entry]
+    return tuple(f"{folder}{os.sep}" for folder in folders if next(folder.glob("*.dist-info"), None))
 
 
 def _has_code(name: str, module: Any) -> bool:
