@@ -119,6 +119,36 @@ def test_kernels_that_were_asked_for_are_not_compared_with_xla(tmp_path, clock):
     assert search.without_comparison() == search  # the times are known
 
 
+def alone_in(folder):
+    """Returns a search whose kernels are timed alone, and the launches of which whole functions were traced."""
+    traced = []
+    search = search_in(folder, no_wait)
+    whole = lambda launch: traced.append(launch) or search.fused(launch)
+    kernel = lambda launch: lambda doubled, one: doubled * launch[0] + one
+    return search._replace(fused=whole, alone=kernel, inputs=lambda x: (2 * x, x[0])), traced
+
+
+def test_kernels_are_compiled_alone_and_get_what_is_computed_of_the_arguments(tmp_path):
+    search, traced = alone_in(tmp_path)
+    inputs = search.inputs(jnp.ones(8))
+    first, second, unfused = (each() for each in timing.compile_candidates(search))
+    assert [float(each(*inputs)[0]) for each in (first, second)] == [3.0, 5.0] and not traced
+    assert float(unfused(jnp.ones(8))[0]) == 1.0
+    for way in (search, search.without_comparison()):
+        with Tuner(jax.devices()[0]) as tuner:
+            assert tuner.start(way, lambda: lambda: [jnp.ones(8)])().launch in search.launches
+    assert len(traced) == 1  # the fastest, to be compared with XLA's
+
+
+def test_the_launch_is_chosen_by_its_kernel_and_compared_by_the_whole(tmp_path, clock, monkeypatch):
+    (whole,) = taking(clock, 3.0)
+    monkeypatch.setattr(timing, "_compiled", lambda function, shapes: whole())
+    search, traced = alone_in(tmp_path)
+    tuned = timing.fastest(search, taking(clock, 1.0, 0.5, 6.0), (), inputs=())
+    assert traced == [(2,)]
+    assert (tuned.launch, tuned.seconds, tuned.unfused_seconds) == ((2,), pytest.approx(3.0), pytest.approx(6.0))
+
+
 def test_a_call_that_the_machine_disturbed_changes_no_choice(tmp_path, clock):
     disturbed = (5.0, 1.1, 3.0, 0.9)  # the first call, one alone, one in a row, and all others
     tuned = timing.fastest(search_in(tmp_path, no_wait), taking(clock, 1.0, disturbed, 2.0), ())

@@ -75,13 +75,15 @@ class Tuner:
         wait_for_kernels = self._kernels.enter_context(search.compile_ahead())
         candidates = self._submit(lambda: self._compile_candidates(search, wait_for_kernels))
         arguments = prepare()
+        inputs = None if search.alone is None else self.compile(search.inputs, *search.shapes)
 
         def finish() -> Tuned:
             values = arguments()  # made while candidates are compiled
             try:
                 self._wait()
                 self._before_timing()
-                return fastest(search, candidates.result(), values, self._is_late)
+                computed = inputs and inputs.result()(*values)
+                return fastest(search, candidates.result(), values, self._is_late, computed)
             finally:
                 self.seconds = self._clock() - began
 

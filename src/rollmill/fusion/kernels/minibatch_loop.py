@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int, PyTree, UInt32
 
 from rollmill.core.operations import traced
@@ -26,6 +27,7 @@ from rollmill.dataflow import (
     adapted,
     gradient_metrics,
     identity,
+    settle,
 )
 from rollmill.fusion.kernels.gradients import (
     GradientStep,
@@ -69,6 +71,34 @@ def example_minibatch(
     shuffled = jax.tree.map(lambda leaf: leaf[0], shuffle_samples(graph, packed, rows[None], identity))
     learner, vector = carried.learner(carried.begin(learner))
     return minibatch_of(graph, step, learner, packed, shuffled, jnp.int32(0), vector)
+
+
+def epoch_inputs(
+    graph: Graph, learner: Learner, batch: Batch, rows: UInt32[Array, "M N"]
+) -> tuple[Learner, PackedBatch, Shuffled]:
+    """Computes what the kernels of an epoch take, without the epoch."""
+    packed = pack_batch(batch)
+    shuffled = jax.tree.map(lambda leaf: leaf[0], shuffle_samples(graph, packed, rows[None], identity))
+    return settle(graph, learner), packed, shuffled
+
+
+def kernel_sums(
+    graph: Graph,
+    step: GradientStep,
+    run: Run,
+    numbers: Int[np.ndarray, " minibatch"],
+    learner: Learner,
+    packed: PackedBatch,
+    shuffled: Shuffled,
+) -> Float[Array, " size"]:
+    """Computes the sums of the kernels of these minibatches, with the weights of the learner for all of them."""
+    carried = _carried(graph)
+
+    def turn(begun: Any, number: Int[Array, ""]) -> tuple[Any, Float[Array, " size"]]:
+        learner, vector = carried.learner(begun)
+        return begun, run(step, minibatch_of(graph, step, learner, packed, shuffled, number, vector))
+
+    return jnp.sum(jax.lax.scan(turn, carried.begin(learner), jnp.asarray(numbers))[1], axis=0)
 
 
 class _Carried(NamedTuple):

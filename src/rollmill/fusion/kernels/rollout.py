@@ -191,13 +191,19 @@ def fused_collect(
     graph's lowered step. Default: it is lowered here.
     """
     step = step or rollout_step(graph, weights, each_struct(collector))
-    # By global index, as `dataflow.collect` does: the same numbers on any number of devices.
-    keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, collector.index)
-    task = to_raw(collector), jax.random.key_data(keys), graph.loops.num_steps
     with traced("rollout kernel"):
-        after_raw, step_raw = run(step, step.prologue(weights), *task)
+        after_raw, step_raw = run(step, *rollout_inputs(step, weights, collector, key), graph.loops.num_steps)
     after, steps = from_raw(collector, after_raw), from_raw(step.shapes, step_raw)
     return after, Trajectory(steps, collector.memory, after.observation, after.memory)
+
+
+def rollout_inputs(
+    step: RolloutStep, weights: Weights, collector: Collector, key: Key
+) -> tuple[UniformArrays, list[Array], Array]:
+    """Computes what a kernel takes besides its program and the number of steps."""
+    # By global index, as `dataflow.collect` does: the same numbers on any number of devices.
+    keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, collector.index)
+    return step.prologue(weights), to_raw(collector), jax.random.key_data(keys)
 
 
 # --- the reference --------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, PyTree
 
 from rollmill.core.types import Key
@@ -28,8 +29,13 @@ from rollmill.dataflow import (
 from rollmill.fusion.backends.base import AnyLaunch, Backend
 from rollmill.fusion.kernels.gradients import GradientStep, Minibatch
 from rollmill.fusion.kernels.leaves import to_raw
-from rollmill.fusion.kernels.minibatch_loop import example_minibatch, fused_minibatch_loop
-from rollmill.fusion.kernels.rollout import RolloutStep, fused_collect
+from rollmill.fusion.kernels.minibatch_loop import (
+    epoch_inputs,
+    example_minibatch,
+    fused_minibatch_loop,
+    kernel_sums,
+)
+from rollmill.fusion.kernels.rollout import RolloutStep, fused_collect, rollout_inputs
 from rollmill.fusion.tune.timing import Search, file_of
 
 T = TypeVar("T")
@@ -75,8 +81,16 @@ def rollout_search(
     what = [
         kind.text(launches[0], *task),
         backend.device(device),
-        f"{backend.timed_repeats} times, unroll {unroll}",
+        f"{backend.timed_repeats} times alone, unroll {unroll}",
     ]
+
+    def alone(launch: AnyLaunch) -> Callable[..., list[Array]]:
+        again = lambda uniforms, keys, now, _: (kind.run(launch)(step, uniforms, now, keys, task[-1])[0], None)
+        several = lambda uniforms, raw, keys: jax.lax.scan(
+            partial(again, uniforms, keys), raw, length=backend.timed_repeats
+        )
+        return lambda *inputs: several(*inputs)[0]
+
     return Search(
         file_of(what, launches, backend.package),
         launches,
@@ -84,6 +98,8 @@ def rollout_search(
         several(partial(collect, graph, unroll=unroll)),
         (jax.eval_shape(graph.weights, state.learner), collector, state.key),
         partial(kind.compile_ahead, launches, *task),
+        alone,
+        partial(rollout_inputs, step),
     )
 
 
@@ -139,9 +155,10 @@ def minibatch_loop_search(
     what = [
         with_minibatch(partial(kind.text, launches[0])),
         backend.device(device),
-        f"{backend.timed_repeats} times {rows.shape}",
+        f"{backend.timed_repeats} times alone {rows.shape}",
         structure_text(learner),
     ]
+    numbers = np.tile(np.arange(rows.shape[0], dtype=np.int32), backend.timed_repeats)
     return Search(
         file_of(what, launches, backend.package),
         launches,
@@ -149,4 +166,6 @@ def minibatch_loop_search(
         partial(epochs, make=plain_minibatch_loop),
         shapes,
         lambda: with_minibatch(partial(kind.compile_ahead, launches)),
+        lambda launch: partial(kernel_sums, graph, step, kind.run(launch), numbers),
+        partial(epoch_inputs, graph),
     )

@@ -73,6 +73,11 @@ class Search(NamedTuple):
     """Shapes of the arguments of both functions."""
     compile_ahead: Callable[[], CompilingAhead]
     """Compiles the kernels of all launches, for when the functions that call them are compiled."""
+    alone: Callable[[Any], Callable[..., Any]] | None = None
+    """From a launch to its kernel alone, a function of what `inputs` returns: a program that compiles fast. None
+    compares whole functions."""
+    inputs: Callable[..., tuple[Any, ...]] = lambda *arguments: arguments
+    """From the arguments to those of a kernel alone."""
 
     def stored(self) -> Tuned | None:
         """Returns the result of an earlier search, or None if there was none."""
@@ -107,15 +112,21 @@ def file_of(what: Sequence[str], launches: Sequence[tuple[int, ...]], package: s
 
 
 def compile_candidates(search: Search) -> Sequence[Callable[[], Callable[..., Any]]]:
-    """Compiles the functions with all launches, and last the one without a kernel if there is one, side by side.
+    """Compiles the kernels of all launches, and last the function without one if there is one, side by side.
 
-    Each result returns the compiled function, or raises its error.
+    Kernels are alone, or else in whole functions. Each result returns the compiled function, or raises its error.
     """
-    build = lambda function: jax.jit(function).lower(*search.shapes).compile()
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        unfused = [] if search.unfused is None else [search.unfused]
-        futures = [pool.submit(build, each) for each in (*map(search.fused, search.launches), *unfused)]
-    return [future.result for future in futures]
+        # First the largest, which takes longest.
+        unfused = [] if search.unfused is None else [pool.submit(_compiled, search.unfused, search.shapes)]
+        shapes = search.shapes if search.alone is None else jax.eval_shape(search.inputs, *search.shapes)
+        candidates = map(search.alone or search.fused, search.launches)
+        fused = [pool.submit(_compiled, each, shapes) for each in candidates]
+    return [future.result for future in (*fused, *unfused)]
+
+
+def _compiled(function: Callable[..., Any], shapes: Sequence[Any]) -> Callable[..., Any]:
+    return jax.jit(function).lower(*shapes).compile()
 
 
 def fastest(
@@ -123,22 +134,27 @@ def fastest(
     candidates: Sequence[Callable[[], Callable[..., Any]]],
     arguments: Sequence[Any],
     is_late: Callable[[], bool] = lambda: False,
+    inputs: Sequence[Any] | None = None,
 ) -> Tuned:
     """Returns the fastest launch, and its time beside the unfused function's, where the search has one.
 
-    `candidates` come from `compile_candidates`, and the arguments are on their device.
-    Once `is_late`, the fastest of those timed until then is returned, and not stored. Raises `CannotFuse` with the
-    last error if no launch runs on this device.
+    `candidates` come from `compile_candidates`, and the arguments are on their device, as are the `inputs` of
+    kernels alone. Inputs are computed here where they are left out. Once `is_late`, the fastest of those timed
+    until then is returned, and not stored. Raises `CannotFuse` with the last error if no launch runs on this
+    device.
     """
     runs: dict[Any, _Timed] = {}
     last = None
     # Errors are kept, each with its launch: one that does not fit the chip does not end the search.
     fused, unfused = candidates[: len(search.launches)], candidates[len(search.launches) :]
+    if search.alone is not None and inputs is None:
+        inputs = jax.jit(search.inputs)(*arguments)
+    given = arguments if search.alone is None else inputs or ()
     for launch, function in zip(search.launches, fused, strict=True):
         if runs and is_late():
             break
         try:
-            runs[launch] = _Timed(function(), arguments)
+            runs[launch] = _Timed(function(), given)
         except (
             CannotFuse,
             RuntimeError,
@@ -153,8 +169,12 @@ def fastest(
     shortest = min(run.seconds for run in near.values())
     best = next(launch for launch, run in near.items() if run.seconds < NEAR * shortest)
     plain = [_Timed(function(), arguments) for function in unfused]
+    whole = near[best]
+    if plain and search.alone is not None:  # its kernel alone is no match for a whole function
+        whole = _Timed(_compiled(search.fused(best), search.shapes), arguments)
+        _time_in_turns([whole], UNFUSED_REPEATS)
     _time_in_turns(plain, UNFUSED_REPEATS)
-    tuned = Tuned(tuple(best), near[best].seconds, *(run.seconds for run in plain))
+    tuned = Tuned(tuple(best), whole.seconds, *(run.seconds for run in plain))
     if is_late():
         return tuned
     with contextlib.suppress(OSError, CheckpointError):  # where nothing can be kept, it is timed again
