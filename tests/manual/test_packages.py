@@ -1,11 +1,14 @@
 """The wheel, the archive of the source, and the images' files."""
 
+import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tarfile
 import tomllib
+import urllib.request
 import zipfile
 
 import pytest
@@ -55,21 +58,51 @@ def test_the_description_is_one_that_an_index_can_show(built):
     assert printed.count("PASSED") == 2
 
 
+@pytest.fixture(scope="module")
+def installed(built, tmp_path_factory):
+    """The wheel in a fresh environment, with what it names as its dependencies: neither extras nor this clone."""
+    folder = tmp_path_factory.mktemp("fresh") / "venv"
+    run(sys.executable, "-m", "venv", folder, cwd=built)
+    python = folder / "bin/python"
+    run(python, "-m", "pip", "install", "--quiet", *built.glob("*.whl"), cwd=built, PYTHONPATH="")
+    where = run(python, "-c", "import rollmill; print(rollmill.__file__)", cwd=built, PYTHONPATH="")
+    assert where.startswith(str(folder))
+    return folder
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_the_wheel_alone_trains_in_a_fresh_environment(built, tmp_path):
-    """With what it names as its dependencies, and nothing else: neither extras nor this clone."""
-    run(sys.executable, "-m", "venv", tmp_path / "venv", cwd=tmp_path)
-    python = tmp_path / "venv/bin/python"
-    run(python, "-m", "pip", "install", "--quiet", *built.glob("*.whl"), cwd=tmp_path, PYTHONPATH="")
-    where = run(python, "-c", "import rollmill; print(rollmill.__file__)", cwd=tmp_path, PYTHONPATH="")
-    assert where.startswith(str(tmp_path / "venv"))
+def test_the_wheel_alone_trains_in_a_fresh_environment(installed, tmp_path):
     sizes = ["--total-timesteps", "2048", "--num-envs", "8", "--num-steps", "32", "--run-dir", "run"]
-    command = tmp_path / "venv/bin/rollmill"
+    command = installed / "bin/rollmill"
     printed = run(command, "train", "ppo", "CartPole-v1", *sizes, cwd=tmp_path, PYTHONPATH="")
     assert "final return" in printed
     assert "mean return" in run(command, "evaluate", "run", "--episodes", "4", cwd=tmp_path, PYTHONPATH="")
     run(command, "doctor", cwd=tmp_path, PYTHONPATH="")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_wheel_alone_does_the_first_steps_of_the_tutorial_and_shows_its_run(installed, tmp_path):
+    """Word by word: the file, and the commands as a shell runs them."""
+    steps = (ROOT / "docs/tutorial.md").read_text().partition("\n## 4")[0]
+    pieces = re.findall(r"^```python title=\"boat.py\"\n(.*?)^```", steps, re.M | re.S)
+    check, train = re.findall(r"^```bash\n(.*?)^```", steps, re.M | re.S)
+    (tmp_path / "boat.py").write_text("\n\n".join(pieces))
+    variables = {"PATH": f"{installed / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": ""}
+    assert "keeps the contract" in run("bash", "-ec", check, cwd=tmp_path, **variables)
+    assert "final return" in run("bash", "-ec", train, cwd=tmp_path, **variables)
+    environment = os.environ | variables
+    with subprocess.Popen(
+        ["rollmill", "board", "."], cwd=tmp_path, env=environment, stdout=subprocess.PIPE
+    ) as board:
+        address = board.stdout.readline().decode().split()[-1]
+        opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+        assert b"<html" in opener.open(address, timeout=60).read()
+        (row,) = json.load(opener.open(address.partition("?")[0] + "rows?since=0", timeout=300))["rows"]
+        board.send_signal(signal.SIGINT)
+    assert board.returncode == 130
+    assert (row["environment"], row["state"], row["steps"] >= 200_000) == ("Boat-v0", "finished", True)
 
 
 @pytest.mark.parametrize("image", IMAGES, ids=lambda image: image.name)

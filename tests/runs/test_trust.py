@@ -6,11 +6,19 @@ import shutil
 import pytest
 
 from rollmill.core.folder import Folder
+from rollmill.core.stored_paths import run_folder
 from rollmill.hooks.csv_log import _CsvTable
 from rollmill.record.json_files import read_json, write_json
 from rollmill.record.run_directory import RunDirectory
 from rollmill.runs.saved_run import SavedConfig
-from rollmill.runs.trust import check_cluster, names_to_remember, remember, rewrite_config, trusted_modules
+from rollmill.runs.trust import (
+    check_cluster,
+    check_start,
+    names_to_remember,
+    remember,
+    rewrite_config,
+    trusted_modules,
+)
 from wordings import raises
 
 CONFIG = {"a": 1}
@@ -60,6 +68,24 @@ def test_a_cluster_that_only_the_configuration_names_is_not_joined(run):
     remember(run, names_to_remember(saved))
     check_cluster(run, saved, trust=False)
     check_cluster(run, SavedConfig(graph=saved.graph, options={"cluster": "ray"}, imports=()), trust=False)
+
+
+def test_a_store_that_only_the_configuration_names_is_not_asked(run):
+    def starting(start):
+        return SavedConfig(graph={"environment": "x"}, options={"start_from": start}, imports=())
+
+    url = "s3://stranger/run"
+    for start in (url, str(run_folder("start_from", url))):
+        with raises("was-not-made-here-and-begins", url):
+            check_start(run, starting(start), trust=False)
+    remember(run, names_to_remember(starting(url)))
+    check_start(run, starting(url), trust=False)
+    with raises("was-not-made-here-and-begins", "s3://other/run"):
+        check_start(run, starting("s3://other/run"), trust=False)
+    for start in ("runs/mine", None, "ftp://x/y"):
+        check_start(run, starting(start), trust=False)
+    check_start(run, starting("s3://other/run"), trust=True)
+    check_start(run, starting("s3://other/run"), trust=False)
 
 
 @pytest.mark.parametrize("name", [".metrics.csv.tmp", "metrics.csv"])

@@ -47,6 +47,28 @@ def test_a_sweep_is_opened_as_it_was_created(tmp_path):
     assert sweep.trials()[1].request == TrainingRequest("ppo", "CartPole-v1", settings)
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "recipe", "given", "wanted"),
+    [
+        ("ppo", None, {}, False),
+        ("ppo", None, {"normalize_observations": None}, None),
+        ("ppo", "sb3-ppo", {}, "default"),
+        ("dqn", None, {}, "default"),
+    ],
+)
+def test_trials_of_a_sweep_of_an_earlier_version_keep_its_defaults(tmp_path, algorithm, recipe, given, wanted):
+    request = TrainingRequest(algorithm, "CartPole-v1", given, recipe=recipe)
+    axes = (parse_axis("learning-rate=log:1e-5..1e-1"),)
+    new = SweepDirectory.create(tmp_path / "sweep", SweepSpec(request, axes, 1, ((1e-3,),)))
+    assert SweepDirectory.open(new.root) == new
+    path = new.root / "sweep.json"
+    described = json.loads(path.read_text())
+    assert described.pop("defaults") == 1
+    path.write_text(json.dumps(described))
+    (trial,) = SweepDirectory.open(new.root).trials()
+    assert trial.request.settings.get("normalize_observations", "default") == wanted
+
+
 @pytest.mark.slow
 def test_many_trials_fit_into_the_file(tmp_path):
     axes = tuple(listed_axis(f"option-{n}", ["0.12345678", "b"]) for n in range(5))

@@ -1,6 +1,7 @@
 """Trainings that begin with the weights of another run."""
 
 import json
+import shutil
 from types import SimpleNamespace
 
 import jax
@@ -12,7 +13,9 @@ from rollmill.core.errors import RollmillError
 from rollmill.dataflow import start_learner
 from rollmill.policies import policies
 from rollmill.policies.policies import load_weights, restore_run
+from rollmill.record import stored_runs
 from rollmill.training import starting
+from wordings import raises
 
 SIZES = {"num_envs": 4, "num_steps": 8}
 TOTAL = 4 * 8 * 2
@@ -66,6 +69,22 @@ def test_statistics_of_observations_that_are_left_out_are_told(monkeypatch, tmp_
     assert "weights.observations are left out" in left_out and "normalize_observations=True" in left_out
     assert told(True, True).endswith("after iteration 2")
     assert "weights.observations.mean" in told(None, True)  # of that run there are none
+
+
+def test_a_run_of_a_stranger_is_not_resumed_from_a_store_that_it_names(source, tmp_path, monkeypatch):
+    def asked(*_, **__):
+        raise AssertionError("the store was asked")
+
+    shutil.copytree(source, tmp_path / "theirs")
+    shutil.rmtree(tmp_path / "theirs/checkpoints")
+    config = json.loads((tmp_path / "theirs/config.json").read_text())
+    config["options"]["start_from"] = "s3://stranger/run"
+    (tmp_path / "theirs/config.json").write_text(json.dumps(config))
+    monkeypatch.setattr(stored_runs, "bring", asked)
+    with raises("was-not-made-here-and-begins", "s3://stranger/run"):
+        rollmill.resume(tmp_path / "theirs", quiet=True)
+    with pytest.raises(AssertionError, match="the store was asked"):
+        rollmill.resume(tmp_path / "theirs", quiet=True, trust=True)
 
 
 @pytest.mark.slow

@@ -16,11 +16,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rollmill.core.errors import CheckpointError, DataError
+from rollmill.core.errors import CheckpointError, DataError, UsageError
 from rollmill.core.folder import Folder
 from rollmill.core.json_data import parse_json
 from rollmill.core.local_paths import local_path
 from rollmill.core.schema import read_as
+from rollmill.core.stored_paths import run_folder, url_of
 from rollmill.record.run_directory import RunDirectory
 from rollmill.runs.saved_run import SavedConfig
 
@@ -29,7 +30,7 @@ MAX_BYTES = 8 * 2**20
 CONFIGURATIONS = ("config.json", "sweep.json")
 """The file of a run, and that of a sweep, that name modules."""
 
-CLUSTER = "cluster="
+CLUSTER, START = "cluster=", "start_from="
 
 
 class NamedModule(NamedTuple):
@@ -82,7 +83,39 @@ def named_modules(saved: SavedConfig, *, distribution: bool) -> list[NamedModule
 def names_to_remember(saved: SavedConfig) -> list[str]:
     """Returns the modules and the cluster of a configuration, which a run of the user's own may use again."""
     modules = [named.module for named in named_modules(saved, distribution=True)]
-    return [*modules, *map(cluster_name, _addresses(saved))]
+    return [*modules, *named_places(saved)]
+
+
+def named_places(saved: SavedConfig) -> list[str]:
+    """Returns the cluster and the store of a configuration, as names that are trusted."""
+    stored = _start_url(saved)
+    return [*map(cluster_name, _addresses(saved)), *([f"{START}{stored}"] if stored else [])]
+
+
+def check_start(run: RunDirectory, saved: SavedConfig, *, trust: bool) -> None:
+    """Checks that the store may be asked from which a run takes its first weights: with the user's credentials.
+
+    `trust` remembers that this directory may. Raises a `CheckpointError` with the URL if it is not allowed.
+    """
+    url = _start_url(saved)
+    if trust:
+        remember(run, sorted({*names_to_remember(saved), *trusted_modules(run)}))
+    elif url and f"{START}{url}" not in trusted_modules(run):
+        raise CheckpointError(
+            f"{run.root} was not made here, and begins with weights of {url}, which would be asked with your "
+            "credentials. hint: if you trust it, add --trust (trust=True), which is remembered for this directory."
+        )
+
+
+def _start_url(saved: SavedConfig) -> str | None:
+    """Returns the URL that a run takes its first weights from, which its configuration may name by its folder."""
+    start = saved.options.get("start_from")
+    if not isinstance(start, str):
+        return None
+    try:
+        return url_of(run_folder("start_from", start))
+    except UsageError:  # it cannot be read either
+        return None
 
 
 def check_cluster(run: RunDirectory, saved: SavedConfig, *, trust: bool) -> None:
@@ -92,7 +125,7 @@ def check_cluster(run: RunDirectory, saved: SavedConfig, *, trust: bool) -> None
     """
     addresses = _addresses(saved)
     if trust:
-        remember(run, names_to_remember(saved))
+        remember(run, sorted({*names_to_remember(saved), *trusted_modules(run)}))
     known = trusted_modules(run) if addresses else set()
     if refused := [address for address in addresses if not trust and cluster_name(address) not in known]:
         raise CheckpointError(

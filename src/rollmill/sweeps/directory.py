@@ -11,7 +11,7 @@ import csv
 import io
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -27,7 +27,9 @@ from rollmill.sweeps.halving import HalvingState, Judgement
 from rollmill.sweeps.proposals import SAMPLERS, PastTrial, propose
 from rollmill.sweeps.ranking import OVER_SEEDS, SEED, ranked
 from rollmill.sweeps.spec import SweepSpec, Trial, text_of
+from rollmill.training.request import TrainingRequest, default_config
 
+NORMALIZE = "normalize_observations"
 SPECIFICATION, PROPOSALS, STOPPING = "sweep.json", "proposals.json", "early_stopping.json"
 FAILURES = "failures.json"
 TRIALS, TABLE = "trials", "table.csv"
@@ -276,13 +278,24 @@ def _has_ended(summary: Mapping[str, Any]) -> bool:
 
 
 def _read_specification(root: Path) -> SweepSpec:
-    """Returns the description of a sweep."""
-    if "options" in read_json(Folder(root), SPECIFICATION, limit=MAX_BYTES):
+    """Returns the description of a sweep. Trials of one that began with other defaults keep those."""
+    described = read_json(Folder(root), SPECIFICATION, limit=MAX_BYTES)
+    if "options" in described:
         raise CheckpointError(
             f"{root / SPECIFICATION} was written by Rollmill 0.1, which kept words of a command there. hint: go "
             "on with that version, or start the sweep anew."
         )
-    return _read(root, SPECIFICATION, SweepSpec)
+    spec = _read(root, SPECIFICATION, SweepSpec)
+    return spec if "defaults" in described else replace(spec, request=_without_statistics(spec.request))
+
+
+def _without_statistics(request: TrainingRequest) -> TrainingRequest:
+    """Returns the request of PPO that normalises no observations, where it does not say whether to."""
+    if request.algorithm != "ppo" or NORMALIZE in request.settings:
+        return request
+    if getattr(default_config(request.algorithm, request.recipe), NORMALIZE) is not None:
+        return request
+    return request.changed({NORMALIZE: False})
 
 
 def _read(root: Path, name: str, kind: Any) -> Any:

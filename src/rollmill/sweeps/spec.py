@@ -34,6 +34,11 @@ class Trial:
         return f"{self.name} ({', '.join(values)})"
 
 
+DEFAULTS = 1
+"""The version of the defaults of hyperparameters. A sweep without one began when PPO normalised no observations by
+default."""
+
+
 @dataclass(frozen=True)
 class SweepSpec:
     """All that a sweep was asked for; it never changes."""
@@ -53,6 +58,8 @@ class SweepSpec:
     early_stopping: HalvingRule | None = None
     evolution: EvolutionRule | None = None
     """When trials take over from others, in population-based training."""
+    defaults: int = DEFAULTS
+    """The version of the defaults of what the request leaves out."""
 
     @property
     def options_varied(self) -> tuple[str, ...]:

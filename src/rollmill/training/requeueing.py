@@ -13,6 +13,7 @@ from rollmill.record.run_files import CONFIG
 from rollmill.runs.creation import recorded_options
 from rollmill.runs.options import RunOptions
 from rollmill.runs.saved_run import DERIVED, SavedConfig, flat, read_saved, undone
+from rollmill.runs.trust import named_places, remember, trusted_modules
 from rollmill.training.placing import choose_plan
 
 UNCOMPARED = (*DERIVED, "custom")
@@ -31,11 +32,14 @@ def run_to_go_on(algorithm: Graph, options: RunOptions) -> RunDirectory | None:
     if not (root / CONFIG).exists():
         return None
     run = RunDirectory.open(root)
-    if differing := _differences(algorithm, options, read_saved(run)):
+    saved = read_saved(run)
+    if differing := _differences(algorithm, options, saved):
         raise UsageError(
             f"{root} holds a run of another configuration: {'; '.join(differing)}. hint: give another run_dir, or "
             f"go on with this run as it is, changed on purpose where you like: {run.command('resume')}"
         )
+    # The command itself names them, on a machine that may not have made the run.
+    remember(run, sorted({*trusted_modules(run), *named_places(saved)}))
     return run
 
 

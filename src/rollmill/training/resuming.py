@@ -28,13 +28,13 @@ from rollmill.runs.options import WORKER_LIMITS, RunOptions
 from rollmill.runs.reopening import open_graph
 from rollmill.runs.saved_run import check_identity, read_options, read_saved, read_summary
 from rollmill.runs.specification import describe, import_modules
-from rollmill.runs.trust import approved_imports, check_cluster
+from rollmill.runs.trust import approved_imports, check_cluster, check_start
 from rollmill.training.driver import check_tracking, copied, drive
 from rollmill.training.hook_calls import check_hooks
 from rollmill.training.placing import choose_plan, prepare_devices
 from rollmill.training.preparing import PlannedTraining, prepare
 from rollmill.training.recorder import Run, open_checkpoints
-from rollmill.training.starting import given_weights
+from rollmill.training.starting import GivenWeights, given_weights
 
 
 @surviving_checkpoint_requests()
@@ -123,7 +123,7 @@ def resume(
             options,
             plan,
             imports=reopened.modules,
-            given=None if restored else given_weights(graph, options, reopened.modules),
+            given=None if restored else _first_weights(run, graph, options, reopened.modules, trust=trust),
             launches=run.read_config().get("launches") if same_kernels else None,
             goes_on_in_place=saved_plan is not None,
         )
@@ -135,6 +135,14 @@ def resume(
         if not elsewhere and prepared.program and prepared.program.reduction:
             note_option(run, "reduction", prepared.program.reduction)
         return pass_on_interrupt(drive(prepared, run, checkpoints, hooks=hooks, keeps_choices=not elsewhere))
+
+
+def _first_weights(
+    run: RunDirectory, graph: Graph, options: RunOptions, modules: Sequence[str], *, trust: bool
+) -> GivenWeights | None:
+    """Returns the weights that a run without a checkpoint begins with, if it takes those of another run."""
+    check_start(run, read_saved(run), trust=trust)
+    return given_weights(graph, options, modules)
 
 
 class _Reopened(NamedTuple):
