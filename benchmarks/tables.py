@@ -802,23 +802,39 @@ def fusion_product() -> str:
 
 
 OFFERED_SIDES = {
-    "gymnasium": "Gymnasium CartPole-v1",
-    "single": '`rollmill.to_gymnasium("CartPole-v1")`, a copy at a time',
-    "vector": '`rollmill.to_gymnasium("CartPole-v1", 8)`, as one vector',
+    "cartpole": {
+        "gymnasium": "Gymnasium CartPole-v1",
+        "single": '`rollmill.to_gymnasium("CartPole-v1")`, a copy at a time',
+        "vector": '`rollmill.to_gymnasium("CartPole-v1", 8)`, as one vector',
+    },
+    "own": {
+        "gymnasium": "an environment of one's own, in NumPy for Gymnasium",
+        "single": "the same in JAX, by `rollmill.to_gymnasium`, a copy at a time",
+        "vector": "the same, as one vector of 8",
+    },
 }
 
 
 def offered() -> str:
-    """Returns what Stable-Baselines3's PPO learned on Gymnasium CartPole-v1, and on ours by both interfaces."""
+    """Returns how fast Stable-Baselines3's PPO trains on Gymnasium's environments and ours, and what it learns."""
     rows = [
         [
-            OFFERED_SIDES[side],
-            ", ".join(f"{each:.0f}" for each in found["last_100_episodes"]),
-            ", ".join(f"{each:.0f}" for each in found["greedy_return"]),
+            OFFERED_SIDES[environment][side],
+            *(f"{each[what]['steps_per_second_cpu']:,.0f}" for what in ("training", "stepping")),
+            *(
+                f"{each[what][f'ratio_{clock}']:.2f}"
+                for what in ("training", "stepping")
+                for clock in ("cpu", "wall")
+            ),
+            ", ".join(f"{value:.0f}" for value in each["greedy"]),
         ]
-        for side, found in read_result("offered").items()
+        for environment in OFFERED_SIDES
+        if (found := read_result("offered").get(environment))
+        for side, each in found["sides"].items()
     ]
-    return table_of(["trained on", "last 100 episodes of each seed", "greedy policy of each seed"], rows)
+    headings = ["trained on", "steps a CPU second", "without learning", "steps / Gymnasium, CPU", "wall",
+                "without learning / Gymnasium, CPU", "wall", "greedy policy of each seed"]  # fmt: skip
+    return table_of(headings, rows)
 
 
 def fusion_users() -> str:
