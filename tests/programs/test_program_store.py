@@ -288,7 +288,7 @@ def test_the_place_of_a_program_depends_on_settings_variables_and_sources(tmp_pa
     source.write_text("2")
     assert named(sources=[source]) != before
     assert named(digest=None) is None
-    assert store_for(SimpleNamespace(platform="gpu"), "digest", (), ()).name is None
+    assert store_for(SimpleNamespace(platform="tpu"), "digest", (), ()).name is None
 
 
 def test_calls_out_of_a_program_are_found():

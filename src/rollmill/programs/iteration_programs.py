@@ -126,7 +126,7 @@ class StepMaker(NamedTuple):
         """Returns whether a search has to pay: where kernels are optional, and an iteration can be timed.
 
         One that calls functions of the host is not computed without need, and one with a replay memory takes less
-        time at first than later. On GPUs the seconds of an iteration are not stored, so that starts could differ.
+        time at first than later. Where the seconds of an iteration cannot be stored, starts could differ.
         """
         graph, platform = self.request.graph, self.request.devices[0].platform
         if self.request.fusion != "auto" or self.request.launches is not None or not may_be_stored(self.mesh):

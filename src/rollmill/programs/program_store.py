@@ -35,7 +35,7 @@ FOLDER = "programs"
 MAX_BYTES = 2**28
 """Bytes of a stored program, compressed."""
 
-PLATFORMS = ("cpu",)
+PLATFORMS = ("cpu", "gpu")
 """Platforms on which loaded programs were compared with compiled ones."""
 
 KERNEL_PLATFORMS = ("gpu",)

@@ -11,7 +11,7 @@ from rollmill.core.schema import read_as
 
 FOLDER = "seconds"
 
-SEARCH_SECONDS = {"gpu": 20.0, "cpu": 10.0}
+SEARCH_SECONDS = {"gpu": 10.0, "cpu": 10.0}
 """Seconds of a search and of compiling its kernels, about, by what computes them.
 
 A number and no measurement, so that the next run decides in the same way.
