@@ -1,1 +1,1 @@
-"""A page in the browser of all runs and sweeps of a folder, behind a server for this user alone."""
+"""A page in the browser with a folder's runs and sweeps, behind a server for only this user."""

@@ -1,4 +1,4 @@
-"""Serves the page on this machine alone, to whoever has the token that its address contains.
+"""Serves the page only on this machine, to holders of the token in its address.
 
 Imports nothing slow: the page opens while what reads the runs is still imported.
 """
@@ -37,7 +37,7 @@ TOKEN_BYTES = 24
 
 
 class BoardServer(ThreadingHTTPServer):
-    """A server of the board of one folder.
+    """A server for the board of a folder.
 
     Raises a `UsageError` if the port is in use or not permitted.
     """

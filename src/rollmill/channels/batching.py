@@ -12,7 +12,7 @@ from rollmill.core.errors import UsageError
 
 @dataclass(frozen=True)
 class BatchLayout:
-    """Layout of a batch of `count` concatenated messages."""
+    """Returns the layout of `count` concatenated messages."""
 
     batch: Layout
     """Layout of the whole batch."""

@@ -1,10 +1,9 @@
 """Protocols of channels, whatever carries them: threads, shared memory or TCP.
 
 A channel is an edge between two groups of fragments that run in different threads, processes or
-hosts. Both ends know the `Layout` of its messages beforehand. An end is opened by name with a
-`Wire`, and ends that open the same name with another layout or size are refused. Ends may be opened in
-any order. One opened again, after its process died, replaces the dead one. Ranks number the replicas of
-a group from 0.
+hosts. Both ends know the `Layout` of its messages beforehand. An end is opened by name with a `Wire`. Ends with
+the same name but another layout or size are rejected. Ends may be opened in any order. One opened again, after its
+process died, replaces the dead one. Ranks number the replicas of a group from 0.
 
 Every end belongs to one thread. A blocking call takes `timeout` in seconds (None: no limit, 0: do not
 wait), and raises
@@ -293,7 +292,7 @@ class Wire(Protocol):
             source: rank of this producer.
             targets: ranks of the consumers that it may send to.
             layout: layout of one message.
-            capacity: slots between one producer and one consumer. Messages that are held count.
+            capacity: slots between one producer and one consumer. Held messages count.
             route: chooses the next target. None is `round_robin`.
             checksum: add a CRC-32 of the payload, which the receiver verifies (about 1 GB/s at each end).
         """
@@ -388,5 +387,7 @@ class Broker(Protocol):
 
 
 def round_robin(turn: int, occupied: Sequence[int]) -> int:
-    """Cycles through the targets. Waits while the next one is full, so that the assignment is deterministic."""
+    """Cycles through the targets. Waits while the next consumer is full, so that the assignment is
+    deterministic.
+    """
     return turn % len(occupied)

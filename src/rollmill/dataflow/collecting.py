@@ -1,4 +1,4 @@
-"""Collects experience: steps of policy and environment, lifted from one environment to all of them.
+"""Collects experience: steps of policy and environment, lifted from one environment to all.
 
 Shape letters: `T` steps, `E` environments held here.
 """
@@ -26,7 +26,7 @@ def iteration_key(key: Key, iteration: Int[Array, ""] | int, use: int) -> Key:
 def start_collector(
     graph: Graph, key: Key, index: Int[Array, " E"], parameters: Hyperparameters | None = None
 ) -> Collector:
-    """Starts the environments with these global indices. `parameters` replace those of the graph."""
+    """Starts the environments with these global indices. `parameters` replace the graph's."""
     _, env_key = jax.random.split(jax.random.fold_in(key, START))
     begin = lambda key, index: start_one(graph, key, index, parameters)
     return jax.vmap(begin, in_axes=(None, 0))(env_key, index)
@@ -59,7 +59,7 @@ def collect(
 def _collect_condensed(
     graph: Graph, weights: Weights, collector: Collector, key: Key, *, unroll: int
 ) -> tuple[Collector, Trajectory]:
-    """Collects in all environments at once, and condenses each step before the next one."""
+    """Collects in all environments at once, and condenses each step before the next."""
     step = lambda now, t: step_all(graph, weights, now, key, t)
     after, steps = jax.lax.scan(step, collector, jnp.arange(graph.loops.num_steps), unroll=unroll)
     return after, Trajectory(steps, collector.memory, after.observation, after.memory)

@@ -54,7 +54,7 @@ class Piece(NamedTuple):
 
 
 class Crossing(NamedTuple):
-    """Operands sent after a piece, and the values received for them."""
+    """Operands sent after a piece, and the values received in return."""
 
     name: str
     takes: tuple[int, ...]
@@ -276,9 +276,9 @@ def _crossing(equation: core.JaxprEqn, numbers: Mapping[core.Var, int], constant
 def _program(
     whole: core.Jaxpr, equations: Sequence[core.JaxprEqn], numbers: Mapping[core.Var, int], wanted: set[int]
 ) -> tuple[core.ClosedJaxpr, tuple[int, ...], tuple[int, ...]]:
-    """Builds the closed jaxpr of a piece, which computes the values in `wanted`.
+    """Builds the closed jaxpr of a piece that computes the values in `wanted`.
 
-    Returns it with the numbers of its inputs and of its outputs.
+    Returns it with the indices of its inputs and outputs.
     """
     made = {var for equation in equations for var in equation.outvars}
     gives = [var for var in made if numbers[var] in wanted]

@@ -30,7 +30,7 @@ def waiting_iterations(store: ExperienceStore, loops: Loops) -> int:
 
 
 def draw_equally(key: Key, stored: Int[Array, " W"], *, count: int) -> tuple[Int[Array, " B"], Int[Array, " B"]]:
-    """Draws `count` items of one shard, each with equal probability; `stored` counts those of each environment.
+    """Draws `count` items of one shard uniformly. `stored` counts the items of each environment.
 
     Returns the environment of each item, by position in the shard, and the item's number in that environment.
     """

@@ -33,16 +33,16 @@ def fingerprint(graph: Graph) -> str:
 
 
 def start_digest(graph: Graph) -> str | None:
-    """Returns the digest of the program that begins a training; None if it cannot cover all that is computed."""
+    """Returns the digest of the program that starts a run, or None if it cannot cover all computation."""
     traces = traces_of(graph)
     return traces.expected.start if traces.expected else traces.digests.whole(traces.start.program)
 
 
 def iteration_digest(graph: Graph) -> str | None:
-    """Returns the digest of the program of an iteration and of the names of its metrics.
+    """Returns the digest of an iteration's program and metric names.
 
-    Programs compute the same if their digests are the same. None if the digest cannot cover all that is computed,
-    for example by a function of the host.
+    Programs compute the same if their digests are the same. None if the digest cannot cover all computation, such
+    as a host callback.
     """
     traces = traces_of(graph)
     if traces.expected is not None:
@@ -63,7 +63,7 @@ def digests_of(graph: Graph) -> TracedDigests:
 
 
 def expect_digests(graph: Graph, digests: TracedDigests) -> None:
-    """Makes digests known that the graph certainly has, so that it is not traced for them."""
+    """Stores digests that the graph certainly has, so that it need not be traced."""
     traces_of(graph).expected = digests
 
 

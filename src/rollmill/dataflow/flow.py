@@ -82,7 +82,7 @@ class Flow(NamedTuple):
         )
 
     def pick_parameters(self, learner: PyTree[Any]) -> list[Any]:
-        """Returns the leaves at `parameters`, of a learner or of its shapes."""
+        """Returns the leaves at `parameters` in a learner or its shapes."""
         leaves = jax.tree.leaves(learner)
         return [leaves[place] for place in self.parameters]
 

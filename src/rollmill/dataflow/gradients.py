@@ -49,7 +49,7 @@ class MeanGradients:
 
 
 class Unrolled(NamedTuple):
-    """Results of all steps of a minibatch of sequences, with leaves `[N, T, ...]`."""
+    """Results for all steps of a minibatch of sequences, with leaves `[N, T, ...]`."""
 
     before: PyTree[Array]
     """Memory before each step."""
@@ -92,7 +92,7 @@ class SequenceGradients:
         return slopes, {"losses/total": total, **metrics}
 
     def unroll(self, network: PyTree[Array], learner: Learner, minibatch: Batch) -> Unrolled:
-        """Computes all steps of a minibatch of sequences: by a scan over the memory, or at once without one."""
+        """Computes all steps of a minibatch of sequences: by a scan over the memory, or at once without memory."""
         step = partial(self.step, network, learner)
 
         def scan_step(memory: PyTree[Array], sample: PyTree[Array]) -> tuple[PyTree[Array], Unrolled]:

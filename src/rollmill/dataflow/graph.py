@@ -287,8 +287,7 @@ class ExperienceStore(Protocol):
 class PolicyOutputs(NamedTuple):
     """Outputs of a policy's networks besides the action, as functions of ONE raw observation.
 
-    None means that the algorithm does not have the output, or that it does not depend on the policy's weights
-    alone.
+    None means that the algorithm lacks the output, or that it depends on more than the policy's weights.
     """
 
     distribution: Callable[[Weights, Memory, Observation, ActionMask], PyTree] | None = None
@@ -375,6 +374,6 @@ class Graph(NamedTuple):
 
     @property
     def inputs(self) -> dict[str, float]:
-        """Returns the numbers that a training begins with, of the learner and of the environment, by name."""
+        """Returns the initial hyperparameters of the learner and the environment by name."""
         parameters = {f"{OF_ENVIRONMENT}{name}": value for name, value in self.parameters.items()}
         return {**self.hyperparameters, **parameters}

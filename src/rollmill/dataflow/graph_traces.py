@@ -15,7 +15,7 @@ from rollmill.dataflow.program_digests import Digests
 
 @dataclass(frozen=True)
 class TracedDigests:
-    """Digests of what a graph computes, for a process that does without tracing all of it."""
+    """Digests of a graph's computation, for a process that avoids tracing all of it."""
 
     fingerprint: str
     start: str | None
@@ -52,7 +52,7 @@ _newest: GraphTraces | None = None
 def traces_of(graph: Graph) -> GraphTraces:
     """Returns the traces of a graph.
 
-    Those of one graph are kept, the last that was asked for: a training asks for its own again and again.
+    Only the traces of the last requested graph are kept, since a run requests its own repeatedly.
     """
     global _newest
     traces = _newest

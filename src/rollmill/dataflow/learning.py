@@ -1,4 +1,4 @@
-"""Learns from a trajectory or from an experience store, lifted from one minibatch to all of them.
+"""Learns from a trajectory or an experience store, lifted from one minibatch to all.
 
 Pure functions over the environments held here. `reduce` is the mean over the replicas that hold the others, and
 the identity by default.

@@ -37,7 +37,7 @@ def start(
 ) -> State:
     """Returns the training state before the first iteration, for the environments with these global indices.
 
-    Numbers in `hyperparameters`, by the names of `Graph.inputs`, replace those of the graph.
+    Values in `hyperparameters`, by the names of `Graph.inputs`, replace the graph's.
     """
     parameters: Hyperparameters = {
         name.removeprefix(OF_ENVIRONMENT): jnp.asarray(value, jnp.float32)
@@ -55,7 +55,7 @@ def start_learner(graph: Graph, key: Key, hyperparameters: Hyperparameters | Non
     Args:
         graph: graph to train.
         key: root key.
-        hyperparameters: numbers that the learner holds, as inputs of a compiled program. Default: the graph's.
+        hyperparameters: held by the learner, as inputs of a compiled program. Default: the graph's.
     """
     learner_key, _ = jax.random.split(jax.random.fold_in(key, START))
     learner = graph.start_learner(learner_key)
@@ -63,7 +63,7 @@ def start_learner(graph: Graph, key: Key, hyperparameters: Hyperparameters | Non
 
 
 def with_hyperparameters(learner: Learner, hyperparameters: Hyperparameters) -> Learner:
-    """Returns the learner with these numbers in its field `hyperparameters`, where it has any."""
+    """Returns the learner with these values in its field `hyperparameters`, if it has any."""
     held = {name: value for name, value in hyperparameters.items() if not name.startswith(OF_ENVIRONMENT)}
     return eqx.tree_at(lambda learner: learner.hyperparameters, learner, held) if held else learner
 

@@ -17,7 +17,7 @@ from rollmill.dataflow.minibatches import MinibatchGather, minibatch_gather
 
 
 class MinibatchLoop(NamedTuple):
-    """Functions of a loop over the epochs of a batch. Carry, samples and inputs may have any structure.
+    """Functions of a loop over a batch's epochs. Carry, samples and inputs may have any structure.
 
     No function holds arrays, so that each can be a program of its own. Replicas that reduce over channels run the
     minibatches one by one, and one program runs whole epochs.
@@ -94,7 +94,7 @@ def _updated(graph: Graph, learner: Learner, gradients: Weights, metrics: Metric
 
 
 def adapted(graph: Graph, learner: Learner, metrics: Metrics) -> Learner:
-    """Returns the learner with numbers that suit the metrics of a minibatch, for its update."""
+    """Returns the learner with hyperparameters adapted to a minibatch's metrics, for its update."""
     return learner if graph.adapt is None else graph.adapt(learner, metrics)
 
 

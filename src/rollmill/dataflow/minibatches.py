@@ -56,10 +56,10 @@ def _does_not_divide(rows: int, num_minibatches: int, *, by_sequence: bool) -> U
 
 
 def shuffled_rows(key: Key, index: Int[Array, " E"], loops: Loops) -> UInt32[Array, "num_minibatches N"]:
-    """Returns the rows of each minibatch of one epoch, in random order.
+    """Returns the rows of each minibatch in an epoch, in random order.
 
     Args:
-        key: random key of the epoch. Keys of shards derive from it and from their global numbers.
+        key: random key of the epoch. Keys of shards derive from it and their global indices.
         index: global indices of the environments held here, which are whole shards.
         loops: sizes of the loops, over all replicas.
     """
@@ -75,7 +75,7 @@ def shuffled_rows(key: Key, index: Int[Array, " E"], loops: Loops) -> UInt32[Arr
 
 
 def rows_of_epochs(key: Key, index: Int[Array, " E"], loops: Loops) -> UInt32[Array, "epochs num_minibatches N"]:
-    """Returns the shuffled rows of all epochs. `key` is that of the iteration's learning."""
+    """Returns the shuffled rows of all epochs. `key` is the iteration's key for learning."""
     of_epoch = lambda epoch: shuffled_rows(jax.random.fold_in(key, epoch), index, loops)
     return jax.vmap(of_epoch)(jnp.arange(loops.epochs))
 
@@ -89,7 +89,7 @@ class MinibatchGather(eqx.Module):
 
 
 def minibatch_gather(batch: Batch, loops: Loops) -> MinibatchGather:
-    """Returns a function from rows to their minibatch. Its arrays are leaves of a tree, as those of any batch."""
+    """Returns a function from rows to their minibatch. Its arrays are leaves of a tree, as in any batch."""
     if loops.cut == "samples":
         return _Samples(pack(flat_samples(batch)))
     transposed = lambda leaf: leaf if _stays(leaf) else leaf.swapaxes(0, 1)

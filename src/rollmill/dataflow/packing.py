@@ -71,7 +71,7 @@ def to_rows(samples: PyTree[Array]) -> Rows:
 
 
 def from_rows(rows: Rows, struct: PyTree[jax.ShapeDtypeStruct]) -> PyTree[Array]:
-    """Converts rows, or a selection of them, to samples with leaves `[R, ...]`; `struct` is that of ONE sample."""
+    """Converts rows, or a selection, to samples with leaves `[R, ...]`. `struct` describes ONE sample."""
     leaves, structure = jax.tree.flatten(struct)
     first, others, count = 0, iter(rows.others), len(rows.words)
     samples = []

@@ -54,7 +54,7 @@ class Partition(NamedTuple):
 
     @property
     def sends_gradients_alone(self) -> bool:
-        """Returns whether the update gets gradients and metrics alone, from replicas that are not in step."""
+        """Returns whether the update gets only gradients and metrics, from asynchronous replicas."""
         return self.apart("gradients", "update") and not self.holder("gradients").synchronous
 
     @property

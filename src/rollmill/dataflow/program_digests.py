@@ -67,8 +67,8 @@ class Digests:
     def whole(self, program: core.ClosedJaxpr) -> str | None:
         """Returns the digest of a program if it covers all that the program computes.
 
-        It does not if an operation holds an object known by a text alone, such as a function of the host, or is
-        a primitive of another package, which may compile to anything.
+        It does not if an operation holds an object with only a textual description, such as a host function, or is
+        another package's primitive, which may compile to anything.
         """
         digest = self.of_closed(program)
         return digest if self._known[id(program)][2] else None
@@ -125,7 +125,7 @@ class Digests:
 
 
 def _parts(value: Any) -> list[Any] | None:
-    """Returns the parts of a partial function or of a flat tree of JAX's. None if a value is neither."""
+    """Returns the parts of a partial function or a flat JAX tree. None if a value is neither."""
     if isinstance(value, functools.partial):
         return [value.func, value.args, value.keywords]
     kind = type(value)
@@ -136,7 +136,7 @@ def _parts(value: Any) -> list[Any] | None:
 
 
 def _is_of_jax(value: Any) -> bool:
-    """Returns whether JAX's version and a value's text say all of the value."""
+    """Returns whether the JAX version and a value's representation determine the value."""
     if isinstance(value, FunctionType):
         named = getattr(sys.modules.get(value.__module__), value.__qualname__, None)
         return value.__module__.partition(".")[0] == "jax" and named is value
@@ -144,7 +144,7 @@ def _is_of_jax(value: Any) -> bool:
 
 
 def _context(equation: core.JaxprEqn) -> list[str]:
-    """Returns settings that the function chose for an operation, other than those of the whole program."""
+    """Returns an operation's own settings, as opposed to the program's."""
     current = jax.config.values.get("jax_threefry_partitionable")
     chosen = getattr(equation.ctx, "threefry_partitionable", current)
     return [] if chosen == current else [f"threefry_partitionable={chosen}"]
@@ -152,7 +152,7 @@ def _context(equation: core.JaxprEqn) -> list[str]:
 
 @functools.cache
 def _primitives(num_modules: int) -> frozenset[int]:
-    """Returns the addresses of all primitives of JAX and Rollmill, as far as their modules are imported."""
+    """Returns the addresses of all JAX and Rollmill primitives in imported modules."""
     modules = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] in OWNERS]
     values = (value for module in modules for value in list(vars(module).values()))
     return frozenset(id(value) for value in values if isinstance(value, core.Primitive))
@@ -175,5 +175,5 @@ def without_addresses(text: str) -> str:
 
 
 def sha256(text: str) -> str:
-    """Returns the digest of a text."""
+    """Returns the digest of a string."""
     return hashlib.sha256(text.encode()).hexdigest()

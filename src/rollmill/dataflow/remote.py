@@ -24,7 +24,7 @@ class ResetReply(NamedTuple):
 
 
 class RemoteEnvironment(NamedTuple):
-    """Functions of an environment outside of the program. The program's part of its state is the action mask."""
+    """Functions of an environment outside the program. The program's part of its state is the action mask."""
 
     start: Callable[[Key, Int[Array, ""]], tuple[PyTree[Array], Observation]]
     step: Callable[[Key, PyTree[Array], Action], Timestep]

@@ -340,7 +340,7 @@ class PrioritisedReplay(NamedTuple):
 def store(rings: ReplayRing, steps: Step) -> ReplayRing:
     """Adds the steps `[T, E, ...]` of a rollout to the rings. Priorities do not change.
 
-    With action masks, `info` holds those of final states.
+    With action masks, `info` holds the masks of final states.
     """
     num_steps, num_envs = steps.reward.shape
     capacity = rings.outcomes.words.shape[1]
@@ -414,12 +414,12 @@ def _written(into: Rows, rows: Rows, places: Int[Array, "N E T"]) -> Rows:
 
 
 def _fall(capacity: int) -> int:
-    """Returns the amount numbers fall back by: a multiple of the capacity, at least twice as large."""
+    """Returns the decrement of step numbers: a multiple of the capacity, at least twice as large."""
     return 2 * MAX_ROWS // capacity * capacity
 
 
 def _fallen_back(rings: ReplayRing, capacity: int) -> ReplayRing:
-    """Returns the rings with numbers that leave room for the next steps."""
+    """Returns the rings with step numbers that leave room for the next steps."""
     fall = lambda number: jnp.where(number >= FALL_BACK_AT, _fall(capacity), 0)
     steps, slots = fall(rings.steps), fall(rings.slots)
     numbers = lambda ring: (ring.slots, ring.steps, ring.oldest)
@@ -463,7 +463,7 @@ def _with_new_steps(before: ReplayRing, after: ReplayRing, *, num_steps: int, sh
 
 
 def _for_each(index: Int[Array, " E"], one: PyTree[Array]) -> PyTree[Array]:
-    """Repeats the contents of one environment for each of several."""
+    """Repeats one environment's contents for several."""
     return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (len(index), *leaf.shape)), one)
 
 

@@ -1,4 +1,4 @@
-"""Role of each group of a partition, as data: its stages, its channels, and its part of the training state.
+"""Role of each group in a partition, as data: its stages, its channels, and its part of the training state.
 
 `planning.picture` prints roles and `workers.replica` runs them. No other code derives from fragments what a
 group does.

@@ -72,7 +72,7 @@ class SequenceReplay(NamedTuple):
         """See `ExperienceStore`.
 
         Raises:
-            UsageError: the sizes do not fit those of the graph.
+            UsageError: the sizes do not fit the graph.
         """
         self._check(graph.loops)
         one = jax.tree.map(lambda s: jax.ShapeDtypeStruct((1, *s.shape), s.dtype), _struct(graph))

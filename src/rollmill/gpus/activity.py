@@ -120,7 +120,7 @@ class ActivityMonitor:
 class _Counters:
     """Counters of the hardware. All samples are None where a GPU has none, or its driver fails.
 
-    Whatever the driver raises is no reason to stop what is measured.
+    Errors of the driver do not stop the measured run.
     """
 
     def __init__(self, nvml: Any, device: Any) -> None:
@@ -161,7 +161,7 @@ class _Counters:
 
 
 class GpuActivity:
-    """The activity of all GPUs that a training may use."""
+    """The activity of all GPUs available to a run."""
 
     def __init__(self, monitors: Sequence[ActivityMonitor] = ()) -> None:
         self._monitors = monitors

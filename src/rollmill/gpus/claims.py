@@ -1,8 +1,8 @@
-"""Memory of GPUs that processes of this user are about to take: trainings that start together fit together.
+"""Claims on GPU memory that this user's processes are about to take, so that runs started together fit together.
 
-Between the moment at which a training asks how much memory is free and its first iteration lie seconds or minutes
-of compilation. Meanwhile its claim lies in a folder, as a file that it keeps locked: the kernel releases the lock
-whichever way the process ends. Who asks counts the claims of others as memory that is taken.
+Between asking for the free memory and the first iteration lie seconds or minutes of compilation. Meanwhile its
+claim lies in a folder, as a file that it keeps locked: the kernel releases the lock whichever way the process
+ends. Claims of other processes count as taken.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ ROOM = 2**29
 
 @dataclass(frozen=True)
 class Claim:
-    """Memory that a process is about to take of each of some GPUs."""
+    """Memory that a process is about to take on each of some GPUs."""
 
     pid: int
     program: str
@@ -56,7 +56,7 @@ _own: _Own | None = None
 
 
 def claim_memory(need: int, *, what: str, devices: int, folder: Path | None = None) -> None:
-    """Claims `need` bytes of each of the first visible GPUs, in place of this process's earlier claim.
+    """Claims `need` bytes on each of the first visible GPUs, replacing this process's earlier claim.
 
     They are bytes beside those that this process has already. Does nothing where the free memory is unknown,
     or without a folder for claims, by default one of this user among the temporary files. Raises a

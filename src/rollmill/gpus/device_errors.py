@@ -1,4 +1,4 @@
-"""Errors of devices that JAX raises, told apart: too little memory, or a device that is lost."""
+"""Classifies device errors raised by JAX: too little memory, or a lost device."""
 
 import sys
 from collections.abc import Sequence
@@ -39,8 +39,8 @@ def known_device_error(
 ) -> RollmillError | None:
     """Translates an error of JAX about a device, or returns None for any other error.
 
-    If it is about memory, the message begins with `what`. JAX raises errors of Python's own classes while its
-    backend is `starting`.
+    If it is about memory, the message begins with `what`. JAX raises built-in Python errors while its backend is
+    `starting`.
     """
     if not (starting or _is_of_jax(error)):
         return None

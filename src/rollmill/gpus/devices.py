@@ -44,14 +44,14 @@ class Gpu(NamedTuple):
 
 
 def jax_has_cuda() -> bool:
-    """Returns whether JAX's plugin for NVIDIA GPUs is installed."""
+    """Returns whether the JAX plugin for NVIDIA GPUs is installed."""
     plugins = importlib.util.find_spec("jax_plugins")
     folders = (plugins and plugins.submodule_search_locations) or ()
     return any(module.name.startswith("xla_cuda") for module in pkgutil.iter_modules(folders))
 
 
 def driver_is_there() -> bool:
-    """Returns whether NVIDIA's driver is loaded."""
+    """Returns whether the NVIDIA driver is loaded."""
     return Path("/dev/nvidiactl").exists()
 
 

@@ -1,4 +1,4 @@
-"""Checks of JAX's settings, before anything is traced, and the promotion that other packages rely on."""
+"""Checks the JAX settings before tracing, and sets the promotion that other packages rely on."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ from rollmill.gpus.share import asked_memory
 
 
 def check_jax() -> None:
-    """Checks precision and platform, and starts JAX's backend.
+    """Checks precision and platform, and starts the JAX backend.
 
     Raises a `UsageError` if 64-bit mode is enabled, or if the platform is not available.
     """
@@ -25,7 +25,7 @@ def check_jax() -> None:
 
 
 def check_platform() -> None:
-    """Starts JAX's backend, with a part of the GPUs' memory that is free.
+    """Starts the JAX backend, with a share of the GPUs' free memory.
 
     Raises a `UsageError` if JAX is configured for a platform that it does not have, and a `DeviceMemoryError` if a
     GPU has too little free memory.
@@ -56,6 +56,6 @@ def check_compiled() -> None:
 
 @contextlib.contextmanager
 def standard_promotion() -> Iterator[None]:
-    """JAX's standard promotion of dtypes and ranks within the block, whatever the caller has set."""
+    """Sets standard JAX promotion of dtypes and ranks within the block."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield

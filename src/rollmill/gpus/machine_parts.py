@@ -76,7 +76,7 @@ def check_sharing(sharing: GpuSharing) -> None:
 
 
 def parts_on_cores(count: int) -> MachineParts:
-    """Parts that share the cores alone."""
+    """Parts that share only the cores."""
     return MachineParts(
         [MachinePart(tuple(share_of_cores(number, count)), {}) for number in range(count)], "on the cores"
     )

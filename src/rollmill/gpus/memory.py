@@ -54,7 +54,7 @@ class Holder(NamedTuple):
 
 
 class GpuMemory(NamedTuple):
-    """The memory of a GPU, or of a slice of one."""
+    """The memory of a GPU or a slice."""
 
     gpu: str
     """Its number and name."""

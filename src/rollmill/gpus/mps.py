@@ -1,6 +1,6 @@
 """The MPS daemons of this host's GPUs, shared by all of a user's runs.
 
-Clients of two daemons take turns on a GPU, and only those of one daemon overlap. So there is one daemon a GPU.
+Clients of two daemons take turns on a GPU. Only clients of the same daemon overlap. So there is one daemon a GPU.
 Each process that uses it holds a shared lock on a file beside it. An owner process (`mps_owner`) ends the daemon
 when the last lock is gone. A daemon that another user or program has started is used and left as it is.
 """

@@ -1,4 +1,4 @@
-"""The part of the GPUs' memory that this process may take, decided before JAX's backend takes any.
+"""Decides this process's share of GPU memory before the JAX backend takes any.
 
 JAX by itself takes three quarters of each GPU at once, or nearly all that is left, so that a second process finds
 no memory even for the handles of CUDA's libraries, which lie outside of JAX's part. Here memory is asked first. A
@@ -38,7 +38,7 @@ _memory: tuple[GpuMemory, ...] = ()
 
 
 def choose_fraction(fraction: float) -> None:
-    """Chooses the share of each GPU's memory that this process takes at once when JAX's backend starts.
+    """Chooses the share of each GPU's memory to take when the JAX backend starts.
 
     Raises a `UsageError` if it comes too late, if there is no GPU, or if a variable says otherwise.
     """
@@ -129,20 +129,20 @@ def free_share(memory: GpuMemory) -> float:
 
 
 def takes_gpus() -> bool:
-    """Returns whether JAX's backend computes on NVIDIA GPUs here, as far as is known before it starts."""
+    """Returns whether the JAX backend will use NVIDIA GPUs, as far as known before it starts."""
     first = (jax.config.values["jax_platforms"] or "").split(",")[0].strip() or "cuda"
     return first in ("cuda", "gpu") and driver_is_there() and jax_has_cuda()
 
 
 def takes_as_needed() -> bool:
-    """Returns whether this process takes memory of GPUs as it needs it. It is known once JAX's backend has
+    """Returns whether this process takes memory of GPUs as it needs it. It is known once the JAX backend has
     started.
     """
     return _as_needed
 
 
 def memory_notes() -> list[str]:
-    """Describes each GPU that other processes were using when JAX's backend started."""
+    """Describes each GPU in use by other processes when the JAX backend started."""
     return [
         f"{each}; what is free is taken as it is needed" if _as_needed else str(each)
         for each in _memory
@@ -151,7 +151,7 @@ def memory_notes() -> list[str]:
 
 
 def backend_has_started() -> bool:
-    """Returns whether JAX's backend has started, so that it has its memory."""
+    """Returns whether the JAX backend has started, and so has its memory."""
     from jax._src import xla_bridge  # JAX tells it nowhere else
 
     return xla_bridge.backends_are_initialized()

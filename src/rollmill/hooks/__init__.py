@@ -1,4 +1,4 @@
-"""Hooks of a training: the events that they are called with, their requests, and those that come with Rollmill."""
+"""Hooks: events, requests, and the hooks that come with Rollmill."""
 
 from rollmill.hooks.csv_log import csv_log
 from rollmill.hooks.events import (

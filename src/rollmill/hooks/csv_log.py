@@ -26,7 +26,7 @@ ITERATION = "iteration"
 def csv_log(path: str | Path | None = None) -> Hook:
     """Writes the lines of metrics.jsonl as CSV, a column for each metric. Undefined values are empty.
 
-    The file is replaced when a training begins. A resumed run keeps the rows up to its checkpoint, if it is given
+    The file is replaced when training begins. A resumed run keeps the rows up to its checkpoint, if it is given
     the same path.
 
     Args:

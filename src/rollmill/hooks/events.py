@@ -1,4 +1,4 @@
-"""Events of a training, and the requests with which hooks answer them.
+"""Events of a run, and the requests that hooks return.
 
 A hook is a function of one event. It is called in the process that drives the training, between two iterations,
 outside of compiled programs, wherever the training runs.
@@ -17,7 +17,7 @@ FailureKind: TypeAlias = Literal["worker", "environment", "number", "hook", "oth
 
 @dataclass(frozen=True)
 class TrainingEvent:
-    """Something that happened in a training."""
+    """An event of a run."""
 
     iteration: int
     """Iterations that were done by then."""
@@ -101,7 +101,7 @@ class TrainingFinished(TrainingEvent):
 
 @dataclass(frozen=True)
 class Stop:
-    """Requests the end of a training, with a checkpoint from which it can be resumed.
+    """Requests to stop the run with a checkpoint, from which it can be resumed.
 
     Args:
         reason: ends the sentence "the training was stopped, because ...".

@@ -1,4 +1,4 @@
-"""Hooks that stop a training: at a return, or when a metric no longer improves."""
+"""Hooks that stop a run: at a return, or when a metric no longer improves."""
 
 import math
 from functools import partial
@@ -15,13 +15,13 @@ TRAINING_RETURN, EVALUATION_RETURN = "episode/return", "evaluation/return"
 
 
 def stop_at_return(value: int | float, *, episodes: int = WINDOW, evaluated: bool = False) -> Hook:
-    """Stops a training as soon as the mean return is at least `value`.
+    """Stops a run as soon as the mean return is at least `value`.
 
     Args:
         value: the return to reach, by the mean of several seeds.
         episodes: how many episodes must have ended before `episode/return` counts, from 1 to 100: it is the mean
             over the latest 100, or over fewer at the beginning.
-        evaluated: judge by `evaluation/return` instead, in trainings with `evaluate_every`.
+        evaluated: judge by `evaluation/return` instead, in runs with `evaluate_every`.
 
     Raises:
         UsageError: `value` is not finite, or `episodes` out of bounds.
@@ -55,16 +55,16 @@ def early_stopping(
     min_change: int | float = 0.0,
     smaller_is_better: bool = False,
 ) -> Hook:
-    """Stops a training when a metric has not improved in `patience` lines that have it.
+    """Stops a run when a metric has not improved in `patience` lines that have it.
 
     Args:
         metric: name of a metric, such as `evaluation/return` or `episode/return`.
         patience: lines of metrics.jsonl with this metric, after the best one, without an improvement.
-        min_change: a change by no more than this is no improvement.
+        min_change: changes up to this size do not count as an improvement.
         smaller_is_better: for metrics such as losses or `episode/length`.
 
     Returns:
-        A hook for one training. In a run that is resumed it begins to count anew.
+        A hook for one run. In a resumed run, it starts to count again.
 
     Raises:
         UsageError: `patience` is not positive, or `min_change` negative or not finite.

@@ -40,9 +40,9 @@ MAX_CHARACTERS = 500
 
 
 def wandb_log(project: str = "rollmill", **settings: Any) -> Hook:
-    """Logs a training to Weights & Biases: configuration, metrics over `env_steps`, and the summary.
+    """Logs a run to Weights & Biases: configuration, metrics over `env_steps`, and the summary.
 
-    A resumed run continues the same run there. `WANDB_MODE=offline` writes to the disk alone.
+    A resumed run continues the same run there. `WANDB_MODE=offline` writes only to the disk.
 
     Args:
         project: of Weights & Biases.
@@ -75,7 +75,7 @@ def wandb_log(project: str = "rollmill", **settings: Any) -> Hook:
 
 
 def mlflow_log(experiment: str = "rollmill", *, tracking_uri: str | None = None) -> Hook:
-    """Logs a training to MLflow: options and hyperparameters, metrics over `env_steps`, and the summary as tags.
+    """Logs a run to MLflow: options and hyperparameters, metrics over `env_steps`, and the summary as tags.
 
     A resumed run continues the same run there. MLflow keeps what was logged after its checkpoint beside what is
     logged anew.
@@ -131,7 +131,7 @@ def _wandb_id(event: TrainingStarted) -> str:
 
 
 def _mlflow_run(client: Any, experiment: str, event: TrainingStarted) -> str:
-    """Returns the id of the run of this directory: of a resumed one, that which it had."""
+    """Returns the id of this directory's run, kept when it is resumed."""
     known = client.get_experiment_by_name(experiment)
     experiment_id = client.create_experiment(experiment) if known is None else known.experiment_id
     path = str(event.directory.resolve())

@@ -1,4 +1,4 @@
-"""Trackers by name, as options give them. They get events in a thread of their own, and cannot end a training."""
+"""Trackers by name, as options give them. They get events in a separate thread, and cannot end the run."""
 
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -55,7 +55,7 @@ AFTER_TORSO = (
 @with_field_help
 @dataclasses.dataclass(frozen=True)
 class NetworkConfig:
-    """Settings of the networks of every algorithm: actor-critics, and the value networks of DQN, SAC and TD3."""
+    """Network settings for every algorithm: actor-critics, and the value networks of DQN, SAC and TD3."""
 
     torso: Literal["auto", "mlp", "cnn", "gru", "lstm", "resnet", "impala"] = "auto"
     """`auto` convolves images and flattens the rest; `mlp` flattens all; `cnn` requires an image; `gru` and `lstm`
@@ -174,13 +174,13 @@ class SeparateActorCritic(eqx.Module):
     def policy(
         self, observation: Observation, memory: Memory, action_mask: Bool[Array, "..."] | None = None
     ) -> tuple[Distribution, Memory]:
-        """Returns the action distribution from the actor's torso alone. The critic's memory is unchanged."""
+        """Returns the action distribution, evaluating only the actor. The critic's memory is unchanged."""
         actor_memory, critic_memory = _split(memory)
         features, actor_memory = self.actor_torso(observation, actor_memory)
         return self.actor(features, action_mask), _join(actor_memory, critic_memory)
 
     def value(self, observation: Observation, memory: Memory) -> Float[Array, ""]:
-        """Returns the value from the critic's torso alone."""
+        """Returns the value, evaluating only the critic."""
         features, _ = self.critic_torso(observation, _split(memory)[1])
         return self.critic(features)[0]
 
@@ -200,7 +200,7 @@ def actor_critic(
         observation_space: the actor's observation space, and by default the critic's.
         action_space: the action space.
         config: the network's settings.
-        critic_space: the critic's observation space, if it is another one. Then only `policy` and `value` of the
+        critic_space: the critic's observation space, if it differs. Then only `policy` and `value` of the
             network may be called.
 
     Raises:

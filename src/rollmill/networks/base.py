@@ -1,4 +1,4 @@
-"""Protocols of networks and of the action distributions that they return.
+"""Protocols of networks and their action distributions.
 
 Everything is about ONE observation, unbatched, and callers map over many with `jax.vmap`.
 """
@@ -69,7 +69,7 @@ class ActorCritic(Protocol):
         ...
 
     def value(self, observation: Observation, memory: Memory) -> Float[Array, ""]:
-        """Returns the value alone, for bootstrapping, and does not evaluate the actor."""
+        """Returns the value for bootstrapping, without evaluating the actor."""
         ...
 
 

@@ -103,7 +103,7 @@ def action_values(
     duelling: bool,
     atoms: int | None = None,
 ) -> ActionValues | DuellingActionValues:
-    """Makes the network of the values of all actions; with `atoms`, of so many numbers for each action."""
+    """Makes the network for the values of all actions, with `atoms` numbers per action."""
     torso_key, head_key, value_key = jax.random.split(key, 3)
     torso, size = _torso(torso_key, observation_space, config), atoms or 1
     head = linear(head_key, torso.out_features, int(action_space.n) * size, gain=1.0)
@@ -115,7 +115,7 @@ def action_values(
 def action_critic(
     key: Key, observation_space: spaces.Space, action_space: spaces.Box, config: NetworkConfig
 ) -> ActionCritic:
-    """Makes the network of the value of one continuous action."""
+    """Makes the network for the value of a continuous action."""
     torso_key, head_key = jax.random.split(key)
     torso = _torso(torso_key, observation_space, config, action_space=action_space)
     return ActionCritic(torso, linear(head_key, torso.out_features, 1, gain=1.0))

@@ -1,6 +1,6 @@
 """Action distributions, as pytrees of their parameters.
 
-Log-probabilities and entropies are those of the whole action: sums over the shape of the space.
+Log-probabilities and entropies are for the whole action: sums over the space's shape.
 Shape letters: `*shape` the shape of the action, `n` categories. Batches come from `jax.vmap`.
 """
 
@@ -81,11 +81,11 @@ class MultiCategorical(eqx.Module):
         return action, self.log_prob(action)
 
     def log_prob(self, action: Int[Array, "*shape"]) -> Float[Array, ""]:
-        """Returns the sum of the log-probabilities of the choices."""
+        """Returns the summed log-probability of the choices."""
         return _categorical_log_prob(self.logits, action.astype(jnp.int32) - self._start())
 
     def entropy(self) -> Float[Array, ""]:
-        """Returns the sum of the entropies of the choices."""
+        """Returns the summed entropy of the choices."""
         return _categorical_entropy(self.logits)
 
     def mode(self) -> Int[Array, "*shape"]:

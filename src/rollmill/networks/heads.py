@@ -96,7 +96,7 @@ class BernoulliHead(eqx.Module):
 
 
 class FreeLogStd(eqx.Module):
-    """A learned log standard deviation, the same in every state."""
+    """A learned, state-independent log standard deviation."""
 
     weight: Float[Array, " size"]
 
@@ -106,7 +106,7 @@ class FreeLogStd(eqx.Module):
 
 
 class FixedLogStd(eqx.Module):
-    """A log standard deviation that is the same in every state and is not learned."""
+    """A fixed, state-independent log standard deviation."""
 
     weight: Float[Array, " size"]
 

@@ -51,8 +51,8 @@ class Convolution(eqx.Module):
 class LayerNorm(eqx.Module):
     """Normalises a vector or an image to mean 0 and variance 1, then scales and shifts each channel.
 
-    See Ba et al., "Layer Normalization" (2016). It depends on one input alone, unlike batch normalisation, so a
-    network consists of weights alone.
+    See Ba et al., "Layer Normalization" (2016). Unlike batch normalisation it depends on only one input, so a
+    network has no state besides weights.
     """
 
     scale: Float[Array, " I"]

@@ -20,7 +20,7 @@ MAX_CHANNELS = 16
 
 
 class ObservationLeaf(NamedTuple):
-    """The encoding of one leaf of an observation, hashable because networks hold it as a static field."""
+    """The encoding of an observation's leaf, hashable because networks hold it as a static field."""
 
     path: tuple[str | int, ...]
     """Keys and indices that lead to the leaf."""

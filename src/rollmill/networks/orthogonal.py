@@ -1,7 +1,7 @@
-"""Random matrices with orthonormal rows or columns, from matrix products alone.
+"""Random matrices with orthonormal rows or columns, computed only by matrix products.
 
-JAX's own initialiser decomposes a matrix by a library of linear algebra, which needs memory of its own on some
-devices before anything has been trained.
+The JAX initialiser decomposes a matrix by a linear-algebra library, which needs separate memory on some devices
+before training.
 """
 
 import math
@@ -21,7 +21,7 @@ _product = partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
 def orthogonal(key: Key, shape: tuple[int, ...], gain: float) -> Float[Array, "..."]:
     """Orthonormal rows or columns, whichever are fewer, times `gain` (Saxe et al. 2013).
 
-    The axes before the last are the rows. The matrices are those of `jax.nn.initializers.orthogonal`, but for
+    The axes before the last are the rows. The matrices equal those of `jax.nn.initializers.orthogonal` up to
     rounding.
     """
     rows, columns = math.prod(shape[:-1]), shape[-1]
@@ -33,7 +33,7 @@ def orthogonal(key: Key, shape: tuple[int, ...], gain: float) -> Float[Array, ".
 def orthonormal_columns(matrix: Float[Array, "N M"]) -> Float[Array, "N M"]:
     """The factor Q of `Q R = matrix` whose R has a positive diagonal, for a matrix of full rank with N >= M.
 
-    Modified Gram-Schmidt, by panels of columns where there are many. Everything is projected twice, because one
+    Modified Gram-Schmidt, by panels of columns if there are many. Everything is projected twice, because one
     projection leaves an error that grows with the condition of the matrix, and a second one removes it (Giraud et
     al. 2005).
     """

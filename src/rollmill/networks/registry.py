@@ -38,7 +38,7 @@ def register_network(name: str, factory: NetworkFactory, *, torso: bool = False,
 
 
 def find_network(name: str) -> NetworkFactory:
-    """Returns the factory of a name that is registered or offered by an installed package.
+    """Returns the factory of a name, registered or offered by an installed package.
 
     Raises:
         UsageError: there is none, or its package cannot be used.

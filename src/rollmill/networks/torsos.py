@@ -126,7 +126,7 @@ class ResidualBlock(eqx.Module):
 class ResNet(eqx.Module):
     """A convolution and residual blocks that keep the size of the image. The result is flattened to one vector.
 
-    As AlphaZero's (Silver et al., Nature 2017), but with layer normalisation instead of batch normalisation.
+    As in AlphaZero (Silver et al., Nature 2017), but with layer normalisation instead of batch normalisation.
     """
 
     stem: Convolution

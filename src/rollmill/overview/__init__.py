@@ -1,1 +1,1 @@
-"""Overviews of the runs and sweeps of a folder, while they train and afterwards."""
+"""Overviews of a folder's runs and sweeps, while they train and afterwards."""

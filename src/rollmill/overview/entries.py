@@ -113,7 +113,7 @@ def _read_run(run: RunDirectory) -> Entry:
 
 
 def _state(run: RunDirectory, summary: Mapping[str, Any], newest: Mapping[str, float]) -> State:
-    """Returns the state of a run. A summary that is older than the metrics is that of an earlier stop."""
+    """Returns the state of a run. A summary older than the metrics comes from an earlier stop."""
     if run.is_held() or run.is_locked():
         return "running"
     summed, logged = _whole(summary.get(STEPS)), newest.get(STEPS, 0)

@@ -37,7 +37,7 @@ def selected(
 ) -> list[Entry]:
     """Returns the rows of these states, algorithms, environments and settings.
 
-    `algorithm` and `environment` may have the wildcards `*` and `?`. `where` compares values as text.
+    `algorithm` and `environment` may have the wildcards `*` and `?`. `where` compares values as strings.
 
     Raises a `UsageError` if no row has a setting that `where` names.
     """
@@ -73,7 +73,7 @@ def table(entries: Sequence[Entry], *, folder: Path, show: Sequence[str] = (), n
 
     Args:
         entries: rows.
-        folder: the folder that was searched.
+        folder: the searched folder.
         show: settings that get a column.
         now: the present time; the clock's if left out.
     """

@@ -41,7 +41,7 @@ class ChartLine(NamedTuple):
 
 
 class _Side(NamedTuple):
-    """The numbers at both ends of an axis, and those that are written at it."""
+    """The ends of an axis, and its labelled numbers."""
 
     low: float
     high: float
@@ -140,5 +140,5 @@ def _data(lines: Sequence[ChartLine], x: _Side, y: _Side, across: str) -> str:
 
 
 def _numbers(values: Sequence[float]) -> list[float | None]:
-    """Rounds numbers to five digits, with None for NaN."""
+    """Rounds numbers to five digits, with NaN as None."""
     return [float(f"{value:.5g}") if math.isfinite(value) else None for value in values]

@@ -70,7 +70,7 @@ def page(title: str, body: Iterable[str], *, script: str = "", style: str = "", 
 
 
 def asset(module: str, name: str) -> str:
-    """Reads the text of a file beside a module."""
+    """Reads a file beside a module."""
     return (files(module.rpartition(".")[0]) / name).read_text("utf-8")
 
 

@@ -1,6 +1,6 @@
-"""Physics of articulated robots in plain JAX, in MuJoCo's formulation; it knows no reinforcement learning.
+"""Physics of articulated robots in plain JAX, in the formulation of MuJoCo, independent of reinforcement learning.
 
-`load` reads MJCF or URDF by MuJoCo's compiler, and `step(model, state, control)` is a pure function of one
+`load` reads MJCF or URDF by the MuJoCo compiler, and `step(model, state, control)` is a pure function of one
 robot.
 """
 

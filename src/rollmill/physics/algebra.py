@@ -1,6 +1,6 @@
 """Vectors, matrices and spatial vectors, as arrays whose last axes they are.
 
-Indices are fixed, so that a kernel's compiler sees single numbers. Sums of products are reductions, which XLA
+Indices are fixed, so that kernels are compiled to scalars. Sums of products are reductions, which XLA
 computes once: it fuses scalar arithmetic into all of its users, and programs of scalars compiled for minutes. A
 motion is angular and linear velocity `[..., 6]`, a wrench torque and force, both about a reference point
 (Featherstone's spatial vectors). An inertia, or a stiffness, is `[..., 6, 6]`.
@@ -20,7 +20,7 @@ TINY = 1e-15
 
 
 def real(values: Any) -> Array:
-    """Returns fixed numbers as an array of JAX's default float type."""
+    """Converts constants to an array of the default float type."""
     return jnp.asarray(np.asarray(values, jax.dtypes.canonicalize_dtype(np.float64)))
 
 

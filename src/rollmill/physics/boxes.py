@@ -1,4 +1,4 @@
-"""Contacts of spheres and capsules with boxes, by MuJoCo's rules.
+"""Contacts of spheres and capsules with boxes, by the rules of MuJoCo.
 
 A capsule touches a box like one or two spheres on its axis: the first is nearest to the box, and the second is the
 farthest one from it over the same face or along the same edge.
@@ -144,7 +144,7 @@ def _over_face(segment: _Segment, sign: float) -> tuple[Float[Array, " n"], Int[
 
 
 def _signs() -> np.ndarray:
-    """Returns the signs of the middle of each edge: 0 along it, and -1 or 1 along the other axes."""
+    """Returns the signs of each edge's midpoint: 0 along the edge, and -1 or 1 along the other axes."""
     signs = np.zeros((len(EDGES), 3))
     for number, (axis, corner) in enumerate(EDGES):
         lower, upper = (other for other in range(3) if other != axis)

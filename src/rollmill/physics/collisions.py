@@ -56,7 +56,7 @@ def contacts(model: Model, placed: Frames) -> Contacts | None:
 def _towards_moving(
     structure: Structure, pairs: list[Pair], directions: Float[Numbers, "n 3 3"]
 ) -> Float[Numbers, "n 3 3"]:
-    """Returns frames whose normals point to the geom that moves, where only the first one does."""
+    """Flips frames so that normals point to the moving geom, if only the first moves."""
     signs = np.array([-1.0 if structure.geoms[pair.second].body == WORLD else 1.0 for pair in pairs])
     return directions if np.all(signs == 1.0) else directions * real(signs)[:, None, None]
 
@@ -83,7 +83,7 @@ def _place(placed: Frames, measured: list[int], geoms: list[Geom]) -> Placed:
 
 
 def _rows_or(values: Array, indices: list[int], default: np.ndarray) -> Array:
-    """Returns rows by fixed indices, and a default where there is none."""
+    """Returns rows by fixed indices, with a default for missing rows."""
     if WORLD not in indices:
         return pick(values, indices)
     fixed = real(default)[None]

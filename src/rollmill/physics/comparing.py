@@ -48,10 +48,10 @@ def compare(source: Any, model: Model, *, steps: int = 100, seed: int = 0) -> Ph
         source: what the robot was loaded from.
         model: the robot.
         steps: number of steps.
-        seed: of the controls and of the noise of the first state.
+        seed: seed of controls and initial noise.
 
     Raises:
-        UsageError: MuJoCo refuses the source, or `steps` is less than 1.
+        UsageError: MuJoCo rejects the source, or `steps` is less than 1.
     """
     if steps < 1:
         raise UsageError(f"steps has to be at least 1, got {steps}.")

@@ -1,4 +1,4 @@
-"""MuJoCo's soft constraints of one configuration: what each row wants, and how stiff it is.
+"""The soft constraints of MuJoCo in one configuration: the reference acceleration and stiffness of each row.
 
 A row wants the acceleration a_ref = -b v - k d (r - margin), where r is the constraint's position, v its
 velocity and d its impedance, and pushes with D (a_ref - a) (MuJoCo's documentation, "Computation", Constraint
@@ -34,7 +34,7 @@ class ContactRows(NamedTuple):
 
 
 class JointRows(NamedTuple):
-    """Rows of single degrees of freedom."""
+    """Constraint rows on single degrees of freedom."""
 
     dofs: tuple[int, ...]
     stiffness: Float[Array, " rows"]
@@ -184,7 +184,7 @@ def _friction_rows(model: Model, rates: Float[Array, " dofs"]) -> JointRows | No
 
 
 def impedances(softness: list[Softness], offsets: Float[Array, " n"]) -> Float[Array, " n"]:
-    """Returns MuJoCo's impedances d(r) at distances from the constraints' margins."""
+    """Returns impedances d(r), as in MuJoCo, at distances from the constraints' margins."""
     low, high, width, midpoint, power = np.array([one.impedance for one in softness]).T
     is_flat = (low == high) | (width <= TINY)
     x = jnp.minimum(jnp.abs(offsets) / real(np.where(is_flat, 1.0, width)), 1.0)

@@ -1,4 +1,4 @@
-"""Equality constraints: what their rows want, and a step's matrix and forces with them.
+"""Equality constraints: their reference accelerations, and a step's matrix and forces with them.
 
 Their cost is quadratic everywhere, so that they are part of the inertia, M + J'DJ, and of the forces,
 f + J'D a_ref, before the solver of all other constraints begins.
@@ -60,7 +60,7 @@ class TurnRows(NamedTuple):
 
 
 class CoupledRows(NamedTuple):
-    """A row each: a coordinate follows another one."""
+    """One row each: a coordinate follows another."""
 
     dofs: tuple[tuple[int, int], ...]
     slopes: Float[Array, " n"]

@@ -1,4 +1,4 @@
-"""Forces on a robot's degrees of freedom, but for those of constraints."""
+"""Forces on a robot's degrees of freedom, except constraint forces."""
 
 from typing import NamedTuple
 
@@ -113,7 +113,7 @@ def actuation(
 
 
 def _clamped(values: Float[Array, " n"], bounds: list[tuple[float, float] | None]) -> Array:
-    """Returns values within bounds, where there are any."""
+    """Clips values to optional bounds."""
     if not any(bounds):
         return values
     low, high = np.array([bound or (-np.inf, np.inf) for bound in bounds]).T

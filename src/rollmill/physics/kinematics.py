@@ -1,4 +1,4 @@
-"""Where the bodies of a robot are, and the motions of its degrees of freedom.
+"""Forward kinematics: poses of a robot's bodies, and motions of its degrees of freedom.
 
 All of a tree is measured from one point in the world, its reference: the origin of a free body, or a fixed
 point of a robot that stands. Numbers then stay small wherever the robot walks to.

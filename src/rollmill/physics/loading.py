@@ -1,4 +1,4 @@
-"""Robots from MJCF or URDF, by MuJoCo's own compiler."""
+"""Loads robots from MJCF or URDF, by the MuJoCo compiler."""
 
 from pathlib import Path
 from typing import Any
@@ -30,16 +30,16 @@ def load(
     Args:
         source: MJCF or URDF as text, the path of such a file, or a `mujoco.MjModel`.
         iterations: iterations of the solver of constraints, the same in every step.
-        line_search_iterations: points that are tried along each of its directions.
+        line_search_iterations: number of points tried along each search direction.
         sensors: keep force and torque sensors.
         joint_forces: also read the force on each hinge and slide of actuators and constraints, MuJoCo's
             `qfrc_actuator` and `qfrc_constraint`.
 
     Returns:
-        The robot, with all numbers as NumPy arrays.
+        The robot, with all parameters as NumPy arrays.
 
     Raises:
-        UsageError: MuJoCo is not installed, it refuses the source, or a part is not covered.
+        UsageError: MuJoCo is not installed or rejects the source, or a part is not supported.
     """
     for name, count in (("iterations", iterations), ("line_search_iterations", line_search_iterations)):
         if not 1 <= count <= 100:

@@ -1,4 +1,4 @@
-"""A robot as a value: its structure, part of compiled programs, and numbers that may differ between copies."""
+"""A robot as a value: its structure, compiled into programs, and parameters that may differ between copies."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,7 +20,7 @@ WORLD = -1
 
 @dataclass(frozen=True)
 class Softness:
-    """MuJoCo's `solref` and `solimp` of a constraint, after its limits were applied."""
+    """The MuJoCo parameters `solref` and `solimp` of a constraint, within their limits."""
 
     stiffness: float
     damping: float
@@ -63,7 +63,7 @@ class Joint:
 
 @dataclass(frozen=True)
 class Body:
-    """A body that moves, together with those that are welded to it."""
+    """A moving body, with all bodies welded to it."""
 
     name: str
     parent: int
@@ -107,7 +107,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class BodyEquality:
-    """MuJoCo's `connect` or `weld`: a point of a body stays at a point of another one, or also its orientation."""
+    """A `connect` or `weld` of MuJoCo: a point of a body, or also its orientation, follows another body."""
 
     name: str
     bodies: tuple[int, int]
@@ -124,7 +124,7 @@ class BodyEquality:
 
 @dataclass(frozen=True)
 class JointEquality:
-    """MuJoCo's equality of joints: a coordinate is a polynomial of another one, or constant."""
+    """A joint equality of MuJoCo: a coordinate is a polynomial of another, or constant."""
 
     name: str
     velocities: tuple[int, int]
@@ -285,7 +285,7 @@ class Params(eqx.Module):
 
 
 class Model(eqx.Module):
-    """A robot: its structure and its numbers."""
+    """A robot: its structure and its parameters."""
 
     structure: Structure = eqx.field(static=True)
     params: Params

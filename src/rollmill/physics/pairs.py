@@ -1,4 +1,4 @@
-"""The pairs of geoms that may touch, with the numbers of their contacts, by MuJoCo's rules."""
+"""The pairs of geoms that may touch, with the parameters of their contacts, by the rules of MuJoCo."""
 
 from itertools import combinations
 from typing import Any

@@ -26,7 +26,7 @@ class Reader:
         return name_of(self.mujoco, self.compiled, kind, index)
 
     def is_disabled(self, *flags: str) -> bool:
-        """Returns True if one of MuJoCo's parts, by names of `mjtDisableBit`, is switched off."""
+        """Returns True if a MuJoCo feature, named as in `mjtDisableBit`, is disabled."""
         bits = [getattr(self.mujoco.mjtDisableBit, f"mjDSBL_{flag}", 0) for flag in flags]
         return any(int(self.compiled.opt.disableflags) & int(bit) for bit in bits)
 
@@ -79,13 +79,13 @@ class Reader:
         return "damping" if damped and not self.is_disabled("EULERDAMP") else "none"
 
     def owner_body(self, body: int) -> int:
-        """Returns MuJoCo's index of the body with joints that carries a body; 0 if none does."""
+        """Returns the MuJoCo index of the jointed body that carries a body, or 0 if none does."""
         while body != 0 and self.compiled.body_jntnum[body] == 0:
             body = int(self.compiled.body_parentid[body])
         return body
 
     def owner(self, body: int) -> int:
-        """Returns the index in `Structure.bodies` of the one that carries a body of MuJoCo's."""
+        """Returns the index in `Structure.bodies` of the body that carries a MuJoCo body."""
         return self._index.get(self.owner_body(body), WORLD)
 
     def pose_in_owner(self, body: int, position: Any, quaternion: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -134,7 +134,9 @@ class Reader:
         return np.array(m.body_ipos[body], float), self._matrix(m.body_iquat[body])
 
     def softness(self, reference: Any, impedance: Any) -> Softness:
-        """Returns stiffness and damping of a constraint from its `solref` and `solimp`, within MuJoCo's limits."""
+        """Returns stiffness and damping of a constraint from its `solref` and `solimp`, within the limits of
+        MuJoCo.
+        """
         low, high, width, midpoint, power = (float(value) for value in impedance)
         low, high, midpoint = (float(np.clip(value, 0.0001, 0.9999)) for value in (low, high, midpoint))
         first, second = (float(value) for value in reference)

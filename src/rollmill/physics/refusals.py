@@ -1,4 +1,4 @@
-"""Refuses the parts of MuJoCo's models that are not covered, by their names."""
+"""Rejects unsupported parts of MuJoCo models by name."""
 
 from itertools import pairwise
 from typing import Any

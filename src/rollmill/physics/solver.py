@@ -1,4 +1,4 @@
-"""The constrained acceleration, by Newton's method on MuJoCo's convex cost with a fixed number of iterations.
+"""The constrained acceleration, by Newton's method on the convex cost of MuJoCo with a fixed number of iterations.
 
 The cost is 1/2 (x - x0)' M (x - x0) + sum of s(row), where x0 is the acceleration without constraints and s is
 D/2 min(0, a - a_ref)^2 for limits and edges of contacts. Rows are never written as a Jacobian: accelerations go
@@ -38,7 +38,7 @@ _SMALLEST = 1e-30
 
 
 class _Problem(NamedTuple):
-    """What is the same in all iterations."""
+    """Values shared by all iterations."""
 
     structure: Structure
     placed: Frames

@@ -1,4 +1,4 @@
-"""A step of a robot in time, in MuJoCo's formulation."""
+"""Steps a robot in time, in the formulation of MuJoCo."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Fixed tendons: sums of coordinates of joints, each times a factor."""
+"""Fixed tendons: weighted sums of joint coordinates."""
 
 from itertools import combinations
 
@@ -21,12 +21,12 @@ def lengths(structure: Structure, positions: Float[Array, " coordinates"]) -> Fl
 
 
 def rates_of(structure: Structure, x: Float[Array, " dofs"]) -> Float[Array, " tendons"]:
-    """Returns rates of lengths, or their accelerations, of those of the joints."""
+    """Converts joint velocities, or accelerations, to those of tendon lengths."""
     return jnp.stack([jnp.sum(pick(x, one.velocities) * real(one.coefficients)) for one in structure.tendons])
 
 
 def on_joints(structure: Structure, forces: Float[Array, " tendons"]) -> Float[Array, " dofs"]:
-    """Returns the forces on degrees of freedom of forces along the tendons."""
+    """Converts forces along the tendons to forces on degrees of freedom."""
     dofs = tuple(dof for one in structure.tendons for dof in one.velocities)
     parts = [row(forces, i) * real(one.coefficients) for i, one in enumerate(structure.tendons)]
     return scattered(jnp.concatenate(parts), dofs, structure.num_velocities)

@@ -1,4 +1,4 @@
-"""Pictures as text of a terminal: two pixels a character with colours, or shades of characters without."""
+"""Pictures for terminals: two coloured pixels per character, or shades of characters without colours."""
 
 import numpy as np
 from jaxtyping import UInt8
@@ -35,7 +35,7 @@ def _fitted(picture: UInt8[np.ndarray, "H W 3"], columns: int, pixel_rows: int) 
 
 
 def _pairs(upper: UInt8[np.ndarray, "W 3"], lower: UInt8[np.ndarray, "W 3"]) -> list[str]:
-    """Returns a character for the pixels of two rows. Colours are named only where they change."""
+    """Returns a character for the pixels of two rows. Colour codes are written only when the colour changes."""
     cells, before = [], None
     for top, bottom in zip(upper.tolist(), lower.tolist(), strict=True):
         colours = (*top, *bottom)

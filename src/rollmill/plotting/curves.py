@@ -52,7 +52,7 @@ def plot(
         The curves as arrays.
 
     Raises:
-        CheckpointError: a directory is no run, or is damaged.
+        CheckpointError: a directory is not a run, or is damaged.
         UsageError: a run has no metrics yet or not this one, or an option is out of its range.
         StorageError: the file cannot be written.
     """
@@ -68,7 +68,7 @@ def plot(
 
 
 def _checked(baselines: Mapping[str, float]) -> dict[str, float]:
-    """Returns the levels of baselines. Raises a `UsageError` for one that is no finite number."""
+    """Returns the levels of baselines. Raises a `UsageError` for a non-finite number."""
     found = {name: coerce(f"baseline {name}", float, value) for name, value in baselines.items()}
     for name, value in found.items():
         if not math.isfinite(value):
@@ -84,7 +84,7 @@ def axes_of(x: str) -> tuple[str, ...]:
 
 
 class _NamedRuns(NamedTuple):
-    """The runs that were named, or whose sweeps were."""
+    """Returns the named runs, and the runs of the named sweeps."""
 
     runs: list[tuple[RunDirectory, bool]]
     """Each once, with True for a trial of a sweep, at least one."""

@@ -1,4 +1,4 @@
-"""Curves of several trainings in groups of the same configuration: mean over their seeds, and its interval.
+"""Curves of several runs, grouped by configuration: mean over seeds, with an interval.
 
 Shape letter: `P` points of an axis.
 """
@@ -34,7 +34,7 @@ NAMES_FIRST = ("algorithm", "environment")
 
 
 class SeedCurve(NamedTuple):
-    """The curve of one seed of one run."""
+    """The curve of a run's seed."""
 
     run: str
     settings: Mapping[str, Any]
@@ -149,7 +149,7 @@ def labels_of(groups: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _differing(groups: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Settings that are not the same in all groups, in the order in which they are recorded."""
+    """Settings that differ between groups, in recorded order."""
     names = dict.fromkeys(name for group in groups for name in group)
     return [name for name in names if len({setting_text(group.get(name)) for group in groups}) > 1]
 

@@ -28,11 +28,11 @@ class Control(Protocol):
         ...
 
     def latest(self, kind: str) -> WorkerMessage | None:
-        """Takes the newest message of that kind without waiting, and drops older ones. None if there is none."""
+        """Takes the newest message of a kind without waiting, and drops older messages. None if there is none."""
         ...
 
     def wait(self, kind: str, timeout: Seconds | None = None) -> WorkerMessage:
-        """Waits, for at most `timeout` seconds, for the oldest message of that kind that was not taken yet.
+        """Waits for the oldest pending message of a kind, for at most `timeout` seconds.
 
         A worker that waits here is idle, not hung. Raises `Abandoned` if the coordinator wants this worker to
         stop, and `TimedOut` if none came in time.
@@ -40,7 +40,7 @@ class Control(Protocol):
         ...
 
     def answer(self, kind: str, reply: Callable[[WorkerMessage], Mapping[str, Any]]) -> None:
-        """Answers each message of that kind at once from now on, whatever the worker's main thread does.
+        """Answers each message of a kind at once from now on, whatever the worker's main thread does.
 
         `reply` returns the fields of an answer. It is called in another thread, and should not wait.
         """

@@ -110,7 +110,7 @@ class ForkServer:
         return None
 
     def _take_signals(self) -> None:
-        """Wakes the loop when a child ends. Signals that stop a training are left to the coordinator."""
+        """Wakes the loop when a child ends. Stop signals are left to the coordinator."""
         signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

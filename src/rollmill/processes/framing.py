@@ -6,7 +6,7 @@
     JSON      {"kind": text, "fields": object, "arrays": [[name, dtype, shape], ...]}
     arrays    the elements of each, one array after the other
 
-What comes in is checked against limits before any memory is taken for it.
+Incoming frames are checked against limits before memory is allocated.
 """
 
 import json
@@ -28,7 +28,7 @@ PREFIX = struct.Struct("<4sIQ")
 
 
 class Limits(NamedTuple):
-    """The largest frame that is sent or taken."""
+    """Maximum size of a frame."""
 
     json_bytes: int = 16 * 2**20
     array_bytes: int = 4 * 2**30

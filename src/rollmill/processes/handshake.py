@@ -43,7 +43,7 @@ def claim_of(admission: Admission) -> Identity:
 
 
 def other_code(code: CodeIdentity | None, host: str) -> str:
-    """Returns the reason to refuse a worker of a host with other code than this process, or an empty text."""
+    """Returns the reason to reject a worker with other code than this process, or an empty string."""
     where = f"on {host}" if host else "in its process"
     if code is None:
         return f"the rollmill {where} does not say which code it is: it is an older version"

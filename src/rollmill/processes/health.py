@@ -139,9 +139,9 @@ class WorkerHealth:
         """Returns a `Hung` event if the worker makes no progress, or cannot. It is reported once until that
         changes.
 
-        Silence alone is no hang: a call into C that holds Python's interpreter, such as loading the assets of a
-        simulator, silences a healthy worker. It may last as long as any other work. A process that the operating
-        system says cannot run is hung at once.
+        Silence is not yet a hang: a call into C that holds the GIL, such as loading a simulator's assets, silences
+        a healthy worker. It may last as long as any other work. A process that the operating system says cannot
+        run is hung at once.
         """
         if not self.connection.taken or self.connection.ended.is_set() or self._last is not None:
             return None

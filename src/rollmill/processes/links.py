@@ -1,4 +1,4 @@
-"""The link to the host of one worker: how long it has been silent, and when the coordinator is told."""
+"""The link to a worker's host: how long it has been silent, and when the coordinator is notified."""
 
 from rollmill.channels.transport.tcp_options import PROBE_SECONDS, SECONDS_UNTIL_LOST
 from rollmill.processes.events import Audible, Silent

@@ -33,7 +33,7 @@ class WorkerLog:
     """Takes the bytes that one worker writes, and makes lines of them that a terminal can show.
 
     `show` gets each line, marked with the job's name. The folder gets a file named after the job. Lines of later
-    attempts follow those of earlier ones.
+    attempts follow those of earlier attempts.
     """
 
     def __init__(self, job: Job, show: Callable[[str], None], folder: Path | Folder | None) -> None:
@@ -161,7 +161,7 @@ class LogReader:
 
 
 def _read(output: int, log: WorkerLog) -> int | None:
-    """Reads once, and returns the number of bytes, 0 at the end and None where there is nothing now."""
+    """Reads once, and returns the number of bytes: 0 at the end, None if nothing is available."""
     try:
         data = os.read(output, CHUNK)
     except BlockingIOError:

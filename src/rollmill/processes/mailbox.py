@@ -36,7 +36,7 @@ class Mailbox:
             answer(message)
 
     def answer(self, kind: str, answer: Callable[[WorkerMessage], None]) -> None:
-        """Has messages of that kind given to `answer` as soon as they are put, and those that are here at once."""
+        """Passes messages of a kind to `answer` as they arrive, and pending messages at once."""
         with self._changed:
             self._answers[kind] = answer
             here = self._untaken.pop(kind, ())
@@ -61,14 +61,14 @@ class Mailbox:
             )
 
     def latest(self, kind: str) -> WorkerMessage | None:
-        """Takes the newest message of that kind without waiting, and drops older ones."""
+        """Takes the newest message of a kind without waiting, and drops older messages."""
         with self._changed:
             of_kind = self._untaken.pop(kind, None)
             del self._untaken_bytes[kind]
         return of_kind[-1] if of_kind else None
 
     def wait(self, kind: str, timeout: Seconds | None) -> WorkerMessage:
-        """Waits, for at most `timeout` seconds, for the oldest message of that kind that was not taken yet."""
+        """Waits for the oldest pending message of a kind, for at most `timeout` seconds."""
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._changed:
             while True:
@@ -99,11 +99,11 @@ class MailboxControl:
         self._mailbox, self._pulse = mailbox, pulse
 
     def latest(self, kind: str) -> WorkerMessage | None:
-        """Takes the newest message of that kind without waiting, and drops older ones."""
+        """Takes the newest message of a kind without waiting, and drops older messages."""
         return self._mailbox.latest(kind)
 
     def wait(self, kind: str, timeout: Seconds | None = None) -> WorkerMessage:
-        """Waits, for at most `timeout` seconds, for the oldest message of that kind that was not taken yet."""
+        """Waits for the oldest pending message of a kind, for at most `timeout` seconds."""
         with self._pulse.idle(f"waiting for {kind!r}"):
             return self._mailbox.wait(kind, timeout)
 

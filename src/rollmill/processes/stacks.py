@@ -35,7 +35,7 @@ class CodeLine(NamedTuple):
 def current_line(thread: int) -> str:
     """Returns the innermost line of a thread's user code, and the library's line inside it if there is one.
 
-    Own code is outside Python's folders, or Rollmill's but for what carries messages.
+    User code excludes the folders of Python, and the modules of Rollmill that carry messages.
     """
     places = stack_of(thread)
     if not places:

@@ -31,7 +31,7 @@ class Supervision(Protocol):
         ...
 
     def start(self) -> None:
-        """Asks for all workers, without waiting for them."""
+        """Requests all workers, without waiting."""
         ...
 
     def events(self, timeout: Seconds | None = None) -> list[Event]:
@@ -65,7 +65,7 @@ class Supervision(Protocol):
         fields: Mapping[str, Any] = NOTHING,
         arrays: Mapping[str, np.ndarray] = NOTHING,
     ) -> None:
-        """Sends a message, in order, without waiting: workers that were asked for get it when they are there.
+        """Sends a message in order, without waiting. Requested workers receive it once they have started.
 
         What goes to a worker that is gone is lost. A replacement gets only what is sent after `replace`.
 
@@ -88,7 +88,7 @@ class Supervision(Protocol):
         ...
 
     def stop(self, to: Job | str, *, grace_seconds: Seconds = 5.0) -> None:
-        """Asks these workers to stop, makes them, and returns when they are gone. No event tells of it."""
+        """Asks these workers to stop, makes them, and returns when they are gone. It causes no event."""
         ...
 
     def close(self, *, grace_seconds: Seconds = 5.0) -> None:

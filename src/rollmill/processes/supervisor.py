@@ -37,8 +37,8 @@ TERMINATE_SECONDS = 2.0
 class Supervisor:
     """`Supervision` of worker processes, one for each job.
 
-    The caller closes the launcher, which can serve several supervisors. Without one, it is a `LocalLauncher` that
-    is closed with this object. Workers send a heartbeat every `heartbeat_seconds`, may go without progress for
+    The caller closes the launcher, which can serve several supervisors. By default it is a `LocalLauncher`, closed
+    with this object. Workers send a heartbeat every `heartbeat_seconds`, may go without progress for
     `hang_seconds`, and may take `start_seconds` until their function is called. `display` gets each line that
     workers write, from another thread, and the log folder a file of them for each job. Workers find the
     coordinator at the address: `unix:`, or `tcp:host:0` for other hosts.
@@ -84,7 +84,7 @@ class Supervisor:
         return self._acceptor.address
 
     def start(self) -> None:
-        """Asks for all workers, without waiting for them."""
+        """Requests all workers, without waiting."""
         for job in self.jobs:
             self._begin(job)
 
@@ -128,7 +128,7 @@ class Supervisor:
         fields: Mapping[str, Any] = NOTHING,
         arrays: Mapping[str, np.ndarray] = NOTHING,
     ) -> None:
-        """Sends a message, in order, without waiting: workers that were asked for get it when they are there.
+        """Sends a message in order, without waiting. Requested workers receive it once they have started.
         Raises `TimedOut` if one of the workers has left gigabytes of messages unread.
         """
         self._send_to(addressed(self.jobs, to), snapshot(outgoing(kind, fields, arrays)))

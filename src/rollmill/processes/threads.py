@@ -51,7 +51,7 @@ class LocalControl(MailboxControl):
         self._pulse.touch()
 
     def answer(self, kind: str, reply: Callable[[WorkerMessage], Mapping[str, Any]]) -> None:
-        """Answers each message of that kind at once from now on, whatever the worker's main thread does."""
+        """Answers each message of a kind at once from now on, whatever the worker's main thread does."""
         post = self._supervisor.post
         self._mailbox.answer(kind, lambda message: post(self._worker, outgoing(kind, reply(message), NOTHING)))
 
@@ -70,7 +70,7 @@ class _Worker:
 
 
 class ThreadSupervisor:
-    """`Supervision` of threads. A worker that is lost ends all others, since they share the process of the caller.
+    """`Supervision` of threads. A lost worker ends all others, since they share the caller's process.
 
     Where a job's function raises, all others are stopped, and `events` raises. A thread cannot be killed: one that
     never polls for a stop stays, as a daemon, until the process ends. Raises a `UsageError` if two jobs share a
@@ -96,7 +96,7 @@ class ThreadSupervisor:
         return tuple(self._jobs.values())
 
     def start(self) -> None:
-        """Asks for all workers, without waiting for them."""
+        """Requests all workers, without waiting."""
         for job in self.jobs:
             self._begin(job)
 
@@ -139,7 +139,7 @@ class ThreadSupervisor:
         fields: Mapping[str, Any] = NOTHING,
         arrays: Mapping[str, np.ndarray] = NOTHING,
     ) -> None:
-        """Sends a message, in order, without waiting: workers that were asked for get it when they are there."""
+        """Sends a message in order, without waiting. Requested workers receive it once they have started."""
         message = outgoing(kind, fields, arrays)
         with self._changed:
             workers = [self._workers[name] for name in addressed(self.jobs, to) if name in self._workers]

@@ -72,7 +72,7 @@ class SocketControl(MailboxControl):
         self._pulse.touch()
 
     def answer(self, kind: str, reply: Callable[[WorkerMessage], Mapping[str, Any]]) -> None:
-        """Answers each message of that kind at once from now on, whatever the worker's main thread does."""
+        """Answers each message of a kind at once from now on, whatever the worker's main thread does."""
         self._mailbox.answer(kind, lambda message: self.send_message(outgoing(kind, reply(message), NOTHING)))
 
     def send_message(self, message: WorkerMessage) -> None:
@@ -125,7 +125,7 @@ class SocketControl(MailboxControl):
 def _slept(seconds: float, stuck_seconds: float, ended: threading.Event) -> bool:
     """Sleeps between two beats, and returns whether they are to end.
 
-    Where a call holds Python's interpreter for long, no thread of Python can say so. One of C's can: it
+    If a call holds the GIL for long, no Python thread can report it. One of C's can: it
     writes all threads' tracebacks to standard error.
     """
     faulthandler.dump_traceback_later(stuck_seconds, file=sys.__stderr__ or 2)

@@ -1,1 +1,1 @@
-"""Profiles a training: windows with and without the profiler take turns, and become a `Profile`."""
+"""Profiles a run: windows with and without the profiler take turns, and become a `Profile`."""

@@ -1,4 +1,4 @@
-"""Makes the profile of a training from its windows."""
+"""Makes the profile of a run from its windows."""
 
 import statistics
 import sys
@@ -27,10 +27,10 @@ def profile_of(
     error: Exception | None,
     command: str,
 ) -> results.Profile:
-    """Returns the profile of a training, with advice, from its windows, at least one of which was read.
+    """Returns a run's profile, with advice, from its windows, of which at least one was read.
 
     `calibrate` measures the machine again. `error` is the one that ended the training. `command` is the command
-    line that profiles it again, empty for that of this process.
+    line that profiles it again. Empty means this process's.
     """
     notes = [f"The training ended with an error: {first_line(error)}"] if error else []
     notes += _notes(prepared, windows)
@@ -122,7 +122,7 @@ def _notes(prepared: PreparedTraining, windows: Windows) -> Iterator[str]:
 
 
 def _silent_workers(windows: Windows) -> Iterator[str]:
-    """Sentences about workers that were recorded and gave no events."""
+    """Returns notes on recorded workers without events."""
     for process in windows.by_process():
         empty = sum(not each.times.program_events and not each.times.span_events for each in process.windows)
         if empty:

@@ -1,4 +1,4 @@
-"""Profiles a training for a bounded time."""
+"""Profiles a run for a bounded time."""
 
 import contextlib
 import signal
@@ -32,7 +32,7 @@ REPORT_SECONDS = 0.02
 @with_field_help
 @dataclass(frozen=True)
 class ProfileOptions:
-    """How a training is profiled."""
+    """Settings of profiling."""
 
     windows: Annotated[int, Range(1, 1000)] = 3
     """Windows of time with the profiler. Before and after each there is one without it."""
@@ -137,7 +137,7 @@ class _Trained(NamedTuple):
 
 
 def _reason(error: Exception | None, code: int) -> str | None:
-    """Returns the signal or the error that ended a training with this exit code, or None if it came to its end."""
+    """Returns the signal or error behind an exit code, or None if the run finished."""
     if code > 128:
         return f"{signal.Signals(code - 128).name}."
     if error is None:

@@ -123,7 +123,7 @@ Steps: TypeAlias = Generator[None, ReportedProgress, T]
 
 
 class Windows:
-    """The windows of a training, which its reports advance.
+    """The windows of a run, advanced by its reports.
 
     Args:
         count: number of windows with the profiler whose events are read.
@@ -213,7 +213,7 @@ class Windows:
 
     @property
     def iterations(self) -> int:
-        """Number of iterations in all windows that were read."""
+        """Number of iterations in all windows read."""
         return sum(window.span.iterations for window in self.profiled)
 
     @property
@@ -238,7 +238,7 @@ class Windows:
         """Pairs each window with the profiler with the one without it before.
 
         No two pairs share a window, so that the profiler's cost in some of them can be tested with others. For a
-        window that was not read, the number of events is the mean of the others.
+        window not read, the number of events is the mean of the others.
         """
         programs = statistics.fmean(window.program_events for window in self.profiled)
         spans = statistics.fmean(window.span_events for window in self.profiled)
@@ -405,7 +405,7 @@ def _is_steady(before: WindowSpan | None, now: WindowSpan) -> bool:
 
 
 class ProfiledTraining:
-    """A training whose reports advance windows, and which ends with the last of them."""
+    """A `Training` that advances windows with its reports, and ends with the last window."""
 
     def __init__(self, training: Training, windows: Windows) -> None:
         self._training, self._windows = training, windows
@@ -429,5 +429,5 @@ class ProfiledTraining:
 
     @property
     def waited_for(self) -> str:
-        """The workers that keep a training from ending."""
+        """The workers that delay the end of the run."""
         return self._training.waited_for

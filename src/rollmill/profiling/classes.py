@@ -50,7 +50,7 @@ OWN_KERNELS = {
 
 
 class DeviceWork(NamedTuple):
-    """The work of an instruction of a compiled program."""
+    """The work of a compiled program's instruction."""
 
     instruction: Instruction
 
@@ -74,7 +74,7 @@ class HostActivity(NamedTuple):
         return tuple(self.name.split("/"))
 
     def inside(self, around: "HostActivity | None") -> "HostActivity":
-        """Returns the activity as a part of another one.
+        """Returns the activity as a part of another activity.
 
         The user's operations are parts of the operation around them. A call that starts an operation's work
         belongs to the operation.
@@ -201,7 +201,7 @@ def kernel_name(name: str) -> str:
 
 
 def _start_of(instruction: Instruction) -> HostActivity:
-    """Returns the host's part of an instruction of a device: its launch."""
+    """Returns the host's part of a device instruction: its launch."""
     path = next(iter(instruction.shares)) if len(instruction.shares) == 1 else ()
     return HostActivity("/".join(path) or "dispatch", "dispatch")
 

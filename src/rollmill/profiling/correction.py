@@ -1,9 +1,9 @@
 """Takes the profiler's own cost out of what it measured (Gleeson et al., "RL-Scope", MLSys 2021, section 3.4).
 
-Recording an event costs time, part of it inside the event, the rest after it. In one training, windows with the
-profiler and without it take turns. Their difference, divided by the number of events, is an event's cost. The
-error that is reported is that of a prediction: every second window is corrected by the cost that the others gave.
-The part that lies inside events is measured on a program of known duration (`measure_event`).
+Recording an event costs time, part of it inside the event, the rest after it. Within a run, windows with and
+without the profiler take turns. Their difference, divided by the number of events, is an event's cost. The
+reported error is a prediction error: every second window is corrected by costs from the others. The part that lies
+inside events is measured on a program of known duration (`measure_event`).
 
 On an accelerator there are two costs. A kernel, and the start of the next one, take longer by about as much in
 every recording. The host, too, takes longer to start kernels. Where that makes it late, the device waits, and how
@@ -90,7 +90,7 @@ class EventCosts(NamedTuple):
 def costs(
     pairs: Sequence[PairedWindow], *, inside: float = 0.0, in_idle_time: bool = False, calibrated: float = 0.0
 ) -> EventCosts:
-    """Returns the costs of events by all of these windows.
+    """Returns the costs of events, estimated from all these windows.
 
     Spans of the host cost the extra time of an iteration, up to a limit, and events of programs the rest. If
     the waiting of an accelerator is known, the cost of spans is a part of it. The other arguments are fields of
@@ -115,8 +115,8 @@ def _costs_beside_waiting(pairs: Sequence[PairedWindow], calibrated: float) -> t
     """Returns the cost of a program's event, and the waiting without the profiler, if the waiting is known.
 
     Windows show only the sum of these two effects. So events have their calibrated cost, as long as an amount
-    of waiting explains the rest. Otherwise the rest is theirs. Without the profiler a device waits no longer
-    than in any window with it.
+    of waiting explains the rest. Otherwise the rest is theirs. Without the profiler, a device waits no longer than
+    in any window with the profiler.
     """
     unprofiled = middle_mean([pair.unprofiled for pair in pairs])
     least_waiting = min(pair.waiting or 0.0 for pair in pairs)
@@ -238,8 +238,8 @@ def measure_event(recorder: TraceRecorder) -> MeasuredEvent:
     """Measures the cost of recording an event, and the share of it that lies inside the event.
 
     A program of many short instructions in a row runs with and without the profiler. The time by which its
-    kernels exceed the program without it is the cost inside. Time in which an accelerator waits for the host is
-    no event's.
+    kernels exceed the program without it is the cost inside. Time in which an accelerator waits for the host
+    belongs to no event.
     """
     on_cpu = jax.default_backend() == "cpu"
     argument = jnp.zeros(512) if on_cpu else jnp.zeros((512, 512))

@@ -1,4 +1,4 @@
-"""Measures how long an accelerator works in a window, from the times of its kernels alone.
+"""Measures how long an accelerator works in a window, only from the times of its kernels.
 
 Reading the kernels' names takes longer, so only some windows are read in full, but all are read here.
 """

@@ -2,7 +2,7 @@
 
 An element of an element-wise instruction counts as one floating-point operation, and moving data as none.
 Caches do not count: all reads and writes are bytes of memory. An instruction that indexes a buffer reads or
-writes only the part that it picks or replaces, as in XLA's own cost analysis.
+writes only the part that it picks or replaces, as in the cost analysis of XLA.
 """
 
 import math
@@ -49,7 +49,7 @@ def flops_of(line: HloLine, lines: Lines) -> float:
 
 
 def weight_of(line: HloLine, lines: Lines) -> float:
-    """Returns the relative cost of a part of a fusion. A broadcast is only another index."""
+    """Returns the relative cost of a fusion's part. A broadcast is only another index."""
     if line.opcode == "broadcast":
         return 0.0
     return max(float(_changed_elements(line, lines)), flops_of(line, lines))
@@ -131,7 +131,7 @@ def _bytes_used(fused: Sequence[HloLine], computations: Computations, lines: Lin
 
 
 def _bytes_written(line: HloLine, computations: Computations, lines: Lines) -> int:
-    """Returns the bytes that an instruction writes: of a fusion, those of its result."""
+    """Returns the bytes written by an instruction. For a fusion it is the size of its result."""
     if line.opcode == "fusion" and line.called:
         roots = [each for each in computations.get(line.called[0], ()) if each.is_root]
         return _bytes_written(roots[0], computations, lines) if roots else line.bytes

@@ -124,7 +124,7 @@ def _split_type(text: str) -> tuple[str, str]:
 
 
 def _split_parentheses(text: str) -> tuple[str, str]:
-    """Splits a text after the parenthesis that closes the first one."""
+    """Splits a string after the parenthesis that closes the first."""
     depth = 0
     for position, character in enumerate(text):
         depth += (character == "(") - (character == ")")

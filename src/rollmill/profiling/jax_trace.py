@@ -1,6 +1,6 @@
-"""Starts and stops JAX's profiler, and keeps its events in memory.
+"""Starts and stops the JAX profiler, and keeps its events in memory.
 
-Before version 0.12, JAX's own functions write them to files, as JSON too, which takes longer than reading them.
+Before version 0.12, the functions of JAX write them to files, also as JSON, which takes longer than reading them.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class JaxTrace:
-    """A running trace of this process. JAX's profiler runs only one at a time."""
+    """A running trace of this process. JAX runs only one profiler at a time."""
 
     def __init__(self) -> None:
         options = jax.profiler.ProfileOptions()

@@ -1,4 +1,4 @@
-"""Attributes temporary memory to operations, from XLA's buffer assignment.
+"""Attributes temporary memory to operations, from the buffer assignment of XLA.
 
 XLA plans a program's memory when it compiles it: it goes through the instructions in their order, and gives
 each buffer a place in an allocation, from the instruction that writes it first to the one that reads it last.
@@ -89,7 +89,7 @@ def memory_by_operation(
 
 
 def _places(assignment: bytes) -> dict[int, Place]:
-    """Returns the place of each buffer of temporary memory, by its number."""
+    """Returns the offset of each temporary buffer by number."""
     return {
         number_in(assigned, 1): Place(number_in(allocation, 1), number_in(assigned, 2), number_in(assigned, 3))
         for allocation in temporary_allocations(assignment)
@@ -198,7 +198,7 @@ def _largest(buffers: Mapping[int, Buffer]) -> Buffer | None:
 
 
 def _count(buffer: Buffer | None, now: dict[Path, float], sign: int) -> None:
-    """Adds a buffer's bytes to those of its operations, or subtracts them."""
+    """Adds a buffer's bytes to its operations, or subtracts them."""
     if buffer is not None:
         for path, share in buffer.shares.items():
             now[path] += sign * share * buffer.size

@@ -1,4 +1,4 @@
-"""Reads fields of serialized protocol buffers: a few numbers of XLA's messages, without a schema."""
+"""Reads fields of serialized protocol buffers: a few numbers in XLA messages, without a schema."""
 
 from collections.abc import Iterator
 
@@ -28,7 +28,7 @@ def parts_of(message: bytes, number: int) -> Iterator[bytes]:
 
 
 def part_in(message: bytes, number: int) -> bytes:
-    """Returns the message, or the text, in a field, empty if it is missing."""
+    """Returns the message or string in a field, empty if missing."""
     return next(parts_of(message, number), b"")
 
 

@@ -1,4 +1,4 @@
-"""Records windows of one process with JAX's profiler, and reduces each to sums at once.
+"""Records windows of one process with the JAX profiler, and reduces each to sums at once.
 
 A trace of a second may have a million events. Only sums are kept and sent to other processes.
 """
@@ -66,7 +66,7 @@ class RecordedWindow(NamedTuple):
 
 
 class TraceRecorder:
-    """Records windows of this process, one at a time, as JAX's profiler does.
+    """Records windows of this process one at a time, as the JAX profiler does.
 
     If a window has more than `most_events` events, only some intervals of it are read.
     """
@@ -149,7 +149,7 @@ class _Programs:
         self._read: set[Any] = set()
 
     def read_new(self) -> None:
-        """Reads the programs that were compiled since the last call."""
+        """Reads the programs compiled since the last call."""
         with_operations = []
         for executable in jax.devices()[0].client.live_executables():
             identity = executable.fingerprint or id(executable)

@@ -1,7 +1,7 @@
-"""The result of profiling a training, which profile.json holds and reports show.
+"""The result of profiling a run, stored in profile.json and shown by reports.
 
 All durations are seconds of one iteration of training, unless a field says otherwise, without the profiler's
-own cost. The questions, and the correction, are those of RL-Scope (Gleeson et al., "RL-Scope: Cross-Stack
+own cost. The questions and the correction follow RL-Scope (Gleeson et al., "RL-Scope: Cross-Stack
 Profiling for Deep Reinforcement Learning Workloads", MLSys 2021).
 """
 
@@ -27,7 +27,7 @@ THIS_PROCESS = "training"
 
 @dataclass(frozen=True)
 class ProfiledSetup:
-    """The training that was profiled."""
+    """The profiled run."""
 
     algorithm: str
     environment: str
@@ -105,7 +105,7 @@ class WindowDuration:
 
 @dataclass(frozen=True)
 class BookKeeping:
-    """The cost of one kind of event that the profiler records, or prolongs."""
+    """The cost of a kind of event recorded or prolonged by the profiler."""
 
     kind: str
     events: float
@@ -117,7 +117,7 @@ class BookKeeping:
 
     @property
     def seconds(self) -> float:
-        """Cost of all events of an iteration."""
+        """Cost of all events in an iteration."""
         return self.events * self.nanoseconds * 1e-9
 
 
@@ -326,7 +326,7 @@ def read_profile(data: bytes | str, *, where: str) -> Profile:
 
 
 def _numbers(value: Any, field: str) -> Iterator[tuple[str, float]]:
-    """Yields all numbers inside a value, with their fields."""
+    """Yields all numbers in a value, with their fields."""
     if isinstance(value, int | float):
         yield field, value
     elif is_dataclass(value):

@@ -75,7 +75,7 @@ def is_simulator(function: object) -> bool:
 
 
 def _module_of(function: object) -> str | None:
-    """Returns the module of a compiled function, or of the class it is a method of."""
+    """Returns the module of a compiled function, or of its class for a method."""
     module = getattr(function, "__module__", None)
     if isinstance(module, str) and module != "builtins":
         return module

@@ -1,4 +1,4 @@
-"""A small timeline of a window: the longest activity of each lane in each of some hundred intervals."""
+"""A small timeline of a window: each lane's longest activity in each of some hundred intervals."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -15,7 +15,7 @@ MAX_LANES = 12
 
 
 def timeline(trace: Trace, classify: Classifier, begin: int, end: int) -> tuple[TimelineSpan, ...]:
-    """Returns the spans of all lanes of a process. See `rollmill.profiling.attribution.attribute`."""
+    """Returns the spans of all lanes in a process. See `rollmill.profiling.attribution.attribute`."""
     lanes = [(lane, list(segments(lane, classify, begin, end))) for lane in trace.lanes]
     busy = lambda found: sum(each.end - each.start for each in found[1] if _label(each.state))
     lanes = sorted((lane for lane in lanes if busy(lane)), key=busy, reverse=True)[:MAX_LANES]
@@ -35,7 +35,7 @@ def _spans(lane: Lane, labels: Sequence[str], seconds: float) -> Iterator[Timeli
 
 
 def _labels(states: Sequence[StateSegment], begin: int, end: int) -> list[str]:
-    """Returns the label of each interval, that of the longest time in it, empty if nothing is done."""
+    """Returns each interval's label: the activity with the longest time in it, or empty if idle."""
     width = (end - begin) / INTERVALS
     totals: list[dict[str, float]] = [{} for _ in range(INTERVALS)]
     for start, stop, state in states:

@@ -1,4 +1,4 @@
-"""Reads a trace of JAX's profiler: the events of each thread and stream, in nanoseconds of the trace's clock."""
+"""Reads a JAX profiler trace: the events of each thread and stream, in nanoseconds of the trace's clock."""
 
 import math
 import re
@@ -52,7 +52,7 @@ class Sampling(NamedTuple):
 
 
 class Lane(NamedTuple):
-    """The events of one thread of the host, or of one stream of a device."""
+    """The events of a host thread or a device stream."""
 
     name: str
     on_device: bool
@@ -91,7 +91,7 @@ def read_trace(
     window: tuple[int | float, int | float] = WHOLE,
     most_events: int = MAX_EVENTS,
 ) -> Trace:
-    """Reads a `ProfileData` of JAX's profiler. `names` knows the instructions that need their program.
+    """Reads a `ProfileData` of the JAX profiler. `names` knows the instructions that need their program.
 
     `window` has the first nanosecond and the one after the last, on the host's monotonic clock. If it has more
     than `most_events` events, only some intervals of it are read.

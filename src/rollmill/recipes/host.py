@@ -8,7 +8,7 @@ from rollmill.recipes.classic import Recipe
 def pong() -> Recipe:
     """PPO on Pong in 10,000,000 steps, which are 40,000,000 frames.
 
-    Hyperparameters and network are those of Huang et al., "The 37 Implementation Details of Proximal Policy
+    Hyperparameters and network follow Huang et al., "The 37 Implementation Details of Proximal Policy
     Optimization" (2022), after Schulman et al. (2017).
     """
     config = PPOConfig(

@@ -1,9 +1,8 @@
 """Defaults of other libraries, for those who come from them.
 
-`sb3_*` are the defaults of Stable-Baselines3 2.7, and `cleanrl_*` those of CleanRL's files of the same name,
-translated into the fields of Rollmill's configurations. Stable-Baselines3 does not halve the squared error of a
-value, which doubles `vf_coef` here. Both libraries count steps between moves of a target network, Rollmill counts
-updates.
+`sb3_*` are the defaults of Stable-Baselines3 2.7, and `cleanrl_*` those in the CleanRL files with the same names,
+translated to configurations of Rollmill. Stable-Baselines3 does not halve the squared error of a value, which
+doubles `vf_coef` here. Both libraries count steps between moves of a target network, Rollmill counts updates.
 """
 
 from rollmill.algorithms import DQNConfig, PPOConfig, SACConfig, TD3Config

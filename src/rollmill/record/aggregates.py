@@ -42,7 +42,7 @@ class StackedRows(NamedTuple):
         return self.numbers[:, [index for index, name in enumerate(self.names) if name.startswith(prefix)]]
 
     def with_others(self, others: Mapping[str, Float64[np.ndarray, " rows"]]) -> "StackedRows":
-        """Returns the rows with further metrics, which are the same for all seeds."""
+        """Adds metrics shared by all seeds to the rows."""
         if not others:
             return self
         rows, _, seeds = self.numbers.shape
@@ -135,7 +135,7 @@ class Throughput:
         self._marks = deque((min(time_of_mark + seconds, now), done) for time_of_mark, done in self._marks)
 
     def after(self, steps: int) -> float:
-        """Adds `steps` steps that are done now, and returns the throughput."""
+        """Adds `steps` completed steps, and returns the throughput."""
         now, done = time.perf_counter(), self._marks[-1][1] + steps
         self._marks.append((now, done))
         while now - self._marks[1][0] >= SECONDS:

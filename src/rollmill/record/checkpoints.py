@@ -79,10 +79,10 @@ class Checkpoints:
     """The checkpoints in one directory, of which the last `keep_last` and the best `keep_best` are kept.
 
     Only one process may write a directory at a time (`RunDirectory.lock`). `read_only` changes nothing in it, and
-    suits a run that another process may be writing. Otherwise the directory is created if it is missing. In a
-    `Folder`, links below the root are refused. Use it as a context manager, or call `close`: a save still running
-    when the interpreter exits is lost. The disk needs space for one checkpoint more than are kept, because the
-    oldest is deleted only when the newest is complete.
+    suits a run that another process may be writing. Otherwise the directory is created if it is missing. A
+    `Folder` rejects links below the root. Use it as a context manager, or call `close`: a save still running when
+    the interpreter exits is lost. The disk needs space for one checkpoint more than are kept, because the oldest
+    is deleted only when the newest is complete.
 
     Raises a `StorageError` if the directory cannot be created or cleaned up, and a `ForeignFileError` if it, or a
     checkpoint in it, is a link or a file.

@@ -1,4 +1,4 @@
-"""Progress displays of a training: a dashboard or a bar on a terminal, plain lines elsewhere, or nothing."""
+"""Progress displays: a dashboard or a bar on a terminal, plain lines elsewhere, or nothing."""
 
 import sys
 import time
@@ -17,7 +17,7 @@ LINE_SECONDS = 5.0
 
 @runtime_checkable
 class Display(Protocol):
-    """Shows the progress of a training."""
+    """Shows the progress of a run."""
 
     def note(self, text: str) -> None:
         """Prints one line."""
@@ -44,7 +44,7 @@ def choose_display(*, quiet: bool, dashboard: bool = True) -> Display:
 
 
 class Tolerant:
-    """A display that goes silent once its output fails: a closed pipe or terminal must not end a training."""
+    """A display that goes silent once its output fails: a closed pipe or terminal must not end training."""
 
     def __init__(self, shown: Display) -> None:
         self._shown = shown
@@ -93,7 +93,7 @@ class Lines:
         print(printable(text), file=sys.stderr, flush=True)
 
     def update(self, status: Status) -> None:
-        """Prints the status if enough time has passed since the last one."""
+        """Prints the status if enough time has passed since the last print."""
         now = time.monotonic()
         if now - self._shown_at < LINE_SECONDS:
             self._unshown = status

@@ -26,7 +26,7 @@ class _Entry(NamedTuple):
 
 
 class EventLog:
-    """One TensorBoard event file, in a folder that is created at the first entry.
+    """One TensorBoard event file, in a folder created with the first entry.
 
     Its file begins with the hyperparameters, if there are any. On resuming, TensorBoard hides entries of earlier
     files from `purge_step` on. Its thread imports nothing: an
@@ -59,7 +59,7 @@ class EventLog:
         self._entries.put(_Entry(step, time.time(), dict(scalars)))
 
     def close(self) -> None:
-        """Writes the queued entries and closes the file. Errors are those of `add`."""
+        """Writes the queued entries and closes the file. See `add` for errors."""
         if self._thread is not None:
             self._entries.put(None)
             self._thread.join()

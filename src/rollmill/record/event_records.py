@@ -1,8 +1,7 @@
-"""Records of TensorBoard's event files: protocol buffers of a few fields, each between checksums.
+"""Records of TensorBoard event files: protocol buffers with a few fields, each between checksums.
 
-They are written here, because to import the packages that hold these messages takes seconds of a training's
-beginning, in which its own threads wait for the interpreter's lock. The fields are those of `event.proto` and
-`summary.proto`, the records those of TFRecord.
+They are written here because importing the packages with these messages takes seconds at the start, while other
+threads wait for the GIL. Fields follow `event.proto` and `summary.proto`, and records TFRecord.
 """
 
 import struct
@@ -42,7 +41,7 @@ def scalars_event(wall_time: float, step: int, scalars: Mapping[str, float]) -> 
 def hyperparameters_event(wall_time: float, group: str, values: Mapping[str, Any]) -> bytes:
     """Returns an event with the hyperparameters of a session, which TensorBoard's page HParams compares.
 
-    Numbers, booleans and texts stay what they are. Other values become texts.
+    Numbers, booleans and strings are kept. Other values become strings.
     """
     names = {name: _bytes(1, name.encode(errors="replace")) for name in values}
     entries = (_bytes(1, names[name] + _bytes(2, _value(values[name]))) for name in values)

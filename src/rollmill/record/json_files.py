@@ -66,9 +66,9 @@ def plain(value: Any) -> Any:
 
 
 def write_json(folder: Folder, name: str, value: Mapping[str, Any]) -> None:
-    """Replaces a file atomically: a reader sees the old file or the new one.
+    """Replaces a file atomically: readers see either the old or the new file.
 
-    Raises a `StorageError` if the file cannot be written. The old one is unchanged then.
+    Raises a `StorageError` if the file cannot be written. The old file is unchanged then.
     """
     text = json.dumps(plain(value), indent=2, allow_nan=False) + "\n"
     try:

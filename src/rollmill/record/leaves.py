@@ -1,7 +1,7 @@
-"""Conversion of a pytree of arrays to named host arrays and back, and digests of it.
+"""Converts a pytree of arrays to named host arrays and back, and computes digests.
 
-Nothing is ever pickled: names, dtypes and shapes are text, so that two trees can be compared
-without building either. A typed random key is stored as its key data, with a dtype such as `key<threefry2x32>`.
+Nothing is ever pickled: names, dtypes and shapes are strings, so two trees can be compared without building them.
+A typed random key is stored as its key data, with a dtype such as `key<threefry2x32>`.
 """
 
 import hashlib
@@ -60,7 +60,7 @@ def from_host(arrays: Mapping[str, np.ndarray], abstract: PyTree) -> PyTree:
 
 
 def host_type(kind: LeafType) -> tuple[np.dtype, tuple[int, ...]]:
-    """Returns dtype and shape of a leaf's host array. A random key has those of its key data."""
+    """Returns dtype and shape of a leaf's host array. For a random key they belong to its key data."""
     if key := KEY_DTYPE.fullmatch(kind.dtype):
         one = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0, impl=key[1])))
         return np.dtype(one.dtype), (*kind.shape, *one.shape)
@@ -78,7 +78,7 @@ def digest(types: Mapping[str, LeafType], arrays: Mapping[str, np.ndarray]) -> s
 
 
 def tree_digest(tree: PyTree) -> str:
-    """Returns the hexadecimal SHA-256 of a tree of arrays by paths, dtypes, shapes and bits.
+    """Returns a SHA-256 digest of a tree of arrays, over paths, dtypes, shapes and bits.
 
     It depends neither on devices nor on the order of a dictionary. Raises a `UsageError` if a leaf is not an array
     of numbers.

@@ -1,4 +1,4 @@
-"""Curves of one metric of a run: whole, thinned for a figure, or followed while the run writes them."""
+"""Curves of a run's metric: complete, thinned for a figure, or followed while the run writes."""
 
 import contextlib
 import functools
@@ -55,7 +55,7 @@ def metric_names(run: RunDirectory) -> set[str]:
 
 
 def thinned_curve(run: RunDirectory, max_points: int, *, seed: int | None = None) -> list[MetricPoint]:
-    """Returns at most `max_points` of a run's learning curve, evenly spaced, including the last one.
+    """Returns at most `max_points` evenly spaced points of a run's learning curve, including the last.
 
     Reads only these lines, so that the length of the file hardly matters. The curve is the mean over all seeds, or
     that of one `seed`.

@@ -76,7 +76,9 @@ class MetricsLog:
             self._events = self._event_log(purge_step)
 
     def close(self) -> None:
-        """Completes and closes both files. Raises a `StorageError` if TensorBoard's file could not be written."""
+        """Completes and closes both files. Raises a `StorageError` if the TensorBoard file could not be
+        written.
+        """
         self._file.close()
         if self._events is not None:
             self._events.close()
@@ -189,7 +191,9 @@ def _cut_after(folder: Folder, iteration: int) -> int | None:
 
 
 def _lines(folder: Folder, name: str) -> Iterator[tuple[dict[str, Any] | str, bytes]]:
-    """Yields each line's object, or its problem as text, with its bytes, but not an incomplete last line."""
+    """Yields each line's object, or a description of its problem, with its bytes, except an incomplete last
+    line.
+    """
     path, number = folder.path / name, 0
     try:
         with folder.reading(name) as file:
@@ -211,7 +215,7 @@ def _skip_line(file: IO[bytes], line: bytes) -> None:
 
 
 def _parse(line: bytes, where: str) -> dict[str, Any] | str:
-    """Returns the object in a line, or the problem with it as text."""
+    """Returns the object in a line, or a description of its problem."""
     try:
         value = parse_object(line, where=where, limit=MAX_LINE_BYTES, depth=2)
         read_as(LineStart, {key: value[key] for key in ("iteration", "env_steps") if key in value}, where=where)

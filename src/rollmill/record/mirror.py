@@ -1,8 +1,8 @@
 """Copies a run to its object store in the background, while it is trained.
 
 A thread looks at the run directory, and copies each checkpoint once it is whole, with the other files of the run
-before it. A training neither waits for the store nor ends because of it: what fails is tried again, until it
-succeeds or the training has ended.
+before it. Training neither waits for the store nor fails because of it: failed requests are retried until they
+succeed or training has ended.
 """
 
 import contextlib
@@ -74,9 +74,9 @@ def mirrored(
 ) -> Iterator[None]:
     """Copies a run to its store until the context ends.
 
-    `note` prints where it is copied to, and `warn` problems. At the end it waits for the store: some minutes if
-    the training has finished, and some seconds otherwise. Raises a `StorageError` if a training has finished and
-    the store does not have it.
+    `note` prints the destination, and `warn` prints problems. At the end it waits for the store: some minutes if
+    the training has finished, and some seconds otherwise. Raises a `StorageError` if training has finished and the
+    store lacks a part.
     """
     mirror = Mirror(run, ObjectStore(url), warn)
     note(f"copies it to {url}")
@@ -126,7 +126,7 @@ class Mirror:
         self._thread.start()
 
     def finish(self, seconds: float) -> bool:
-        """Copies what is left, for so many seconds at most, and returns whether the store has all of the run."""
+        """Copies the rest within a time limit, and returns whether the store has the whole run."""
         self._deadline = time.monotonic() + seconds
         self._ends.set()
         self._thread.join(seconds)
@@ -292,7 +292,7 @@ def _signature(file: Path) -> Signature | None:
 
 
 def _below(folder: Folder, prefix: str, depth: int) -> Iterator[str]:
-    """Yields the names of the files below a folder, without those of checkpoints."""
+    """Yields the names of the files below a folder, except checkpoints."""
     for name, kind in folder.kinds().items():
         if kind == "file":
             yield prefix + name

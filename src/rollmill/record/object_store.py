@@ -1,8 +1,8 @@
 """The folder of an object store: S3, Google Cloud Storage or Azure, through the package obstore.
 
-obstore is one wheel without dependencies for all three. Its requests are Rust's and release Python's lock, so that
-a training does not wait while a thread uploads. It takes credentials from the variables that the stores' own tools
-read, and from the instance, but not from their configuration files.
+obstore is one wheel without dependencies for all three. Its requests are made in Rust without the GIL, so training
+does not wait while a thread uploads. It takes credentials from the variables that the stores' own tools read, and
+from the instance, but not from their configuration files.
 """
 
 import io
@@ -51,7 +51,7 @@ def check_installed(url: str) -> None:
 
 
 class ObjectStore:
-    """The objects whose names begin with that of a folder, which `url` names."""
+    """The objects below the folder at `url`."""
 
     def __init__(self, url: str) -> None:
         check_installed(url)
@@ -88,7 +88,7 @@ class ObjectStore:
                 yield bytes(chunk)
 
     def write(self, name: str, content: bytes | IO[bytes]) -> None:
-        """Replaces an object. A reader sees the old content or the new one."""
+        """Replaces an object. Readers see either the old or the new content."""
         import obstore
 
         file = io.BytesIO(content) if isinstance(content, bytes) else content
@@ -107,7 +107,7 @@ class ObjectStore:
 
 
 def patiently(action: Callable[[], Result], *, seconds: float = PATIENCE_SECONDS) -> Result:
-    """Returns the result of an action, which is repeated for some time if the store fails."""
+    """Returns the result of an action, retried for some time if the store fails."""
     deadline, pause = time.monotonic() + seconds, 0.5
     while True:
         try:

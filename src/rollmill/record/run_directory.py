@@ -34,7 +34,7 @@ from rollmill.record.run_files import (
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """Paths of the files of a run. `create` makes a run, `open` opens one. The paths need not exist."""
+    """Paths of a run's files. `create` makes a run, `open` opens one. The paths need not exist."""
 
     root: Path
 
@@ -65,7 +65,7 @@ class RunDirectory:
 
     @property
     def tensorboard(self) -> Folder:
-        """Folder of TensorBoard's event files."""
+        """Folder of the TensorBoard event files."""
         return self.folder.inner("tensorboard")
 
     @property

@@ -93,7 +93,7 @@ def stop_on_signals() -> Iterator[StopRequest]:
 
 
 def _is_ours(number: int, handler: Any) -> bool:
-    """Returns whether a training handles a signal, by its present handler."""
+    """Returns whether a training loop handles a signal now."""
     if number in NOTICES:
         return handler in (signal.SIG_DFL, nothing_to_save)
     return number != signal.SIGHUP or handler != signal.SIG_IGN

@@ -1,4 +1,4 @@
-"""The progress of a training, as displays show it."""
+"""The progress of a run, as shown by displays."""
 
 import sys
 from collections.abc import Mapping

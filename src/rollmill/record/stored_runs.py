@@ -1,6 +1,6 @@
 """Runs in object stores, and how they come to the working folder of this machine.
 
-A store has the files of the run directory under their names. A checkpoint is whole once its record is there, which
+A store has the files of the run directory under their names. A checkpoint is complete once it has a record, which
 is written last. The file `stored.json` tells which run it is, and how often it was copied.
 """
 
@@ -55,7 +55,7 @@ class Marker:
 
 
 def is_run_file(name: str) -> bool:
-    """Returns whether a store may hold a file of this name, relative to the run directory."""
+    """Returns whether a store may hold a file with this path relative to the run directory."""
     fits = all(len(os.fsencode(part)) <= MAX_NAME for part in name.split("/"))
     return fits and _SAFE_NAME.fullmatch(name) is not None and name not in (MARKER, WRITER)
 
@@ -93,9 +93,9 @@ def write_local_marker(folder: Folder, marker: Marker) -> None:
 
 
 def bring(root: Path, url: str) -> None:
-    """Brings a run from its store to its working folder, if the store has a newer state of it.
+    """Fetches a run from its store to its working folder, if the store has a newer state.
 
-    The folder is left alone while a process of this machine trains the run. One with another run is moved aside.
+    The folder is not touched while a process of this machine trains the run. One with another run is moved aside.
     Raises a `StorageError` if the store cannot be read, and a `UsageError` if it holds other files.
     """
     store = ObjectStore(url)
@@ -204,7 +204,7 @@ def _check_empty(url: str, names: Mapping[str, int]) -> None:
 
 
 def _move_aside(root: Path) -> None:
-    """Renames a working folder whose run is not that of the store."""
+    """Renames a working folder that holds another run than the store."""
     number = next(n for n in range(1, 10**6) if not os.path.lexists(f"{root}.other-{n}"))
     Folder(root.parent).rename(root.name, f"{root.name}.other-{number}")
 

@@ -1,1 +1,1 @@
-"""Runs on disk: the names and the configuration of a training, its identity, trust in it, and its changes."""
+"""Runs on disk: names, configuration, identity, trust and changes."""

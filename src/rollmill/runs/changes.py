@@ -114,7 +114,7 @@ def note_changes(
 ) -> None:
     """Writes hyperparameters that change from now on to the run's configuration, and prints the changes.
 
-    `described` is the description of the changed graph. A value that stays the same is no change.
+    `described` is the description of the changed graph. An equal value is not a change.
     """
     if restored:
         _note_earlier_start(run, restored, display)
@@ -177,7 +177,7 @@ def note_launches(run: RunDirectory, launches: Mapping[str, Any]) -> None:
 def _schedule_note(
     name: str, before: Mapping[str, Any], after: Mapping[str, Any], graph: Graph, done: int
 ) -> str | None:
-    """Returns the jump of a number with a schedule, where it begins or ends elsewhere than before."""
+    """Returns the jump of a scheduled value if its ends have changed."""
     if not {"total_timesteps", name} <= after.keys():
         return None
     waiting = first_learning_iteration(graph)  # no schedule continues before it

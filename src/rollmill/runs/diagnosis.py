@@ -51,7 +51,7 @@ def kept_fault(run_dir: str | Path) -> bool:
     """Returns whether a run holds a fault to replay, or the message of one that cannot be.
 
     Raises:
-        CheckpointError: if the directory is no run.
+        CheckpointError: if the directory is not a run.
     """
     folder = RunDirectory.open(coerce("run_dir", RunPath, run_dir)).fault
     return has_fault(folder) or has_message(folder)

@@ -1,4 +1,4 @@
-"""Options of how a training is run, as opposed to what is trained."""
+"""Options for running and recording, as opposed to the algorithm and the environment."""
 
 from dataclasses import dataclass
 from typing import Annotated, TypeAlias
@@ -24,7 +24,7 @@ Iterations: TypeAlias = Annotated[Count, Range(high=2**53)]
 @with_field_help
 @dataclass(frozen=True)
 class RunOptions(PlacementOptions):
-    """How a training is run and recorded.
+    """Settings for running and recording.
 
     Only five options change by more than rounding what one seed learns: `seed`; `start_from`, other first weights;
     `asynchronous`, which lets actors use older weights; `numerics`, the precision of kernels' matrix products; and

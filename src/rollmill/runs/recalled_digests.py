@@ -1,7 +1,7 @@
 """Digests of what a graph computes, recalled by the graph's names instead of traced.
 
 Rollmill's own algorithms and environments compute the same whenever they are built with the same settings from the
-same sources. So a command that trains them finds the digests of an earlier one. This holds in a process of the
+same sources. So a command that trains them finds the digests of an earlier command. This holds in a process of the
 command alone, into which nobody has imported modules: elsewhere any function may have been replaced.
 """
 
@@ -130,7 +130,7 @@ def _is_own(file: str) -> bool:
 
 
 def _own_sources() -> str:
-    """Returns a digest of all of Rollmill's sources."""
+    """Returns a digest of all Rollmill sources."""
     whole = hashlib.sha256()
     for path in sorted(PACKAGE.rglob("*.py")):
         whole.update(f"{path.relative_to(PACKAGE)}\0".encode())

@@ -201,7 +201,7 @@ def undone(identity: Mapping[str, Any], changes: tuple[Change, ...]) -> dict[str
 def check_identity(
     run: RunDirectory, metadata: Mapping[str, Any], iteration: int, *, given: Mapping[str, Any] | None = None
 ) -> None:
-    """Rejects a checkpoint that was made with another configuration than the run's.
+    """Rejects a checkpoint of another configuration than the run's.
 
     Checkpoints from before a recorded change belong to the run too. The hyperparameters `given` are about to
     change, and may differ. The `CheckpointError` names the fields and both values.

@@ -117,7 +117,7 @@ def _changed(graph: Graph, settings: dict[str, Any]) -> list[str]:
 
 
 def check_same_config(graph: Graph, settings: dict[str, Any]) -> None:
-    """Raises a `UsageError` with the differences if a graph that was passed again has other hyperparameters."""
+    """Raises a `UsageError` with the differences if a graph passed again has other hyperparameters."""
     given = plain(writable(graph.settings))
     for key, what in (("config", "hyperparameters"), ("environment_options", "options of its environment")):
         here, there = given.get(key, {}), settings.get(key, {})

@@ -61,7 +61,7 @@ class TrustedRun:
 
 
 def cluster_name(address: str) -> str:
-    """Returns a cluster as one of the names that are trusted."""
+    """Returns a cluster as a trusted name."""
     return f"{CLUSTER}{address}"
 
 

@@ -80,7 +80,7 @@ class PolicyApplication:
             raise Refusal(405, f"{path[:60]} takes {expected}, not {method}.", allow=expected)
 
     def answer(self, request: Request, respond: Callable[[Response], None]) -> None:
-        """Answers a request that was admitted."""
+        """Answers an admitted request."""
         match request.path:
             case "/act":
                 self._act(request.body, respond)

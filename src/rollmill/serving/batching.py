@@ -36,7 +36,7 @@ class Batcher(Generic[T]):
     """Queues requests in the order of their arrival, until a batch is due by `rule`.
 
     A request holds one observation or several, which stay together. A batch holds no session twice: the later
-    request needs the memory that the earlier one leaves.
+    request needs the memory left by the earlier request.
     """
 
     def __init__(self, rule: BatchingRule) -> None:

@@ -141,7 +141,7 @@ class HttpConnection(asyncio.Protocol):
         return False
 
     def pause_writing(self) -> None:
-        """Notes that the client does not take its answers, and reads no more from it."""
+        """Stops reading from a client that does not take its answers."""
         self._blocked = self._loop.time()
         self._pause()
 

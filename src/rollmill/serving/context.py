@@ -23,7 +23,7 @@ class Application(Protocol):
     """Answers requests."""
 
     def admit(self, method: str, path: str, authorization: bytes) -> None:
-        """Raises `Refusal` for a request that is refused by its head."""
+        """Raises `Refusal` for a request rejected by its head."""
         ...
 
     def answer(self, request: Request, respond: Callable[[Response], None]) -> None:

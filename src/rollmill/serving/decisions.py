@@ -118,7 +118,7 @@ def _decide(
     memories: Memory,
     rows: PolicyRows,
 ) -> tuple[PyTree[Array], Memory]:
-    """Actions of the rows, and the memories `[S + 1, ...]` after them. The last one is of padding."""
+    """Actions of the rows, and the memories `[S + 1, ...]` after them. The last row is padding."""
     policy = graph.policy if stochastic else graph.greedy
     keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), batch), rows.slot.shape[0])
     start = graph.start_memory()

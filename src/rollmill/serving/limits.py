@@ -1,4 +1,4 @@
-"""The sizes and times beyond which a server refuses."""
+"""Limits of a server on sizes and times."""
 
 import contextlib
 import resource

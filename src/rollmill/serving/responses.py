@@ -12,7 +12,7 @@ from rollmill.serving.limits import ServerLimits
 
 
 class Refusal(Exception):
-    """A request that is answered with an error: its HTTP `status`, and headers.
+    """An error response to a request, with its HTTP `status` and headers.
 
     `retry_after` has the seconds after which the same request may succeed, or None if it never will. `allow` has
     the methods of the path, for status 405.

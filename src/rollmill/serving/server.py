@@ -87,7 +87,7 @@ class Server:
         self._application.count()
 
     async def _drain(self) -> None:
-        """Answers the requests in flight. New ones, of new connections too, are refused."""
+        """Answers the requests in flight. New requests are rejected, as are new connections'."""
         self._application.stopping = self._context.stopping = True
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._limits.drain_seconds

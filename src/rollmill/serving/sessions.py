@@ -50,7 +50,7 @@ class Sessions:
         return session
 
     def find(self, name: str, now: float) -> Session:
-        """Returns the session of that name, which counts as used now. Refuses if there is none."""
+        """Returns a session by name, and marks it as used. Refuses if there is none."""
         session = self._by_name.get(name)
         if session is None:
             raise Refusal(
@@ -65,7 +65,7 @@ class Sessions:
     def end(self, name: str, now: float) -> None:
         """Ends a session and frees its slot.
 
-        Refuses if there is none of that name, or if it has requests to answer.
+        Raises `Refusal` for an unknown session or pending requests.
         """
         session = self.find(name, now)
         if session.in_flight:

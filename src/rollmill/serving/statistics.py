@@ -1,6 +1,6 @@
 """Counts of a server's work, in memory that all workers of a server share.
 
-Each worker writes a row of its own, so no lock is needed. The worker that is asked adds the rows up.
+Each worker writes a row of its own, so no lock is needed. The queried worker sums the rows.
 """
 
 import math
@@ -85,7 +85,7 @@ class ServerStatistics:
         self._own[_FIRST_BUCKET + bucket_of(seconds)] += 1
 
     def batch(self, rows: int, size: int) -> None:
-        """Counts a batch of `rows` observations that was padded to `size`."""
+        """Counts a batch of `rows` observations padded to `size`."""
         self.add("batches")
         self.add("decisions", rows)
         self.add("padding", size - rows)
@@ -112,7 +112,7 @@ SHARES = {"median": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
 
 
 def bytes_of(workers: int) -> int:
-    """Returns the bytes of the counts of all workers."""
+    """Returns the bytes of all workers' counts."""
     return workers * WIDTH * 8
 
 

@@ -54,7 +54,7 @@ class Strangers:
 
 
 def host_of(peer: Any) -> str:
-    """Returns the host of a socket's address. All clients of a Unix socket are of one."""
+    """Returns the host of a socket's address. All clients of a Unix socket count as one host."""
     if not isinstance(peer, tuple):
         return ""
     try:

@@ -13,7 +13,7 @@ class Waiting(Protocol):
     """A connection that has data to parse."""
 
     def take_turn(self) -> bool:
-        """Parses a piece of the data, and returns whether there is more."""
+        """Parses part of the data, and returns whether more is left."""
         ...
 
 

@@ -122,12 +122,12 @@ def run_workers(
     ready: Callable[[], None],
     patience: float,
 ) -> int:
-    """Starts workers, replaces those that are lost, and stops them when asked to.
+    """Starts workers, replaces lost workers, and stops them on request.
 
-    The first one starts alone: it reports errors of the run once, and fills the compilation cache. Each runs
-    Python with the arguments of `command`, its index, its cores and the descriptor of its pipe, and inherits
-    `descriptors`. `stop` is called ten times a second, and `ready` once all workers serve. Workers have `patience`
-    seconds to answer what is in flight.
+    The first worker starts before the others: it reports errors of the run once, and fills the compilation cache.
+    Each runs Python with the arguments of `command`, its index, its cores and the descriptor of its pipe, and
+    inherits `descriptors`. `stop` is called ten times a second, and `ready` once all workers serve. Workers have
+    `patience` seconds to answer what is in flight.
 
     Returns the exit code: of a worker that could not start, or 0. Raises `WorkersLost` if workers ended again and
     again, or one before it served.

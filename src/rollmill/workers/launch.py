@@ -170,7 +170,7 @@ def _placed_by_ray(
 ) -> tuple[Sequence[Job], Mapping[str, Demand]]:
     """Returns the jobs of workers on a cluster, and each group's demand.
 
-    All processes of a mesh compute on the platform of this process.
+    All processes of a mesh use this process's platform.
     """
     if plan.place != "mesh":
         jobs = jobs_of(plan.partition, f"{MODULE}:work_on_cluster", settings.to_json())
@@ -182,7 +182,7 @@ def _placed_by_ray(
 
 
 def _first_of(plan: Plan) -> Membership:
-    """Returns the place of this process among those of a job.
+    """Returns the rank of this process in a job.
 
     Raises a `UsageError` if it is not the first, or if there are more or fewer than the plan's replicas.
     """

@@ -70,17 +70,17 @@ class ProgramTraining:
                 return
 
     def _may_want(self, iteration: int) -> bool:
-        """Returns whether the state after so many iterations is asked for already, or may be when it is there."""
+        """Returns whether the state after this iteration is or may be requested."""
         ends = [*self._strides, *([self._pauses.every] if self._pauses else [])]
         return self._program.sums_iterations or self._snapshot_requested or any(iteration % n == 0 for n in ends)
 
     def request_snapshot(self) -> None:
-        """See `Training`; the state after this window is saved, or after the next one that is kept."""
+        """See `Training`. The state is saved after this window, or after the next kept window."""
         self._snapshot_requested = True
 
     @property
     def waited_for(self) -> str:
-        """The workers that keep a training from ending."""
+        """The workers that delay the end of the run."""
         return ""
 
     @property

@@ -1,7 +1,7 @@
 """Messages between a coordinator and its replicas.
 
-A message is sent under the name of its class. Its field `arrays`, where it has one, travels as arrays, and the
-others as JSON.
+A message is sent under the name of its class. An optional field `arrays` is sent as arrays, all other fields as
+JSON.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -142,7 +142,7 @@ class MeshCompiled(NamedTuple):
 
 
 class IterationMetrics(NamedTuple):
-    """Metrics of consecutive iterations, after `first` earlier ones."""
+    """Metrics of consecutive iterations, after the first `first` iterations."""
 
     first: int
     rows: Sequence[Mapping[str, Any]]
@@ -222,11 +222,11 @@ class MessageLine(Protocol):
 
     @property
     def latest(self) -> Callable[[str], WorkerMessage | None]:
-        """Takes the newest message of that kind without waiting, and drops older ones."""
+        """Takes the newest message of a kind without waiting, and drops older messages."""
         ...
 
     def wait(self, kind: str, timeout: float | None = None) -> WorkerMessage:
-        """Waits, for at most `timeout` seconds, for the oldest message of that kind that was not taken yet."""
+        """Waits for the oldest pending message of a kind, for at most `timeout` seconds."""
         ...
 
 

@@ -19,7 +19,7 @@ Row: TypeAlias = Mapping[str, Any]
 
 
 class MetricsRows(NamedTuple):
-    """Metrics of consecutive iterations, after `first` earlier ones."""
+    """Metrics of consecutive iterations, after the first `first` iterations."""
 
     first: int
     rows: Sequence[Row]
@@ -50,7 +50,7 @@ class Notice(NamedTuple):
 
 
 class Durations(NamedTuple):
-    """Durations of a training's start, in seconds."""
+    """Durations of start-up, in seconds."""
 
     compiling: float
     """While at least one worker compiled."""
@@ -117,5 +117,5 @@ class Training(Protocol):
 
     @property
     def waited_for(self) -> str:
-        """The workers that keep a training from ending. Empty if it needs none."""
+        """The workers that delay the end of the run. Empty if it needs none."""
         ...

@@ -31,7 +31,7 @@ class GraphRecipe:
 
 @dataclass(frozen=True)
 class KernelSettings:
-    """The kernels of workers. Each group chooses those of the fragments that it holds."""
+    """The kernels of workers. Each group chooses kernels for its own fragments."""
 
     fusion: Fusion = "off"
     numerics: Numerics = "tf32"

@@ -95,7 +95,7 @@ def work_on_cluster(job: Job, control: Control) -> None:
 
 
 def work_on_mesh(job: Job, control: Control) -> None:
-    """Runs a worker that is one of the processes of a mesh, on one host or on several."""
+    """Runs a worker as a process of a mesh, on one host or several."""
     settings = read_settings(job.settings)
     host = own_address(settings.host) if settings.host else ""
     spec = settings.run

@@ -66,7 +66,7 @@ def gpus_of_workers(
 
 
 def nccl_version() -> tuple[int, int] | None:
-    """Version of the NCCL that a process of JAX would load; None if there is none."""
+    """Returns the version of NCCL that JAX would load, or None without NCCL."""
     for library in _nccl_libraries():
         with contextlib.suppress(OSError, AttributeError):
             number = ctypes.c_int()

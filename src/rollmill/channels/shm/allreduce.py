@@ -181,7 +181,7 @@ class MemoryReduction:
 
 
 def close_on_error(mean: Callable[[], PyTree[np.ndarray]], close: Callable[[], None]) -> PyTree[np.ndarray]:
-    """Calls `mean`, and closes this rank on any exception, so that the others do not wait for it."""
+    """Calls `mean`, and closes this rank on any exception, so that others do not wait."""
     try:
         return mean()
     except BaseException:

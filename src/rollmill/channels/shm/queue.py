@@ -130,7 +130,7 @@ class QueueSender:
 class QueueReceiver:
     """One consumer's end. See `rollmill.channels.Receiver`.
 
-    `readers` are by rank of the source, and `earlier` returns the number of messages of a source before its ring
+    `readers` are indexed by source rank, and `earlier` returns a source's number of messages before its ring
     existed. The waiter waits for the doorbell that the sources ring. Errors mention `name`.
     """
 

@@ -101,7 +101,7 @@ class Hub:
 class LatestConnection:
     """Lets only the latest of several connections to one end be served, and ends earlier ones.
 
-    Connections of a later incarnation of the peer are later than all those of earlier ones.
+    Connections of a later incarnation count as later than all earlier incarnations' connections.
     """
 
     def __init__(self) -> None:

@@ -38,7 +38,7 @@ class TcpWire:
     `send` returns before the message has left this process. If the process dies then, unsent messages are lost.
     The depth in a sender's statistics counts them.
 
-    The broker knows the addresses of ends, and peers that do not know the token are refused. `host` is this host's
+    The broker knows the addresses of ends, and peers without the token are rejected. `host` is this host's
     address, as the other hosts reach it. The default is reached from this host only. Port 0 picks a free one. Ends
     that wait call `abandon` about ten times a second, and stop once it returns True. Raises a `UsageError` if host
     and port cannot be listened on.

@@ -51,7 +51,7 @@ def parse_address(address: str) -> tuple[socket.AddressFamily, Any]:
 def connect(address: str, *, timeout: float) -> socket.socket:
     """Returns a socket connected to an address, with the options that detect a lost link to another host.
 
-    Raises a `UsageError` if the text is not an address, and an `OSError` if nothing listens there.
+    Raises a `UsageError` for an invalid address, and an `OSError` if nothing listens there.
     """
     family, where = parse_address(address)
     peer = socket.socket(family)

@@ -128,7 +128,7 @@ class Connection:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def release(self) -> None:
-        """Closes the file descriptor alone, as in a forked child. The parent's end of the stream stays open."""
+        """Closes only the file descriptor, as in a forked child. The parent's end of the stream stays open."""
         self._socket.close()
 
     def close(self) -> None:

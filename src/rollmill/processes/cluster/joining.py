@@ -74,7 +74,7 @@ class Cluster(NamedTuple):
 def check_cluster(name: str) -> None:
     """Checks the name of a cluster (see `joined`) without importing Ray.
 
-    Raises a `UsageError` if there can be none of this name, or if Ray is not installed.
+    Raises a `UsageError` for an invalid name, or if Ray is not installed.
     """
     if name not in NAMES and ":" not in name:
         raise UsageError(f"cluster={name!r} is not valid: write ray, auto, ray://HOST:PORT or HOST:PORT.")
@@ -136,7 +136,7 @@ def own_host(ray: Any, coordinator: str) -> str:
 
 
 def _is_member() -> bool:
-    """Returns whether this machine is part of a cluster, or the user said where one is, by Ray's own rules."""
+    """Returns whether this machine is part of a cluster or the user named one, by the rules of Ray."""
     if address := os.environ.get("RAY_ADDRESS"):
         return address != "local"
     return _current_cluster().exists()
@@ -152,7 +152,7 @@ def _current_cluster() -> Path:
 def _guarded() -> Iterator[str]:
     """Yields a mark. Processes that carry it end with the context, or with this process, however that ends.
 
-    Agents of Ray's would look for the head of their cluster for a minute.
+    Ray agents would look for their head node for a minute.
     """
     mark = secrets.token_hex(8)
     guard = start_guard(mark, leader=NOBODY)
@@ -184,7 +184,7 @@ def _start_alone(ray: Any, workers: int, mark: str) -> None:
 
 
 def _start_patiently(ray: Any, workers: int, mark: str) -> None:
-    """Starts Ray, once more where it was too slow for limits of its own, which cannot be set."""
+    """Starts Ray, and retries once if it exceeds its fixed time limits."""
     for tries_left in reversed(range(STARTS)):
         began = time.monotonic()
         try:
@@ -248,7 +248,7 @@ def _telling_delay(name: str, show: Callable[[str], None]) -> Iterator[None]:
 
 
 def _address_of(name: str) -> str | None:
-    """HOST:PORT of a cluster, by Ray's own rules, or None where Ray alone can tell."""
+    """Returns HOST:PORT of a cluster by the rules of Ray, or None if only Ray can tell."""
     if name not in NAMES:
         return name.removeprefix("ray://")
     if address := os.environ.get("RAY_ADDRESS"):

@@ -261,7 +261,7 @@ def _passed_on() -> dict[str, str]:
 
 
 def _exit_of(working: Future) -> Exit:
-    """Derives how the process ended from Ray's report on its task."""
+    """Derives how the process ended from the Ray report on its task."""
     error = working.exception()
     if error is None:
         return Exit(*working.result())
@@ -276,7 +276,7 @@ def _exit_of(working: Future) -> Exit:
 
 
 def failed_start(text: str) -> str:
-    """Finds in Ray's error the reason why no worker can begin on a host. Empty for any other error.
+    """Extracts from a Ray error the reason why no worker can start on a host. Empty for any other error.
 
     It raised outside of the worker's job, so Rollmill there is missing, or another one.
     """

@@ -35,7 +35,7 @@ NOTHING = SentModules({}, b"")
 
 
 def modules_to_send(imports: Sequence[str]) -> SentModules:
-    """Returns the modules that a training imports, and their imported neighbours, except installed packages."""
+    """Returns the modules imported by a run, and their imported siblings, except installed packages."""
     named = {top: place for top, place in places_of(imports) if _is_of_user(place)}
     beside = {place.parent for place in named.values()}
     others = {top: place for top, place in places_of(_loaded()) if place.parent in beside and _is_of_user(place)}
@@ -49,9 +49,7 @@ def missing_here(sent: SentModules) -> list[str]:
 
 
 def unpack(sent: SentModules, names: Sequence[str]) -> TemporaryFolder:
-    """Makes the named modules importable in this process, before those of this host, and returns their new
-    folder.
-    """
+    """Makes the named modules importable in this process, ahead of this host's, and returns their new folder."""
     folder = TemporaryFolder("modules")
     with zipfile.ZipFile(io.BytesIO(sent.archive)) as archive:
         members = [name for name in archive.namelist() if _top_of(name) in names]
@@ -76,7 +74,7 @@ def _loaded() -> list[str]:
 
 
 def _is_of_user(place: Path) -> bool:
-    """Returns whether source is neither Rollmill's, Python's, nor that of an installed package."""
+    """Returns whether a source file belongs to neither Rollmill, Python, nor an installed package."""
     return place != PACKAGE and not any(place.is_relative_to(folder) for folder in _installed())
 
 

@@ -30,7 +30,7 @@ def unreachable_nodes(ray: Any) -> dict[str, str]:
 
 
 def selector_without(nodes: Iterable[str]) -> dict[str, str]:
-    """Ray's selector of all nodes but these."""
+    """Returns a Ray selector for all other nodes."""
     names = ", ".join(sorted(nodes))
     return {"ray.io/node-id": f"!in({names})"} if names else {}
 

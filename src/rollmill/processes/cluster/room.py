@@ -9,7 +9,7 @@ from rollmill.dataflow import Partition
 
 
 class Demand(NamedTuple):
-    """Ray's logical resources: they decide where a worker fits, and which GPUs it sees."""
+    """Logical resources of Ray, which decide where a worker fits and which GPUs it sees."""
 
     cpus: float = 1.0
     gpus: float = 0.0
@@ -39,7 +39,7 @@ READ_ONLY = "node_"
 
 
 class Room(NamedTuple):
-    """The number of workers that the nodes of a cluster hold when nothing else runs there."""
+    """The number of workers that fit on a cluster's nodes when nothing else runs there."""
 
     with_gpu: int
     in_all: int
@@ -47,7 +47,7 @@ class Room(NamedTuple):
 
 
 def room_of(nodes: Iterable[Mapping[str, float]]) -> Room:
-    """Counts the room on nodes with these resources, in Ray's units. Each worker takes a core."""
+    """Counts the room on nodes with these resources, in the units of Ray. Each worker takes a core."""
     counts = [(int(node.get("CPU", 0.0)), int(node.get("GPU", 0.0))) for node in nodes]
     return Room(sum(map(min, counts)), sum(cores for cores, _ in counts))
 

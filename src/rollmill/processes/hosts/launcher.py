@@ -61,7 +61,7 @@ class _Host:
 class HostsLauncher:
     """A `Launcher` for the processes of a job, one of which is this one. As a context manager it closes itself.
 
-    The replica of a job is the rank of the process that starts it. A worker of a host that has not come, or that
+    A job's replica is the rank of the process that starts it. A worker of a host that has not come, or that
     has vanished, waits until it comes. `show` is called with lines for the user, from any thread.
     """
 
@@ -121,7 +121,7 @@ class HostsLauncher:
             handle.host.close()
 
     def condition(self, handle: LocalHandle | HostHandle) -> str:
-        """See `Launcher`. They are known of this host alone."""
+        """See `Launcher`. They are known only for this host."""
         return self._local.condition(handle) if isinstance(handle, LocalHandle) else ""
 
     def close(self) -> None:

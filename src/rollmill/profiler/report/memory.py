@@ -114,7 +114,7 @@ def _layers(operations: Sequence[OperationMemory]) -> list[Layer]:
 
 
 def _drawing(program: str, layers: Sequence[Layer]) -> str:
-    """Each layer's memory on top of that of those before."""
+    """Stacks each layer's memory on the layers before."""
     tops = [_sum(layer.course for layer in layers[:count]) for count in range(1, len(layers) + 1)]
     scale = HEIGHT / max(1, *tops[-1])
     areas = [_area(layer, [top * scale for top in course]) for layer, course in zip(layers, tops, strict=True)]

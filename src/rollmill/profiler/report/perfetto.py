@@ -1,6 +1,6 @@
 """The timelines of a profile as a trace that Perfetto and Chrome open.
 
-The format is that of Google's "Trace Event Format": metadata events name processes and lanes, complete events
+The format is the "Trace Event Format" of Google: metadata events name processes and lanes, complete events
 (`"ph": "X"`) have a start and a duration in microseconds.
 """
 

@@ -84,7 +84,7 @@ def _advised(advice: Advice) -> str:
 
 
 def operations_section(profile: Profile) -> Section:
-    """Returns the time of an iteration by operations of the algorithm."""
+    """Returns an iteration's time by operations of the algorithm."""
     whole = whole_time(profile)
     nodes = longest_operations(profile, least=MIN_SHOWN).nodes
     shown, left_out = longest_operations(profile, least=MIN_SHOWN, most=MAX_OPERATIONS)
@@ -225,7 +225,7 @@ def _part(part: float, whole: float) -> float:
 
 
 def _few(processes: Sequence[ProcessTime], rows: Sequence[str], all_of_them: int) -> list[str]:
-    """Returns rows of a chart: those of the first processes of each kind, the others folded."""
+    """Returns rows of a chart: the first processes of each kind, with the others folded."""
     names = {process.name for process in first_of_each_kind(processes, FEW_PROCESSES)}
     lines = list(zip(processes, rows, strict=True))
     rest = [row for process, row in lines if process.name not in names]

@@ -1,6 +1,6 @@
 """The roofline of a machine and the operations below it, both axes logarithmic.
 
-The model is that of Williams, Waterman and Patterson, "Roofline: An Insightful Visual Performance Model for
+The model follows Williams, Waterman and Patterson, "Roofline: An Insightful Visual Performance Model for
 Multicore Architectures", CACM 2009.
 """
 
@@ -36,7 +36,7 @@ class RooflinePoint(NamedTuple):
 
 
 class LogScale(NamedTuple):
-    """From numbers above 0 to positions."""
+    """Maps positive numbers to positions."""
 
     low: float
     high: float

@@ -81,6 +81,6 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> Tabl
 
 
 def _name(name: str | Text, *, indent: int = 2) -> Text:
-    """Returns a name that is cut. Rich narrows only columns that may wrap, so the column itself may."""
+    """Returns a truncated name. Rich narrows only columns that may wrap, so the column itself may."""
     text = Text(" " * indent, no_wrap=True, overflow="ellipsis")
     return text.append(one_line(name)) if isinstance(name, str) else text.append_text(name)

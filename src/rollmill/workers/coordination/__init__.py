@@ -1,1 +1,1 @@
-"""The coordinator of a training with workers: jobs, snapshots, stops and recovery."""
+"""The coordinator of all workers: jobs, snapshots, stops and recovery."""

@@ -1,7 +1,7 @@
 """Runs a partition's replicas as workers, watches them, and reports metrics and states (`workers.reports`).
 
 A lost replica that steps environments and computes no synchronous gradients is replaced, and the training
-continues. After the loss of any other replica, all return to the last state that was assembled
+continues. After the loss of any other replica, all return to the last assembled state
 (`dataflow.Role.replaceable`). Both happen a bounded number of times (`recovery`).
 """
 
@@ -300,7 +300,7 @@ class Coordinator:
             self._noted[sender.group] = notes
 
     def _is_starting_up(self, job: Job) -> bool:
-        """Returns whether this replica's start is part of the training's: all are before the first iteration."""
+        """Returns whether this replica starts with the run, before the first iteration."""
         is_first = not (self._starts.restarts or self._starts.attempts(job))
         return is_first or self._pace.furthest == self._pace.first
 

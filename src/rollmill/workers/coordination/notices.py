@@ -14,7 +14,7 @@ REPORTED_EACH = 3
 
 
 class FailureLog:
-    """Failures of all environments of a training."""
+    """Failures of all environments in a run."""
 
     def __init__(self) -> None:
         self._each: Counter[int] = Counter()
@@ -22,7 +22,7 @@ class FailureLog:
         self._growth_reported = False
 
     def lost(self) -> None:
-        """Counts a worker that was lost while stepping environments."""
+        """Counts a worker lost while stepping environments."""
         self._since_row += 1
 
     def receive(self, worker: str, message: EnvFailures | EnvGrowth, environment: str) -> Iterator[Notice]:

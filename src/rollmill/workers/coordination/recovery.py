@@ -1,4 +1,4 @@
-"""When workers that are lost again and again end a training, and how long to wait before each next try.
+"""Decides when repeated losses of workers end a run, and how long to wait before each retry.
 
 Losses of a replica are consecutive
 
@@ -49,5 +49,5 @@ class Recovery:
 
 
 def pause_before(count: int) -> float:
-    """Returns the seconds to wait before a worker with this number of consecutive losses is started again."""
+    """Returns the seconds to wait before restarting a worker after this number of consecutive losses."""
     return min(FIRST_PAUSE_SECONDS * 2.0 ** (count - 2), MAX_PAUSE_SECONDS) if count > 1 else 0.0

@@ -21,7 +21,7 @@ from rollmill.workers.run_spec import RunSpec
 
 
 class Starts:
-    """The state that replicas begin with, and how often all of them or one of them has begun."""
+    """The initial state of replicas, and counts of common and single starts."""
 
     def __init__(self, graph: Graph, spec: RunSpec, initial: State, restored: Saved | None) -> None:
         plan = spec.read_plan()
@@ -64,11 +64,13 @@ class Starts:
 
     @property
     def can_begin(self) -> bool:
-        """Whether replicas can begin. Those of a mesh need to know first where they meet."""
+        """Whether replicas can begin. Workers of a mesh first need their rendezvous address."""
         return not self.mesh or self._rendezvous_address != ""
 
     def meet_at(self, address: str) -> None:
-        """Lets the processes of a mesh meet at an address of the first one's host until the next common start."""
+        """Sets the rendezvous of a mesh's processes to an address of the first one's host, until the next
+        common start.
+        """
         self._rendezvous_address = address
 
     @property
@@ -130,7 +132,7 @@ def _by_group(launches: Launches | None, groups: Iterable[str], *, mesh: bool) -
 
 
 class StartUp:
-    """Combines the compile times of all workers, which were started at `began`, by `time.monotonic`.
+    """Combines the compile times of all workers, started at `began` by `time.monotonic`.
 
     Workers build and compile side by side and after one another, so neither a sum nor a maximum over them says for
     how long nothing was learned. Each worker reports the times at which it compiled, and their union counts.

@@ -16,7 +16,7 @@ from rollmill.workers.protocol import End, Hold, send_to
 
 
 class StopBarrier:
-    """Decides where all replicas end: after the `planned` iterations, unless they are asked to `stop`."""
+    """Decides the last iteration of all replicas: `planned`, unless a `stop` is requested."""
 
     def __init__(self, workers: Supervision, planned: int) -> None:
         self.last = planned
@@ -49,7 +49,7 @@ class StopBarrier:
         return True
 
     def inform(self, job: Job) -> None:
-        """Sends a newly started replica the current state of the stop, as it may replace one that was told."""
+        """Sends a newly started replica the current state of the stop, since it may replace a notified replica."""
         self._begun.pop(job.name, None)
         if self._settled:
             send_to(self._workers, job, End(self.last))

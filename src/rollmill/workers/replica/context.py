@@ -22,7 +22,7 @@ from rollmill.workers.run_spec import RunSpec
 
 @dataclass(frozen=True)
 class ReplicaContext:
-    """One replica of one group of a running training."""
+    """A replica of a group in a run."""
 
     spec: RunSpec
     begin: Begin
@@ -64,7 +64,7 @@ class ReplicaContext:
 
     @property
     def start_number(self) -> int:
-        """Which start of the environments this is: 0 for the first one of a run, otherwise a hash.
+        """Identifies the start of the environments: 0 for the first start of a run, otherwise a hash.
 
         The hash covers `first` because a run may be resumed many times, each time with `generation` 1.
         """

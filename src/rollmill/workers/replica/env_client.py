@@ -119,7 +119,8 @@ class HostStepper:
 class FailureStreaks:
     """Counts the failures of each environment since its last whole episode, one that ended without a failure.
 
-    `index` numbers the environments within the whole training. It survives `max_failures` failures of one of them.
+    `index` numbers the environments within the whole training. It survives `max_failures` failures of an
+    environment.
     """
 
     def __init__(self, index: Sequence[int], max_failures: int) -> None:

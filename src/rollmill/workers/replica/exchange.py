@@ -1,7 +1,6 @@
 """Stages between the group with the policy and the group with the gradients.
 
-Trajectories travel in queues. Weights are a latest value, published where they are learned and received where they
-are acted with.
+Trajectories travel in queues. Weights are a latest value, published by the learner and received by actors.
 """
 
 import jax

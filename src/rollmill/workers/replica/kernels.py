@@ -23,7 +23,7 @@ from rollmill.workers.replica.layouts import collector_shapes, trajectory_shapes
 
 
 def replica_kernels(context: ReplicaContext) -> KernelChoice:
-    """Chooses how this replica computes its rollouts and gradients, the same in all replicas of its group.
+    """Chooses the kernels of this replica's rollouts and gradients, equal in all replicas of its group.
 
     Raises `UnfitHost` if a kernel was requested and cannot be made here.
     """
@@ -94,8 +94,7 @@ def _find(context: ReplicaContext, unroll: int, launches: Launches | None) -> Ke
 def _graph(context: ReplicaContext) -> Graph:
     """Returns the graph that kernels are made of.
 
-    What a kernel adds to the steps of a rollout stays in the group: trajectories that are sent have the shapes
-    of the edge, whoever computes them.
+    A kernel's additions to rollout steps stay in the group: sent trajectories always have the shapes of the edge.
     """
     return context.graph if context.group.has("gradients") else context.graph._replace(appraise=None)
 

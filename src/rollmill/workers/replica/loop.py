@@ -28,7 +28,7 @@ from rollmill.workers.replica.snapshots import send_part
 
 
 def run(context: ReplicaContext) -> None:
-    """Does this replica's part of a training, from its first iteration to the last."""
+    """Runs this replica, from its first iteration to the last."""
     if Stage.APPLY in context.role.stages:
         run_parameter_server(context)
     elif Stage.ITERATE in context.role.stages:
@@ -87,7 +87,7 @@ class _Replica:
 
     @property
     def _first(self) -> int:
-        """The first iteration. In a replacement, the first one that the lost replica had not delivered."""
+        """The first iteration. For a replacement, the first iteration not delivered by the lost replica."""
         resumed = [stage.resumed_at for stage in self._stages if stage.resumed_at is not None]
         return min(resumed) if self._context.begin.attempt and resumed else self._context.begin.first
 

@@ -1,4 +1,4 @@
-"""The replica that does whole iterations: one process of a program on a mesh of all processes' devices.
+"""A replica that computes whole iterations: one process of a program on a mesh of all processes' devices.
 
 Gradients are averaged inside the compiled program, by NCCL or a kernel of Rollmill between GPUs and by Gloo
 between CPUs. Processes that share GPUs may average through the host's memory (`programs.reductions`). The
@@ -47,7 +47,7 @@ from rollmill.workers.run_spec import RunSpec
 
 
 class RendezvousPort:
-    """A port of this host at which the processes of a mesh meet, reserved until the first of them listens there.
+    """A rendezvous port of this host for a mesh's processes, reserved until the first process listens there.
 
     The socket that reserves it never listens. It shares its port (SO_REUSEPORT) with sockets of the same user that
     ask for that, as the service of `jax.distributed` does.
@@ -93,7 +93,7 @@ class HostMean:
 
 
 def join_mesh(spec: RunSpec, begin: Begin, rank: int, *, host: str = "") -> None:
-    """Joins the other processes. This has to be the process's first use of JAX's devices.
+    """Joins the other processes. This has to be the process's first use of JAX devices.
 
     `host` is this host's address, if the mesh has several.
     """
@@ -111,14 +111,14 @@ def join_mesh(spec: RunSpec, begin: Begin, rank: int, *, host: str = "") -> None
 
 
 def _connect_gloo_at(host: str) -> None:
-    """Lets Gloo listen at this host's address instead of that of its name, which may have none."""
+    """Lets Gloo listen at this host's address, since its name may have none."""
     make = _jax.make_gloo_tcp_collectives
     if not isinstance(make, partial):
         _jax.make_gloo_tcp_collectives = partial(make, hostname=host)  # JAX has no option
 
 
 def run_on_mesh(context: ReplicaContext) -> None:
-    """Does this process's part of a training, from its first iteration to the last."""
+    """Runs this process's part of the program, from its first iteration to the last."""
     begin, control, graph = context.begin, context.control, context.graph
     control.at("compiling", expect=3 * context.spec.tolerances.start_seconds)
     mesh = mesh_of(_devices(), instances=context.spec.gpus.instances)

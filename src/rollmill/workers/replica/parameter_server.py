@@ -1,4 +1,4 @@
-"""The parameter server: the group that holds the update alone receives gradients and publishes parameters.
+"""The parameter server: a group with only the update, which receives gradients and publishes parameters.
 
 Synchronous groups send the mean of their gradients once. Gradients of asynchronous ones are applied one by one,
 as they come, each for its share of the batch (Mnih et al., "Asynchronous Methods for Deep Reinforcement

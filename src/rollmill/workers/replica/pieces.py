@@ -1,4 +1,4 @@
-"""Compiles the pieces of a program that was cut at its crossings."""
+"""Compiles the pieces of a program cut at its crossings."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -78,7 +78,7 @@ class ReplicaControl:
         self._starting, self._longest, self._noted_at = False, 0.0, time.monotonic()
 
     def wait(self, kind: str, timeout: Seconds | None = None) -> WorkerMessage:
-        """Waits, for at most `timeout` seconds, for the oldest message of that kind that was not taken yet."""
+        """Waits for the oldest pending message of a kind, for at most `timeout` seconds."""
         with span(kind, "waiting"):
             message = self._control.wait(kind, timeout)
         self._noted_at = time.monotonic()

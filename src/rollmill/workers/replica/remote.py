@@ -46,8 +46,8 @@ class MeanOverReplicas:
 class ParameterClient:
     """Client of the parameter server: sends gradients, and receives parameters.
 
-    An asynchronous client sends gradients only when the next ones, or the iteration's metrics, are ready, so that
-    the last gradients of an iteration carry its metrics.
+    An asynchronous client delays each message of gradients until the next gradients or the iteration's metrics are
+    ready, so that an iteration's last message carries its metrics.
     """
 
     def __init__(self, context: ReplicaContext) -> None:

@@ -49,7 +49,7 @@ class SnapshotRequests:
 
     @property
     def final(self) -> bool:
-        """Whether the requested snapshot is the last one."""
+        """Whether the requested snapshot is the last."""
         return self._final
 
     def answered(self) -> None:
