@@ -6,7 +6,8 @@ The hosts are namespaces of this machine. `code` and `modules` record the messag
 another Rollmill, or lacks the user's module. `profile` compares the clocks and the profile of hosts 100,000 s
 apart with those of one clock. `cuts` cuts the link of host 2 for 8, 30 and 120 s, and kills the host, under
 several trainings at a time, and records the messages with their times and the time at which the training
-continued. Each part is one object of results/hosts.json.
+continued. `slow` does the same over a link on which each frame takes 2 ms, at 50 megabits a second (slow_link.py).
+Each part is one object of results/hosts.json.
 """
 
 import contextlib
@@ -24,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from host_namespaces import Host, hosts, start_ray
+from host_namespaces import Host, SlowLink, hosts, start_ray
 from measure import options, read_result, some_of, summary_of, write_result
 
 import rollmill
@@ -202,10 +203,13 @@ def _clock_error(first: Host, folder: Path, apart: int) -> dict[str, Any]:
     }
 
 
-def cuts(folder: Path, rounds: dict[str, int], at_once: int) -> list[dict[str, Any]]:
+SLOW = SlowLink(delay_ms=2.0, mbit=50.0)
+
+
+def cuts(folder: Path, rounds: dict[str, int], at_once: int, slow: SlowLink | None = None) -> list[dict[str, Any]]:
     """Cuts the link of host 2, or kills it, under trainings that continue from one event to the next."""
     results: list[dict[str, Any]] = []
-    with cluster() as (first, second):
+    with cluster(slow=slow) as (first, second):
         words = ("gymnasium:CartPole-v1", *COARSE, "--total-timesteps", 100_000_000, "--log-every", 4, *PATIENT)
         trainings = [train(first, folder / f"run-{number}", *words) for number in range(at_once)]
         try:
@@ -344,7 +348,7 @@ PARTS = {"code": different_code, "modules": sent_module, "profile": profiles}
 def main() -> None:
     chosen = options(
         __doc__,
-        {"parts": some_of([*PARTS, "cuts"])},
+        {"parts": some_of([*PARTS, "cuts", "slow"], [*PARTS, "cuts"])},
         rounds=("4,3,1,2", "events of each kind, under --at-once trainings each"),
         at_once=3,
     )
@@ -354,9 +358,10 @@ def main() -> None:
     found = read_result("hosts", chosen.output)
     with tempfile.TemporaryDirectory(prefix="rollmill-hosts-", dir="/var/tmp") as name:
         for part in chosen.parts:
-            if part == "cuts":
-                trials = cuts(Path(name), rounds, chosen.at_once)
-                found[part] = {"trials": trials, "table": table(trials)}
+            if part in ("cuts", "slow"):
+                link = SLOW if part == "slow" else None
+                trials = cuts(Path(name), rounds, chosen.at_once, link)
+                found[part] = {"link": link and link._asdict(), "trials": trials, "table": table(trials)}
             else:
                 found[part] = PARTS[part](Path(name))
             print(json.dumps(found[part], indent=1), flush=True)

@@ -1,7 +1,8 @@
-"""Trains on a mesh over three hosts without Ray, which vanish and come back, and compares what is learned.
+"""Trains on a mesh over three hosts, which vanish and come back, and compares what is learned.
 
     sudo python benchmarks/mesh_hosts.py --losses 30
     sudo python benchmarks/mesh_hosts.py --losses 30 --add
+    sudo python benchmarks/mesh_hosts.py --way ray --losses 6 --each 6
 
 The hosts are namespaces of this machine (host_namespaces.py), and the link between them is slow: slow_link.py
 forwards each frame `--delay-ms` later and at most `--mbit` a second. On each host the same command is started with
@@ -10,20 +11,23 @@ tiny, with `--cluster hosts --resume-if-exists`. At random moments a host loses 
 some seconds, or its link is cut for 25 s. The host with rank 0, which trains, is among them. At the end the
 weights have to be those of an undisturbed mesh of three processes on one host, and the log has each iteration
 once.
+With `--way ray` the hosts are nodes of a Ray cluster, started again where Ray has ended on a host, and the command
+runs on the first of them with `--cluster auto --place mesh`. Its results are in mesh-hosts-ray.json.
 """
 
 import contextlib
 import json
 import os
 import random
+import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from host_namespaces import Host, SlowLink, hosts
-from measure import count_lines, options, read_result, summary_of, this_commit, words, write_result
+from host_namespaces import Host, SlowLink, hosts, start_ray
+from measure import count_lines, one_of, options, read_result, summary_of, this_commit, words, write_result
 
 ITERATIONS, COUNT, OFF_SECONDS, CUT_SECONDS = 240, 3, 5.0, 25.0
 TRAIN = (
@@ -32,7 +36,8 @@ TRAIN = (
     "--log-every 1 --start-seconds 900"
 )
 ROLLMILL = str(Path(sys.executable).with_name("rollmill"))
-STUCK_SECONDS = 900.0
+RAY = (sys.executable, "-m", "ray.scripts.scripts")
+STUCK_SECONDS, LOOK_SECONDS = 900.0, 5.0
 
 
 class Job:
@@ -56,6 +61,13 @@ class Job:
         }
         with self.log.open("a") as output:
             self.processes[rank] = host.start(ROLLMILL, *self.command, stdout=output, stderr=output)
+
+    def end(self) -> None:
+        """Waits for processes that end by themselves, and ends the others."""
+        for process in self.processes.values():
+            with contextlib.suppress(Exception):
+                process.wait(30)
+            process.kill()
 
     def lose(self, rank: int, kind: str) -> None:
         """Lets a host vanish and come back."""
@@ -89,11 +101,56 @@ class Job:
         return ended or iteration != float("inf")
 
 
-def endure(made: list[Host], run: Path, losses: int, seed: int) -> dict:
+class RayJob(Job):
+    """A Ray cluster of the hosts, and the command on the first of them."""
+
+    def __init__(self, made: list[Host], run: Path) -> None:
+        self._looked = 0.0
+        super().__init__(made, run)
+
+    def start(self, rank: int) -> None:
+        """Starts Ray on a host, and on the first one the command as well."""
+        self.made[rank].environment |= {"RAY_worker_niceness": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+        if rank == 0:
+            command = words(TRAIN, cluster="auto", place="mesh", learners=COUNT, run_dir=self.run,
+                            total_timesteps=ITERATIONS * 24)  # fmt: skip
+            self._keep_nodes()
+            with self.log.open("a") as output:
+                self.processes[0] = self.made[0].start(ROLLMILL, *command, stdout=output, stderr=output)
+
+    def look_after(self) -> bool:
+        """Starts Ray again where it has ended; see `Job`."""
+        if time.monotonic() - self._looked > LOOK_SECONDS:
+            self._keep_nodes()
+            self._looked = time.monotonic()
+        return super().look_after()
+
+    def end(self) -> None:
+        """Ends the command, and Ray."""
+        super().end()
+        for host in self.made:
+            host.run(*RAY, "stop", "--force", check=False)
+
+    def _keep_nodes(self) -> None:
+        """Starts Ray where it does not run, and everywhere if the head does not."""
+        alive = [host.run("pgrep", "-f", "raylet/raylet", check=False).returncode == 0 for host in self.made]
+        for host, lives in zip(self.made, alive, strict=True):
+            if lives and alive[0]:
+                continue
+            host.run(*RAY, "stop", "--force", check=False)
+            with contextlib.suppress(subprocess.CalledProcessError):  # the head is not ready: the next look tries
+                start_ray(sys.executable, self.made[0], host, cpus=1)
+
+
+WAYS = {"hosts": (Job, "mesh-hosts", "rmm"), "ray": (RayJob, "mesh-hosts-ray", "rmn")}
+"""The job of each way, the name of the result, and that of the hosts."""
+
+
+def endure(kind: type[Job], made: list[Host], run: Path, losses: int, seed: int) -> dict:
     """Trains to the end while hosts vanish so many times, and returns the outcome."""
     rng, lost, faults, began = random.Random(seed), [], [], time.monotonic()
     moments = sorted(rng.uniform(0, 0.9 * ITERATIONS) for _ in range(losses))
-    job = Job(made, run)
+    job = kind(made, run)
     for moment in moments:
         if not job.wait(moment):
             break
@@ -103,10 +160,7 @@ def endure(made: list[Host], run: Path, losses: int, seed: int) -> dict:
         lost.append({"rank": rank, "kind": kind, "iteration": before})
     if not job.wait(float("inf")):
         faults.append(f"it stands still: {job.log.read_text()[-1500:]}")
-    for process in job.processes.values():
-        with contextlib.suppress(Exception):
-            process.wait(30)
-        process.kill()
+    job.end()
     lines = [json.loads(line)["iteration"] for line in (run / "metrics.jsonl").read_text().splitlines()]
     if lines != list(range(1, ITERATIONS + 1)):
         faults.append(f"{len(lines)} lines of metrics")
@@ -140,6 +194,7 @@ def counted(done: list[dict]) -> dict:
 def main() -> None:
     chosen = options(
         __doc__,
+        way=one_of(*WAYS, default="hosts"),
         losses=(30, "losses of hosts in all"),
         each=(5, "limit of one training"),
         minutes=(20.0, "no training begins after this time"),
@@ -148,10 +203,11 @@ def main() -> None:
         mbit=(50.0, "megabits a second of each link"),
         add=(False, "keep the trainings that are in the result"),
     )
-    done = read_result("mesh-hosts", chosen.output).get("each", []) if chosen.add else []
+    kind, name, prefix = WAYS[chosen.way]
+    done = read_result(name, chosen.output).get("each", []) if chosen.add else []
     deadline = time.monotonic() + 60 * chosen.minutes
     link = SlowLink(chosen.delay_ms, chosen.mbit)
-    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder, hosts(COUNT, prefix="rmm", slow=link) as made:
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder, hosts(COUNT, prefix=prefix, slow=link) as made:
         os.environ |= {
             "JAX_PLATFORMS": "cpu",
             "ROLLMILL_CACHE_DIR": f"{folder}/cache",
@@ -160,7 +216,7 @@ def main() -> None:
         right = undisturbed(made[0], Path(folder, "undisturbed"))
         while (left := chosen.losses - counted(done)["losses"]) > 0 and time.monotonic() < deadline:
             seed = chosen.seed + len(done) + 1
-            training = endure(made, Path(folder, f"run{seed}"), min(chosen.each, left), seed)
+            training = endure(kind, made, Path(folder, f"run{seed}"), min(chosen.each, left), seed)
             training |= {
                 "link": link._asdict(),
                 "iterations": ITERATIONS,
@@ -169,7 +225,7 @@ def main() -> None:
             }
             done.append(training)
             print(json.dumps(training), flush=True)
-            write_result("mesh-hosts", counted(done), chosen.output)
+            write_result(name, counted(done), chosen.output)
     sys.exit(1 if counted(done)["faults"] or counted(done)["equal"] < len(done) else 0)
 
 
