@@ -55,9 +55,24 @@ def _played(name: str, steps: int, copies: int) -> Steps:
         return jax.lax.scan(advance, start, (keys, actions))[1]
 
     before, expected = jax.jit(played, compiler_options=AS_UNFUSED)(keys, actions)
-    flat = lambda tree: jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), tree)
+    flat = lambda tree: jax.tree.map(lambda leaf: in_pairs(leaf.reshape(-1, *leaf.shape[2:])), tree)
     given = (flat(keys), flat(before), flat(actions))
-    return Steps(lowered_for(step, given), given, flat(expected), copies)
+    like = jax.tree.map(lambda leaf: leaf.dtype, before)
+    step_in_pairs = lambda key, state, action: jax.tree.map(in_pairs, step(key, whole(state, like), action))
+    return Steps(lowered_for(step_in_pairs, given), given, flat(expected), copies)
+
+
+def in_pairs(leaf):
+    """Complex numbers as a last axis of two floats, as kernels hold them; all else as it is."""
+    is_complex = jnp.issubdtype(leaf.dtype, jnp.complexfloating)
+    return jnp.stack([leaf.real, leaf.imag], axis=-1) if is_complex else leaf
+
+
+def whole(state, like):
+    """A state with the complex numbers that `in_pairs` took apart, by the types that its leaves had."""
+    is_complex = lambda dtype: jnp.issubdtype(dtype, jnp.complexfloating)
+    join = lambda leaf, dtype: jax.lax.complex(leaf[..., 0], leaf[..., 1]) if is_complex(dtype) else leaf
+    return jax.tree.map(join, state, like)
 
 
 def step_of(name: str) -> Any:

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from rollmill.fusion.ir import Program
+from rollmill.fusion.lower.complex_numbers import is_complex
 from rollmill.fusion.lower.function import LoweredFunction
 from rollmill.fusion.lower.prologue import UniformArrays
 from rollmill.fusion.lower.values import Const, Output, PrologueOutput, RowArray, ScalarArray, is_output
@@ -89,20 +90,18 @@ def output_leaf(value: Output, first: int) -> Leaf:
     return Leaf(value.shape, value.dtype, tuple(range(first, first + value.nodes.size)), width)
 
 
-# --- typed keys are their data in a program --------------------------------------------------------------
+# --- typed keys are their data in a program, and complex numbers two floats --------------------------------
 
 
 def to_raw(tree: PyTree) -> list[Any]:
-    """Returns the leaves of a tree of arrays or of shapes, typed keys as their data."""
-    return [_raw(leaf) if _is_key(leaf) else leaf for leaf in jax.tree.leaves(tree)]
+    """Returns the leaves of a tree of arrays or of shapes: typed keys as their data, complex numbers as pairs."""
+    return [_raw(leaf) for leaf in jax.tree.leaves(tree)]
 
 
 def from_raw(like: PyTree, leaves: Sequence[Array]) -> PyTree:
     """Returns a tree again, in the structure of `like`."""
     known, structure = jax.tree.flatten(like)
-    pairs = zip(known, leaves, strict=True)
-    whole = [jax.random.wrap_key_data(raw) if _is_key(leaf) else raw for leaf, raw in pairs]
-    return jax.tree.unflatten(structure, whole)
+    return jax.tree.unflatten(structure, map(_whole, known, leaves))
 
 
 def each_struct(tree: PyTree[Any]) -> PyTree[jax.ShapeDtypeStruct]:
@@ -115,9 +114,17 @@ def _is_key(leaf: Any) -> bool:
 
 
 def _raw(leaf: Any) -> Any:
+    if not _is_key(leaf) and not is_complex(leaf.dtype):
+        return leaf
     if isinstance(leaf, jax.ShapeDtypeStruct):
-        return jax.ShapeDtypeStruct((*leaf.shape, 2), jnp.uint32)
-    return jax.random.key_data(leaf)
+        return jax.ShapeDtypeStruct((*leaf.shape, 2), jnp.uint32 if _is_key(leaf) else jnp.float32)
+    return jax.random.key_data(leaf) if _is_key(leaf) else jnp.stack([leaf.real, leaf.imag], axis=-1)
+
+
+def _whole(like: Any, raw: Any) -> Any:
+    if _is_key(like):
+        return jax.random.wrap_key_data(raw)
+    return jax.lax.complex(raw[..., 0], raw[..., 1]) if is_complex(like.dtype) else raw
 
 
 class KernelArguments:

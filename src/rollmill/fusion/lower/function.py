@@ -16,6 +16,7 @@ from jaxtyping import Array, PyTree
 
 from rollmill.core.errors import CannotFuse
 from rollmill.fusion.ir import Node, Program, Region, is_float
+from rollmill.fusion.lower.complex_numbers import without_complex_numbers
 from rollmill.fusion.lower.context import Lowering
 from rollmill.fusion.lower.invariants import ConstLabel, ValueClasses
 from rollmill.fusion.lower.jaxpr import TYPES, lower_jaxpr
@@ -127,6 +128,7 @@ def trace_function(
     closed, results = jax.make_jaxpr(function, return_shape=True)(*shapes, *each)
     if any(map(is_traced, closed.consts)):
         raise TypeError("a function that is lowered reads a traced array; make it a uniform argument")
+    closed = without_complex_numbers(closed)
     leaves, structure = jax.tree.flatten(tuple(each))
     count = len(jax.tree.leaves(each[0])) if carried else 0
     return TracedFunction(
