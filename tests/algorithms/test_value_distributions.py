@@ -164,6 +164,21 @@ def test_a_perfect_distribution_has_no_loss():
         np.testing.assert_allclose(compared.loss, 0, atol=1e-5)
 
 
+def test_targets_beyond_the_range_of_returns_are_told():
+    head, probabilities = CategoricalReturns(5, -2.0, 2.0), jnp.asarray([0.1, 0.2, 0.3, 0.15, 0.25])
+    for reward, discount, clipped in (
+        (0.0, 1.0, 0.0),
+        (1.0, 1.0, 0.25),
+        (1.5, 1.0, 0.4),
+        (-1.0, 1.0, 0.1),
+        (1.0, 0.5, 0),
+    ):
+        numbers = jnp.log(probabilities), jnp.float32(reward), jnp.float32(discount)
+        compared = head.compare(jnp.zeros(5), *numbers)
+        np.testing.assert_allclose(compared.clipped, clipped, atol=1e-6)
+    assert Quantiles(5).compare(jnp.zeros(5), *numbers).clipped is None
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -295,7 +295,9 @@ def _loss(
 ) -> tuple[Float[Array, ""], Metrics]:
     """Returns the loss of ONE transition."""
     comparison, value = compare(network, learner.target, sample)
-    return sample.weight * comparison.loss, {"losses/td_error": jnp.abs(comparison.error), "losses/q": value}
+    clipped = {} if comparison.clipped is None else {"losses/clipped_returns": comparison.clipped}
+    metrics = {"losses/td_error": jnp.abs(comparison.error), "losses/q": value, **clipped}
+    return sample.weight * comparison.loss, metrics
 
 
 def _update(

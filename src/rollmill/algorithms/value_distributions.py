@@ -29,6 +29,8 @@ class ValueLoss(NamedTuple):
     loss: Float[Array, ""]
     error: Float[Array, ""]
     """Error by which transitions have priorities."""
+    clipped: Float[Array, ""] | None = None
+    """Probability of targets beyond the range of returns, which count as its ends. None without a range."""
 
 
 @runtime_checkable
@@ -119,6 +121,15 @@ class CategoricalReturns(NamedTuple):
         distance = jnp.abs(moved[:, None] - self.support[None, :]) / gap
         return jnp.sum(probabilities[:, None] * jnp.maximum(1 - distance, 0), axis=0)
 
+    def clipped(
+        self, probabilities: Float[Array, " K"], reward: Float[Array, ""], discount: Float[Array, ""]
+    ) -> Float[Array, ""]:
+        """Returns the probability that `reward + discount * return` lies beyond the atoms, rounding aside."""
+        margin = 1e-3 * (self.high - self.low) / (self.size - 1)
+        moved = reward + discount * self.support
+        beyond = (moved < self.low - margin) | (moved > self.high + margin)
+        return jnp.sum(probabilities * beyond.astype(jnp.float32))
+
     def compare(
         self,
         outputs: Float[Array, " K"],
@@ -132,7 +143,7 @@ class CategoricalReturns(NamedTuple):
         # The target's entropy has no gradient. It makes the loss of a perfect prediction zero.
         log_target = jnp.log(jnp.maximum(target, 1e-30))
         loss = jnp.sum(target * (log_target - jax.nn.log_softmax(outputs)))
-        return ValueLoss(loss, loss)
+        return ValueLoss(loss, loss, self.clipped(jax.nn.softmax(next_outputs), reward, discount))
 
 
 class Quantiles(NamedTuple):
