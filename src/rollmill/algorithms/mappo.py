@@ -43,9 +43,11 @@ from rollmill.algorithms.hyperparameters import settle_of
 from rollmill.algorithms.multi_agent import condition, mean_gradients, prepare, report, start_learner, update
 from rollmill.algorithms.ppo import sample_loss
 from rollmill.algorithms.reports import with_schedules
+from rollmill.algorithms.roles import check_rates, numbers_of_roles
 from rollmill.algorithms.sharing import ParameterSet, parameter_sets
 from rollmill.core.bounds import (
     Count,
+    Fraction,
     NonNegative,
     Range,
     Rate,
@@ -107,6 +109,14 @@ class MAPPOConfig:
     """Standardise the targets of critics by running statistics of each kind."""
     sharing: dict[str, str] = field(default_factory=dict)
     """Parameter set of each kind by name, or "independent" for weights of each agent. Default: a set a kind."""
+    learning_rates: dict[str, NonNegative] = field(default_factory=dict)
+    """Learning rates of single parameter sets by name, in place of `learning_rate`, and annealed like it."""
+    gammas: dict[str, Fraction] = field(default_factory=dict)
+    """Discount factors of single kinds of agents by name, in place of `gamma`."""
+    ent_coefs: dict[str, NonNegative] = field(default_factory=dict)
+    """Weights of the entropy bonus of single kinds of agents by name, in place of `ent_coef`."""
+    frozen: tuple[str, ...] = ()
+    """Parameter sets that do not learn: their weights stay as they were initialised or loaded."""
     agent_ids: bool = False
     """Add a one-hot of the agent's index among those that share its parameters to its observation."""
     num_shards: Count | None = None
@@ -202,7 +212,9 @@ def _assemble(
 ) -> Graph:
     config: MAPPOConfig = choices.config
     optimiser = optimiser_of(choices, lambda config: optax.scale_by_adam(eps=1e-5), loops)
-    numbers = numbers_to_hold(config, loops)
+    check_rates(config, is_function=choices.schedule is not None)
+    numbers = numbers_to_hold(config, loops, **numbers_of_roles(config, policy.sets))
+    trained = tuple(group for group in policy.sets if group.name not in config.frozen)
     return Graph(
         settings=settings,
         observation_space=env.observation_space,
@@ -211,7 +223,7 @@ def _assemble(
         environment=environment.step,
         policy=policy.sample,
         gradients=mean_gradients(policy, sample_loss, config),
-        update=partial(update, policy.sets, optimiser),
+        update=partial(update, trained, optimiser),
         start_environment=environment.start,
         start_memory=policy.start_memory,
         start_learner=partial(start_learner, policy, optimiser, numbers, normalise_values=config.normalize_values),
@@ -228,7 +240,7 @@ def _assemble(
         condense=policy.condensation,
         keep_learning=None if config.target_kl is None else partial(_all_below, config.target_kl),
         end_iteration=end_iteration_of(choices, loops, numbers),
-        report=with_schedules(partial(report, partial(schedule_of, choices, loops)), numbers),
+        report=with_schedules(partial(report, trained, partial(schedule_of, choices, loops)), numbers),
         outputs=PolicyOutputs(distribution=policy.distributions_of),
         hyperparameters=numbers,
         parameters=environment.parameters,

@@ -12,7 +12,7 @@ Shape letters: `T` steps, `E` environments of this replica, `N` rows of a miniba
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -29,6 +29,7 @@ from rollmill.algorithms.on_policy import IMAGES_AT_ONCE, SampleLoss, TrainingSa
 from rollmill.algorithms.optimisers import Annealing, Optimiser, advanced, descend, no_updates, rate_now
 from rollmill.algorithms.reports import value_moments
 from rollmill.algorithms.returns import Advantages, bootstrap_values, generalised_advantages
+from rollmill.algorithms.roles import numbers_of_role
 from rollmill.algorithms.sharing import ParameterSet, set_of
 from rollmill.core.types import Key
 from rollmill.dataflow import Batch, Hyperparameters, MeanGradients, Metrics, Reduce, Step, Trajectory
@@ -109,15 +110,17 @@ def prepare(
 ) -> tuple[AgentLearner, Batch]:
     """Computes advantages and targets of a rollout, and updates the statistics for the next one.
 
-    Uses `gamma` and `gae_lambda` of `config`.
+    Uses `gamma`, `gae_lambda` and `frozen` of `config`.
     """
-    steps, config = trajectory.steps, current(config, numbers_now(learner))
-    updated = _update_statistics(learner, steps, reduce=reduce, replicas=replicas)
+    steps, held = trajectory.steps, numbers_now(learner)
+    fixed = {name for group in policy.sets if group.name in config.frozen for name in group.names}
+    updated = _update_statistics(learner, steps, fixed, reduce=reduce, replicas=replicas)
     values, last_values, final_values = _values(policy, learner, trajectory)
     advantages = {}
     for name in values:
         raw_values = [_raw(learner, name, by_kind[name]) for by_kind in (values, last_values, final_values)]
-        advantages[name] = _advantages(steps, name, *raw_values, gamma=config.gamma, gae_lambda=config.gae_lambda)
+        own = current(config, numbers_of_role(held, "gammas", name))
+        advantages[name] = _advantages(steps, name, *raw_values, gamma=own.gamma, gae_lambda=own.gae_lambda)
     statistics, targets = _normalised_targets(learner, steps, advantages, reduce=reduce, replicas=replicas)
     rows = SetRows(
         view=policy.normalise(learner.weights, steps.observation),
@@ -149,13 +152,21 @@ def _normalised_targets(
     return statistics, {name: normalise(statistics[name], target, clip=math.inf) for name, target in raw.items()}
 
 
-def _update_statistics(learner: AgentLearner, steps: Step, *, reduce: Reduce, replicas: int) -> AgentLearner:
-    """Updates the learner's statistics of observations, and its returns, with a rollout."""
+def _update_statistics(
+    learner: AgentLearner, steps: Step, fixed: Container[str], *, reduce: Reduce, replicas: int
+) -> AgentLearner:
+    """Updates the learner's statistics of observations, and its returns, with a rollout.
+
+    The statistics of `fixed` kinds of agents stay, so that frozen policies act as before.
+    """
     weights, view = learner.weights, steps.observation
     update = partial(update_statistics, reduce=reduce, replicas=replicas)
     agents, central = weights.agents, weights.central
     if agents is not None:
-        agents = {name: update(s, view.agents[name], where=view.active[name]) for name, s in agents.items()}
+        agents = {
+            name: s if name in fixed else update(s, view.agents[name], where=view.active[name])
+            for name, s in agents.items()
+        }
     if central is not None:
         central = update(central, view.central)
     returns = _returns(learner.returns, steps, reduce)
@@ -225,8 +236,16 @@ def _over_columns(function: Any, in_axes: Any) -> Any:
     return lift(lift(function))
 
 
-def report(schedule: Callable[[Hyperparameters], optax.Schedule], learner: AgentLearner, batch: Batch) -> Metrics:
-    """Metrics of an iteration: its first learning rate, and moments of active agents' values."""
+def report(
+    trained: tuple[ParameterSet, ...],
+    schedule: Callable[[Hyperparameters], optax.Schedule],
+    learner: AgentLearner,
+    batch: Batch,
+) -> Metrics:
+    """Metrics of an iteration: its first learning rates, and moments of active agents' values.
+
+    The learning rate is that of the first set that is trained; sets with rates of their own have one each.
+    """
     rows: SetRows = batch.samples
     concatenated = lambda leaves: jnp.concatenate([leaf.ravel() for leaf in leaves])
     value, target, weight = map(
@@ -237,8 +256,11 @@ def report(schedule: Callable[[Hyperparameters], optax.Schedule], learner: Agent
             [rows.weight[name] for name in rows.agents],
         ),
     )
-    rate = rate_now(schedule(learner.hyperparameters), next(iter(learner.optimisers.values())))
-    return {"learning_rate": rate, **value_moments(value, target, weight)}
+    held = learner.hyperparameters
+    rate = lambda numbers, name: rate_now(schedule(numbers), learner.optimisers[name])
+    own = {group.name: numbers_of_role(held, "learning_rates", group.name) for group in trained}
+    rates = {f"learning_rate/{name}": rate(now, name) for name, now in own.items() if now is not held}
+    return {"learning_rate": rate(held, trained[0].name), **rates, **value_moments(value, target, weight)}
 
 
 # --- a minibatch --------------------------------------------------------------------------------------
@@ -345,13 +367,14 @@ def _row_loss(
 
     The returns of each kind are held by the learner, the same for every step.
     """
-    config = current(config, numbers_now(learner))
+    held = numbers_now(learner)
     masks = {name: samples.action_mask for name, samples in row.agents.items()}
     distributions = policy.distributions(networks, row.view.agents, masks)
     values = policy.values(networks, row.view)
 
     def of_kind(name: str) -> tuple[Float[Array, ""], Metrics]:
-        agent_loss = lambda sample, distribution, value: loss(config, sample, Output(distribution, value, ()))
+        own = current(config, numbers_of_role(held, "ent_coefs", name))
+        agent_loss = lambda sample, distribution, value: loss(own, sample, Output(distribution, value, ()))
         losses = jax.vmap(agent_loss)(row.agents[name], distributions[name], values[name])
         return jax.tree.map(partial(jnp.vdot, row.weight[name]), losses)
 
@@ -370,17 +393,22 @@ def _row_loss(
 
 
 def update(
-    sets: tuple[ParameterSet, ...],
+    trained: tuple[ParameterSet, ...],
     optimiser: Optimiser,
     learner: AgentLearner,
     gradients: dict[str, PyTree[Array]],
     *,
     share: float = 1.0,
 ) -> AgentLearner:
-    """One step of each parameter set's optimiser; `share` is the fraction of a minibatch behind the gradients."""
-    weights, held, networks, optimisers = learner.weights, numbers_now(learner), {}, {}
-    for group in sets:
-        name, step = group.name, partial(descend, optimiser, held=held, share=share)
+    """One step of the optimiser of each set that is trained, by its own learning rate if it has one.
+
+    `share` is the fraction of a minibatch behind the gradients.
+    """
+    weights, held = learner.weights, numbers_now(learner)
+    networks, optimisers = dict(weights.networks), dict(learner.optimisers)
+    for group in trained:
+        name, now = group.name, numbers_of_role(held, "learning_rates", group.name)
+        step = partial(descend, optimiser, held=now, share=share)
         step = jax.vmap(step) if group.independent else step
         networks[name], optimisers[name] = step(weights.networks[name], learner.optimisers[name], gradients[name])
     updated = AgentWeights(networks, weights.agents, weights.central)

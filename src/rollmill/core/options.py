@@ -191,6 +191,8 @@ def _named(hint: Any) -> str:
             return " ".join(map(_named, parts))
         inner = _named(parts[0])
         return f"[{inner} ...]"
+    if parts and origin is dict:
+        return f"[NAME {_named(parts[1])} ...]"
     if parts and origin is not None:  # of names
         return f"{{{','.join(map(str, parts))}}}"
     return {str: "TEXT"}.get(hint, getattr(hint, "__name__", "VALUE").upper())

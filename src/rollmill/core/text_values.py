@@ -36,6 +36,8 @@ def read_value(name: str, hint: Any, texts: Sequence[str]) -> Any:
         return _read_one(name, hint, texts[0])
     if len(texts) == 1 and texts[0].lower() in NOTHING and NoneType in get_args(hint):
         return None
+    if part.kind is dict and len(texts) == 1 and texts[0].startswith("{"):
+        return _read_one(name, hint, texts[0])
     values = [_read_one(name, inner, text) for inner, text in _with_types(name, part, texts)]
     return part.collect(values)
 
@@ -47,7 +49,7 @@ def count_of(hint: Any) -> int | None:
 
 
 class SequenceType(NamedTuple):
-    """Type of a tuple or a list of values, or of groups of values."""
+    """Type of a tuple or a list of values, or of groups of values, or of a dictionary of names and values."""
 
     members: tuple[Any, ...]
     """Types of the values of one group."""
@@ -58,7 +60,7 @@ class SequenceType(NamedTuple):
     kind: type
 
     def collect(self, values: Sequence[Any]) -> Any:
-        """Returns the values as a tuple or list, in groups if the type has them."""
+        """Returns the values as a tuple, list or dictionary, in groups if the type has them."""
         if not self.is_nested:
             return self.kind(values)
         width = len(self.members)
@@ -66,9 +68,11 @@ class SequenceType(NamedTuple):
 
 
 def sequence_in(hint: Any) -> SequenceType | None:
-    """Returns the tuple or list in a type or union of types, if there is one."""
+    """Returns the tuple, list or dictionary in a type or union of types, if there is one."""
     if get_origin(hint) in UNIONS:
         return next((part for each in get_args(hint) if (part := sequence_in(each)) is not None), None)
+    if get_origin(hint) is dict:
+        return SequenceType(get_args(hint), None, is_nested=True, kind=dict)
     if get_origin(hint) not in SEQUENCES:
         return None
     kinds = get_args(hint)

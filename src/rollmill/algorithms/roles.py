@@ -1,0 +1,61 @@
+"""Hyperparameters of single roles: rates and frozen weights of parameter sets, numbers of kinds of agents.
+
+A learner holds them beside the other numbers, under names such as `gammas/tagger`.
+"""
+
+from typing import Any
+
+from rollmill.algorithms.sharing import ParameterSet
+from rollmill.core.errors import UsageError, unknown_name
+from rollmill.dataflow import Hyperparameters
+
+OF_SETS = ("learning_rates",)
+"""Hyperparameters of parameter sets, by name."""
+
+OF_KINDS = ("gammas", "ent_coefs")
+"""Hyperparameters of kinds of agents, by name."""
+
+COMMON = {"learning_rates": "learning_rate", "gammas": "gamma", "ent_coefs": "ent_coef"}
+"""The common hyperparameter that each of them replaces."""
+
+
+def numbers_of_roles(config: Any, sets: tuple[ParameterSet, ...]) -> dict[str, float]:
+    """Returns the numbers of single roles, as a learner holds them.
+
+    Raises a `UsageError` for a role that does not exist, or if all sets are frozen.
+    """
+    names = [group.name for group in sets]
+    kinds = [name for group in sets for name in group.names]
+    for option, roles in {**dict.fromkeys((*OF_SETS, "frozen"), names), **dict.fromkeys(OF_KINDS, kinds)}.items():
+        for name in getattr(config, option):
+            if name not in roles:
+                what = "kind of agents" if option in OF_KINDS else "parameter set"
+                raise unknown_name(f"{what} in {option}", name, roles)
+    if not set(names) - set(config.frozen):
+        raise UsageError(
+            f"frozen={config.frozen} leaves no parameter set that learns. hint: name fewer of {names}."
+        )
+    numbers = {}
+    for option in (*OF_SETS, *OF_KINDS):
+        numbers |= {_key(option, name): value for name, value in getattr(config, option).items()}
+    return numbers
+
+
+def check_rates(config: Any, *, is_function: bool) -> None:
+    """Raises a `UsageError` for learning rates of single sets beside a learning rate that is a schedule."""
+    if config.learning_rates and (is_function or isinstance(config.learning_rate, str)):
+        raise UsageError(
+            f"learning_rates={config.learning_rates} are numbers, which are annealed like learning_rate, and "
+            f"learning_rate={'a function' if is_function else config.learning_rate} is a schedule. hint: a number "
+            "as learning_rate, with or without anneal_lr."
+        )
+
+
+def numbers_of_role(held: Hyperparameters, option: str, name: str) -> Hyperparameters:
+    """Returns the numbers of a learner, where the role's own value of an option replaces the common one."""
+    own = held.get(_key(option, name))
+    return held if own is None else {**held, COMMON[option]: own}
+
+
+def _key(option: str, name: str) -> str:
+    return f"{option}/{name}"
