@@ -7,7 +7,7 @@ another Rollmill, or lacks the user's module. `profile` compares the clocks and 
 apart with those of one clock. `cuts` cuts the link of host 2 for 8, 30 and 120 s, and kills the host, under
 several trainings at a time, and records the messages with their times and the time at which the training
 continued. `slow` does the same over a link on which each frame takes 2 ms, at 50 megabits a second (slow_link.py).
-Each part is one object of results/hosts.json.
+Each part is one object of results/hosts.json, but `slow` is in hosts-slow.json.
 """
 
 import contextlib
@@ -203,7 +203,7 @@ def _clock_error(first: Host, folder: Path, apart: int) -> dict[str, Any]:
     }
 
 
-SLOW = SlowLink(delay_ms=2.0, mbit=50.0)
+SLOW, SLOW_RESULT = SlowLink(delay_ms=2.0, mbit=50.0), "hosts-slow"
 
 
 def cuts(folder: Path, rounds: dict[str, int], at_once: int, slow: SlowLink | None = None) -> list[dict[str, Any]]:
@@ -355,9 +355,11 @@ def main() -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
     rounds = dict(zip(EVENTS, map(int, chosen.rounds.split(",")), strict=True))
-    found = read_result("hosts", chosen.output)
+    results = {name: read_result(name, chosen.output) for name in ("hosts", SLOW_RESULT)}
     with tempfile.TemporaryDirectory(prefix="rollmill-hosts-", dir="/var/tmp") as name:
         for part in chosen.parts:
+            name_of_result = SLOW_RESULT if part == "slow" else "hosts"
+            found = results[name_of_result]
             if part in ("cuts", "slow"):
                 link = SLOW if part == "slow" else None
                 trials = cuts(Path(name), rounds, chosen.at_once, link)
@@ -365,7 +367,7 @@ def main() -> None:
             else:
                 found[part] = PARTS[part](Path(name))
             print(json.dumps(found[part], indent=1), flush=True)
-            write_result("hosts", found, chosen.output)
+            write_result(name_of_result, found, chosen.output)
 
 
 if __name__ == "__main__":
