@@ -2,6 +2,8 @@
 
 import json
 import re
+import shutil
+import subprocess
 
 import pytest
 
@@ -66,3 +68,45 @@ def test_parts_are_listed_by_kind_and_as_json(printed):
 
 def test_the_version_is_told(printed):
     assert printed("-V") == printed("--version") == (0, f"rollmill {rollmill.__version__}\n")
+
+
+COMPLETED = {
+    "tr": ["train"],
+    "train p": ["ppo", "pqn"],
+    "train ppo CartP": ["CartPole-v1"],
+    "train ppo CartPole-v1 --ent": ["--ent-coef"],
+    "train dqn CartPole-v1 --ent": [],
+    "sweep ppo CartPole-v1 --fusion r": ["rollout"],
+    "train --recipe cartpole-two": ["cartpole-two-cores"],
+    "render RUN --stoch": ["--stochastic"],
+    "completion z": ["zsh"],
+}
+
+
+def test_bash_completes_commands_names_and_options(printed):
+    code, script = printed("completion", "bash")
+    asked = [f"COMP_WORDS=(rollmill {words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))" for words in COMPLETED]
+    script += "".join(f'{words}; _rollmill; echo "${{COMPREPLY[*]}}"\n' for words in asked)
+    answers = subprocess.run(["bash"], input=script, capture_output=True, text=True, check=True).stdout
+    assert code == 0 and [line.split() for line in answers.splitlines()] == [*COMPLETED.values()]
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
+def test_fish_completes_commands_names_and_options(printed, tmp_path):
+    script = printed("completion", "fish")[1] + "".join(f"complete -C 'rollmill {w}'; echo -\n" for w in COMPLETED)
+    done = subprocess.run(
+        ["fish", "--no-config"],
+        input=script,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={"HOME": str(tmp_path)},
+    )
+    answers = [each.split("\n") for each in done.stdout.split("-\n")]
+    named = [[line.partition("\t")[0] for line in lines if line] for lines in answers][: len(COMPLETED)]
+    assert done.stderr == "" and named == [*COMPLETED.values()]
+
+
+def test_zsh_reads_the_same_script_by_its_adapter_of_bash(printed):
+    bash, zsh = printed("completion", "bash")[1], printed("completion", "zsh")[1]
+    assert "bashcompinit" in zsh and zsh.endswith(bash.partition("\n")[2])

@@ -105,7 +105,60 @@ board missing
 gpu nosuch
 warm ppo
 doctor missing
-version
+completion
+completion tcsh
+train ppo CartPole-v1 --num-env 8
+train ppo CartPole-v1 --n-steps 128
+train ppo CartPole-v1 --batch-size 100
+train ppo CartPole-v1 --n-epochs 4
+train ppo CartPole-v1 --clip-range 0.2
+train ppo CartPole-v1 --clip-range-vf 0.2
+train ppo CartPole-v1 --use-sde
+train ppo CartPole-v1 --capture-video
+train ppo CartPole-v1 --wandb-project x
+train ppo CartPole-v1 --max-grad-norm None
+train ppo CartPole-v1 --ent-coef linear:0.01
+train ppo CartPole-v1 --learning-rate lambda
+train ppo CartPole-v1 --num-envs 15 --num-steps 1 --num-minibatches 4
+train ppo CartPole-v1 --num-envs
+train ppo CartPole-v1 --num-envs eight
+train ppo CartPole-v1 --num-envs -4
+train ppo CartPole-v1 --total-timesteps 1e99
+train ppo CartPole-v1 --gamma -0.1
+train ppo CartPole-v1 --gae-lambda 2
+train ppo CartPole-v1 --update-epochs 0
+train ppo CartPole-v1 --seed one
+train ppo CartPole-v1 --num-seeds 0
+train ppo CartPole-v1 --evaluate-every 0
+train ppo CartPole-v1 --keep-last 0
+train ppo CartPole-v1 --log-every 0
+train ppo CartPole-v1 --fusion maybe
+train ppo CartPole-v1 --numerics half
+train ppo CartPole-v1 --place moon
+train ppo CartPole-v1 --network.torso gru --network.torso
+train ppo CartPole-v1 Acrobot-v1
+train ppo cartpole
+train ppo gymnasium:CartPole
+train ppo Pendulum-v1 --recipe cartpole-two-cores --network setnet
+train dqn CartPole-v1 --network setnet
+train sac Pendulum-v1 --network setnet
+train ppo CartPole-v1 --import ./inventory.py
+train impala CartPole-v1 --num-envs 7 --distribution single-learner-coarse --actors 2
+train ippo CartPole-v1
+train ddpg CartPole-v1
+train pqn Pendulum-v1
+resume empty --set num_envs=4
+resume empty --set nosuch=1
+evaluate empty --checkpoint 12
+evaluate empty --against random --watch
+export empty --format torch
+serve empty --host 0.0.0.0
+serve empty --max-batch 0
+play empty --second --first
+sweep ppo CartPole-v1 --over seed=0..1 --trials -1
+sweep ppo CartPole-v1 --over gamma=2
+plot empty --x hours
+plan ppo CartPole-v1 --budget -3
 trian ppo CartPole-v1
 --nosuch
 """

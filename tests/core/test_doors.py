@@ -94,6 +94,7 @@ IMPORTS = {
     "core/lazy_names.py": "the package's own modules",
     "cli/main.py": "the package's own modules",
     "cli/searching_help.py": "the package's own modules",
+    "cli/completion.py": "the package's own modules",
     "envs/registry.py": "the package's own modules",
     "envs/adapters/__init__.py": "packages that adapters name",
     "envs/adapters/pettingzoo.py": "modules that PettingZoo's own registry names",

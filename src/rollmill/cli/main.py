@@ -64,6 +64,9 @@ COMMANDS = {
         "export", "write a run's policy as ONNX or StableHLO: rollmill export RUN --format onnx", only_acts=True
     ),
     "list": Command("listing", "list algorithms, environments, networks, transforms and recipes"),
+    "completion": Command(
+        "completion", "write the script by which a shell completes commands: rollmill completion bash"
+    ),
     "help": Command("searching_help", "search the options of all commands: rollmill help WORD"),
     "doctor": Command("doctor", "check the installation; doctor RUN replays the step in which a run met a NaN"),
 }
@@ -127,7 +130,7 @@ def _run(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "--help-all"):
         print(usage())
         return 0
-    if arguments[0] in ("-V", "--version"):
+    if arguments[0] in ("-V", "--version", "version"):
         print(f"rollmill {versions()['rollmill']}")
         return 0
     return _find(arguments[0])(arguments[1:])

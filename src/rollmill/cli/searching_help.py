@@ -27,6 +27,7 @@ OPTIONS = {
     "serve": "serve:Serve",
     "export": "export:ExportOptions",
     "list": "listing:List",
+    "completion": "completion:Completion",
     "doctor": "doctor:Doctor",
 }
 """Module and dataclass of each command's own options, without the options of a training."""
