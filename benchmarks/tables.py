@@ -84,7 +84,7 @@ def docstrings_of(config: type) -> dict[str, str]:
 def _default(value: Any) -> str:
     if isinstance(value, NetworkConfig):
         changed = {name: each for name, each in vars(value).items() if each != getattr(NetworkConfig(), name)}
-        return f"`NetworkConfig({', '.join(f'{name}={each!r}' for name, each in changed.items())})`"
+        return ", ".join(f"`{name}={each!r}`" for name, each in changed.items()) or "`NetworkConfig()`"
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     return f"`{value!r}`" if isinstance(value, str | tuple | dict) else str(value)
