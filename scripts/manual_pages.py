@@ -43,7 +43,7 @@ REFERENCE_HEAD = """# All names
 
 <!-- Written by python scripts/manual_pages.py from the names that `import rollmill` offers. -->
 
-The names of `import rollmill`. `help(rollmill.NAME)` prints the same texts as their pages.
+The names of `import rollmill`. `help(rollmill.NAME)` prints the same descriptions as the reference pages.
 
 | Name | |
 |---|---|
@@ -123,7 +123,7 @@ def section(name: str) -> str:
     if name in LIKE_TRAIN:
         known = {option.names for option in options_of(help_of(["train", "ppo"]))} - {"ENVIRONMENT"}
         options = [option for option in options if option.names not in known]
-        also = "Options of the environment and the algorithm are those of [`rollmill train`](#rollmill-train).\n\n"
+        also = "Options of the environment and the algorithm match [`rollmill train`](#rollmill-train).\n\n"
         also = (
             also.replace("the algorithm are", "the algorithm, and of the run, are") if name != "explain" else also
         )

@@ -36,9 +36,9 @@ COMMANDS = {
     "sweep": Command(
         "sweep", "train with many values of options: rollmill sweep ppo CartPole-v1 --over seed=0..4", records=True
     ),
-    "plan": Command("plan", "show where a training's groups run, and the edges between them"),
-    "warm": Command("warm", "compile a training for later starts: rollmill warm ppo CartPole-v1"),
-    "profile": Command("profile", "show where a training's time goes: rollmill profile ppo CartPole-v1"),
+    "plan": Command("plan", "show where the groups of a run are placed, and the edges between them"),
+    "warm": Command("warm", "compile a run for later starts: rollmill warm ppo CartPole-v1"),
+    "profile": Command("profile", "show where the time of a run goes: rollmill profile ppo CartPole-v1"),
     "explain": Command("explain", "show whether an environment fuses into one kernel: explain fusion CartPole-v1"),
     "evaluate": Command(
         "evaluate", "play episodes or matches with a run's policy: rollmill evaluate RUN", only_acts=True
