@@ -175,7 +175,7 @@ def test_a_finished_run_is_found_before_anything_is_compiled(finished, capsys, m
     monkeypatch.setattr("rollmill.training.preparing.lower", pytest.fail)
     run = rollmill.resume(finished)
     assert run.summary["status"] == "finished" and run.exit_code == 0
-    assert capsys.readouterr().err == "this run is finished already; nothing was changed\n"
+    assert capsys.readouterr().err == "this run has already finished; nothing was changed\n"
 
 
 def test_a_folder_that_cannot_be_written_is_found_before_anything_is_compiled(tmp_path, monkeypatch):

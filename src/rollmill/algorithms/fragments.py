@@ -194,7 +194,7 @@ def _inputs(env: Environment, params: Params | None) -> dict[str, NumberSchedule
     if params is not None and env.inputs:
         given = ", ".join(env.inputs)
         raise UsageError(
-            f"{env.name} was made with {given}, and params is given as well. hint: set {given} in params alone."
+            f"{env.name} was made with {given}, and params is given as well. hint: set {given} only in params."
         )
     names = list(env.inputs)
     if names and not _can_be_inputs(env, names):

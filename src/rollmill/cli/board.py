@@ -48,7 +48,7 @@ def run(arguments: list[str]) -> int:
         leading_page(server.url) as page,
     ):
         print(f"runs of {printable(str(options.folder))}: {server.url}", flush=True)
-        print("Ctrl-C ends the board; trainings go on.", file=sys.stderr)
+        print("Ctrl-C ends the board. Training continues.", file=sys.stderr)
         if options.open and not webbrowser.open(page.as_uri()):
             print("note: there is no browser here; open the address above.", file=sys.stderr)
         while not stop.requested:

@@ -55,7 +55,7 @@ class PlanSearchFailed(RollmillError):
 
 @contextlib.contextmanager
 def planned(request: TrainingRequest, searching: SearchOptions) -> Iterator[TrainingRequest]:
-    """Yields the request, with the plan of a search if one was asked for.
+    """Yields the request, with the plan of a search if requested.
 
     The search runs in its own process, because it starts JAX with other devices than the training may need. Raises
     `PlanSearchFailed` if it failed, after it has printed why.

@@ -45,7 +45,7 @@ class Registry(dict[str, T]):
                 "front."
             )
         if name in self and not overwrite:
-            raise UsageError(f"{kind} {name!r} is registered already; take another name or pass overwrite=True.")
+            raise UsageError(f"{kind} {name!r} is already registered; choose another name or pass overwrite=True.")
         if not callable(function):
             raise UsageError(
                 f"cannot register {name!r}: {kind} needs a function that makes it, not a "

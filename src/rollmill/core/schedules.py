@@ -47,5 +47,7 @@ def parse_schedule(name: str, text: str) -> NumberSchedule:
     if len(values) != _NUMBERS.get(shape):
         raise UsageError(f"{name}={text!r} must be {EXPECTED_SCHEDULE}.")
     if not all(map(math.isfinite, values)):
-        raise UsageError(f"{name}={text!r} must be a schedule of finite numbers. hint: inf alone is a number.")
+        raise UsageError(
+            f"{name}={text!r} must be a schedule of finite numbers. hint: inf is allowed only as a constant."
+        )
     return NumberSchedule(shape, values[0], values[-1])

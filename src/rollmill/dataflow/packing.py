@@ -33,7 +33,7 @@ class Packed(eqx.Module):
 
     @property
     def samples(self) -> PyTree[Array]:
-        """The samples as they were, with leaves `[R, ...]`."""
+        """Returns the original samples, with leaves `[R, ...]`."""
         return self._tree(self.leaves)
 
     def take(self, rows: UInt32[Array, " N"]) -> PyTree[Array]:

@@ -239,7 +239,9 @@ def _one_more(name: str, factory: Callable[[], Any], last: list[Any]) -> gymnasi
     if not isinstance(made, gymnasium.Env):
         raise UsageError(f"{name} returned {_described(made)}; it has to return a gymnasium.Env.")
     if last and last[0]() is made:
-        raise UsageError(f"{name} returned the same environment twice; it has to make a new one at each call.")
+        raise UsageError(
+            f"{name} returned the same environment twice; it must make a new environment at each call."
+        )
     last[:] = [weakref.ref(made)]
     return made
 

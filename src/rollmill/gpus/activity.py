@@ -185,7 +185,7 @@ class GpuActivity:
 
 @contextlib.contextmanager
 def watched_gpus() -> Iterator[GpuActivity]:
-    """Measures the visible GPUs, or nothing where the driver's library is not there or does not answer."""
+    """Measures the visible GPUs, or nothing if the driver's library is missing or does not answer."""
     with contextlib.ExitStack() as stack:
         monitors: list[ActivityMonitor] = []
         try:

@@ -178,7 +178,7 @@ def _check_folder(folder: Path) -> None:
     """Raises a PermissionError if others could write into a folder, or it is a link."""
     facts = folder.lstat()
     if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid() or facts.st_mode & 0o022:
-        raise PermissionError(f"{folder} is not a folder of this user alone")
+        raise PermissionError(f"{folder} is a link, or others can write to it")
 
 
 def _default_folder() -> Path:

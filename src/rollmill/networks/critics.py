@@ -124,7 +124,7 @@ def action_critic(
 def stochastic_actor(
     key: Key, observation_space: spaces.Space, action_space: spaces.Space, config: NetworkConfig
 ) -> StochasticActor:
-    """Makes a policy of which continuous actions are squashed, with a standard deviation for each state."""
+    """Makes a policy with state-dependent standard deviations, and squashed continuous actions."""
     if not config.learn_std:
         raise UsageError("learn_std=False: this policy learns a standard deviation for each state; leave it on.")
     torso_key, head_key = jax.random.split(key)

@@ -105,7 +105,7 @@ def _compiled(mujoco: Any, source: Any) -> Any:
             return mujoco.MjModel.from_xml_string(source)
         return mujoco.MjModel.from_xml_path(str(source))
     except ValueError as error:
-        raise UsageError(f"MuJoCo refuses the robot: {error}") from None
+        raise UsageError(f"MuJoCo rejects the robot: {error}") from None
 
 
 def _body(read: Reader, index: int) -> Body:

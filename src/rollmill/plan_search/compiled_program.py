@@ -130,7 +130,7 @@ def _identity(prepared: PreparedTraining, program: CompiledProgram) -> str:
 
 
 def most_memory(prepared: PreparedTraining) -> int:
-    """Most bytes of one of the program's devices in use so far, or 0 if they have no memory of their own."""
+    """Returns the peak bytes in use on any of the program's devices, or 0 without device memory."""
     return 0 if prepared.program is None else _of_fullest(prepared.program.devices, "peak_bytes_in_use")
 
 

@@ -30,7 +30,7 @@ class StoredSearch:
 
 
 def file_for(what: Mapping[str, Any]) -> Path:
-    """Returns the file that keeps the result of a search. `what` it depends on is JSON."""
+    """Returns the file for the result of a search. `what` has all that it depends on, as JSON."""
     digest = hashlib.sha256(json.dumps({"version": VERSION, **what}, sort_keys=True).encode()).hexdigest()
     return cache_root() / "plans" / f"{digest[:24]}.json"
 

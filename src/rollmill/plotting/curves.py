@@ -132,7 +132,7 @@ def _opened(runs: Sequence[str | Path]) -> _NamedRuns:
 
 
 def curves_of(run: RunDirectory, metric: str) -> list[SeedCurve]:
-    """Returns the curve of each seed of a run, or one for all where the metric is not recorded for each.
+    """Returns the curve of each seed of a run, or one curve for all seeds if the metric is not recorded by seed.
 
     Raises a `CheckpointError` if the run is damaged.
     """
@@ -177,7 +177,7 @@ def _without(run: RunDirectory, metric: str) -> UsageError:
 
 
 def check_output(path: Path, *, force: bool) -> None:
-    """Checks where a figure is written, before anything is read.
+    """Checks the path of a figure before anything is read.
 
     Raises a `UsageError` if the name has another ending, or if something is there already.
     """

@@ -144,7 +144,7 @@ def _best(run: RunDirectory, checkpoints: Checkpoints) -> int:
     if best is None:
         raise UsageError(
             f"{run.root} has no best checkpoint: none was saved after as many episodes as its mean return is of "
-            "(and none is kept with keep_best=0). hint: take the last one."
+            "(and none is kept with keep_best=0). hint: use the last checkpoint."
         )
     return best
 

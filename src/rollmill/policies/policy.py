@@ -335,9 +335,7 @@ class Policy:
 
     def _position_of(self, position: Any, batch: Shape) -> Any:
         if not self.searches:
-            raise UsageError(
-                "this policy does not search, so position= has no meaning for it. hint: leave it out."
-            )
+            raise UsageError("this policy does not search, so position= has no effect. hint: leave it out.")
         if position is None:
             raise UsageError(
                 "this policy searches, from a state of the environment that an observation does not tell. hint: "

@@ -144,7 +144,7 @@ def _leaf(name: str, expected: jax.ShapeDtypeStruct, given: Any) -> Any:
     try:
         array = given if isinstance(given, jax.Array) else np.asarray(given)
     except (TypeError, ValueError) as error:
-        raise _other(name, expected, f"a {type(given).__name__} that is no array ({error})") from error
+        raise _other(name, expected, f"a {type(given).__name__} that cannot become an array ({error})") from error
     found = f"{array.dtype} {list(array.shape)}"
     if (kind := _kind(array.dtype)) is None or kind > (_kind(expected.dtype) or 0):
         raise _other(name, expected, found)

@@ -45,7 +45,7 @@ def refuse_for_rule(policy: str | Path | Rule, names: Sequence[str]) -> None:
     """
     for name in names:
         raise UsageError(
-            f"{name} is about the policy of a run, but {shown_rule(policy)} is none. hint: leave it out."
+            f"{name} applies only to the policy of a run, not to {shown_rule(policy)}. hint: leave it out."
         )
 
 

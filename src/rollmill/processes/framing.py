@@ -143,5 +143,5 @@ def _dtype_of(name: str) -> np.dtype:
     except (TypeError, ValueError, SyntaxError) as error:
         raise Damaged(f"a message has an array of unknown dtype {name!r}.") from error
     if dtype.name != name or not is_numeric(dtype):
-        raise Damaged(f"a message has an array of dtype {name!r}, which is not a dtype of numbers.")
+        raise Damaged(f"a message has an array of dtype {name!r}, which is not numeric.")
     return dtype

@@ -99,5 +99,5 @@ def _hear_welcome(peer: socket.socket) -> dict[str, Any]:
     if message.kind == ".refused":
         raise Refused(f"the coordinator refused this worker: {message.fields.get('reason')}.")
     if message.kind != ".welcome":
-        raise Damaged(f"{message.kind!r} came where a welcome belongs.")
+        raise Damaged(f"{message.kind!r} came instead of a welcome.")
     return message.fields

@@ -51,7 +51,7 @@ class Mailbox:
             self._changed.notify_all()
 
     def check(self) -> None:
-        """Raises `Abandoned` after `stop`, and `UsageError` where messages lie untaken."""
+        """Raises `Abandoned` after `stop`, and `UsageError` if too many messages are pending."""
         if self.stopping:
             raise Abandoned("the coordinator wants this worker to stop.")
         if self._overflowing is not None:

@@ -134,7 +134,7 @@ class Supervisor:
         self._send_to(addressed(self.jobs, to), snapshot(outgoing(kind, fields, arrays)))
 
     def replace(self, job: Job | str) -> Job:
-        """Starts the job anew in another worker."""
+        """Restarts the job in a new worker."""
         name = named(self.jobs, job)
         old = self._dismiss([name])
         self._kill(old)

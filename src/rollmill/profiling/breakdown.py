@@ -115,7 +115,7 @@ class WholeTime(NamedTuple):
 
 @runtime_checkable
 class HasName(Protocol):
-    """A process, or its recording."""
+    """Something with a name: a process or its recording."""
 
     @property
     def name(self) -> str:

@@ -321,7 +321,7 @@ def read_profile(data: bytes | str, *, where: str) -> Profile:
     profile = read_as(Profile, document, where=where)
     for field, number in _numbers(profile, ""):
         if abs(number) > MAX_NUMBER:
-            raise DataError(f"{where}: {field} is {number}, and numbers up to {MAX_NUMBER:g} are read.")
+            raise DataError(f"{where}: {field} is {number}, above the limit of {MAX_NUMBER:g}.")
     return profile
 
 

@@ -99,7 +99,7 @@ def _range(text: str, option: str, low: str, high: str, *, logarithmic: bool) ->
     try:
         axis = Axis(option, (), float(low), float(high), logarithmic)
     except ValueError:
-        raise UsageError(f"--over {text!r}: {low} and {high} have to be numbers.") from None
+        raise UsageError(f"--over {text!r}: {low} and {high} must be numbers.") from None
     if not (math.isfinite(axis.low) and math.isfinite(axis.high) and axis.low < axis.high):
         raise UsageError(f"--over {text!r}: the range has to go from a lower number to a higher one.")
     if logarithmic and axis.low <= 0:

@@ -46,7 +46,7 @@ def plan_population(
     Raises a `UsageError` if anything but seeds and hyperparameters differs.
     """
     if len(requests) < 2:
-        raise UsageError("a population needs at least two trainings.")
+        raise UsageError("a population needs at least two members.")
     prepare_devices(requests[0].options, environment=requests[0].environment)
     resolved = resolve(requests[0])
     first = _Built(resolved, resolved.graph())

@@ -106,7 +106,7 @@ def resume(
     ):
         restored = _restore(run, checkpoints, reopened, options)
         if finished := _if_finished(run, graph, restored):
-            display.note("this run is finished already; nothing was changed")
+            display.note("this run has already finished; nothing was changed")
             return finished
         if restored and not options.checkpoint_environments:
             display.note("note: checkpoint_environments=False, so that all environments begin new episodes")

@@ -95,7 +95,7 @@ class QueueSender:
     def publish(self, reservation: QueueReservation, version: int, iteration: int, flags: int) -> None:
         """Publishes a reservation. See `QueueReservation.publish`."""
         if reservation is not self._open:
-            raise UsageError("this reservation was published already, or another one was made since.")
+            raise UsageError("this reservation has been published, or a newer reservation exists.")
         self._open = None
         self._writers[reservation.target].publish(version, iteration, flags)
 

@@ -88,7 +88,7 @@ def present(token: bytes, claim: bytes = b"") -> Dialogue[None]:
     head = nonce + _proof(token, b"dialler", nonces, claim) + LENGTH.pack(len(claim))
     answer = yield head + claim, ANSWER_BYTES
     if not answer.startswith(ACCEPTED):
-        raise Refused("the connection was refused: the token is not that of the run.")
+        raise Refused("the connection was refused: its token differs from the run's.")
     if not hmac.compare_digest(answer[1:], _proof(token, b"acceptor", nonces)):
         raise Refused("the listener there does not know the run's token.")
 

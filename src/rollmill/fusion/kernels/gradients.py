@@ -224,8 +224,8 @@ def kernel_gradients(graph: Graph) -> MeanGradients | SequenceGradients:
         )
     if not isinstance(graph.gradients, MeanGradients):
         raise CannotFuse(
-            f"{graph.settings['algorithm']} gives the gradients of a whole minibatch, and kernels are made of "
-            "those of one sample (rollmill.dataflow.MeanGradients)."
+            f"{graph.settings['algorithm']} computes gradients of a whole minibatch, but kernels need gradients "
+            "of one sample (rollmill.dataflow.MeanGradients)."
         )
     return graph.gradients
 

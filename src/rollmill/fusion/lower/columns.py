@@ -49,6 +49,5 @@ def _cut(region: Region, node: Node, parts: list[Node], first: int, width: int) 
         case "splat":
             return region.emit("splat", *node.operands, dtype=node.dtype, width=width)
     raise LoweringError(
-        f"{width} of {node.width} columns are cut out of a row that is handed in as a whole; keep the parts as "
-        "arrays of their own"
+        f"{width} of {node.width} columns are sliced out of an input row; pass the parts as separate arrays"
     )

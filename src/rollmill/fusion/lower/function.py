@@ -127,7 +127,7 @@ def trace_function(
     shapes = jax.tree.map(_shape_of, tuple(uniform))
     closed, results = jax.make_jaxpr(function, return_shape=True)(*shapes, *each)
     if any(map(is_traced, closed.consts)):
-        raise TypeError("a function that is lowered reads a traced array; make it a uniform argument")
+        raise TypeError("a lowered function reads a traced array; make it a uniform argument")
     closed = without_complex_numbers(closed)
     leaves, structure = jax.tree.flatten(tuple(each))
     count = len(jax.tree.leaves(each[0])) if carried else 0

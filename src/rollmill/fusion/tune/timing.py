@@ -60,7 +60,7 @@ class StoredLaunch:
 
 
 class Search(NamedTuple):
-    """A search for the fastest launch of a kernel; shapes are enough to make one and to compile its candidates."""
+    """A search for the fastest launch of a kernel. It needs only shapes until candidates are timed."""
 
     file: Path
     """Keeps the result for this device, size and these versions."""

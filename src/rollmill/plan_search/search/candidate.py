@@ -47,7 +47,7 @@ class Candidate:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The same as options of `rollmill train`, for people."""
+        """Returns the candidate as options of `rollmill train`, to print."""
         words: list[str] = []
         for name, value in self.given.items():
             option = f"--{name.replace('_', '-')}"

@@ -111,7 +111,7 @@ class VectorEnvironment(VectorEnv[Any, Any, Any]):
 
     def _checked_mask(self, chosen: Any) -> Bool[np.ndarray, " E"]:
         if self._carry is None:
-            raise gymnasium.error.ResetNeeded(f"{self._env.name}: the first reset() is that of all copies.")
+            raise gymnasium.error.ResetNeeded(f"{self._env.name}: the first reset() must reset all copies.")
         array = np.asarray(chosen)
         if array.shape != (self.num_envs,) or array.dtype != bool:
             raise UsageError(

@@ -129,7 +129,7 @@ class StartReport:
 
 
 class Lag:
-    """Collects policy lags between two rows of metrics: the ages, in versions, of the weights of batches."""
+    """Collects policy lags between two rows of metrics: the ages of weights that produced batches, in versions."""
 
     def __init__(self) -> None:
         self._lags: list[int] = []
