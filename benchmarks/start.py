@@ -42,6 +42,7 @@ def variables(source: Path, cache: Path) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join([str(source), os.environ.get("PYTHONPATH", "")]),
         "PYTHONPYCACHEPREFIX": str(bytecode),
         "ROLLMILL_CACHE_DIR": str(cache),
+        "TRITON_CACHE_DIR": f"{cache}-triton",
     }
 
 

@@ -4,13 +4,14 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from rollmill.algorithms.hyperparameters import numbers_of
 from rollmill.core.errors import UsageError, unknown_name
-from rollmill.core.plugins import plugins_named
+from rollmill.core.plugins import Kind, Plugin, plugins_named
 from rollmill.core.user_frame import failed_import
 from rollmill.envs import check_name
 from rollmill.networks import find_network
@@ -241,8 +242,9 @@ def _check_parts(trials: Sequence[Trial]) -> None:
     Packages of the user's modules are found but not imported: what they compute would take memory of a device.
     """
     checked: set[tuple[Callable[[str], object], str]] = set()
+    offered = cache(plugins_named)  # which reads the metadata of all installed packages
     for trial in trials:
-        for check, name in _named_parts(trial.request):
+        for check, name in _named_parts(trial.request, offered):
             if (check, name) not in checked:
                 checked.add((check, name))
                 try:
@@ -251,8 +253,10 @@ def _check_parts(trials: Sequence[Trial]) -> None:
                     raise UsageError(f"trial {trial}: {error}") from error
 
 
-def _named_parts(request: TrainingRequest) -> Iterator[tuple[Callable[[str], object], str]]:
-    """Yields the named parts of a run, each with its check."""
+def _named_parts(
+    request: TrainingRequest, offered: Callable[[Kind, str], Sequence[Plugin]]
+) -> Iterator[tuple[Callable[[str], object], str]]:
+    """Yields the named parts of a run, each with its check. `offered` returns the plug-ins of a name."""
     for module in sorted(named_by([request]).modules):
         yield _check_module, module
     settings = request.settings
@@ -260,10 +264,10 @@ def _named_parts(request: TrainingRequest) -> Iterator[tuple[Callable[[str], obj
         yield find_distribution, policy
     if request.imports:  # which may register the others
         return
-    if not plugins_named("environment", request.environment):
+    if not offered("environment", request.environment):
         yield check_name, request.environment
     network = settings.get(NETWORK)
-    if network is not None and not plugins_named("network", network):
+    if network is not None and not offered("network", network):
         yield find_network, network
 
 
