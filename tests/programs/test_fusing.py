@@ -281,11 +281,6 @@ def test_seeds_with_replay_memories_learn_by_kernels_what_xla_learns():
         np.testing.assert_allclose(fused[name], plain[name], rtol=1e-4, atol=1e-5, err_msg=name)
 
 
-def test_seeds_with_replay_memories_are_not_fused_on_a_gpu():
-    with raises("fusion-is-not-possible-auto", "num_seeds=2 computes several seeds with replay memories at once"):
-        choose_kernels(replay_graph(), fusion="rollout", **{**CHOICE, "num_seeds": 2})
-
-
 def test_lanes_divide_the_programs_of_a_gpu():
     kernels = kernel_launches.triton_kernels("tf32")
     assert kernels.gradients.share((256, 64, 4), 16).programs == 16

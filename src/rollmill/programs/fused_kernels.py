@@ -178,9 +178,6 @@ class _Chooser:
 
     def check(self) -> None:
         """Raises a UsageError if kernels are impossible here."""
-        if self.lanes > 1 and self.graph.replay is not None:  # never compared on a GPU
-            seeds = f"num_seeds={self.num_seeds} computes several seeds with replay memories at once"
-            raise UsageError(f"{seeds}, and a kernel holds one of these")
         self.backend.check(self.place.device)
         check_package(self.backend)
 
