@@ -1,4 +1,4 @@
-"""Every message on the page "When it goes wrong" is provoked here, and read as it is printed."""
+"""Every message on the page "Troubleshooting" is provoked here, and read as it is printed."""
 
 import re
 import shutil
