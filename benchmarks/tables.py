@@ -205,11 +205,27 @@ def defaults() -> str:
             "yes" if row["met"] else "no",
             number(row.get("steps_to_threshold")),
             number(row.get("cpu_seconds")),
+            row["gpu"].split(",")[0].split()[-1] if row.get("gpu") else "a core",
         ]
         for row in read_result("defaults")["rows"]
     ]
-    head = ["Command", "Steps", "Seeds", "Return", "Threshold", "Met", "After steps", "CPU seconds"]
+    head = ["Command", "Steps", "Seeds", "Return", "Threshold", "Met", "After steps", "CPU seconds", "On"]
     return table_of(head, rows, numbers=(1, 2, 3, 4, 6, 7))
+
+
+def defaults_by_environment() -> str:
+    """Returns the returns that each algorithm reaches in each environment, in bold where it is learned."""
+    cells: dict[str, dict[str, str]] = {}
+    environments: dict[str, float] = {}
+    for row in read_result("defaults")["rows"]:
+        environments[row["environment"]] = row["threshold"]
+        options = row["command"].partition(row["environment"])[2]
+        varied = [word for word in ("c51", "quantiles", "rainbow", "shared-torso", "gru") if word in options]
+        said = f"{row['mean']:,.1f} ± {row['half_interval']:,.1f}"
+        name = " ".join([row["algorithm"], *varied])
+        cells.setdefault(name, {})[row["environment"]] = f"**{said}**" if row["met"] else said
+    head = ["Algorithm", *(f"{name}, {threshold:g}" for name, threshold in environments.items())]
+    return table_of(head, [[name, *(of.get(env, "") for env in environments)] for name, of in cells.items()])
 
 
 RANDOM_RETURNS = {"CartPole-v1": 22.4, "Acrobot-v1": -492.7, "Pendulum-v1": -1_207.6}
@@ -860,6 +876,7 @@ TABLES: dict[str, Callable[[], str]] = {
     **{f"results of {name}": lambda name=name: replay_studies(name) for name in ("dqn", "sac", "td3")},
     "learning": learning,
     "defaults": defaults,
+    "defaults by environment": defaults_by_environment,
     "defaults over environments": defaults_over_environments,
     "seconds to return": seconds_to_return,
     "tag learning": tag_learning,

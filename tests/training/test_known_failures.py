@@ -19,6 +19,13 @@ def test_environments_without_a_signal_are_named_with_a_way_out(algorithm, envir
     assert "hint: a reward that grows on the way" in note
 
 
+def test_values_of_thousands_are_named_with_options_that_scale_them():
+    note = note_on_known_failure(rollmill.a2c("Pendulum-v1"))
+    assert note is not None and "a2c is known to learn nothing of Pendulum-v1" in note
+    assert "hint: --normalize-values --norm-adv" in note
+    assert note_on_known_failure(rollmill.a2c("Pendulum-v1", normalize_values=True)) is None
+
+
 def test_others_have_no_note():
     assert note_on_known_failure(rollmill.ppo("CartPole-v1", **SMALL)) is None
     assert note_on_known_failure(rollmill.td3("MountainCarContinuous-v0")) is None

@@ -17,11 +17,20 @@ ON_POLICY = ("ppo", "a3c", "a2c", "impala")
 FAILING = {"MountainCar-v0": (*ON_POLICY, "dqn"), "MountainCarContinuous-v0": ON_POLICY}
 """Algorithms that learned nothing at their defaults (benchmarks/defaults.py)."""
 
+UNSCALED = {"a2c": "Pendulum-v1"}
+"""Algorithms whose settings suit no rewards of thousands, such as this environment has."""
+
 
 def note_on_known_failure(graph: Graph) -> str | None:
     """Returns a note if the algorithm is known to learn nothing of the environment. None otherwise."""
     algorithm = graph.settings["algorithm"]
     name = str(graph.settings["environment"]).rpartition(":")[2]
+    if UNSCALED.get(algorithm) == name and not graph.settings["config"]["normalize_values"]:
+        return (
+            f"note: {algorithm} is known to learn nothing of {name} by its classical settings, because values of "
+            "thousands leave the policy no share of the clipped gradients. hint: --normalize-values "
+            "--norm-adv, or a3c, which has both"
+        )
     if algorithm not in FAILING.get(name, ()):
         return None
     return (
