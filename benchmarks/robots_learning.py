@@ -54,6 +54,7 @@ TASKS = {
     "Humanoid": Task("robots-humanoid", (6474, 696), (5000, 7000), seconds=60),
     "Anymal": Task("robots-anymal", (61.9, 1.8), seconds=30),
     "FrankaCabinet": Task("robots-franka-cabinet", (3134, 183), seconds=30),
+    "ShadowHand": Task("robots-shadow-hand", (7898, 181), (3000, 6000), seconds=60),
 }
 
 

@@ -24,6 +24,7 @@ from rollmill.envs.robots import (
     ball_balance,
     cartpole,
     franka_cabinet,
+    hand_model,
     humanoid,
     ingenuity,
     quadcopter,
@@ -61,6 +62,7 @@ def motions() -> dict[str, Motion]:
         "BallBalance": Motion(ball_balance.model_text(), ball_balance.SUBSTEPS, balancing),
         "Cartpole": Motion(cartpole.MODEL, cartpole.SUBSTEPS, by_chance(0.0, 0.02)),
         "FrankaCabinet": Motion(franka_cabinet.model_text(), franka_cabinet.SUBSTEPS, by_chance(pose, 0.5)),
+        "ShadowHand": Motion(hand_model.model_text(), hand_model.SUBSTEPS, grasping),
         "Humanoid": Motion(humanoid.model_text(), humanoid.SUBSTEPS, by_chance(0.0, 0.3), 0.8),
         "Ingenuity": Motion(ingenuity.MODEL, ingenuity.SUBSTEPS, by_chance(lift, 0.05), 0.5),
         "Quadcopter": Motion(quadcopter.model_text(), quadcopter.SUBSTEPS, by_chance(hover, sway), 0.3),
@@ -75,6 +77,17 @@ def by_chance(middle: Any, reach: Any) -> Callable[[Any, int], np.ndarray]:
         return middle + reach * random.uniform(-1, 1, len(data.ctrl))
 
     return control
+
+
+def grasping(data: Any, count: int) -> np.ndarray:
+    """Returns targets of the hand's servos: fingers that bend and stretch one after the other."""
+    low, high = np.array([actuator.ctrlrange for actuator in map(data.model.actuator, range(data.model.nu))]).T
+    phases = np.array([joint.startswith(("MF", "LF")) for joint in hand_model.SERVOS])
+    bent = np.array(
+        [not joint.startswith("WR") and not joint.endswith(("J3", "J4")) for joint in hand_model.SERVOS]
+    )
+    share = 0.25 + 0.2 * np.sin(count / 12 + np.pi * phases)
+    return np.where(bent, low + share * (high - low), np.clip(0.0, low, high))
 
 
 def trotting(data: Any, count: int) -> np.ndarray:

@@ -17,9 +17,11 @@ from rollmill.envs.robots import (
     ball_balance,
     cartpole,
     franka_cabinet,
+    hand_model,
     humanoid,
     ingenuity,
     quadcopter,
+    shadow_hand,
 )
 from rollmill.envs.robots.walking import progress_of
 from wordings import raises
@@ -389,6 +391,66 @@ def test_the_arm_moves_as_in_mujoco_and_opens_the_drawer():
     inner = franka_cabinet.FrankaState(opened, state.inner.targets)
     timestep = step(jax.random.key(0), type(state)(inner=inner, elapsed=state.elapsed), jnp.zeros(9), env.params)
     assert bool(timestep.terminated)
+
+
+def test_rewards_of_the_hand_by_hand():
+    params = rollmill.make("robots:ShadowHand").params
+    action = jnp.full(20, 0.5)
+    away = 1 / (0.4 + 0.1) - 10 * 0.05 - 0.0002 * 20 * 0.25
+    for angle, reached, more in ((0.4, False, 0.0), (0.4, True, 250.0)):
+        reward = shadow_hand._reward(jnp.float32(0.05), jnp.float32(angle), jnp.asarray(reached), action, params)
+        assert float(reward) == pytest.approx(away + more, rel=1e-5)
+
+
+def test_orientations_of_the_hand_and_the_block():
+    turns = np.random.default_rng(0).normal(size=(20, 4))
+    turns *= np.sign(turns[:, :1]) / np.linalg.norm(turns, axis=1, keepdims=True)
+    matrices, product, angle = np.zeros((20, 9)), np.zeros(4), np.zeros(3)
+    for matrix, turn in zip(matrices, turns, strict=True):
+        mujoco.mju_quat2Mat(matrix, turn)
+    ours = shadow_hand._quaternions(jnp.asarray(matrices.reshape(-1, 3, 3), jnp.float32))
+    np.testing.assert_allclose(ours, turns, atol=1e-5)
+    for one, other in zip(turns[:10], turns[10:], strict=True):
+        mujoco.mju_mulQuat(product, one, other * [1, -1, -1, -1])
+        mujoco.mju_quat2Vel(angle, product, 1.0)
+        found = shadow_hand.angle_between(jnp.asarray(one, jnp.float32), jnp.asarray(other, jnp.float32))
+        assert float(found) == pytest.approx(np.linalg.norm(angle), abs=1e-4)
+
+
+@pytest.mark.slow
+def test_the_hand_moves_as_in_mujoco_and_drops_the_block():
+    env = rollmill.make("robots:ShadowHand", max_steps=50, iterations=8, line_search_iterations=8)
+    compiled = mujoco.MjModel.from_xml_string(hand_model.model_text())
+    data, random, step = mujoco.MjData(compiled), np.random.default_rng(0), jax.jit(env.step)
+    observation, state = env.reset(jax.random.key(1), env.params)
+    assert observation.shape == env.observation_space.shape == (211,)
+    flown(state, data)
+    low, high = compiled.actuator_ctrlrange.T
+    tip = data.body("th_distal")
+    for _ in range(20):
+        action = random.uniform(-1, 1, 20).astype(np.float32)
+        timestep = step(jax.random.key(0), state, jnp.asarray(action), env.params)
+        data.ctrl[:] = low + 0.5 * (action + 1) * (high - low)
+        mujoco.mj_step(compiled, data, nstep=2)
+        state = timestep.state
+        np.testing.assert_allclose(state.inner.robot.positions, data.qpos, atol=2e-3)
+        mujoco.mj_kinematics(compiled, data)
+        np.testing.assert_allclose(timestep.observation[148:151], tip.xpos, atol=2e-3)
+        assert abs(timestep.observation[151:155] @ tip.xquat) == pytest.approx(1, abs=1e-3)
+        away = np.linalg.norm(data.qpos[24:27] - shadow_hand.GOAL)
+        assert bool(timestep.terminated) == (away >= 0.24)
+    robot = state.inner.robot
+    turned = dataclasses.replace(
+        robot,
+        positions=robot.positions.at[24:].set(jnp.array([0, -0.39, 0.9, *state.inner.goal])),
+        velocities=0 * robot.velocities,
+    )
+    inner = dataclasses.replace(state.inner, robot=turned)
+    timestep = step(jax.random.key(0), type(state)(inner=inner, elapsed=state.elapsed), jnp.zeros(20), env.params)
+    assert bool(timestep.terminated) and float(timestep.reward) > 250
+    assert float(timestep.state.inner.successes) == float(state.inner.successes) + 1
+    after = step(jax.random.key(5), timestep.state, jnp.zeros(20), env.params)
+    assert np.abs(after.state.inner.goal - timestep.state.inner.goal).max() > 1e-3
 
 
 def test_robots_are_drawn_without_opengl(monkeypatch):

@@ -163,8 +163,8 @@ BOX = '<body><freejoint/><geom name="{}" type="{}" size="1 1 1"/></body>'
             ("contacts-geoms-have-condim-torsional", "6"),
         ),
         (
-            '<body gravcomp="1" name="floats"><joint/><geom size="1"/></body>',
-            ("has-is-not-covered", "'floats'", "gravity compensation"),
+            '<body gravcomp="1" name="floats"><joint/><geom size="1"/><body><geom size="1"/></body></body>',
+            ("body-has-gravcomp-is-covered", "'floats'"),
         ),
     ],
 )

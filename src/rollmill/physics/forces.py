@@ -46,7 +46,7 @@ def smooth_forces(
     The last two are found by recursive Newton and Euler. Forces on free bodies are about the world's axes.
     """
     turning = in_world(model.structure, placed, rates)
-    accelerations = bias_accelerations(model, placed, turning, motions)
+    accelerations = bias_accelerations(model, placed, turning, motions, of_weightless=False)
     wrenches = body_wrenches(placed, motions, accelerations)
     if acted.wrenches is not None:
         wrenches = wrenches - acted.wrenches

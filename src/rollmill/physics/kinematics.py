@@ -180,15 +180,29 @@ def _rotated(
 
 
 def bias_accelerations(
-    model: Model, placed: Frames, rates: Float[Array, " dofs"], motions: Float[Array, "bodies 6"]
+    model: Model,
+    placed: Frames,
+    rates: Float[Array, " dofs"],
+    motions: Float[Array, "bodies 6"],
+    *,
+    of_weightless: bool = True,
 ) -> Float[Array, "bodies 6"]:
-    """Returns the acceleration of each body if no joint accelerates, with gravity as an acceleration upwards."""
+    """Returns the acceleration of each body if no joint accelerates, with gravity as an acceleration upwards.
+
+    Args:
+        model: the robot.
+        placed: its bodies.
+        rates: its velocities, with those of free bodies about the world's axes.
+        motions: those of its bodies.
+        of_weightless: whether bodies have that acceleration that are held up against gravity, too.
+    """
     structure = model.structure
     carrying = _carrying(structure, placed, rates, motions)
     upwards = joined(jnp.zeros(3), -jnp.asarray(model.params.gravity, float))
     result: list[Array] = []
     for index, body in enumerate(structure.bodies):
-        before = upwards if body.parent == WORLD else result[body.parent]
+        lifted = upwards if of_weightless or not body.weightless else jnp.zeros(6)
+        before = lifted if body.parent == WORLD else result[body.parent]
         start, size = body.joints[0].velocity, sum(joint.size for joint in body.joints)
         if body.joints[0].kind == "free":  # its turning is carried by its flight
             flight, spin = rates[start : start + 3], rates[start + 3 : start + 6]

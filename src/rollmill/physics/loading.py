@@ -119,6 +119,7 @@ def _body(read: Reader, index: int) -> Body:
         rotation=as_rows(rotation),
         center=as_triple(read.composite(index)[1]),
         joints=tuple(_joint(read, int(m.body_jntadr[index]) + k) for k in range(m.body_jntnum[index])),
+        weightless=bool(m.body_gravcomp[index]),
     )
 
 

@@ -18,6 +18,12 @@ from rollmill.physics.algebra import blocks, dot, pick, real, row, skew, times
 from rollmill.physics.kinematics import Frames, Inertias, per_dof
 from rollmill.physics.model import WORLD, Model, Structure
 
+LARGE = 24
+"""Degrees of freedom from which on XLA's library factors a matrix without zeros.
+
+As single operations it would compile for minutes, and kernels have no room for it.
+"""
+
 
 class SparseMatrix(NamedTuple):
     """A symmetric matrix by rows."""
@@ -193,3 +199,15 @@ def solved(matrix: SparseMatrix, right: Float[Array, " dofs"]) -> Float[Array, "
             value = value - jnp.sum(factors[k][1:-1] * jnp.stack([x[i] for i in before]))
         x.append(value * inverses[k])
     return jnp.stack(x)
+
+
+def solved_joined(
+    matrix: SparseMatrix, joining: Float[Array, "dofs dofs"] | None, right: Float[Array, " dofs"]
+) -> Float[Array, " dofs"]:
+    """Returns the solution of (A + B) x = b, where B is dense."""
+    if joining is None or len(matrix.rows) < LARGE:
+        return solved(with_joining(matrix, joining), right)
+    factor = lax.linalg.cholesky(dense(matrix) + joining)
+    half = lax.linalg.triangular_solve(factor, right[:, None], left_side=True, lower=True)
+    whole = lax.linalg.triangular_solve(factor, half, left_side=True, lower=True, transpose_a=True)
+    return whole[:, 0]

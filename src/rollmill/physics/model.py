@@ -73,6 +73,8 @@ class Body:
     center: Triple
     """Centre of mass in the body's frame."""
     joints: tuple[Joint, ...]
+    weightless: bool
+    """Whether its whole tree is held up against gravity: MuJoCo's `gravcomp` of 1."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ _COUNTS = {
 """Fields of a model that count what is not covered."""
 
 _ZEROS = {
-    "body_gravcomp": ("BODY", "gravity compensation"),
     "jnt_stiffnesspoly": ("JOINT", "a nonlinear spring"),
     "dof_dampingpoly": ("DOF", "a nonlinear damper"),
     "tendon_frictionloss": ("TENDON", "dry friction"),
@@ -50,6 +49,7 @@ def refuse_uncovered(mujoco: Any, compiled: Any, *, sensors: bool) -> None:
             index = int(np.nonzero(values)[0][0])
             name = f"degree of freedom {index}" if kind == "DOF" else repr(name_of(mujoco, compiled, kind, index))
             raise UsageError(f"{name} has {what} ({field}), which is not covered.")
+    _refuse_compensation(mujoco, compiled)
     _refuse_options(mujoco, compiled.opt)
     _refuse_joints(mujoco, compiled)
     _refuse_equalities(mujoco, compiled)
@@ -73,6 +73,20 @@ def _refuse_options(mujoco: Any, option: Any) -> None:
     for flag, bit in mujoco.mjtEnableBit.__members__.items():
         if flag.removeprefix("mjENBL_") in enabled and int(option.enableflags) & int(bit):
             raise UsageError(f"the flag {flag.removeprefix('mjENBL_').lower()} is not covered: disable it.")
+
+
+def _refuse_compensation(mujoco: Any, compiled: Any) -> None:
+    """Raises a UsageError unless gravity is compensated wholly or not at all in each tree."""
+    for index in np.flatnonzero(compiled.body_gravcomp):
+        tree = compiled.body_treeid == compiled.body_treeid[index]
+        others = compiled.body_gravcomp[tree & (compiled.body_mass > 0)]
+        if compiled.body_treeid[index] < 0 or np.all(others == 1.0):
+            continue
+        name = name_of(mujoco, compiled, "BODY", int(index))
+        raise UsageError(
+            f"the body {name!r} has gravcomp={compiled.body_gravcomp[index]:g}, which is "
+            "covered where all bodies of its tree have 1."
+        )
 
 
 def _refuse_joints(mujoco: Any, compiled: Any) -> None:

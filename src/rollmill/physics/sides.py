@@ -20,6 +20,9 @@ from rollmill.physics.algebra import (
 from rollmill.physics.kinematics import Frames
 from rollmill.physics.model import Structure
 
+MANY = 8
+"""Points between two moving bodies from which on one product of matrices takes all of them."""
+
 
 class ContactSides(NamedTuple):
     """Bodies that take part in constraints, and the points from the references of their trees.
@@ -93,12 +96,39 @@ def joining(
     if len(sides) < 2:
         return None
     first, second = sides
+    if len(second.points) > MANY:
+        return _joining_many(structure, placed, first, second, stiffness)
     total = jnp.zeros((structure.num_velocities, structure.num_velocities))
     for position, point in enumerate(second.points):
         one = point_columns(structure, placed, first.arms[point], first.bodies[point])
         other = point_columns(structure, placed, second.arms[position], second.bodies[position])
         total = total + weighted_products(one - other, stiffness[point])
     return total
+
+
+def _joining_many(
+    structure: Structure,
+    placed: Frames,
+    first: ContactSides,
+    second: ContactSides,
+    stiffness: Float[Array, "points 3 3"],
+) -> Float[Array, "dofs dofs"]:
+    """Returns what `joining` does, by one product."""
+    arms, weights = pick(first.arms, second.points), pick(stiffness, second.points)
+    one = _many_columns(structure, placed, arms, [first.bodies[point] for point in second.points])
+    columns = one - _many_columns(structure, placed, second.arms, list(second.bodies))
+    pushed = jnp.sum(weights[:, None] * columns[:, :, None, :], axis=-1)
+    return jnp.einsum("nax,nbx->ab", columns, pushed, precision="highest")
+
+
+def _many_columns(
+    structure: Structure, placed: Frames, arms: Float[Array, "n 3"], bodies: list[int]
+) -> Float[Array, "n dofs 3"]:
+    """Returns `point_columns` of many points."""
+    shape = (len(bodies), structure.num_velocities, 3)
+    angular, linear = (jnp.broadcast_to(part[None], shape) for part in (placed.axes[:, :3], placed.axes[:, 3:]))
+    moving = real(np.stack([_moving(structure, body) for body in bodies]))
+    return moving * (linear + cross(angular, jnp.broadcast_to(arms[:, None], shape)))
 
 
 def weighted_products(columns: Float[Array, "dofs 3"], weights: Float[Array, "3 3"]) -> Float[Array, "dofs dofs"]:

@@ -26,8 +26,8 @@ from rollmill.physics.masses import (
     dense,
     generalised_forces,
     solved,
+    solved_joined,
     with_diagonal,
-    with_joining,
     with_stiffness,
 )
 from rollmill.physics.model import Structure
@@ -99,14 +99,14 @@ def _newton_step(
     structure, placed, rows = problem.structure, problem.placed, problem.rows
     accelerations, own = velocities(structure, placed, x), in_bodies(structure, placed, x)
     missing = inertial - problem.smooth
-    gradient, hessian = missing, problem.matrix
+    gradient, hessian, joined = missing, problem.matrix, None
     if rows.contacts is not None:
         pushes = _pushes(rows.contacts, accelerations)
         wrenches = on_bodies(structure, rows.contacts.sides, pushes.forces)
         gradient = gradient - generalised_forces(structure, placed, wrenches)
         sides = rows.contacts.sides
         hessian = with_stiffness(structure, placed, hessian, added_stiffness(structure, sides, pushes.stiffness))
-        hessian = with_joining(hessian, joining(structure, placed, sides, pushes.stiffness))
+        joined = joining(structure, placed, sides, pushes.stiffness)
     if rows.limits is not None or rows.frictions is not None:
         forces, stiffness = _joint_pushes(rows, own)
         gradient = gradient - (in_world(structure, placed, forces) if structure.rubs_free_bodies else forces)
@@ -117,7 +117,7 @@ def _newton_step(
         active = jnp.where(shortages < 0, tendons.stiffness, 0.0)
         gradient = gradient - on_joints(structure, -active * shortages * tendons.sign)
         hessian = with_tendons(structure, placed, hessian, active)
-    direction = -solved(hessian, gradient)
+    direction = -solved_joined(hessian, joined, gradient)
     changed = times(problem.inertia, direction)
     slope, curvature = dot(direction, missing), dot(direction, changed)
     changes = velocities(structure, placed, direction)

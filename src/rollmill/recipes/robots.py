@@ -112,6 +112,23 @@ def robots_quadcopter() -> Recipe:
     return Recipe("ppo", "robots:Quadcopter", config, "Isaac Gym's hyperparameters for its quadcopter")
 
 
+def robots_shadow_hand() -> Recipe:
+    """PPO on robots:ShadowHand in 655,360,000 steps."""
+    config = _isaac(
+        total_timesteps=5000 * 16_384 * 8,
+        num_envs=16_384,
+        num_steps=8,
+        num_minibatches=4,
+        update_epochs=5,
+        learning_rate=5e-4,
+        desired_kl=0.016,
+        vf_coef=4.0,
+        max_grad_norm=1.0,
+        network=_network(512, 512, 256, 128),
+    )
+    return Recipe("ppo", "robots:ShadowHand", config, "Isaac Gym's hyperparameters for its hand")
+
+
 def _flying(**settings: Any) -> PPOConfig:
     common: dict[str, Any] = {
         "num_minibatches": 4,
@@ -154,4 +171,5 @@ RECIPES = {
     "robots-humanoid": robots_humanoid,
     "robots-ingenuity": robots_ingenuity,
     "robots-quadcopter": robots_quadcopter,
+    "robots-shadow-hand": robots_shadow_hand,
 }

@@ -14,6 +14,7 @@ from rollmill.envs.robots import (
     humanoid,
     ingenuity,
     quadcopter,
+    shadow_hand,
 )
 
 TASKS = {
@@ -25,6 +26,7 @@ TASKS = {
     "Humanoid": humanoid.humanoid,
     "Ingenuity": ingenuity.ingenuity,
     "Quadcopter": quadcopter.quadcopter,
+    "ShadowHand": shadow_hand.shadow_hand,
 }
 
 
