@@ -146,6 +146,12 @@ def test_a_program_with_kernels_is_loaded_without_writing_them(stored, lowerings
     assert make().launches == compiled.launches and len(of_training(lowerings)) == 1
 
 
+def test_iterations_with_a_replay_memory_are_stored_where_that_was_tested(stored, monkeypatch):
+    monkeypatch.setattr(iteration_programs, "REPLAY_PLATFORMS", ("gpu",))
+    lower(graph_of("dqn", **SMALL_DQN))
+    assert not [file.name for file in stored.glob("step-*")]
+
+
 def test_programs_of_a_gpu_depend_on_its_driver_and_not_on_the_processor(monkeypatch):
     gpu = SimpleNamespace(
         platform="gpu",
