@@ -2,7 +2,7 @@
 
     python benchmarks/fusion_algorithms.py [CASES] [--seconds 2]
     python benchmarks/fusion_algorithms.py [CASES] --checks
-    python benchmarks/fusion_algorithms.py CASE --lock FILE --patience 90 &
+    python benchmarks/fusion_algorithms.py lstm --lock FILE --patience 90
 
 The first measures steps a second in turns. Launches are given and not sought, so figures are lower bounds for
 kernels. `--checks` compares the gradients of one minibatch, by a kernel with exact products, with those of XLA,
