@@ -14,7 +14,6 @@ from rollmill.core.errors import RollmillError, unknown_name
 from rollmill.core.interruption import Interruption, surviving_checkpoint_requests
 from rollmill.core.machine import leave_device_memory, versions, without_collection
 from rollmill.core.text import printable, shortened
-from rollmill.gpus.device_errors import known_device_error
 
 
 class Command(NamedTuple):
@@ -109,6 +108,8 @@ def _code_of(action: Callable[[], int]) -> int:
     except RollmillError as error:
         return _print_error(error)
     except RuntimeError as error:
+        from rollmill.gpus.device_errors import known_device_error
+
         if (known := known_device_error(error)) is None:
             raise
         return _print_error(known)
