@@ -95,7 +95,7 @@ def test_a_function_plays_an_environment_of_the_host():
     [
         (vector, {}, ContractError, r"the policy returned int32\[3\], and actions of Three are int32\[\]\."),
         (breaks, {}, ContractError, r"the policy raised .*\n  at .*test_rules\.py:\d+: return observation"),
-        (best, {"checkpoint": "best"}, UsageError, "checkpoint is about the policy of a run, but best is none"),
+        (best, {"checkpoint": "best"}, UsageError, "checkpoint applies only to the policy of a run, not to best"),
         (best, {"env": None}, UsageError, "best plays in an environment, and none is named"),
         (f"{__name__}:worst", {}, UsageError, f"{__name__} has no function 'worst'"),
         ("no_such_module:best", {}, UsageError, "cannot import 'no_such_module'"),
@@ -115,7 +115,7 @@ def test_the_command_takes_functions_by_name_and_refuses_options_of_runs(capsys,
     printed = capsys.readouterr().out
     assert printed.startswith("CartPole-v1, 20 episodes, my_rules:left: mean return 9.")
     assert command(["evaluate", "random", "--env", "CartPole-v1", "--train-seed", "3"]) == 2
-    assert "--train-seed is about the policy of a run, but random is none" in capsys.readouterr().err
+    assert "--train-seed applies only to the policy of a run, not to random" in capsys.readouterr().err
     (tmp_path / "random").mkdir()
     assert command(["evaluate", "random", "--env", "CartPole-v1"]) == 2
-    assert "random is none" not in capsys.readouterr().err
+    assert "not to random" not in capsys.readouterr().err
