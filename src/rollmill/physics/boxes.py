@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from rollmill.physics.algebra import TINY, dot, real, times, transposed
-from rollmill.physics.shapes import Placed, Points, contact_frames
+from rollmill.physics.shapes import PlacedGeoms, Points, contact_frames
 
 APART = 1e3
 """Distance of a contact that does not exist (m)."""
@@ -48,14 +48,14 @@ class _Nearest(NamedTuple):
     """Signs of the corner; of an edge, -1 along its axis."""
 
 
-def sphere_box(spheres: Placed, boxes: Placed) -> list[Points]:
+def sphere_box(spheres: PlacedGeoms, boxes: PlacedGeoms) -> list[Points]:
     """Returns the contact of each sphere."""
     rotations = jnp.asarray(boxes.rotations)
     centers = times(transposed(rotations), spheres.positions - boxes.positions)
     return [_ball_in_box(centers, real(spheres.sizes[:, 0]), rotations, boxes)]
 
 
-def capsule_box(capsules: Placed, boxes: Placed) -> list[Points]:
+def capsule_box(capsules: PlacedGeoms, boxes: PlacedGeoms) -> list[Points]:
     """Returns two contacts of each capsule, of which the second may be far away."""
     rotations = jnp.asarray(boxes.rotations)
     axes = times(transposed(rotations), jnp.asarray(capsules.rotations[..., 2]))
@@ -73,7 +73,7 @@ def capsule_box(capsules: Placed, boxes: Placed) -> list[Points]:
 
 
 def _ball_in_box(
-    centers: Float[Array, "n 3"], radii: Float[Array, " n"], rotations: Float[Array, "n 3 3"], boxes: Placed
+    centers: Float[Array, "n 3"], radii: Float[Array, " n"], rotations: Float[Array, "n 3 3"], boxes: PlacedGeoms
 ) -> Points:
     """Returns contacts of balls, given their centres in the frames of boxes."""
     sizes = real(boxes.sizes)

@@ -11,7 +11,7 @@ from rollmill.physics.algebra import cross, dot, pick, product, real, times, uni
 from rollmill.physics.boxes import capsule_box, sphere_box
 from rollmill.physics.kinematics import Frames
 from rollmill.physics.model import WORLD, Geom, Model, Numbers, Pair, Structure
-from rollmill.physics.shapes import Placed, Points, contact_frames
+from rollmill.physics.shapes import PlacedGeoms, Points, contact_frames
 
 
 class Contacts(NamedTuple):
@@ -67,19 +67,19 @@ def measuring_body(structure: Structure, pair: Pair) -> int:
     return second if second != WORLD else structure.geoms[pair.first].body
 
 
-def _place(placed: Frames, measured: list[int], geoms: list[Geom]) -> Placed:
+def _place(placed: Frames, measured: list[int], geoms: list[Geom]) -> PlacedGeoms:
     """Returns geoms, each measured from the reference of another body's tree."""
     sizes = np.array([geom.size for geom in geoms])
     references = pick(placed.references, measured)
     own_positions, fixed = real([geom.position for geom in geoms]), np.array([geom.rotation for geom in geoms])
     if all(geom.body == WORLD for geom in geoms):
-        return Placed(own_positions - references, fixed, sizes)
+        return PlacedGeoms(own_positions - references, fixed, sizes)
     own_rotations = real(fixed)
     bodies = [geom.body for geom in geoms]
     rotations = _rows_or(placed.rotations, bodies, np.eye(3))
     shifts = _rows_or(placed.references, bodies, np.zeros(3)) + _rows_or(placed.positions, bodies, np.zeros(3))
     positions = shifts + times(rotations, own_positions) - references
-    return Placed(positions, product(rotations, own_rotations), sizes)
+    return PlacedGeoms(positions, product(rotations, own_rotations), sizes)
 
 
 def _rows_or(values: Array, indices: list[int], default: np.ndarray) -> Array:
@@ -90,12 +90,12 @@ def _rows_or(values: Array, indices: list[int], default: np.ndarray) -> Array:
     return jnp.concatenate([values[i : i + 1] if i != WORLD else fixed for i in indices])
 
 
-def _plane_sphere(planes: Placed, spheres: Placed) -> list[Points]:
+def _plane_sphere(planes: PlacedGeoms, spheres: PlacedGeoms) -> list[Points]:
     return [_plane_balls(planes, spheres.positions, spheres.sizes[:, 0], _fixed_frames(planes))]
 
 
 def _plane_balls(
-    planes: Placed, centers: Float[Array, "n 3"], radii: Float[np.ndarray, " n"], directions: Numbers
+    planes: PlacedGeoms, centers: Float[Array, "n 3"], radii: Float[np.ndarray, " n"], directions: Numbers
 ) -> Points:
     normals = np.asarray(planes.rotations)[..., 2]
     distances = dot(centers - planes.positions, normals) - real(radii)
@@ -103,7 +103,7 @@ def _plane_balls(
     return distances, centers - depths[:, None] * real(normals), directions
 
 
-def _plane_capsule(planes: Placed, capsules: Placed) -> list[Points]:
+def _plane_capsule(planes: PlacedGeoms, capsules: PlacedGeoms) -> list[Points]:
     """Returns a contact at each end, whose tangents are along and across the capsule."""
     normals, axes = real(planes.rotations[..., 2]), jnp.asarray(capsules.rotations[..., 2])
     tangents = unit(axes - dot(axes, normals)[:, None] * normals)
@@ -113,7 +113,7 @@ def _plane_capsule(planes: Placed, capsules: Placed) -> list[Points]:
     return [_plane_balls(planes, end, capsules.sizes[:, 0], directions) for end in ends]
 
 
-def _plane_box(planes: Placed, boxes: Placed) -> list[Points]:
+def _plane_box(planes: PlacedGeoms, boxes: PlacedGeoms) -> list[Points]:
     """Returns a contact for each of the four pairs of opposite corners: the one that is nearer to the plane."""
     normals, directions = real(planes.rotations[..., 2]), _fixed_frames(planes)
     middles = dot(boxes.positions - planes.positions, normals)
@@ -127,18 +127,18 @@ def _plane_box(planes: Placed, boxes: Placed) -> list[Points]:
     return result
 
 
-def _sphere_sphere(first: Placed, second: Placed) -> list[Points]:
+def _sphere_sphere(first: PlacedGeoms, second: PlacedGeoms) -> list[Points]:
     return [_balls(first.positions, first.sizes, second.positions, second.sizes)]
 
 
-def _sphere_capsule(spheres: Placed, capsules: Placed) -> list[Points]:
+def _sphere_capsule(spheres: PlacedGeoms, capsules: PlacedGeoms) -> list[Points]:
     axes = jnp.asarray(capsules.rotations[..., 2])
     along = _bounded(dot(spheres.positions - capsules.positions, axes), capsules)
     nearest = capsules.positions + along[:, None] * axes
     return [_balls(spheres.positions, spheres.sizes, nearest, capsules.sizes)]
 
 
-def _sphere_cylinder(spheres: Placed, cylinders: Placed) -> list[Points]:
+def _sphere_cylinder(spheres: PlacedGeoms, cylinders: PlacedGeoms) -> list[Points]:
     """Returns the contact with the side of a cylinder, with one of its ends, or with the edge between them."""
     axes = jnp.asarray(cylinders.rotations[..., 2])
     radii, halves = real(cylinders.sizes[:, 0]), real(cylinders.sizes[:, 1])
@@ -159,7 +159,7 @@ def _sphere_cylinder(spheres: Placed, cylinders: Placed) -> list[Points]:
     return [(distances, spheres.positions + depths[:, None] * normals, contact_frames(normals))]
 
 
-def _capsule_capsule(first: Placed, second: Placed) -> list[Points]:
+def _capsule_capsule(first: PlacedGeoms, second: PlacedGeoms) -> list[Points]:
     """Returns the contact between the nearest points of two capsules' axes."""
     axes1, axes2 = jnp.asarray(first.rotations[..., 2]), jnp.asarray(second.rotations[..., 2])
     between = first.positions - second.positions
@@ -171,7 +171,7 @@ def _capsule_capsule(first: Placed, second: Placed) -> list[Points]:
     return [_balls(nearest1, first.sizes, nearest2, second.sizes)]
 
 
-def _bounded(along: Float[Array, " n"], capsules: Placed) -> Float[Array, " n"]:
+def _bounded(along: Float[Array, " n"], capsules: PlacedGeoms) -> Float[Array, " n"]:
     """Returns places along capsules' axes that are not beyond their ends."""
     halves = real(capsules.sizes[:, 1])
     return jnp.minimum(jnp.maximum(along, -halves), halves)
@@ -190,7 +190,7 @@ def _balls(
     return distances, centers1 + depths[:, None] * normals, contact_frames(normals)
 
 
-def _fixed_frames(planes: Placed) -> Float[np.ndarray, "n 3 3"]:
+def _fixed_frames(planes: PlacedGeoms) -> Float[np.ndarray, "n 3 3"]:
     """Returns the frames of contacts with planes that do not move, as `_frames` does."""
     normals = np.asarray(planes.rotations)[..., 2]
     second = np.where(np.abs(normals[:, 1:2]) < 0.5, [[0.0, 1.0, 0.0]], [[0.0, 0.0, 1.0]])
@@ -199,7 +199,7 @@ def _fixed_frames(planes: Placed) -> Float[np.ndarray, "n 3 3"]:
     return np.stack([normals, tangents, np.cross(normals, tangents)], axis=1)
 
 
-_FINDERS: dict[tuple[str, str], Callable[[Placed, Placed], list[Points]]] = {
+_FINDERS: dict[tuple[str, str], Callable[[PlacedGeoms, PlacedGeoms], list[Points]]] = {
     ("plane", "sphere"): _plane_sphere,
     ("plane", "capsule"): _plane_capsule,
     ("plane", "box"): _plane_box,

@@ -10,7 +10,7 @@ from rollmill.physics.algebra import cross, dot, real, unit
 from rollmill.physics.model import Numbers
 
 
-class Placed(NamedTuple):
+class PlacedGeoms(NamedTuple):
     """Geoms in the world, measured from references."""
 
     positions: Float[Array, "n 3"]

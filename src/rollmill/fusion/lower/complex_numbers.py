@@ -24,7 +24,7 @@ MAX_LENGTH = 64
 """Numbers of a Fourier transform, which becomes a matrix product."""
 
 
-class Pair(NamedTuple):
+class ComplexPair(NamedTuple):
     """Real and imaginary parts of an array of complex numbers."""
 
     real: Any
@@ -32,7 +32,7 @@ class Pair(NamedTuple):
 
 
 Operand: TypeAlias = Any
-"""An array that is not complex, or a `Pair`."""
+"""An array that is not complex, or a `ComplexPair`."""
 
 
 def without_complex_numbers(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
@@ -50,7 +50,7 @@ def without_complex_numbers(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
 
     def run(*arguments: Array) -> list[Array]:
         results = _evaluated(closed, list(map(_parted, arguments)))
-        return [lax.complex(*value) if isinstance(value, Pair) else value for value in results]
+        return [lax.complex(*value) if isinstance(value, ComplexPair) else value for value in results]
 
     return jax.make_jaxpr(run)(*structs)
 
@@ -87,8 +87,8 @@ def _parted(value: Any) -> Operand:
     if not is_complex(value.dtype):
         return value
     if isinstance(value, jax.Array):
-        return Pair(lax.real(value), lax.imag(value))
-    return Pair(np.real(value).astype(np.float32), np.imag(value).astype(np.float32))
+        return ComplexPair(lax.real(value), lax.imag(value))
+    return ComplexPair(np.real(value).astype(np.float32), np.imag(value).astype(np.float32))
 
 
 def _evaluated(closed: core.ClosedJaxpr | core.Jaxpr, arguments: Sequence[Operand]) -> list[Operand]:
@@ -143,9 +143,9 @@ def _bound(equation: core.JaxprEqn, values: Sequence[Any]) -> list[Any]:
 
 def _by_parts(equation: core.JaxprEqn, values: Sequence[Operand]) -> list[Operand]:
     """Applies what moves or adds numbers to the real parts, and then to the imaginary ones."""
-    part = lambda value, n: value[n] if isinstance(value, Pair) else value
+    part = lambda value, n: value[n] if isinstance(value, ComplexPair) else value
     real, imag = (_bound(equation, [part(value, n) for value in values]) for n in (0, 1))
-    return [Pair(*pair) for pair in zip(real, imag, strict=True)]
+    return [ComplexPair(*pair) for pair in zip(real, imag, strict=True)]
 
 
 BY_PARTS = {
@@ -197,11 +197,11 @@ CONTROL: dict[str, Callable[[Mapping[str, Any], list[Operand]], list[Operand]]] 
 # --- arithmetic --------------------------------------------------------------------------------------------
 
 
-def _product(x: Pair, y: Pair) -> Pair:
-    return Pair(x.real * y.real - x.imag * y.imag, x.real * y.imag + x.imag * y.real)
+def _product(x: ComplexPair, y: ComplexPair) -> ComplexPair:
+    return ComplexPair(x.real * y.real - x.imag * y.imag, x.real * y.imag + x.imag * y.real)
 
 
-def _quotient(x: Pair, y: Pair) -> Pair:
+def _quotient(x: ComplexPair, y: ComplexPair) -> ComplexPair:
     """Divides by Smith's method, which overflows only where the quotient does."""
     swaps = jnp.abs(y.real) < jnp.abs(y.imag)
     large, small = jnp.where(swaps, y.imag, y.real), jnp.where(swaps, y.real, y.imag)
@@ -209,39 +209,39 @@ def _quotient(x: Pair, y: Pair) -> Pair:
     whole = large + small * ratio
     one, other = jnp.where(swaps, x.imag, x.real), jnp.where(swaps, x.real, x.imag)
     imag = (other - one * ratio) / whole
-    return Pair((one + other * ratio) / whole, jnp.where(swaps, -imag, imag))
+    return ComplexPair((one + other * ratio) / whole, jnp.where(swaps, -imag, imag))
 
 
-def _magnitude(x: Pair) -> Any:
+def _magnitude(x: ComplexPair) -> Any:
     one, other = jnp.abs(x.real), jnp.abs(x.imag)
     large, small = jnp.maximum(one, other), jnp.minimum(one, other)
     ratio = small / large
     return jnp.where((large == 0) | jnp.isinf(large), large, large * jnp.sqrt(1 + ratio * ratio))
 
 
-def _exp(x: Pair) -> Pair:
+def _exp(x: ComplexPair) -> ComplexPair:
     size = jnp.exp(x.real)
-    return Pair(size * jnp.cos(x.imag), size * jnp.sin(x.imag))
+    return ComplexPair(size * jnp.cos(x.imag), size * jnp.sin(x.imag))
 
 
-def _log(x: Pair) -> Pair:
-    return Pair(jnp.log(_magnitude(x)), jnp.arctan2(x.imag, x.real))
+def _log(x: ComplexPair) -> ComplexPair:
+    return ComplexPair(jnp.log(_magnitude(x)), jnp.arctan2(x.imag, x.real))
 
 
-def _sqrt(x: Pair) -> Pair:
+def _sqrt(x: ComplexPair) -> ComplexPair:
     large = jnp.sqrt((_magnitude(x) + jnp.abs(x.real)) * 0.5)
     small = jnp.where(large == 0, 0.0, jnp.abs(x.imag) / (2 * large))
     is_right = x.real >= 0
-    return Pair(jnp.where(is_right, large, small), jnp.copysign(jnp.where(is_right, small, large), x.imag))
+    return ComplexPair(jnp.where(is_right, large, small), jnp.copysign(jnp.where(is_right, small, large), x.imag))
 
 
-def _sign(x: Pair) -> Pair:
+def _sign(x: ComplexPair) -> ComplexPair:
     size = _magnitude(x)
     unit = jnp.where(size == 0, 1.0, size)
-    return Pair(x.real / unit, x.imag / unit)
+    return ComplexPair(x.real / unit, x.imag / unit)
 
 
-def _integer_power(x: Pair, exponent: int) -> Pair:
+def _integer_power(x: ComplexPair, exponent: int) -> ComplexPair:
     if exponent < 0:
         return _quotient(_one_like(x), _integer_power(x, -exponent))
     result, square = None, x
@@ -253,62 +253,66 @@ def _integer_power(x: Pair, exponent: int) -> Pair:
     return _one_like(x) if result is None else result
 
 
-def _power(x: Pair, y: Operand) -> Pair:
-    exponent = y if isinstance(y, Pair) else Pair(jnp.asarray(y, jnp.float32), jnp.zeros_like(x.real))
+def _power(x: ComplexPair, y: Operand) -> ComplexPair:
+    exponent = (
+        y if isinstance(y, ComplexPair) else ComplexPair(jnp.asarray(y, jnp.float32), jnp.zeros_like(x.real))
+    )
     is_zero, is_one = (x.real == 0) & (x.imag == 0), (exponent.real == 0) & (exponent.imag == 0)
     found = _exp(_product(exponent, _log(x)))
     real = jnp.where(is_one, 1.0, jnp.where(is_zero, 0.0, found.real))
-    return Pair(real, jnp.where(is_one | is_zero, 0.0, found.imag))
+    return ComplexPair(real, jnp.where(is_one | is_zero, 0.0, found.imag))
 
 
-def _one_like(x: Pair) -> Pair:
-    return Pair(jnp.ones_like(x.real), jnp.zeros_like(x.imag))
+def _one_like(x: ComplexPair) -> ComplexPair:
+    return ComplexPair(jnp.ones_like(x.real), jnp.zeros_like(x.imag))
 
 
-def _sin(x: Pair) -> Pair:
-    return Pair(jnp.sin(x.real) * jnp.cosh(x.imag), jnp.cos(x.real) * jnp.sinh(x.imag))
+def _sin(x: ComplexPair) -> ComplexPair:
+    return ComplexPair(jnp.sin(x.real) * jnp.cosh(x.imag), jnp.cos(x.real) * jnp.sinh(x.imag))
 
 
-def _cos(x: Pair) -> Pair:
-    return Pair(jnp.cos(x.real) * jnp.cosh(x.imag), -jnp.sin(x.real) * jnp.sinh(x.imag))
+def _cos(x: ComplexPair) -> ComplexPair:
+    return ComplexPair(jnp.cos(x.real) * jnp.cosh(x.imag), -jnp.sin(x.real) * jnp.sinh(x.imag))
 
 
-def _sinh(x: Pair) -> Pair:
-    return Pair(jnp.sinh(x.real) * jnp.cos(x.imag), jnp.cosh(x.real) * jnp.sin(x.imag))
+def _sinh(x: ComplexPair) -> ComplexPair:
+    return ComplexPair(jnp.sinh(x.real) * jnp.cos(x.imag), jnp.cosh(x.real) * jnp.sin(x.imag))
 
 
-def _cosh(x: Pair) -> Pair:
-    return Pair(jnp.cosh(x.real) * jnp.cos(x.imag), jnp.sinh(x.real) * jnp.sin(x.imag))
+def _cosh(x: ComplexPair) -> ComplexPair:
+    return ComplexPair(jnp.cosh(x.real) * jnp.cos(x.imag), jnp.sinh(x.real) * jnp.sin(x.imag))
 
 
 def _converted(params: Mapping[str, Any], x: Operand) -> Operand:
     if not is_complex(params["new_dtype"]):
         return lax.convert_element_type(x.real, params["new_dtype"])
-    if isinstance(x, Pair):
+    if isinstance(x, ComplexPair):
         return x
     real = lax.convert_element_type(x, jnp.float32)
-    return Pair(real, jnp.zeros_like(real))
+    return ComplexPair(real, jnp.zeros_like(real))
 
 
-def _iota(params: Mapping[str, Any]) -> Pair:
+def _iota(params: Mapping[str, Any]) -> ComplexPair:
     real = lax.broadcasted_iota(jnp.float32, params["shape"], params["dimension"])
-    return Pair(real, jnp.zeros_like(real))
+    return ComplexPair(real, jnp.zeros_like(real))
 
 
-def _conjugate(params: Mapping[str, Any], x: Operand) -> Pair:
-    return Pair(x.real, -x.imag) if isinstance(x, Pair) else Pair(x, jnp.zeros_like(x))
+def _conjugate(params: Mapping[str, Any], x: Operand) -> ComplexPair:
+    return ComplexPair(x.real, -x.imag) if isinstance(x, ComplexPair) else ComplexPair(x, jnp.zeros_like(x))
 
 
-def _dot(params: Mapping[str, Any], x: Pair, y: Pair) -> Pair:
+def _dot(params: Mapping[str, Any], x: ComplexPair, y: ComplexPair) -> ComplexPair:
     dot = partial(lax.dot_general, dimension_numbers=params["dimension_numbers"], precision=params["precision"])
     real = dot(x.real, y.real) - dot(x.imag, y.imag)
-    return Pair(real, dot(x.real, y.imag) + dot(x.imag, y.real))
+    return ComplexPair(real, dot(x.real, y.imag) + dot(x.imag, y.real))
 
 
-def _scatter(function: Callable[..., Any], params: Mapping[str, Any], x: Pair, at: Any, updates: Pair) -> Pair:
+def _scatter(
+    function: Callable[..., Any], params: Mapping[str, Any], x: ComplexPair, at: Any, updates: ComplexPair
+) -> ComplexPair:
     names = ("dimension_numbers", "indices_are_sorted", "unique_indices", "mode")
     scatter = partial(function, **{name: params[name] for name in names})
-    return Pair(scatter(x.real, at, updates.real), scatter(x.imag, at, updates.imag))
+    return ComplexPair(scatter(x.real, at, updates.real), scatter(x.imag, at, updates.imag))
 
 
 def _fourier(params: Mapping[str, Any], x: Operand) -> Operand:
@@ -323,14 +327,14 @@ def _fourier(params: Mapping[str, Any], x: Operand) -> Operand:
     waves = np.exp(2j * np.pi * np.outer(np.arange(length), np.arange(kept)) / length)
     multiply = lambda part, matrix: jnp.dot(part, matrix.astype(np.float32), precision="highest")
     if kind == "RFFT":
-        return Pair(multiply(x, waves.real), multiply(x, -waves.imag))
+        return ComplexPair(multiply(x, waves.real), multiply(x, -waves.imag))
     if kind == "IRFFT":
         times = np.array([1.0 if n in (0, length / 2) else 2.0 for n in range(kept)]) / length
         matrix = (waves * times).T
         return multiply(x.real, matrix.real) - multiply(x.imag, matrix.imag)
     matrix = waves.conj() if kind == "FFT" else waves / length
     dot = {"dimension_numbers": (((x.real.ndim - 1,), (0,)), ((), ())), "precision": lax.Precision.HIGHEST}
-    return _dot(dot, x, Pair(matrix.real.astype(np.float32), matrix.imag.astype(np.float32)))
+    return _dot(dot, x, ComplexPair(matrix.real.astype(np.float32), matrix.imag.astype(np.float32)))
 
 
 def _plain(function: Callable[..., Operand]) -> Callable[..., Operand]:
@@ -339,7 +343,7 @@ def _plain(function: Callable[..., Operand]) -> Callable[..., Operand]:
 
 
 RULES: dict[str, Callable[..., Operand]] = {
-    "complex": _plain(Pair),
+    "complex": _plain(ComplexPair),
     "real": _plain(lambda x: x.real),
     "imag": _plain(lambda x: x.imag),
     "conj": _conjugate,
