@@ -65,7 +65,7 @@ def test_a_person_plays_a_whole_game(trained, rollmill):
 def test_the_policy_may_begin_and_a_person_may_stop(trained, rollmill):
     code, output, _ = played(rollmill, trained, "--second", "--checkpoint", 1, moves=["q"])
     assert code == 0 and output.splitlines()[-1].endswith("game abandoned")
-    assert "you move second" in output and output.index("policy: ") < output.index("you: ")
+    assert "you move second" in output and output.index("policy: ") < output.index("you (")
     code, output, _ = played(rollmill, trained, moves=[])
     assert code == 0 and "game abandoned" in output
 

@@ -10,6 +10,9 @@ from rollmill.policies.playing import GameAgainstPolicy
 
 HELP = "Type the number of an action; ? shows the policy's choice, q quits."
 
+MAX_LISTED = 12
+"""Legal actions that the prompt lists."""
+
 
 @dataclass(frozen=True)
 class Play(PolicyOptions):
@@ -46,7 +49,7 @@ def run(arguments: list[str]) -> int:
 def _persons_move(game: GameAgainstPolicy) -> bool:
     """Makes a legal move that the person types. Returns False at the end of input, or if the person quits."""
     while True:
-        print("you: ", end="", flush=True)
+        print(f"you ({_listed(game.legal_actions)}): ", end="", flush=True)
         line = sys.stdin.readline()
         if not sys.stdin.isatty():
             print(line.rstrip("\n"))  # a terminal shows what is typed
@@ -61,6 +64,13 @@ def _persons_move(game: GameAgainstPolicy) -> bool:
             return True
         except UsageError as error:
             print(error)
+
+
+def _listed(actions: list[int]) -> str:
+    """Returns the legal actions in few characters."""
+    if len(actions) > MAX_LISTED:
+        return f"{len(actions)} actions of {actions[0]} to {actions[-1]}"
+    return ", ".join(map(str, actions))
 
 
 def _number(word: str) -> int:
