@@ -85,7 +85,7 @@ def _installation() -> int:
     print(f"machine: {machine['cpu']}, {machine['cores']} cores, {_memory(machine['memory_bytes'])}")
     print(
         "devices:",
-        *(f"  {d['platform']} {d['kind']}, {_memory(d['memory_bytes'])}" for d in machine["devices"]),
+        *map(_device, machine["devices"]),
         sep="\n",
     )
     print(f"compilation cache: {cache_directory()}")
@@ -108,6 +108,13 @@ def _computes() -> str:
 def _has_idle_gpu(machine: dict) -> bool:
     on_cpu = all(device["platform"] == "cpu" for device in machine["devices"])
     return on_cpu and Path("/proc/driver/nvidia/version").exists()
+
+
+def _device(device: dict) -> str:
+    """Returns the line of a device. A CPU has the kind `cpu` and the memory of the machine."""
+    if device["platform"] == "cpu" and device["memory_bytes"] is None:
+        return "  cpu, with the memory of the machine"
+    return f"  {device['platform']} {device['kind']}, {_memory(device['memory_bytes'])}"
 
 
 def _memory(count: int | None) -> str:
