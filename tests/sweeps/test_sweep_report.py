@@ -73,6 +73,7 @@ def test_a_report_of_many_long_trials_is_small(tmp_path):
     page = Page(text)
     assert not page.open and not page.loaded and "script" not in page.counts
     assert page.counts["polyline"] == 200 and page.counts["tr"] == 201
+    assert 'y="26">return</text>' in text and '<td class="number">199</td>' in text
     assert page.cells[:2] == ["199", "<199>"]  # the best comes first, and its values are text
     drawn = ElementTree.fromstring(text[text.index("<svg") : text.index("</svg>") + 6])
     best = [line for line in drawn.iter(f"{SVG}polyline") if line.get("class") == "curve best"]

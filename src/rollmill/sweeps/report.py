@@ -36,6 +36,7 @@ svg { width: 100%; height: auto } svg text { font-size: 12px; fill: currentColor
 .best { stroke: #d9730d; stroke-opacity: 1; stroke-width: 2.6 }
 .scroll { overflow-x: auto } table { border-collapse: collapse; font-variant-numeric: tabular-nums }
 th, td { text-align: left; padding: 2px 12px 2px 0; border-bottom: 1px solid #8883; white-space: nowrap }
+td.number { text-align: right }
 tr.best td { color: #d9730d; font-weight: 600 }
 h2 { font-size: 1.1em; margin: 1.6em 0 .3em } p { max-width: 75ch }
 svg.parallel { min-width: 560px } .way { fill: none; stroke: #7a8fa6; stroke-width: 1.3 }
@@ -164,7 +165,7 @@ def _seeds(each: Configuration) -> str:
 
 def _plain_table(columns: Sequence[str], lines: Sequence[Sequence[Any]]) -> str:
     head = "".join(f"<th>{escape(name)}</th>" for name in columns)
-    cells = ("".join(f"<td>{escape(_cell(value))}</td>" for value in line) for line in lines)
+    cells = ("".join(map(_td, line)) for line in lines)
     body = "".join(f"<tr>{line}</tr>" for line in cells)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
@@ -211,28 +212,39 @@ def _ticks_across(scale: _Scale) -> list[str]:
 
 
 def _ticks_upwards(scale: _Scale) -> list[str]:
-    return [
+    name = f'<text x="{LEFT + 8}" y="{TOP + 12}">return</text>'
+    marks = [
         f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{scale(tick):.0f}" y2="{scale(tick):.0f}"/>'
         f'<text x="{LEFT - 8}" y="{scale(tick) + 4:.0f}" text-anchor="end">{_short(tick)}</text>'
         for tick in ticks(scale.low, scale.high)
     ]
+    return [*marks, name]
 
 
 def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, num_best: int) -> str:
     head = "".join(f"<th>{escape(name)}</th>" for name in columns)
     starts = ['<tr class="best">'] * num_best + ["<tr>"] * len(rows)
     lines = [
-        start + "".join(f"<td>{escape(_cell(row[name]))}</td>" for name in columns) + "</tr>"
+        start + "".join(_td(row[name]) for name in columns) + "</tr>"
         for start, row in zip(starts, rows, strict=False)
     ]
     return "\n".join([f"<table><thead><tr>{head}</tr></thead><tbody>", *lines, "</tbody></table>"])
 
 
+def _td(value: Any) -> str:
+    """Returns a cell of a table, with numbers at its right side."""
+    kind = ' class="number"' if _is_number(value) else ""
+    return f"<td{kind}>{escape(_cell(value))}</td>"
+
+
 def _cell(value: Any) -> str:
     if value is None:
         return ""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return _short(float(value)) if is_number else text_of(value)
+    return _short(float(value)) if _is_number(value) else text_of(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _short(value: float) -> str:
