@@ -1,4 +1,4 @@
-"""Runs the trials of a sweep, several at a time, each in a process of its own."""
+"""Runs the trials of a sweep in processes, several at a time. Trials that are alike may share a process."""
 
 import time
 from collections.abc import Callable, Collection, Iterator
