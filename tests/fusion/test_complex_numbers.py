@@ -56,6 +56,20 @@ def test_results_are_those_of_complex_numbers(function):
     jax.tree.map(close, found, expected)
 
 
+def test_tangents_of_large_arguments_are_finite():
+    points = np.array([[90, 1], [-90, 1], [1e4, -2], [15, 0.5]], np.float32)
+
+    def tangents(x):
+        z = lax.complex(x[0], x[1])
+        return [jnp.tanh(z), jnp.tan(1j * z), jnp.tanh(1j * z)]
+
+    with jax.numpy_dtype_promotion("standard"):
+        found, _ = both(in_floats(tangents), [jnp.asarray(points)])
+    z = points[:, 0].astype(np.float64) + 1j * points[:, 1]
+    for (real, imag), exact in zip(found, [np.tanh(z), 1j * np.tanh(z), np.tanh(1j * z)], strict=True):
+        np.testing.assert_allclose(np.asarray(real) + 1j * np.asarray(imag), exact, rtol=1e-5, atol=1e-6)
+
+
 def test_an_inverse_transform_of_real_numbers():
     signal = lambda x: jnp.fft.irfft(jnp.fft.rfft(jnp.tile(x, 3)) * jnp.arange(4, dtype=jnp.complex64))
     found, expected = both(signal, [jnp.asarray(POINTS)])

@@ -259,8 +259,27 @@ def _power(x: ComplexPair, y: Operand) -> ComplexPair:
     )
     is_zero, is_one = (x.real == 0) & (x.imag == 0), (exponent.real == 0) & (exponent.imag == 0)
     found = _exp(_product(exponent, _log(x)))
-    real = jnp.where(is_one, 1.0, jnp.where(is_zero, 0.0, found.real))
-    return ComplexPair(real, jnp.where(is_one | is_zero, 0.0, found.imag))
+    vanishes = is_zero & (exponent.real > 0)
+    real = jnp.where(is_one, 1.0, jnp.where(vanishes, 0.0, found.real))
+    return ComplexPair(real, jnp.where(is_one | vanishes, 0.0, found.imag))
+
+
+def _tanh(x: ComplexPair) -> ComplexPair:
+    """Returns the hyperbolic tangent, which is finite for all finite arguments but its poles.
+
+    With `t` the hyperbolic tangent of the real part and `s`, `c` the sine and cosine of the imaginary part, it is
+    `(t + i s c (1 - t²)) / (c² + s² t²)`. No part of it overflows.
+    """
+    t, s, c = jnp.tanh(x.real), jnp.sin(x.imag), jnp.cos(x.imag)
+    decay = jnp.exp(-2 * jnp.abs(x.real))
+    rest = 4 * decay / jnp.square(1 + decay)  # 1 - t², without its cancellation
+    size = c * c + s * s * t * t
+    return ComplexPair(t / size, s * c * rest / size)
+
+
+def _tan(x: ComplexPair) -> ComplexPair:
+    turned = _tanh(ComplexPair(-x.imag, x.real))
+    return ComplexPair(turned.imag, -turned.real)
 
 
 def _one_like(x: ComplexPair) -> ComplexPair:
@@ -362,10 +381,10 @@ RULES: dict[str, Callable[..., Operand]] = {
     "rsqrt": _plain(lambda x: _quotient(_one_like(x), _sqrt(x))),
     "sin": _plain(_sin),
     "cos": _plain(_cos),
-    "tan": _plain(lambda x: _quotient(_sin(x), _cos(x))),
+    "tan": _plain(_tan),
     "sinh": _plain(_sinh),
     "cosh": _plain(_cosh),
-    "tanh": _plain(lambda x: _quotient(_sinh(x), _cosh(x))),
+    "tanh": _plain(_tanh),
     "eq": _plain(lambda x, y: (x.real == y.real) & (x.imag == y.imag)),
     "ne": _plain(lambda x, y: (x.real != y.real) | (x.imag != y.imag)),
     "dot_general": _dot,
