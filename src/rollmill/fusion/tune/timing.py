@@ -171,7 +171,7 @@ def fastest(
     plain = [_Timed(function(), arguments) for function in unfused]
     whole = near[best]
     if plain and search.alone is not None:  # its kernel alone is no match for a whole function
-        whole = _Timed(_compiled(search.fused(best), search.shapes), arguments)
+        whole = _whole(search, best, arguments)
         _time_in_turns([whole], UNFUSED_REPEATS)
     _time_in_turns(plain, UNFUSED_REPEATS)
     tuned = Tuned(tuple(best), whole.seconds, *(run.seconds for run in plain))
@@ -180,6 +180,14 @@ def fastest(
     with contextlib.suppress(OSError, CheckpointError):  # where nothing can be kept, it is timed again
         write_once(search.file, json.dumps(tuned._asdict()))
     return tuned
+
+
+def _whole(search: Search, launch: Any, arguments: Sequence[Any]) -> "_Timed":
+    """Returns the whole function with this launch, which may need more memory than its kernel alone."""
+    try:
+        return _Timed(_compiled(search.fused(launch), search.shapes), arguments)
+    except (RuntimeError, ValueError) as error:
+        raise CannotFuse(f"the fastest kernel does not run on this device: {error}") from error
 
 
 class _Timed:
