@@ -166,6 +166,10 @@ BOX = '<body><freejoint/><geom name="{}" type="{}" size="1 1 1"/></body>'
             '<body gravcomp="1" name="floats"><joint/><geom size="1"/><body><geom size="1"/></body></body>',
             ("body-has-gravcomp-is-covered", "'floats'"),
         ),
+        (
+            '<body name="light"><joint/><body gravcomp="1" name="heavy"><geom size="1"/></body></body>',
+            ("body-has-gravcomp-is-covered", "'heavy'"),
+        ),
     ],
 )
 def test_parts_that_are_not_covered_are_refused_by_name(parts, message):

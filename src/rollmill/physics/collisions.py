@@ -191,7 +191,7 @@ def _balls(
 
 
 def _fixed_frames(planes: PlacedGeoms) -> Float[np.ndarray, "n 3 3"]:
-    """Returns the frames of contacts with planes that do not move, as `_frames` does."""
+    """Returns the frames of contacts with planes that do not move, as `contact_frames` does."""
     normals = np.asarray(planes.rotations)[..., 2]
     second = np.where(np.abs(normals[:, 1:2]) < 0.5, [[0.0, 1.0, 0.0]], [[0.0, 0.0, 1.0]])
     tangents = second - np.sum(second * normals, axis=-1, keepdims=True) * normals

@@ -79,14 +79,17 @@ def _refuse_compensation(mujoco: Any, compiled: Any) -> None:
     """Raises a UsageError unless gravity is compensated wholly or not at all in each tree."""
     for index in np.flatnonzero(compiled.body_gravcomp):
         tree = compiled.body_treeid == compiled.body_treeid[index]
-        others = compiled.body_gravcomp[tree & (compiled.body_mass > 0)]
+        others = compiled.body_gravcomp[tree]  # the root's stands for its tree, even if it has no mass
         if compiled.body_treeid[index] < 0 or np.all(others == 1.0):
             continue
         name = name_of(mujoco, compiled, "BODY", int(index))
         raise UsageError(
-            f"the body {name!r} has gravcomp={compiled.body_gravcomp[index]:g}, which is "
-            "covered where all bodies of its tree have 1."
+            f"the body {name!r} has gravcomp={compiled.body_gravcomp[index]:g}; gravity compensation is supported "
+            "only if all bodies in its tree have gravcomp=1."
         )
+    for index in np.flatnonzero(compiled.jnt_actgravcomp):
+        name = name_of(mujoco, compiled, "JOINT", int(index))
+        raise UsageError(f"the joint {name!r} has actuatorgravcomp, which is not supported: leave it out.")
 
 
 def _refuse_joints(mujoco: Any, compiled: Any) -> None:
