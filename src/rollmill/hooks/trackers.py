@@ -125,7 +125,10 @@ def _wandb_id(event: TrainingStarted) -> str:
             return kept
     path = str(event.directory.resolve())
     made = hashlib.sha256(path.encode()).hexdigest()[:16] if event.iteration else secrets.token_hex(8)
-    with folder.replacing(WANDB_ID) as file:
+    with (
+        contextlib.suppress(OSError),
+        folder.replacing(WANDB_ID) as file,
+    ):  # without it, a resumed run begins another
         file.write(f"{made}\n".encode())
     return made
 

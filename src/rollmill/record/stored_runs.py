@@ -56,7 +56,10 @@ class Marker:
 
 def is_run_file(name: str) -> bool:
     """Returns whether a store may hold a file with this path relative to the run directory."""
-    fits = all(len(os.fsencode(part)) <= MAX_NAME for part in name.split("/"))
+    try:
+        fits = all(len(part.encode()) <= MAX_NAME for part in name.split("/"))
+    except UnicodeEncodeError:  # bytes that are no text
+        return False
     return fits and _SAFE_NAME.fullmatch(name) is not None and name not in (MARKER, WRITER)
 
 
