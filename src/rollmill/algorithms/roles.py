@@ -42,7 +42,7 @@ def numbers_of_roles(config: Any, sets: tuple[ParameterSet, ...]) -> dict[str, f
 
 
 def check_rates(config: Any, *, is_function: bool) -> None:
-    """Raises a `UsageError` for learning rates of single sets beside a learning rate that is a schedule."""
+    """Raises a `UsageError` if `learning_rates` is set although `learning_rate` is a schedule."""
     if config.learning_rates and (is_function or isinstance(config.learning_rate, str)):
         raise UsageError(
             f"learning_rates={config.learning_rates} are numbers, which are annealed like learning_rate, and "

@@ -37,7 +37,7 @@ class CannotFuse(Exception):
 
 
 class FusionError(UsageError):
-    """A training cannot be fused to the `depths` that are impossible for this reason."""
+    """A run cannot be fused. `depths` lists the depths of fusion that the reason rules out."""
 
     def __init__(self, message: str, depths: Sequence[str]) -> None:
         super().__init__(message)

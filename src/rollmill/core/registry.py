@@ -57,7 +57,7 @@ class Registry(dict[str, T]):
         self[name], self._origins[name] = part, modules_being_imported()
 
     def find(self, name: str, *, hint: str) -> T:
-        """Returns the part of a name. If a package offers it, the package's module is imported.
+        """Returns the entry registered as `name`. If a package offers it, the package's module is imported.
 
         Raises a `UsageError` with `hint` and the nearest names if there is none, or if its package cannot be used.
         """

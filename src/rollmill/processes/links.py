@@ -22,7 +22,7 @@ class Link:
         """Seconds since the kernel of the host acknowledged anything, or 0 for this host."""
 
     def look(self, silence: float, host: str) -> Silent | Audible | None:
-        """Notes the present silence, and returns an event if it has become long, or has ended."""
+        """Records the current silence in seconds. Returns an event if it has just become long or just ended."""
         before, self.silence, self.host = self._longest, silence, host
         self._longest = max(before, silence) if silence > TOLD_SECONDS else 0.0
         if before == 0.0 and self._longest:

@@ -227,7 +227,7 @@ def _scaled(times: Mapping[Path, float], factor: float) -> dict[Path, float]:
 
 
 class MeasuredEvent(NamedTuple):
-    """The cost of an event, by a program of known duration."""
+    """Cost of recording one event, measured with a program of known duration."""
 
     nanoseconds: float
     inside: float

@@ -95,7 +95,7 @@ class BatchedPolicy:
         return sum(leaf.size for leaf in jax.tree.leaves((struct(self.observation_space), self.mask_struct)))
 
     def forget(self) -> None:
-        """Makes all memories empty, as after a failure, which may have destroyed them."""
+        """Resets the memories of all sessions, for example after a failure that may have destroyed them."""
         self._memories = start_memories(self.graph.start_memory, self.sessions + 1) if self.recurrent else ()
 
     def _example(self, size: int) -> PolicyRows:

@@ -26,7 +26,7 @@ class SweepResults:
     """`time.monotonic()` from which on the files are out of date."""
 
     def write(self, running: Collection[str] = ()) -> None:
-        """Brings the files up to date, while the trials with these names run.
+        """Updates the table and the report. `running` names the trials that are still running.
 
         Raises a `StorageError` if one cannot be written, and a `CheckpointError` if the result of a trial is
         damaged.

@@ -28,7 +28,7 @@ class Chip(NamedTuple):
     """Lanes that four schedulers issue for."""
 
     def bounds(self, cost: Cost, num_bytes: int, numerics: Numerics) -> dict[str, float]:
-        """Times a second that something of this cost can be done at most, by what limits it."""
+        """Returns upper bounds on executions per second at this cost, by the resource that limits them."""
         tensor = {"bfloat16": self.tensor, "tf32": self.tensor / 2, "float32": 2 * self.floats}[numerics]
         clocks = self.processors * self.clock
         limits = {

@@ -1,4 +1,4 @@
-"""Loops of a kernel over its samples: sums that have products of matrices in common share one.
+"""Splits a kernel's loop over samples: sums that use the same matrix products share a loop.
 
 An actor and a critic with a torso each would need the registers of both at once. They share only the loss, a sum
 of losses. So the kernel goes through its samples once for each network.

@@ -110,7 +110,7 @@ def rollout_step(graph: Graph, weights: PyTree[Any], collector: PyTree[jax.Shape
     """Returns the program of one step.
 
     Args:
-        graph: what is trained.
+        graph: the graph to lower.
         weights: shapes of the policy's weights, or arrays of these shapes.
         collector: shapes of ONE environment's.
 

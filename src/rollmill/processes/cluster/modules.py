@@ -23,7 +23,7 @@ LEFT_OUT = ("__pycache__",)
 
 
 class SentModules(NamedTuple):
-    """Modules of the user."""
+    """User modules that are sent to the workers of a cluster."""
 
     digests: Mapping[str, str]
     """Digest of the source of each top-level package or module."""

@@ -33,7 +33,7 @@ class Collect(StageRun):
         self._rollout = _rollout(context, kernels)
 
     def run(self, state: IterationState) -> IterationState:
-        """Adds the trajectory."""
+        """Collects a rollout and returns the state with its trajectory."""
         if state.weights is None:
             assert self._learner is not None
             state = state._replace(weights=self._learner.weights, version=state.iteration)
