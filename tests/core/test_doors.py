@@ -79,7 +79,6 @@ FILES = {
     "processes/stacks.py": "a temporary file without a name",
     "programs/peer_memory.py": "facts of the system, in /proc",
     "record/run_directory.py": "new folders beside a run that is created",
-    "record/run_files.py": "the number in a lock",
     "cli/board.py": "a page in a new temporary folder",
     "hooks/csv_log.py": "a descriptor of the door's",
 }

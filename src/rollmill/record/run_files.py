@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rollmill.core.errors import UsageError
+from rollmill.core.errors import RollmillError, UsageError
 from rollmill.core.folder import Folder
 from rollmill.record.json_files import write_failure
 
 CONFIG, SUMMARY, VERSIONS, METRICS = "config.json", "summary.json", "versions.json", "metrics.jsonl"
 LOCK, EVALUATIONS = ".lock", "evaluations.jsonl"
+MAX_LOCK_BYTES = 32
+"""Bytes of the file of a lock, which holds the number of a process."""
 
 _HELD: set[Path] = set()
 """Directories whose lock this process holds."""
@@ -74,7 +76,7 @@ def _lock_or_refuse(root: Path, descriptor: int) -> None:
 def being_written(root: Path) -> str:
     """Returns a sentence that names the process that holds the lock of a run."""
     try:
-        owner = (root / LOCK).read_text(encoding="ascii", errors="replace")[:32].strip()
-    except OSError:
+        owner = Folder(root).read(LOCK, limit=MAX_LOCK_BYTES).decode("ascii", errors="replace").strip()
+    except (OSError, RollmillError):
         owner = ""
     return f"{root} is being written by {f'process {owner}' if owner.isdecimal() else 'another process'}."
