@@ -45,11 +45,11 @@ def run(arguments: list[str]) -> int:
         BoardServer(options.folder, port=options.port) as server,
         stop_on_signals() as stop,
         server.serving(),
-        leading_page(server.url) as page,
+        leading_page(server.url) if options.open else contextlib.nullcontext() as page,
     ):
         print(f"runs of {printable(str(options.folder))}: {server.url}", flush=True)
         print("Ctrl-C ends the board. Training continues.", file=sys.stderr)
-        if options.open and not webbrowser.open(page.as_uri()):
+        if page is not None and not webbrowser.open(page.as_uri()):
             print("note: there is no browser here; open the address above.", file=sys.stderr)
         while not stop.requested:
             time.sleep(POLL_SECONDS)
