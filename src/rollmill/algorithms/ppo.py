@@ -192,7 +192,7 @@ def _check_standardised(config: PPOConfig) -> None:
 
 
 def _adaptive(choices: Choices) -> Choices:
-    """Returns the settings with those of an adaptive learning rate, if it is adaptive.
+    """Adds the settings of an adaptive learning rate if `desired_kl` asks for one.
 
     Raises a `UsageError` for a learning rate that cannot be adapted, or for unused settings.
     """

@@ -70,7 +70,7 @@ def _vocabulary() -> _Vocabulary:
 
 
 def _choices(hint: Any) -> list[str]:
-    """Returns the names that a type allows: those of its literals, also within a union."""
+    """Returns the strings that a type allows as `Literal`, also inside a union."""
     if get_origin(hint) is Literal:
         return [each for each in get_args(hint) if isinstance(each, str)]
     return [name for part in get_args(hint) for name in _choices(part)]

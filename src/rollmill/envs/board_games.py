@@ -104,6 +104,6 @@ def draw_board(own: np.ndarray, opponents: np.ndarray, to_move: int) -> str:
 def stones_of_players(
     planes: Float[np.ndarray, "H W 2"], moves: int | Int[Array, ""] | Int[np.ndarray, ""]
 ) -> tuple[Bool[np.ndarray, "H W"], Bool[np.ndarray, "H W"]]:
-    """Converts the squares of the player to move and the opponent to those of players 0 and 1."""
+    """Returns the stones of player 0 and of player 1, from planes of the player to move and the opponent."""
     own, opponents = planes[..., 0] != 0, planes[..., 1] != 0
     return (opponents, own) if int(moves) % 2 else (own, opponents)

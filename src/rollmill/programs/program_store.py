@@ -161,8 +161,8 @@ class StorableProgram(NamedTuple):
     def lower(self, name: str | None) -> jax.stages.Lowered:
         """Traces and lowers the program.
 
-        A stored program is named after its location, so that the JAX cache does not find it under another name:
-            XLA serialises only part of a loaded program.
+        A stored program is named after its location, so that the JAX cache does not find it under another name. A
+        program from that cache could not be stored: XLA serialises only part of a loaded program.
         """
 
         def program(*args: Any) -> Any:

@@ -36,7 +36,7 @@ class SweepResults:
         write_report(self.sweep, rows, self.metric)
 
     def write_if_due(self, running: Collection[str]) -> None:
-        """Brings the files up to date if they are out of date; an error is left to `write`, at the end."""
+        """Updates the table and the report if that is due. Errors are left to the last `write`."""
         if (began := time.monotonic()) < self.due:
             return
         with contextlib.suppress(RollmillError):

@@ -1,4 +1,4 @@
-"""The model of robots:ShadowHand: a hand of 24 joints, 20 of which have servos, above which a block lies.
+"""The model of robots:ShadowHand: a hand of 24 joints, 20 of them with servos, and a block that lies on its palm.
 
 Lengths, masses, gains and ranges are those of the Shadow Dexterous Hand in OpenAI's model of it (Apache-2.0;
 Plappert et al., "Multi-Goal Reinforcement Learning", 2018). Its palm is made of capsules here instead of boxes.

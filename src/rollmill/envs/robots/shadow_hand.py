@@ -52,9 +52,9 @@ class HandParams(eqx.Module):
     """The reward of an orientation is `rotation / (angle + rotation_offset)`."""
     action_cost: Scalar = 0.0002
     success: Scalar = 250.0
-    """Reward of an orientation that is reached."""
+    """Reward for reaching the target orientation."""
     tolerance: Scalar = 0.1
-    """Angle (rad) at which it is."""
+    """Angle to the target (rad) below which it counts as reached."""
     fallen: Scalar = 0.24
     """Distance (m) at which the block has fallen."""
     reset_place: Scalar = 0.01

@@ -76,7 +76,7 @@ def example_minibatch(
 def epoch_inputs(
     graph: Graph, learner: Learner, batch: Batch, rows: UInt32[Array, "M N"]
 ) -> tuple[Learner, PackedBatch, Shuffled]:
-    """Computes what the kernels of an epoch take, without the epoch."""
+    """Computes the inputs of an epoch's gradient kernels: settled learner, packed batch and shuffled rows."""
     packed = pack_batch(batch)
     shuffled = jax.tree.map(lambda leaf: leaf[0], shuffle_samples(graph, packed, rows[None], identity))
     return settle(graph, learner), packed, shuffled

@@ -103,7 +103,7 @@ def _write_phase(
 def _write_line(
     emit: Emitter, line: _Line, places: int, vectors: int, source: Value, weights: Value, to: Value
 ) -> None:
-    """Accumulates products at a row of positions, as many at once as registers hold, or one fewer."""
+    """Accumulates the products of a row of positions, in blocks that fit registers and differ by at most one."""
     count = -(-places // (SUMS[emit.lanes] // vectors))
     width, wider = divmod(places, count)
     first = 0
