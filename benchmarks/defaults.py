@@ -10,10 +10,10 @@ threshold, and its return is that of the last point. Of several agents it is the
 actions are drawn as those of the runners that learned with them. CPU seconds are those of all processes and
 threads, with compilation and evaluations.
 
-By default commands run one after the other. `--cores` runs them side by side, each bound to one core, and `--gpu`
-leaves so many of these cores to commands on the GPU: those of replay memories and of several agents, which take
-too long on a core. Rows of other commands stay in results/defaults.json, each with its commit, versions and
-hardware; `--merge` adds those that were written to other folders.
+By default commands run one after the other. `--cores` runs them side by side, each bound to one core of those that
+the script may use, and `--gpu` leaves so many of these cores to commands on the GPU: those of replay memories and
+of several agents, which take too long on a core. Rows of other commands stay in results/defaults.json, each with
+its commit, versions and hardware; `--merge` adds those that were written to other folders.
 """
 
 import argparse
@@ -36,7 +36,7 @@ from rollmill.core.machine import hardware, versions
 
 POINTS, EPISODES = 20, 50
 HOST_POINTS, HOST_EPISODES = 5, 10
-QUANTILES = {3: 4.303, 5: 2.776, 8: 2.365, 10: 2.262}
+QUANTILES = {3: 4.303, 5: 2.776, 10: 2.262}
 """Student's t for an interval of 95 %, by the number of seeds."""
 
 THRESHOLDS = {
@@ -147,12 +147,12 @@ ROWS = [
     Row("sac", "MountainCarContinuous-v0", 50_000, options="--total-timesteps 50000"),
     Row("dqn", "MountainCar-v0", 500_000),
     *(
-        Row(name, f"gymnax:{game}-MinAtar", 10_000_000, options="--total-timesteps 10000000")
+        Row(name, f"gymnax:{game}-MinAtar", 3_000_000, options="--total-timesteps 3000000")
         for game in MINATAR
         for name in ("ppo", "pqn")
     ),
     *(
-        Row("ppo", "gymnasium:HalfCheetah-v5", 1_000_000, 8, f"--total-timesteps 1000000{more}")
+        Row("ppo", "gymnasium:HalfCheetah-v5", 1_000_000, 10, f"--total-timesteps 1000000{more}")
         for more in ("", " --no-normalize-observations")
     ),
     *(
@@ -272,8 +272,9 @@ def train(chosen: argparse.Namespace) -> None:
     for row in rows:
         queues[bool(chosen.gpu) and row.on_gpu].extend(Command(row, each) for each in row.commands)
     trainings, threads = Rows(rows, chosen.output), []
-    for core in range(chosen.cores) if chosen.cores else [None]:
-        with_gpu = core is not None and core < chosen.gpu
+    cores = sorted(os.sched_getaffinity(0))[: chosen.cores] if chosen.cores else [None]
+    for i, core in enumerate(cores):
+        with_gpu = core is not None and i < chosen.gpu
         given = {"without_gpu": core is not None and not with_gpu}
         threads.append(threading.Thread(target=trainings.run, args=(queues[with_gpu], core), kwargs=given))
         threads[-1].start()
