@@ -1,12 +1,13 @@
 """MAPPO on Tag: taggers' returns while both kinds learn, and each side against untrained ones.
 
     python benchmarks/tag_learning.py     # make benchmark-tag-learning
-    python benchmarks/tag_learning.py --sizes     # on a GPU
+    python benchmarks/tag_learning.py tag-continuous-100 tag-gridworld-100     # on a GPU
 
 Three seeds train in one program. Every point of a curve is the mean return of the training episodes that ended
 since the point before, with actions drawn from the policies. Seconds are those of the whole study on the clock and
-of the training alone, compilation included in both. Writes results/tag_learning.json, or with `--sizes`, for the
-worlds in which WarpDrive publishes its trainings, results/tag_sizes.json.
+of the training alone, compilation included in both. Writes results/tag_learning.json, and for the worlds in which
+WarpDrive publishes its trainings, results/tag_sizes.json. Rows of other studies stay there, each with its commit,
+versions and hardware.
 """
 
 import time
@@ -17,9 +18,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from measure import advance, marks, options, write_result
+from measure import advance, gpu_name, marks, options, read_result, some_of, this_commit, write_result
 
 import rollmill
+from rollmill.core.machine import hardware, versions
 from rollmill.dataflow import collect, start
 from rollmill.programs.cache import enable_compilation_cache
 from rollmill.programs.compiled import lower
@@ -63,6 +65,7 @@ SIZES = [
     ),
 ]
 """WarpDrive's worlds (run_configs/tag_continuous.yaml and tag_gridworld.yaml), by MAPPO's defaults."""
+OF_RESULTS = {"tag_learning": STUDIES, "tag_sizes": SIZES}
 
 SIDES = ("untrained", "trained")
 PAIRINGS = [(taggers, runners) for taggers in SIDES for runners in SIDES]
@@ -75,16 +78,18 @@ def studied(study: Study) -> dict[str, Any]:
     training = time.perf_counter() - began
     found = cross_play(graph, before, after, study.episode_steps)
     pairs = zip(found["trained"]["trained"], found["untrained"]["trained"], strict=True)
-    met = study.target is None or all(trained >= max(study.target, untrained) for trained, untrained in pairs)
+    met = None if study.target is None else all(own >= max(study.target, untrained) for own, untrained in pairs)
     name = graph.settings["environment"]
     for taggers, runners in PAIRINGS:
         each = ", ".join(f"{value:.2f}" for value in found[taggers][runners])
         print(f"{name}: {taggers} taggers, {runners} runners: taggers' return {each}", flush=True)
     whole = time.perf_counter() - began
     print(f"{name}: {training:.1f} s of training, {whole:.1f} s with matches", flush=True)
-    said = {"environment": name, "title": study.title, "recipe": study.name, "target": study.target, "met": met}
-    timed = {"training_seconds": training, "seconds": whole, "world": study.world, "config": study.config}
-    return {**said, **timed, "taggers_return": found, "curves": curves}
+    said = {"study": study.name, "environment": name, "title": study.title, "recipe": study.recipe}
+    judged = {"target": study.target, "met": met, "training_seconds": training, "seconds": whole}
+    made = {"commit": this_commit(), "versions": versions(), "cpu": hardware()["cpu"], "gpu": gpu_name()}
+    of = {"world": study.world, "config": study.config}
+    return {**said, **judged, **of, "taggers_return": found, "curves": curves, **made}
 
 
 def train(graph: Any) -> tuple[Any, Any, dict[str, list]]:
@@ -128,13 +133,19 @@ def _play(graph: Any, episode_steps: int, weights: Any, key: Any) -> Any:
 
 
 def main() -> None:
-    chosen = options(__doc__, sizes=False)
+    every = [study.name for studies in OF_RESULTS.values() for study in studies]
+    default = [study.name for study in STUDIES]
+    chosen = options(__doc__, {"studies": some_of(every, default)})
     enable_compilation_cache()
-    name, rows = "tag_sizes" if chosen.sizes else "tag_learning", []
-    for study in SIZES if chosen.sizes else STUDIES:
-        rows.append(studied(study))
-        protocol = {"seeds": SEEDS, "episodes": EPISODES, "action": "drawn"}
-        write_result(name, protocol | {"rows": rows}, chosen.output)
+    protocol = {"seeds": SEEDS, "episodes": EPISODES, "action": "drawn"}
+    for name, studies in OF_RESULTS.items():
+        rows = {row["study"]: row for row in read_result(name, chosen.output).get("rows", [])}
+        for study in studies:
+            if study.name not in chosen.studies:
+                continue
+            rows[study.name] = studied(study)
+            kept = [rows[each.name] for each in studies if each.name in rows]
+            write_result(name, protocol | {"rows": kept}, chosen.output)
 
 
 if __name__ == "__main__":
