@@ -24,6 +24,9 @@ from rollmill.envs.robots import (
     shadow_hand,
 )
 from rollmill.envs.robots.walking import progress_of
+from rollmill.programs.compiled import lower
+from rollmill.programs.dispatch import dispatch_ahead
+from rollmill.record.leaves import to_host
 from wordings import raises
 
 
@@ -500,6 +503,51 @@ def test_an_own_robot_moves_as_in_mujoco():
         assert bool(timestep.truncated) == (count >= 8)
 
 
+SHAKING = ARM.replace("<motor ", '<general biastype="affine" biasprm="0 0 900" ')
+"""A servo that drives the arm on the faster, the faster it is."""
+
+
+def test_an_unstable_robot_ends_its_episode_with_finite_numbers():
+    env = rollmill.robot(SHAKING, reward=lambda before, action, after: after.velocities[0] ** 3, max_speed=500.0)
+    step, ends, speeds = jax.jit(rollmill.envs.auto_reset(env).step), [], []
+    _, state = env.reset(jax.random.key(0), env.params)
+    for count in range(40):
+        timestep = step(jax.random.key(count), state, jnp.ones(1), env.params)
+        after, seen = timestep.state.inner.velocities, timestep.info["final_observation"]
+        ended, speed = bool(timestep.terminated), abs(float(seen[1]))
+        assert np.all(np.isfinite(after)) and np.isfinite(timestep.reward) and speed <= 500
+        assert ended == bool(timestep.info["unstable_state"]) == (float(timestep.reward) == 0 and not np.any(seen))
+        ends.append(ended)
+        speeds.append(speed)
+        state = timestep.state
+    assert 1 < sum(ends) < 20 and max(speeds) > 50
+
+
+@pytest.mark.parametrize("speed", [1001.0, -1e30, np.inf, np.nan])
+def test_what_is_no_state_of_a_robot_ends_the_episode(speed):
+    env = rollmill.make("robots:Cartpole")
+    _, state = env.reset(jax.random.key(0), env.params)
+    for rate, is_unstable in ((900.0, False), (speed, True)):
+        robot = dataclasses.replace(state.inner, velocities=jnp.array([rate, 0.0]))
+        timestep = env.step(jax.random.key(0), dataclasses.replace(state, inner=robot), jnp.zeros(1), env.params)
+        assert bool(timestep.info["unstable_state"]) == is_unstable and bool(timestep.terminated)
+        assert float(timestep.reward) == (0.0 if is_unstable else -2.0)
+        assert np.all(np.isfinite(timestep.observation))
+
+
+@pytest.mark.parametrize("fusion", [pytest.param("off", marks=pytest.mark.slow), "rollout"])
+def test_trainings_survive_unstable_robots_and_count_them(fusion):
+    env = rollmill.robot(SHAKING, reward=lambda before, action, after: after.velocities[0])
+    network = rollmill.NetworkConfig(hidden_sizes=(8,))
+    graph = rollmill.ppo(env, num_envs=8, num_steps=32, total_timesteps=512, network=network)
+    program = lower(graph, fusion=fusion)
+    *_, last = dispatch_ahead(program, program.start(), first=0, until=graph.loops.iterations)
+    (row,) = last.metrics[-1:]
+    unstable = float(np.sum(row["episodes/unstable"]))
+    assert unstable == float(np.sum(row["episodes/ended"])) > 8
+    assert all(np.all(np.isfinite(leaf)) for leaf in to_host(last.after).values() if leaf.dtype == np.float32)
+
+
 def test_an_own_robot_is_compared_with_mujoco(capsys):
     env = rollmill.robot(ARM, reward=lambda before, action, after: action[0], max_steps=40)
     rollmill.check_environment(env, num_steps=50)
@@ -514,8 +562,7 @@ def test_where_physics_differ_and_are_unstable_is_told():
         and "accelerations differ by up to" in told
         and "'shoulder', with 0 contacts" in told
     )
-    shaking = ARM.replace("<motor ", '<general biastype="affine" biasprm="0 0 900" ')
-    told = rollmill.physics.compare(shaking, rollmill.physics.load(shaking), steps=60)
+    told = rollmill.physics.compare(SHAKING, rollmill.physics.load(SHAKING), steps=60)
     assert told.unstable is not None and "MuJoCo itself is unstable at step" in str(told)
 
 

@@ -143,6 +143,10 @@ FINAL_MASK = "final_action_mask"
 """Entry of a step's `info`: the legal actions of the state that it led to, even where its episode ended there."""
 
 
+UNSTABLE = "unstable_state"
+"""Entry of a step's `info`: whether a simulation became unstable, which ended the episode."""
+
+
 class HostStep(NamedTuple):
     """The result of one step of `n` host environments: NumPy arrays with a leading axis of environments.
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from rollmill.core.operations import traced
-from rollmill.core.types import Key
+from rollmill.core.types import UNSTABLE, Key
 from rollmill.dataflow.graph import Collector, Graph, Hyperparameters, Metrics, Step, Trajectory, Weights
 from rollmill.dataflow.minibatch_loop import all_finite
 
@@ -140,11 +140,14 @@ def _episodes(steps: Step, replicas: int) -> Metrics:
     """Sums returns and lengths of the episodes that ended, scaled so that the mean over replicas is the total."""
     ended = (steps.terminated | steps.truncated).astype(jnp.float32)
     scale = jnp.float32(replicas)
-    return {
+    sums = {
         "episodes/ended": scale * ended.sum(),
         "episodes/return_sum": scale * (ended * steps.info["episode_return"]).sum(),
         "episodes/length_sum": scale * (ended * steps.info["episode_length"].astype(jnp.float32)).sum(),
     }
+    if UNSTABLE in steps.info:
+        sums["episodes/unstable"] = scale * steps.info[UNSTABLE].astype(jnp.float32).sum()
+    return sums
 
 
 def _finite(steps: Step, weights: Weights) -> Metrics:

@@ -48,7 +48,7 @@ MAX_LINES = 10_000
 MAX_LINES_OF_REPLAY = 2_000
 """The same for algorithms that learn from a replay memory, whose iterations are many and short."""
 
-ENDED, FAILED = "episodes/ended", "episodes/failed"
+ENDED, FAILED, UNSTABLE = "episodes/ended", "episodes/failed", "episodes/unstable"
 OF_EPISODES = (ENDED, "episodes/return_sum", "episodes/length_sum", FAILED)
 """Metrics of the episodes that ended in an iteration."""
 
@@ -477,6 +477,7 @@ class Recorder:
             **self._of_episodes(),
             "episode/ended": totals[ENDED],
             "episode/failed": totals.get(FAILED, 0.0),
+            **({"episode/unstable": totals[UNSTABLE]} if UNSTABLE in totals else {}),
             **of_games,
             **metrics,
             "losses/explained_variance": explained_variance(means),

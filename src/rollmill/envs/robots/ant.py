@@ -18,6 +18,7 @@ from rollmill import physics
 from rollmill.core.types import Environment, Key, Timestep
 from rollmill.envs.physics import Scalar
 from rollmill.envs.robots.pictures import ViewAngle, drawing_of
+from rollmill.envs.robots.stability import end_unstable
 from rollmill.envs.robots.substeps import advance, checked_count, in_float32, uniform
 from rollmill.envs.robots.walking import observe_posture, progress_of
 from rollmill.envs.transforms import time_limit
@@ -136,7 +137,7 @@ def ant(
         params=AntParams(in_float32(model.params)),
         draw=drawing_of(model_text(), ViewAngle(3.0)),
     )
-    return time_limit(env, max_steps)
+    return time_limit(end_unstable(env), max_steps)
 
 
 class _Ant:

@@ -21,6 +21,7 @@ from rollmill.core.types import Environment, Key, Timestep
 from rollmill.envs.physics import Scalar
 from rollmill.envs.robots.flying import clipped
 from rollmill.envs.robots.pictures import ViewAngle, drawing_of
+from rollmill.envs.robots.stability import end_unstable
 from rollmill.envs.robots.substeps import advance, checked_count, in_float32
 from rollmill.envs.transforms import time_limit
 from rollmill.physics.algebra import cross, product, times
@@ -148,7 +149,7 @@ def ball_balance(
         params=BallBalanceParams(in_float32(model.params)),
         draw=drawing_of(model_text(), ViewAngle(2.4, elevation=-15.0, height=0.6, follows=False)),
     )
-    return time_limit(env, max_steps)
+    return time_limit(end_unstable(env), max_steps)
 
 
 class _BallBalance:

@@ -18,6 +18,7 @@ from rollmill import physics
 from rollmill.core.types import Environment, Key, Timestep
 from rollmill.envs.physics import Scalar
 from rollmill.envs.robots.pictures import ViewAngle, drawing_of
+from rollmill.envs.robots.stability import end_unstable, itself
 from rollmill.envs.robots.substeps import advance, in_float32, uniform
 from rollmill.envs.transforms import time_limit
 
@@ -74,7 +75,7 @@ def cartpole(*, max_steps: int = 500) -> Environment:
         params=CartpoleParams(in_float32(model.params)),
         draw=drawing_of(MODEL, ViewAngle(5.0, azimuth=180.0, elevation=-10.0, height=2.2, follows=False)),
     )
-    return time_limit(env, max_steps)
+    return time_limit(end_unstable(env, itself), max_steps)
 
 
 class _Cartpole:

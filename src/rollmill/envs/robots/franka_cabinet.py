@@ -19,6 +19,7 @@ from rollmill.core.types import Environment, Key, Timestep
 from rollmill.envs.physics import Scalar
 from rollmill.envs.robots.flying import clipped
 from rollmill.envs.robots.pictures import ViewAngle, drawing_of
+from rollmill.envs.robots.stability import end_unstable
 from rollmill.envs.robots.substeps import advance, checked_count, in_float32, uniform
 from rollmill.envs.transforms import time_limit
 from rollmill.physics.algebra import dot, row, times
@@ -192,7 +193,7 @@ def franka_cabinet(
         params=FrankaParams(in_float32(model.params)),
         draw=drawing_of(model_text(), ViewAngle(2.6, azimuth=125.0, height=0.6, follows=False, ahead=0.5)),
     )
-    return time_limit(env, max_steps)
+    return time_limit(end_unstable(env), max_steps)
 
 
 class Grip(NamedTuple):

@@ -17,6 +17,7 @@ from rollmill import physics
 from rollmill.core.types import Environment, Key, Timestep
 from rollmill.envs.physics import Scalar
 from rollmill.envs.robots.pictures import ViewAngle, drawing_of
+from rollmill.envs.robots.stability import end_unstable
 from rollmill.envs.robots.substeps import advance, checked_count, in_float32, uniform
 from rollmill.envs.robots.walking import observe_posture, progress_of
 from rollmill.envs.transforms import time_limit
@@ -196,7 +197,7 @@ def humanoid(
         params=HumanoidParams(in_float32(model.params)),
         draw=drawing_of(model_text(), ViewAngle(3.5)),
     )
-    return time_limit(env, max_steps)
+    return time_limit(end_unstable(env), max_steps)
 
 
 class _Humanoid:

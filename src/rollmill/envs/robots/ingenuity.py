@@ -18,6 +18,7 @@ from rollmill.core.types import Environment, Key, Timestep
 from rollmill.envs.physics import Scalar
 from rollmill.envs.robots.flying import clipped, distance_of, first_place, flight_reward, observe_flight
 from rollmill.envs.robots.pictures import ViewAngle, drawing_of
+from rollmill.envs.robots.stability import end_unstable
 from rollmill.envs.robots.substeps import advance, in_float32
 from rollmill.envs.transforms import time_limit
 
@@ -93,7 +94,7 @@ def ingenuity(*, max_steps: int = 2000) -> Environment:
         params=IngenuityParams(in_float32(model.params)),
         draw=drawing_of(MODEL, ViewAngle(4.0, height=1.2)),
     )
-    return time_limit(env, max_steps)
+    return time_limit(end_unstable(env), max_steps)
 
 
 class _Ingenuity:

@@ -17,6 +17,7 @@ from rollmill.core.types import Environment, Key, Timestep
 from rollmill.core.user_frame import attribute_to_user_code
 from rollmill.envs.physics import Scalar
 from rollmill.envs.robots.pictures import drawing_of
+from rollmill.envs.robots.stability import end_unstable, itself
 from rollmill.envs.robots.substeps import advance, checked_count, in_float32, uniform
 from rollmill.envs.transforms import time_limit
 from rollmill.physics import RobotState
@@ -44,6 +45,7 @@ def robot(
     max_steps: int = 1000,
     reset_angle: float = 0.05,
     reset_speed: float = 0.05,
+    max_speed: float = 1e4,
     iterations: int = physics.ITERATIONS,
     name: str = "robot",
 ) -> Environment:
@@ -62,6 +64,7 @@ def robot(
         max_steps: time limit of an episode, in steps of the task.
         reset_angle: bound of the noise of hinges and slides in the first states, within their limits.
         reset_speed: bound of the first velocities.
+        max_speed: greatest velocity (m/s or rad/s): an episode beyond it ends as unstable, with a reward of 0.
         iterations: Newton's iterations of each time step.
         name: name of the environment in messages and runs.
 
@@ -73,6 +76,8 @@ def robot(
     if not own.structure.actuators:
         raise UsageError(f"{name} has no actuators: give its model some, such as <motor joint=...>.")
     count = checked_count("substeps", substeps)
+    if not max_speed > 0:
+        raise UsageError(f"max_speed has to be above 0, got {max_speed}.")
     task = _OwnTask(own.structure, reward, observe or partial(_all_of, own.structure), terminated or _never, count)
     size = task.check(in_float32(own.params))
     env = Environment(
@@ -85,7 +90,7 @@ def robot(
         draw=None if isinstance(model, physics.Model) else drawing_of(model),
         compare=None if isinstance(model, physics.Model) else _comparing(model, own),
     )
-    return time_limit(env, max_steps)
+    return time_limit(end_unstable(env, itself, max_speed=max_speed), max_steps)
 
 
 def _comparing(source: Any, own: physics.Model) -> Callable[[int, int], str]:

@@ -20,6 +20,7 @@ from rollmill.core.types import Environment, Key, Timestep
 from rollmill.envs.physics import Scalar
 from rollmill.envs.robots.flying import clipped, distance_of, first_place, flight_reward, observe_flight
 from rollmill.envs.robots.pictures import ViewAngle, drawing_of
+from rollmill.envs.robots.stability import end_unstable
 from rollmill.envs.robots.substeps import advance, in_float32, uniform
 from rollmill.envs.transforms import time_limit
 
@@ -117,7 +118,7 @@ def quadcopter(*, max_steps: int = 500, iterations: int = physics.ITERATIONS) ->
         params=QuadcopterParams(in_float32(model.params)),
         draw=drawing_of(model_text(), ViewAngle(2.5, height=1.0, follows=False)),
     )
-    return time_limit(env, max_steps)
+    return time_limit(end_unstable(env), max_steps)
 
 
 class _Quadcopter:

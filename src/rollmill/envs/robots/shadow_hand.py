@@ -19,6 +19,7 @@ from rollmill.envs.physics import Scalar
 from rollmill.envs.robots.flying import clipped
 from rollmill.envs.robots.hand_model import SERVOS, SUBSTEPS, TIPS, model_text
 from rollmill.envs.robots.pictures import ViewAngle, drawing_of
+from rollmill.envs.robots.stability import end_unstable
 from rollmill.envs.robots.substeps import advance, checked_count, in_float32, uniform
 from rollmill.envs.transforms import time_limit
 from rollmill.physics.algebra import cross, joined, pick, point_velocity, quaternion_matrix, times
@@ -92,7 +93,7 @@ def shadow_hand(
         params=HandParams(in_float32(model.params)),
         draw=drawing_of(model_text(), ViewAngle(0.5, azimuth=225.0, elevation=-40.0, height=0.5)),
     )
-    return time_limit(env, max_steps)
+    return time_limit(end_unstable(env), max_steps)
 
 
 class _ShadowHand:

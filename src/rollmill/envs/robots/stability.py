@@ -1,0 +1,63 @@
+"""Ends the episodes of robots whose simulation becomes unstable, before its numbers overflow.
+
+A robot that tumbles or is driven hard can gain more speed in each step than its integrator removes, in MuJoCo as
+here: it multiplies within a few steps, until it is no number any more.
+"""
+
+from collections.abc import Callable
+from operator import attrgetter
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool
+
+from rollmill import physics
+from rollmill.core.types import UNSTABLE, Environment, Key, Params, State, Timestep
+
+MAX_SPEED = 1000.0
+"""Greatest velocity (m/s or rad/s) of a stable simulation of the tasks' robots."""
+
+MAX_NUMBER = 1e10
+"""Greatest number that a stable step returns: MuJoCo's `mjMAXVAL`, beyond which it starts a robot anew."""
+
+itself: Callable[[State], physics.RobotState] = lambda state: state
+"""Returns the robot of a state that consists of a robot alone."""
+
+the_robot: Callable[[State], physics.RobotState] = attrgetter("robot")
+"""Returns the robot of a task's state."""
+
+
+def end_unstable(
+    env: Environment,
+    robot_of: Callable[[State], physics.RobotState] = the_robot,
+    *,
+    max_speed: float = MAX_SPEED,
+) -> Environment:
+    """Terminates an episode once a velocity or another number of its robot is too large, infinite or NaN.
+
+    That step has a reward of 0, an observation of zeros, and `info["unstable_state"]`, which training counts as
+    `episode/unstable`.
+
+    Args:
+        env: a robot's task, unbatched, without time limit.
+        robot_of: returns the robot of a state.
+        max_speed: greatest velocity of a stable robot.
+    """
+
+    def step(key: Key, state: State, action: Array, params: Params) -> Timestep:
+        timestep = env.step(key, state, action, params)
+        stable = _is_stable(robot_of(timestep.state), timestep, max_speed)
+        return timestep._replace(
+            observation=jnp.where(stable, timestep.observation, 0.0),
+            reward=jnp.where(stable, timestep.reward, 0.0),
+            terminated=timestep.terminated | ~stable,
+            info={**timestep.info, UNSTABLE: ~stable},
+        )
+
+    return env._replace(step=step)
+
+
+def _is_stable(robot: physics.RobotState, timestep: Timestep, max_speed: float) -> Bool[Array, ""]:
+    """Returns whether all numbers of a step are within their limits; NaN is within none."""
+    numbers = (robot.positions, robot.accelerations, timestep.observation, timestep.reward)
+    within = [jnp.all(jnp.abs(part) <= MAX_NUMBER) for part in numbers]
+    return jnp.all(jnp.stack([jnp.all(jnp.abs(robot.velocities) <= max_speed), *within]))
