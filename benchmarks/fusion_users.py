@@ -24,7 +24,7 @@ from rollmill.core.errors import CannotFuse
 from rollmill.dataflow import start
 from rollmill.fusion import backend_of, compile_candidates, fastest, lower_rollout, pressure_of, rollout_search
 from rollmill.programs.compiled import unroll_for
-from rollmill.programs.fused_kernels import MIN_GAIN
+from rollmill.programs.search_cost import MIN_GAIN
 
 STEPS, COPIES = 60, 8
 ENVS, ROLLOUT = 64, 32
