@@ -14,9 +14,11 @@ import rollmill
 from rollmill.fusion import Search, Tuned
 from rollmill.fusion.tune import timing
 from rollmill.fusion.tune.search import structure_text
-from rollmill.programs import compiled, kernels, search_cost
+from rollmill.programs import compiled, iteration_programs, kernels, search_cost
 from rollmill.programs.compiled import lower
-from rollmill.programs.iteration_programs import seconds_of_iteration
+from rollmill.programs.iteration_programs import StepMaker, seconds_of_iteration
+from rollmill.programs.kernel_choice import KernelRequest
+from rollmill.programs.kernels import Implementation, plain_kernels
 from rollmill.programs.search_cost import SearchCost, StoredSeconds
 from rollmill.programs.tuning import Tuner
 from wordings import raises
@@ -140,11 +142,11 @@ def test_kernels_are_compiled_alone_and_get_what_is_computed_of_the_arguments(tm
     assert len(traced) == 1  # the fastest, to be compared with XLA's
 
 
-def test_the_launch_is_chosen_by_its_kernel_and_compared_by_the_whole(tmp_path, clock, monkeypatch):
+def test_the_launch_is_chosen_by_its_kernel_and_compared_by_the_whole(tmp_path, clock):
     (whole,) = taking(clock, 3.0)
-    monkeypatch.setattr(timing, "_compiled", lambda function, shapes: whole())
     search, traced = alone_in(tmp_path)
-    tuned = timing.fastest(search, taking(clock, 1.0, 0.5, 6.0), (), inputs=())
+    candidates = taking(clock, 1.0, 0.5, 6.0)
+    tuned = timing.fastest(search, candidates, (), inputs=(), compile_whole=lambda function, shapes: whole())
     assert traced == [(2,)]
     assert (tuned.launch, tuned.seconds, tuned.unfused_seconds) == ((2,), pytest.approx(3.0), pytest.approx(6.0))
 
@@ -178,6 +180,38 @@ def test_a_search_ends_when_compiling_takes_as_long_as_its_kernels_can_save(tmp_
     assert [process.poll() is not None for process in processes] == [True]
 
 
+def test_a_search_ends_when_the_function_with_its_fastest_kernel_compiles_too_long(tmp_path):
+    search, _ = alone_in(tmp_path)
+    compiling, goes_on = threading.Event(), threading.Event()
+
+    def fused(launch):
+        def function(x):
+            compiling.set()
+            goes_on.wait(60)
+            return x * launch[0]
+
+        return function
+
+    def now():
+        return 31.0 if compiling.is_set() else 0.0
+
+    search = search._replace(fused=fused)
+    with Tuner(jax.devices()[0], limit=30.0, clock=now) as tuner:
+        find = tuner.start(search, lambda: lambda: [jnp.ones(8)])
+        submit = tuner.compile
+
+        def compile_first(*arguments):
+            compiled = submit(*arguments)
+            assert compiling.wait(60)
+            return compiled
+
+        tuner.compile = compile_first
+        with raises("kernels-still-compile-after-s", "30"):
+            find()
+        assert tuner.was_late and not search.file.exists()
+        goes_on.set()
+
+
 @pytest.mark.parametrize(
     ("platform", "seconds", "pays"),
     [("gpu", 14.0, False), ("gpu", 17.0, True), ("cpu", 14.0, False), ("cpu", 17.0, True), ("tpu", 1e9, False)],
@@ -187,6 +221,37 @@ def test_a_search_is_begun_if_kernels_can_save_more_than_it_takes(platform, seco
     assert cost.pays == pays
     assert cost.limit == pytest.approx(0.6 * seconds)
     assert f"takes about {seconds:,.0f} s without kernels" in str(cost)
+
+
+STORED_KERNELS = plain_kernels(1)._replace(rollouts=Implementation(None, True, "a kernel", (8,)))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "seconds_by_xla", "taken"),
+    [
+        (0.05, 0.10, True),  # a search would pay for neither, and kernels are there
+        (0.10, 0.05, False),
+        (0.05, 0.05, False),
+        (0.20, 0.90, False),  # a search can save more than it takes
+        (0.05, None, True),  # compiling XLA's program takes as long as the training
+        (0.15, None, False),
+    ],
+)
+def test_kernels_that_are_stored_cost_no_search(tmp_path, monkeypatch, seconds, seconds_by_xla, taken):
+    monkeypatch.setenv("ROLLMILL_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(iteration_programs, "KERNEL_PLATFORMS", ("cpu",))
+    choices = {"full": None, "rollout": STORED_KERNELS}
+    stored = lambda request, makers: SimpleNamespace(read=lambda: choices.get(request.fusion))
+    monkeypatch.setattr(iteration_programs, "StoredChoices", stored)
+    monkeypatch.setattr(StepMaker, "_store", lambda self, kernels: SimpleNamespace(load=lambda make: "loaded"))
+    monkeypatch.setattr(StepMaker, "_seconds_by_xla", lambda self: SimpleNamespace(read=lambda: seconds_by_xla))
+    kept = StoredSeconds("kernels")
+    monkeypatch.setattr(StepMaker, "_stored_seconds", lambda self, known, makers: kept)
+    graph = SimpleNamespace(loops=SimpleNamespace(iterations=100))
+    request = KernelRequest(graph, "auto", "float32", 1, jax.devices()[:1], 1, None)
+    maker = StepMaker(request, lambda kernels: None, None, None, None, lambda step: seconds, [])
+    assert maker._ready() == ((STORED_KERNELS, "loaded") if taken else None)
+    assert kept.read() == seconds  # so that the next run decides alike
 
 
 def test_an_iteration_is_timed_without_its_first_call():

@@ -43,10 +43,8 @@ from rollmill.programs.kernels import (
     seeds_side_by_side,
     sought_parts,
 )
+from rollmill.programs.search_cost import MIN_GAIN
 from rollmill.programs.tuning import Arguments, Tuner
-
-MIN_GAIN = 1.05
-"""How many times as fast as XLA a kernel has to be for `auto`, so that one that is as fast is always left out."""
 
 
 def choose_fused(

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -14,6 +14,7 @@ from rollmill.core.errors import CannotFuse
 from rollmill.dataflow import iteration_digest
 from rollmill.programs.kernel_choice import KernelRequest
 from rollmill.programs.kernels import (
+    Fusion,
     KernelChoice,
     device_name,
     is_too_short,
@@ -29,7 +30,7 @@ from rollmill.programs.program_store import (
     StorableProgram,
     store_for,
 )
-from rollmill.programs.search_cost import SearchCost, StoredSeconds
+from rollmill.programs.search_cost import ReadyKernels, SearchCost, StoredSeconds
 from rollmill.programs.stored_choices import StoredChoices
 
 PACKAGE = Path(__file__).parents[1]
@@ -52,6 +53,9 @@ MAKERS = sorted(
 )
 """Files that make programs of traces: how operations are lowered and iterations are repeated, and for how many
 seeds."""
+
+DEPTHS: Sequence[Fusion] = ("full", "rollout")
+"""Depths of fusion with kernels that a run may have asked for, the deepest first."""
 
 MIN_TIMED_SECONDS, MAX_TIMED = 0.2, 20
 """Iterations are timed for so long, or until so many are done."""
@@ -82,6 +86,8 @@ class StepMaker(NamedTuple):
             if (compiled := self._known(kernels)) is not None:
                 return kernels, compiled
         elif self._weighs_cost():
+            if (ready := self._ready()) is not None:
+                return ready
             cost, compiled = self._cost()
             if not cost.pays:
                 kernels = plain_kernels(self.request.unroll).with_note(str(cost))
@@ -138,12 +144,41 @@ class StepMaker(NamedTuple):
             return False
         return iteration_digest(graph) is not None
 
+    def _ready(self) -> tuple[KernelChoice, jax.stages.Compiled] | None:
+        """Returns kernels that a run asked for before, with their stored program. None if others may save more.
+
+        They cost no more than their loading, so that they are worth it where a search is not.
+        """
+        request, device = self.request, self.request.devices[0]
+        for fusion in DEPTHS if device.platform in KERNEL_PLATFORMS else ():
+            kernels = StoredChoices(request._replace(fusion=fusion), makers_of_kernels()).read()
+            compiled = kernels and kernels.have_some and self._store(kernels).load(self.step_with(kernels))
+            if not kernels or not compiled:
+                continue
+            known = ["seconds", request.num_seeds, request.unroll, request.numerics, kernels.launches]
+            stored = self._stored_seconds(known, makers_of_kernels())
+            try:
+                seconds = stored.read() or self.seconds_of(compiled)
+            except jax.errors.JaxRuntimeError:  # too little memory for it
+                continue
+            stored.keep(seconds)
+            iterations, plain = request.graph.loops.iterations, self._seconds_by_xla().read()
+            if ReadyKernels(device.platform, iterations, seconds, plain).suffice:
+                return kernels, compiled
+        return None
+
+    def _seconds_by_xla(self) -> StoredSeconds:
+        return self._stored_seconds(["seconds", self.request.num_seeds, self.request.unroll], MAKERS)
+
+    def _stored_seconds(self, known: Sequence[object], makers: Sequence[Path]) -> StoredSeconds:
+        device, digest = self.request.devices[0], iteration_digest(self.request.graph)
+        return StoredSeconds(store_for(device, digest, known, makers).name)
+
     def _cost(self) -> tuple[SearchCost, jax.stages.Compiled | None]:
         """Returns what a search may cost, and the iteration by XLA if it had to be compiled and timed."""
         request, device, compiled = self.request, self.request.devices[0], None
         kernels = plain_kernels(request.unroll)
-        known = ["seconds", request.num_seeds, request.unroll]
-        stored = StoredSeconds(store_for(device, iteration_digest(request.graph), known, MAKERS).name)
+        stored = self._seconds_by_xla()
         seconds = stored.read()
         if seconds is None:
             try:

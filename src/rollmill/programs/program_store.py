@@ -226,9 +226,16 @@ def store_for(device: Any, digest: str | None, known: Sequence[object], sources:
     is_on = settings["jax_enable_compilation_cache"] and settings["jax_compilation_cache_dir"]
     if digest is None or not is_on or settings[WITH_NAMES] or device.platform not in PLATFORMS:
         return NO_STORE
-    around = [surroundings(device), [hashlib.sha256(source.read_bytes()).hexdigest() for source in sources]]
+    around = [surroundings(device), [_source_digest(source, source.stat().st_mtime_ns) for source in sources]]
     text = json.dumps([digest, *known, around])
     return ProgramStore(hashlib.sha256(text.encode()).hexdigest()[:32], device)
+
+
+@cache
+def _source_digest(source: Path, changed: int) -> str:
+    """Returns the digest of a file, which is read once for each time of its last change."""
+    del changed
+    return hashlib.sha256(source.read_bytes()).hexdigest()
 
 
 def surroundings(device: Any) -> list[object]:

@@ -47,6 +47,30 @@ class SearchCost(NamedTuple):
         )
 
 
+MIN_GAIN = 1.05
+"""How many times as fast as XLA kernels have to be for `auto`, so that equally fast ones are always left out."""
+
+
+class ReadyKernels(NamedTuple):
+    """The seconds of an iteration with kernels that are stored, beside those by XLA."""
+
+    platform: str
+    iterations: int
+    seconds: float
+    seconds_by_xla: float | None
+    """None where they are not known: XLA's program was never compiled."""
+
+    @property
+    def suffice(self) -> bool:
+        """Whether no search and no program by XLA can save the seconds that it takes."""
+        training = self.seconds * self.iterations
+        if SearchCost(self.platform, training).pays:
+            return False
+        if self.seconds_by_xla is None:
+            return training <= SEARCH_SECONDS.get(self.platform, 0.0)
+        return self.seconds_by_xla >= MIN_GAIN * self.seconds
+
+
 class StoredSeconds:
     """The place of the seconds that an iteration takes by XLA. They are measured once, so that runs decide alike.
 

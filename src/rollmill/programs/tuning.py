@@ -83,7 +83,7 @@ class Tuner:
                 self._wait()
                 self._before_timing()
                 computed = inputs and inputs.result()(*values)
-                return fastest(search, candidates.result(), values, self._is_late, computed)
+                return fastest(search, candidates.result(), values, self._is_late, computed, self._compile_in_time)
             finally:
                 self.seconds = self._clock() - began
 
@@ -96,6 +96,12 @@ class Tuner:
         if unfinished:
             self.was_late = True
             raise CannotFuse(f"its kernels still compile after {self._limit:.0f} s, which is what they can save")
+
+    def _compile_in_time(self, function: Callable[..., Any], shapes: Sequence[Any]) -> Callable[..., Any]:
+        """Compiles a function. Raises `CannotFuse` at the limit."""
+        compiled = self.compile(function, *shapes)
+        self._wait()
+        return compiled.result()
 
     def _is_late(self) -> bool:
         self.was_late |= self._left() <= 0

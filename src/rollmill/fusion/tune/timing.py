@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 
@@ -31,6 +31,10 @@ NEAR = 1.03
 """Launches whose times differ by less are as fast: the first of them is taken, so that searches agree."""
 SECONDS = 0.1
 """A time is that of at most `CALLS` calls in a row, and of fewer where they take longer than this."""
+
+
+Compile: TypeAlias = Callable[[Callable[..., Any], Sequence[Any]], Callable[..., Any]]
+"""Compiles a function for the shapes of its arguments."""
 
 
 class Tuned(NamedTuple):
@@ -111,6 +115,10 @@ def file_of(what: Sequence[str], launches: Sequence[tuple[int, ...]], package: s
     return cached_file("launches", [*what, list(map(str, launches))], packages=[package])
 
 
+def _compiled(function: Callable[..., Any], shapes: Sequence[Any]) -> Callable[..., Any]:
+    return jax.jit(function).lower(*shapes).compile()
+
+
 def compile_candidates(search: Search) -> Sequence[Callable[[], Callable[..., Any]]]:
     """Compiles the kernels of all launches, and last the function without one if there is one, side by side.
 
@@ -125,23 +133,20 @@ def compile_candidates(search: Search) -> Sequence[Callable[[], Callable[..., An
     return [future.result for future in (*fused, *unfused)]
 
 
-def _compiled(function: Callable[..., Any], shapes: Sequence[Any]) -> Callable[..., Any]:
-    return jax.jit(function).lower(*shapes).compile()
-
-
 def fastest(
     search: Search,
     candidates: Sequence[Callable[[], Callable[..., Any]]],
     arguments: Sequence[Any],
     is_late: Callable[[], bool] = lambda: False,
     inputs: Sequence[Any] | None = None,
+    compile_whole: Compile = _compiled,
 ) -> Tuned:
     """Returns the fastest launch, and its time beside the unfused function's, where the search has one.
 
     `candidates` come from `compile_candidates`, and the arguments are on their device, as are the `inputs` of
     kernels alone. Inputs are computed here where they are left out. Once `is_late`, the fastest of those timed
-    until then is returned, and not stored. Raises `CannotFuse` with the last error if no launch runs on this
-    device.
+    until then is returned, and not stored. `compile_whole` compiles the function with the fastest kernel, and may
+    raise `CannotFuse`. So does this function, with the last error, if no launch runs on this device.
     """
     runs: dict[Any, _Timed] = {}
     last = None
@@ -171,7 +176,7 @@ def fastest(
     plain = [_Timed(function(), arguments) for function in unfused]
     whole = near[best]
     if plain and search.alone is not None:  # its kernel alone is no match for a whole function
-        whole = _whole(search, best, arguments)
+        whole = _whole(search, best, arguments, compile_whole)
         _time_in_turns([whole], UNFUSED_REPEATS)
     _time_in_turns(plain, UNFUSED_REPEATS)
     tuned = Tuned(tuple(best), whole.seconds, *(run.seconds for run in plain))
@@ -182,10 +187,10 @@ def fastest(
     return tuned
 
 
-def _whole(search: Search, launch: Any, arguments: Sequence[Any]) -> "_Timed":
+def _whole(search: Search, launch: Any, arguments: Sequence[Any], compile_whole: Compile) -> "_Timed":
     """Returns the whole function with this launch, which may need more memory than its kernel alone."""
     try:
-        return _Timed(_compiled(search.fused(launch), search.shapes), arguments)
+        return _Timed(compile_whole(search.fused(launch), search.shapes), arguments)
     except (RuntimeError, ValueError) as error:
         raise CannotFuse(f"the fastest kernel does not run on this device: {error}") from error
 
