@@ -14,6 +14,17 @@ import gymnasium as gym, jax, jax.numpy as jnp, numpy as np, optax, rollmill
 from gymnasium import spaces
 env = rollmill.make("CartPole-v1")
 host = rollmill.make("gymnasium:CartPole-v1")
+lever = rollmill.AgentKind("lever", 2, spaces.Box(-1.0, 1.0, (2,), np.float32), spaces.Discrete(2))
+seen = lambda: {"lever": jnp.zeros((2, 2))}
+levers = rollmill.Environment(
+    "Levers-v0",
+    lambda key, params: (seen(), jnp.int32(0)),
+    lambda key, state, action, params: rollmill.Timestep(
+        seen(), state + 1, {"lever": jnp.zeros(2)}, state > 3, jnp.asarray(False), {}
+    ),
+    *rollmill.envs.joint_spaces([lever]),
+    agents=(lever,),
+)
 small = {"num_envs": 4, "num_steps": 8, "total_timesteps": 64}
 config = lambda graph: graph.settings["config"]
 """
@@ -40,6 +51,7 @@ WORKS = {
     "rollmill.RunOptions(seed=1e3).seed": 1000,
     "str(rollmill.RunOptions(run_dir='somewhere').run_dir)": "somewhere",
     "rollmill.check_environment('CartPole-v1')": None,
+    "rollmill.check_environment(levers)": None,
 }
 
 FAILS = {
@@ -96,6 +108,12 @@ FAILS = {
     "rollmill.ppo(env, params=3)": "params has the structure",
     "rollmill.ppo(host, params={})": "is a host environment, which takes no params",
     "rollmill.ppo('TagGridWorld-Small-v0')": "train it with mappo or ippo",
+    "rollmill.mappo(levers._replace(active=lambda state: {}))": "active takes (state), but is called",
+    "rollmill.check_environment(levers._replace(active={}))": "active is a dict, expected a function",
+    "rollmill.mappo(levers._replace(agents=()))": "list the kinds of agents: rollmill.Environment(..., agents=",
+    "rollmill.check_environment(levers._replace(agents=()))": "hint: an environment of several agents lists",
+    "rollmill.mappo(levers._replace(agents=[lever]))": "expected a tuple of rollmill.AgentKind",
+    "rollmill.ppo(env._replace(step=lambda key, state, action: 0))": "step takes (key, state, action), but",
     "rollmill.mappo(env)": "has one agent; mappo is for environments with several",
     "rollmill.mappo(host)": "has one agent; mappo is for environments with several",
     "rollmill.time_limit(host, 5)": 'hint: rollmill.make("gymnasium:CartPole-v1", max_episode_steps=N).',

@@ -389,5 +389,8 @@ def require_multi_agent(env: Environment | HostEnvironment, algorithm: str) -> E
     if not env.agents:
         is_game = isinstance(env, Environment) and env.num_players > 1
         other = "alphazero" if is_game else "ppo"
-        raise UsageError(f"{env.name} has one agent; {algorithm} is for environments with several. Use {other}.")
+        raise UsageError(
+            f"{env.name} has one agent; {algorithm} is for environments with several. Use {other}, or list the "
+            "kinds of agents: rollmill.Environment(..., agents=(rollmill.AgentKind(...), ...))."
+        )
     return env

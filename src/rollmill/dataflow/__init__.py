@@ -53,6 +53,7 @@ from rollmill.dataflow.graph import (
     Trajectory,
     Weights,
 )
+from rollmill.dataflow.graph_checks import check_parameters
 from rollmill.dataflow.graph_traces import TracedDigests, traces_of
 from rollmill.dataflow.interfaces import EDGES, Edge, Interface, interfaces, widened
 from rollmill.dataflow.learning import (
@@ -117,6 +118,7 @@ from rollmill.dataflow.sequences import Sequence, SequenceReplay
 from rollmill.dataflow.shuffle import permutation
 
 __all__ = [
+    "check_parameters",
     "Sequence",
     "SequenceGradients",
     "SequenceReplay",

@@ -11,6 +11,7 @@ from jaxtyping import Array, Int
 
 from rollmill.core.operations import traced
 from rollmill.core.types import UNSTABLE, Key
+from rollmill.dataflow.fragment_results import check_action
 from rollmill.dataflow.graph import Collector, Graph, Hyperparameters, Metrics, Step, Trajectory, Weights
 from rollmill.dataflow.minibatch_loop import all_finite
 
@@ -106,6 +107,7 @@ def step_one(
     policy_key, env_key = (jax.random.fold_in(key, 2 * jnp.uint32(t) + fragment) for fragment in (0, 1))
     with traced("policy"):
         decision = graph.policy(weights, policy_key, now.memory, now.observation, now.action_mask)
+        check_action(decision.action, graph.action_space, "policy")
     with traced("environment"):
         timestep = graph.environment(env_key, now.environment, decision.action)
         action_mask = graph.action_mask(timestep.state)

@@ -13,6 +13,7 @@ from jax.extend import core
 
 from rollmill.dataflow.collecting import step_one
 from rollmill.dataflow.graph import Graph, State
+from rollmill.dataflow.graph_checks import attribute_to_functions, check_decision
 from rollmill.dataflow.graph_traces import TracedDigests, traces_of
 from rollmill.dataflow.program_digests import Digests, sha256, without_addresses
 
@@ -93,7 +94,11 @@ def _decisions(graph: Graph, begin: State) -> list[core.ClosedJaxpr]:
     key = begin.key
     weights = jax.eval_shape(graph.weights, begin.learner)
     one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), begin.collector)
-    programs = [jax.make_jaxpr(graph.greedy)(weights, key, one.memory, one.observation, one.action_mask)]
+    observed = weights, key, one.memory, one.observation, one.action_mask
+    with attribute_to_functions(graph):
+        program, decision = jax.make_jaxpr(graph.greedy, return_shape=True)(*observed)
+    check_decision(graph, "greedy", decision)
+    programs = [program]
     if graph.appraise is not None:
         _, step = jax.eval_shape(functools.partial(step_one, graph), weights, one, key, 0)
         programs.append(jax.make_jaxpr(graph.appraise)(weights, step))

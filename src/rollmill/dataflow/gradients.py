@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
+from rollmill.dataflow.fragment_results import check_loss
 from rollmill.dataflow.graph import Batch, Decision, Learner, Metrics, Weights
 
 LossOfOne: TypeAlias = Callable[
@@ -32,7 +33,7 @@ class MeanGradients:
         """Computes gradients of the mean loss over a minibatch, and metrics."""
 
         def mean_loss(network: PyTree[Array]) -> tuple[Float[Array, ""], Metrics]:
-            each = partial(self.loss, network, learner)
+            each = partial(self._checked_loss, network, learner)
             losses, metrics = jax.vmap(each)(minibatch.samples, minibatch.sequences)
             return jnp.mean(losses), jax.tree.map(jnp.mean, metrics)
 
@@ -43,9 +44,14 @@ class MeanGradients:
         self, learner: Learner, sample: PyTree[Array], sequence: PyTree[Array] = ()
     ) -> tuple[Weights, Metrics]:
         """Computes gradients and metrics of ONE sample. Their mean over a minibatch is the result of calling."""
-        loss = jax.value_and_grad(self.loss, has_aux=True)
+        loss = jax.value_and_grad(self._checked_loss, has_aux=True)
         (total, metrics), slopes = loss(self.network(learner), learner, sample, sequence)
         return slopes, {"losses/total": total, **metrics}
+
+    def _checked_loss(self, *args: Any) -> tuple[Float[Array, ""], Metrics]:
+        returned = self.loss(*args)
+        check_loss(returned)
+        return returned
 
 
 class Unrolled(NamedTuple):
@@ -85,7 +91,7 @@ class SequenceGradients:
         def mean_loss(network: PyTree[Array]) -> tuple[Float[Array, ""], Metrics]:
             unrolled = self.unroll(network, learner, minibatch)
             constants = jax.lax.stop_gradient(self.constants(learner, minibatch, unrolled))
-            each = jax.vmap(jax.vmap(partial(self.loss, learner)))
+            each = jax.vmap(jax.vmap(partial(self._checked_loss, learner)))
             return jax.tree.map(jnp.mean, each(minibatch.samples, constants, unrolled.outputs))
 
         (total, metrics), slopes = jax.value_and_grad(mean_loss, has_aux=True)(self.network(learner))
@@ -131,13 +137,18 @@ class SequenceGradients:
 
         def loss_from_here(network: PyTree[Array], memory: PyTree[Array]) -> tuple[Float[Array, ""], Any]:
             after, outputs = self.step(network, learner, memory, sample)
-            total, metrics = self.loss(learner, sample, constants, outputs)
+            total, metrics = self._checked_loss(learner, sample, constants, outputs)
             later = [jnp.vdot(x, y) for x, y in zip(jax.tree.leaves(slope), jax.tree.leaves(after), strict=True)]
             return sum(later, start=total), (total, metrics)
 
         of_both = jax.grad(loss_from_here, argnums=(0, 1), has_aux=True)
         (slopes, before), (total, metrics) = of_both(self.network(learner), memory)
         return before, (slopes, {"losses/total": total, **metrics})
+
+    def _checked_loss(self, *args: Any) -> tuple[Float[Array, ""], Metrics]:
+        returned = self.loss(*args)
+        check_loss(returned)
+        return returned
 
 
 @dataclass(frozen=True)

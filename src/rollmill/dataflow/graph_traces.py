@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from rollmill.core.traced_once import ReplayedTrace
 from rollmill.core.types import Key
 from rollmill.dataflow.graph import Graph, Hyperparameters, State
+from rollmill.dataflow.graph_checks import attribute_to_functions
 from rollmill.dataflow.loops import iterate, start
 from rollmill.dataflow.program_digests import Digests
 
@@ -38,12 +39,15 @@ class GraphTraces:
         """`(root key, hyperparameters) -> State`: the state before the first iteration."""
         number = jax.ShapeDtypeStruct((), jnp.float32)
         numbers = dict.fromkeys(self.graph.inputs, number)
-        return ReplayedTrace(partial(_start, self.graph), jax.eval_shape(jax.random.key, 0), numbers)
+        with attribute_to_functions(self.graph):
+            return ReplayedTrace(partial(_start, self.graph), jax.eval_shape(jax.random.key, 0), numbers)
 
     @cached_property
     def iterate(self) -> ReplayedTrace:
         """`(State) -> (State, Metrics)`: one iteration, as `iterate` computes it without other arguments."""
-        return ReplayedTrace(partial(iterate, self.graph), self.start.result)
+        begin = self.start.result
+        with attribute_to_functions(self.graph):
+            return ReplayedTrace(partial(iterate, self.graph), begin)
 
 
 _newest: GraphTraces | None = None

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree, UInt32
 
 from rollmill.core.operations import traced
+from rollmill.dataflow.fragment_results import check_metrics
 from rollmill.dataflow.graph import Batch, Graph, Learner, Metrics, Reduce, Weights
 from rollmill.dataflow.minibatches import MinibatchGather, minibatch_gather
 
@@ -77,8 +78,10 @@ def learn_minibatch(
 ) -> tuple[Learner, Metrics]:
     """Computes the gradients of one minibatch, reduces them over replicas, and updates the learner."""
     with traced("gradients"):
-        found = reduce(graph.gradients(learner, graph.condition(minibatch, reduce)))
-    return _updated(graph, learner, *found)
+        gradients, metrics = graph.gradients(learner, graph.condition(minibatch, reduce))
+        check_metrics(metrics)
+        gradients, metrics = reduce((gradients, metrics))
+    return _updated(graph, learner, gradients, metrics)
 
 
 def gradients_of_rows(graph: Graph, batch: Batch, reduce: Reduce) -> Callable[..., tuple[Weights, Metrics]]:

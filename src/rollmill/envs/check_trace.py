@@ -13,11 +13,12 @@ import numpy as np
 from gymnasium import spaces
 
 from rollmill.core.errors import ContractError, UsageError
+from rollmill.core.outlines import outline, type_of
 from rollmill.core.spaces import struct
 from rollmill.core.types import Environment, Timestep
 from rollmill.core.user_frame import attribute_to_user_code, user_frame, user_frame_of
 from rollmill.envs.agents import joint_spaces, possible_masks, reward_struct
-from rollmill.envs.returned import as_timestep, outline, type_of
+from rollmill.envs.returned import as_timestep
 
 HOST_PRIMITIVES = ("callback", "debug_print", "infeed", "outfeed")
 """Substrings of the names of primitives that call the host."""
@@ -113,6 +114,12 @@ def check_flags(env: Environment, traced: Traced) -> None:
         actual = getattr(traced.timestep, field)
         if not _same_types(actual, expected):
             kind = "bool_" if expected is flag else "float32"
+            if field == "reward" and isinstance(actual, dict) and not env.agents:
+                raise ContractError(
+                    f"{env.name}: reward is {outline(actual)}, expected {outline(expected)}. hint: an environment "
+                    "of several agents lists their kinds: agents=(rollmill.AgentKind(name, count, "
+                    "observation_space, action_space), ...)."
+                )
             raise ContractError(
                 f"{env.name}: {field} is {outline(actual)}, expected {outline(expected)}: "
                 f"reduce it to this shape and cast it with .astype(jnp.{kind})."

@@ -17,6 +17,7 @@ from gymnasium.vector import VectorEnv
 from rollmill.core.errors import UsageError
 from rollmill.core.registry import Registry
 from rollmill.core.types import NO_OPTIONS, Environment, HostEnvironment, Options
+from rollmill.envs.declarations import check_declarations
 from rollmill.envs.numbers import number_names, with_numbers
 from rollmill.envs.options import keyword_names, takes_any, unknown_option
 from rollmill.gpus.share import asked_memory
@@ -256,16 +257,20 @@ def as_environment(env: object, options: Options = NO_OPTIONS) -> Environment | 
     Raises:
         UsageError: it is none of these, or a `gymnasium.Env` that cannot be made again from its id, or options are
             given without an id.
+        ContractError: a function of the environment has other parameters than its call.
     """
     if isinstance(env, str):
-        return make(env, **options)
+        return as_environment(make(env, **options))
     if options:
         raise UsageError(
             f"the options {', '.join(options)} are for an environment given by its id, not for a "
             f"{type(env).__name__}."
         )
     match env:
-        case Environment() | HostEnvironment():
+        case Environment():
+            check_declarations(env)
+            return env
+        case HostEnvironment():
             return env
         case gymnasium.Env() | VectorEnv():
             return _of_spec(env, NO_OPTIONS)

@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from rollmill.core.errors import UsageError
-from rollmill.core.interruption import pass_on_interrupt, surviving_checkpoint_requests
+from rollmill.core.interruption import handling_early_notices, pass_on_interrupt
 from rollmill.core.machine import return_freed_memory, without_collection
 from rollmill.core.schema import check_names
 from rollmill.core.stored_paths import run_folder
-from rollmill.dataflow import Graph
+from rollmill.dataflow import Graph, check_parameters
 from rollmill.gpus.jax_settings import check_compiled
 from rollmill.hooks import Hook
 from rollmill.record.display import Display, choose_display
@@ -30,7 +30,7 @@ from rollmill.training.sessions import Session
 from rollmill.training.starting import given_weights
 
 
-@surviving_checkpoint_requests()
+@handling_early_notices()
 def train(
     algorithm: Graph,
     options: RunOptions | Mapping[str, Any] | None = None,
@@ -187,8 +187,9 @@ def chosen_options(options: RunOptions | Mapping[str, Any] | None, overrides: di
 
 
 def check_algorithm(algorithm: Any) -> None:
-    """Raises a `UsageError` if the argument is not an algorithm on an environment."""
+    """Raises an error if the argument is not an algorithm on an environment, or takes wrong parameters."""
     if isinstance(algorithm, Graph):
+        check_parameters(algorithm)
         return
     name = algorithm if isinstance(algorithm, str) else getattr(algorithm, "__name__", "")
     name = name if name in ALGORITHMS else "ppo"

@@ -1,0 +1,53 @@
+"""Checks of values that fragments return, where a wrong one would be computed with in silence."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from gymnasium import spaces
+
+from rollmill.core.errors import ContractError
+from rollmill.core.outlines import outline
+from rollmill.core.spaces import struct
+from rollmill.core.types import Action
+
+
+def check_loss(returned: Any) -> None:
+    """Raises a `ContractError` unless the loss of ONE sample or step is a scalar with a dictionary of scalars."""
+    if not isinstance(returned, tuple) or len(returned) != 2:
+        raise ContractError(f"the loss of one sample returned {outline(returned)}, expected (loss, metrics).")
+    loss, metrics = returned
+    if jnp.shape(loss) != () or not jnp.issubdtype(jnp.result_type(loss), jnp.floating):
+        raise ContractError(
+            f"the loss of one sample is {outline(loss)}, expected a scalar float32[]. hint: add its parts up, or "
+            "take their mean."
+        )
+    check_metrics(metrics)
+
+
+def check_metrics(metrics: Any) -> None:
+    """Raises a `ContractError` unless metrics are scalars by name."""
+    if not isinstance(metrics, Mapping):
+        raise ContractError(f"the metrics of gradients are {outline(metrics)}, expected a dictionary of scalars.")
+    for name, metric in metrics.items():
+        if jnp.shape(metric) != ():
+            raise ContractError(
+                f"the metric {name!r} of gradients is {outline(metric)}, expected a scalar. hint: take its mean."
+            )
+
+
+def check_action(action: Action, space: spaces.Space, where: str) -> None:
+    """Raises a `ContractError` unless an action has the structure, shapes and kind of number of its space."""
+    expected = struct(space)
+    if jax.tree.structure(action) != jax.tree.structure(expected) or _kinds(action) != _kinds(expected):
+        raise ContractError(
+            f"{where} returned the action {outline(action)}, expected {outline(expected)} of {space}."
+        )
+
+
+def _kinds(tree: Any) -> list[tuple[tuple[int, ...], bool]]:
+    return [
+        (jnp.shape(leaf), bool(jnp.issubdtype(jnp.result_type(leaf), jnp.floating)))
+        for leaf in jax.tree.leaves(tree)
+    ]

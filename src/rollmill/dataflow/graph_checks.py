@@ -1,0 +1,193 @@
+"""Checks that the functions of a graph take and return what its loops expect.
+
+A graph of the user's own may hold any functions. Their parameters are compared with the calls before a training.
+Their results are examined only after a trace has failed, so a correct graph is not traced another time.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import PyTree
+
+from rollmill.core.errors import ContractError, RollmillError
+from rollmill.core.outlines import outline
+from rollmill.core.signatures import Call, check_signature
+from rollmill.core.types import Timestep
+from rollmill.core.user_frame import attribute_to_user_code
+from rollmill.dataflow.collecting import collect
+from rollmill.dataflow.fragment_results import check_action, check_metrics
+from rollmill.dataflow.gradients import ElementwiseUpdate, MeanGradients, SequenceGradients, UnfusedPolicy
+from rollmill.dataflow.graph import Batch, Decision, Graph
+from rollmill.dataflow.loops import start
+from rollmill.dataflow.minibatch_loop import identity
+from rollmill.dataflow.minibatches import minibatch_gather
+
+_DECIDE = Call(("weights", "key", "memory", "observation", "action_mask"))
+CALLS: Mapping[str, Call] = {
+    "environment": Call(("key", "state", "action")),
+    "policy": _DECIDE,
+    "gradients": Call(("learner", "minibatch")),
+    "update": Call(("learner", "gradients"), ("share",)),
+    "start_environment": Call(("key", "index")),
+    "start_memory": Call(),
+    "start_learner": Call(("key",)),
+    "action_mask": Call(("state",)),
+    "weights": Call(("learner",)),
+    "prepare": Call(("learner", "trajectory"), ("reduce", "replicas")),
+    "condition": Call(("minibatch", "reduce")),
+    "greedy": _DECIDE,
+    "gradients.loss": Call(("network", "learner", "sample", "sequence")),
+    "gradients.network": Call(("learner",)),
+    "gradients.step": Call(("network", "learner", "memory", "sample")),
+}
+"""Arguments of the functions of a graph, and of those that its fragments consist of."""
+
+
+def check_parameters(graph: Graph) -> None:
+    """Raises a `ContractError` if a function of a graph does not accept the arguments of its call."""
+    for field, function in _functions(graph).items():
+        check_signature(f"{_name(graph)}: {field}", function, CALLS[field])
+
+
+@contextmanager
+def attribute_to_functions(graph: Graph) -> Iterator[None]:
+    """Turns an exception of a graph's trace into a `ContractError` about the function that returns a wrong value.
+
+    An exception with another cause is raised unchanged.
+    """
+    try:
+        yield
+    except (RollmillError, FloatingPointError):
+        raise
+    except Exception:
+        check_results(graph)
+        raise
+
+
+def check_results(graph: Graph) -> None:
+    """Raises a `ContractError` for the first function of a graph that raises or returns a wrong value.
+
+    Each function is traced on its own, in the order of an iteration.
+    """
+    key = jax.eval_shape(jax.random.key, 0)
+    one = jax.ShapeDtypeStruct((), jnp.int32)
+    started = _traced(graph, "start_environment", key, one)
+    state, observation = _pair(graph, "start_environment", started, "the tuple (state, observation)")
+    mask, memory = _traced(graph, "action_mask", state), _traced(graph, "start_memory")
+    learner = _traced(graph, "start_learner", key)
+    weights = _traced(graph, "weights", learner)
+    for field in ("policy", "greedy"):
+        decision = _traced(graph, field, weights, key, memory, observation, mask)
+        check_decision(graph, field, decision)
+        _expect_types(graph, f"the memory of {field}", decision.memory, memory, "start_memory")
+    action = _traced(graph, "policy", weights, key, memory, observation, mask).action
+    timestep = _traced(graph, "environment", key, state, action)
+    _expect(graph, "environment", timestep, Timestep)
+    _expect_types(graph, "the state of environment", timestep.state, state, "start_environment")
+    _check_learning(graph)
+
+
+def check_decision(graph: Graph, field: str, decision: Any) -> None:
+    """Raises a `ContractError` unless a policy returned a `Decision` with an action of the graph's space."""
+    _expect(graph, field, decision, Decision)
+    check_action(decision.action, graph.action_space, f"{_name(graph)}: {field}")
+
+
+def _check_learning(graph: Graph) -> None:
+    """Checks the functions of the learning half of an iteration, with all environments."""
+    index = jnp.arange(graph.loops.num_envs, dtype=jnp.int32)
+    begin = jax.eval_shape(lambda: start(graph, jax.random.key(0), index))
+    collected = lambda state: collect(graph, graph.weights(state.learner), state.collector, state.key)[1]
+    trajectory = jax.eval_shape(collected, begin)
+    prepare = partial(graph.prepare, reduce=identity, replicas=1)
+    returned = _traced(graph, "prepare", begin.learner, trajectory, function=prepare)
+    learner, batch = _pair(graph, "prepare", returned, "the tuple (learner, Batch)")
+    _expect(graph, "prepare", batch, Batch)
+    _expect_types(graph, "the learner of prepare", learner, begin.learner, "start_learner")
+    if graph.replay is None:
+        _check_batch(graph, batch)
+        rows = jnp.zeros(graph.loops.num_envs * graph.loops.rows_each // graph.loops.num_minibatches, jnp.uint32)
+        minibatch = jax.eval_shape(lambda batch: minibatch_gather(batch, graph.loops)(rows), batch)
+    else:
+        sample = partial(graph.replay.sample, graph)
+        minibatch = jax.eval_shape(sample, begin.rings, begin.learner, begin.key, index).minibatch
+    condition = lambda minibatch: graph.condition(minibatch, identity)
+    conditioned = _traced(graph, "condition", minibatch, function=condition)
+    _expect(graph, "condition", conditioned, Batch)
+    found = _traced(graph, "gradients", begin.learner, conditioned)
+    gradients, metrics = _pair(graph, "gradients", found, "the tuple (gradients, metrics)")
+    check_metrics(metrics)
+    updated = _traced(graph, "update", begin.learner, gradients)
+    _expect_types(graph, "the learner of update", updated, begin.learner, "start_learner")
+
+
+def _check_batch(graph: Graph, batch: Batch) -> None:
+    """Checks the leading axes of what `prepare` returned."""
+    loops = graph.loops
+    parts = {
+        "samples": ((loops.num_steps, loops.num_envs), "steps, environments"),
+        "sequences": ((loops.num_envs,), "environments"),
+    }
+    for part, (lead, axes) in parts.items():
+        for path, leaf in jax.tree_util.tree_leaves_with_path(getattr(batch, part)):
+            if leaf.shape[: len(lead)] != lead:
+                raise ContractError(
+                    f"{_name(graph)}: prepare returned {part}{jax.tree_util.keystr(path)} as {outline(leaf)}, "
+                    f"expected leading axes {list(lead)}: {axes}."
+                )
+
+
+def _functions(graph: Graph) -> dict[str, Any]:
+    """Returns the functions of a graph by the names of `CALLS`."""
+    fragments = {field: getattr(graph, field) for field in CALLS if "." not in field}
+    parts = {field: part.function for field, part in fragments.items() if isinstance(part, _WRAPPED)}
+    gradients = graph.gradients
+    if isinstance(gradients, MeanGradients):
+        parts |= {"gradients.loss": gradients.loss, "gradients.network": gradients.network}
+    if isinstance(gradients, SequenceGradients):
+        parts |= {"gradients.step": gradients.step, "gradients.network": gradients.network}
+    return fragments | parts
+
+
+_WRAPPED = (ElementwiseUpdate, UnfusedPolicy)
+
+
+def _traced(graph: Graph, field: str, *args: Any, function: Callable[..., Any] | None = None) -> Any:
+    """Returns the types of the result of one function, which is the field of the graph by default."""
+    with attribute_to_user_code(f"{_name(graph)}: {field}"):
+        return jax.eval_shape(getattr(graph, field) if function is None else function, *args)
+
+
+def _pair(graph: Graph, field: str, returned: Any, expected: str) -> Any:
+    if type(returned) is not tuple or len(returned) != 2:
+        raise ContractError(f"{_name(graph)}: {field} returned {outline(returned)}, expected {expected}.")
+    return returned
+
+
+def _expect(graph: Graph, field: str, returned: Any, kind: type) -> None:
+    if not isinstance(returned, kind):
+        fields = ", ".join(kind._fields)  # pyright: ignore[reportAttributeAccessIssue]
+        raise ContractError(
+            f"{_name(graph)}: {field} returned {outline(returned)}, expected a {kind.__name__}({fields})."
+        )
+
+
+def _expect_types(graph: Graph, what: str, actual: PyTree, expected: PyTree, origin: str) -> None:
+    """Checks that two trees have one structure and the same types."""
+    if jax.tree.structure(actual) != jax.tree.structure(expected) or _types(actual) != _types(expected):
+        raise ContractError(
+            f"{_name(graph)}: {what} is {outline(actual)}, expected {outline(expected)}, as {origin} returned it: "
+            "keep structure, shapes and dtypes."
+        )
+
+
+def _types(tree: PyTree) -> list[tuple[Any, Any]]:
+    return [(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in jax.tree.leaves(tree)]
+
+
+def _name(graph: Graph) -> str:
+    return graph.settings.get("algorithm", "the algorithm")
