@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from rollmill.core.interruption import Interruption, surviving_checkpoint_requests
+from rollmill.core.interruption import Interruption, handling_early_notices
 from rollmill.plan_search.orders import Order, start_child
 from rollmill.record.signals import stop_on_signals
 
@@ -108,13 +108,38 @@ def test_a_request_for_a_checkpoint_stops_nothing():
 
 
 def test_a_request_for_a_checkpoint_before_the_training_ends_nothing():
-    with surviving_checkpoint_requests():
+    with handling_early_notices():
         os.kill(os.getpid(), signal.SIGUSR1)
-        with surviving_checkpoint_requests(), stop_on_signals() as stop:
+        with handling_early_notices(), stop_on_signals() as stop:
             os.kill(os.getpid(), signal.SIGUSR1)
             assert stop.take_checkpoint_request()
         os.kill(os.getpid(), signal.SIGUSR1)
     assert signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
+
+
+EARLY_NOTICE = """
+import os, signal, threading
+from rollmill.core.interruption import handling_early_notices
+with handling_early_notices():
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})  # as the main thread in a compilation
+    threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR2)).start()
+    threading.Event().wait()
+"""
+
+
+def test_a_notice_before_the_training_ends_the_process_with_a_sentence():
+    done = subprocess.run([sys.executable, "-c", EARLY_NOTICE], capture_output=True, text=True, check=False)
+    assert done.returncode == 140
+    assert done.stderr == "rollmill: stopped by SIGUSR2 outside of training, so there is nothing new to save\n"
+
+
+def test_a_notice_in_a_training_is_left_to_it():
+    with handling_early_notices(), stop_on_signals() as stop:
+        os.kill(os.getpid(), signal.SIGUSR2)
+        assert stop.signal_name == "SIGUSR2"
+        assert signal.set_wakeup_fd(-1) == -1  # nobody else sees it
+    assert signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL
+    assert signal.set_wakeup_fd(-1) == -1
 
 
 def test_a_sigterm_after_a_notice_takes_its_place():

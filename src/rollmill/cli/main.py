@@ -11,7 +11,7 @@ from typing import NamedTuple, NoReturn
 # Only fast imports: the handler of Ctrl-C is installed before JAX is imported.
 from rollmill.cli.output import code_after_output, open_streams
 from rollmill.core.errors import RollmillError, unknown_name
-from rollmill.core.interruption import Interruption, surviving_checkpoint_requests
+from rollmill.core.interruption import Interruption, handling_early_notices
 from rollmill.core.machine import leave_device_memory, versions, without_collection
 from rollmill.core.text import printable, shortened
 
@@ -90,7 +90,7 @@ def run_and_exit(action: Callable[[], int], *, keeps_result: bool) -> NoReturn:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:
-        with surviving_checkpoint_requests() if keeps_result else contextlib.nullcontext():
+        with handling_early_notices() if keeps_result else contextlib.nullcontext():
             code = _code_of(action)
         if not keeps_result:
             code = code_after_output(code, output)

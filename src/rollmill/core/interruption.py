@@ -3,7 +3,10 @@
 Imports nothing slow, as the command line imports it first.
 """
 
+import contextlib
+import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -46,17 +49,77 @@ def take_held_requests() -> None:
 
 
 @contextmanager
-def surviving_checkpoint_requests() -> Iterator[None]:
-    """Keeps SIGUSR1 from ending the process while it compiles, unless the program handles the signal."""
+def handling_early_notices() -> Iterator[None]:
+    """Handles SIGUSR1 and SIGUSR2 until the training loop does, unless the program handles them.
+
+    SIGUSR1 is ignored. SIGUSR2 ends the process with a message and exit code 140, even while it compiles.
+    """
     in_main_thread = threading.current_thread() is threading.main_thread()
-    if not in_main_thread or signal.getsignal(CHECKPOINT_REQUEST) != signal.SIG_DFL:
-        yield
-        return
-    signal.signal(CHECKPOINT_REQUEST, nothing_to_save)
+    ours = [number for number in NOTICES if in_main_thread and signal.getsignal(number) == signal.SIG_DFL]
+    handlers = {CHECKPOINT_REQUEST: nothing_to_save, STOP_NOTICE: EarlyStop()}
+    for number in ours:
+        signal.signal(number, handlers[number])
+    try:
+        with _ending_at_notice() if STOP_NOTICE in ours else contextlib.nullcontext():
+            yield
+    finally:
+        for number in ours:
+            signal.signal(number, signal.SIG_DFL)
+
+
+@dataclass
+class EarlyStop:
+    """Handler of SIGUSR2 until the training loop installs its own. A training that begins afterwards stops."""
+
+    asked: bool = False
+    """True once the signal has arrived."""
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Records the signal, for which a thread ends the process."""
+        self.asked = True
+
+
+@contextmanager
+def _ending_at_notice() -> Iterator[None]:
+    """Ends the process at SIGUSR2 while `EarlyStop` is its handler.
+
+    Python runs handlers in the main thread, which a compilation may hold for minutes. A thread waits for the bytes
+    that Python's own handler in C writes for each signal.
+    """
+    watched, written = socket.socketpair()
+    written.setblocking(False)
+    before = signal.set_wakeup_fd(written.fileno(), warn_on_full_buffer=False)
+    if before != -1:  # of an event loop, which then handles signals in time
+        signal.set_wakeup_fd(before)
+    thread = threading.Thread(target=_end_at_notice, args=(watched,), daemon=True)
+    thread.start()
     try:
         yield
     finally:
-        signal.signal(CHECKPOINT_REQUEST, signal.SIG_DFL)
+        if before == -1:
+            signal.set_wakeup_fd(-1)
+        written.close()
+        thread.join()
+        watched.close()
+
+
+@contextmanager
+def leaving_notices_to_training() -> Iterator[None]:
+    """Keeps the thread that ends the process at SIGUSR2 from signals that the training loop handles."""
+    before = signal.set_wakeup_fd(-1)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before, warn_on_full_buffer=False)
+
+
+def _end_at_notice(watched: socket.socket) -> None:
+    while number := watched.recv(1):
+        if number[0] == STOP_NOTICE and isinstance(signal.getsignal(STOP_NOTICE), EarlyStop):
+            text = "rollmill: stopped by SIGUSR2 outside of training, so there is nothing new to save"
+            with contextlib.suppress(OSError, ValueError):
+                print(text, file=sys.stderr, flush=True)
+            os._exit(128 + STOP_NOTICE)
 
 
 @dataclass

@@ -7,13 +7,21 @@ checkpoint.
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from rollmill.core.interruption import CHECKPOINT_REQUEST, NOTICES, STOP_NOTICE, Interruption, nothing_to_save
+from rollmill.core.interruption import (
+    CHECKPOINT_REQUEST,
+    NOTICES,
+    STOP_NOTICE,
+    EarlyStop,
+    Interruption,
+    leaving_notices_to_training,
+    nothing_to_save,
+)
 
 CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *NOTICES)
 
@@ -82,18 +90,25 @@ def stop_on_signals() -> Iterator[StopRequest]:
         return
     caught = [number for number in CAUGHT if _is_ours(number, signal.getsignal(number))]
     previous = {number: signal.signal(number, handle) for number in caught}
-    startup_handler = previous[signal.SIGINT]
-    if isinstance(startup_handler, Interruption) and startup_handler.asked:
-        request.signal_number, request.received_at = int(signal.SIGINT), time.monotonic()
+    _take_early(request, previous)
+    is_watched = isinstance(previous.get(STOP_NOTICE), EarlyStop)
     try:
-        yield request
+        with leaving_notices_to_training() if is_watched else nullcontext():
+            yield request
     finally:
         for number, handler in previous.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
+def _take_early(request: StopRequest, handlers: Mapping[Any, Any]) -> None:
+    """Turns a signal that came just before the training loop into a request."""
+    for number, handler in handlers.items():
+        if isinstance(handler, Interruption | EarlyStop) and handler.asked:
+            request.signal_number, request.received_at = int(number), time.monotonic()
+
+
 def _is_ours(number: int, handler: Any) -> bool:
     """Returns whether a training loop handles a signal now."""
     if number in NOTICES:
-        return handler in (signal.SIG_DFL, nothing_to_save)
+        return handler in (signal.SIG_DFL, nothing_to_save) or isinstance(handler, EarlyStop)
     return number != signal.SIGHUP or handler != signal.SIG_IGN

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from rollmill.core.errors import CheckpointError, UsageError
-from rollmill.core.interruption import pass_on_interrupt, surviving_checkpoint_requests
+from rollmill.core.interruption import handling_early_notices, pass_on_interrupt
 from rollmill.core.schema import coerce
 from rollmill.core.stored_paths import RunPath
 from rollmill.dataflow import Graph, fingerprint
@@ -37,7 +37,7 @@ from rollmill.training.recorder import Run, open_checkpoints
 from rollmill.training.starting import GivenWeights, given_weights
 
 
-@surviving_checkpoint_requests()
+@handling_early_notices()
 def resume(
     run_dir: str | Path,
     *,
