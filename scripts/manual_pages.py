@@ -31,12 +31,31 @@ HEAD = """# Command line
 <!-- Written by python scripts/manual_pages.py from what the commands print. -->
 
 All commands and their options, as `rollmill COMMAND --help-all` prints them. Integers may be written as `1e6`.
-Exit codes: 0, done; 1, the training failed, and what it had learned is kept; 2, the command cannot be carried out
-as it was given; 3, the memory is too small; 130, 140 and 143, stopped by Ctrl-C, SIGUSR2 and SIGTERM.
+The last section lists all [exit codes](#exit-codes).
 
 | command | |
 |---|---|
 """
+
+
+EXIT_CODES = {
+    0: ("The command is done, also by a [hook](hooks.md) that stopped the training.", "everything"),
+    1: (
+        "The run failed: a number that is not finite, a failing environment or hook, lost workers, a full disk. "
+        "Of a sweep, a trial failed; of `serve`, batches failed one after the other; of `help WORD`, no option "
+        "has the word; of a command that prints its result, the output could not be written.",
+        "the newest checkpoint: `rollmill resume`",
+    ),
+    2: ("The command cannot be carried out as it was given. `doctor RUN`: the run is damaged.", "what was there"),
+    3: ("A device has too little memory.", "the newest checkpoint"),
+    4: ("A GPU failed, or another process made it fail.", "the newest checkpoint"),
+    129: ("SIGHUP: the terminal was closed.", "a last checkpoint"),
+    130: ("SIGINT, Ctrl-C.", "a last checkpoint; after a second Ctrl-C the newest one"),
+    140: ("SIGUSR2, a batch system's notice.", "a last checkpoint; before training begins nothing new"),
+    141: ("The reader of the output went away, as in `rollmill list \\| head`. Training goes on without one.", ""),
+    143: ("SIGTERM.", "a last checkpoint, or the newest one if saving took too long"),
+}
+"""What each exit code means, and what is kept then."""
 
 
 REFERENCE_HEAD = """# All names
@@ -144,7 +163,14 @@ def command_page() -> str:
     """The page on the command line."""
     anchor = {name: f"rollmill-{command_name(name).replace(' ', '-')}" for name in COMMANDS}
     rows = [f"| [`{name}`](#{anchor[name]}) | {COMMANDS[name].summary.partition(':')[0]} |" for name in COMMANDS]
-    return HEAD + "\n".join(rows) + "\n\n" + "\n".join(map(section, COMMANDS))
+    return HEAD + "\n".join(rows) + "\n\n" + "\n".join(map(section, COMMANDS)) + exit_codes()
+
+
+def exit_codes() -> str:
+    """The part of the page on exit codes."""
+    rows = [f"| {code} | {meaning} | {kept} |" for code, (meaning, kept) in EXIT_CODES.items()]
+    head = ["## Exit codes", "", "| code | meaning | what is kept |", "| --- | --- | --- |"]
+    return "\n".join(["", *head, *rows, ""])
 
 
 def navigation() -> list[tuple[str, str, str]]:

@@ -7,6 +7,10 @@ from importlib import import_module
 import pytest
 
 from manual.snippets import ROOT
+from rollmill.cli.output import LOST_READER, UNWRITTEN
+from rollmill.cli.serve import GAVE_UP
+from rollmill.core.interruption import CHECKPOINT_REQUEST
+from rollmill.record.signals import CAUGHT
 
 sys.path.append(str(ROOT / "scripts"))
 DOCS = ROOT / "docs"
@@ -42,6 +46,16 @@ def test_every_command_has_its_options_on_the_page(pages):
     assert re.findall(r"^## rollmill (\w+)", page, re.M) == list(pages.COMMANDS)
     options = set(re.findall(r"^\| `(--[\w.-]+)", page, re.M))
     assert {"--evaluate-every", "--over", "--gpu-sharing", "--max-batch", "--against", "--search-plan"} <= options
+
+
+def test_every_exit_code_of_the_package_is_on_the_page():
+    """Those of errors, of signals that end a command, and of commands that say how they ended."""
+    source = "\n".join(file.read_text() for file in (ROOT / "src").rglob("*.py"))
+    errors = {0, *(int(code) for code in re.findall(r"^    exit_code = (\d+)$", source, re.M))}
+    assert {GAVE_UP, UNWRITTEN} <= errors
+    signals = {128 + number for number in CAUGHT if number != CHECKPOINT_REQUEST}
+    listed = (DOCS / "commands.md").read_text().partition("## Exit codes")[2]
+    assert {int(code) for code in re.findall(r"^\| (\d+) \|", listed, re.M)} == errors | signals | {LOST_READER}
 
 
 def test_the_figures_that_help_to_choose_are_those_of_other_pages():
