@@ -73,16 +73,25 @@ def test_the_task_of_skypilot_goes_on_after_a_preemption():
 @pytest.mark.parametrize(("code", "requeued"), [(0, False), (140, True), (2, False), (143, False)])
 def test_the_script_of_slurm_requeues_after_its_notice_alone(tmp_path, code, requeued):
     """Under stand-ins for srun and scontrol."""
-    said = {"srun": f'echo "$@" > {tmp_path}/command; exit {code}', "scontrol": f'echo "$@" > {tmp_path}/asked'}
+    seen = f'echo "$SRUN_CPUS_PER_TASK $VIRTUAL_ENV $PYTHONPATH" > {tmp_path}/seen'
+    said = {
+        "srun": f'echo "$@" > {tmp_path}/command; {seen}; exit {code}',
+        "scontrol": f'echo "$@" > {tmp_path}/asked',
+    }
     for name, text in said.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
-    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
+    venv = tmp_path / ".venv" / "bin" / "activate"
+    venv.parent.mkdir(parents=True)
+    venv.write_text("export VIRTUAL_ENV=$PWD/.venv\n")
+    job = {"SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "8", "PYTHONPATH": "/mine"}
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", **job}
     done = subprocess.run(["bash", SCRIPT, "ppo", "CartPole-v1"], env=environment, check=False, cwd=tmp_path)
     assert done.returncode == code
     command = (tmp_path / "command").read_text().strip()
     assert command == "rollmill train ppo CartPole-v1 --run-dir runs/7 --resume-if-exists"
     assert train_command(command).request.settings["run_dir"] == "runs/7"
+    assert (tmp_path / "seen").read_text() == f"8 {tmp_path}/.venv {tmp_path}:/mine\n"
     assert (tmp_path / "asked").exists() == requeued
     if requeued:
         assert (tmp_path / "asked").read_text() == "requeue 7\n"
@@ -130,7 +139,7 @@ def test_a_job_of_slurm_goes_on_after_each_requeue(slurm):
         return subprocess.run(words, check=True, capture_output=True, text=True, cwd=slurm).stdout.strip()
 
     sizes = "--total-timesteps 400_000 --log-every 1 --no-tensorboard --checkpoint-seconds 1000"
-    job = asked("sbatch", "--parsable", str(SCRIPT), *shlex.split(f"{SMALL} {sizes}"))
+    job = asked("sbatch", "--parsable", "--cpus-per-task=1", str(SCRIPT), *shlex.split(f"{SMALL} {sizes}"))
     run, output = slurm / "runs" / job, slurm / f"slurm-{job}.out"
     lines = lambda: (run / "metrics.jsonl").read_text().count("\n") if (run / "metrics.jsonl").exists() else 0
     for restarts in (1, 2):
