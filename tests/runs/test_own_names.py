@@ -107,9 +107,15 @@ class WithFunction:
     activation: object = field(default=jnp.tanh)
 
 
+@dataclass
+class Changeable:
+    size: int = 1
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
+        (Changeable, ("cannot-register-can-be-changed", "@dataclass(frozen=True)")),
         (dict, ("cannot-register-config-has-to",)),
         (NoDefault, ("cannot-register-file-has-to", "NoDefault", "missing 1 required")),
         (WithFunction, ("cannot-register-file-has-to", "WithFunction", "has no JSON form")),

@@ -99,7 +99,7 @@ def register_algorithm(
         the name.
 
     Raises:
-        UsageError: the name is taken or cannot be one, or `config` is no dataclass that a file can hold.
+        UsageError: the name is taken or cannot be one, or `config` is no frozen dataclass that a file can hold.
     """
     ALGORITHMS.check(name, build, overwrite=overwrite)
     _check_config(name, config)
@@ -136,6 +136,11 @@ def _build(
 def _check_config(name: str, config: type) -> None:
     if not (isinstance(config, type) and is_dataclass(config)):
         raise UsageError(f"cannot register {name!r}: its config has to be a dataclass, {config!r} was given.")
+    if not getattr(config, "__dataclass_params__").frozen:  # noqa: B009 - no type knows of it
+        raise UsageError(
+            f"cannot register {name!r}: {config.__name__} can be changed, while runs compare and record "
+            "configurations. hint: @dataclass(frozen=True)."
+        )
     try:
         defaults = config()
         same = read_as(config, plain(writable(asdict(defaults))), where=config.__name__) == defaults
