@@ -217,6 +217,24 @@ def test_the_words_of_the_browser_have_no_token(folder, monkeypatch, capsys):
     assert not Path(urlsplit(url).path).exists()
 
 
+def test_a_browser_of_snap_gets_a_page_that_it_can_read(tmp_path, monkeypatch):
+    """It has a /tmp of its own, and reads no folder with a dot."""
+    home, snaps = tmp_path / "home", tmp_path / "snap"
+    for folder in (home, snaps):
+        folder.mkdir()
+    (snaps / "firefox").touch()
+    monkeypatch.setattr(Path, "home", lambda: home)
+    with command.leading_page("http://127.0.0.1/") as page:
+        assert not page.is_relative_to(home)
+    monkeypatch.setattr(command, "SNAPS", snaps)
+    with command.leading_page("http://127.0.0.1/") as page:
+        assert page.is_relative_to(home) and not page.parent.name.startswith(".")
+    assert not list(home.iterdir())
+    home.rmdir()
+    with command.leading_page("http://127.0.0.1/") as page:
+        assert page.exists()
+
+
 def test_ctrl_c_ends_the_command(folder):
     words = [sys.executable, "-m", "rollmill", "board", str(folder)]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=Path.home())

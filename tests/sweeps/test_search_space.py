@@ -4,6 +4,8 @@ import math
 
 import pytest
 
+from rollmill.core.errors import UsageError
+from rollmill.sweeps.creation import typed_axis
 from rollmill.sweeps.search_space import Axis, combinations, parse_axis, points
 from wordings import raises
 
@@ -44,6 +46,11 @@ def test_axes(text, axis):
 def test_bad_axes(text, message):
     with raises(*message):
         parse_axis(text)
+
+
+def test_integers_with_a_dash_between_get_a_hint():
+    with pytest.raises(UsageError, match=r"--seed 0-2 must be an integer\. hint: --over seed=0\.\.2 for"):
+        typed_axis("ppo", parse_axis("seed=0-2"))
 
 
 def test_a_grid_has_all_combinations():

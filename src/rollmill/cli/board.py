@@ -19,6 +19,8 @@ from rollmill.core.options import Arg
 from rollmill.core.text import printable
 from rollmill.record.signals import stop_on_signals
 
+SNAPS = Path("/snap/bin")
+SNAP_BROWSERS = ("firefox", "chromium", "brave", "opera", "vivaldi")
 POLL_SECONDS = 0.1
 """Time within which a signal ends the board."""
 
@@ -51,6 +53,8 @@ def run(arguments: list[str]) -> int:
         print("Ctrl-C ends the board. Training continues.", file=sys.stderr)
         if page is not None and not webbrowser.open(page.as_uri()):
             print("note: there is no browser here; open the address above.", file=sys.stderr)
+        elif page is not None:
+            print("If the browser cannot read the file, open the address above.", file=sys.stderr)
         while not stop.requested:
             time.sleep(POLL_SECONDS)
     return stop.exit_code
@@ -62,7 +66,18 @@ def leading_page(url: str) -> Iterator[Path]:
 
     The file is for this user alone, while everybody can see the words of a command, such as those of a browser.
     """
-    with tempfile.TemporaryDirectory(prefix="rollmill-board-") as folder:  # of mode 700
+    with _folder_for_browsers() as folder:  # of mode 700
         page = Path(folder, "board.html")
         page.write_text(f'<!doctype html><meta http-equiv="refresh" content="0; url={html.escape(url)}">\n')
         yield page
+
+
+def _folder_for_browsers() -> tempfile.TemporaryDirectory[str]:
+    """Makes a folder that the browsers of this machine can read.
+
+    A browser installed by snap has its own /tmp, and reads only folders of the home directory without a dot.
+    """
+    if any(Path(SNAPS, name).exists() for name in SNAP_BROWSERS):
+        with contextlib.suppress(OSError, RuntimeError):
+            return tempfile.TemporaryDirectory(prefix="rollmill-board-", dir=Path.home())
+    return tempfile.TemporaryDirectory(prefix="rollmill-board-")

@@ -1,5 +1,6 @@
 """Checks what a sweep is to try, and creates its directory: for the command and for `rollmill.sweep`."""
 
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -121,7 +122,13 @@ def _typed(algorithm: str, option: str, value: str | int) -> Any:
     if not isinstance(value, str):
         return coerced_setting(algorithm, option, value)
     texts = value.split() if takes_several(algorithm, option) else [value]
-    return setting_from_text(algorithm, option, texts)
+    try:
+        return setting_from_text(algorithm, option, texts)
+    except UsageError as error:
+        if (ends := re.fullmatch(r"(-?\d+)[-:](-?\d+)", value)) is None:
+            raise
+        meant = f"{option}={ends[1]}..{ends[2]}"
+        raise UsageError(f"{error} hint: --over {meant} for the integers from {ends[1]} to {ends[2]}.") from error
 
 
 def _check_request(asked: NewSweep) -> None:
