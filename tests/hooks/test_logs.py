@@ -2,6 +2,7 @@
 
 import csv
 import hashlib
+import shutil
 import sys
 from types import ModuleType, SimpleNamespace
 
@@ -147,6 +148,10 @@ def test_weights_and_biases_continues_the_run_of_a_directory(wandb, tmp_path):
     assert first == id_of("a", 3) != id_of("b", 0)
     (tmp_path / "a").rename(tmp_path / "machine")
     assert id_of("a", 0) != first == id_of("machine", 3)  # one path on two machines, and a run that has moved
+    shutil.copytree(tmp_path / "machine", tmp_path / "copy")
+    copied = id_of("copy", 3)
+    assert copied not in (first, id_of("a", 3)) and copied == id_of("copy", 6)
+    assert first == id_of("machine", 6)
     before = hashlib.sha256(str(tmp_path / "old").encode()).hexdigest()[:16]
     assert id_of("old", 5) == before == id_of("old", 6)  # a run of the version before
     (tmp_path / "a/wandb_id.txt").write_text("../x\n")

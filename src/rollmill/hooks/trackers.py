@@ -28,7 +28,7 @@ from rollmill.hooks.events import (
 STEP = "env_steps"
 WANDB_ID = "wandb_id.txt"
 """File of a run directory with the run's id at Weights & Biases."""
-MAX_ID_BYTES = 100
+MAX_ID_BYTES = 8192
 RUN_TAG = "rollmill.run"
 """Tag of an MLflow run: the path of its run directory."""
 
@@ -116,21 +116,40 @@ def mlflow_log(experiment: str = "rollmill", *, tracking_uri: str | None = None)
 def _wandb_id(event: TrainingStarted) -> str:
     """Returns the id of a run, which its directory keeps, so that two runs with one path on two machines differ.
 
-    A run of an earlier version that goes on has the id that was made of its path.
+    The file also holds the path of the directory. A copy, whose original is still there, gets an id of its own. A
+    run of an earlier version that goes on has the id that was made of its path.
     """
-    folder = Folder(event.directory)
+    folder, path = Folder(event.directory), str(event.directory.resolve())
+    kept = _kept_wandb_id(folder)
+    name, _, place = (kept or "").partition("\n")
+    if name and (place in ("", path) or not _holds_run(Path(place), name)):
+        made = name
+    elif not name and event.iteration:
+        made = hashlib.sha256(path.encode()).hexdigest()[:16]
+    else:
+        made = secrets.token_hex(8)
+    if kept != f"{made}\n{path}":
+        with (
+            contextlib.suppress(OSError),
+            folder.replacing(WANDB_ID) as file,
+        ):  # without it, a resumed run begins another
+            file.write(f"{made}\n{path}\n".encode())
+    return made
+
+
+def _kept_wandb_id(folder: Folder) -> str | None:
+    """Returns the id that a directory keeps, and on a second line the path that it had; None without an id."""
     with contextlib.suppress(OSError, RollmillError, UnicodeDecodeError):
         kept = folder.read(WANDB_ID, limit=MAX_ID_BYTES).decode().strip()
-        if re.fullmatch(r"\w+", kept):
+        if re.fullmatch(r"\w+(\n/[^\n]*)?", kept):
             return kept
-    path = str(event.directory.resolve())
-    made = hashlib.sha256(path.encode()).hexdigest()[:16] if event.iteration else secrets.token_hex(8)
-    with (
-        contextlib.suppress(OSError),
-        folder.replacing(WANDB_ID) as file,
-    ):  # without it, a resumed run begins another
-        file.write(f"{made}\n".encode())
-    return made
+    return None
+
+
+def _holds_run(directory: Path, name: str) -> bool:
+    """Returns whether a directory keeps this id."""
+    kept = _kept_wandb_id(Folder(directory))
+    return kept is not None and kept.partition("\n")[0] == name
 
 
 def _mlflow_run(client: Any, experiment: str, event: TrainingStarted) -> str:
