@@ -58,7 +58,7 @@ FILES = {
     "pages/page.py": "files of the package",
     "plan_search/orders.py": "a temporary file without a name",
     "programs/program_store.py": "the package's own sources, and facts of the system, in /proc",
-    "runs/recalled_digests.py": "the package's own sources",
+    "runs/recalled_digests.py": "the package's own sources, and lists of the files of installed packages",
     "runs/trust.py": "the user's own folder for state",
     "plan_search/process.py": "output of its own child, in a temporary folder",
     "plan_search/waiting.py": "facts of the system, in /proc",

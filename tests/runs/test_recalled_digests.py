@@ -92,7 +92,13 @@ def test_modules_of_a_folder_with_installed_packages_are_known(tmp_path, monkeyp
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(recalled_digests._Untold):
         list(recalled_digests._foreign_modules())
-    (tmp_path / "mine-1.0.dist-info").mkdir()
+    (tmp_path / "other-1.0.dist-info").mkdir()
+    (tmp_path / "other-1.0.dist-info/RECORD").write_text("other.py,,\n")
+    recalled_digests._recorded.cache_clear()
+    with pytest.raises(recalled_digests._Untold):  # code of the user's own beside an installed package
+        list(recalled_digests._foreign_modules())
+    (tmp_path / "other-1.0.dist-info/RECORD").write_text("other.py,,\nmine.py,sha256=x,0\n")
+    recalled_digests._recorded.cache_clear()
     assert [name for name, *_ in recalled_digests._foreign_modules()] == ["mine"]
 
 

@@ -6,12 +6,14 @@ command alone, into which nobody has imported modules: elsewhere any function ma
 """
 
 import contextlib
+import csv
+import functools
 import hashlib
 import json
 import os
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import FunctionType
@@ -97,7 +99,7 @@ def _foreign_modules() -> Iterator[tuple[str, int, int]]:
             if _has_code(name, module):
                 raise _Untold
             continue
-        if file.startswith(folders) or any(folder in file for folder in INSTALLED):
+        if any(folder in file for folder in INSTALLED) or _is_installed(file, folders):
             status = os.stat(file)
             yield name, status.st_size, int(status.st_mtime)
         elif not file.startswith(STANDARD):
@@ -106,8 +108,23 @@ def _foreign_modules() -> Iterator[tuple[str, int, int]]:
 
 def _package_folders() -> tuple[str, ...]:
     """Returns the folders of the path that an installer has put packages into, such as those of `--target`."""
-    folders = [Path(entry) for entry in sys.path if entry]
+    folders = [Path(entry).absolute() for entry in sys.path if entry]
     return tuple(f"{folder}{os.sep}" for folder in folders if next(folder.glob("*.dist-info"), None))
+
+
+def _is_installed(file: str, folders: Sequence[str]) -> bool:
+    """Returns whether an installer has put a file into a folder, which may also hold the user's code."""
+    return any(file.removeprefix(folder) in _recorded(folder) for folder in folders if file.startswith(folder))
+
+
+@functools.cache
+def _recorded(folder: str) -> frozenset[str]:
+    """Returns the files that installers have put into a folder, relative to it."""
+    files: set[str] = set()
+    for record in Path(folder).glob("*.dist-info/RECORD"):
+        with contextlib.suppress(OSError, UnicodeDecodeError, csv.Error), record.open(newline="") as lines:
+            files.update(os.path.normpath(line[0]) for line in csv.reader(lines) if line)
+    return frozenset(files)
 
 
 def _has_code(name: str, module: Any) -> bool:
