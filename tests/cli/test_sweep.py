@@ -246,6 +246,26 @@ def test_modules_of_a_strangers_sweep_are_named_again(tmp_path, monkeypatch):
         command.run(["--resume", str(folder), *named])
 
 
+def test_the_store_of_a_strangers_sweep_is_not_asked(tmp_path, monkeypatch):
+    from rollmill.cli import sweep as command
+    from rollmill.sweeps.directory import SweepDirectory
+    from rollmill.sweeps.search_space import listed_axis
+    from rollmill.sweeps.spec import SweepSpec
+    from rollmill.training.request import TrainingRequest
+
+    request = TrainingRequest("ppo", "CartPole-v1", {"start_from": "s3://stranger/run"})
+    spec = SweepSpec(request, (listed_axis("seed", [1]),), 1, ((1,),))
+    folder = SweepDirectory.create(tmp_path / "sweep", spec).root
+    started = []
+    monkeypatch.setattr(command, "run_sweep", lambda sweep, **how: started.append(sweep) or 0)
+    with raises("was-not-made-here-and-trials-use", "start_from=s3://stranger/run"):
+        command.run(["--resume", str(folder)])
+    assert not started
+    command.run(["--resume", str(folder), "--trust"])
+    command.run(["--resume", str(folder)])
+    assert len(started) == 2
+
+
 @pytest.mark.slow
 def test_trials_are_stopped_early_and_go_on_if_asked(tmp_path):
     """The second trial learns nothing, so at the latest rung it is worse than the first, which has ended."""

@@ -20,7 +20,7 @@ from rollmill.core.options import Option
 from rollmill.record.run_directory import RunDirectory
 from rollmill.runs.earlier_versions import with_added
 from rollmill.runs.options import RunOptions
-from rollmill.runs.trust import CLUSTER, trusted_modules
+from rollmill.runs.trust import CLUSTER, START, trusted_modules
 from rollmill.training.request import TrainingRequest, named_by
 
 OPTION = "--config"
@@ -61,8 +61,8 @@ class ConfigFile:
     def check_code(self, given: Mapping[str, Any], *, with_environment: bool) -> None:
         """Raises a `UsageError` if a run's file names code that the user has neither allowed nor named.
 
-        Code is a module or a cluster. `given` are values of the command's own options, by name. `with_environment`
-        says that the environment is the run's.
+        Code is a module or a cluster. A store counts as well, since the user's credentials would open it. `given`
+        are values of the command's own options, by name. `with_environment`: the environment is the run's.
         """
         if not self.is_of_run:
             return
@@ -74,6 +74,12 @@ class ConfigFile:
                 f"{self.path} was not made here, and names code that would be imported: {', '.join(modules)}. "
                 f"hint: if you trust it, add {options}."
             )
+        if stores := sorted(named.stores - trusted):
+            url = stores[0].removeprefix(START)
+            raise UsageError(
+                f"{self.path} was not made here, and begins with weights of {url}, which would be asked with your "
+                f"credentials. hint: if you trust it, add --start-from {url}."
+            )
         if clusters := sorted(named.clusters - trusted):
             address = clusters[0].removeprefix(CLUSTER)
             raise UsageError(
@@ -83,7 +89,7 @@ class ConfigFile:
 
     def _request(self, given: Mapping[str, Any], *, with_environment: bool) -> TrainingRequest:
         """Returns the settings that name code, unless the command line sets them."""
-        names = [name for name in ("distribution", "cluster") if name not in given]
+        names = [name for name in ("distribution", "cluster", "start_from") if name not in given]
         return TrainingRequest(
             algorithm="",
             environment=str(self.content.get("environment")) if with_environment else "",

@@ -246,7 +246,12 @@ def _check_trust(sweep: SweepDirectory, named: set[str], *, trust: bool) -> None
     run, code = RunDirectory(sweep.root), code_of(sweep)
     allowed = named | trusted_modules(run)
     if trust:
-        remember(run, sorted(code.clusters | code.modules))
+        remember(run, sorted(code.clusters | code.stores | code.modules))
+    elif missing := sorted(code.stores - allowed):
+        raise UsageError(
+            f"{sweep.root} was not made here, and its trials use {', '.join(missing)}, which would be asked with "
+            "your credentials. hint: if you trust it, add --trust, which is remembered for this directory."
+        )
     elif missing := sorted(code.clusters - allowed):
         raise UsageError(
             f"{sweep.root} was not made here, and its trials use {', '.join(missing)}, by which others choose "

@@ -88,8 +88,14 @@ def names_to_remember(saved: SavedConfig) -> list[str]:
 
 def named_places(saved: SavedConfig) -> list[str]:
     """Returns the cluster and the store of a configuration, as names that are trusted."""
-    stored = _start_url(saved)
-    return [*map(cluster_name, _addresses(saved)), *([f"{START}{stored}"] if stored else [])]
+    stored = start_name(saved.options.get("start_from"))
+    return [*map(cluster_name, _addresses(saved)), *([stored] if stored else [])]
+
+
+def start_name(start: object) -> str | None:
+    """Returns the store of the run that first weights come from, as a trusted name; None for a local run."""
+    url = _start_url(start)
+    return url and f"{START}{url}"
 
 
 def check_start(run: RunDirectory, saved: SavedConfig, *, trust: bool) -> None:
@@ -97,7 +103,7 @@ def check_start(run: RunDirectory, saved: SavedConfig, *, trust: bool) -> None:
 
     `trust` remembers that this directory may. Raises a `CheckpointError` with the URL if it is not allowed.
     """
-    url = _start_url(saved)
+    url = _start_url(saved.options.get("start_from"))
     if trust:
         remember(run, sorted({*names_to_remember(saved), *trusted_modules(run)}))
     elif url and f"{START}{url}" not in trusted_modules(run):
@@ -107,9 +113,8 @@ def check_start(run: RunDirectory, saved: SavedConfig, *, trust: bool) -> None:
         )
 
 
-def _start_url(saved: SavedConfig) -> str | None:
+def _start_url(start: object) -> str | None:
     """Returns the URL that a run takes its first weights from, which its configuration may name by its folder."""
-    start = saved.options.get("start_from")
     if not isinstance(start, str):
         return None
     try:

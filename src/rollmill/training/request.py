@@ -24,7 +24,7 @@ from rollmill.record.json_files import plain
 from rollmill.runs.algorithms import ALGORITHMS, find_algorithm
 from rollmill.runs.options import RunOptions
 from rollmill.runs.specification import build_graph, import_modules
-from rollmill.runs.trust import cluster_name
+from rollmill.runs.trust import cluster_name, start_name
 from rollmill.training.evaluations import unwatched
 from rollmill.training.placing import prepare_devices
 from rollmill.training.training import PreparedTraining, Run, prepare_training, train
@@ -303,17 +303,19 @@ def _with_num_envs(config: Any, num_envs: int) -> Any:
 
 
 class NamedCode(NamedTuple):
-    """The modules and clusters that requests name."""
+    """The modules, clusters and stores that requests name."""
 
     modules: frozenset[str]
     """Modules to import, of distribution policies and of environments."""
     clusters: frozenset[str]
     """Clusters, as names that are trusted."""
+    stores: frozenset[str]
+    """Stores of the runs that first weights come from, as names that are trusted."""
 
 
 def named_by(requests: Iterable[TrainingRequest]) -> NamedCode:
     """Returns the code that requests name."""
-    modules, clusters = set[str](), set[str]()
+    modules, clusters, stores = set[str](), set[str](), set[str]()
     for request in requests:
         modules |= {*request.imports, request.environment.partition(":")[2].rpartition(":")[0]}
         policy, cluster, track = (request.settings.get(name) for name in ("distribution", "cluster", "track"))
@@ -323,4 +325,5 @@ def named_by(requests: Iterable[TrainingRequest]) -> NamedCode:
             modules.add(policy.partition(":")[0])
         if isinstance(cluster, str) and ":" in cluster:
             clusters.add(cluster_name(cluster))
-    return NamedCode(frozenset(modules - {""}), frozenset(clusters))
+        stores.add(start_name(request.settings.get("start_from")) or "")
+    return NamedCode(frozenset(modules - {""}), frozenset(clusters), frozenset(stores - {""}))
