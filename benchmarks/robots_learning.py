@@ -1,7 +1,7 @@
 """PPO on robots by the recipes of this package, with curves of the return beside published returns.
 
     python benchmarks/robots_learning.py [Ant Cartpole ...] [--seconds Ant=30 Humanoid=60] [--seeds 3]
-        [--fusion off] [--unroll 1] [--apart]
+        [--fusion off] [--launch 16x2] [--unroll 1] [--apart]
 
 Each task is a process of its own. All compile side by side, and then train one after the other, each for its
 seconds or its recipe's steps. Seeds train in one program, or with `--apart` one after the other by the same
@@ -28,6 +28,7 @@ from measure import options, platform, some_of, write_result
 import rollmill
 from rollmill.programs.compiled import CompiledProgram, lower, start_inputs
 from rollmill.programs.dispatch import dispatch_ahead
+from rollmill.programs.kernels import device_name
 from rollmill.recipes import RECIPES
 
 SKRL = "skrl (Toni-SM/skrl#41), PhysX, mean and standard deviation of seeds"
@@ -74,6 +75,8 @@ class Curve:
 
     def __init__(self, num_envs: int, num_seeds: int):
         self.points: list[Point] = []
+        self.unstable = np.zeros(num_seeds)
+        """Episodes of each seed that ended because the simulation became unstable."""
         self._enough = num_envs / 4
         self._sums = np.zeros((3, num_seeds))
 
@@ -81,6 +84,7 @@ class Curve:
         """Takes the metrics of some iterations."""
         for name, total in zip(("ended", "return_sum", "length_sum"), self._sums, strict=True):
             total += sum(np.reshape(row[f"episodes/{name}"], -1) for row in metrics)
+        self.unstable += sum(np.reshape(row["episodes/unstable"], -1) for row in metrics)
         ended, returns, lengths = self._sums
         if ended.min() >= self._enough:
             self.points.append(Point(seconds, steps, (returns / ended).tolist(), (lengths / ended).tolist()))
@@ -129,7 +133,9 @@ def train(name: str, chosen: Any, seconds: float, lock: Path) -> None:
     graph = rollmill.ppo(rollmill.make(f"robots:{name}"), config)
     seeds = tuple(range(chosen.seeds))
     together = (0,) if chosen.apart else seeds
-    program = lower(graph, seeds=together, fusion=chosen.fusion, unroll=chosen.unroll or None)
+    launches = {"rollouts": tuple(map(int, chosen.launch.split("x")))} if chosen.launch else None
+    launches = launches and {**launches, "device": device_name(jax.devices()[0])}
+    program = lower(graph, seeds=together, fusion=chosen.fusion, launches=launches, unroll=chosen.unroll or None)
     print(f"{name}: compiled in {program.compile_seconds:.1f} s", flush=True)
     batch = config.num_envs * config.num_steps
     until = -(-config.total_timesteps // batch)
@@ -138,6 +144,7 @@ def train(name: str, chosen: Any, seconds: float, lock: Path) -> None:
         "environments": config.num_envs,
         "steps_of_the_recipe": config.total_timesteps,
         "fusion": chosen.fusion,
+        "launch": chosen.launch,
         "unroll": chosen.unroll,
         "notes": list(program.notes),
         "seeds_in_one_program": len(together),
@@ -158,7 +165,8 @@ def train(name: str, chosen: Any, seconds: float, lock: Path) -> None:
                     written = time.perf_counter()
                     _write(name, told, row, curve, chosen)
             _write(name, told, row, curve, chosen)
-            print(f"{name}: {row['steps_per_second'] / 1e6:.2f} M steps/s, {row['returns']}", flush=True)
+            rate = f"{row['steps_per_second'] / 1e6:.2f} M steps/s"
+            print(f"{name}: {rate}, {row['returns']}, unstable {row['unstable_episodes']}", flush=True)
 
 
 def _write(name: str, told: dict[str, Any], row: dict[str, Any], curve: Curve, chosen: Any) -> None:
@@ -168,6 +176,7 @@ def _write(name: str, told: dict[str, Any], row: dict[str, Any], curve: Curve, c
         "returns": curve.final(),
         "seconds": last and last.seconds,
         "steps": last and last.steps,
+        "unstable_episodes": curve.unstable.tolist(),
         "reached": {f"{level:g}": curve.reached(level) for level in levels},
         "curve": {"columns": Point._fields, "points": curve.thinned()},
     }
@@ -187,6 +196,7 @@ def main() -> None:
         fusion="off",
         unroll=(1, "steps that are compiled as one; 0: the default of the platform"),
         envs=(0, "environments instead of the recipe's"),
+        launch=(str, "environments of a block and its warps, as 16x2, of the kernel of rollouts"),
         apart=False,
         lock=(Path, "a file for which processes of one task wait for their turn"),
     )
