@@ -3,13 +3,17 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from rollmill.core.folder import Folder
+from rollmill.record.checkpoint_files import read_arrays, read_record
+from rollmill.record.checkpoints import Checkpoints
 from rollmill.sweeps.creation import NewSweep, create_sweep
 from rollmill.sweeps.search_space import Axis, listed_axis
 from rollmill.training import population as population_module
 from rollmill.training.evolution import Evolution, EvolutionRule, next_rung
-from rollmill.training.evolving import common_iteration, read_evolution
+from rollmill.training.evolving import common_point, read_evolution
 from rollmill.training.population import Population, train_population
 from rollmill.training.request import TrainingRequest
 from rollmill.training.resuming import resume
@@ -35,6 +39,18 @@ def test_the_worst_take_over_from_the_best_and_change_numbers():
     assert rung == next_rung(RULE, 2, rung.results, values)
     assert Evolution((rung,)).values(values)[3] == rung.takeovers[0].after
     assert Evolution((rung,)).until(1) == Evolution()
+
+
+def test_broken_members_take_over_first_and_alone_if_asked():
+    values = [{"learning_rate": 1e-3, "gamma": 0.9} for _ in range(6)]
+    results = [5.0, 9.0, 8.0, 1.0, 2.0, 3.0]
+    rung = next_rung(RULE, 2, results, values, broken=[1])
+    assert [takeover.training for takeover in rung.takeovers] == [1, 3]  # two of six, the best of all among them
+    assert {takeover.source for takeover in rung.takeovers} <= {0, 2} and rung.results[1] is None
+    rung = next_rung(RULE, 2, results, values, broken=[0, 2, 3], only_broken=True)
+    assert [takeover.training for takeover in rung.takeovers] == [0, 2, 3] and rung.broken == (0, 2, 3)
+    rung = next_rung(RULE, 2, [None] * 6, values, broken=[0], left_out=[1, 2, 3, 4])
+    assert [(takeover.training, takeover.source) for takeover in rung.takeovers] == [(0, 5)]
 
 
 def requests_in(root: Path) -> list[TrainingRequest]:
@@ -73,7 +89,7 @@ def test_a_population_that_was_killed_is_the_one_that_was_not(tmp_path, monkeypa
     with pytest.raises(Killed):
         train_population(requests_in(cut), Population(RULE, cut))
     monkeypatch.setattr(population_module, "_keep", keep)
-    assert common_iteration([cut / str(seed) for seed in range(3)]) == 2
+    assert common_point([cut / str(seed) for seed in range(3)]) == (2, (0, 1, 2))
     again = train_population(requests_in(cut), Population(RULE, cut))
     for mine, theirs in zip(again, runs, strict=True):
         for name in ("weights_sha256", "final_return", "iterations"):
@@ -95,6 +111,33 @@ def test_a_population_that_was_killed_is_the_one_that_was_not(tmp_path, monkeypa
     assert graph["config"]["learning_rate"] == taken_over.after["learning_rate"]
 
 
+def test_a_broken_trial_takes_over_from_another_and_goes_on(tmp_path):
+    """Its weights are infinite from the first update on. Others' states are also saved between rungs."""
+    requests = [request.changed({"checkpoint_seconds": 0.0, "keep_last": 9}) for request in requests_in(tmp_path)]
+    requests[1] = requests[1].changed({"learning_rate": 1e38})
+    runs = train_population(requests, Population(RULE, tmp_path))
+    first = read_evolution(tmp_path).rungs[0]
+    assert (first.iteration, first.broken, first.results[1]) == (2, (1,), None)
+    assert [takeover.training for takeover in first.takeovers] == [1]
+    assert [run.summary["status"] for run in runs] == ["finished"] * 3
+    saved = [{int(path.name) for path in run.directory.glob("checkpoints/*")} for run in runs]
+    assert {0, 2, 4, 6, 7} <= saved[0] == saved[1] == saved[2] and len(saved[0]) > 5
+    for iteration in (2, 7):
+        arrays = arrays_of(runs[1].directory, iteration)
+        assert all(np.isfinite(array).all() for array in arrays.values() if array.dtype == np.float32)
+    # The rung's checkpoint is ranked by the episodes of the policy that it holds.
+    mine, source = (record_of(runs[n].directory, 2).metadata["episodes"] for n in (1, first.takeovers[0].source))
+    assert [window["recent"] for window in mine] == [window["recent"] for window in source]
+
+
+def record_of(directory: Path, iteration: int):
+    return read_record(Folder(directory / "checkpoints" / str(iteration)))
+
+
+def arrays_of(directory: Path, iteration: int):
+    return read_arrays(Folder(directory / "checkpoints" / str(iteration)), record_of(directory, iteration).types)
+
+
 def changes_of(directory: Path) -> list[dict]:
     return json.loads((directory / "config.json").read_text()).get("changes", [])
 
@@ -103,7 +146,16 @@ def test_runs_without_a_common_checkpoint_are_told(tmp_path):
     for name, iteration in (("0", 2), ("1", 3)):
         (tmp_path / name / "checkpoints" / str(iteration)).mkdir(parents=True)
     with raises("trials-in-have-no-intact"):
-        common_iteration([tmp_path / "0", tmp_path / "1"])
+        common_point([tmp_path / "0", tmp_path / "1"])
+
+
+def test_a_trial_that_went_on_alone_is_left_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(Checkpoints, "check", lambda self, iteration: None)
+    for name, iterations in (("0", (2, 4)), ("1", (6, 7)), ("2", (2, 4, 6))):
+        for iteration in iterations:
+            (tmp_path / name / "checkpoints" / str(iteration)).mkdir(parents=True)
+    assert common_point([tmp_path / name for name in "012"]) == (4, (0, 2))
+    assert common_point([tmp_path / name for name in "02"]) == (4, (0, 1))
 
 
 RATE, SEEDS = Axis("learning-rate", (), 1e-4, 1e-2, True), listed_axis("seed", [0, 1, 2, 3, 4])

@@ -42,7 +42,7 @@ def _handle_order() -> int:
         return report(resume(order.resume, track=order.track))
     if order.together:
         how = order.population
-        population = how and Population(how.rule, Path(how.folder))
+        population = how and Population(how.rule, Path(how.folder), how.members, how.total)
         return max(report(run) for run in train_population(order.together, population))
     return report(train_request(order.trained))
 

@@ -44,6 +44,10 @@ class PopulationOrder:
     rule: EvolutionRule
     folder: str
     """Directory of their file of rungs."""
+    members: tuple[int, ...]
+    """Numbers of these members among all."""
+    total: int
+    """Number of members at the beginning."""
 
 
 @dataclass(frozen=True)

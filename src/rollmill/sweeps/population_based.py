@@ -17,6 +17,7 @@ from rollmill.sweeps.results import SweepResults
 from rollmill.sweeps.spec import Trial
 from rollmill.sweeps.together import Together
 from rollmill.sweeps.trial_processes import LOOK_SECONDS, MAX_KILLS, how_lost, start_population
+from rollmill.training.evolving import common_point
 
 
 def run_population(
@@ -68,7 +69,7 @@ def _run(
     while sweep.unfinished() and not stop.requested:
         for trial in trials:
             sweep.note_failure(trial, failed=False)
-        process = start_population(sweep, trials, rule, part, imports)
+        process = start_population(sweep, _members(sweep, trials, say), rule, part, imports)
         try:
             has_begun = lambda: any(map(sweep.has_begun, trials))
             _wait(process, stop, has_begun, lambda: results.write_if_due([trial.name for trial in trials]))
@@ -86,6 +87,20 @@ def _run(
             sweep.note_failure(trial, failed=True)
         return True
     return False
+
+
+def _members(sweep: SweepDirectory, trials: Sequence[Trial], say: Callable[[str], None]) -> Sequence[int]:
+    """Returns the numbers of the trials that go on together, and names those that have gone on alone.
+
+    Raises a `CheckpointError` if trials have checkpoints, and no two have one in common.
+    """
+    point = common_point([sweep.run(trial).root for trial in trials])
+    if point.iteration is None:
+        for trial in trials:  # killed before the first checkpoint of all
+            sweep.trials_folder.remove(trial.name)
+    if alone := [trial.name for number, trial in enumerate(trials) if number not in point.members]:
+        say(f"trials that have gone on alone keep their runs, and are left out: {', '.join(alone)}")
+    return point.members
 
 
 def _wait(

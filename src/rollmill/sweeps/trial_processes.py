@@ -15,7 +15,6 @@ from rollmill.record.signals import CAUGHT
 from rollmill.sweeps.directory import SweepDirectory
 from rollmill.sweeps.spec import Trial
 from rollmill.training.evolution import EvolutionRule
-from rollmill.training.evolving import common_iteration
 
 LOOK_SECONDS = 0.1
 """Time between two looks at running trials."""
@@ -63,23 +62,17 @@ def start_trials(
 
 def start_population(
     sweep: SweepDirectory,
-    trials: Sequence[Trial],
+    members: Sequence[int],
     rule: EvolutionRule,
     part: MachinePart,
     imports: Collection[str],
 ) -> subprocess.Popen:
-    """Starts the process of all trials of population-based training, or resumes it; see `start_trials`.
-
-    Raises a `CheckpointError` as well if trials have checkpoints, and none in common.
-    """
-    roots = [sweep.run(trial).root for trial in trials]
-    if common_iteration(roots) is None:
-        for trial in trials:  # killed before the first checkpoint of all
-            sweep.trials_folder.remove(trial.name)
-    pairs = zip(trials, roots, strict=True)
-    together = tuple(trial.request.changed({"run_dir": str(root)}) for trial, root in pairs)
-    order = Order(together=together, population=PopulationOrder(rule, str(sweep.root)))
-    return _start(sweep, trials, order, part, imports)
+    """Starts the process of population-based training for these trials, or resumes it; see `start_trials`."""
+    every = sweep.trials()
+    trials = [every[number] for number in members]
+    together = tuple(trial.request.changed({"run_dir": str(sweep.run(trial).root)}) for trial in trials)
+    population = PopulationOrder(rule, str(sweep.root), tuple(members), len(every))
+    return _start(sweep, trials, Order(together=together, population=population), part, imports)
 
 
 def _start(

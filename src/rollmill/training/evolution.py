@@ -6,7 +6,7 @@ hyperparameters by a factor.
 """
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,6 +81,8 @@ class Rung:
     iteration: int
     results: tuple[float | None, ...]
     takeovers: tuple[Takeover, ...] = ()
+    broken: tuple[int, ...] = ()
+    """Members with numbers that are not finite."""
 
 
 @dataclass(frozen=True)
@@ -102,31 +104,42 @@ class Evolution:
 
 
 def next_rung(
-    rule: EvolutionRule, iteration: int, results: Sequence[float | None], values: Sequence[Mapping[str, Any]]
+    rule: EvolutionRule,
+    iteration: int,
+    results: Sequence[float | None],
+    values: Sequence[Mapping[str, Any]],
+    *,
+    broken: Collection[int] = (),
+    left_out: Collection[int] = (),
+    only_broken: bool = False,
 ) -> Rung:
     """Returns a rung. Equal arguments give equal rungs.
 
-    Trainings without a result neither take over nor are taken over from. Where fewer than twice as many as are to
-    take over have one, none does.
+    Broken members are the worst, and all of them take over. Other members without a result neither take over nor
+    are taken over from. Where fewer than twice as many as are to take over have one, only broken ones do.
 
     Args:
         rule: rule of the population.
         iteration: number of completed iterations.
         results: result of each member. Larger is better.
         values: hyperparameters of each member.
+        broken: members with numbers that are not finite.
+        left_out: members that do not take part any more.
+        only_broken: whether other members keep their states.
     """
+    results = [None if number in broken else result for number, result in enumerate(results)]
     count = rule.taking_over(len(results))
-    ranked = sorted((result, -number) for number, result in enumerate(results) if result is not None)
-    if len(ranked) < 2 * count:
-        return Rung(iteration, tuple(results))
+    ranked = [-number for _, number in sorted((r, -n) for n, r in enumerate(results) if r is not None)]
+    losers = ranked[: max(0, count - len(broken))] if len(ranked) >= 2 * count and not only_broken else []
+    whole = [number for number in range(len(results)) if number not in {*broken, *left_out}]
+    best = (ranked or whole)[-max(count, 1) :]
     source = random.Random(f"{rule.seed} {iteration}")
-    best = [-number for _, number in ranked[-count:]]
     takeovers: list[Takeover] = []
-    for _, number in ranked[:count]:
+    for number in [*sorted(broken), *losers] if best else []:
         chosen = source.choice(best)
         after = {name: _changed(rule, name, value, source) for name, value in values[chosen].items()}
-        takeovers.append(Takeover(-number, chosen, dict(values[-number]), after))
-    return Rung(iteration, tuple(results), tuple(takeovers))
+        takeovers.append(Takeover(number, chosen, dict(values[number]), after))
+    return Rung(iteration, tuple(results), tuple(takeovers), tuple(sorted(broken)))
 
 
 def _changed(rule: EvolutionRule, name: str, value: Any, source: random.Random) -> Any:

@@ -5,10 +5,10 @@ of the runs, and the checkpoints of its iteration hold the states after it. A ki
 newest iteration checkpointed by all runs, and reaches the same rungs.
 """
 
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -27,7 +27,7 @@ from rollmill.record.run_directory import RunDirectory
 from rollmill.runs.saved_run import Change, with_changes
 from rollmill.runs.specification import config_from_json, find_algorithm
 from rollmill.runs.trust import rewrite_config
-from rollmill.training.evolution import Evolution, EvolutionRule, Rung, next_rung
+from rollmill.training.evolution import Evolution, EvolutionRule, next_rung
 
 EVOLUTION = "evolution.json"
 MAX_BYTES = 64 * 2**20
@@ -41,31 +41,53 @@ def read_evolution(folder: Path) -> Evolution:
     return read_as(Evolution, described, where=str(folder / EVOLUTION), error=CheckpointError)
 
 
-def common_iteration(runs: Sequence[Path]) -> int | None:
-    """Returns the newest iteration of which all runs have an intact checkpoint; None before there is one.
+class CommonPoint(NamedTuple):
+    """Where a population continues."""
 
-    Raises a `CheckpointError` if runs have checkpoints, and none in common.
+    iteration: int | None
+    """The newest iteration with an intact checkpoint of all members; None before there is one."""
+    members: tuple[int, ...]
+    """Numbers of the runs that have it. The others have gone on alone since."""
+
+
+def common_point(runs: Sequence[Path]) -> CommonPoint:
+    """Returns where a population of these runs continues.
+
+    A run that was resumed alone may have no checkpoint in common with the others, and is left out. Raises a
+    `CheckpointError` if no two runs have one in common.
     """
-    stores = [Checkpoints(RunDirectory(run).checkpoints, read_only=True) for run in runs if run.exists()]
-    present = [set(store.iterations()) for store in stores]
-    if len(stores) == len(runs):
-        for iteration in sorted(set.intersection(*present), reverse=True):
-            if not any(store.check(iteration) for store in stores):
-                return iteration
-    if any(each - {0} for each in present):
+    everyone = tuple(range(len(runs)))
+    stores = {
+        number: Checkpoints(RunDirectory(run).checkpoints, read_only=True)
+        for number, run in enumerate(runs)
+        if run.exists()
+    }
+    present = {number: set(store.iterations()) for number, store in stores.items()}
+    for iteration in sorted(set[int]().union(*present.values()), reverse=True):
+        holders = tuple(number for number, each in present.items() if iteration in each)
+        ahead = all(max(present.get(number, {0}), default=0) > iteration for number in {*everyone} - {*holders})
+        if len(holders) > 1 and ahead and not any(stores[number].check(iteration) for number in holders):
+            return CommonPoint(iteration, holders)
+    if any(each - {0} for each in present.values()):
         raise CheckpointError(
             f"the trials in {runs[0].parent} have no intact checkpoint in common, so that they cannot go on "
             "together. hint: each goes on alone by `rollmill resume TRIAL`."
         )
-    return None
+    return CommonPoint(None, everyone)
 
 
 class Evolving:
     """A population with members that copy each other."""
 
-    def __init__(self, rule: EvolutionRule, folder: Path, graphs: Sequence[Graph]) -> None:
-        first = [{name: graph.settings["config"][name] for name in rule.names} for graph in graphs]
+    def __init__(
+        self, rule: EvolutionRule, folder: Path, graphs: Sequence[Graph], members: Sequence[int], total: int
+    ) -> None:
+        """`members` are the numbers of the graphs among the `total` members at the beginning."""
+        first: list[dict[str, Any]] = [{} for _ in range(total)]
+        for number, graph in zip(members, graphs, strict=True):
+            first[number] = {name: graph.settings["config"][name] for name in rule.names}
         self._rule, self._folder, self._first = rule, folder, first
+        self._members = list(members)
         self._evolution = Evolution()
         self._kind = find_algorithm(graphs[0].settings["algorithm"]).config
         self._config = plain(writable(graphs[0].settings["config"]))
@@ -75,11 +97,11 @@ class Evolving:
         self._evolution = read_evolution(self._folder).until(iteration)
         for takeover in (takeover for rung in self._evolution.rungs for takeover in rung.takeovers):
             places = {takeover.training, takeover.source}
-            if not places <= set(range(len(runs))) or takeover.after.keys() != set(self._rule.names):
+            if not places <= set(range(len(self._first))) or takeover.after.keys() != set(self._rule.names):
                 raise CheckpointError(
                     f"{self._folder / EVOLUTION} is damaged: a takeover names what is not there."
                 )
-        for number, run in enumerate(runs):
+        for number, run in zip(self._members, runs, strict=True):
             self._write_run(number, run)
 
     def rung(
@@ -88,39 +110,42 @@ class Evolving:
         results: Sequence[float | None],
         runs: Sequence[RunDirectory],
         state: PyTree[Array | np.ndarray],
-    ) -> PyTree[Array | np.ndarray]:
-        """Decides and records the rung after this iteration.
+        *,
+        broken: Collection[int] = (),
+        only_broken: bool = False,
+    ) -> tuple[PyTree[Array | np.ndarray], dict[int, int]]:
+        """Decides and records the rung after this iteration. Lanes are numbered as the runs are here.
 
         Args:
             iteration: number of completed iterations.
-            results: result of each member.
-            runs: run of each member.
-            state: states of all members, on the host.
+            results: result of each lane.
+            runs: run of each lane.
+            state: states of all lanes, on the host.
+            broken: lanes with numbers that are not finite, which all take over.
+            only_broken: whether no other lane takes over.
 
         Returns:
-            The states to continue with.
+            The states to continue with, apart from environments, and the source of each lane that took over.
         """
-        rung = next_rung(self._rule, iteration, results, self._evolution.values(self._first))
-        self._evolution = Evolution((*self._evolution.rungs, rung))
+        lane_of = {number: lane for lane, number in enumerate(self._members)}
+        every = [results[lane_of[number]] if number in lane_of else None for number in range(len(self._first))]
+        rung = next_rung(
+            self._rule,
+            iteration,
+            every,
+            self._evolution.values(self._first),
+            broken=[self._members[lane] for lane in broken],
+            left_out=set(range(len(self._first))) - lane_of.keys(),
+            only_broken=only_broken,
+        )
+        self._evolution = Evolution((*self._evolution.until(iteration - 1).rungs, rung))
         write_json(Folder(self._folder), EVOLUTION, asdict(self._evolution))
-        for takeover in rung.takeovers:
-            self._write_run(takeover.training, runs[takeover.training])
-        return self._handed_on(rung, state)
-
-    def _handed_on(self, rung: Rung, state: Any) -> Any:
-        """Returns the states with copied learners and their new hyperparameters."""
-        if not rung.takeovers:
-            return state
-        sources = np.arange(len(rung.results))
-        for takeover in rung.takeovers:
-            sources[takeover.training] = takeover.source
-        learner = jax.tree.map(lambda leaf: leaf[sources], state.learner)
-        held = {name: np.array(numbers) for name, numbers in learner.hyperparameters.items()}
-        for takeover in rung.takeovers:
-            for name, number in self._numbers(takeover.after).items():
-                held[name][takeover.training] = number
-        learner = eqx.tree_at(lambda learner: learner.hyperparameters, learner, held)
-        return eqx.tree_at(lambda state: state.learner, state, learner)
+        takeovers = {lane_of[takeover.training]: takeover for takeover in rung.takeovers}
+        for lane, takeover in takeovers.items():
+            self._write_run(takeover.training, runs[lane])
+        sources = {lane: lane_of[takeover.source] for lane, takeover in takeovers.items()}
+        numbers = {lane: self._numbers(takeover.after) for lane, takeover in takeovers.items()}
+        return _handed_on(state, sources, numbers, broken), sources
 
     def _numbers(self, values: dict[str, Any]) -> dict[str, float]:
         """Returns the values held by a learner for some hyperparameters."""
@@ -141,3 +166,25 @@ class Evolving:
             return
         described = {**config["graph"], "config": {**config["graph"]["config"], **plain(values)}}
         rewrite_config(run, with_changes({**config, "graph": described}, changes))
+
+
+def _handed_on(
+    state: Any, sources: Mapping[int, int], numbers: Mapping[int, Mapping[str, float]], broken: Collection[int]
+) -> Any:
+    """Returns the states with copied learners and their new hyperparameters.
+
+    A broken lane also copies the experience of its source.
+    """
+    if not sources:
+        return state
+    lanes = np.arange(len(state.iteration))
+    lanes[list(sources)] = list(sources.values())
+    learner = jax.tree.map(lambda leaf: leaf[lanes], state.learner)
+    held = {name: np.array(each) for name, each in learner.hyperparameters.items()}
+    for lane, new in numbers.items():
+        for name, number in new.items():
+            held[name][lane] = number
+    learner = eqx.tree_at(lambda learner: learner.hyperparameters, learner, held)
+    kept = np.asarray([lanes[lane] if lane in broken else lane for lane in range(len(lanes))])
+    rings = jax.tree.map(lambda leaf: leaf[kept], state.rings) if broken else state.rings
+    return replace(state, learner=learner, rings=rings)

@@ -6,18 +6,21 @@ Each has its own metrics and checkpoints, and can be resumed separately.
 import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
+from rollmill.core.errors import NonFiniteError
+from rollmill.dataflow import Graph
 from rollmill.gpus.activity import GpuActivity
-from rollmill.programs.compiled import CompiledProgram, state_shapes
-from rollmill.record.aggregates import stacked
+from rollmill.programs.compiled import CompiledProgram, start_environments, state_shapes
+from rollmill.programs.faults.find import ALMOST_ONE, FINITE
+from rollmill.record.aggregates import StackedRows, stacked
 from rollmill.record.checkpoints import Checkpoints, Restored
 from rollmill.record.display import Display, choose_display
 from rollmill.record.metrics import MetricsLog
@@ -26,7 +29,7 @@ from rollmill.record.signals import StopRequest, stop_on_signals
 from rollmill.runs.creation import create_run, provenance_now
 from rollmill.training.driver import tracking
 from rollmill.training.evolution import EvolutionRule
-from rollmill.training.evolving import Evolving, common_iteration
+from rollmill.training.evolving import Evolving, common_point
 from rollmill.training.hook_calls import HookCalls
 from rollmill.training.population_plans import plan_population
 from rollmill.training.preparing import (
@@ -45,6 +48,7 @@ class _Lane(NamedTuple):
     """A member of a population."""
 
     run: RunDirectory
+    graph: Graph
     recorder: Recorder
     wait: Any
     """Waits until its checkpoints are written."""
@@ -58,6 +62,10 @@ class Population(NamedTuple):
     rule: EvolutionRule
     folder: Path
     """Directory of the file that holds all rungs."""
+    members: tuple[int, ...] = ()
+    """Numbers of the runs among all at the beginning. Default: all of them."""
+    total: int = 0
+    """Runs at the beginning. Default: these."""
 
 
 def train_population(requests: Sequence[TrainingRequest], population: Population | None = None) -> list[Run]:
@@ -65,13 +73,14 @@ def train_population(requests: Sequence[TrainingRequest], population: Population
 
     Requests differ in `seed`, `run_dir` and hyperparameters that are data. With `population`, they take over from
     each other, and runs that have begun continue together. Raises a `UsageError` if they cannot share a program,
-    `NonFiniteError` for a number of one of them, which ends all, a `CheckpointError` if runs have no checkpoint in
-    common, and a `StorageError` if a run cannot be written any further.
+    `NonFiniteError` for a number of one of them, which ends all, or in a population of all of them, a
+    `CheckpointError` if runs have no checkpoint in common, and a `StorageError` if a run cannot be written any
+    further.
     """
     display = choose_display(quiet=True)
-    begun = common_iteration([Path(r.settings["run_dir"]) for r in requests]) if population else None
+    begun = common_point([Path(r.settings["run_dir"]) for r in requests]).iteration if population else None
     planned = plan_population(requests, rule=population and population.rule, goes_on=begun is not None)
-    evolving = population and Evolving(population.rule, population.folder, [each.graph for each in planned])
+    evolving = population and _evolving(population, [each.graph for each in planned])
     first = planned[0]
     note_replay_size(first.graph, first.plan, display, num_seeds=len(planned))
     program = compile_program(
@@ -91,8 +100,13 @@ def train_population(requests: Sequence[TrainingRequest], population: Population
             lanes = [_reopen(stack, each, display, begun) for each in prepared]
             if evolving:
                 _go_on(evolving, begun, lanes)
-        _follow(_TrainedPopulation(program, prepared[0], lanes, stop, evolving))
+        _follow(_TrainedPopulation(program, prepared[0], lanes, stop, evolving, set()))
         return [_end(lane, stop) for lane in lanes]
+
+
+def _evolving(population: Population, graphs: Sequence[Graph]) -> Evolving:
+    members = population.members or tuple(range(len(graphs)))
+    return Evolving(population.rule, population.folder, graphs, members, population.total or len(graphs))
 
 
 def _create(
@@ -127,7 +141,7 @@ def _recorded(
     log = stack.enter_context(MetricsLog(run, tensorboard=prepared.options.tensorboard, resume_from=first))
     calls = HookCalls(tracking(prepared.options, display), display.note)
     recorder = Recorder(prepared, run, checkpoints, log, GpuActivity(), calls, keeps_choices=True)
-    return _Lane(run, recorder, checkpoints.wait, restored)
+    return _Lane(run, prepared.algorithm, recorder, checkpoints.wait, restored)
 
 
 def _go_on(evolving: Evolving, iteration: int, lanes: Sequence[_Lane]) -> None:
@@ -145,6 +159,8 @@ class _TrainedPopulation(NamedTuple):
     lanes: Sequence[_Lane]
     stop: StopRequest
     evolving: Evolving | None
+    broken: set[int]
+    """Lanes with numbers that are not finite, until they take over."""
 
 
 def _follow(trained: _TrainedPopulation) -> None:
@@ -159,7 +175,7 @@ def _follow(trained: _TrainedPopulation) -> None:
 
 def _train_until(trained: _TrainedPopulation, state: Any, first: int, until: int) -> Any:
     """Trains on from the state after the `first` iterations; returns the state after a rung."""
-    (program, prepared, lanes, stop, _), options = trained, trained.first.options
+    (program, prepared, lanes, stop, evolving, broken), options = trained, trained.first.options
     training = ProgramTraining(
         prepared.algorithm,
         program,
@@ -168,15 +184,17 @@ def _train_until(trained: _TrainedPopulation, state: Any, first: int, until: int
         strides=[options.checkpoint_iterations] if options.checkpoint_iterations else [],
         pauses=None,
         span=options.log_every or default_log_every(prepared.algorithm),
-        fault=lanes[0].run.fault,
+        fault=lanes[0].run.fault if evolving is None else None,
         until=until,
     )
     for report in training.run(lambda: stop.requested):
         match report:
             case MetricsRows():
-                if _record(lanes, report, saving=stop.take_checkpoint_request()):
+                if _take_rows(trained, report):
                     training.request_snapshot()
             case Saved(iteration, after):
+                if broken and iteration < until and not stop.requested:
+                    continue  # their state is of no use; they take over at the rung
                 state, kept = _after(trained, iteration, until, after)
                 _keep(lanes, iteration, kept, stopping=stop.requested)
             case StartedUp(so_far):
@@ -185,19 +203,67 @@ def _train_until(trained: _TrainedPopulation, state: Any, first: int, until: int
     return state
 
 
+def _take_rows(trained: _TrainedPopulation, report: MetricsRows) -> bool:
+    """Records the metrics of all members. Returns whether a state is wanted."""
+    blocks = stacked(report.rows, report.counts or [1] * len(report.rows))  # once for all of them
+    saving = trained.stop.take_checkpoint_request()
+    if trained.evolving is not None:
+        _note_broken(trained, blocks)
+        saving |= trained.lanes[0].recorder.is_overdue  # of all at once, so that they can continue from it
+    return _record(trained.lanes, report.first, blocks, saving=saving and not trained.broken)
+
+
+def _note_broken(trained: _TrainedPopulation, blocks: Sequence[StackedRows]) -> None:
+    """Notes the lanes with numbers that are not finite, which take over from others at the next rung.
+
+    Raises a `NonFiniteError` if all have some.
+    """
+    for block in blocks:
+        trained.broken.update(np.flatnonzero(block.of(FINITE).min(axis=(0, 1)) <= ALMOST_ONE).tolist())
+    if len(trained.broken) == len(trained.lanes):
+        raise NonFiniteError(
+            f"all {len(trained.lanes)} trials of the population have numbers that are not finite. hint: lower "
+            "learning rates; rollmill.check_environment examines the environment."
+        )
+
+
 def _after(trained: _TrainedPopulation, iteration: int, until: int, after: Any) -> tuple[Any, Any]:
     """Returns the states to continue with after an iteration, on the device and on the host."""
-    kept = jax.device_get(after)
-    if trained.evolving is None or iteration < until or until == trained.first.algorithm.loops.iterations:
+    kept, evolving, broken, lanes = jax.device_get(after), trained.evolving, trained.broken, trained.lanes
+    ends = iteration < until or until == trained.first.algorithm.loops.iterations
+    if evolving is None or (ends and not broken):
         return after, kept
-    lanes = trained.lanes
     results = [lane.recorder.mean_return for lane in lanes]
-    kept = trained.evolving.rung(iteration, results, [lane.run for lane in lanes], kept)
-    for lane in lanes:
+    runs = [lane.run for lane in lanes]
+    kept, sources = evolving.rung(iteration, results, runs, kept, broken=broken, only_broken=ends)
+    windows = {lane: lanes[source].recorder.windows for lane, source in sources.items()}
+    for number, lane in enumerate(lanes):
         lane.recorder.follow_config()
+        if number in windows:
+            lane.recorder.take_over(windows[number], iteration)
     shardings: Any = trained.program.shardings
-    learner = jax.tree.map(jax.device_put, kept.learner, shardings.learner)
-    return eqx.tree_at(lambda state: state.learner, after, learner), kept
+    kept = replace(kept, collector=_environments(trained, iteration, kept))
+    names = ("learner", "collector", "rings") if broken else ("learner",)
+    moved = {n: jax.tree.map(jax.device_put, getattr(kept, n), getattr(shardings, n)) for n in names}
+    broken.clear()
+    return replace(after, **moved), kept
+
+
+def _environments(trained: _TrainedPopulation, iteration: int, kept: Any) -> Any:
+    """Returns the environments of all lanes, on the host; those of broken ones begin anew."""
+    collector = kept.collector
+    for lane in trained.broken:
+        graph = trained.lanes[lane].graph
+        index = np.arange(graph.loops.num_envs, dtype=np.int32)
+        begun = start_environments(graph, jax.random.fold_in(kept.key[lane], iteration), index, iteration)
+        collector = jax.tree.map(partial(_with_lane, lane), collector, jax.device_get(begun))
+    return collector
+
+
+def _with_lane(lane: int, leaves: np.ndarray, of_lane: np.ndarray) -> np.ndarray:
+    leaves = np.array(leaves)
+    leaves[lane] = of_lane
+    return leaves
 
 
 def _begin(program: CompiledProgram, lanes: Sequence[_Lane]) -> tuple[int, Any]:
@@ -214,17 +280,16 @@ def _begin(program: CompiledProgram, lanes: Sequence[_Lane]) -> tuple[int, Any]:
     return (restored.iteration if restored else 0), state
 
 
-def _record(lanes: Sequence[_Lane], report: MetricsRows, *, saving: bool) -> bool:
+def _record(lanes: Sequence[_Lane], first: int, blocks: Sequence[StackedRows], *, saving: bool) -> bool:
     """Writes the metrics of each member. Returns whether one of them needs its state.
 
     If `saving`, a checkpoint of each was requested.
     """
-    blocks = stacked(report.rows, report.counts or [1] * len(report.rows))  # once for all of them
     wanted = False
     for number, lane in enumerate(lanes):
         if saving:
             lane.recorder.request_checkpoint()
-        done = lane.recorder.record_rows(report.first, [block.of_seed(number) for block in blocks])
+        done = lane.recorder.record_rows(first, [block.of_seed(number) for block in blocks])
         wanted |= lane.recorder.wants_state(done)
     return wanted
 

@@ -40,7 +40,7 @@ def plan_population(
 
     Args:
         requests: what is to be trained.
-        rule: when they take over from each other; each saves its state at the rungs, and at no other time.
+        rule: when they take over from each other; all save their states at the rungs, and by `checkpoint_seconds`.
         goes_on: whether their runs are there already.
 
     Raises a `UsageError` if anything but seeds and hyperparameters differs.

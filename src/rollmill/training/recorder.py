@@ -177,6 +177,18 @@ class Recorder:
         self._config = self._run.read_config()
         self._identity = identity_of(self._config)
 
+    @property
+    def windows(self) -> list[dict[str, Any]]:
+        """The latest episodes of each seed, for `take_over`."""
+        return [window.to_json() for window in self._windows]
+
+    def take_over(self, windows: Sequence[dict[str, Any]], iteration: int) -> None:
+        """Continues after an iteration with another policy, whose latest episodes are in these windows."""
+        best = [window.best_return for window in self._windows]
+        pairs = zip(windows, best, strict=True)
+        self._windows = [EpisodeWindow.from_json({**window, "best_return": b}) for window, b in pairs]
+        self._iteration = iteration
+
     def started_up(self, compile_seconds: float, seconds: float) -> None:
         """Records the seconds before the first iteration, including compilation.
 
@@ -269,13 +281,15 @@ class Recorder:
         """Returns whether it is time for a checkpoint or an evaluation."""
         return self.is_due(iteration) or (self._evaluation is not None and self._evaluation.is_due(iteration))
 
+    @property
+    def is_overdue(self) -> bool:
+        """Whether the newest checkpoint is older than the option `checkpoint_seconds` says."""
+        return time.perf_counter() - self._saved_at >= self._options.checkpoint_seconds
+
     def is_due(self, iteration: int) -> bool:
         """Returns whether it is time for a checkpoint, or the training ends here."""
         every = self._options.checkpoint_iterations
-        if every is not None:
-            due = iteration // every > self._saved_iteration // every
-        else:
-            due = time.perf_counter() - self._saved_at >= self._options.checkpoint_seconds
+        due = self.is_overdue if every is None else iteration // every > self._saved_iteration // every
         return due or self._hooks.wants_checkpoint or iteration == self._loops.iterations
 
     def keep(

@@ -15,7 +15,8 @@ class ProgramTraining:
 
     Besides others, the state after every multiple of each stride can be had. The program waits at `pauses`. A line
     of the log covers `span` iterations, whose metrics may be summed. `fault` gets what is needed to replay an
-    iteration with a number that is not finite. The training ends after `until` iterations, by default all.
+    iteration with a number that is not finite, which ends the training. With None it continues. It ends after
+    `until` iterations, by default all.
     """
 
     def __init__(
@@ -28,7 +29,7 @@ class ProgramTraining:
         strides: Sequence[int],
         pauses: Pauses | None,
         span: int,
-        fault: Folder,
+        fault: Folder | None,
         until: int | None = None,
     ) -> None:
         self._graph, self._program, self._state = graph, program, state
@@ -57,9 +58,10 @@ class ProgramTraining:
         )
         for window in windows:
             yield MetricsRows(window.first, window.metrics, window.counts)
-            if self._program.loses_state and not all(map(is_finite, window.metrics)):
-                windows.close()  # the window that is computed already would take as much memory as the search
-            stop_at_fault(self._graph, self._program, window, self._fault)
+            if self._fault is not None:
+                if self._program.loses_state and not all(map(is_finite, window.metrics)):
+                    windows.close()  # the window that is computed already would take as much memory as the search
+                stop_at_fault(self._graph, self._program, window, self._fault)
             if not window.kept:
                 continue  # what is wanted now is the state after the next window
             ends = stopping()
