@@ -213,6 +213,14 @@ def defaults() -> str:
     return table_of(head, rows, numbers=(1, 2, 3, 4, 6, 7))
 
 
+VARIED = {
+    **{word: word for word in ("c51", "quantiles", "rainbow", "shared-torso", "gru")},
+    "--no-normalize-observations": "raw observations",
+    "--rnd-coef": "rnd",
+}
+"""Names of rows by words of their options."""
+
+
 def defaults_by_environment() -> str:
     """Returns the returns that each algorithm reaches in each environment, in bold where it is learned."""
     cells: dict[str, dict[str, str]] = {}
@@ -220,7 +228,7 @@ def defaults_by_environment() -> str:
     for row in read_result("defaults")["rows"]:
         environments[row["environment"]] = row["threshold"]
         options = row["command"].partition(row["environment"])[2]
-        varied = [word for word in ("c51", "quantiles", "rainbow", "shared-torso", "gru") if word in options]
+        varied = [name for word, name in VARIED.items() if word in options]
         said = f"{row['mean']:,.1f} ± {row['half_interval']:,.1f}"
         name = " ".join([row["algorithm"], *varied])
         cells.setdefault(name, {})[row["environment"]] = f"**{said}**" if row["met"] else said
