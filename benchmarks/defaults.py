@@ -143,7 +143,11 @@ ROWS = [
         for environment in ("TagGridWorld-Small-v0", "TagContinuous-Small-v0")
     ),
     *(Row(name, "TMaze-v0", 500_000, options="--network.torso gru") for name in ("ppo", "a3c", "a2c", "impala")),
-    *(Row("ppo", environment, 500_000) for environment in ("MountainCar-v0", "MountainCarContinuous-v0")),
+    *(
+        Row("ppo", environment, 500_000, options=options)
+        for environment in ("MountainCar-v0", "MountainCarContinuous-v0")
+        for options in ("", "--rnd-coef 1")
+    ),
     Row("sac", "MountainCarContinuous-v0", 50_000, options="--total-timesteps 50000"),
     Row("dqn", "MountainCar-v0", 500_000),
     *(

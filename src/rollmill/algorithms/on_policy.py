@@ -52,6 +52,8 @@ class ActorCriticLearner(eqx.Module):
     """Updates that were made; None if no number follows a schedule, other than learning rates."""
     rate_scale: Float[Array, ""] | None = None
     """Multiple of the configured learning rate; None if it is not adapted."""
+    novelty: Any = None
+    """`novelty.Novelty`; None without a bonus for rare observations."""
 
     @property
     def updates_done(self) -> Float[Array, ""]:
@@ -222,7 +224,7 @@ def report(
     schedule: Callable[[Hyperparameters], optax.Schedule], learner: ActorCriticLearner, batch: Batch
 ) -> Metrics:
     """Metrics of an iteration: its first learning rate, and moments of values if the batch has values."""
-    rate = {"learning_rate": rate_now(schedule(_with_rate(learner, learner.hyperparameters)), learner.optimiser)}
+    rate = {"learning_rate": rate_now(schedule(with_rate(learner, learner.hyperparameters)), learner.optimiser)}
     samples = batch.samples
     if not isinstance(samples, TrainingSamples):
         return rate
@@ -318,7 +320,7 @@ def update(
     share: float = 1.0,
 ) -> ActorCriticLearner:
     """One step of the optimiser; `share` is the fraction of a minibatch that the gradients come from."""
-    held, progress = _with_rate(learner, numbers_now(learner)), learner.progress
+    held, progress = with_rate(learner, numbers_now(learner)), learner.progress
     network, state = descend(optimiser, learner.weights.network, learner.optimiser, gradients, held, share=share)
     progress = None if progress is None else advanced(progress, share)
     weights = replace(learner.weights, network=network)
@@ -347,7 +349,7 @@ def adapt_rate(learner: ActorCriticLearner, metrics: Metrics) -> ActorCriticLear
     return replace(learner, rate_scale=jnp.where(change == 1.0, learner.rate_scale, rate / first))
 
 
-def _with_rate(learner: ActorCriticLearner, numbers: Hyperparameters) -> Hyperparameters:
+def with_rate(learner: ActorCriticLearner, numbers: Hyperparameters) -> Hyperparameters:
     """Returns the hyperparameters with the adapted learning rate, clipped to its present bounds."""
     if learner.rate_scale is None:
         return numbers

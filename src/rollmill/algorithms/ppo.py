@@ -18,7 +18,16 @@ import optax
 from gymnasium import spaces
 from jaxtyping import Array, Bool, Float
 
-from rollmill.algorithms.building import Choices, configured, graph_of, loops_of, parts_of, single_agent
+from rollmill.algorithms.building import (
+    Choices,
+    Parts,
+    configured,
+    graph_of,
+    loops_of,
+    optimiser_of,
+    parts_of,
+    single_agent,
+)
 from rollmill.algorithms.fragments import MakeNetwork
 from rollmill.algorithms.losses import (
     approximate_kl,
@@ -27,6 +36,7 @@ from rollmill.algorithms.losses import (
     clipped_value_loss,
     squared_value_loss,
 )
+from rollmill.algorithms.novelty import with_novelty
 from rollmill.algorithms.on_policy import (
     SampleLoss,
     TrainingSamples,
@@ -111,9 +121,12 @@ class PPOConfig:
     """Highest learning rate with `desired_kl`; 1e-2 if left out."""
     target_kl: NonNegative | None = None
     """Skip the remaining epochs of an iteration after one whose last minibatch exceeds this KL divergence."""
+    rnd_coef: NonNegative | None = None
+    """Weight of a bonus for steps to rare observations, by random network distillation: for environments where
+    rewards are too rare to be met by chance. Try 1."""
     normalize_observations: bool | None = None
     """Standardise observations by running statistics, which are part of the training state. Default: where they
-    are numbers without any bounds, whose scale nobody knows."""
+    are numbers without any bounds, whose scale nobody knows, and with `rnd_coef`."""
     normalize_rewards: bool = False
     """Divide rewards by the running standard deviation of the discounted return."""
     normalize_values: bool = True
@@ -154,7 +167,8 @@ def ppo(
     config, choices = configured(PPOConfig, env, config, network, overrides)
     env = single_agent(env)
     if config.normalize_observations is None:
-        config = replace(config, normalize_observations=is_unbounded(env.observation_space))
+        unscaled = is_unbounded(env.observation_space) or config.rnd_coef is not None
+        config = replace(config, normalize_observations=unscaled)
     choices = _adaptive(choices._replace(config=config))
     parts = parts_of(env, choices, params=params)
     loops = loops_of(
@@ -164,20 +178,41 @@ def ppo(
         num_minibatches=config.num_minibatches,
     )
     _check_standardised(config)
-    return graph_of(
+    explores = config.rnd_coef is not None
+    if explores:
+        _check_novelty(config, parts)
+    graph = graph_of(
         "ppo",
         parts,
         choices,
         loops,
-        scaling=lambda config: optax.scale_by_adam(eps=1e-5),
+        scaling=_adam,
         prepare=partial(prepare, parts.policy, config),
-        appraise=parts.policy.appraisal,
+        appraise=None if explores else parts.policy.appraisal,  # which drops the observations that earn the bonus
         condense=parts.policy.condensation,
         gradients=mean_gradients(parts.policy, _loss_within(config, choices, parts.env.action_space), config),
         condition=standardise_advantages if config.norm_adv else unconditioned,
         keep_learning=None if config.target_kl is None else partial(_below, config.target_kl),
         adapt=None if config.desired_kl is None else adapt_rate,
     )
+    if not explores:
+        return graph
+    return with_novelty(graph, parts.policy, parts.config, optimiser_of(choices, _adam, loops))
+
+
+def _adam(config: PPOConfig) -> optax.GradientTransformation:
+    return optax.scale_by_adam(eps=1e-5)
+
+
+def _check_novelty(config: PPOConfig, parts: Parts) -> None:
+    """Raises a `UsageError` for a policy or an option that the bonus does not go with."""
+    hint = f"hint: leave rnd_coef={config.rnd_coef} out, or"
+    if parts.policy.recurrent:
+        raise UsageError(f"rnd_coef is for policies without a memory. {hint} choose another torso.")
+    if parts.policy.is_large:
+        raise UsageError(f"rnd_coef is for observations smaller than images. {hint} observe less.")
+    if config.normalize_rewards:
+        raise UsageError(f"rnd_coef scales its bonus itself. {hint} leave normalize_rewards out.")
 
 
 def _check_standardised(config: PPOConfig) -> None:

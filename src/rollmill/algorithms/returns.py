@@ -71,7 +71,7 @@ def generalised_advantages(
     """
     delta = reward + gamma * next_value - value
     decay = jnp.where(done, 0.0, gamma * gae_lambda)
-    advantage = _decaying_sum(delta, decay)
+    advantage = decaying_sum(delta, decay)
     return Advantages(advantage, advantage + value)
 
 
@@ -98,7 +98,7 @@ def lambda_returns(
     """
     goes_on = ~done & (jnp.arange(done.size) < done.size - 1)
     decay = jnp.where(goes_on, td_lambda * discount, 0.0)
-    return _decaying_sum(reward + (discount - decay) * next_value, decay)
+    return decaying_sum(reward + (discount - decay) * next_value, decay)
 
 
 def vtrace(
@@ -140,14 +140,14 @@ def vtrace(
     ratio = jnp.exp(log_ratio)
     rho = jnp.minimum(clip_rho, ratio)
     decay = jnp.where(done, 0.0, gamma * trace_decay * jnp.minimum(clip_c, ratio))
-    correction = _decaying_sum(rho * (reward + gamma * next_value - value), decay)  # v_t - V_t
+    correction = decaying_sum(rho * (reward + gamma * next_value - value), decay)  # v_t - V_t
     # v'_t - V'_t: within an episode V'_t is V_{t+1}; at its end, and after the last step, v'_t is V'_t.
     next_correction = jnp.where(done, 0.0, jnp.append(correction[1:], 0.0))
     advantage = rho * (reward + gamma * (next_value + next_correction) - value)
     return Advantages(advantage, value + correction)
 
 
-def _decaying_sum(term: Float[Array, " T"], decay: Float[Array, " T"]) -> Float[Array, " T"]:
+def decaying_sum(term: Float[Array, " T"], decay: Float[Array, " T"]) -> Float[Array, " T"]:
     """Computes `x_t = term_t + decay_t x_{t+1}` backwards from `x_T = 0`."""
 
     def step_back(x_tp1, inputs):

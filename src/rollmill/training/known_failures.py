@@ -14,7 +14,7 @@ WITHOUT_A_SIGNAL = {
 ON_POLICY = ("ppo", "a3c", "a2c", "impala")
 """Algorithms that explore by the noise of their policies alone."""
 
-FAILING = {"MountainCar-v0": (*ON_POLICY, "dqn"), "MountainCarContinuous-v0": ON_POLICY}
+FAILING = {"MountainCar-v0": (*ON_POLICY, "dqn"), "MountainCarContinuous-v0": (*ON_POLICY, "sac")}
 """Algorithms that learned nothing at their defaults (benchmarks/defaults.py)."""
 
 UNSCALED = {"a2c": "Pendulum-v1"}
@@ -31,12 +31,12 @@ def note_on_known_failure(graph: Graph) -> str | None:
             "thousands leave the policy no share of the clipped gradients. hint: --normalize-values "
             "--norm-adv, or a3c, which has both"
         )
-    if algorithm not in FAILING.get(name, ()):
+    if algorithm not in FAILING.get(name, ()) or graph.settings["config"].get("rnd_coef"):
         return None
     return (
         f"note: {algorithm} is known to learn nothing of {name}, because {WITHOUT_A_SIGNAL[name]}, and random "
-        "actions hardly ever reach it. hint: a reward that grows on the way, as a transform or an environment of "
-        "your own"
+        "actions hardly ever reach it. hint: ppo --rnd-coef 1, which looks for what is rare, or a reward that "
+        "grows on the way, as a transform or an environment of your own"
     )
 
 
