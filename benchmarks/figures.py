@@ -11,7 +11,7 @@ import matplotlib
 import numpy as np
 from measure import HERE, options, read_result, some_of
 from oscillators import Complexity
-from tables import player_of
+from tables import ROBOTS, player_of, stored
 
 matplotlib.use("Agg")
 from matplotlib import pyplot  # noqa: E402
@@ -75,6 +75,37 @@ def tag_learning() -> Any:
     panels[0].legend(frameon=False, fontsize=9, loc="upper left", ncols=2)
     panels[0].set_ylabel("return of an agent, mean of its kind")
     return figure
+
+
+def robots_learning() -> Any:
+    """Draws the return of each seed by seconds of training, beside the published return."""
+    results = {name: found["result"] for name in ROBOTS if (found := stored(f"robots-learning-{name}-gpu"))}
+    panels_of = [name for name in results if not name.endswith("-rollout")]
+    figure, axes = pyplot.subplots(
+        2, -(-len(panels_of) // 2), figsize=(13, 6), layout="constrained", squeeze=False
+    )
+    for panel, name in zip(axes.flat, panels_of, strict=False):
+        ((mean, deviation),) = results[name]["published"].values()
+        panel.axhline(mean, color="black", linewidth=0.8, linestyle=(0, (4, 3)), label="published")
+        panel.axhspan(mean - deviation, mean + deviation, color="black", alpha=0.08, linewidth=0)
+        for side, colour, label in ((name, BLUE, "XLA"), (f"{name}-rollout", ORANGE, "rollout kernel")):
+            for training in results.get(side, {"trainings": []})["trainings"]:
+                seconds, _, returns, _ = zip(*training["curve"]["points"], strict=True)
+                for seed in np.transpose(returns):
+                    panel.plot(seconds, seed, color=colour, linewidth=1.4, label=label)
+                    label = None
+        finish(panel, name_of_robot(name))
+    for panel in axes[-1]:
+        panel.set_xlabel("seconds of training")
+    for panel in axes[:, 0]:
+        panel.set_ylabel("mean return of training episodes")
+    first = axes.flat[panels_of.index("ant") if "ant" in panels_of else 0]
+    first.legend(frameon=False, fontsize=9, loc="lower right")
+    return figure
+
+
+def name_of_robot(name: str) -> str:
+    return ROBOTS[name].strip("`").removeprefix("robots:")
 
 
 def distributed_learning() -> Any:
@@ -201,6 +232,7 @@ def draw_gains(panel: Any, rows: list[dict[str, Any]]) -> None:
 FIGURES: dict[str, tuple[Callable[[], Any], int]] = {
     "learning": (learning, 150),
     "tag_learning": (tag_learning, 150),
+    "robots-learning": (robots_learning, 110),
     "distributed-learning": (distributed_learning, 120),
     "fusion-learning": (fusion_learning, 120),
     "fusion-study": (fusion_study, 130),

@@ -282,6 +282,45 @@ def _until_return(runs: list[dict[str, Any]], threshold: float) -> str:
     return f"{of('cpu'):,.1f} ({of('steps') / 1000:,.0f} k{few})"
 
 
+ROBOTS = {
+    "cartpole": "`robots:Cartpole`",
+    "ballbalance": "`robots:BallBalance`",
+    "quadcopter": "`robots:Quadcopter`",
+    "ingenuity": "`robots:Ingenuity`",
+    "ant": "`robots:Ant`",
+    "ant-rollout": "`robots:Ant`, rollout kernel",
+    "anymal": "`robots:Anymal`",
+    "frankacabinet": "`robots:FrankaCabinet`",
+    "humanoid": "`robots:Humanoid`",
+    "shadowhand": "`robots:ShadowHand`",
+}
+
+
+def robots_learning() -> str:
+    """Returns what PPO learned on robots by their recipes, beside published returns."""
+    rows = []
+    for name, title in ROBOTS.items():
+        if not (found := stored(f"robots-learning-{name}-gpu")):
+            continue
+        result = found["result"]
+        (mean, deviation), trainings = next(iter(result["published"].values())), result["trainings"]
+        times = [time for one in trainings for time in one["reached"][f"{mean:g}"]["seconds"]]
+        rows.append(
+            [
+                title,
+                ", ".join(f"{value:,.0f}" for one in trainings for value in one["returns"]),
+                f"{mean:,.0f} ± {deviation:,.0f}",
+                ", ".join("-" if time is None else f"{time:.1f}" for time in times),
+                f"{max(one['seconds'] for one in trainings):.0f}",
+                f"{max(one['steps'] for one in trainings) / 1e6:.1f} of {result['steps_of_the_recipe'] / 1e6:.1f}",
+                f"{fmean(one['steps_per_second'] for one in trainings) / 1e6:.1f} M",
+                f"{result['compile_seconds']:.0f}",
+            ]
+        )
+    head = ["Task", "Return of each seed", "Published", "Seconds to it", "Seconds", "Million steps", "Steps/s"]
+    return table_of([*head, "Compiled in, s"], rows)
+
+
 def tag_learning() -> str:
     head = "| Environment | Taggers | Runners | Taggers' return, seeds 0 to 2 | Mean | Target | Met |"
     lines = [head, "|---|---|---|---|---:|---|---|"]
@@ -887,6 +926,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "defaults by environment": defaults_by_environment,
     "defaults over environments": defaults_over_environments,
     "seconds to return": seconds_to_return,
+    "robots learning": robots_learning,
     "tag learning": tag_learning,
     "strength": strength,
     "self-play": self_play,
