@@ -169,7 +169,7 @@ def test_a_sweep_returns_its_table(tmp_path, capsys):
     saved = config.run(config.trials()[0]).read_config()
     assert saved["graph"]["config"]["learning_rate"] == rates[0]
     assert saved["graph"]["config"]["network"]["hidden_sizes"] == [4]
-    assert "<polyline" in (done.directory / "report.html").read_text()
+    assert 'class="line"' in (done.directory / "report.html").read_text()
 
 
 @pytest.mark.slow
@@ -180,7 +180,7 @@ def test_seeds_in_one_program(tmp_path):
     assert done.exit_code == 0 and summary["seeds"] == [1, 2] and summary["env_steps"] == 128
     found = {row["seed"]: row["final_return"] for row in done.rows}
     assert found == dict(zip((1, 2), summary["final_return_per_seed"], strict=True))
-    assert (done.directory / "report.html").read_text().count("<polyline") == 2
+    assert (done.directory / "report.html").read_text().count('<path class="line') == 2
 
 
 OWN_PARTS = """

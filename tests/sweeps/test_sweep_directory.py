@@ -191,7 +191,7 @@ def test_seeds_in_one_program_have_a_row_each(tmp_path):
         file.write(json.dumps({"env_steps": 200} | {f"episode/return_seed{n}": n for n in (3, 4, 5)}) + "\n")
     write_report(sweep, rows, "final_return")
     text = (sweep.root / "report.html").read_text()
-    assert text.count("<polyline") == 3 and "<title>0 (gamma=0.9, seed=3..5), seed 5</title>" in text
+    assert text.count('<path class="line') == 3 and "</i>0 (gamma=0.9, seed=3..5), seed 5</span>" in text
 
 
 def test_the_best_of_a_sweep_over_seeds_has_the_highest_mean(tmp_path):
@@ -216,8 +216,8 @@ def test_the_best_of_a_sweep_over_seeds_has_the_highest_mean(tmp_path):
     assert table[0].endswith(",mean_over_seeds,num_seeds") and table[1].endswith(",50.0,3")
     write_report(sweep, rows, "final_return")
     report = (sweep.root / "report.html").read_text()
-    assert report.count('<tr class="best">') == 3
-    assert "the best by the mean final_return over the seeds of a point" in report
+    assert report.count('<tr class="marked">') == 3
+    assert "The best trials by the mean final_return over the seeds of a point" in report
 
 
 def test_more_seeds_than_a_run_can_have(tmp_path):

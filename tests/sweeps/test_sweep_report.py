@@ -14,7 +14,7 @@ from rollmill.sweeps.directory import TRIAL_RESULTS, SweepDirectory
 from rollmill.sweeps.intervals import bootstrap_interval
 from rollmill.sweeps.parallel import parallel_coordinates
 from rollmill.sweeps.ranking import ranked
-from rollmill.sweeps.report import LabelledCurve, figure, report, write_report
+from rollmill.sweeps.report import LabelledCurve, learning_curves, report, write_report
 from rollmill.sweeps.search_space import listed_axis
 from rollmill.sweeps.spec import SweepSpec
 from rollmill.training.request import TrainingRequest
@@ -64,6 +64,12 @@ def made_sweep(root, trials, lines, option="learning-rate"):
     return sweep
 
 
+def lines_of(text):
+    """The curves of the first figure of a page."""
+    drawn = ElementTree.fromstring(text[text.index("<svg") : text.index("</svg>") + 6])
+    return [path for path in drawn.iter("path") if path.get("class", "").startswith("line")]
+
+
 def test_a_report_of_many_long_trials_is_small(tmp_path):
     sweep = made_sweep(tmp_path / "sweep", 200, 2000)
     rows = sweep.rows("final_return")
@@ -71,17 +77,15 @@ def test_a_report_of_many_long_trials_is_small(tmp_path):
     text = (sweep.root / "report.html").read_text()
     assert len(text) < 300_000
     page = Page(text)
-    assert not page.open and not page.loaded and "script" not in page.counts
-    assert page.counts["polyline"] == 200 and page.counts["tr"] == 201
-    assert 'y="26">return</text>' in text and '<td class="number">199</td>' in text
-    assert page.cells[:2] == ["199", "<199>"]  # the best comes first, and its values are text
-    drawn = ElementTree.fromstring(text[text.index("<svg") : text.index("</svg>") + 6])
-    best = [line for line in drawn.iter(f"{SVG}polyline") if line.get("class") == "curve best"]
-    assert [line[0].text for line in best] == ["199 (learning-rate=<199>)"]
-    assert drawn.findall(f"{SVG}polyline")[-1] is best[0]  # over all others
-    for line in drawn.iter(f"{SVG}polyline"):
-        points = [tuple(map(int, point.split(","))) for point in line.get("points").split()]
-        assert len(points) == 60 and all(0 <= x <= 900 and 0 <= y <= 420 for x, y in points)
+    assert not page.open and not page.loaded and page.counts["script"] == 1
+    assert page.counts["tr"] == 201 and page.cells[:5] == ["199", "<199>", "finished", "199", ""]
+    *others, best = lines_of(text)
+    assert best.get("class") == "line" and len(others) == 199  # over all others
+    assert {line.get("class") for line in others} == {"line faint"}
+    assert others[0][0].text == "000 (learning-rate=<0>)" and "199 (learning-rate=&lt;199&gt;)</span>" in text
+    for line in (*others, best):
+        points = [tuple(map(float, point.split())) for point in line.get("d")[1:].split("L")]
+        assert len(points) == 60 and all(0 <= x <= 1000 and 0 <= y <= 1000 for x, y in points)
         assert [x for x, _ in points] == sorted(x for x, _ in points)
 
 
@@ -89,7 +93,7 @@ def test_more_trials_than_are_shown(tmp_path):
     sweep = made_sweep(tmp_path / "sweep", 510, 3)
     write_report(sweep, sweep.rows("final_return"), "final_return")
     text = (sweep.root / "report.html").read_text()
-    assert "The best 500 of 510 are shown." in text and Page(text).counts["polyline"] == 500
+    assert "The best 500 of 510 are shown." in text and len(lines_of(text)) == 500
 
 
 def test_a_sweep_without_any_result(tmp_path):
@@ -98,17 +102,17 @@ def test_a_sweep_without_any_result(tmp_path):
         sweep.run(trial).summary_file.unlink()
     write_report(sweep, sweep.rows("final_return"), "final_return")
     text = (sweep.root / "report.html").read_text()
-    assert "No episode has ended yet." in text and 'class="best"' not in text
+    assert "No episode has ended yet." in text and 'class="marked"' not in text
     assert Page(text).cells.count("unfinished") == 2
 
 
 def test_a_curve_lies_where_its_numbers_are():
     curve = [MetricPoint(0, 0.0), MetricPoint(50, 5.0), MetricPoint(100, 10.0)]
     curves = [LabelledCurve("a", curve), LabelledCurve("b", [MetricPoint(100, float("nan"))])]
-    drawn = ElementTree.fromstring(figure(curves, num_best=0))
-    assert [line.get("points") for line in drawn.iter(f"{SVG}polyline")] == ["70,374 478,194 886,14"]
-    flat = figure([LabelledCurve("a", [MetricPoint(7, 1.0)])], num_best=1)
-    assert ElementTree.fromstring(flat).find(f"{SVG}polyline").get("points") == "886,194"
+    drawn = learning_curves(curves, num_best=0)[1]
+    assert [line.get("d") for line in lines_of(drawn)] == ["M0.0 963.0L500.0 500.0L1000.0 37.0"]
+    flat = learning_curves([LabelledCurve("a", [MetricPoint(7, 1.0)])], num_best=1)[1]
+    assert [line.get("d") for line in lines_of(flat)] == ["M500.0 500.0"]
 
 
 @pytest.mark.parametrize(
@@ -188,6 +192,6 @@ def test_the_report_has_configurations_coordinates_and_importance():
     rows = ranked([others | row for row in LUCKY], OPTIONS, "r")
     text = report("a", [], rows, options=OPTIONS, metric="r", all_rows=rows)
     page = Page(text)
-    assert not page.open and not page.loaded and "80 to 90" in page.cells and "1 of 2" in page.cells
-    parts = [text.index(part) for part in ("Configurations over", "Parallel", "Importance", "<th>trial")]
+    assert not page.open and not page.loaded and "80.0 to 90.0" in page.cells and "1 of 2" in page.cells
+    parts = [text.index(part) for part in ("Configurations over", "Parallel", "Importance", ">Trials<")]
     assert parts == sorted(parts)

@@ -9,11 +9,11 @@ from rollmill.board.contents import Item, Signature, run_signature
 from rollmill.core.errors import RollmillError
 from rollmill.core.text import compact, number
 from rollmill.overview.table import steps_text
-from rollmill.pages.charts import ChartLine, chart
+from rollmill.pages.charts import COLOURED, GREY, ChartLine, chart
 from rollmill.pages.page import escaped, folded, legend, table
 from rollmill.plotting.curves import curves_of
 from rollmill.plotting.groups import CurveGroup, SeedCurve, grouped, setting_text, smoothed_points, thinned
-from rollmill.plotting.words import AXIS_TITLES, COLOURED, GREY
+from rollmill.plotting.words import AXIS_TITLES
 from rollmill.record.metric_curves import MetricPoint, thinned_curve
 from rollmill.record.run_directory import RunDirectory
 

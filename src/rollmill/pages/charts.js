@@ -12,10 +12,35 @@ const makeReadable = (() => {
     values.forEach((value, index) => { if (Math.abs(value - at) < Math.abs(values[best] - at)) best = index; });
     return best;
   };
+  const smoothed = (values, weight) => { // an exponential moving mean, corrected for its start
+    let total = 0, share = 0;
+    return values.map((value) => {
+      if (value === null) return null;
+      total = weight * total + (1 - weight) * value; share = weight * share + 1 - weight;
+      return total / share;
+    });
+  };
+  const addSmoothing = (chart, lines) => {
+    const paths = [...chart.querySelectorAll(".line")].map((path) => [path,
+      path.getAttribute("d").slice(1).split("L").map((point) => point.split(" ").map(Number))]);
+    const whole = lines.map((line) => line.y), slider = document.createElement("input");
+    Object.assign(slider, { type: "range", min: 0, max: 0.98, step: 0.02, value: 0 });
+    slider.oninput = () => {
+      const weight = Number(slider.value);
+      for (const [path, points] of paths) {
+        const y = smoothed(points.map((point) => point[1]), weight);
+        path.setAttribute("d", "M" + points.map((point, index) => `${point[0]} ${y[index].toFixed(1)}`).join("L"));
+      }
+      lines.forEach((line, index) => { line.y = line.low = line.high = smoothed(whole[index], weight); });
+    };
+    const label = document.createElement("label");
+    label.className = "smoothing"; label.append("smoothing", slider); chart.prepend(label);
+  };
   return (part) => { for (const chart of part.querySelectorAll(".chart")) {
     const data = JSON.parse(chart.dataset.lines), plot = chart.querySelector(".plot");
     const rule = document.createElement("div");
     rule.className = "rule"; rule.hidden = true; plot.append(rule);
+    if ("smoothing" in chart.dataset) addSmoothing(chart, data.lines);
     let share = 1;
     const hide = () => { rule.hidden = tip.hidden = true; };
     const show = (top) => {

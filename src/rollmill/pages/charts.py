@@ -7,7 +7,7 @@ from html import escape
 from typing import NamedTuple
 
 from rollmill.core.text import compact
-from rollmill.pages.page import escaped_name
+from rollmill.pages.page import escaped, escaped_name
 
 MIN_RANGE = 1e-300
 
@@ -21,9 +21,14 @@ def ticks(low: float, high: float) -> list[float]:
     return [number * step for number in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
+COLOURED = 8
+"""Lines that have a colour of their own: `c0` to `c7`."""
+GREY = "idle"
+"""Colour of the others."""
 UNITS = 1000.0
 """Width and height of the drawing in its own units; the browser stretches it."""
 DIGITS = 1
+MAX_TITLE = 90
 
 
 class ChartLine(NamedTuple):
@@ -52,10 +57,14 @@ class _Side(NamedTuple):
         return (value - self.low) / (self.high - self.low)
 
 
-def chart(lines: Sequence[ChartLine], *, across: str, upwards: str) -> str:
+def chart(lines: Sequence[ChartLine], *, across: str, upwards: str, is_smoothable: bool = False) -> str:
     """Draws a figure as HTML, whose first line lies on top. At least one line has a point.
 
-    `across` and `upwards` are the titles of the horizontal and the vertical axis, in plain text.
+    Args:
+        lines: lines and areas around them.
+        across: title of the horizontal axis, in plain text.
+        upwards: title of the vertical axis, in plain text.
+        is_smoothable: add a slider for an exponential moving mean of each line. The lines have no areas.
     """
     x = _side([value for line in lines for value in line.x], margin=0.0)
     y = _side([value for line in lines for values in (line.low, line.high) for value in values], margin=0.04)
@@ -68,10 +77,11 @@ def chart(lines: Sequence[ChartLine], *, across: str, upwards: str) -> str:
         f'aria-label="{escaped_name(upwards)} over {escaped_name(across)}">{"".join(grid + shapes)}</svg>'
     )
     down = "".join(_mark("top", 1 - y.share(mark), mark) for mark in y.marks)
+    smoothing = " data-smoothing" if is_smoothable else ""
     level = "".join(_mark("left", x.share(mark), mark) for mark in x.marks)
     return "\n".join(
         [
-            f'<div class="chart" data-lines="{_data(lines, x, y, across)}">',
+            f'<div class="chart"{smoothing} data-lines="{_data(lines, x, y, across)}">',
             f'<div class="upwards">{escaped_name(upwards)}</div>',
             f'<div class="marks down">{down}</div><div class="plot" tabindex="0">{svg}</div>',
             f'<div class="marks level">{level}</div><div class="across">{escaped_name(across)}</div></div>',
@@ -108,7 +118,8 @@ def _shapes(line: ChartLine, x: _Side, y: _Side) -> list[str]:
             shapes.append(f'<path class="area" fill="var(--{line.colour})" d="M{"L".join(upper + lower)}Z"/>')
         mean = "L".join(place(one, line.y[i]) for one, i in zip(at, part, strict=True))
         kind = "line faint" if line.is_faint else "line"
-        shapes.append(f'<path class="{kind}" stroke="var(--{line.colour})" d="M{mean}"/>')
+        title = f"<title>{escaped(line.label, most=MAX_TITLE)}</title>" if line.is_faint else ""
+        shapes.append(f'<path class="{kind}" stroke="var(--{line.colour})" d="M{mean}">{title}</path>')
     return shapes
 
 

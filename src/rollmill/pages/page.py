@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from html import escape
 from importlib.resources import files
+from itertools import chain, repeat
 from typing import NamedTuple
 
 from rollmill.core.text import cut, one_line
@@ -145,15 +146,20 @@ def table(
     *,
     left: Sequence[int] = (),
     most: int = MAX_NAME,
+    num_marked: int = 0,
 ) -> str:
     """Draws a table of plain text, which scrolls sideways where it does not fit.
 
     Leading blanks of a row's first cell, cut to `most` characters, indent it. The other columns are numbers,
-    except those at the indices `left`.
+    except those at the indices `left`. The first `num_marked` rows stand out.
     """
     sides = [' class="left"' if index in left else "" for index in range(len(columns))]
     head = "".join(f"<th{side}>{escaped_name(name)}</th>" for name, side in zip(columns, sides, strict=True))
-    lines = ["<tr>" + _name_cell(row[0], most) + "".join(map(_cell, row[1:], sides[1:])) + "</tr>" for row in rows]
+    starts = chain(repeat('<tr class="marked">', num_marked), repeat("<tr>"))
+    lines = [
+        start + _name_cell(row[0], most) + "".join(map(_cell, row[1:], sides[1:])) + "</tr>"
+        for start, row in zip(starts, rows, strict=False)
+    ]
     return "\n".join(
         [f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>', *lines, "</tbody></table></div>"]
     )

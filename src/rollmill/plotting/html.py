@@ -4,13 +4,11 @@ from collections.abc import Sequence
 
 from rollmill.core.text import compact, number
 from rollmill.pages import charts
-from rollmill.pages.charts import ChartLine, chart
+from rollmill.pages.charts import COLOURED, GREY, ChartLine, chart
 from rollmill.pages.page import asset, escaped, folded, legend, page, section, table
 from rollmill.plotting.groups import CurveGroup, Curves
 from rollmill.plotting.words import (
     AXIS_TITLES,
-    COLOURED,
-    GREY,
     MAX_LABEL,
     baseline_label,
     explanation,

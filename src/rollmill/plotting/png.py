@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from typing import IO, Any
 
 from rollmill.core.text import compact
+from rollmill.pages.charts import COLOURED
 from rollmill.pictures import GREY, new_figure, tidy
 from rollmill.plotting.groups import Curves
-from rollmill.plotting.words import AXIS_TITLES, COLOURED, baseline_label, labels, metric_title
+from rollmill.plotting.words import AXIS_TITLES, baseline_label, labels, metric_title
 
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8c7a00", "#5b3f95")
 WIDTH, HEIGHT = 8.0, 4.2

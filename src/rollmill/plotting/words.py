@@ -4,13 +4,10 @@ from collections import Counter
 from collections.abc import Sequence
 
 from rollmill.core.text import cut, number, one_line
+from rollmill.pages.charts import COLOURED
 from rollmill.plotting.groups import CurveGroup, Curves
 
 AXIS_TITLES = {"steps": "environment steps", "seconds": "seconds of training"}
-COLOURED = 8
-"""Groups that have a colour of their own, the best ones. Others are grey."""
-GREY = "idle"
-"""Colour of the others on a page."""
 MAX_LABEL = 90
 
 
