@@ -41,26 +41,38 @@ def test_bounds_come_from_what_there_is_least_of():
 
 @pytest.mark.skipif(not HAS_TRITON, reason="no compiler for kernels")
 def test_an_environment_that_fuses(capsys):
-    assert command.run(["fusion", "CartPole-v1", "--chip", "A100"]) == 0
+    assert command.run(["fusion", "CartPole-v1", "--chip", "A100", "--verbose"]) == 0
     told = capsys.readouterr().out
-    for part in ("CartPole-v1 fuses", "registers a thread", "on one A100", "special functions", "one kernel too"):
+    for part in ("CartPole-v1 fuses", "registers a thread", "on one A100", "by special functions"):
         assert part in told, told
 
 
 def test_what_needs_no_compilation_is_printed_before_it(capsys, monkeypatch):
     def compile_nothing(found, chip):
         so_far = capsys.readouterr()
-        assert f"{found.pressure.operations:,} operations" in so_far.out and "one kernel too" in so_far.out
-        assert "on one H100" in so_far.out and "registers a thread" not in so_far.out
+        assert f"{found.pressure.operations:,} operations" in so_far.out
+        assert "on one H100" in so_far.out and "Gradients: one kernel" in so_far.out
+        assert "registers a thread" not in so_far.out
         assert so_far.err == f"compiling the kernel of {found.pressure.operations:,} operations ...\n"
         return Resources(registers=64, spilled=128, shared=1024, code=2048)
 
     monkeypatch.setattr(command, "compiled_resources", compile_nothing)
-    assert command.run(["fusion", "CartPole-v1", "--chip", "H100"]) == 0
+    assert command.run(["fusion", "CartPole-v1", "--chip", "H100", "--verbose"]) == 0
     # 64 registers x 4 warps x 32 threads / 64 environments, and 65,536 / (64 x 128) x 64 environments.
     after = capsys.readouterr().out
-    assert "128 registers and 16 B on chip an environment, 512 environments at once" in after, after
+    assert "128 registers and 16 B on chip an environment\n" in after, after
+    assert "512 environments at once on each multiprocessor" in after
     assert "128 B of a thread found no register" in after and "compiled in 0." in after
+
+
+def test_without_verbose_it_says_what_auto_does_and_compiles_nothing(capsys, monkeypatch):
+    monkeypatch.setattr(command, "compiled_resources", None)
+    assert command.run(["fusion", "CartPole-v1", "--chip", "A100"]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[0].startswith("CartPole-v1 fuses: policy and environment become one kernel")
+    assert told[2].startswith("On a GPU, `--fusion auto`, the default, uses a kernel where it is faster")
+    assert told[3].startswith("One A100 makes at most ") and told[3].endswith("limited by instructions.")
+    assert len(told) == 6 and max(map(len, told)) < 125
 
 
 def test_an_environment_that_does_not(capsys):

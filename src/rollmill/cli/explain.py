@@ -69,6 +69,8 @@ class KernelOptions:
     """Environments of one program of the kernel."""
     num_warps: int = 4
     """Warps of one program."""
+    verbose: bool = False
+    """Print operations, memory and bounds of the rollout kernel too, and compile it, which may take minutes."""
     ir: bool = False
     """Print the programs of the kernels instead, after each stage of the compiler."""
 
@@ -104,10 +106,30 @@ def run(arguments: list[str]) -> int:
             f"{chosen.environment} does not fuse: {reason}", "It trains all the same, compiled by XLA.", sep="\n"
         )
         return 0
-    head = f"{chosen.environment} fuses: policy and environment are one kernel."
-    print(head, *_lines(found, name), _line("gradients", _gradients(graph)), sep="\n", flush=True)
-    _print_compiled(found, chip)
+    print(*_verdict(chosen.environment, found, name, graph), sep="\n", flush=True)
+    if kernel.verbose:
+        print(*_lines(found, name), sep="\n", flush=True)
+        _print_compiled(found, chip)
+    else:
+        print("`--verbose` prints costs and bounds, and compiles the kernel.")
     return 0
+
+
+def _verdict(environment: str, found: Explanation, chip: str, graph: Graph) -> list[str]:
+    """Returns sentences for somebody who decides: what fuses, what `--fusion auto` does, and the gain at most."""
+    limit, rate = min(found.bounds.items(), key=lambda item: item[1])
+    on_gpu = (
+        f"leaves the rollout to XLA, because {found.hopeless}; `--fusion rollout` insists."
+        if found.hopeless
+        else "uses a kernel where it is faster than XLA, which the start of a training measures."
+    )
+    return [
+        f"{environment} fuses: policy and environment become one kernel for all steps of a rollout.",
+        f"Gradients: {_gradients(graph).rstrip('.')}.",
+        f"On a GPU, `--fusion auto`, the default, {on_gpu}",
+        f"One {chip} makes at most {_rate(rate)} steps/s of such rollouts, limited by {limit}.",
+        f"On a CPU: {_code().rstrip('.')}.",
+    ]
 
 
 def _print_compiled(found: Explanation, chip: Chip) -> None:
@@ -166,9 +188,10 @@ def _lines(found: Explanation, chip: str) -> list[str]:
     lines = [
         _line(
             "program",
-            f"{pressure.operations:,} operations of scalars and rows a step, about {pressure.instructions:,} "
-            f"instructions; up to {pressure.live:,} registers hold what is still read",
+            f"{pressure.operations:,} operations of scalars and rows a step, in about {pressure.instructions:,} "
+            "instructions",
         ),
+        _line("", f"up to {pressure.live:,} registers hold values that are read later"),
         _line("carried", f"{found.state} B of each environment, in registers from the first step to the last"),
         _line("written", f"{found.written} B a step"),
         _line(
@@ -178,15 +201,13 @@ def _lines(found: Explanation, chip: str) -> list[str]:
         ),
     ]
     if sometimes.instructions:
-        lines.append(_line("", f"{sometimes.instructions:,.0f} more in blocks where an episode ends"))
-    if found.hopeless:
-        lines.append(_line("", f"`--fusion auto` leaves it to XLA: {found.hopeless}; `--fusion rollout` insists"))
+        lines.append(_line("", f"{sometimes.instructions:,.0f} more in a step that ends an episode"))
     bounds = sorted(found.bounds.items(), key=lambda item: item[1])
-    listed = ", ".join(f"{limit} {_rate(rate)}" for limit, rate in bounds)
+    (limit, rate), *others = [(limit, _rate(rate)) for limit, rate in bounds]
     return [
         *lines,
-        _line("at most", f"on one {chip}, steps/s by what limits them: {listed}"),
-        _line("on a CPU", _code()),
+        _line("at most", f"{rate} steps/s on one {chip} by {limit}"),
+        *(_line("", f"{rate} by {limit}") for limit, rate in others),
     ]
 
 
@@ -204,13 +225,11 @@ def _kernel(found: Explanation, resources: Resources | None) -> list[str]:
     registers, spilled, shared, code = resources
     block, warps = found.launch.block, found.launch.num_warps
     of_each = f"{registers * warps * 32 / block:,.0f} registers and {shared / block:,.0f} B on chip an environment"
+    held = f"{resident(resources, found.launch):,} environments at once on each multiprocessor"
     lines = [
-        _line("kernel", f"{block} environments by {warps} warps, {registers} registers a thread:"),
-        _line(
-            "",
-            f"{of_each}, {resident(resources, found.launch):,} environments at once on each multiprocessor, "
-            f"{code / 1024:,.0f} KiB of code",
-        ),
+        _line("kernel", f"{block} environments by {warps} warps, {registers} registers a thread"),
+        _line("", of_each),
+        _line("", f"{held}, {code / 1024:,.0f} KiB of code"),
     ]
     if spilled > LITTLE:
         lines.append(_line("", f"{spilled} B of a thread found no register: try a smaller block, or more warps"))
@@ -222,7 +241,7 @@ def _gradients(graph: Graph) -> str:
         lower_gradients(graph)
     except CannotFuse as reason:
         return f"not fused: {reason}"
-    return "one kernel too"
+    return "one kernel for each minibatch"
 
 
 def _line(title: str, text: str) -> str:
