@@ -16,19 +16,21 @@ from tables import ROBOTS, player_of, stored
 matplotlib.use("Agg")
 from matplotlib import pyplot  # noqa: E402
 
-BLUE, ORANGE, GREY = "#1565c0", "#ef6c00", "#757575"
+BLUE, ORANGE, GREEN, GREY = "#0072b2", "#d55e00", "#009e73", "#757575"
 LEARNING_COLOURS = {"Rollmill": BLUE, "Rejax": ORANGE, "Rollmill, GRU": BLUE, "Rollmill, MLP": GREY}
-STUDY_COLOURS = {
-    "Gymnasium": GREY,
-    "PyTorch": "#ef9a9a",
-    "PyTorch, CUDA graph": "#e53935",
-    "torch.compile": "#ffb74d",
-    "torch.compile, CUDA graph": ORANGE,
-    "XLA": "#64b5f6",
-    "XLA, unrolled": BLUE,
-    "XLA, calls": "#4db6ac",
-    "kernel": "#2e7d32",
+STUDY_STYLES = {
+    "Gymnasium": (GREY, "x", "-"),
+    "PyTorch": ("#e69f00", "v", ":"),
+    "PyTorch, CUDA graph": ("#e69f00", "^", "-"),
+    "torch.compile": (ORANGE, "<", ":"),
+    "torch.compile, CUDA graph": (ORANGE, ">", "-"),
+    "XLA": (BLUE, "o", "-"),
+    "XLA, unrolled": (BLUE, "s", ":"),
+    "XLA, calls": ("#56b4e9", "D", "--"),
+    "kernel": ("#000000", "*", "-"),
 }
+"""Colour, marker and kind of line of each side: they differ without colours too."""
+SEED_STYLES = ((BLUE, "-"), (ORANGE, "--"), (GREEN, "-."))
 
 
 def draw_band(panel: Any, steps: Any, returns: Any, label: str, colour: str | None = None) -> None:
@@ -66,13 +68,13 @@ def tag_learning() -> Any:
     figure, panels = pyplot.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
     for panel, row in zip(panels, read_result("tag_learning")["rows"], strict=True):
         untrained = float(np.mean(row["taggers_return"]["untrained"]["untrained"]))
-        panel.axhline(untrained, color=BLUE, linewidth=0.8, linestyle=(0, (1, 2)))
-        for kind, colour in {"tagger": BLUE, "runner": ORANGE}.items():
+        panel.axhline(untrained, color=GREY, linewidth=1, linestyle=(0, (1, 2)), label="untrained taggers")
+        for kind, colour in {"tagger": ORANGE, "runner": BLUE}.items():
             steps, returns = np.divide(row["curves"]["steps"], 1000), np.transpose(row["curves"][kind])
             draw_band(panel, steps, returns, f"{kind}s", colour)
         finish(panel, row["title"])
         panel.set_xlabel("environment steps (thousands)")
-    panels[0].legend(frameon=False, fontsize=9, loc="upper left", ncols=2)
+    panels[0].legend(frameon=False, fontsize=9, loc="upper left", ncols=3)
     panels[0].set_ylabel("return of an agent, mean of its kind")
     return figure
 
@@ -114,9 +116,11 @@ def distributed_learning() -> Any:
     for axis, (name, result) in zip(axes[0], results.items(), strict=True):
         for run in result["runs"]:
             points = [point for point in run["curve"] if point[1] is not None]
-            axis.plot(*zip(*points, strict=True), label=f"seed {run['seed']}")
-        axis.axhline(result["target"], color="grey", linestyle=":")
-        axis.set(title=name, xlabel="environment steps", ylabel="mean return")
+            steps, returns = zip(*points, strict=True)
+            colour, line = SEED_STYLES[run["seed"]]
+            axis.plot(np.divide(steps, 1000), returns, color=colour, linestyle=line, label=f"seed {run['seed']}")
+        axis.axhline(result["target"], color=GREY, linestyle=":", label="target")
+        axis.set(title=name, xlabel="environment steps (thousands)", ylabel="mean return")
     axes[0][0].legend()
     figure.tight_layout()
     return figure
@@ -125,9 +129,14 @@ def distributed_learning() -> Any:
 def fusion_learning() -> Any:
     result = read_result("fusion-learning-cpu")
     figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
-    for name, seeds in result["curves"].items():
-        draw_band(axes, np.arange(1, len(seeds[0]) + 1) * result["steps_an_iteration"], seeds, name)
-    axes.set(xlabel="environment steps", ylabel="return", title="PPO on CartPole-v1, mean and range of ten seeds")
+    for colour, (name, seeds) in zip((BLUE, ORANGE, GREEN), result["curves"].items(), strict=False):
+        thousands = np.arange(1, len(seeds[0]) + 1) * result["steps_an_iteration"] / 1000
+        draw_band(axes, thousands, seeds, {"xla": "XLA", "full": "both kernels"}.get(name, name), colour)
+    axes.set(
+        xlabel="environment steps (thousands)",
+        ylabel="mean return of training episodes",
+        title="PPO on CartPole-v1, mean and range of ten seeds",
+    )
     axes.legend()
     return figure
 
@@ -186,9 +195,9 @@ def fusion_study() -> Any:
             lambda case: case["observed"],
         ),
     }
-    for panel, (label, (fits, x)) in zip(panels[1], axes.items(), strict=True):
+    for letter, panel, (label, (fits, x)) in zip("def", panels[1], axes.items(), strict=True):
         own = [case for case, *complexity in cases if fits(*complexity)]
-        draw_rates(panel, own, x, f"(c) Oscillators, {at:,} environments", label)
+        draw_rates(panel, own, x, f"({letter}) Oscillators, {at:,} environments", label)
     shown: dict[str, Any] = {}
     for panel in panels.flat:
         if panel is not panels[0, 2]:
@@ -201,29 +210,33 @@ def fusion_study() -> Any:
 def draw_rates(panel: Any, cases: list, x: Callable[[dict], float], title: str, label: str) -> None:
     """Draws a line for each side, of its fastest variant at each x."""
     named = lambda case: "XLA, unrolled" if case["side"] == "XLA" and case["fused"] > 1 else case["side"]
-    for side, colour in STUDY_COLOURS.items():
+    for side, (colour, marker, line) in STUDY_STYLES.items():
         points: dict[float, float] = {}
         for case in cases:
             if named(case) == side:
                 points[x(case)] = max(points.get(x(case), 0.0), case["median"])
         if points:
-            panel.plot(*zip(*sorted(points.items()), strict=True), "o-", ms=3.5, color=colour, label=side)
+            panel.plot(
+                *zip(*sorted(points.items()), strict=True), ls=line, marker=marker, ms=5, color=colour, label=side
+            )
     panel.set(title=title, xlabel=label, ylabel="environment steps a second", xscale="log", yscale="log")
     panel.grid(alpha=0.3)
 
 
 def draw_gains(panel: Any, rows: list[dict[str, Any]]) -> None:
     """Draws the gains of vectorisation, of fusion, and of both, for each number of environments."""
-    parts = {"vectorised": "#64b5f6", "fused": "#a5d6a7", "product": "#bdbdbd", "both": "#2e7d32"}
+    parts = {"vectorised": "#56b4e9", "fused": "#e69f00", "product": "#ffffff", "both": "#000000"}
     rows = [row for row in rows if row["simulator"] == "CartPole-v1" and row["num_envs"] > 16]
     rows.sort(key=lambda row: (row["sides"], row["num_envs"]))
     short = {"XLA and kernel": "XLA, kernel", "PyTorch and torch.compile, CUDA graph": "PyTorch, compiled"}
     for n, (part, colour) in enumerate(parts.items()):
         places = [at + 0.2 * n for at in range(len(rows))]
-        panel.bar(places, [row[part] for row in rows], 0.19, color=colour, label=part)
+        panel.bar(
+            places, [row[part] for row in rows], 0.19, color=colour, edgecolor="black", linewidth=0.5, label=part
+        )
     labels = [f"{row['num_envs']:,}\n{short[row['sides']]}" for row in rows]
     panel.set_xticks([at + 0.3 for at in range(len(rows))], labels, fontsize=6, rotation=45)
-    panel.set(title="CartPole-v1, times one unfused", yscale="log")
+    panel.set(title="(c) CartPole-v1: gains", ylabel="times one environment, unfused", yscale="log")
     panel.grid(alpha=0.3, axis="y")
     panel.set_ylim(1, 20 * panel.get_ylim()[1])  # room for the legend
     panel.legend(fontsize=7, ncols=4, loc="upper center")
