@@ -7,7 +7,9 @@ import pytest
 
 import rollmill
 from rollmill.core.drawing import Circle, Drawing, Line
+from rollmill.envs.drawings import RED
 from rollmill.envs.drawings.classic import draw_acrobot, draw_pendulum
+from rollmill.envs.drawings.tag import draw_grid
 from rollmill.pictures import rasterise
 
 NAMES = [
@@ -62,3 +64,15 @@ def test_transforms_draw_the_state_inside_of_theirs():
     assert rollmill.time_limit(mine, 5).draw is not None and limited.draw is None
     _, state = env.reset(jax.random.key(0), env.params)
     assert isinstance(env.draw(state, env.params), Drawing)
+
+
+def test_agents_of_one_cell_are_drawn_beside_each_other():
+    x, y = np.array([2, 2, 2, 2, 5, 2]), np.array([1, 1, 1, 1, 1, 1])
+    drawing = draw_grid(x, y, np.ones(6, bool), num_taggers=4, cells=8)
+    circles = [shape for shape in drawing.shapes if isinstance(shape, Circle)]
+    assert len({circle.centre for circle in circles}) == 4
+    assert all(2 < cx < 3 and 1 < cy < 2 for cx, cy in (circle.centre for circle in circles))
+    assert {round(circle.radius, 3) for circle in circles} == {round(0.4 / 3, 3)}  # five agents: three in a row
+    alone = draw_grid(x[4:], y[4:], np.ones(2, bool), num_taggers=1, cells=8)
+    assert next(shape for shape in alone.shapes if isinstance(shape, Circle)) == Circle((5.5, 1.5), 0.4, RED)
+    assert [name for _, name in drawing.legend] == ["tagger", "runner", "tagged"]

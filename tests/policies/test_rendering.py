@@ -7,7 +7,7 @@ import pytest
 import rollmill
 from rollmill.cli.main import main
 from rollmill.policies.policies import evaluate_run, load_weights
-from rollmill.policies.rendering import render_run
+from rollmill.policies.rendering import action_text, render_run
 from wordings import raises
 
 
@@ -78,8 +78,24 @@ def test_gymnasiums_environments_draw_themselves(run):
     assert [frame.picture[0, 0, 0] for frame in frames] == [0, 10, 20, 30] * 2
     assert [(frame.episode, frame.step) for frame in frames] == [(e, s) for e in (0, 1) for s in range(4)]
     assert frames[3].episode_return == 3.0 and frames[0].fps == 7.0
+    assert frames[0].texts == ("episode 1", "step 0", "return 0", "")
+    assert frames[7].texts[:3] == ("episode 2", "step 3", "return 3")
+    assert frames[7].texts[3] in ("action 0", "action 1")
     cut = list(render_run(load_weights(run), env=env, episodes=2, max_steps=1))
     assert [frame.picture[0, 0, 0] for frame in cut] == [0, 10] * 2
+
+
+@pytest.mark.parametrize(
+    ("action", "text"),
+    [
+        (np.int32(3), "3"),
+        (np.array([0.123, -1.0], np.float32), "0.12 -1"),
+        ({"a": np.int32(1), "b": np.array([0, 2])}, "1 0 2"),
+        (np.zeros(17), "of 17 numbers"),
+    ],
+)
+def test_actions_as_captions_show_them(action, text):
+    assert action_text(action) == text
 
 
 def test_one_that_was_made_without_pictures_is_refused(run):

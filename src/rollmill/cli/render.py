@@ -15,7 +15,7 @@ from rollmill.cli.shared_options import PolicyOptions, chosen_environment_option
 from rollmill.core.local_paths import local_path
 from rollmill.core.options import Arg
 from rollmill.pictures import FASTEST_GIF, check_fps, check_place, coloured_lines, plain_lines, write_frames
-from rollmill.policies.rendering import Frame, render_run
+from rollmill.policies.rendering import Frame, render_run, with_caption
 
 TERMINAL = "terminal"
 HOME, CLEAR, CLEAR_REST, HIDE, SHOW = "\x1b[H", "\x1b[2J", "\x1b[J", "\x1b[?25l", "\x1b[?25h"
@@ -36,6 +36,8 @@ class Render(PolicyOptions):
     """Frames a second. Default: those that suit the environment."""
     size: int | None = None
     """Pixels of the longer side. Default: 480, or those of an environment that gives pixels."""
+    no_captions: Annotated[bool, Arg(only_on=True)] = False
+    """Leave out the strip below each picture with episode, step, return, action and the meaning of colours."""
     force: Annotated[bool, Arg(only_on=True)] = False
     """Replace an existing file, or folder of frames."""
 
@@ -57,7 +59,9 @@ def run(arguments: list[str]) -> int:
         return 0
     fps = options.fps or (min(fps, FASTEST_GIF) if output.endswith(".gif") else fps)
     tally = Tally()
-    write_frames(path, (frame.picture for frame in tally.counting(frames)), fps=fps)
+    shown = tally.counting(frames)
+    pictures = (frame.picture for frame in shown) if options.no_captions else map(with_caption, shown)
+    write_frames(path, pictures, fps=fps)
     print(tally.sentence(output, fps))
     return 0
 
@@ -118,4 +122,4 @@ def show_frames(frames: Iterator[Frame], *, fps: float) -> None:
 
 
 def _caption(frame: Frame) -> str:
-    return f"episode {frame.episode + 1}, step {frame.step}, return {frame.episode_return:.5g}"
+    return ", ".join(filter(None, frame.texts))

@@ -45,6 +45,8 @@ class Drawing(NamedTuple):
     background: Colour = "#ffffff"
     fps: float = 30.0
     """States a second that suit the eye."""
+    legend: Sequence[tuple[Colour, str]] = ()
+    """Colours and their meaning in a word or two, for a caption below the picture."""
 
 
 def rectangle(left: float, bottom: float, right: float, top: float, colour: Colour) -> Polygon:

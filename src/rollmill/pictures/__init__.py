@@ -1,5 +1,6 @@
 """Drawings as pixels, frames as files and as text, and figures."""
 
+from rollmill.pictures.captions import Legend, captioned
 from rollmill.pictures.figures import GREY, new_figure, require_matplotlib, tidy
 from rollmill.pictures.files import FASTEST_GIF, check_fps, check_place, gathered, write_frames
 from rollmill.pictures.raster import Picture, rasterise, resized
@@ -8,7 +9,9 @@ from rollmill.pictures.terminal import coloured_lines, plain_lines
 __all__ = [
     "FASTEST_GIF",
     "GREY",
+    "Legend",
     "Picture",
+    "captioned",
     "check_fps",
     "check_place",
     "coloured_lines",

@@ -110,7 +110,7 @@ def write_frames(path: Path, frames: Iterable[Picture], *, fps: float) -> None:
 
 
 def _write_gif(path: Path, frames: Iterator[Picture], fps: float) -> None:
-    image, pictures = _pillow(), gathered(frames)
+    image, pictures = pillow(), gathered(frames)
     palette = _palette(image, pictures)
     shown = (image.fromarray(one).quantize(palette=palette, dither=image.Dither.NONE) for one in pictures)
     next(shown).save(path, save_all=True, append_images=shown, duration=_durations(len(pictures), fps), loop=0)
@@ -164,13 +164,14 @@ def _write_mp4(path: Path, frames: Iterator[Picture], fps: float) -> None:
 
 
 def _write_pngs(path: Path, frames: Iterator[Picture], fps: float) -> None:
-    image = _pillow()
+    image = pillow()
     path.mkdir()
     for index, frame in enumerate(frames):
         image.fromarray(frame).save(path / f"{index:05}.png")
 
 
-def _pillow() -> ModuleType:
+def pillow() -> ModuleType:
+    """Returns the module of Pillow's images. Raises a `UsageError` if it is not installed."""
     return _library("PIL.Image", "Pillow")
 
 
@@ -196,7 +197,7 @@ class _Writer(NamedTuple):
 
 
 _WRITERS = {
-    ".gif": _Writer(_pillow, _write_gif),
+    ".gif": _Writer(pillow, _write_gif),
     ".mp4": _Writer(_imageio_ffmpeg, _write_mp4),
-    "": _Writer(_pillow, _write_pngs),
+    "": _Writer(pillow, _write_pngs),
 }

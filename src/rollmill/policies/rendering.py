@@ -28,7 +28,7 @@ from rollmill.core.user_frame import attribute_to_user_code
 from rollmill.dataflow import Collector, Graph, step_one
 from rollmill.envs import as_environment, wrap
 from rollmill.envs.host import Film, filmed
-from rollmill.pictures import Picture, gathered, rasterise, resized
+from rollmill.pictures import Legend, Picture, captioned, gathered, rasterise, resized
 from rollmill.policies.policies import LoadedRun, check_same_spaces, load_weights, on_environment
 from rollmill.programs.evaluation.episodes import check_seed, start_memories
 from rollmill.runs.specification import import_modules
@@ -40,6 +40,8 @@ DEFAULT_SIZE, SMALLEST, LARGEST = 480, 16, 4096
 """Pixels of the longer side."""
 DEFAULT_FPS = 30.0
 MAX_FRAMES = 100_000
+MAX_NUMBERS = 4
+"""Numbers of an action that a caption shows."""
 WAY_OUT = "docs/extending.md shows how to give it one"
 
 
@@ -55,6 +57,16 @@ class Frame(NamedTuple):
     """Rewards of the episode so far, as an evaluation sums them."""
     fps: float
     """Frames a second that suit the environment."""
+    action: str
+    """The action that led here, or an empty text after the reset."""
+    legend: Legend
+    """Colours of the picture, and their meaning."""
+
+    @property
+    def texts(self) -> tuple[str, str, str, str]:
+        """The caption in parts: episode, step, return and action."""
+        action = f"action {self.action}" if self.action else ""
+        return f"episode {self.episode + 1}", f"step {self.step}", f"return {self.episode_return:.5g}", action
 
 
 class _Watched(eqx.Module):
@@ -85,6 +97,7 @@ def render(
     seed: int = 0,
     train_seed: int | None = None,
     stochastic: bool = False,
+    captions: bool = False,
     algorithm: Graph | None = None,
     imports: Sequence[str] = (),
     trust: bool = False,
@@ -104,6 +117,7 @@ def render(
         seed: seed of the environments and of a stochastic policy.
         train_seed: seed whose policy plays, of a run that trained several. Default: the first.
         stochastic: draw actions as in training, instead of the most likely ones.
+        captions: draw episode, step, return, action and a legend of colours below each picture, by Pillow.
         algorithm: the graph again, where the run was made with parts that only Python has.
         imports: modules to import first, because they register the environment, network or algorithm.
         trust: let the run's directory import the modules that it names, now and later.
@@ -128,7 +142,13 @@ def render(
         stochastic=stochastic,
         imports=imports,
     )
-    return np.stack(gathered(frame.picture for frame in frames))
+    shown = map(with_caption, frames) if captions else (frame.picture for frame in frames)
+    return np.stack(gathered(shown))
+
+
+def with_caption(frame: Frame) -> Picture:
+    """Returns the picture of a frame above its caption."""
+    return captioned(frame.picture, frame.texts, frame.legend)
 
 
 def render_run(
@@ -241,12 +261,12 @@ def _frames(
     show = partial(_picture, env, draw, size)
     for episode in range(episodes):
         now = begin(start_keys[episode], jnp.int32(episode % graph.loops.num_envs))
-        picture, fps = show(now)
-        yield Frame(picture, episode, 0, 0.0, fps)
+        picture, fps, legend = show(now)
+        yield Frame(picture, episode, 0, 0.0, fps, "", legend)
         for t in range(max_steps):
-            now = step(weights, run_keys[episode], now, jnp.int32(t))
-            picture, fps = show(now)
-            yield Frame(picture, episode, t + 1, float(now.episode_return), fps)
+            now, action = step(weights, run_keys[episode], now, jnp.int32(t))
+            picture, fps, legend = show(now)
+            yield Frame(picture, episode, t + 1, float(now.episode_return), fps, action_text(action), legend)
             if bool(now.watched.ended):
                 break
 
@@ -272,9 +292,9 @@ def _begin(graph: Graph, key: Any, index: Array) -> _Played:
     return _Played(collector, _watched(state), jnp.float32(0))
 
 
-def _step(graph: Graph, weights: Any, key: Any, now: _Played, t: Array) -> _Played:
+def _step(graph: Graph, weights: Any, key: Any, now: _Played, t: Array) -> tuple[_Played, Any]:
     collector, step = step_one(graph, weights, now.collector, key, t)
-    return _Played(collector, _watched(collector.environment), step.info["episode_return"])
+    return _Played(collector, _watched(collector.environment), step.info["episode_return"]), step.action
 
 
 def _watched(state: Any) -> _Watched:
@@ -283,19 +303,28 @@ def _watched(state: Any) -> _Watched:
     return next(node for node in jax.tree.leaves(state, is_leaf=is_watched) if is_watched(node))
 
 
-def _picture(env: Environment, draw: Draw, size: int, now: _Played) -> tuple[Picture, float]:
-    """Returns the pixels of a state, and the frames a second that suit them."""
+def action_text(action: Any) -> str:
+    """Returns an action in few characters: an index, numbers of two digits, or how many numbers there are."""
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(action)]
+    numbers = np.concatenate([leaf.ravel() for leaf in leaves]) if leaves else np.zeros(0)
+    if numbers.size > MAX_NUMBERS:
+        return f"of {numbers.size} numbers"
+    return " ".join(f"{value:.2g}" if leaves[0].dtype.kind == "f" else str(value) for value in numbers.tolist())
+
+
+def _picture(env: Environment, draw: Draw, size: int, now: _Played) -> tuple[Picture, float, Legend]:
+    """Returns the pixels of a state, the frames a second that suit them, and their legend."""
     with attribute_to_user_code(f"{env.name}: draw"):
         drawn = draw(now.watched.inner, env.params)
     if isinstance(drawn, Drawing):
-        return rasterise(drawn, size), float(drawn.fps)
+        return rasterise(drawn, size), float(drawn.fps), tuple(drawn.legend)
     pixels = np.asarray(drawn)
     if pixels.ndim != 3 or pixels.shape[2] != 3 or pixels.dtype != np.uint8 or 0 in pixels.shape:
         raise ContractError(
             f"{env.name}: draw returned {pixels.dtype} {list(pixels.shape)}; it has to return a Drawing, or "
             "pixels as uint8 [height, width, 3]."
         )
-    return pixels, DEFAULT_FPS
+    return pixels, DEFAULT_FPS, ()
 
 
 # --- host environments ---------------------------------------------------------------------------------
@@ -312,17 +341,18 @@ def _frames_on_host(
         now = vector.reset()
         for episode in range(episodes):
             memory, total = start_memories(graph.start_memory, 1), 0.0
-            yield _seen(env, film, episode, 0, total)
+            yield _seen(env, film, episode, 0, total, "")
             film.frames.clear()
             for t in range(max_steps):
                 key, step_key = jax.random.split(key)
                 mask = now.info.get("action_mask", ())
                 decision = decide(weights, jax.random.split(step_key, 1), memory, now.observation, mask)
-                now, memory = vector.step(jax.device_get(decision.action)), decision.memory
+                action = jax.device_get(decision.action)
+                now, memory = vector.step(action), decision.memory
                 for failure in vector.drain_failures():
                     raise ContractError(f"{env.name}: {failure.doing} raised {failure.error}\n  at {failure.line}")
                 total = float(now.info["episode_return"][0])
-                yield _seen(env, film, episode, t + 1, total)
+                yield _seen(env, film, episode, t + 1, total, action_text(action))
                 if bool((now.terminated | now.truncated)[0]):
                     del film.frames[:1]  # what is left is the first picture of the next episode
                     break
@@ -334,7 +364,7 @@ def _frames_on_host(
         vector.close()
 
 
-def _seen(env: HostEnvironment, film: Film, episode: int, step: int, total: float) -> Frame:
+def _seen(env: HostEnvironment, film: Film, episode: int, step: int, total: float, action: str) -> Frame:
     """Returns the oldest picture of a film as a frame."""
     if film.problems:
         raise UsageError(
@@ -343,4 +373,4 @@ def _seen(env: HostEnvironment, film: Film, episode: int, step: int, total: floa
             'returns pixels, made with render_mode="rgb_array".'
         )
     picture, fps = film.frames[0]
-    return Frame(picture, episode, step, total, fps or DEFAULT_FPS)
+    return Frame(picture, episode, step, total, fps or DEFAULT_FPS, action, ())

@@ -13,6 +13,8 @@ from rollmill.envs.drawings import BLUE, CHANNELS, INK, ORANGE, PAPER, RED
 
 BOARD = "#2f6db5"
 HOLE = "#e9edf0"
+YELLOW = "#f2c230"
+PLAYERS = ((RED, "first"), (YELLOW, "second"))
 MOVES_A_SECOND = 1.5
 
 
@@ -20,11 +22,11 @@ def draw_stones(first: Bool[np.ndarray, "H W"], second: Bool[np.ndarray, "H W"])
     """Draws Connect Four: a blue board with holes, stones of the first player red and of the second yellow."""
     rows, columns = first.shape
     stones = [
-        Circle(centre, 0.4, RED if first[place] else "#f2c230" if second[place] else HOLE)
+        Circle(centre, 0.4, RED if first[place] else YELLOW if second[place] else HOLE)
         for place, centre in _squares(rows, columns)
     ]
     board = rectangle(0.0, 0.0, float(columns), float(rows), BOARD)
-    return Drawing(-0.15, -0.15, columns + 0.15, rows + 0.15, (board, *stones), fps=MOVES_A_SECOND)
+    return Drawing(-0.15, -0.15, columns + 0.15, rows + 0.15, (board, *stones), fps=MOVES_A_SECOND, legend=PLAYERS)
 
 
 def draw_marks(first: Bool[np.ndarray, "H W"], second: Bool[np.ndarray, "H W"]) -> Drawing:
@@ -37,7 +39,15 @@ def draw_marks(first: Bool[np.ndarray, "H W"], second: Bool[np.ndarray, "H W"]) 
             shapes += [Line(((x - 0.27, y - s * 0.27), (x + 0.27, y + s * 0.27)), 0.11, RED) for s in (-1, 1)]
         if second[place]:
             shapes += [Circle((x, y), 0.34, BLUE), Circle((x, y), 0.23, PAPER)]
-    return Drawing(-0.1, -0.1, columns + 0.1, rows + 0.1, shapes, fps=MOVES_A_SECOND)
+    return Drawing(
+        -0.1,
+        -0.1,
+        columns + 0.1,
+        rows + 0.1,
+        shapes,
+        fps=MOVES_A_SECOND,
+        legend=((RED, "first: crosses"), (BLUE, "second: rings")),
+    )
 
 
 def draw_channels(planes: Num[np.ndarray, "H W C"]) -> Drawing:
@@ -57,7 +67,7 @@ def draw_point(position: tuple[float, float], goal: tuple[float, float], *, radi
     """Draws a point on the square from -1 to 1, and the circle that it has to reach."""
     frame = Line(((-1, -1), (1, -1), (1, 1), (-1, 1), (-1, -1)), 0.012, INK)
     shapes = (frame, Circle(goal, radius, "#fbe7c1"), Circle(goal, 0.05, ORANGE), Circle(position, 0.07, BLUE))
-    return Drawing(-1.1, -1.1, 1.1, 1.1, shapes, fps=8.0)
+    return Drawing(-1.1, -1.1, 1.1, 1.1, shapes, fps=8.0, legend=((BLUE, "point"), (ORANGE, "goal")))
 
 
 def _squares(rows: int, columns: int) -> Iterator[tuple[tuple[int, int], tuple[float, float]]]:

@@ -33,6 +33,7 @@ def draw_cartpole(position: float, angle: float, params: Any) -> Drawing:
             Circle(axle, 0.045, INK),
         ),
         fps=50.0,
+        legend=((RED, "limits"),),
     )
 
 
@@ -57,6 +58,7 @@ def draw_acrobot(angle_1: float, angle_2: float, *, length_1: float = 1.0, lengt
             Circle(elbow, 0.1, INK),
         ),
         fps=15.0,
+        legend=((GREEN, "height to reach"),),
     )
 
 

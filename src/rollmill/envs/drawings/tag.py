@@ -3,12 +3,17 @@
 Shape letters: `A` agents, `G` taggers before the runners.
 """
 
+import math
+
 import numpy as np
 from jaxtyping import Bool, Num
 
 from rollmill.core.drawing import Circle, Drawing, Line, Shape, rectangle
-from rollmill.envs.drawings import BLUE, FAINT, INK, RED, SOFT
+from rollmill.envs.drawings import BLUE, FAINT, INK, PAPER, RED, SOFT
 
+REACH = "#f9dcc9"
+RIM = 1.25
+"""Radius of the paper around an agent, in its own: agents that overlap stay apart."""
 MAX_CELLS = 30
 """Cells in a row up to which a grid is drawn."""
 
@@ -33,16 +38,23 @@ def draw_square(
     colours = np.where(in_game, np.where(np.arange(len(x)) < num_taggers, RED, BLUE), SOFT)
     order = np.argsort(in_game, kind="stable")  # those that have left lie below
     reaches = range(num_taggers) if reach > size else ()
-    shapes: list[Shape] = [Circle((float(x[i]), float(y[i])), reach, "#f9dcc9") for i in reaches]
+    shapes: list[Shape] = [Circle((float(x[i]), float(y[i])), reach, REACH) for i in reaches]
     for i in order:
         centre, own = (float(x[i]), float(y[i])), radius[bool(i < num_taggers)]
+        shapes.append(Circle(centre, own * RIM, PAPER))
         if directions is not None and in_game[i]:
             ahead = 2.2 * own * np.array([np.cos(directions[i]), np.sin(directions[i])])
             shapes.append(Line((centre, (centre[0] + ahead[0], centre[1] + ahead[1])), 0.5 * own, str(colours[i])))
         shapes.append(Circle(centre, own, str(colours[i])))
     edge, margin = 0.006 * length, 0.05 * length
     frame = Line(((0, 0), (length, 0), (length, length), (0, length), (0, 0)), edge, INK)
-    return Drawing(-margin, -margin, length + margin, length + margin, (frame, *shapes), fps=15.0)
+    return Drawing(
+        -margin, -margin, length + margin, length + margin, (frame, *shapes), fps=15.0, legend=_legend(reaches)
+    )
+
+
+def _legend(reaches: range = range(0)) -> tuple[tuple[str, str], ...]:
+    return ((RED, "tagger"), (BLUE, "runner"), (SOFT, "tagged"), *(((REACH, "reach"),) if reaches else ()))
 
 
 def draw_grid(
@@ -55,6 +67,7 @@ def draw_grid(
 ) -> Drawing:
     """Draws taggers as red circles, runners as blue squares, grey once they are tagged, in their cells.
 
+    Agents of one cell are smaller and stand beside each other.
     `x` are columns and `y` rows, upwards, of `cells` cells each.
     """
     width = 0.02 if cells <= MAX_CELLS else 0.05
@@ -62,17 +75,32 @@ def draw_grid(
     lines += [Line(((0, at), (cells, at)), width, FAINT) for at in range(cells + 1)]
     frame = Line(((0, 0), (cells, 0), (cells, cells), (0, cells), (0, 0)), 0.006 * cells, INK)
     grow = max(1.0, cells / 25)  # agents on large grids are larger than their cells, to be seen
-    runners = [
-        rectangle(
-            float(x[i]) + 0.5 - 0.36 * grow,
-            float(y[i]) + 0.5 - 0.36 * grow,
-            float(x[i]) + 0.5 + 0.36 * grow,
-            float(y[i]) + 0.5 + 0.36 * grow,
-            BLUE if in_game[i] else SOFT,
-        )
-        for i in range(num_taggers, len(x))
-    ]
-    taggers = [Circle((float(x[i]) + 0.5, float(y[i]) + 0.5), 0.4 * grow, RED) for i in range(num_taggers)]
+    shapes: list[Shape] = []
+    for i in (*range(num_taggers, len(x)), *range(num_taggers)):
+        (across, up), share = _place_in_cell(x, y, i)
+        centre = float(x[i]) + 0.5 + grow * across, float(y[i]) + 0.5 + grow * up
+        if i < num_taggers:
+            shapes.append(Circle(centre, 0.4 * grow * share, RED))
+        else:
+            half = 0.36 * grow * share
+            colour = BLUE if in_game[i] else SOFT
+            shapes.append(
+                rectangle(centre[0] - half, centre[1] - half, centre[0] + half, centre[1] + half, colour)
+            )
     margin = 0.03 * cells
-    shapes = (*(lines if cells <= MAX_CELLS else []), frame, *runners, *taggers)
-    return Drawing(-margin, -margin, cells + margin, cells + margin, shapes, fps=8.0)
+    shapes = [*(lines if cells <= MAX_CELLS else []), frame, *shapes]
+    return Drawing(-margin, -margin, cells + margin, cells + margin, shapes, fps=8.0, legend=_legend())
+
+
+def _place_in_cell(
+    x: Num[np.ndarray, " A"], y: Num[np.ndarray, " A"], agent: int
+) -> tuple[tuple[float, float], float]:
+    """Returns the place of an agent from the middle of its cell, and its share of the cell's side.
+
+    Agents of one cell stand in rows, so that each is seen.
+    """
+    together = np.flatnonzero((x == x[agent]) & (y == y[agent])).tolist()
+    side = math.ceil(math.sqrt(len(together)))
+    row, column = divmod(together.index(agent), side)
+    rows = math.ceil(len(together) / side)
+    return ((column + 0.5) / side - 0.5, 0.5 * (rows - 1) / side - row / side), 1.0 / side
