@@ -51,12 +51,12 @@ def test_a_person_plays_a_whole_game(trained, rollmill):
     moves = ["4", "?", "4", "middle", *map(str, range(9))]
     code, output, errors = played(rollmill, trained, moves=moves)
     assert code == 0, errors
-    assert output.startswith("TicTacToe-v0: you move first.") and "the policy would play " in output
+    assert output.startswith("TicTacToe-v0: you are X and move first.") and "the policy would play " in output
     assert "4 is not a legal move. Legal: 0" in output or "4 is not a legal move. Legal: 1" in output
     assert "'middle' is not a number." in output
     assert output.splitlines()[-1] in ("You won.", "You lost.", "A draw.")
     lines = output.splitlines()
-    assert lines[2:5] == [". . .", ". . .", ". . ."] and ". X ." in lines
+    assert lines[2:5] == ["0 1 2", "3 4 5", "6 7 8"] and "3 X 5" in lines
     last = lines[-5:-2]
     assert abs(sum(line.count("X") - line.count("O") for line in last)) <= 1
 
@@ -65,7 +65,7 @@ def test_a_person_plays_a_whole_game(trained, rollmill):
 def test_the_policy_may_begin_and_a_person_may_stop(trained, rollmill):
     code, output, _ = played(rollmill, trained, "--second", "--checkpoint", 1, moves=["q"])
     assert code == 0 and output.splitlines()[-1].endswith("game abandoned")
-    assert "you move second" in output and output.index("policy: ") < output.index("you (")
+    assert "you are O and move second" in output and output.index("policy: ") < output.index("you (")
     code, output, _ = played(rollmill, trained, moves=[])
     assert code == 0 and "game abandoned" in output
 

@@ -94,7 +94,7 @@ def test_a_drawing_of_the_board():
     state = tic_tac_toe.empty()
     for square in (4, 0, 8):
         state = tic_tac_toe.move(state, jnp.int32(square)).state
-    assert tic_tac_toe.render(state) == "O . .\n. X .\n. . X"
+    assert tic_tac_toe.render(state) == "O 1 2\n3 X 5\n6 7 X"
 
 
 def test_openings_leave_games_unfinished():

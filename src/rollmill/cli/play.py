@@ -33,7 +33,7 @@ def run(arguments: list[str]) -> int:
         stochastic=options.stochastic,
         seed=options.seed,
     )
-    print(f"{game.env.name}: you move {'second' if options.second else 'first'}. {HELP}\n\n{game.board}\n")
+    print(f"{game.env.name}: {_role(game, options.second)}. {HELP}\n\n{game.board}\n")
     while not game.over:
         if game.persons_turn:
             if not _persons_move(game):
@@ -44,6 +44,12 @@ def run(arguments: list[str]) -> int:
         print(f"\n{game.board}\n")
     print({"won": "You won.", "lost": "You lost.", "drawn": "A draw."}[game.result or "drawn"])
     return 0
+
+
+def _role(game: GameAgainstPolicy, is_second: bool) -> str:
+    """Returns who the person is: `you are X and move first`."""
+    order = "second" if is_second else "first"
+    return f"you move {order}" if game.symbol is None else f"you are {game.symbol} and move {order}"
 
 
 def _persons_move(game: GameAgainstPolicy) -> bool:

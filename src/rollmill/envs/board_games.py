@@ -13,6 +13,8 @@ from jaxtyping import Array, Bool, Float, Int
 from rollmill.core.errors import UsageError
 from rollmill.core.types import Key, State, Timestep
 
+SYMBOLS = {"ConnectFour-v0": "XO", "TicTacToe-v0": "XO"}
+"""Symbols of player 0 and player 1 in boards as text, by environment."""
 NO_PLAYER = -1
 """In the place of a player: nobody has won."""
 
@@ -91,13 +93,13 @@ def winner_of(
     return jnp.where(own_line, to_move, opponents).astype(jnp.int32)
 
 
-def draw_board(own: np.ndarray, opponents: np.ndarray, to_move: int) -> str:
-    """Formats a board as text: `X` for player 0, `O` for player 1, `.` for empty squares.
+def draw_board(own: np.ndarray, opponents: np.ndarray, to_move: int, *, empty: str | np.ndarray = ".") -> str:
+    """Formats a board as text: `X` for player 0, `O` for player 1, and the entries of `empty` for empty squares.
 
     The squares `[H, W]` are those with stones of the player to move, and of the other player.
     """
     first, second = (opponents, own) if to_move else (own, opponents)
-    symbols = np.where(first != 0, "X", np.where(second != 0, "O", "."))
+    symbols = np.where(first != 0, "X", np.where(second != 0, "O", empty))
     return "\n".join(" ".join(row) for row in symbols)
 
 

@@ -10,6 +10,7 @@ from rollmill.algorithms import action_of
 from rollmill.core.errors import UsageError
 from rollmill.core.types import NO_OPTIONS, Environment, Options, Timestep
 from rollmill.envs import record_episodes
+from rollmill.envs.board_games import SYMBOLS
 from rollmill.policies.matches import game_of
 from rollmill.policies.policies import LoadedRun, check_same_spaces, on_environment
 
@@ -53,6 +54,12 @@ class GameAgainstPolicy:
         """The position as lines of text."""
         assert self.env.render is not None
         return self.env.render(self._state, self.env.params)
+
+    @property
+    def symbol(self) -> str | None:
+        """The person's symbol on the board, or None where the environment names none."""
+        symbols = SYMBOLS.get(self.env.name)
+        return None if symbols is None else symbols[self._person]
 
     @property
     def over(self) -> bool:
