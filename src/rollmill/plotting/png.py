@@ -9,7 +9,7 @@ from rollmill.pictures import GREY, new_figure, tidy
 from rollmill.plotting.groups import Curves
 from rollmill.plotting.words import AXIS_TITLES, baseline_label, labels, metric_title
 
-COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8c7a00", "#5b3f95")
+COLOURS = ("#0072b2", "#e69f00", "#009e73", "#b84f8f", "#56b4e9", "#d55e00", "#5c4a00", "#3b2270")
 WIDTH, HEIGHT = 8.0, 4.2
 """Inches of one axis."""
 

@@ -12,6 +12,6 @@ ORANGE = "#e69f00"
 RED = "#d55e00"
 GREEN = "#009e73"
 WOOD = "#b07b48"
-SKY, PINK, OLIVE, VIOLET = "#56b4e9", "#cc79a7", "#8c7a00", "#5b3f95"
-CHANNELS = (BLUE, ORANGE, GREEN, PINK, SKY, RED, OLIVE, VIOLET)
+SKY, PINK, BROWN, VIOLET = "#56b4e9", "#b84f8f", "#5c4a00", "#3b2270"
+CHANNELS = (BLUE, ORANGE, GREEN, PINK, SKY, RED, BROWN, VIOLET)
 """One for each channel of a picture with several."""

@@ -100,7 +100,9 @@ def _row(index: int, point: RooflinePoint, ceilings: Ceilings) -> tuple[str, ...
     roof = attainable(ceilings, point.intensity)
     limit = "memory" if roof < ceilings.flops_per_second else "arithmetic"
     part = point.speed / roof
-    limited = f"neither (roof: {limit})" if part < 0.3 else limit if part <= 1.2 else "unknown (caches)"
+    limited = (
+        f"neither: far below the limit of {limit}" if part < 0.3 else limit if part <= 1.2 else "unknown (caches)"
+    )
     return (
         f"{index}  {point.name}",
         percent(point.share),
@@ -118,6 +120,7 @@ def _drawing(points: Sequence[RooflinePoint], ceilings: Ceilings) -> str:
     upwards = _scale(speeds, BOTTOM, TOP)
     parts = [*_grid(across, upwards), *_roof(ceilings, ridge, across, upwards)]
     parts += [_dot(index, point, across, upwards) for index, point in enumerate(points, 1)]
+    parts.append(_limits(ceilings))  # over the dots
     label = 'role="img" aria-label="roofline"'
     return f'<svg height="{HEIGHT}" {label}>{"".join(parts)}</svg>'
 
@@ -161,9 +164,13 @@ def _roof(ceilings: Ceilings, ridge: float, across: LogScale, upwards: LogScale)
     return [
         f'<line class="roof" {corner} x2="{across(low):.2f}%" y2="{slope_end:.1f}"/>',
         f'<line class="roof" {corner} x2="{RIGHT}%" y2="{upwards(ceilings.flops_per_second):.1f}"/>',
-        f'<text x="{RIGHT}%" y="{upwards(ceilings.flops_per_second) - 6:.1f}" text-anchor="end">'
-        f"{compact(ceilings.flops_per_second)}FLOP/s, {compact(ceilings.bytes_per_second)}B/s</text>",
     ]
+
+
+def _limits(ceilings: Ceilings) -> str:
+    """Returns the two limits as text in the upper right corner, where no dot can cover it."""
+    text = f"{compact(ceilings.flops_per_second)}FLOP/s, {compact(ceilings.bytes_per_second)}B/s"
+    return f'<text x="{RIGHT}%" y="{TOP + 12}" text-anchor="end" class="above">{text}</text>'
 
 
 def _dot(index: int, point: RooflinePoint, across: LogScale, upwards: LogScale) -> str:
