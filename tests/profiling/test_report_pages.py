@@ -197,6 +197,7 @@ def test_dots_are_under_the_roof_at_their_place():
     across = np.polyfit([np.log10(one.flops / one.bytes) for one in known], [x for x, _ in dots], 1)
     upwards = np.polyfit([np.log10(one.flops / one.device) for one in known], [y for _, y in dots], 1)
     assert across[0] > 0 > upwards[0]
+    assert text.rindex("<circle") < text.index('class="above"')  # no dot covers the limits
     for one, (x, y) in zip(known, dots, strict=True):
         assert np.polyval(across, np.log10(one.flops / one.bytes)) == pytest.approx(x, abs=0.1)
         assert np.polyval(upwards, np.log10(one.flops / one.device)) == pytest.approx(y, abs=0.5)
