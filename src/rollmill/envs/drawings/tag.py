@@ -4,6 +4,7 @@ Shape letters: `A` agents, `G` taggers before the runners.
 """
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Bool, Num
@@ -53,7 +54,7 @@ def draw_square(
     )
 
 
-def _legend(reaches: range = range(0)) -> tuple[tuple[str, str], ...]:
+def _legend(reaches: Sequence[int] = ()) -> tuple[tuple[str, str], ...]:
     return ((RED, "tagger"), (BLUE, "runner"), (SOFT, "tagged"), *(((REACH, "reach"),) if reaches else ()))
 
 
