@@ -10,6 +10,11 @@ import pytest
 from cli.command_server import CommandServer
 
 MAX_SECONDS = 300
+SMALL = [
+    *("--num-envs", "8", "--num-steps", "8", "--num-minibatches", "2", "--update-epochs", "1"),
+    *("--network.hidden-sizes", "8"),
+]
+"""Options of tests that need a training, whichever: its program is compiled once for all of them."""
 
 
 @pytest.fixture(scope="session")

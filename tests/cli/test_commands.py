@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from .conftest import files_under
+from .conftest import SMALL, files_under
 
-QUICK = ["--num-envs", 16, "--num-steps", 16, "--total-timesteps", 16 * 16 * 4]
+QUICK = [*SMALL, "--total-timesteps", 8 * 8 * 4]
 
 
 @pytest.fixture(scope="module")
@@ -42,11 +42,11 @@ def test_training_prints_progress_and_what_to_do_next(trained):
 def test_a_run_directory_holds_everything(trained):
     run, _ = trained
     config = json.loads((run / "config.json").read_text())
-    assert config["graph"]["environment"] == "CartPole-v1" and config["graph"]["config"]["num_envs"] == 16
+    assert config["graph"]["environment"] == "CartPole-v1" and config["graph"]["config"]["num_envs"] == 8
     assert config["options"]["seed"] == 0
     assert json.loads((run / "versions.json").read_text())["versions"]["jax"]
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [row["env_steps"] for row in rows] == [256, 512, 768, 1024]
+    assert [row["env_steps"] for row in rows] == [64, 128, 192, 256]
     assert {"episode/return", "episode/length", "steps_per_second", "losses/policy"} <= rows[-1].keys()
     assert list((run / "tensorboard").iterdir())
     summary = json.loads((run / "summary.json").read_text())
@@ -89,7 +89,7 @@ def test_several_seeds_have_a_summary_over_them(rollmill, tmp_path):
     assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / "seeds/summary.json").read_text())
     assert summary["seeds"] == [5, 6, 7] and len(summary["final_return_per_seed"]) == 3
-    assert summary["total_env_steps"] == 3 * summary["env_steps"] == 3 * 1024
+    assert summary["total_env_steps"] == 3 * summary["env_steps"] == 3 * 256
     mean = sum(summary["final_return_per_seed"]) / 3
     assert summary["final_return"] == pytest.approx(mean)
     assert rollmill("evaluate", "seeds", "--episodes", 4, "--train-seed", 6).returncode == 0
@@ -187,7 +187,7 @@ def test_a_checkpoint_of_another_network_is_refused(trained, rollmill, tmp_path)
     before = files_under(tmp_path / "other/checkpoints")
     done = rollmill("resume", "other")
     assert done.returncode == 2 and "is not the configuration of checkpoint" in done.stderr
-    assert "config.network.hidden_sizes is [32, 32], and was [64, 64]" in done.stderr
+    assert "config.network.hidden_sizes is [32, 32], and was [8]" in done.stderr
     assert files_under(tmp_path / "other/checkpoints") == before
 
 

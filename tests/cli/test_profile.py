@@ -18,11 +18,13 @@ from rollmill.profiler.profiling import ProfileOptions, ProfilingStopped, profil
 from rollmill.profiler.report.terminal import draw_profile
 from rollmill.profiling.results import read_profile
 
+from .conftest import SMALL
+
 SHORT = (
     *("--windows", "1", "--unread-windows", "1"),
     *("--window-seconds", "0.1", "--profiled-seconds", "0.02", "--no-tensorboard"),
 )
-SMALL = ("--num-envs", "8", "--num-steps", "16", "--fusion", "off")
+UNFUSED = (*SMALL, "--fusion", "off")
 
 
 def profile_of(folder):
@@ -49,7 +51,7 @@ def profiled(tmp_path_factory, environment_variables):
         "profile",
         "ppo",
         "CartPole-v1",
-        *SMALL,
+        *UNFUSED,
         *SHORT,
         "--output",
         folder,
@@ -100,7 +102,7 @@ def test_an_iteration_may_be_longer_than_the_steps_by_default(monkeypatch):
 @pytest.mark.slow
 def test_workers_are_profiled_in_their_own_processes(rollmill, tmp_path):
     placement = ("--distribution", "single-learner-coarse", "--actors", "2", "--place", "processes")
-    done = rollmill("profile", "ppo", "CartPole-v1", *SMALL, *SHORT, *placement, "--output", tmp_path / "out")
+    done = rollmill("profile", "ppo", "CartPole-v1", *UNFUSED, *SHORT, *placement, "--output", tmp_path / "out")
     assert done.returncode == 0, done.stderr
     found = profile_of(tmp_path / "out")
     assert {process.name for process in found.processes} == {"training", "actor/0", "actor/1", "learner/0"}
@@ -112,7 +114,7 @@ def test_workers_are_profiled_in_their_own_processes(rollmill, tmp_path):
 @pytest.mark.slow
 def test_environments_of_python_are_the_simulator_until_calls_of_compiled_code_are_seen(rollmill, tmp_path):
     done = rollmill(
-        *("profile", "ppo", "gymnasium:CartPole-v1", *SMALL, *SHORT, "--output", tmp_path / "out"),
+        *("profile", "ppo", "gymnasium:CartPole-v1", *UNFUSED, *SHORT, "--output", tmp_path / "out"),
     )
     assert done.returncode == 0, done.stderr
     found = profile_of(tmp_path / "out")
@@ -129,10 +131,10 @@ def test_a_training_that_is_too_short_leaves_no_report(rollmill, tmp_path):
             "profile",
             "ppo",
             "CartPole-v1",
-            *SMALL,
+            *UNFUSED,
             *SHORT,
             "--total-timesteps",
-            "256",
+            "128",
             "--output",
             tmp_path / "out",
         ),
@@ -145,7 +147,7 @@ def test_a_training_that_is_too_short_leaves_no_report(rollmill, tmp_path):
 @pytest.mark.parametrize("windows", [0, 1])
 def test_a_signal_ends_it_with_what_was_seen(rollmill, tmp_path, windows):
     process = rollmill.start(
-        *("profile", "ppo", "CartPole-v1", *SMALL, "--unread-windows", "0", "--windows", "50"),
+        *("profile", "ppo", "CartPole-v1", *UNFUSED, "--unread-windows", "0", "--windows", "50"),
         *("--window-seconds", "1", "--output", tmp_path / "out"),
     )
     try:
@@ -191,7 +193,7 @@ gymnasium.register("Crashing-v0", Crashing)
 def test_a_training_that_crashes_leaves_a_report_of_what_was_seen(rollmill, tmp_path):
     (tmp_path / "crashing.py").write_text(CRASHING)
     done = rollmill(
-        *("profile", "ppo", "gymnasium:Crashing-v0", *SMALL, *SHORT, "--windows", "500", "--import", "crashing"),
+        *("profile", "ppo", "gymnasium:Crashing-v0", *UNFUSED, *SHORT, "--windows", "500", "--import", "crashing"),
         *("--max-failures", "2", "--output", tmp_path / "out"),
     )
     assert done.returncode == 1

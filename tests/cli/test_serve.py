@@ -13,9 +13,10 @@ import pytest
 
 from wordings import raises
 
+from .conftest import SMALL
+
 pytest.importorskip("httptools", reason="serving is an extra")
 
-TINY = ["--num-envs", "4", "--num-steps", "8", "--num-minibatches", "1", "--network.hidden-sizes", "4"]
 ZEROS = {"observation": [0.0, 0.0, 0.0, 0.0]}
 
 
@@ -23,7 +24,7 @@ ZEROS = {"observation": [0.0, 0.0, 0.0, 0.0]}
 def trained(tmp_path_factory, environment_variables):
     root = tmp_path_factory.mktemp("serve")
     words = ["train", "ppo", "CartPole-v1", "--total-timesteps", "64", "--no-tensorboard", "--run-dir", "run"]
-    command = [sys.executable, "-m", "rollmill", *words, *TINY]
+    command = [sys.executable, "-m", "rollmill", *words, *SMALL]
     subprocess.run(command, cwd=root, env=environment_variables, capture_output=True, check=True)
     return root / "run"
 
@@ -207,7 +208,7 @@ def test_a_port_in_use_and_a_socket_in_use_are_refused(tmp_path):
 
 @pytest.mark.slow
 def test_workers_are_refused_for_a_recurrent_policy_with_one_message(rollmill, tmp_path):
-    words = ["--network.torso", "gru", "--total-timesteps", 64, "--run-dir", "maze", "--no-tensorboard", *TINY]
+    words = ["--network.torso", "gru", "--total-timesteps", 64, "--run-dir", "maze", "--no-tensorboard", *SMALL]
     assert rollmill("train", "ppo", "TMaze-v0", *words).returncode == 0
     done = rollmill("serve", "maze", "--workers", 2)
     assert done.returncode == 2 and done.stderr.count("this policy is recurrent") == 1, done.stderr

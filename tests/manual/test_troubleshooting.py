@@ -17,6 +17,7 @@ from rollmill.cli import main
 from rollmill.gpus import device_errors
 from rollmill.gpus.memory import GpuMemory, Holder
 from rollmill.programs.devices import explain_out_of_memory
+from small_ppo import small_ppo
 
 sys.path.append(str(ROOT / "tests/training"))
 import failing  # noqa: E402, F401 - beside the tests of failing environments
@@ -59,7 +60,7 @@ def train_failing(kind, folder, **options):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    return rollmill.train(ppo(), run_dir=tmp_path_factory.mktemp("trouble") / "run", **QUIET).directory
+    return rollmill.train(small_ppo(), run_dir=tmp_path_factory.mktemp("trouble") / "run", **QUIET).directory
 
 
 def nan(folder, trained):
@@ -132,8 +133,8 @@ PROVOKED = [
     hanging,
     raising,
     lambda folder, trained: rollmill.check_environment(own(branching)),
-    lambda folder, trained: rollmill.train(ppo(), run_dir=trained, **QUIET),
-    lambda folder, trained: rollmill.train(ppo(), run_dir=trained, seed=3, resume_if_exists=True, **QUIET),
+    lambda folder, trained: rollmill.train(small_ppo(), run_dir=trained, **QUIET),
+    lambda folder, trained: rollmill.train(small_ppo(), run_dir=trained, seed=3, resume_if_exists=True, **QUIET),
     lambda folder, trained: rollmill.resume(trained, changes={"num_envs": 4}),
     edited,
     foreign,

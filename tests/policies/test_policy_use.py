@@ -12,6 +12,7 @@ from rollmill.core.spaces import struct
 from rollmill.policies.action_distribution import ActionDistribution
 from rollmill.policies.policies import load_weights
 from rollmill.policies.policy import Policy
+from small_ppo import small_ppo
 from wordings import raises
 
 
@@ -360,7 +361,7 @@ def test_alphazero_acts_by_its_search_or_by_its_network_alone():
 
 
 def test_weights_are_those_of_the_checkpoint(tmp_path):
-    graph = rollmill.ppo("CartPole-v1", **SMALL, num_minibatches=1, network=TINY)
+    graph = small_ppo(2)
     run = rollmill.train(graph, run_dir=tmp_path / "run", quiet=True, tensorboard=False)
     policy = rollmill.load(run.directory)
     assert policy.loaded.name == "run" and policy.loaded.iteration == 2

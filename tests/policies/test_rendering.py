@@ -8,6 +8,7 @@ import rollmill
 from rollmill.cli.main import main
 from rollmill.policies.policies import evaluate_run, load_weights
 from rollmill.policies.rendering import action_text, render_run
+from small_ppo import small_ppo
 from wordings import raises
 
 
@@ -35,8 +36,7 @@ class Ramp(gymnasium.Env):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    algorithm = rollmill.ppo("CartPole-v1", total_timesteps=256, num_envs=4, num_steps=16, num_minibatches=2)
-    return rollmill.train(algorithm, run_dir=tmp_path_factory.mktemp("runs") / "cart", quiet=True).directory
+    return rollmill.train(small_ppo(4), run_dir=tmp_path_factory.mktemp("runs") / "cart", quiet=True).directory
 
 
 @pytest.mark.slow

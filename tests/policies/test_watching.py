@@ -9,15 +9,14 @@ import rollmill
 from rollmill.policies import watching
 from rollmill.policies.watching import watch
 from rollmill.record.run_directory import RunDirectory
+from small_ppo import small_ppo
 from wordings import raises
-
-SIZES = {"num_envs": 8, "num_steps": 8, "network": rollmill.NetworkConfig(hidden_sizes=(8,))}
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     directory = tmp_path_factory.mktemp("runs") / "run"
-    algorithm = rollmill.ppo(rollmill.make("CartPole-v1"), total_timesteps=4 * 64, **SIZES)
+    algorithm = small_ppo(4)
     rollmill.train(
         algorithm, run_dir=directory, checkpoint_iterations=1, keep_last=9, quiet=True, tensorboard=False
     )

@@ -144,8 +144,9 @@ def test_a_stopped_process_is_hung_and_names_its_line(supervise):
     ],
 )
 def test_a_worker_without_progress_is_hung_and_names_its_line(supervise, function, where):
-    hung = until(supervise(job(function), hang_seconds=0.5), Hung)
-    assert 0.5 < hung.seconds < scaled(3.0)
+    limit = scaled(0.5)
+    hung = until(supervise(job(function), hang_seconds=limit), Hung)
+    assert limit < hung.seconds < limit + scaled(3.0)
     assert re.search(where, hung.where)
 
 
@@ -166,9 +167,10 @@ def test_a_call_that_holds_the_interpreter_for_a_while_is_no_hang(supervise):
 
 @pytest.mark.parametrize("function", [worker_jobs.expects, worker_jobs.waits, worker_jobs.obeys])
 def test_what_is_long_but_declared_idle_or_busy_is_not_hung(supervise, function):
-    supervisor = supervise(job(function), hang_seconds=0.3, heartbeat_seconds=0.4)
+    limit = scaled(0.3)
+    supervisor = supervise(job(function), hang_seconds=limit, heartbeat_seconds=1.3 * limit)
     until(supervisor, Started)
-    assert supervisor.events(1.2) == []
+    assert supervisor.events(4 * limit) == []
 
 
 def test_a_worker_that_does_not_start_in_time_is_lost(supervise):

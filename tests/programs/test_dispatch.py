@@ -1,10 +1,11 @@
 """Windows of iterations: where they end, and how far a program runs ahead of them."""
 
-import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from rollmill.programs import dispatch
 from rollmill.programs.dispatch import FAR_TOO_LONG, Pauses, dispatch_ahead
 
 
@@ -23,6 +24,14 @@ class Counting:
     def advance(self, state, count=1):
         self.done = state + count
         return self.done, np.float32([count])
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch):
+    """A clock that shows how long metrics and their readers take; all else takes no time."""
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(dispatch, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    return clock
 
 
 def windows(program, **options):
@@ -63,35 +72,35 @@ def test_a_program_that_reuses_its_state_is_never_run_ahead():
     assert all(done == last for last, done in windows(Counting(loses_state=True)))
 
 
-def test_windows_do_not_grow_while_their_consumer_is_busy():
+def test_windows_do_not_grow_while_their_consumer_is_busy(clock):
     counts = []
     for number, window in enumerate(dispatch_ahead(Counting(), 0, first=0, until=40, window_seconds=0.01)):
         counts.append(sum(window.counts))
         if number % 2 == 0:
-            time.sleep(0.02)  # the next window is there at once
+            clock.now += 0.02  # the next window is there at once
     assert set(counts) == {1}
 
 
 class Learning(Counting):
     """Its iterations take long from one of them on."""
 
-    def __init__(self, slow_from, **options):
+    def __init__(self, clock, slow_from, **options):
         super().__init__(**options)
-        self.slow_from = slow_from
+        self.clock, self.slow_from = clock, slow_from
 
     def advance(self, state, count=1):
         slow = max(0, state + count - max(state, self.slow_from))
-        return super().advance(state, count)[0], Slow(0.001 * slow, count)
+        return super().advance(state, count)[0], Slow(self.clock, 0.001 * slow, count)
 
 
 class Slow:
     """A metric that is there after some time."""
 
-    def __init__(self, seconds, count):
-        self.seconds, self.count = seconds, count
+    def __init__(self, clock, seconds, count):
+        self.clock, self.seconds, self.count = clock, seconds, count
 
     def __array__(self, dtype=None, copy=None):
-        time.sleep(self.seconds)
+        self.clock.now += self.seconds
         return np.float32([self.count])
 
 
@@ -99,16 +108,16 @@ def lengths(program, until, **options):
     return [sum(window.counts) for window in dispatch_ahead(program, 0, first=0, until=until, **options)]
 
 
-def test_windows_grow_anew_where_iterations_take_longer():
-    counts = lengths(Learning(300, loses_state=True), 600, slower_from=300, window_seconds=0.005)
+def test_windows_grow_anew_where_iterations_take_longer(clock):
+    counts = lengths(Learning(clock, 300, loses_state=True), 600, slower_from=300, window_seconds=0.005)
     begun = next(number for number in range(len(counts)) if sum(counts[:number]) == 300)
     assert counts[begun : begun + 2] == [1, 1] and max(counts[begun:]) <= 16
     assert max(counts[:begun]) >= 16
 
 
 @pytest.mark.parametrize("loses_state", [True, False])
-def test_windows_that_are_waited_for_too_long_make_the_next_ones_smaller(loses_state):
-    counts = lengths(Learning(400, loses_state=loses_state), 1600, window_seconds=0.02)
+def test_windows_that_are_waited_for_too_long_make_the_next_ones_smaller(clock, loses_state):
+    counts = lengths(Learning(clock, 400, loses_state=loses_state), 1600, window_seconds=0.02)
     most = FAR_TOO_LONG * 0.02 / 0.001  # iterations that take no longer
     assert max(counts) > most >= max(counts[-5:])
 

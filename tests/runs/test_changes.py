@@ -10,11 +10,10 @@ import pytest
 import rollmill
 from rollmill.core.errors import CheckpointError
 from rollmill.runs.changes import changed_settings
+from small_ppo import SIZES, STEPS
 from wordings import raises
 
 QUIET = {"quiet": True, "tensorboard": False}
-SIZES = {"num_envs": 8, "num_steps": 8, "network": rollmill.NetworkConfig(hidden_sizes=(8,))}
-STEPS = 8 * 8
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +58,7 @@ EDITS = [
     ("config", {"clip_coef": 0.3}, "config.clip_coef is 0.3, and was 0.2"),
     ("config", {"ent_coef": 0.02}, "config.ent_coef is 0.02, and was 0.01"),
     ("config", {"gae_lambda": 0.9}, "config.gae_lambda is 0.9, and was 0.95"),
-    ("config", {"update_epochs": 5}, "config.update_epochs is 5, and was 4"),
+    ("config", {"update_epochs": 5}, "config.update_epochs is 5, and was 1"),
     ("config", {"total_timesteps": 1000}, "config.total_timesteps is 1000, and was 768"),
     ("config", {"max_grad_norm": "inf"}, 'config.max_grad_norm is "inf", and was 0.5'),
     ("config", {"num_steps": 16}, "config.num_steps is 16, and was 8"),

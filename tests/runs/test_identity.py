@@ -20,6 +20,7 @@ from rollmill.planning.choose import place_custom
 from rollmill.runs import specification
 from rollmill.runs.specification import describe, rebuild_graph
 from rollmill.training.placing import choose_plan
+from small_ppo import small_ppo
 from wordings import raises
 
 QUIET = {"quiet": True, "tensorboard": False}
@@ -167,7 +168,8 @@ def test_a_run_does_not_go_on_in_processes_with_a_graph_that_was_changed(tmp_pat
 @pytest.mark.slow_beyond(1)
 def test_a_checkpoint_that_is_not_there_is_not_replaced_by_the_last(checkpoint, message, tmp_path):
     endless = rollmill.make("MountainCar-v0", max_steps=10_000)
-    run = rollmill.train(small(endless), run_dir=tmp_path / "run", **QUIET)
+    algorithm = small(endless) if checkpoint == "best" else small_ppo(4)
+    run = rollmill.train(algorithm, run_dir=tmp_path / "run", **QUIET)
     with pytest.raises((UsageError, CheckpointError), match=message):
         rollmill.load(run.directory, checkpoint=checkpoint)
 

@@ -26,13 +26,14 @@ from rollmill.serving import (  # noqa: E402
     limits_of,
     listen,
 )
+from small_ppo import SIZES, STEPS
 
 QUIET = {"quiet": True, "tensorboard": False}
-SMALL = {"num_envs": 4, "num_steps": 8, "num_minibatches": 1, "total_timesteps": 64}
 
 
 def train(root, env="CartPole-v1", **config):
-    return rollmill.train(rollmill.ppo(env, **(SMALL | config)), run_dir=root / "run", **QUIET).directory
+    graph = rollmill.ppo(env, **({"total_timesteps": STEPS, **SIZES} | config))
+    return rollmill.train(graph, run_dir=root / "run", **QUIET).directory
 
 
 @pytest.fixture(scope="session")

@@ -8,8 +8,7 @@ import pytest
 import rollmill
 from rollmill.core.interruption import pass_on_interrupt
 from rollmill.hooks import MetricsLogged
-
-SMALL = {"num_envs": 4, "num_steps": 8, "network": {"hidden_sizes": (8,)}}
+from small_ppo import small_ppo
 
 
 @pytest.fixture(autouse=True)
@@ -28,17 +27,13 @@ def sends(number):
     return hook
 
 
-def graph():
-    return rollmill.ppo("CartPole-v1", total_timesteps=640_000, **SMALL)
-
-
 def test_a_loop_over_seeds_ends_and_the_run_can_go_on(tmp_path):
     begun = []
     with pytest.raises(KeyboardInterrupt) as stopped:
         for seed in range(3):
             begun.append(seed)
             options = {"run_dir": tmp_path / str(seed), "seed": seed, "tensorboard": False, "log_every": 1}
-            rollmill.train(graph(), hooks=[sends(signal.SIGINT)], quiet=True, **options)
+            rollmill.train(small_ppo(10_000), hooks=[sends(signal.SIGINT)], quiet=True, **options)
     run = stopped.value.result
     assert begun == [0] and isinstance(stopped.value, rollmill.Interrupted)
     assert run.directory == tmp_path / "0" and run.exit_code == 130 and run.summary["status"] == "stopped"

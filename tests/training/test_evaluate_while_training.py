@@ -8,10 +8,9 @@ import pytest
 import rollmill
 from rollmill.hooks import MetricsLogged, PolicyEvaluated
 from rollmill.record.metrics import read_metrics
+from small_ppo import SIZES, TINY
 from wordings import raises
 
-SMALL = rollmill.NetworkConfig(hidden_sizes=(8,))
-SIZES = {"num_envs": 8, "num_steps": 8, "num_minibatches": 2, "update_epochs": 1, "network": SMALL}
 QUIET = {"quiet": True, "tensorboard": False}
 EVERY = {"evaluate_every": 64 * 3, "evaluate_episodes": 5}
 SELDOM = {"evaluate_every": 64 * 290, "evaluate_episodes": 5}
@@ -156,7 +155,7 @@ def test_agents_of_each_seed_are_evaluated(tmp_path):
 
 @pytest.mark.slow
 def test_a_replay_memory_is_evaluated_on_a_state_that_is_there(tmp_path):
-    config = {"num_envs": 8, "num_steps": 8, "total_timesteps": 640, "network": SMALL, "buffer_size": 320}
+    config = {"num_envs": 8, "num_steps": 8, "total_timesteps": 640, "network": TINY, "buffer_size": 320}
     graph = rollmill.dqn("CartPole-v1", batch_size=8, learning_starts=64, **config)
     run = rollmill.train(graph, run_dir=tmp_path / "run", **EVERY, **QUIET)
     plain = rollmill.train(graph, run_dir=tmp_path / "plain", **QUIET)

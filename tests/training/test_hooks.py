@@ -20,10 +20,9 @@ from rollmill.hooks import (
 )
 from rollmill.record.metrics import read_metrics
 from rollmill.training.hook_calls import HookCalls, HookFailed, check_hooks
+from small_ppo import SIZES
 from wordings import raises
 
-SMALL = rollmill.NetworkConfig(hidden_sizes=(8,))
-SIZES = {"num_envs": 8, "num_steps": 8, "num_minibatches": 2, "update_epochs": 1, "network": SMALL}
 QUIET = {"quiet": True, "tensorboard": False}
 THREADS = {"distribution": "single-learner-coarse", "place": "threads"}
 

@@ -14,10 +14,9 @@ from rollmill.algorithms.reports import value_moments
 from rollmill.record.aggregates import RowSums, SavedSums
 from rollmill.record.metrics import read_metrics
 from rollmill.training import recorded_progress, recorder
+from small_ppo import SIZES
 from wordings import raises
 
-SMALL = rollmill.NetworkConfig(hidden_sizes=(8,))
-SIZES = {"num_envs": 4, "num_steps": 16, "num_minibatches": 2, "update_epochs": 1, "network": SMALL}
 SLOW = pytest.mark.slow
 
 QUIET = {"quiet": True, "tensorboard": False}

@@ -16,15 +16,15 @@ from rollmill.core.errors import CheckpointError
 from rollmill.dataflow import fingerprint
 from rollmill.policies.policies import evaluate_run, load_weights
 from rollmill.runs.specification import describe
+from small_ppo import SIZES, STEPS
 from wordings import raises
 
 QUIET = {"quiet": True, "tensorboard": False}
 
 
 def small(env="CartPole-v1", **config):
-    sizes = {"num_envs": 8, "num_steps": 8, "total_timesteps": 8 * 8 * 4}
     env = rollmill.make(env) if isinstance(env, str) else env
-    return rollmill.ppo(env, **(sizes | config))
+    return rollmill.ppo(env, **({"total_timesteps": 4 * STEPS, **SIZES} | config))
 
 
 def test_a_loaded_policy_is_the_greedy_policy_of_the_last_state(tmp_path):

@@ -16,6 +16,7 @@ from rollmill.runs.earlier_versions import note_of_versions
 from rollmill.runs.options import RunOptions
 from rollmill.runs.saved_run import read_options
 from rollmill.training.requeueing import run_to_go_on
+from small_ppo import STEPS, small_ppo
 from wordings import raises
 
 QUIET = {"quiet": True, "tensorboard": False, "fusion": "off"}
@@ -24,15 +25,7 @@ WIDER = rollmill.NetworkConfig(hidden_sizes=(3,))
 
 
 def small(**config):
-    sizes = {
-        "num_envs": 4,
-        "num_steps": 4,
-        "num_minibatches": 1,
-        "update_epochs": 1,
-        "total_timesteps": 16 * ITERATIONS,
-    }
-    network = rollmill.NetworkConfig(hidden_sizes=(2,))
-    return rollmill.ppo(rollmill.make("CartPole-v1"), **(sizes | {"network": network} | config))
+    return small_ppo(ITERATIONS, **config)
 
 
 def stop_after(iterations):
@@ -83,8 +76,8 @@ def test_an_empty_directory_is_trained_in(tmp_path):
     ("config", "options", "said"),
     [
         ({"gamma": 0.5}, {}, ["gamma is 0.5, and 0.99 in the run"]),
-        ({"total_timesteps": 320}, {"seed": 3}, ["total_timesteps is 320, and 96 in", "seed is 3, and 0 in"]),
-        ({"network": WIDER}, {}, ["network.hidden_sizes is [3], and [2] in the run"]),
+        ({"total_timesteps": 320}, {"seed": 3}, ["total_timesteps is 320, and 384 in", "seed is 3, and 0 in"]),
+        ({"network": WIDER}, {}, ["network.hidden_sizes is [3], and [8] in the run"]),
         ({}, {"checkpoint_iterations": 2}, ["checkpoint_iterations is 2, and 1 in the run"]),
         ({}, {"distribution": "central"}, ['distribution is "central", and "gpu-only" in the run']),
     ],
@@ -118,7 +111,7 @@ def test_every_option_that_a_run_records_is_compared(stopped):
 
 @pytest.mark.slow
 def test_a_run_that_was_changed_on_purpose_goes_on_with_the_change(stopped):
-    longer = {"total_timesteps": 16 * (ITERATIONS + 2)}
+    longer = {"total_timesteps": STEPS * (ITERATIONS + 2)}
     rollmill.resume(stopped["run_dir"], changes=longer, hooks=[stop_after(3)], quiet=True)
     run = rollmill.train(small(), **stopped, **QUIET)  # the command that the job has had from the beginning
     assert run.summary["iterations"] == ITERATIONS + 2

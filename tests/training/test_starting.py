@@ -15,6 +15,7 @@ from rollmill.policies import policies
 from rollmill.policies.policies import load_weights, restore_run
 from rollmill.record import stored_runs
 from rollmill.training import starting
+from small_ppo import small_ppo
 from wordings import raises
 
 SIZES = {"num_envs": 4, "num_steps": 8}
@@ -37,6 +38,11 @@ def by_place(weights):
 
 def same(one, other):
     return one.shape == other.shape and bool((one == other).all())
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    return rollmill.train(small_ppo(), run_dir=tmp_path_factory.mktemp("plain") / "run", quiet=True).directory
 
 
 @pytest.fixture(scope="module")
@@ -71,11 +77,11 @@ def test_statistics_of_observations_that_are_left_out_are_told(monkeypatch, tmp_
     assert "weights.observations.mean" in told(None, True)  # of that run there are none
 
 
-def test_a_run_of_a_stranger_is_not_resumed_from_a_store_that_it_names(source, tmp_path, monkeypatch):
+def test_a_run_of_a_stranger_is_not_resumed_from_a_store_that_it_names(plain, tmp_path, monkeypatch):
     def asked(*_, **__):
         raise AssertionError("the store was asked")
 
-    shutil.copytree(source, tmp_path / "theirs")
+    shutil.copytree(plain, tmp_path / "theirs")
     shutil.rmtree(tmp_path / "theirs/checkpoints")
     config = json.loads((tmp_path / "theirs/config.json").read_text())
     config["options"]["start_from"] = "s3://stranger/run"
@@ -184,9 +190,9 @@ def test_a_killed_run_without_a_checkpoint_begins_with_them_again(source, tmp_pa
     ],
 )
 def test_nothing_to_begin_with_is_an_error_before_anything_is_written(
-    source, tmp_path, start_from, settings, message
+    plain, tmp_path, start_from, settings, message
 ):
-    chosen = str(source) if start_from is None else str(tmp_path / start_from)
+    chosen = str(plain) if start_from is None else str(tmp_path / start_from)
     with pytest.raises(RollmillError, match=message):
         trained(tmp_path / "run", "Pendulum-v1", options={"start_from": chosen}, **settings)
     assert not (tmp_path / "run").exists()

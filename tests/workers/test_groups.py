@@ -121,12 +121,7 @@ ALGORITHMS = {
     "alphazero": (rollmill.alphazero, tic_tac_toe, MINIBATCHES | {"num_simulations": 4}),
     "one's own": (reinforce, short_cartpole, None),
 }
-FAST = {
-    *itertools.product(["ppo"], POLICIES),
-    ("impala", "single-learner-coarse"),
-    ("dqn", "single-learner-coarse"),
-    ("dqn", "central"),
-}
+FAST = {("ppo", "multi-learner")}
 TABLE = [
     pytest.param(*case, marks=() if case in FAST else pytest.mark.slow)
     for case in itertools.product(ALGORITHMS, POLICIES)
@@ -192,7 +187,6 @@ def assert_the_same_training(trained, algorithm, *, policy_lag):
 
 
 @pytest.mark.parametrize(("algorithm", "policy"), TABLE)
-@pytest.mark.slow_beyond(2)
 def test_every_policy_gives_the_numbers_of_the_one_program(algorithm, policy):
     partition = find_distribution(policy)(POLICIES[policy])
     trained = train(graph_of(algorithm), partition)
