@@ -119,9 +119,9 @@ def test_a_training_begins_with_the_weights_and_statistics_of_the_run(source, tm
 
 @pytest.mark.slow
 def test_what_has_other_shapes_begins_at_random_as_a_whole(source, tmp_path):
-    given = {"options": {"start_from": str(source), "seed": 3}, "normalize_observations": True}
-    begun = first_weights(tmp_path / "run", env="Acrobot-v1", **given)
-    random = first_weights(tmp_path / "random", env="Acrobot-v1", normalize_observations=True, options={"seed": 3})
+    config = {"env": "Acrobot-v1", "normalize_observations": True, "normalize_values": False}
+    begun = first_weights(tmp_path / "run", **config, options={"start_from": str(source), "seed": 3})
+    random = first_weights(tmp_path / "random", **config, options={"seed": 3})
     ours, theirs, fresh = map(by_place, (begun, load_weights(source).weights, random))
     taken = {place for place in ours if same(ours[place], theirs[place])}
     anew = {place for place in ours if same(ours[place], fresh[place])}

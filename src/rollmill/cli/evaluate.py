@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from rollmill.policies.watching import watch
 from rollmill.programs.evaluation.episodes import EvaluationEpisodes
 from rollmill.record.run_directory import RunDirectory
 
-FOR_RULES = ("run", "env", "env_options", "transforms", "seed", "imports", "episodes", "json")
+FOR_RULES = ("run", "env", "env_options", "transforms", "seed", "imports", "episodes", "record", "json")
 """Options that apply to policies that are functions."""
 
 
@@ -41,6 +42,9 @@ class Evaluate(PolicyOptions):
     opening_plies: int = 0
     """Moves at the beginning of each game of a match that are drawn at random; policies that do not draw play the
     same two games again and again without."""
+    record: Path | None = None
+    """Write all transitions of the episodes to this new file, which ends in .npz. Trainings begin with what it
+    teaches by --clone."""
     watch: bool = False
     """Evaluate every checkpoint as it appears, of a run that another process trains, until that ends."""
     json: bool = False
@@ -56,6 +60,8 @@ def run(arguments: list[str]) -> int:
         return 0
     if options.watch:
         return _watch(options)
+    if options.against is not None and options.record is not None:
+        raise UsageError("--record is of episodes, and --against plays a match. hint: leave one out.")
     loaded = options.load()
     result = _episodes(options, loaded) if options.against is None else _match(options, loaded)
     sentence = _sentence if options.against is None else _match_sentence
@@ -71,6 +77,7 @@ def _episodes(options: Evaluate, loaded: LoadedRun) -> dict[str, Any]:
         episodes=options.episodes,
         seed=options.seed,
         stochastic=options.stochastic,
+        record=options.record,
     )
     environment = options.env or loaded.graph.settings["environment"]
     return _result(environment, {"iteration": loaded.iteration}, episodes)
@@ -88,6 +95,7 @@ def _rule_episodes(options: Evaluate) -> dict[str, Any]:
         episodes=options.episodes,
         seed=options.seed,
         imports=options.imports,
+        record=options.record,
     )
     assert options.env is not None
     return _result(options.env, {"policy": str(options.run)}, episodes)
@@ -125,6 +133,8 @@ def _check_watch(options: Evaluate) -> None:
         raise UsageError(
             "--watch plays episodes, and --against a match. hint: one for each --checkpoint, without --watch."
         )
+    if options.record is not None:
+        raise UsageError("--record is of one policy's episodes, and --watch evaluates many. hint: leave one out.")
     if options.env is None and (options.env_options or options.transforms):
         raise UsageError(
             "options and transforms are for another environment, and none is named; the run's own has those that "

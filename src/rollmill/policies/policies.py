@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jaxtyping import PyTree
 
-from rollmill.algorithms import environment_functions
+from rollmill.algorithms import clip_to_space, environment_functions
 from rollmill.core.errors import CheckpointError, UsageError
 from rollmill.core.schema import coerce
 from rollmill.core.spaces import struct
@@ -22,8 +24,10 @@ from rollmill.programs.compiled import held_leaves, state_shapes
 from rollmill.programs.evaluation.compiled import evaluator
 from rollmill.programs.evaluation.episodes import EvaluationEpisodes, Evaluator
 from rollmill.programs.evaluation.on_host import evaluator_on_host
+from rollmill.programs.evaluation.recorded import record_episodes, record_on_host
 from rollmill.record.checkpoints import Checkpoints, Restored
 from rollmill.record.run_directory import RunDirectory
+from rollmill.record.transitions import check_recording, write_transitions
 from rollmill.runs.reopening import reopen
 from rollmill.runs.saved_run import check_identity
 from rollmill.runs.specification import import_modules
@@ -162,13 +166,15 @@ def evaluate(
     algorithm: Graph | None = None,
     imports: Sequence[str] = (),
     trust: bool = False,
+    record: str | Path | None = None,
 ) -> EvaluationEpisodes:
     """Plays whole episodes with the policy of a run. `episodes.returns.mean()` is the usual number.
 
     A function, `(key, observation, legal actions) -> action` of one environment, is evaluated in the same way, and
     so is `random`, which draws from the legal actions. Both need `env`.
 
-    `train_seed` is the `seed` of `load`. See `load` and `evaluate_run` for the other arguments.
+    `train_seed` is the `seed` of `load`, and `record` names a new file that ends in .npz, to which all transitions
+    are written, for trainings that begin by cloning them. See `load` and `evaluate_run` for the other arguments.
 
     Raises:
         UsageError: a function is given without an environment, or with an argument that is about runs.
@@ -182,7 +188,13 @@ def evaluate(
         about_runs |= {"algorithm": (algorithm, None), "stochastic": (stochastic, False)}
         refuse_for_rule(run_dir, [name for name, (value, default) in about_runs.items() if value != default])
         return evaluate_rule(
-            run_dir, env=env, env_options=env_options, episodes=episodes, seed=seed, imports=imports
+            run_dir,
+            env=env,
+            env_options=env_options,
+            episodes=episodes,
+            seed=seed,
+            imports=imports,
+            record=record,
         )
     loaded = load_weights(
         run_dir, checkpoint=checkpoint, seed=train_seed, algorithm=algorithm, imports=imports, trust=trust
@@ -195,6 +207,7 @@ def evaluate(
         seed=seed,
         stochastic=stochastic,
         imports=imports,
+        record=record,
     )
 
 
@@ -206,6 +219,7 @@ def evaluate_rule(
     episodes: int = 100,
     seed: int = 0,
     imports: Sequence[str] = (),
+    record: str | Path | None = None,
 ) -> EvaluationEpisodes:
     """Plays episodes with a policy that is a function: the function, `random` or `MODULE:FUNCTION`.
 
@@ -220,7 +234,7 @@ def evaluate_rule(
     import_modules(imports)
     env = as_environment(env, env_options)
     graph = graph_of_rule(find_rule(policy, env), env)
-    return evaluator_on(graph, (), None, episodes=episodes, seed=seed)(())
+    return _played(graph, (), None, record, episodes=episodes, seed=seed)
 
 
 def evaluate_run(
@@ -232,6 +246,7 @@ def evaluate_run(
     seed: int = 0,
     stochastic: bool = False,
     imports: Sequence[str] = (),
+    record: str | Path | None = None,
 ) -> EvaluationEpisodes:
     """Plays episodes with a run's policy, on the environment that it was trained on or another of its spaces.
 
@@ -245,10 +260,10 @@ def evaluate_run(
                 f"the options {', '.join(env_options)} are for another environment, and none is named; the run's "
                 "own has those that it was trained with. hint: --env ID on the command line, env= in Python."
             )
-        return evaluator_on(loaded.graph, loaded.weights, None, **play)(loaded.weights)
+        return _played(loaded.graph, loaded.weights, None, record, **play)
     import_modules(imports)
     other = as_environment(env, env_options)
-    return evaluator_on(loaded.graph, loaded.weights, other, **play)(loaded.weights)
+    return _played(loaded.graph, loaded.weights, other, record, **play)
 
 
 def evaluator_on(
@@ -265,6 +280,35 @@ def evaluator_on(
     possible. Without it XLA computes them. `play` holds `episodes`, `seed` and `stochastic`, as for
     `evaluate_run`. Raises a `UsageError` if the environment has other spaces.
     """
+    graph, host = _placed_in(graph, env)
+    if host is not None:
+        return evaluator_on_host(graph, host, **play)
+    return evaluator(graph, weights, backend=backend, **play)
+
+
+def _played(
+    graph: Graph,
+    weights: PyTree,
+    env: Environment | HostEnvironment | None,
+    record: str | Path | None,
+    **play: Any,
+) -> EvaluationEpisodes:
+    """Plays the episodes of `evaluator_on`, and writes their transitions to a file if one is named."""
+    if record is None:
+        return evaluator_on(graph, weights, env, **play)(weights)
+    path = check_recording(record)
+    graph, host = _placed_in(graph, env)
+    recorded = (
+        record_episodes(graph, weights, **play) if host is None else record_on_host(graph, weights, host, **play)
+    )
+    chosen = jax.tree.map(jnp.asarray, recorded.transitions["action"])
+    action = jax.tree.map(np.asarray, clip_to_space(graph.action_space, chosen))
+    write_transitions(path, {**recorded.transitions, "action": action})
+    return recorded.episodes
+
+
+def _placed_in(graph: Graph, env: Environment | HostEnvironment | None) -> tuple[Graph, HostEnvironment | None]:
+    """Returns the graph on an environment, by default its own, and the host environment if it is one."""
     if env is not None:
         check_same_spaces(graph, env)
     elif graph.host is not None:
@@ -272,8 +316,8 @@ def evaluator_on(
             graph.settings["environment"], graph.host, graph.observation_space, graph.action_space
         )
     if isinstance(env, HostEnvironment):
-        return evaluator_on_host(graph, env._replace(start=evaluation_start(env.start)), **play)
-    return evaluator(graph if env is None else on_environment(graph, env), weights, backend=backend, **play)
+        return graph, env._replace(start=evaluation_start(env.start))
+    return graph if env is None else on_environment(graph, env), None
 
 
 def on_environment(graph: Graph, env: Environment) -> Graph:

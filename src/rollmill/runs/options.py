@@ -1,6 +1,7 @@
 """Options for running and recording, as opposed to the algorithm and the environment."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, TypeAlias
 
 from rollmill.core.bounds import Count, Range
@@ -26,9 +27,9 @@ Iterations: TypeAlias = Annotated[Count, Range(high=2**53)]
 class RunOptions(PlacementOptions):
     """Settings for running and recording.
 
-    Only five options change by more than rounding what one seed learns: `seed`; `start_from`, other first weights;
-    `asynchronous`, which lets actors use older weights; `numerics`, the precision of kernels' matrix products; and
-    `stop_at_return`, which may end the training early.
+    Only seven options change by more than rounding what one seed learns: `seed`; `start_from`, `clone` and
+    `clone_updates`, other first weights; `asynchronous`, which lets actors use older weights; `numerics`, the
+    precision of kernels' matrix products; and `stop_at_return`, which may end the training early.
     """
 
     seed: Annotated[int, Range(0, 2**32 - 1)] = 0
@@ -38,6 +39,11 @@ class RunOptions(PlacementOptions):
     start_from: str | None = None
     """Begin with the weights of the policy of this run, a directory, as far as places and shapes in the networks
     agree. Optimiser and environments begin anew."""
+    clone: Path | None = None
+    """Begin with weights that imitate recorded episodes, a file by `rollmill evaluate --record`. All seeds
+    begin with the same ones."""
+    clone_updates: Count | None = None
+    """Steps of Adam, on 256 transitions each, by which `clone` learns; 2,000 if left out."""
     run_dir: RunPath | None = None
     """Where the run is recorded: a folder, or a URL such as s3://bucket/runs/mine, where finished checkpoints are
     copied. If left out, it is named by algorithm, environment, seed and time under runs/."""
@@ -118,6 +124,10 @@ class RunOptions(PlacementOptions):
                 "resume_if_exists needs run_dir, the directory in which a job that is started again finds its "
                 "run. hint: give run_dir, or leave resume_if_exists out."
             )
+        if self.clone is not None and self.start_from is not None:
+            raise UsageError("clone and start_from both give the first weights. hint: leave one of them out.")
+        if self.clone_updates is not None and self.clone is None:
+            raise UsageError(f"clone_updates={self.clone_updates} has no effect without clone, a recording.")
         if self.seed + self.num_seeds > 2**32:
             raise UsageError(f"seed={self.seed} with num_seeds={self.num_seeds} exceeds 2**32.")
 

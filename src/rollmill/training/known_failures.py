@@ -35,8 +35,9 @@ def note_on_known_failure(graph: Graph) -> str | None:
         return None
     return (
         f"note: {algorithm} is known to learn nothing of {name}, because {WITHOUT_A_SIGNAL[name]}, and random "
-        "actions hardly ever reach it. hint: ppo --rnd-coef 1, which looks for what is rare, or a reward that "
-        "grows on the way, as a transform or an environment of your own"
+        "actions hardly ever reach it. hint: ppo --rnd-coef 1, which looks for what is rare; --clone FILE, a "
+        "recording of what a heuristic does; or a reward that grows on the way, as a transform or an environment "
+        "of your own"
     )
 
 

@@ -109,7 +109,8 @@ def prepare(
     plan = place_parts(planned.plan, options, custom, display, saved=planned.goes_on_in_place)
     given = planned.given if restored is None else None
     is_new = restored is None and shared is None
-    of_new = (note_on_known_failure(graph), *notes_on_far_actions(graph)) if is_new else ()
+    failure = None if given else note_on_known_failure(graph)
+    of_new = (failure, *notes_on_far_actions(graph)) if is_new else ()
     for note in (note_of_unknown(described, modules), given and str(given), *of_new):
         if note:
             display.note(note)

@@ -140,9 +140,19 @@ def resume(
 def _first_weights(
     run: RunDirectory, graph: Graph, options: RunOptions, modules: Sequence[str], *, trust: bool
 ) -> GivenWeights | None:
-    """Returns the weights that a run without a checkpoint begins with, if it takes those of another run."""
+    """Returns the weights that a run without a checkpoint begins with, if they are not random.
+
+    Raises a `CheckpointError` if they come from a recording that has changed.
+    """
     check_start(run, read_saved(run), trust=trust)
-    return given_weights(graph, options, modules)
+    given = given_weights(graph, options, modules)
+    digest = run.read_config().get("started_from", {}).get("sha256")
+    if given is not None and given.source.get("sha256") != digest:
+        raise CheckpointError(
+            f"{options.clone} has changed since {run.root} began with what it teaches, and there is no checkpoint "
+            "yet. hint: bring the file back, or train anew."
+        )
+    return given
 
 
 class _Reopened(NamedTuple):

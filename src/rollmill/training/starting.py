@@ -1,4 +1,4 @@
-"""Initialisation from the weights of another run, on the same environment or on another one.
+"""Initialisation from the weights of another run, on the same environment or on another one, or from a recording.
 
 Taken is what the two learners have in common: arrays of floats with the same place in the learner, and the same
 shape. Arrays that belong together, such as a layer's or those of running statistics, are copied together or not at
@@ -7,11 +7,13 @@ all. Optimiser states, update counts, hyperparameters and an adapted learning ra
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from gymnasium import spaces
 from jaxtyping import Array, PyTree
 
 from rollmill.core.errors import UsageError
@@ -32,11 +34,16 @@ class GivenWeights(NamedTuple):
     arrays: Mapping[str, np.ndarray]
     """By their place in the learner."""
     source: Mapping[str, Any]
-    """The run and the iteration that they come from, and the places in the learner that it lacks."""
+    """The run and the iteration that they come from, and the places in the learner that it lacks; or the recording
+    that they imitate."""
     unread: str | None = None
     """Statistics of the run's observations, if the training has none of these."""
 
     def __str__(self) -> str:
+        if "file" in self.source:
+            return "begins with weights that imitate {transitions:,} transitions of {file}: {agreement}".format(
+                **self.source
+            )
         source, lacking = self.source, self.source["lacking"]
         more = f"; {', '.join(lacking)} begin at random" if lacking else ""
         if self.unread is not None:
@@ -50,11 +57,15 @@ class GivenWeights(NamedTuple):
 
 
 def given_weights(graph: Graph, options: RunOptions, imports: Sequence[str]) -> GivenWeights | None:
-    """Reads the initial weights from the first seed of `options.start_from`, or returns None.
+    """Reads the initial weights from the first seed of `options.start_from`, or learns them from `options.clone`.
+
+    Returns None without either.
 
     Raises a `CheckpointError` if that is not a run with a complete checkpoint, and a `UsageError` if the two
     learners have nothing in common.
     """
+    if options.clone is not None:
+        return _cloned(graph, options, options.clone)
     if options.start_from is None:
         return None
     from rollmill.policies.policies import restore_run
@@ -75,6 +86,27 @@ def given_weights(graph: Graph, options: RunOptions, imports: Sequence[str]) -> 
     lacking = sorted(set(ours) - set(arrays))
     source = {"run": str(run.root.resolve()), "iteration": found.iteration, "lacking": lacking}
     return GivenWeights(arrays, source, OBSERVATIONS if _has_statistics(theirs) > _has_statistics(ours) else None)
+
+
+def _cloned(graph: Graph, options: RunOptions, file: Path) -> GivenWeights:
+    """Returns weights that imitate a recording."""
+    from rollmill.training.cloning import UPDATES, clone
+
+    cloned = clone(graph, file, seed=options.seed, updates=options.clone_updates or UPDATES)
+    is_box = isinstance(graph.action_space, spaces.Box)
+    agreement = (
+        f"mean squared error {cloned.agreement:.3g} of actions"
+        if is_box
+        else f"{cloned.agreement:.1%} of its actions are the most likely ones"
+    )
+    arrays = {place: np.asarray(leaf) for place, leaf in _weights_of(cloned.learner).items()}
+    source = {
+        "file": str(file),
+        "sha256": cloned.digest,
+        "transitions": cloned.transitions,
+        "agreement": agreement,
+    }
+    return GivenWeights(arrays, source)
 
 
 def begin_with(graph: Graph, seeds: Sequence[int], given: GivenWeights, state: State | None = None) -> State:

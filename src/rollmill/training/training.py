@@ -4,10 +4,12 @@ import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from rollmill.core.errors import UsageError
 from rollmill.core.interruption import handling_early_notices, pass_on_interrupt
+from rollmill.core.local_paths import local_path
 from rollmill.core.machine import return_freed_memory, without_collection
 from rollmill.core.schema import check_names
 from rollmill.core.stored_paths import run_folder
@@ -167,6 +169,8 @@ def _resumed(algorithm: Graph, options: RunOptions, imports: Sequence[str], hook
 def _settled(options: RunOptions) -> RunOptions:
     """Returns the options merged with their plan, and with an absolute run directory."""
     options = with_settings(options)
+    if options.clone is not None:
+        options = replace(options, clone=Path(os.path.realpath(local_path("clone", options.clone))))
     if options.start_from is None:
         return options
     return replace(options, start_from=os.path.realpath(run_folder("start_from", options.start_from)))

@@ -78,8 +78,8 @@ def evaluator(
     episodes, seed = check_numbers(episodes, seed)
     graph = graph._replace(policy=graph.policy if stochastic else graph.greedy)
     enable_compilation_cache()
-    batch, key = min(episodes, _most_at_once(graph)), jax.random.key(seed)
-    parameters = _parameters(graph)
+    batch, key = min(episodes, most_at_once(graph)), jax.random.key(seed)
+    parameters = final_parameters(graph)
 
     def play_with(advance: Advance) -> Evaluator:
         play = jax.jit(partial(_play, graph, batch, advance)).lower(weights, key, np.int32(0), parameters)
@@ -98,7 +98,7 @@ def evaluator(
 def _play_all(
     graph: Graph, play: Callable, key: Key, batch: int, episodes: int, weights: Weights
 ) -> EvaluationEpisodes:
-    played, parameters = [], _parameters(graph)
+    played, parameters = [], final_parameters(graph)
     for first in range(0, episodes, batch):
         own_key = jax.random.fold_in(key, first) if first else key
         *outcome, done = jax.device_get(play(weights, own_key, np.int32(first % graph.loops.num_envs), parameters))
@@ -115,14 +115,14 @@ def _play_all(
     return jax.tree.map(lambda *parts: np.concatenate(parts)[:episodes], *played)
 
 
-def _most_at_once(graph: Graph) -> int:
+def most_at_once(graph: Graph) -> int:
     """Episodes whose states fit into `BATCH_BYTES`."""
-    one = jax.eval_shape(partial(_begin, graph, 1), jax.random.key(0), np.int32(0))
+    one = jax.eval_shape(partial(begin, graph, 1), jax.random.key(0), np.int32(0))
     sizes = [leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(one)]
     return int(np.clip(BATCH_BYTES // sum(sizes), 1, MAX_AT_ONCE))
 
 
-def _parameters(graph: Graph) -> dict[str, np.ndarray]:
+def final_parameters(graph: Graph) -> dict[str, np.ndarray]:
     """Returns the environment parameters that are program inputs, with their final values."""
     numbers = {name: value for name, value in graph.parameters.items() if name != "steps_done"}
     return {name: np.asarray(value, np.float32) for name, value in numbers.items()}
@@ -146,7 +146,7 @@ def _play(
     end = jax.lax.while_loop(
         lambda now: ~jnp.all(now.done) & (now.chunks < MAX_STEPS // CHUNK),
         chunk,
-        _with_agents(graph, weights, _begin(graph, episodes, start_key, first, parameters)),
+        _with_agents(graph, weights, begin(graph, episodes, start_key, first, parameters)),
     )
     return end.returns, end.lengths, end.agent_returns, end.done
 
@@ -159,9 +159,10 @@ def _with_agents(graph: Graph, weights: Weights, now: Playing) -> Playing:
     return now._replace(agent_returns={name: jnp.zeros_like(now.returns) for name in kinds})
 
 
-def _begin(
+def begin(
     graph: Graph, episodes: int, key: Key, first: Int[Array, ""], parameters: Hyperparameters | None = None
 ) -> Playing:
+    """Starts episodes in environments with the indices from `first` on."""
     index, held = first + jnp.arange(episodes, dtype=jnp.int32), (parameters,) if parameters else ()
     start = jax.vmap(lambda key, index: graph.start_environment(key, index, *held))
     state, observation = start(jax.random.split(key, episodes), index % graph.loops.num_envs)

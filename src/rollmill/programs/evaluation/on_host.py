@@ -5,15 +5,15 @@ Shape letters: `B` copies of an environment.
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Int, PyTree
 
 from rollmill.core.errors import ContractError, EnvironmentFailed
-from rollmill.core.types import HostEnvironment, HostVector, Memory
+from rollmill.core.types import HostEnvironment, HostStep, HostVector, Memory
 from rollmill.dataflow import Graph, Weights
 from rollmill.envs.host import EVALUATION
 from rollmill.programs.compiler_options import program_options
@@ -29,6 +29,9 @@ from rollmill.programs.evaluation.episodes import (
 
 MAX_COPIES = 8
 """Copies of a host environment that play side by side."""
+
+Keep: TypeAlias = Callable[[HostStep, PyTree[np.ndarray], HostStep, Bool[np.ndarray, " B"]], None]
+"""`(step before, actions, step after, copies whose episode counts)`."""
 
 
 def evaluate_on_host(
@@ -51,9 +54,18 @@ def evaluate_on_host(
 
 
 def evaluator_on_host(
-    graph: Graph, env: HostEnvironment, *, episodes: int, seed: int = 0, stochastic: bool = False
+    graph: Graph,
+    env: HostEnvironment,
+    *,
+    episodes: int,
+    seed: int = 0,
+    stochastic: bool = False,
+    keep: Keep | None = None,
 ) -> Evaluator:
-    """`evaluate_on_host` for any weights. Its policy is compiled once, at the first call."""
+    """`evaluate_on_host` for any weights. Its policy is compiled once, at the first call.
+
+    Each step of all copies is passed to `keep`, if it is given.
+    """
     episodes, seed = check_numbers(episodes, seed)
     num_envs = min(episodes, MAX_COPIES)
     quota = np.full(num_envs, episodes // num_envs) + (np.arange(num_envs) < episodes % num_envs)
@@ -64,7 +76,7 @@ def evaluator_on_host(
         vector = env.start(range(num_envs), seed=seed, generation=EVALUATION)
         try:
             memory = start_memories(graph.start_memory, num_envs)
-            return _play_on_host(env.name, vector, partial(decide, weights), memory, quota, seed)
+            return _play_on_host(env.name, vector, partial(decide, weights), memory, quota, seed, keep)
         except EnvironmentFailed as error:  # which ends a training, and keeps its checkpoint
             raise ContractError(str(error)) from error
         finally:
@@ -80,6 +92,7 @@ def _play_on_host(
     memory: Memory,
     quota: Int[np.ndarray, " B"],
     seed: int,
+    keep: Keep | None,
 ) -> EvaluationEpisodes:
     played: list[EvaluationEpisodes] = []
     episodes = int(quota.sum())
@@ -90,10 +103,15 @@ def _play_on_host(
         key, step_key = jax.random.split(key)
         mask = now.info.get("action_mask", ())
         decision = decide(jax.random.split(step_key, quota.size), memory, now.observation, mask)
-        now = vector.step(jax.device_get(decision.action))
+        before, action = now, jax.device_get(decision.action)
+        if keep is not None:  # a vector may write the next step into the same arrays
+            before = jax.tree.map(np.copy, before)
+        now = vector.step(action)
         _raise_failures(name, vector)
         if now.info["episode_length"].max() >= MAX_STEPS:
             raise never_ends(int(quota.sum()), episodes)
+        if keep is not None:
+            keep(before, action, now, quota > 0)
         done = now.terminated | now.truncated
         counts = done & (quota > 0)
         if counts.any():

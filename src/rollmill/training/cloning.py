@@ -1,0 +1,192 @@
+"""Behaviour cloning: first weights that imitate recorded actions (Pomerleau, "ALVINN", 1989).
+
+The network learns to choose the recorded actions: discrete ones by their log-probability, and of numbers the most
+likely action by its squared error, which leaves the spread of actions as it is. Its critic learns the returns of
+the recorded episodes. Statistics of observations and values begin with those of the file.
+
+Shape letter: `N` transitions.
+"""
+
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from gymnasium import spaces
+from jaxtyping import Array, Bool, Float, Int, PyTree
+
+from rollmill.algorithms.fragments import PolicyWeights
+from rollmill.core.errors import UsageError
+from rollmill.core.spaces import contains, struct
+from rollmill.core.types import Key
+from rollmill.dataflow import Graph
+from rollmill.envs import update_statistics
+from rollmill.gpus.jax_settings import check_compiled
+from rollmill.programs.cache import enable_compilation_cache
+from rollmill.programs.compiled import begin_learner
+from rollmill.record.transitions import digest_of, read_transitions
+
+UPDATES, BATCH, RATE = 2_000, 256, 1e-3
+"""Steps of Adam by default, transitions of each, and its learning rate, which falls linearly to zero."""
+
+
+class Demonstrations(NamedTuple):
+    """Recorded transitions as a policy learns them."""
+
+    observation: PyTree[Array]
+    action: PyTree[Array]
+    action_mask: PyTree[Bool[Array, "N ..."]]
+    """`()` where all actions are legal."""
+    target: Float[Array, " N"]
+    """Discounted return of the rest of the episode."""
+
+
+class Cloned(NamedTuple):
+    """A learner that imitates a file."""
+
+    learner: Any
+    transitions: int
+    digest: str
+    """SHA-256 of the file."""
+    agreement: float
+    """Share of the recorded actions that are now the most likely ones; for numbers their mean squared error, in
+    units of half their range."""
+
+
+def clone(graph: Graph, file: Path, *, seed: int, updates: int) -> Cloned:
+    """Returns the first learner of a seed, with weights that imitate the actions in a file.
+
+    Raises a `UsageError` if the algorithm has no policy of this kind, or if the file is of other spaces.
+    """
+    check_compiled()
+    enable_compilation_cache()
+    key = jax.random.key(seed)
+    learner = begin_learner(graph, key)
+    _check(graph, learner)
+    digest, shown = digest_of(file), demonstrations(graph, file)
+    weights = _with_statistics(learner.weights, shown)
+    learn = jax.jit(partial(_learned, graph, learner.returns is None))
+    network = learn(weights, shown, jax.random.fold_in(key, 1), jnp.int32(updates))
+    weights = eqx.tree_at(lambda weights: weights.network, weights, network)
+    agreement = float(jax.jit(partial(_agreement, graph))(weights, shown))
+    learner = eqx.tree_at(lambda learner: learner.weights, learner, weights)
+    return Cloned(learner, len(shown.target), digest, agreement)
+
+
+def _check(graph: Graph, learner: Any) -> None:
+    """Raises a `UsageError` for an algorithm, a network or actions that cannot learn from a file."""
+    name = graph.settings["algorithm"]
+    if not isinstance(getattr(learner, "weights", None), PolicyWeights) or graph.outputs.searches:
+        raise UsageError(f"clone is for ppo, a2c, a3c and impala, not for {name}. hint: leave it out.")
+    if jax.tree.leaves(graph.start_memory()):
+        raise UsageError("clone is for policies without a memory; this network has one. hint: another torso.")
+    if not isinstance(
+        graph.action_space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
+    ):
+        raise UsageError(f"clone is for actions without parts; these are {graph.action_space}.")
+
+
+def demonstrations(graph: Graph, file: Path) -> Demonstrations:
+    """Reads the transitions of a file. Raises a `UsageError` if they are not of the graph's spaces."""
+    expected = {"observation": struct(graph.observation_space), "action": struct(graph.action_space)}
+    state = jax.eval_shape(graph.start_environment, jax.random.key(0), jnp.int32(0))[0]
+    mask = jax.eval_shape(graph.action_mask, state)
+    if jax.tree.leaves(mask):
+        expected["action_mask"] = mask
+    rows = read_transitions(file, expected)
+    inside = np.asarray(jax.vmap(partial(contains, graph.action_space))(jnp.asarray(rows["action"])))
+    if not inside.all():
+        place = int(np.argmin(inside))
+        wrong = rows["action"][place]
+        raise UsageError(f"{file}: the action of transition {place} is {wrong}, not one of {graph.action_space}.")
+    target = discounted(
+        rows["reward"], rows["terminated"] | rows["truncated"], graph.hyperparameters.get("gamma", 1.0)
+    )
+    shown = Demonstrations(rows["observation"], rows["action"], rows.get("action_mask", ()), target)
+    return jax.tree.map(jnp.asarray, shown)
+
+
+def discounted(
+    reward: Float[np.ndarray, " N"], ends: Bool[np.ndarray, " N"], gamma: float
+) -> Float[np.ndarray, " N"]:
+    """Returns the discounted sum of the rewards from each transition to the end of its episode."""
+    result, after = np.empty(len(reward), np.float32), 0.0
+    for place in range(len(reward) - 1, -1, -1):
+        after = float(reward[place]) + gamma * after * (not ends[place])
+        result[place] = after
+    return result
+
+
+# --- learning -----------------------------------------------------------------------------------------
+
+
+def _with_statistics(weights: PolicyWeights, shown: Demonstrations) -> PolicyWeights:
+    """Updates the statistics of observations and values, where there are some, by all transitions."""
+    observations, values = weights.observations, weights.values
+    if observations is not None:
+        observations = update_statistics(observations, shown.observation)
+    if values is not None:
+        values = update_statistics(values, shown.target)
+    return PolicyWeights(weights.network, observations, values)
+
+
+def _learned(
+    graph: Graph,
+    with_critic: bool,
+    weights: PolicyWeights,
+    shown: Demonstrations,
+    key: Key,
+    updates: Int[Array, ""],
+) -> PyTree[Array]:
+    """Returns the network after so many steps of Adam on minibatches drawn from the transitions."""
+    count, scale = len(shown.target), jnp.std(shown.target) + 1e-6
+
+    def loss(network: PyTree[Array], batch: Demonstrations) -> Float[Array, ""]:
+        now = eqx.tree_at(lambda weights: weights.network, weights, network)
+        errors = jax.vmap(partial(_error, graph, now))(batch)
+        if not with_critic:  # it values normalised rewards, of which the file knows nothing
+            return jnp.mean(errors)
+        value = jax.vmap(lambda row: graph.outputs.value(now, (), row.observation))(batch)
+        return jnp.mean(errors) + 0.5 * jnp.mean(jnp.square((value - batch.target) / scale))
+
+    def update(step: Int[Array, ""], carry: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
+        network, state = carry
+        drawn = jax.random.randint(jax.random.fold_in(key, step), (BATCH,), 0, count)
+        gradients = jax.grad(loss)(network, jax.tree.map(lambda leaf: leaf[drawn], shown))
+        with jax.numpy_dtype_promotion("standard"):  # Optax relies on it
+            changes, state = optimiser.update(gradients, state)
+            rate = RATE * (1 - step / updates)
+            return jax.tree.map(lambda old, change: old - rate * change, network, changes), state
+
+    optimiser = optax.scale_by_adam()
+    start = weights.network, optimiser.init(weights.network)
+    return jax.lax.fori_loop(0, updates, update, start)[0]
+
+
+def _error(graph: Graph, weights: PolicyWeights, row: Demonstrations) -> Float[Array, ""]:
+    """Returns what is to become small for ONE transition."""
+    assert graph.outputs.distribution is not None
+    distribution = graph.outputs.distribution(weights, (), row.observation, row.action_mask)
+    if isinstance(graph.action_space, spaces.Box):
+        return jnp.mean(_deviation(graph.action_space, distribution.mode(), row.action))
+    return -distribution.log_prob(row.action)
+
+
+def _deviation(space: spaces.Box, action: Float[Array, "*shape"], shown: Array) -> Float[Array, "*shape"]:
+    """Returns squared differences, in units of half the range where there are bounds."""
+    half = np.where(np.isfinite(space.low) & np.isfinite(space.high), 0.5 * (space.high - space.low), 1.0)
+    return jnp.square((action - shown) / half.astype(np.float32))
+
+
+def _agreement(graph: Graph, weights: PolicyWeights, shown: Demonstrations) -> Float[Array, ""]:
+    def one(row: Demonstrations) -> Float[Array, ""]:
+        distribution = graph.outputs.distribution(weights, (), row.observation, row.action_mask)
+        if isinstance(graph.action_space, spaces.Box):
+            return jnp.mean(_deviation(graph.action_space, distribution.mode(), row.action))
+        return jnp.all(distribution.mode() == row.action).astype(jnp.float32)
+
+    return jnp.mean(jax.vmap(one)(shown))

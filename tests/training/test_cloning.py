@@ -1,0 +1,114 @@
+"""Recorded episodes, and trainings that begin by imitating them."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rollmill
+from rollmill.policies.policies import evaluate_rule, load_weights
+from rollmill.training.cloning import clone, demonstrations, discounted
+from wordings import raises
+
+SIZES = {"num_envs": 4, "num_steps": 8, "total_timesteps": 32}
+
+
+def push(key, observation, legal):
+    """Solves MountainCar: pushes in the direction of the motion."""
+    return jnp.where(observation[1] >= 0, 2, 0)
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory):
+    file = tmp_path_factory.mktemp("recording") / "push.npz"
+    return evaluate_rule(push, env="MountainCar-v0", episodes=4, record=file), file
+
+
+def test_a_recording_has_whole_episodes_in_order(recording):
+    played, file = recording
+    plain = evaluate_rule(push, env="MountainCar-v0", episodes=4)
+    np.testing.assert_array_equal(played.returns, plain.returns)
+    np.testing.assert_array_equal(played.lengths, plain.lengths)
+    rows = dict(np.load(file))
+    ends = np.flatnonzero(rows["terminated"] | rows["truncated"])
+    np.testing.assert_array_equal(np.diff(ends, prepend=-1), played.lengths)
+    np.testing.assert_array_equal(rows["reward"], -1)
+    np.testing.assert_array_equal(rows["action"], np.where(rows["observation"][:, 1] >= 0, 2, 0))
+    # Within an episode each observation follows from the one before by the rules of the game.
+    position, velocity = rows["observation"].T
+    moved = np.clip(velocity + (rows["action"] - 1) * 0.001 - 0.0025 * np.cos(3 * position), -0.07, 0.07)
+    inner = np.setdiff1d(np.arange(len(ends) and len(position) - 1), ends)
+    np.testing.assert_allclose(position[inner + 1], np.clip(position + moved, -1.2, 0.6)[inner], atol=1e-5)
+
+
+def test_host_environments_are_recorded_as_they_are(tmp_path):
+    file = tmp_path / "host.npz"
+    played = evaluate_rule("random", env="gymnasium:CartPole-v1", episodes=3, record=file)
+    rows = dict(np.load(file))
+    assert len(rows["reward"]) == rows["reward"].sum() == played.lengths.sum()
+    assert (rows["terminated"] | rows["truncated"]).sum() == 3
+    position, speed = rows["observation"][:, 0], rows["observation"][:, 1]
+    inner = ~(rows["terminated"] | rows["truncated"])[:-1]
+    np.testing.assert_allclose(position[1:][inner], (position + 0.02 * speed)[:-1][inner], atol=1e-6)
+
+
+def test_returns_end_with_their_episode():
+    rewards, ends = np.array([1, 2, 3, 4], np.float32), np.array([False, True, False, False])
+    np.testing.assert_allclose(discounted(rewards, ends, 0.5), [2, 2, 5, 4])
+
+
+def test_a_clone_imitates_actions_and_values_what_it_saw(recording):
+    _, file = recording
+    graph = rollmill.ppo("MountainCar-v0", **SIZES)
+    cloned, shown = clone(graph, file, seed=0, updates=300), demonstrations(graph, file)
+    weights = cloned.learner.weights
+    likely = jax.vmap(lambda row: graph.outputs.distribution(weights, (), row, ()).mode())(shown.observation)
+    share = float(np.mean(np.asarray(likely) == shown.action))
+    assert share == pytest.approx(cloned.agreement) and share > 0.95
+    value = jax.vmap(lambda row: graph.outputs.value(weights, (), row))(shown.observation)
+    assert np.corrcoef(value, shown.target)[0, 1] > 0.9
+    np.testing.assert_allclose(float(weights.values.mean), shown.target.mean(), rtol=1e-3)
+    again = clone(graph, file, seed=0, updates=300).learner
+    jax.tree.map(np.testing.assert_array_equal, again, cloned.learner)
+
+
+def test_a_training_begins_with_the_clone_in_every_seed(recording, tmp_path):
+    graph = rollmill.ppo("MountainCar-v0", **SIZES, learning_rate=0.0)
+    options = {"clone": recording[1], "clone_updates": 10, "num_seeds": 2, "quiet": True, "tensorboard": False}
+    run = rollmill.train(graph, run_dir=tmp_path / "run", **options).directory
+    expected = clone(graph, recording[1], seed=0, updates=10).learner.weights.network
+    for seed in (0, 1):
+        weights = load_weights(run, seed=seed).weights.network
+        jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, atol=1e-6), weights, expected)
+    begun = json.loads((run / "config.json").read_text())["started_from"]
+    assert begun["transitions"] == int(recording[0].lengths.sum()) and len(begun["sha256"]) == 64
+
+
+def test_what_cannot_be_cloned_is_refused(recording, tmp_path):
+    _, file = recording
+    with raises("clone-is-for-ppo-a2c"):
+        clone(rollmill.dqn("MountainCar-v0"), file, seed=0, updates=1)
+    with raises("clone-is-for-policies-without"):
+        clone(rollmill.ppo("MountainCar-v0", network="gru"), file, seed=0, updates=1)
+    with raises("has-shape-expected-with-one", "observation"):
+        clone(rollmill.ppo("CartPole-v1"), file, seed=0, updates=1)
+    rows = dict(np.load(file))
+    np.savez(tmp_path / "wrong.npz", **{**rows, "action": rows["action"] + 2})
+    with raises("action-transition-is-not-one"):
+        clone(rollmill.ppo("MountainCar-v0"), tmp_path / "wrong.npz", seed=0, updates=1)
+    np.savez(tmp_path / "none.npz", reward=rows["reward"])
+    with raises("has-no-there", "observation"):
+        clone(rollmill.ppo("MountainCar-v0"), tmp_path / "none.npz", seed=0, updates=1)
+    (tmp_path / "text.npz").write_text("no archive")
+    with raises("is-no-archive-numpy-arrays"):
+        clone(rollmill.ppo("MountainCar-v0"), tmp_path / "text.npz", seed=0, updates=1)
+    with raises("clone-and-start-from-both"):
+        rollmill.RunOptions(clone=file, start_from=str(tmp_path))
+    with raises("clone-updates-has-no-effect"):
+        rollmill.RunOptions(clone_updates=5)
+    with raises("record-has-to-end-in"):
+        evaluate_rule("random", env="MountainCar-v0", record=tmp_path / "text.txt")
+    with raises("exists-already-hint"):
+        evaluate_rule("random", env="MountainCar-v0", record=file)
