@@ -6,11 +6,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from gymnasium import spaces
+from jaxtyping import PyTree
 
 from rollmill.core.errors import ContractError
 from rollmill.core.outlines import outline
 from rollmill.core.spaces import struct
-from rollmill.core.types import Action
 
 
 def check_loss(returned: Any) -> None:
@@ -37,7 +37,7 @@ def check_metrics(metrics: Any) -> None:
             )
 
 
-def check_action(action: Action, space: spaces.Space, where: str) -> None:
+def check_action(action: PyTree, space: spaces.Space, where: str) -> None:
     """Raises a `ContractError` unless an action has the structure, shapes and kind of number of its space."""
     expected = struct(space)
     if jax.tree.structure(action) != jax.tree.structure(expected) or _kinds(action) != _kinds(expected):
