@@ -1,6 +1,7 @@
 """The bonus for rare observations against NumPy, on a rollout with both kinds of episode ends."""
 
 import shutil
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -15,14 +16,13 @@ from rollmill.programs.compiled import lower
 from rollmill.programs.dispatch import dispatch_ahead
 from wordings import raises
 
+CARTPOLE: Any = rollmill.make("CartPole-v1")
 E, T, GAMMA, COEF = 8, 12, 0.9, 0.5
 SIZES = {"num_envs": E, "num_steps": T, "num_minibatches": 4, "total_timesteps": 4 * E * T, "gamma": GAMMA}
 
 
 def graph_of(**given):
-    return rollmill.ppo(
-        rollmill.time_limit(rollmill.make("CartPole-v1"), 9), **{**SIZES, "rnd_coef": COEF, **given}
-    )
+    return rollmill.ppo(rollmill.time_limit(CARTPOLE, 9), **{**SIZES, "rnd_coef": COEF, **given})
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """Recorded episodes, and trainings that begin by imitating them."""
 
 import json
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ from rollmill.policies.policies import evaluate_rule, load_weights
 from rollmill.training.cloning import clone, demonstrations, discounted
 from wordings import raises
 
-SIZES = {"num_envs": 4, "num_steps": 8, "total_timesteps": 32}
+SIZES: dict[str, Any] = {"num_envs": 4, "num_steps": 8, "total_timesteps": 32}
 
 
 def push(key, observation, legal):
@@ -61,15 +62,17 @@ def test_returns_end_with_their_episode():
 
 def test_a_clone_imitates_actions_and_values_what_it_saw(recording):
     _, file = recording
-    graph = rollmill.ppo("MountainCar-v0", **SIZES)
+    graph = rollmill.ppo("MountainCar-v0", **SIZES, normalize_observations=True)
     cloned, shown = clone(graph, file, seed=0, updates=300), demonstrations(graph, file)
     weights = cloned.learner.weights
-    likely = jax.vmap(lambda row: graph.outputs.distribution(weights, (), row, ()).mode())(shown.observation)
+    outputs: Any = graph.outputs
+    likely = jax.vmap(lambda row: outputs.distribution(weights, (), row, ()).mode())(shown.observation)
     share = float(np.mean(np.asarray(likely) == shown.action))
     assert share == pytest.approx(cloned.agreement) and share > 0.95
-    value = jax.vmap(lambda row: graph.outputs.value(weights, (), row))(shown.observation)
+    value = jax.vmap(lambda row: outputs.value(weights, (), row))(shown.observation)
     assert np.corrcoef(value, shown.target)[0, 1] > 0.9
     np.testing.assert_allclose(float(weights.values.mean), shown.target.mean(), rtol=1e-3)
+    np.testing.assert_allclose(weights.observations.mean, np.mean(shown.observation, axis=0), atol=1e-3)
     again = clone(graph, file, seed=0, updates=300).learner
     jax.tree.map(np.testing.assert_array_equal, again, cloned.learner)
 

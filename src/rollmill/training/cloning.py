@@ -106,8 +106,8 @@ def demonstrations(graph: Graph, file: Path) -> Demonstrations:
     target = discounted(
         rows["reward"], rows["terminated"] | rows["truncated"], graph.hyperparameters.get("gamma", 1.0)
     )
-    shown = Demonstrations(rows["observation"], rows["action"], rows.get("action_mask", ()), target)
-    return jax.tree.map(jnp.asarray, shown)
+    parts = (rows["observation"], rows["action"], rows.get("action_mask", ()), target)
+    return Demonstrations(*jax.tree.map(jnp.asarray, parts))
 
 
 def discounted(
@@ -143,14 +143,16 @@ def _learned(
     updates: Int[Array, ""],
 ) -> PyTree[Array]:
     """Returns the network after so many steps of Adam on minibatches drawn from the transitions."""
+    value_of, optimiser = graph.outputs.value, optax.scale_by_adam()
     count, scale = len(shown.target), jnp.std(shown.target) + 1e-6
+    assert value_of is not None
 
     def loss(network: PyTree[Array], batch: Demonstrations) -> Float[Array, ""]:
         now = eqx.tree_at(lambda weights: weights.network, weights, network)
         errors = jax.vmap(partial(_error, graph, now))(batch)
         if not with_critic:  # it values normalised rewards, of which the file knows nothing
             return jnp.mean(errors)
-        value = jax.vmap(lambda row: graph.outputs.value(now, (), row.observation))(batch)
+        value = jax.vmap(lambda seen: value_of(now, (), seen))(batch.observation)
         return jnp.mean(errors) + 0.5 * jnp.mean(jnp.square((value - batch.target) / scale))
 
     def update(step: Int[Array, ""], carry: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
@@ -162,18 +164,21 @@ def _learned(
             rate = RATE * (1 - step / updates)
             return jax.tree.map(lambda old, change: old - rate * change, network, changes), state
 
-    optimiser = optax.scale_by_adam()
     start = weights.network, optimiser.init(weights.network)
     return jax.lax.fori_loop(0, updates, update, start)[0]
 
 
 def _error(graph: Graph, weights: PolicyWeights, row: Demonstrations) -> Float[Array, ""]:
     """Returns what is to become small for ONE transition."""
-    assert graph.outputs.distribution is not None
-    distribution = graph.outputs.distribution(weights, (), row.observation, row.action_mask)
+    distribution = _distribution(graph, weights, row)
     if isinstance(graph.action_space, spaces.Box):
         return jnp.mean(_deviation(graph.action_space, distribution.mode(), row.action))
     return -distribution.log_prob(row.action)
+
+
+def _distribution(graph: Graph, weights: PolicyWeights, row: Demonstrations) -> Any:
+    assert graph.outputs.distribution is not None
+    return graph.outputs.distribution(weights, (), row.observation, row.action_mask)
 
 
 def _deviation(space: spaces.Box, action: Float[Array, "*shape"], shown: Array) -> Float[Array, "*shape"]:
@@ -184,7 +189,7 @@ def _deviation(space: spaces.Box, action: Float[Array, "*shape"], shown: Array) 
 
 def _agreement(graph: Graph, weights: PolicyWeights, shown: Demonstrations) -> Float[Array, ""]:
     def one(row: Demonstrations) -> Float[Array, ""]:
-        distribution = graph.outputs.distribution(weights, (), row.observation, row.action_mask)
+        distribution = _distribution(graph, weights, row)
         if isinstance(graph.action_space, spaces.Box):
             return jnp.mean(_deviation(graph.action_space, distribution.mode(), row.action))
         return jnp.all(distribution.mode() == row.action).astype(jnp.float32)

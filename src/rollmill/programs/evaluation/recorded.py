@@ -103,8 +103,8 @@ def _played(advance: Any, weights: Weights, now: Playing, key: Key, count: int) 
         chunks.append(jax.device_get((steps, counted)))
         check_size(chunks)
     steps, counted = jax.tree.map(lambda *parts: np.concatenate(parts)[:, :count].swapaxes(0, 1), *chunks)
-    outcome = jax.device_get((now.returns[:count], now.lengths[:count]))
-    return Recording(EvaluationEpisodes(*outcome, {}), jax.tree.map(lambda leaf: leaf[counted], steps))
+    returns, lengths = jax.device_get((now.returns[:count], now.lengths[:count]))
+    return Recording(EvaluationEpisodes(returns, lengths, {}), jax.tree.map(lambda leaf: leaf[counted], steps))
 
 
 def _advance(
