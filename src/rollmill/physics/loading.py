@@ -119,7 +119,7 @@ def _body(read: Reader, index: int) -> Body:
         rotation=as_rows(rotation),
         center=as_triple(read.composite(index)[1]),
         joints=tuple(_joint(read, int(m.body_jntadr[index]) + k) for k in range(m.body_jntnum[index])),
-        weightless=bool(m.body_gravcomp[index]),
+        weightless=bool(m.body_gravcomp[index]) and read.compensates_gravity,
     )
 
 
@@ -140,7 +140,7 @@ def _joint(read: Reader, index: int) -> Joint:
         softness=read.softness(m.jnt_solref[index], m.jnt_solimp[index]),
         friction_softness=read.softness(m.dof_solref[dof], m.dof_solimp[dof]),
         inverse_weight=float(m.dof_invweight0[dof]),
-        force_range=_range(m.jnt_actfrclimited[index], m.jnt_actfrcrange[index]),
+        force_range=_range(m.jnt_actfrclimited[index] and read.actuation, m.jnt_actfrcrange[index]),
     )
 
 
@@ -183,7 +183,7 @@ def _actuator(read: Reader, index: int) -> Actuator:
         rotation=as_rows(rotation),
         direction=(x, y, z, a, b, c),
         control_range=_range(m.actuator_ctrllimited[index] and read.clamps_controls, m.actuator_ctrlrange[index]),
-        force_range=_range(m.actuator_forcelimited[index], m.actuator_forcerange[index]),
+        force_range=_range(m.actuator_forcelimited[index] and read.actuation, m.actuator_forcerange[index]),
     )
 
 
@@ -206,7 +206,8 @@ def _params(read: Reader, friction: list[float]) -> Params:
     stiffness = np.zeros(m.nv)
     for joint in range(m.njnt):
         stiffness[m.jnt_dofadr[joint]] = np.ravel(m.jnt_stiffness[joint])[0] if read.springs else 0.0
-    is_affine = m.actuator_biastype == read.mujoco.mjtBias.mjBIAS_AFFINE
+    is_driven = np.array([read.is_driven(i) for i in range(m.nu)], bool)
+    is_affine = (m.actuator_biastype == read.mujoco.mjtBias.mjBIAS_AFFINE) & is_driven
     at_site = m.actuator_trntype == read.mujoco.mjtTrn.mjTRN_SITE
     return Params(
         gravity=np.array(m.opt.gravity if read.gravity else np.zeros(3), float),
@@ -218,7 +219,7 @@ def _params(read: Reader, friction: list[float]) -> Params:
         friction_loss=np.array(m.dof_frictionloss, float) * read.friction_loss,
         friction=np.array(friction, float),
         gear=np.where(at_site, 1.0, m.actuator_gear[:, 0]),
-        gain=np.array(m.actuator_gainprm[:, 0], float),
+        gain=np.array(m.actuator_gainprm[:, 0], float) * is_driven,
         bias=np.array(m.actuator_biasprm[:, :3], float) * is_affine[:, None],
     )
 

@@ -46,6 +46,22 @@ class Reader:
         return not self.is_disabled("DAMPER", "PASSIVE")
 
     @property
+    def compensates_gravity(self) -> bool:
+        """Whether bodies are held up by `gravcomp`, which MuJoCo leaves out with both springs and dampers."""
+        return self.springs or self.dampers
+
+    def is_driven(self, actuator: int) -> bool:
+        """Returns True if an actuator acts: neither all nor its group are disabled."""
+        group = int(self.compiled.actuator_group[actuator])
+        in_group = 0 <= group < 31 and int(self.compiled.opt.disableactuator) & (1 << group)
+        return self.actuation and not in_group
+
+    @property
+    def actuation(self) -> bool:
+        """Whether actuators act."""
+        return not self.is_disabled("ACTUATION")
+
+    @property
     def limits(self) -> bool:
         """Whether joints have limits."""
         return not self.is_disabled("LIMIT", "CONSTRAINT")

@@ -34,8 +34,25 @@ _ZEROS = {
     "geom_surfacevel": ("GEOM", "a surface that moves"),
     "geom_adhesion": ("GEOM", "adhesion"),
     "geom_fluid": ("GEOM", "forces of a fluid"),
+    "jnt_springyield": ("JOINT", "a spring that yields"),
+    "tendon_springyield": ("TENDON", "a spring that yields"),
+    "sensor_delay": ("SENSOR", "a delay"),
+    "sensor_interval": ("SENSOR", "an interval"),
 }
 """Arrays of numbers that have to be zero, some of which older versions do not have."""
+
+
+DISABLED = {
+    *("CONSTRAINT", "EQUALITY", "FRICTIONLOSS", "LIMIT", "CONTACT", "PASSIVE", "SPRING", "DAMPER", "GRAVITY"),
+    *("CLAMPCTRL", "FILTERPARENT", "ACTUATION", "REFSAFE", "EULERDAMP"),
+    *("WARMSTART", "MIDPHASE", "NATIVECCD", "ISLAND", "MULTICCD"),  # ways to the same accelerations
+    "AUTORESET",  # of unstable robots, which environments end
+    "SENSOR",  # rejected beside sensors
+}
+"""Parts of MuJoCo that may be disabled, as in `mjtDisableBit`: here, too, or without effect on a step."""
+
+ENABLED = {"ENERGY", "FWDINV", "INVDISCRETE", "ISLAND", "MULTICCD", "SENSORNOISE"}
+"""Parts that may be enabled, as in `mjtEnableBit`: they do not change a step."""
 
 
 def refuse_uncovered(mujoco: Any, compiled: Any, *, sensors: bool) -> None:
@@ -55,7 +72,7 @@ def refuse_uncovered(mujoco: Any, compiled: Any, *, sensors: bool) -> None:
     _refuse_equalities(mujoco, compiled)
     _refuse_tendons(mujoco, compiled)
     _refuse_actuators(mujoco, compiled)
-    if sensors:
+    if sensors and compiled.nsensor:
         _refuse_sensors(mujoco, compiled)
 
 
@@ -69,14 +86,24 @@ def _refuse_options(mujoco: Any, option: Any) -> None:
     for name in ("density", "viscosity", "wind", "noslip_iterations"):
         if np.any(getattr(option, name)):
             raise UsageError(f"the option {name}={getattr(option, name)} is not covered: set it to 0.")
-    enabled = {"OVERRIDE", "DIAGEXACT", "IPC", "SPECULATIVE"}
-    for flag, bit in mujoco.mjtEnableBit.__members__.items():
-        if flag.removeprefix("mjENBL_") in enabled and int(option.enableflags) & int(bit):
-            raise UsageError(f"the flag {flag.removeprefix('mjENBL_').lower()} is not covered: disable it.")
+    _refuse_flags(mujoco.mjtDisableBit, "disable", int(option.disableflags), DISABLED)
+    _refuse_flags(mujoco.mjtEnableBit, "enable", int(option.enableflags), ENABLED)
+
+
+def _refuse_flags(bits: Any, state: str, flags: int, covered: set[str]) -> None:
+    for member, bit in bits.__members__.items():
+        _, prefix, name = member.partition("_")
+        if prefix and flags & int(bit) and name not in covered:
+            raise UsageError(
+                f"the option <flag {name.lower()}={state!r}/> is not covered: leave the flag at its default."
+            )
 
 
 def _refuse_compensation(mujoco: Any, compiled: Any) -> None:
     """Raises a UsageError unless gravity is compensated wholly or not at all in each tree."""
+    flags, bits = int(compiled.opt.disableflags), mujoco.mjtDisableBit
+    if all(flags & int(getattr(bits, f"mjDSBL_{flag}", 0)) for flag in ("SPRING", "DAMPER")):
+        return  # MuJoCo leaves it out
     for index in np.flatnonzero(compiled.body_gravcomp):
         tree = compiled.body_treeid == compiled.body_treeid[index]
         others = compiled.body_gravcomp[tree]  # the root's stands for its tree, even if it has no mass
@@ -182,6 +209,11 @@ def _refuse_transmission(mujoco: Any, compiled: Any, index: int, name: str) -> N
 
 
 def _refuse_sensors(mujoco: Any, compiled: Any) -> None:
+    if int(compiled.opt.disableflags) & int(mujoco.mjtDisableBit.mjDSBL_SENSOR):
+        raise UsageError(
+            "the option <flag sensor='disable'/> is not covered beside sensors. hint: load(..., sensors=False) "
+            "leaves all sensors out."
+        )
     covered = (int(mujoco.mjtSensor.mjSENS_FORCE), int(mujoco.mjtSensor.mjSENS_TORQUE))
     for index in range(compiled.nsensor):
         name = name_of(mujoco, compiled, "SENSOR", index)
