@@ -12,6 +12,7 @@ import rollmill
 from rollmill.core.drawing import Drawing, Line
 from rollmill.core.errors import UsageError
 from rollmill.envs.robots import (
+    MODELS,
     ant,
     anymal,
     ball_balance,
@@ -23,6 +24,7 @@ from rollmill.envs.robots import (
     quadcopter,
     shadow_hand,
 )
+from rollmill.envs.robots.in_mujoco import MujocoBatch
 from rollmill.envs.robots.walking import progress_of
 from rollmill.programs.compiled import lower
 from rollmill.programs.dispatch import dispatch_ahead
@@ -465,6 +467,72 @@ def test_robots_are_drawn_without_opengl(monkeypatch):
     own = rollmill.robot(ARM, reward=lambda before, action, after: action[0])
     drawing = own.draw(own.reset(jax.random.key(0), own.params)[1], own.params)
     assert sum(isinstance(shape, Line) for shape in drawing.shapes) == 1
+
+
+# --- tasks in C MuJoCo --------------------------------------------------------------------------------
+
+
+def test_a_task_runs_in_c_mujoco():
+    env = rollmill.make("robots:Cartpole", physics="mujoco", max_steps=25)
+    vector, compiled = env.start(range(2), seed=3), mujoco.MjModel.from_xml_string(cartpole.MODEL)
+    random, rows, ended = np.random.default_rng(0), [mujoco.MjData(compiled) for _ in range(2)], 0
+    observed = np.array(vector.reset().observation)
+    assert np.abs(observed[0] - observed[1]).max() > 1e-3
+    for _ in range(25):
+        actions = random.uniform(-0.1, 0.1, (2, 1)).astype(np.float32)
+        step = vector.step(actions)
+        for row, data in enumerate(rows):
+            data.qpos[:], data.qvel[:] = observed[row][[0, 2]], observed[row][[1, 3]]
+            data.ctrl[:] = actions[row]
+            mujoco.mj_step(compiled, data, nstep=2)
+            (x, angle), (speed, rate) = data.qpos, data.qvel
+            final = step.info["final_observation"][row]
+            np.testing.assert_allclose(final, [x, speed, angle, rate], rtol=1e-5, atol=1e-6)
+            outside = abs(x) > 3 or abs(angle) > np.pi / 2
+            reward = -2 if outside else 1 - angle**2 - 0.01 * abs(speed) - 0.005 * abs(rate)
+            assert step.reward[row] == pytest.approx(reward, abs=1e-5) and step.terminated[row] == outside
+            done = step.terminated[row] or step.truncated[row]
+            assert done == bool(np.abs(step.observation[row] - final).max() > 1e-6)
+            ended += done
+        observed = np.array(step.observation)
+    assert ended >= 2
+    vector.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_robots_of_all_tasks_are_those_of_c_mujoco(name):
+    batch = MujocoBatch(rollmill.make(f"robots:{name}"), MODELS[name](), 2)
+    compiled, random = mujoco.MjModel.from_xml_string(MODELS[name]()), np.random.default_rng(0)
+    data, touched = mujoco.MjData(compiled), 0.0
+    batch.reset(seed=0)
+    for _ in range(10):
+        actions = random.uniform(-1, 1, (2, *batch.single_action_space.shape)).astype(np.float32)
+        before = batch._now[1]
+        robots, controls = batch._functions.controls(jax.random.split(jax.random.key(0), 2), before, actions)
+        data.qpos[:], data.qvel[:] = robots.positions[1], robots.velocities[1]
+        data.qacc_warmstart[:], data.ctrl[:] = robots.accelerations[1], controls[1]
+        mujoco.mj_step(compiled, data, nstep=batch._functions.substeps)
+        batch.step(actions)
+        robot = batch._now[1].inner if name == "Cartpole" else batch._now[1].inner.robot
+        np.testing.assert_allclose(robot.positions[1], data.qpos, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(robot.velocities[1], data.qvel, rtol=1e-4, atol=1e-4)
+        forces = (data.qfrc_actuator + data.qfrc_constraint)[
+            -len(robot.sensors[1]) + compiled.nsensordata or None :
+        ]
+        readings = np.concatenate([data.sensordata, forces])[: len(robot.sensors[1])]
+        np.testing.assert_allclose(robot.sensors[1], readings, rtol=1e-3, atol=1e-3)
+        touched += np.abs(robot.sensors).sum()
+    assert touched > 0 or not robot.sensors.size
+
+
+def test_other_physics_are_refused_with_a_way_out():
+    with raises("robots-mujoco-warp-is-not", "physics='mujoco'"):
+        rollmill.make("robots:Ant", physics="warp")
+    with raises("robots-option-solver-physics-jax", "iterations"):
+        rollmill.make("robots:Ant", physics="mujoco", iterations=8)
+    with raises("robots-has-no-physics-is", "'bullet'"):
+        rollmill.make("robots:Ant", physics="bullet")
 
 
 # --- robots of the user's -----------------------------------------------------------------------------

@@ -1,9 +1,10 @@
-"""`robots:ID`: robots in our own physics, with tasks by their published definitions."""
+"""`robots:ID`: robots in our own physics or in C MuJoCo, with tasks by their published definitions."""
 
+from collections.abc import Callable
 from typing import Any
 
-from rollmill.core.errors import unknown_name
-from rollmill.core.types import Environment
+from rollmill.core.errors import UsageError, unknown_name
+from rollmill.core.types import Environment, HostEnvironment
 from rollmill.envs.options import keyword_names, unknown_option
 from rollmill.envs.robots import (
     ant,
@@ -11,11 +12,13 @@ from rollmill.envs.robots import (
     ball_balance,
     cartpole,
     franka_cabinet,
+    hand_model,
     humanoid,
     ingenuity,
     quadcopter,
     shadow_hand,
 )
+from rollmill.envs.robots.in_mujoco import in_mujoco
 
 TASKS = {
     "Ant": ant.ant,
@@ -30,20 +33,60 @@ TASKS = {
 }
 
 
-def make(name: str, **options: Any) -> Environment:
+MODELS: dict[str, Callable[[], str]] = {
+    "Ant": ant.model_text,
+    "Anymal": anymal.model_text,
+    "BallBalance": ball_balance.model_text,
+    "Cartpole": lambda: cartpole.MODEL,
+    "FrankaCabinet": franka_cabinet.model_text,
+    "Humanoid": humanoid.model_text,
+    "Ingenuity": lambda: ingenuity.MODEL,
+    "Quadcopter": quadcopter.model_text,
+    "ShadowHand": hand_model.model_text,
+}
+"""Functions that return the MJCF of each task's robot."""
+
+SOLVER = ("iterations", "line_search_iterations")
+"""Options of the solver of this package's physics."""
+
+
+def make(name: str, *, physics: str = "jax", **options: Any) -> Environment | HostEnvironment:
     """Makes the robot's task of an id.
 
     Args:
         name: an id, such as `Ant`.
+        physics: `jax`, this package's physics, by XLA or in kernels; or `mujoco`, C MuJoCo on the host's cores.
         **options: arguments of the task, such as `max_steps=500`.
 
     Raises:
-        UsageError: there is no such task or option, or MuJoCo, which reads the robot's model, is not installed.
+        UsageError: there is no such task, option or physics, or MuJoCo, which reads the robot's model, is not
+            installed.
     """
     if name not in TASKS:
         raise unknown_name("robot", name, TASKS)
+    _check_physics(name, physics, options)
     known = keyword_names(TASKS[name])
     for option in options:
         if option not in known:
-            raise unknown_option(f"robots:{name}", option, known)
-    return TASKS[name](**options)
+            raise unknown_option(f"robots:{name}", option, [*known, "physics"])
+    env = TASKS[name](**options)
+    return in_mujoco(env, MODELS[name]()) if physics == "mujoco" else env
+
+
+def _check_physics(name: str, physics: str, options: dict[str, Any]) -> None:
+    if physics == "warp":
+        raise UsageError(
+            f"robots:{name}: MuJoCo Warp is not supported. hint: physics='jax', the default, computes on GPUs, "
+            "and physics='mujoco' is C MuJoCo on the host's cores."
+        )
+    if physics not in ("jax", "mujoco"):
+        raise UsageError(
+            f"robots:{name} has no physics {physics!r}: it is 'jax', this package's physics, by XLA or in "
+            "kernels, or 'mujoco', C MuJoCo on the host's cores."
+        )
+    for option in SOLVER:
+        if physics == "mujoco" and option in options:
+            raise UsageError(
+                f"robots:{name}, {option}={options[option]}: an option of the solver of physics='jax'. MuJoCo's "
+                "iterates until it has converged: leave it out."
+            )
