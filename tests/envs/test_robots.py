@@ -616,6 +616,19 @@ def test_trainings_survive_unstable_robots_and_count_them(fusion):
     assert all(np.all(np.isfinite(leaf)) for leaf in to_host(last.after).values() if leaf.dtype == np.float32)
 
 
+def test_robots_that_mujoco_resets_end_their_episodes():
+    env = rollmill.robot(SHAKING, reward=lambda before, action, after: after.velocities[0], max_speed=1e30)
+    batch, ends = MujocoBatch(env, SHAKING, 2), 0
+    batch.reset(seed=0)
+    for _ in range(60):
+        observed, rewards, terminated, _, _ = batch.step(np.ones((2, 1), np.float32))
+        assert np.all(np.isfinite(observed)) and np.all(rewards[terminated] == 0)
+        ends += terminated.sum()
+        batch.reset(options={"reset_mask": terminated})
+    assert 2 <= ends < 60
+    batch.close()
+
+
 def test_an_own_robot_is_compared_with_mujoco(capsys):
     env = rollmill.robot(ARM, reward=lambda before, action, after: action[0], max_steps=40)
     rollmill.check_environment(env, num_steps=50)

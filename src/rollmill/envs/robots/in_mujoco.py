@@ -78,6 +78,10 @@ class MujocoBatch(VectorEnv):
         reward, terminated, truncated = map(np.asarray, (after.reward, after.terminated, after.truncated))
         return np.asarray(after.observation), reward, terminated, truncated, {}
 
+    def close_extras(self, **settings: Any) -> None:
+        """Ends the threads."""
+        self._steps.close()
+
     def _next_keys(self) -> Array:
         self._key, own = jax.random.split(self._key)
         return jax.random.split(own, self.num_envs)
@@ -138,6 +142,10 @@ class _CSteps:
         self._parts = np.array_split(np.arange(count), threads)
         self._data = [self._mujoco.MjData(self._compiled) for _ in self._parts]
         self._pool = ThreadPoolExecutor(threads)
+
+    def close(self) -> None:
+        """Ends the threads."""
+        self._pool.shutdown()
 
     def advanced(
         self, robots: physics.RobotState, controls: Float[np.ndarray, "E actuators"], steps: int
